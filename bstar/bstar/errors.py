@@ -1,0 +1,177 @@
+"""Every error that bstar raises on purpose, in one tree.
+
+Callers catch by what they can do about it: mend the configuration, give a call up, ask what became of it, or
+restart a node. Edge code turns foreign errors (of a socket, a file, a parser) into these once, at the edge.
+
+    BstarError
+    ├── ConfigurationError              mend the file, the flag or the variable it names
+    ├── ProtocolError
+    │   ├── LocalProtocolError          our side was asked to send what the specification forbids
+    │   └── RemoteProtocolError         a peer sent what the specification forbids
+    ├── PairError                       the pair cannot go on; the process ends with ``exit_code``
+    │   ├── DualActiveError
+    │   ├── DualPassiveError
+    │   └── PeerMismatchError
+    ├── CallError                       a request failed; ``may_have_executed`` says what is known of it
+    │   ├── RefusedError                never executed
+    │   │   ├── BusyError
+    │   │   └── RejectedError
+    │   ├── CallTimeoutError            the deadline passed (also a TimeoutError)
+    │   │   └── NoActiveNodeError       … and no node ever accepted the request: never executed
+    │   ├── OutcomeUnknownError         it may have been executed; whether it was cannot be known here
+    │   │   └── StreamInterruptedError  … after some PARTIALs had been delivered
+    │   └── HandlerError                it was executed, and the worker's handler failed
+    ├── WorkerError                     a worker cannot go on (its handlers are stuck)
+    ├── ClosedError                     used after ``close()``
+    └── ForkedError                     used in a child process after ``fork()``
+"""
+
+from typing import ClassVar
+
+__all__ = [
+    "BstarError",
+    "BusyError",
+    "CallError",
+    "CallTimeoutError",
+    "ClosedError",
+    "ConfigurationError",
+    "DualActiveError",
+    "DualPassiveError",
+    "ForkedError",
+    "HandlerError",
+    "LocalProtocolError",
+    "NoActiveNodeError",
+    "OutcomeUnknownError",
+    "PairError",
+    "PeerMismatchError",
+    "ProtocolError",
+    "RefusedError",
+    "RejectedError",
+    "RemoteProtocolError",
+    "StreamInterruptedError",
+    "WorkerError",
+]
+
+
+class BstarError(Exception):
+    """The root: ``except BstarError`` catches everything that bstar raises on purpose."""
+
+
+class ConfigurationError(BstarError):
+    """A file, flag or environment variable is wrong; the text names it and says what to do."""
+
+
+class ProtocolError(BstarError):
+    """A message breaks the rules of its protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side was asked to send something that the specification forbids."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """A peer sent something that the specification forbids.
+
+    ``reason`` is a short slug of a closed set, fit for a metric's label; ``text`` is for people.
+    ``from_worker`` tells that the sender used a worker's command whose meaning was clear but whose frames
+    were not, so that a registered worker can be sent DISCONNECT (18/MDP: treat the peer as invalid).
+    """
+
+    def __init__(self, reason: str, text: str, *, from_worker: bool = False) -> None:
+        super().__init__(f"{reason}: {text}")
+        self.reason = reason
+        self.text = text
+        self.from_worker = from_worker
+
+
+class PairError(BstarError):
+    """The Binary Star pair reached a state that only an operator can end."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class DualActiveError(PairError):
+    """Both nodes were active and the policy is ``on_dual_active: exit``."""
+
+    exit_code: ClassVar[int] = 70
+
+
+class DualPassiveError(PairError):
+    """Both nodes are passive and neither has a reason to take over."""
+
+    exit_code: ClassVar[int] = 71
+
+
+class PeerMismatchError(PairError):
+    """The two nodes are configured so that they cannot be a pair."""
+
+    exit_code: ClassVar[int] = 72
+
+
+class CallError(BstarError):
+    """A request failed. ``may_have_executed`` is False only when a worker certainly never began it."""
+
+    def __init__(self, text: str, *, may_have_executed: bool) -> None:
+        super().__init__(text)
+        self.may_have_executed = may_have_executed
+
+
+class RefusedError(CallError):
+    """The broker refused the request; no worker saw it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, may_have_executed=False)
+
+
+class BusyError(RefusedError):
+    """A queue was full until the call's deadline."""
+
+
+class RejectedError(RefusedError):
+    """The broker will never accept this request as it is. ``code`` is the native dialect's ERROR code."""
+
+    def __init__(self, text: str, *, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class CallTimeoutError(CallError, TimeoutError):
+    """The call's deadline passed before its final reply came."""
+
+
+class NoActiveNodeError(CallTimeoutError):
+    """The deadline passed and no node had accepted the request: it was not executed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, may_have_executed=False)
+
+
+class OutcomeUnknownError(CallError):
+    """The request may have been executed, and its reply is lost. Ask the service before you repeat it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, may_have_executed=True)
+
+
+class StreamInterruptedError(OutcomeUnknownError):
+    """A stream broke after PARTIALs had been delivered; they cannot be recalled, so it is not repeated."""
+
+
+class HandlerError(CallError):
+    """The worker executed the request and its handler failed. ``text`` is what the worker said."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, may_have_executed=True)
+        self.text = text
+
+
+class WorkerError(BstarError):
+    """A worker cannot go on: too many of its handlers ran past their deadline and never came back."""
+
+
+class ClosedError(BstarError):
+    """The object was used after ``close()``."""
+
+
+class ForkedError(BstarError):
+    """The object was made before ``fork()`` and used in the child: make a new one in the child."""

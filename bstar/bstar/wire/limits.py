@@ -1,0 +1,20 @@
+"""The bounds of every message that bstar reads or writes, in one place, each with its reason."""
+
+# Wire text, not code: a name is copied into metrics, logs and listings, so it stays short. One length octet
+# in the native header carries it.
+SERVICE_BYTES_MAX = 255
+
+# A body of more frames than this is a mistake of its sender; each frame costs us an object.
+FRAMES_MAX = 1_024
+
+# Frames that a client may put before the empty delimiter (REQ_CORRELATE puts one, a chain of proxies a few).
+ENVELOPE_FRAMES_MAX = 8
+
+# The default of the configurable limit on one message, all frames together.
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+
+# A text that travels in an ERROR or BUSY message is for people.
+TEXT_BYTES_MAX = 4_096
+
+# Requests that one worker may hold at once.
+CREDIT_MAX = 65_535

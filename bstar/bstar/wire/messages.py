@@ -1,0 +1,173 @@
+"""Neutral messages: what the peers of a broker say, whatever dialect they say it in.
+
+The codecs beside this module turn frames into these and back. A body is always the list of frames as it came:
+nobody on the way looks into it or copies it. ``sender`` is the ROUTER's routing id, opaque octets.
+``envelope`` holds the frames that stood between the routing id and the header, delimiter included; a reply goes
+back with the same ones, which is how REQ clients, and peers with a leading empty frame, are answered in kind.
+"""
+
+import enum
+
+import msgspec
+
+__all__ = [
+    "ANY",
+    "NEVER_MS",
+    "Disconnect",
+    "ErrorCode",
+    "Failure",
+    "FromClient",
+    "FromPeer",
+    "FromWorker",
+    "Heartbeat",
+    "NodeStatus",
+    "Partial",
+    "Final",
+    "Ping",
+    "Ready",
+    "Reason",
+    "Request",
+    "StaleEpoch",
+]
+
+# "Never" and "no time limit known" in fields of milliseconds.
+NEVER_MS = 0xFFFF_FFFF
+ANY = b""
+
+
+class ErrorCode(enum.IntEnum):
+    """Why the native dialect answers ERROR. The numbers are on the wire and never change."""
+
+    HANDLER_FAILED = 1  # executed: the handler raised; the text says what
+    HANDLER_TIMEOUT = 2  # executed in part: the handler ran past its own deadline
+    WORKER_LOST = 3  # the worker died after PARTIALs had gone out, or the request's time ended with it
+    POISON = 4  # every worker it was given to died; the delivery limit is reached
+    EXPIRED = 5  # its time to live ended in the queue: not executed
+    INVALID = 6  # the request breaks a bound or a rule: not executed
+
+
+class Reason(enum.IntEnum):
+    """Why a native DISCONNECT is sent. The numbers are on the wire and never change."""
+
+    GOODBYE = 0  # the sender leaves in good order
+    UNKNOWN = 1  # the broker has no record of this worker: register again
+    UNEXPECTED = 2  # a valid command at a moment that does not allow it
+    INVALID = 3  # a command whose frames could not be read
+    RESERVED = 4  # the service name belongs to the broker (mmi.)
+    FULL = 5  # a table of the broker is full: try again later
+
+
+class NodeStatus(msgspec.Struct, frozen=True, gc=False):
+    """What a node tells about itself: state codes 1..5 (5 is ERROR), times in milliseconds.
+
+    ``peer_state`` is 0 while the peer is silent, ``peer_age_ms`` is NEVER_MS when it was never heard.
+    ``retry_after_ms`` tells how long until a request could turn this node active: 0 at once, NEVER_MS not
+    by a request. ``heartbeat_ms`` and ``failover_timeout_ms`` are the pair's timing, from which clients
+    derive their own.
+    """
+
+    state: int
+    epoch: int
+    peer_state: int
+    peer_age_ms: int
+    retry_after_ms: int
+    heartbeat_ms: int
+    failover_timeout_ms: int
+
+
+class Request(msgspec.Struct, gc=False):
+    """A client asks for work. ``identity`` is empty for dialects without request numbers.
+
+    ``ttl_ms`` is the time the client goes on waiting (0: not told). ``extensions`` are the native header's
+    extension octets, handed on unread.
+    """
+
+    sender: bytes
+    dialect: int
+    envelope: tuple[bytes, ...]
+    service: bytes
+    body: list[bytes]
+    identity: bytes = b""
+    ttl_ms: int = 0
+    epoch: int = 0
+    extensions: bytes = b""
+
+
+class Ping(msgspec.Struct, gc=False):
+    """A native client asks how the node is; ``identity`` comes back unchanged. Never a vote."""
+
+    sender: bytes
+    identity: bytes
+    epoch: int
+
+
+class Ready(msgspec.Struct, gc=False):
+    """A worker registers for one service, ready for ``credit`` requests at once."""
+
+    sender: bytes
+    dialect: int
+    envelope: tuple[bytes, ...]
+    service: bytes
+    credit: int = 1
+    epoch: int = 0
+
+
+class Partial(msgspec.Struct, gc=False):
+    """A worker's reply that more will follow. ``address`` is the client address (MDP) or the identity (native)."""
+
+    sender: bytes
+    dialect: int
+    envelope: tuple[bytes, ...]
+    address: bytes
+    body: list[bytes]
+    header: bytes = b""
+
+
+class Final(msgspec.Struct, gc=False):
+    """A worker's last reply to a request; MDP/0.1's REPLY is one of these. ``address`` as in Partial."""
+
+    sender: bytes
+    dialect: int
+    envelope: tuple[bytes, ...]
+    address: bytes
+    body: list[bytes]
+    header: bytes = b""
+
+
+class Failure(msgspec.Struct, gc=False):
+    """A native worker could not do the work; ends the request as a Final does."""
+
+    sender: bytes
+    address: bytes
+    code: int
+    text: bytes
+    header: bytes
+
+
+class Heartbeat(msgspec.Struct, gc=False):
+    """A worker is alive. ``epoch`` is the highest it has seen (native), else 0."""
+
+    sender: bytes
+    dialect: int
+    envelope: tuple[bytes, ...]
+    epoch: int = 0
+
+
+class Disconnect(msgspec.Struct, gc=False):
+    """A worker leaves; what it held goes back to the queue."""
+
+    sender: bytes
+    dialect: int
+
+
+class StaleEpoch(msgspec.Struct, gc=False):
+    """A native worker refused a request because it has seen a higher ``epoch`` than the request's."""
+
+    sender: bytes
+    address: bytes
+    epoch: int
+
+
+FromClient = Request | Ping
+FromWorker = Ready | Partial | Final | Failure | Heartbeat | Disconnect | StaleEpoch
+FromPeer = FromClient | FromWorker

@@ -1,0 +1,93 @@
+"""The message by which the two nodes of a pair tell each other their state.
+
+Frames: ``[code] [BSTP01] [JSON object]``. The first frame is the published Binary Star message, one ASCII digit
+``1``..``4`` (PRIMARY, BACKUP, ACTIVE, PASSIVE), so published peers understand us and we understand them: a
+message of that frame alone is accepted, and everything else about such a peer is unknown. No later frame begins
+with a digit, because a published receiver that reads frame by frame would take it for another state.
+Unknown keys of the object are skipped, so that a newer node may say more.
+
+Source: zguide chapter 4, Binary Star; BST-S-01, BST-R-02.
+"""
+
+import msgspec
+
+from bstar.errors import RemoteProtocolError
+
+__all__ = ["HEADER", "PeerState", "decode", "encode"]
+
+HEADER = b"BSTP01"
+_CODES = {b"1": 1, b"2": 2, b"3": 3, b"4": 4}
+_DETAIL_BYTES_MAX = 4_096
+
+
+class _Detail(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    pair: str
+    role: str
+    node: str
+    seq: int
+    epoch: int
+    heartbeat_ms: int
+    timeout_ms: int
+    asks: int = 0
+    answers: int = 0
+    released: bool = False
+    leaving: bool = False
+
+
+class PeerState(msgspec.Struct, frozen=True, gc=False):
+    """One node's state message.
+
+    ``state`` is the code 1..4. The rest is None when the peer speaks the published one-frame message.
+    ``node`` names one run of one process and ``seq`` counts its messages, so that late ones are recognised.
+    ``asks``/``answers``: a node that woke from a stall asks with a token; its peer echoes the last token it
+    read, which proves that the answer is younger than the question. ``released``: the sender gave the active
+    role up on purpose; ``leaving``: and its process is about to end.
+    """
+
+    state: int
+    pair: str | None = None
+    role: str | None = None
+    node: str | None = None
+    seq: int | None = None
+    epoch: int | None = None
+    heartbeat_ms: int | None = None
+    timeout_ms: int | None = None
+    asks: int = 0
+    answers: int = 0
+    released: bool = False
+    leaving: bool = False
+
+
+_decode_detail = msgspec.json.Decoder(_Detail).decode
+_encode_detail = msgspec.json.Encoder().encode
+
+
+def encode(message: PeerState) -> list[bytes]:
+    """Frames ``[code] [BSTP01] [JSON]``; the code alone if the sender's ``node`` is None."""
+    code = b"%d" % message.state
+    if message.node is None:
+        return [code]
+    fields = {name: getattr(message, name) for name in _Detail.__struct_fields__}
+    return [code, HEADER, _encode_detail(_Detail(**fields))]
+
+
+def decode(frames: list[bytes]) -> PeerState:
+    """Read a state message; anything but the two shapes above raises RemoteProtocolError."""
+    state = _CODES.get(frames[0]) if frames else None
+    if state is None:
+        raise RemoteProtocolError("peer-state", "the first frame is not one of the state codes 1, 2, 3, 4")
+    if len(frames) == 1:
+        return PeerState(state)
+    if frames[1] != HEADER:
+        raise RemoteProtocolError(
+            "peer-version", f"the peer speaks {frames[1][:16]!r}, this node {HEADER!r}: run one release on both"
+        )
+    if len(frames) < 3 or len(frames[2]) > _DETAIL_BYTES_MAX:
+        raise RemoteProtocolError("peer-detail", "the detail frame is missing or too long")
+    try:
+        detail = _decode_detail(frames[2])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError("peer-detail", str(error)) from error
+    if min(detail.seq, detail.epoch, detail.heartbeat_ms, detail.timeout_ms, detail.asks, detail.answers) < 0:
+        raise RemoteProtocolError("peer-detail", "a number is negative")
+    return PeerState(state, **{name: getattr(detail, name) for name in _Detail.__struct_fields__})
