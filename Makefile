@@ -1,0 +1,95 @@
+# Every verb works from a fresh clone: whatever it needs is set up first.
+# Needed on the machine: Python 3.11 or newer with its venv module, make, git.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+# `make PYTHON=/opt/python/bin/python3 setup` chooses the interpreter; otherwise the first one new enough is taken.
+PYTHON ?=
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-input --constraint constraints.txt
+
+# Two stamps: the demo needs only the program; checks and tests need the tools of the dev extra as well.
+PROGRAM := $(VENV)/.program-installed
+TOOLS := $(VENV)/.tools-installed
+
+.PHONY: help setup setup-dev demo check test sim chaos bench docs docs-check clean
+
+help: ## this list
+	@printf 'bstar: make VERB\n\n'
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(PROGRAM) ## make .venv with the program in it (does nothing the second time)
+
+setup-dev: $(TOOLS) ## the same with the tools for checks and tests
+
+demo: $(PROGRAM) ## start a pair, kill the active broker, watch the other take over
+	@$(BIN)/bstar demo
+
+test: $(TOOLS) ## all tests except those that break real processes
+	@$(BIN)/python -m pytest
+
+check: $(TOOLS) docs-check ## style, types, layers of the house, generated files up to date
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(TOOLS) ## benchmarks, printed as a table
+	@$(BIN)/python benchmarks/run.py
+
+docs: $(TOOLS) ## write the generated files anew: sample configurations, state diagram
+	@$(BIN)/python -m bstar.settings.sample --write configs
+	@$(BIN)/python -m bstar.star.diagram --write docs/binary-star.md
+
+docs-check: $(TOOLS)
+	@$(BIN)/python -m bstar.settings.sample --check configs
+	@$(BIN)/python -m bstar.star.diagram --check docs/binary-star.md
+
+sim: ## the simulator (not there yet)
+	@echo "make sim: there is no simulator yet. It comes with the fault-proof capability; nothing was run." >&2
+	@exit 2
+
+chaos: ## faults against real processes (not there yet)
+	@echo "make chaos: there are no chaos tests yet. They come with the fault-proof capability; nothing was run." >&2
+	@exit 2
+
+clean: ## remove .venv and every cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@python='$(PYTHON)'; \
+	if [ -z "$$python" ]; then \
+	  for candidate in python3.13 python3.12 python3.11 python3 python; do \
+	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then python="$$candidate"; break; fi; \
+	  done; \
+	fi; \
+	if [ -z "$$python" ]; then \
+	  echo "make: bstar needs Python 3.11 or newer; none of python3.13, python3.12, python3.11, python3 on the PATH is." >&2; \
+	  echo "make: install one (Debian: apt-get install python3 python3-venv) or say where it is: make PYTHON=/path/to/python3 setup" >&2; \
+	  exit 1; \
+	fi; \
+	if ! "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	  echo "make: $$python is not Python 3.11 or newer." >&2; exit 1; \
+	fi; \
+	if ! "$$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then \
+	  echo "make: $$python lacks the venv module. Debian and Ubuntu have it in a package of its own: apt-get install python3-venv" >&2; \
+	  exit 1; \
+	fi; \
+	echo "make: creating $(VENV) with $$("$$python" --version)"; \
+	rm -rf $(VENV); \
+	"$$python" -m venv $(VENV)
+
+$(PROGRAM): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "make: installing bstar into $(VENV) (the first time takes about half a minute)"
+	@$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "make: installing bstar and the tools for checks and tests into $(VENV) (the first time takes about a minute)"
+	@$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@ $(PROGRAM)

@@ -1,0 +1,89 @@
+"""bstar: two processes of which exactly one serves, and the brokers, clients and workers that live with that.
+
+The error classes are here at once. What needs sockets or the state machine library is loaded when it is first asked for
+(PEP 562), so a client that only wants to catch an error loads neither.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from bstar.errors import (
+    BstarError,
+    BusyError,
+    CallError,
+    CallTimeoutError,
+    ClosedError,
+    ConfigurationError,
+    DualActiveError,
+    DualPassiveError,
+    ForkedError,
+    HandlerError,
+    LocalProtocolError,
+    NoActiveNodeError,
+    OutcomeUnknownError,
+    PairError,
+    PeerMismatchError,
+    ProtocolError,
+    RefusedError,
+    RejectedError,
+    RemoteProtocolError,
+    StreamInterruptedError,
+    WorkerError,
+)
+
+if TYPE_CHECKING:
+    from bstar.pair import BinaryStar
+    from bstar.reactor import Reactor
+    from bstar.star import Role, State
+
+__all__ = [
+    "BinaryStar",
+    "BstarError",
+    "BusyError",
+    "CallError",
+    "CallTimeoutError",
+    "ClosedError",
+    "ConfigurationError",
+    "DualActiveError",
+    "DualPassiveError",
+    "ForkedError",
+    "HandlerError",
+    "LocalProtocolError",
+    "NoActiveNodeError",
+    "OutcomeUnknownError",
+    "PairError",
+    "PeerMismatchError",
+    "ProtocolError",
+    "Reactor",
+    "RefusedError",
+    "RejectedError",
+    "RemoteProtocolError",
+    "Role",
+    "State",
+    "StreamInterruptedError",
+    "WorkerError",
+    "__version__",
+]
+
+__version__ = "0.1.0"
+
+_LOADED_WHEN_ASKED_FOR = {
+    "BinaryStar": "bstar.pair",
+    "Reactor": "bstar.reactor",
+    "Role": "bstar.star",
+    "State": "bstar.star",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load what is not needed by everyone on its first use; afterwards it is an ordinary attribute."""
+    module = _LOADED_WHEN_ASKED_FOR.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
