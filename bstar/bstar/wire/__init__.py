@@ -1,0 +1,65 @@
+"""Frames to messages and back, for every dialect that a broker serves on its one ROUTER socket.
+
+Pure: no socket, no clock. ``decode`` is the broker's ear: it looks at the first frames, chooses the dialect and
+returns a neutral message, or raises RemoteProtocolError and nothing else, whatever the octets are.
+
+    [id] [MDPC02 | MDPW02] …               MDP/0.2
+    [id] [] [MDPC01 | MDPW01] …            MDP/0.1
+    [id] [] [MDPC02 | MDPW02] …            MDP/0.2 from a peer that puts an empty frame first; answered alike
+    [id] [frames…] [] [MDPC01 | MDPC02] …  the same from a client with an envelope of its own (REQ_CORRELATE)
+    [id] [B5 01 …] …                       the native dialect
+
+The choice is by the frames of each message, as PROTOCOLS for interoperable brokers advise: a socket that was a
+client yesterday may be a worker today.
+"""
+
+from bstar.errors import RemoteProtocolError
+from bstar.wire import mdp01, mdp02, native
+from bstar.wire.dialect import BrokerCodec, Dialect, Envelope, Frames
+from bstar.wire.limits import ENVELOPE_FRAMES_MAX, FRAMES_MAX, MESSAGE_BYTES_MAX
+from bstar.wire.messages import FromPeer
+
+__all__ = ["CODECS", "BrokerCodec", "Dialect", "Envelope", "Frames", "decode"]
+
+# Indexed by Dialect's number; 0 is nobody's.
+CODECS: tuple[BrokerCodec, ...] = (mdp01.CODEC, mdp01.CODEC, mdp02.CODEC, native.CODEC)
+
+_NO_ENVELOPE: Envelope = ()
+
+
+def decode(frames: Frames, message_bytes_max: int = MESSAGE_BYTES_MAX) -> FromPeer:
+    """Read one message as a ROUTER received it, the routing id first."""
+    count = len(frames)
+    if count > FRAMES_MAX:
+        raise RemoteProtocolError("frames", f"{count} frames are more than {FRAMES_MAX}")
+    if sum(map(len, frames)) > message_bytes_max:
+        raise RemoteProtocolError("size", f"the message has more than {message_bytes_max} octets")
+    if count < 2:
+        raise RemoteProtocolError("frames", "nothing follows the routing id")
+    first = frames[1]
+    if first == mdp02.CLIENT:
+        return mdp02.decode_client(frames, 1, _NO_ENVELOPE)
+    if first == mdp02.WORKER:
+        return mdp02.decode_worker(frames, 1, _NO_ENVELOPE)
+    if first[:2] == native.MAGIC:
+        return native.decode_peer(frames)
+    return _decode_enveloped(frames)
+
+
+def _decode_enveloped(frames: Frames) -> FromPeer:
+    """Read a message whose header stands behind an empty frame."""
+    try:
+        at = frames.index(b"", 1, ENVELOPE_FRAMES_MAX + 2) + 1
+        head = frames[at]
+    except (ValueError, IndexError):
+        raise RemoteProtocolError("header", f"no header of any dialect: {frames[1][:16]!r}") from None
+    envelope = tuple(frames[1:at])
+    if head == mdp01.CLIENT:
+        return mdp01.decode_client(frames, at, envelope)
+    if head == mdp01.WORKER:
+        return mdp01.decode_worker(frames, at, envelope)
+    if head == mdp02.CLIENT:
+        return mdp02.decode_client(frames, at, envelope)
+    if head == mdp02.WORKER:
+        return mdp02.decode_worker(frames, at, envelope)
+    raise RemoteProtocolError("header", f"no header of any dialect behind the empty frame: {head[:16]!r}")

@@ -1,0 +1,31 @@
+"""The Majordomo Management Interface (8/MMI): services whose names begin with ``mmi.`` belong to the broker.
+
+    mmi.service   body: a service's name   answer: [200] if a live worker offers it, else [404]
+    mmi.services  body: anything           answer: [200] [JSON array of {"service", "workers", "queued"}]
+    mmi.workers   body: a service's name   answer: [200] [JSON array of {"worker", "service", …}], or [404];
+                  (empty: all of them)
+    mmi.state     body: anything           answer: [200] [JSON object: the node, its peer, services, counters]
+    any other     answer: [501]
+
+The first is the standard's; the next three are ours. Of several body frames the last is looked at, and the
+answer has no more frames than the table says (the published brokers disagree on both points).
+"""
+
+import enum
+
+__all__ = ["NOT_FOUND", "NOT_IMPLEMENTED", "OK", "PREFIX", "Service"]
+
+PREFIX = b"mmi."
+
+OK = b"200"
+NOT_FOUND = b"404"
+NOT_IMPLEMENTED = b"501"
+
+
+class Service(enum.Enum):
+    """The management services that this broker answers."""
+
+    SERVICE = b"mmi.service"
+    SERVICES = b"mmi.services"
+    WORKERS = b"mmi.workers"
+    STATE = b"mmi.state"
