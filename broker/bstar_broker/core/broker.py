@@ -1,0 +1,621 @@
+"""The Majordomo broker, sans-I/O: services, their queues, their workers, and the way of each request.
+
+A request is accepted into its service's queue, given to the worker that has been idle longest, and ends with one
+final reply. It ends otherwise only in ways that are counted: its time in the queue ran out, every worker it was
+given to died (``deliveries_max``), its worker died after PARTIALs had gone out, or this node gave up its role. A
+client of the native dialect is told each time; plain MDP has no words for it, so its clients hear nothing and
+their timeout applies.
+
+Whether this node may serve is not decided here: ``Node`` asks the Binary Star and calls ``activate`` and
+``deactivate``. Workers may register at any time, so that a passive node knows them when it takes over.
+
+Sources: 7/MDP, 18/MDP, 8/MMI, the native dialect's specification in docs/protocol/native.md.
+"""
+
+from collections.abc import Callable
+
+from bstar.errors import RemoteProtocolError
+from bstar.wire import CODECS, mmi, native
+from bstar.wire.dialect import BrokerCodec, Dialect, Envelope
+from bstar.wire.messages import (
+    Disconnect,
+    ErrorCode,
+    Failure,
+    Final,
+    FromPeer,
+    Heartbeat,
+    NodeStatus,
+    Partial,
+    Ping,
+    Ready,
+    Reason,
+    Request,
+    StaleEpoch,
+)
+from bstar_broker.core.outputs import Dispatch, Output, Send
+from bstar_broker.core.records import Accepted, ServiceRecord, WorkerRecord
+from bstar_broker.core.settings import BrokerSettings
+
+__all__ = ["Broker"]
+
+# Queued requests that nobody waits for any more are looked for this often; until then they are only skipped.
+_TIDY_INTERVAL_S = 1.0
+# Heartbeats are looked after in steps of a fraction of the shortest interval, so that thousands of workers with
+# different deadlines cost one pass per step and not one each.
+_SWEEPS_PER_HEARTBEAT = 4
+# A full queue needs about this long to have room again; the hint of BUSY.
+_BUSY_RETRY_MS = 50
+
+
+class Broker:
+    """``receive`` messages, carry out what comes back, call ``handle_timer`` at ``next_deadline``.
+
+    ``node_id`` (16 octets) names this run of the node; it identifies requests of clients that have no request
+    numbers. ``describe(now)`` tells the node's status, which the native dialect passes on.
+    """
+
+    def __init__(
+        self, settings: BrokerSettings, *, node_id: bytes, describe: Callable[[float], NodeStatus], now: float
+    ) -> None:
+        assert len(node_id) == 16
+        self._settings = settings
+        self._node_id = node_id
+        self._describe = describe
+        self._identities = 0
+        self.is_serving = False
+        self.is_draining = False
+        self.epoch = 0
+        self.services: dict[bytes, ServiceRecord] = {}
+        self.workers: dict[bytes, WorkerRecord] = {}
+        # Requests with an identity of their own, to recognise a repetition.
+        self._by_identity: dict[bytes, Accepted] = {}
+        # How many requests each client has here; a client without any has no entry.
+        self.requests_of: dict[bytes, int] = {}
+        self.queued_bytes = 0
+        self.drops: dict[str, int] = {}
+        shortest_s = min(settings.worker_heartbeat_interval_s, settings.mdp_heartbeat_interval_s)
+        self._sweep_interval_s = shortest_s / _SWEEPS_PER_HEARTBEAT
+        self._sweep_at = now + self._sweep_interval_s
+        self._tidy_at = now + _TIDY_INTERVAL_S
+        self._handlers: dict[type, Callable[..., list[Output]]] = {
+            Request: self._on_request,
+            Final: self._on_final,
+            Partial: self._on_partial,
+            Failure: self._on_failure,
+            Ready: self._on_ready,
+            Heartbeat: self._on_heartbeat,
+            Disconnect: self._on_disconnect,
+            StaleEpoch: self._on_stale_epoch,
+            Ping: self._on_ping,
+        }
+
+    # --- the face towards the shell ----------------------------------------------------------------------------
+
+    def receive(self, message: FromPeer, now: float) -> list[Output]:
+        """A message of a client (admitted by the Binary Star) or a worker."""
+        return self._handlers[type(message)](message, now)
+
+    def receive_invalid(self, sender: bytes, error: RemoteProtocolError, now: float) -> list[Output]:
+        """A message that no codec could read: drop it; a registered worker that sent it is invalid (MDP1-B-05)."""
+        self.drop(f"invalid-{error.reason}")
+        worker = self.workers.get(sender) if error.from_worker else None
+        if worker is None:
+            return []
+        return [self._disconnect(worker, Reason.INVALID), *self._lose(worker, now)]
+
+    def refuse(self, request: Request, now: float) -> list[Output]:
+        """A request that this node may not serve: say so if the client's dialect can."""
+        self.drop("not-active")
+        frames = CODECS[request.dialect].not_active(
+            request.sender, request.envelope, request.identity, self._describe(now), False
+        )
+        return [Send(frames)] if frames is not None else []
+
+    def activate(self, epoch: int) -> None:
+        """This node serves from now on, under ``epoch``; again, if it served under a lower one."""
+        self.epoch = epoch
+        self.is_serving = True
+        self.is_draining = False
+
+    def deactivate(self, now: float) -> list[Output]:
+        """This node no longer serves: every request it holds goes back to its client as far as that can be told."""
+        if not self.is_serving:
+            return []
+        self.is_serving = False
+        outputs: list[Output] = []
+        status = self._describe(now)
+        for service in self.services.values():
+            for request in service.queue.clear():
+                self._give_back(request, status, False, outputs)
+                self._forget(request)
+        for worker in self.workers.values():
+            for request in worker.in_flight.values():
+                if not request.is_abandoned:
+                    self._give_back(request, status, True, outputs)
+                    request.is_abandoned = True
+        self.queued_bytes = 0
+        return outputs
+
+    def drain(self) -> None:
+        """Give no more requests to workers; those that come wait, until ``deactivate`` gives them back."""
+        self.is_draining = True
+
+    @property
+    def in_flight(self) -> int:
+        """Requests which workers hold and for which this node answers."""
+        return sum(not r.is_abandoned for w in self.workers.values() for r in w.in_flight.values())
+
+    def unreachable(self, routing_id: bytes, now: float) -> list[Output]:
+        """A Send found no connection: a worker is gone, or a client did not wait for its reply."""
+        worker = self.workers.get(routing_id)
+        if worker is None:
+            self.drop("undeliverable")
+            return []
+        self.drop("worker-unreachable")
+        return self._lose(worker, now)
+
+    def undelivered(self, routing_id: bytes, now: float) -> list[Output]:
+        """A Dispatch found no connection: its worker is gone, and the request never reached it."""
+        worker = self.workers.get(routing_id)
+        if worker is None:
+            return []
+        last = next(reversed(worker.in_flight.values()), None)
+        if last is not None:
+            last.deliveries -= 1
+        return self.unreachable(routing_id, now)
+
+    def next_deadline(self) -> float:
+        """When ``handle_timer`` has something to do."""
+        return min(self._sweep_at, self._tidy_at) if self.workers else self._tidy_at
+
+    def handle_timer(self, now: float) -> list[Output]:
+        """Heartbeats, expired workers, expired requests, forgotten services."""
+        outputs: list[Output] = []
+        if now >= self._sweep_at:
+            self._sweep_at = now + self._sweep_interval_s
+            self._sweep(now, outputs)
+        if now >= self._tidy_at:
+            self._tidy_at = now + _TIDY_INTERVAL_S
+            self._tidy(now, outputs)
+        return outputs
+
+    def drop(self, reason: str) -> None:
+        """Count a message that leads to nothing. Reasons are slugs of our own, never taken from the wire."""
+        self.drops[reason] = self.drops.get(reason, 0) + 1
+
+    # --- clients -----------------------------------------------------------------------------------------------
+
+    def _on_request(self, message: Request, now: float) -> list[Output]:
+        name = message.service
+        codec = CODECS[message.dialect]
+        if name.startswith(mmi.PREFIX):
+            raise AssertionError("management requests are answered by the node")
+        service = self.services.get(name)
+        if service is None:
+            service = self._add_service(name, now)
+            if service is None:
+                return self._refuse_busy(message, codec, None, "services-full", "too many services")
+        identity = message.identity
+        sender = message.sender
+        if identity:
+            known = self._by_identity.get(identity)
+            if known is not None:
+                return self._take_again(known, message)
+        settings = self._settings
+        held = self.requests_of.get(sender, 0)
+        if held >= settings.requests_per_client_max:
+            return self._refuse_busy(message, codec, service, "client-full", "too many requests of this client")
+        queue = service.queue
+        size = sum(map(len, message.body))
+        ttl_ms = message.ttl_ms
+        request = Accepted(
+            sender,
+            message.envelope,
+            codec,
+            sender,
+            service,
+            message.body,
+            size,
+            identity,
+            message.extensions,
+            now,
+            now + (ttl_ms / 1000 if ttl_ms else settings.request_ttl_s),
+            ttl_ms > 0,
+        )
+        if service.idle and not queue.length and not self.is_draining:
+            outputs: list[Output] = [self._dispatch(service.idle.popitem(last=False)[0], request, now)]
+        elif queue.length >= settings.queue_length_max:
+            return self._refuse_busy(message, codec, service, "queue-full", "the service's queue is full")
+        elif self.queued_bytes + size > settings.queue_bytes_max:
+            return self._refuse_busy(message, codec, service, "bytes-full", "the queues hold too many octets")
+        else:
+            queue.push(sender, request)
+            self.queued_bytes += size
+            outputs = []
+        service.accepted += 1
+        self.requests_of[sender] = held + 1
+        if identity:
+            self._by_identity[identity] = request
+        return outputs
+
+    def _take_again(self, request: Accepted, message: Request) -> list[Output]:
+        """A client repeats what is queued or being worked on: answer it at its new address, once."""
+        request.service.duplicates += 1
+        request.sender = message.sender
+        request.envelope = message.envelope
+        request.is_abandoned = False
+        return []
+
+    def _refuse_busy(
+        self, message: Request, codec: BrokerCodec, service: ServiceRecord | None, reason: str, text: str
+    ) -> list[Output]:
+        self.drop(reason)
+        if service is not None:
+            service.refused += 1
+        frames = codec.busy(
+            message.sender, message.envelope, message.identity, self.epoch, _BUSY_RETRY_MS, text.encode()
+        )
+        return [Send(frames)] if frames is not None else []
+
+    def _on_ping(self, message: Ping, now: float) -> list[Output]:
+        return [Send(native.CODEC.pong(message.sender, message.identity, self._describe(now)))]
+
+    def _give_back(self, request: Accepted, status: NodeStatus, was_dispatched: bool, outputs: list[Output]) -> None:
+        request.service.returned += 1
+        frames = request.codec.not_active(request.sender, request.envelope, request.identity, status, was_dispatched)
+        if frames is not None:
+            outputs.append(Send(frames))
+
+    def _fail(self, request: Accepted, code: ErrorCode, text: str) -> list[Output]:
+        """End a request without a reply of a worker; the client is told if its dialect can say it."""
+        self._forget(request)
+        frames = request.codec.failure(
+            request.sender, request.envelope, request.identity, self.epoch, code, text.encode()
+        )
+        return [Send(frames)] if frames is not None else []
+
+    def _forget(self, request: Accepted) -> None:
+        """A request has ended: remove every trace but the counters."""
+        lane = request.lane
+        held = self.requests_of.get(lane, 0)
+        if held > 1:
+            self.requests_of[lane] = held - 1
+        else:
+            self.requests_of.pop(lane, None)
+        if request.identity:
+            self._by_identity.pop(request.identity, None)
+
+    # --- giving work to workers --------------------------------------------------------------------------------
+
+    def _dispatch(self, worker: WorkerRecord, request: Accepted, now: float) -> Dispatch:
+        """Hand the request over; the caller has taken the worker out of the idle list."""
+        deliveries = request.deliveries + 1
+        request.deliveries = deliveries
+        if worker.is_native:
+            identity = request.identity or self._identify(request)
+            worker.in_flight[identity] = request
+            ttl_ms = max(1, int((request.expires_at - now) * 1000)) if request.has_deadline else 0
+        else:
+            identity = b""
+            worker.in_flight[request.sender] = request
+            ttl_ms = 0
+        worker.sent_at = now
+        if len(worker.in_flight) < worker.credit:
+            request.service.idle[worker] = None
+        return Dispatch(
+            worker.codec.request(
+                worker.routing_id,
+                worker.envelope,
+                request.sender,
+                identity,
+                request.body,
+                ttl_ms,
+                self.epoch,
+                deliveries > 1,
+                request.extensions,
+            )
+        )
+
+    def _identify(self, request: Accepted) -> bytes:
+        """Name a request whose client has no numbers; its codec ignores the name."""
+        self._identities += 1
+        request.identity = native.identity(self._node_id, self._identities)
+        return request.identity
+
+    def _next_for(self, service: ServiceRecord, now: float, outputs: list[Output]) -> Accepted | None:
+        """The next queued request that somebody still waits for."""
+        queue = service.queue
+        while queue.length:
+            request = queue.pop()
+            self.queued_bytes -= request.size
+            if now < request.expires_at:
+                return request
+            outputs += self._expire(request)
+        return None
+
+    def _dispatch_queued(self, service: ServiceRecord, now: float, outputs: list[Output]) -> None:
+        if self.is_draining:
+            return
+        while service.idle and service.queue.length:
+            request = self._next_for(service, now, outputs)
+            if request is not None:
+                outputs.append(self._dispatch(service.idle.popitem(last=False)[0], request, now))
+
+    def _expire(self, request: Accepted) -> list[Output]:
+        request.service.expired += 1
+        return self._fail(request, ErrorCode.EXPIRED, "the request's time ended in the queue; it was not executed")
+
+    def _redeliver(self, request: Accepted, now: float, outputs: list[Output]) -> None:
+        """A worker took this request with it: give it to another, if that is right."""
+        service = request.service
+        if request.is_abandoned:
+            self._forget(request)
+        elif request.partials:
+            # PARTIALs cannot be recalled, so a second run would be mixed with the first (MDP2-R-02).
+            service.lost += 1
+            outputs += self._fail(request, ErrorCode.WORKER_LOST, "the worker died after sending PARTIALs")
+        elif request.deliveries >= self._settings.deliveries_max:
+            service.poisoned += 1
+            outputs += self._fail(
+                request, ErrorCode.POISON, f"each of {request.deliveries} workers died or left with this request"
+            )
+        elif request.has_deadline and now >= request.expires_at:
+            service.lost += 1
+            outputs += self._fail(request, ErrorCode.WORKER_LOST, "the worker died and the request's time is over")
+        else:
+            request.held = None
+            if not request.has_deadline:
+                request.expires_at = now + self._settings.request_ttl_s
+            service.redelivered += 1
+            service.queue.push_front(request.lane, request)
+            self.queued_bytes += request.size
+
+    # --- workers -----------------------------------------------------------------------------------------------
+
+    def _on_ready(self, message: Ready, now: float) -> list[Output]:
+        sender = message.sender
+        codec = CODECS[message.dialect]
+        worker = self.workers.get(sender)
+        if worker is not None:
+            self.drop("second-ready")
+            return [self._disconnect(worker, Reason.UNEXPECTED), *self._lose(worker, now)]
+        if message.service.startswith(mmi.PREFIX):
+            return self._turn_away(sender, codec, message.envelope, Reason.RESERVED, "reserved-service")
+        if len(self.workers) >= self._settings.workers_max:
+            return self._turn_away(sender, codec, message.envelope, Reason.FULL, "workers-full")
+        service = self.services.get(message.service) or self._add_service(message.service, now)
+        if service is None:
+            return self._turn_away(sender, codec, message.envelope, Reason.FULL, "services-full")
+        settings = self._settings
+        is_native = message.dialect == Dialect.NATIVE
+        heartbeat_s = settings.worker_heartbeat_interval_s if is_native else settings.mdp_heartbeat_interval_s
+        expiry_s = heartbeat_s * (settings.worker_liveness if is_native else settings.mdp_liveness)
+        worker = WorkerRecord(
+            sender,
+            codec,
+            message.envelope,
+            service,
+            is_native=is_native,
+            credit=message.credit,
+            heartbeat_s=heartbeat_s,
+            expiry_s=expiry_s,
+            now=now,
+        )
+        self.workers[sender] = worker
+        service.workers += 1
+        service.idle[worker] = None
+        outputs: list[Output] = []
+        welcome = codec.welcome(
+            sender, message.envelope, self._describe(now), round(heartbeat_s * 1000), round(expiry_s * 1000)
+        )
+        if welcome is not None:
+            outputs.append(Send(welcome))
+        if self.is_serving:
+            self._dispatch_queued(service, now, outputs)
+        return outputs
+
+    def _on_final(self, message: Final, now: float) -> list[Output]:
+        worker = self.workers.get(message.sender)
+        if worker is None:
+            return self._unknown_worker(message.sender, message.dialect, message.envelope)
+        request = worker.in_flight.pop(message.address, None)
+        if request is None:
+            self.drop("unexpected-reply")
+            return [self._disconnect(worker, Reason.UNEXPECTED), *self._lose(worker, now)]
+        worker.expires_at = now + worker.expiry_s
+        outputs: list[Output] = []
+        if request.is_abandoned:
+            self.drop("late-reply")
+        else:
+            service = request.service
+            service.answered += 1
+            service.observe_latency(now - request.accepted_at)
+            body = message.body
+            if request.held is not None:
+                body = [*request.held, *body]
+            outputs.append(
+                Send(
+                    request.codec.final(
+                        request.sender,
+                        request.envelope,
+                        service.name,
+                        request.identity,
+                        self.epoch,
+                        request.partials,
+                        body,
+                        message.header,
+                    )
+                )
+            )
+        self._forget(request)
+        self._has_room(worker, now, outputs)
+        return outputs
+
+    def _on_failure(self, message: Failure, now: float) -> list[Output]:
+        worker = self.workers.get(message.sender)
+        if worker is None:
+            return self._unknown_worker(message.sender, Dialect.NATIVE, ())
+        request = worker.in_flight.pop(message.address, None)
+        if request is None:
+            self.drop("unexpected-reply")
+            return [self._disconnect(worker, Reason.UNEXPECTED), *self._lose(worker, now)]
+        worker.expires_at = now + worker.expiry_s
+        outputs: list[Output] = []
+        if request.is_abandoned:
+            self.drop("late-reply")
+        else:
+            request.service.failed += 1
+            request.service.observe_latency(now - request.accepted_at)
+            frames = request.codec.failure(
+                request.sender, request.envelope, request.identity, self.epoch, message.code, message.text
+            )
+            if frames is not None:
+                outputs.append(Send(frames))
+        self._forget(request)
+        self._has_room(worker, now, outputs)
+        return outputs
+
+    def _has_room(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> None:
+        """A worker ended a request: give it the next, or let it wait its turn."""
+        service = worker.service
+        if len(worker.in_flight) == worker.credit - 1:
+            service.idle[worker] = None
+        if service.queue.length and self.is_serving:
+            self._dispatch_queued(service, now, outputs)
+
+    def _on_partial(self, message: Partial, now: float) -> list[Output]:
+        worker = self.workers.get(message.sender)
+        if worker is None:
+            return self._unknown_worker(message.sender, message.dialect, message.envelope)
+        request = worker.in_flight.get(message.address)
+        if request is None:
+            self.drop("unexpected-reply")
+            return [self._disconnect(worker, Reason.UNEXPECTED), *self._lose(worker, now)]
+        worker.expires_at = now + worker.expiry_s
+        if request.is_abandoned:
+            self.drop("late-reply")
+            return []
+        if not request.codec.is_streaming:
+            return self._hold_partial(request, message.body)
+        index = request.partials
+        request.partials = index + 1
+        return [
+            Send(
+                request.codec.partial(
+                    request.sender,
+                    request.envelope,
+                    request.service.name,
+                    request.identity,
+                    self.epoch,
+                    index,
+                    message.body,
+                    message.header,
+                )
+            )
+        ]
+
+    def _hold_partial(self, request: Accepted, body: list[bytes]) -> list[Output]:
+        """Keep a PARTIAL for a client that can take one reply only; all go out as one (6.7-3)."""
+        held = request.held if request.held is not None else []
+        held += body
+        request.held = held
+        if sum(map(len, held)) > self._settings.partials_buffer_bytes_max:
+            # The client hears nothing and the worker may finish; its reply is then late.
+            self.drop("partials-overflow")
+            request.service.lost += 1
+            request.held = None
+            request.is_abandoned = True
+        return []
+
+    def _on_heartbeat(self, message: Heartbeat, now: float) -> list[Output]:
+        worker = self.workers.get(message.sender)
+        if worker is None:
+            return self._unknown_worker(message.sender, message.dialect, message.envelope)
+        worker.expires_at = now + worker.expiry_s
+        return []
+
+    def _on_disconnect(self, message: Disconnect, now: float) -> list[Output]:
+        worker = self.workers.get(message.sender)
+        return self._lose(worker, now) if worker is not None else []
+
+    def _on_stale_epoch(self, message: StaleEpoch, now: float) -> list[Output]:
+        """The worker knows of a later activation. The node has heard of that first; here only its request counts."""
+        worker = self.workers.get(message.sender)
+        if worker is None:
+            return self._unknown_worker(message.sender, Dialect.NATIVE, ())
+        self.drop("stale-epoch")
+        worker.expires_at = now + worker.expiry_s
+        request = worker.in_flight.pop(message.address, None)
+        outputs: list[Output] = []
+        if request is not None:
+            request.deliveries -= 1
+            self._redeliver(request, now, outputs)
+            self._has_room(worker, now, outputs)
+        return outputs
+
+    def _unknown_worker(self, sender: bytes, dialect: int, envelope: Envelope) -> list[Output]:
+        """A worker's command from somebody who did not register here: ask it to (MDP1-B-04)."""
+        return self._turn_away(sender, CODECS[dialect], envelope, Reason.UNKNOWN, "unknown-worker")
+
+    def _turn_away(
+        self, sender: bytes, codec: BrokerCodec, envelope: Envelope, reason: Reason, slug: str
+    ) -> list[Output]:
+        self.drop(slug)
+        return [Send(codec.disconnect(sender, envelope, reason, self.epoch))]
+
+    def _disconnect(self, worker: WorkerRecord, reason: Reason) -> Send:
+        return Send(worker.codec.disconnect(worker.routing_id, worker.envelope, reason, self.epoch))
+
+    def _lose(self, worker: WorkerRecord, now: float) -> list[Output]:
+        """Forget a worker, in whatever way it went, and give its requests to others."""
+        del self.workers[worker.routing_id]
+        service = worker.service
+        service.workers -= 1
+        service.used_at = now
+        service.idle.pop(worker, None)
+        outputs: list[Output] = []
+        for request in reversed(worker.in_flight.values()):
+            self._redeliver(request, now, outputs)
+        worker.in_flight.clear()
+        if self.is_serving:
+            self._dispatch_queued(service, now, outputs)
+        return outputs
+
+    # --- time --------------------------------------------------------------------------------------------------
+
+    def _sweep(self, now: float, outputs: list[Output]) -> None:
+        """Look at every worker: an order by deadline could hide a silent one behind a live one (MDP1-R-04)."""
+        horizon = now + self._sweep_interval_s / 2
+        expired: list[WorkerRecord] = []
+        status = self._describe(now)
+        for worker in self.workers.values():
+            if now >= worker.expires_at:
+                expired.append(worker)
+            elif horizon >= worker.sent_at + worker.heartbeat_s:
+                worker.sent_at = now
+                outputs.append(Send(worker.codec.heartbeat(worker.routing_id, worker.envelope, status.state, status.epoch)))
+        for worker in expired:
+            self.drop("worker-expired")
+            outputs += self._lose(worker, now)
+
+    def _tidy(self, now: float, outputs: list[Output]) -> None:
+        """Free what nobody waits for: requests past their time, services without workers and requests."""
+        forgotten: list[ServiceRecord] = []
+        for service in self.services.values():
+            if service.queue.length:
+                for request in service.queue.remove_where(lambda request: now >= request.expires_at):
+                    self.queued_bytes -= request.size
+                    outputs += self._expire(request)
+            if service.workers or service.queue.length:
+                service.used_at = now
+            elif now - service.used_at >= self._settings.service_ttl_s:
+                forgotten.append(service)
+        for service in forgotten:
+            del self.services[service.name]
+
+    def _add_service(self, name: bytes, now: float) -> ServiceRecord | None:
+        if len(self.services) >= self._settings.services_max:
+            return None
+        service = ServiceRecord(name, now)
+        self.services[name] = service
+        return service

@@ -1,0 +1,128 @@
+"""The broker's own services (8/MMI): answered at once, in every state of the node, never queued, never a vote.
+
+Looking at a node must not change it, so nothing here touches a queue or a worker's deadline.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from bstar.wire import mmi
+from bstar_broker.core.broker import Broker
+from bstar_broker.core.records import ServiceRecord, WorkerRecord
+from bstar_broker.core.snapshot import BrokerState, NodeState, ServiceState, WorkerState
+
+__all__ = ["answer", "broker_state"]
+
+# A listing longer than this is cut; the counters in mmi.state are whole.
+_LISTED_MAX = 1_000
+
+T = TypeVar("T")
+
+_encode = msgspec.json.encode
+
+
+def answer(
+    broker: Broker, service: bytes, body: list[bytes], state: Callable[[], NodeState], now: float
+) -> list[bytes]:
+    """The body of the reply to a request for ``service``, a name that begins with ``mmi.``.
+
+    Of several body frames the last counts. ``state`` makes the node's snapshot, if that is what was asked for.
+    """
+    try:
+        asked = mmi.Service(service)
+    except ValueError:
+        return [mmi.NOT_IMPLEMENTED]
+    argument = body[-1]
+    if asked is mmi.Service.SERVICE:
+        record = broker.services.get(argument)
+        return [mmi.OK if record is not None and _has_live_worker(broker, record, now) else mmi.NOT_FOUND]
+    if asked is mmi.Service.SERVICES:
+        listed = [
+            {"service": _text(record.name), "workers": record.workers, "queued": record.queue.length}
+            for record in _first(broker.services.values())
+        ]
+        return [mmi.OK, _encode(listed)]
+    if asked is mmi.Service.WORKERS:
+        if argument and argument not in broker.services:
+            return [mmi.NOT_FOUND]
+        workers = [
+            worker_state(worker, now)
+            for worker in _first(broker.workers.values())
+            if not argument or worker.service.name == argument
+        ]
+        return [mmi.OK, _encode(workers)]
+    return [mmi.OK, _encode(state())]
+
+
+def _has_live_worker(broker: Broker, record: ServiceRecord, now: float) -> bool:
+    """Is there a worker, idle or busy, whose deadline has not passed? (MMI-B-05)"""
+    if not record.workers:
+        return False
+    return any(worker.service is record and now < worker.expires_at for worker in broker.workers.values())
+
+
+def worker_state(worker: WorkerRecord, now: float) -> WorkerState:
+    """One worker for a listing."""
+    return WorkerState(
+        worker=worker.routing_id.hex(),
+        service=_text(worker.service.name),
+        dialect=worker.codec.label,
+        credit=worker.credit,
+        in_flight=len(worker.in_flight),
+        expires_in_s=round(worker.expires_at - now, 3),
+    )
+
+
+def broker_state(broker: Broker) -> BrokerState:
+    """The broker's part of a node's snapshot."""
+    in_flight: dict[ServiceRecord, int] = {}
+    for worker in broker.workers.values():
+        if worker.in_flight:
+            in_flight[worker.service] = in_flight.get(worker.service, 0) + len(worker.in_flight)
+    return BrokerState(
+        is_serving=broker.is_serving,
+        is_draining=broker.is_draining,
+        workers=len(broker.workers),
+        queued=sum(record.queue.length for record in broker.services.values()),
+        queued_bytes=broker.queued_bytes,
+        in_flight=sum(in_flight.values()),
+        clients=len(broker.requests_of),
+        services=[_service_state(record, in_flight.get(record, 0)) for record in broker.services.values()],
+        drops=dict(broker.drops),
+    )
+
+
+def _service_state(record: ServiceRecord, in_flight: int) -> ServiceState:
+    return ServiceState(
+        service=_text(record.name),
+        workers=record.workers,
+        idle=len(record.idle),
+        in_flight=in_flight,
+        queued=record.queue.length,
+        accepted=record.accepted,
+        answered=record.answered,
+        failed=record.failed,
+        refused=record.refused,
+        expired=record.expired,
+        poisoned=record.poisoned,
+        lost=record.lost,
+        returned=record.returned,
+        redelivered=record.redelivered,
+        duplicates=record.duplicates,
+        latency_counts=list(record.latency_counts),
+        latency_sum_s=record.latency_sum_s,
+    )
+
+
+def _text(name: bytes) -> str:
+    """A service's name for people and labels; octets that are no text are written as escapes."""
+    return name.decode("utf-8", "backslashreplace")
+
+
+def _first(items: Iterable[T]) -> Iterable[T]:
+    for index, item in enumerate(items):
+        if index == _LISTED_MAX:
+            return
+        yield item

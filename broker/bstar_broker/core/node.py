@@ -1,0 +1,229 @@
+"""One node of the pair: the Binary Star machine and the broker as a single sans-I/O machine.
+
+The shell feeds it what arrives (``receive_frames`` from the ROUTER socket, ``receive`` from the peer) and the time,
+and carries out the outputs in order. The Binary Star decides whether a request for work may be served, and such a
+request is a vote; whatever the machine decides about this node's role is passed to the broker here, so a shell
+or a simulator has no logic of its own.
+
+It has the interface of ``StarMachine``, so ``bstar.BinaryStar`` runs it as it would run that.
+"""
+
+from collections.abc import Callable
+
+from bstar.errors import RemoteProtocolError
+from bstar.star import Activated, Deactivated, StarMachine
+from bstar.wire import CODECS, decode, mmi, native
+from bstar.wire.dialect import Dialect
+from bstar.wire.messages import Heartbeat, NodeStatus, Ping, Ready, Request, StaleEpoch
+from bstar.wire.peer import PeerState
+from bstar_broker.core.broker import Broker
+from bstar_broker.core.management import answer, broker_state
+from bstar_broker.core.outputs import Drained, Output, Send
+from bstar_broker.core.settings import BrokerSettings
+from bstar_broker.core.snapshot import LoopState, NodeState, PairState
+
+__all__ = ["Node"]
+
+_EPOCH_CARRIERS = frozenset((Heartbeat, Ping, Ready, StaleEpoch))
+
+
+class Node:
+    """A broker that serves while, and only while, its Binary Star machine is active.
+
+    ``node_id`` (16 octets) names this run; ``drain_timeout_s`` bounds how long a stopping node waits for the
+    workers that still hold its requests. ``loop`` tells about the event loop, for ``state``.
+    """
+
+    def __init__(
+        self,
+        machine: StarMachine,
+        settings: BrokerSettings,
+        *,
+        node_id: bytes,
+        drain_timeout_s: float,
+        version: str,
+        now: float,
+        loop: Callable[[float], LoopState] | None = None,
+    ) -> None:
+        self.machine = machine
+        self.broker = Broker(settings, node_id=node_id, describe=machine.status, now=now)
+        self._message_bytes_max = settings.message_bytes_max
+        self._drain_timeout_s = drain_timeout_s
+        self._drain_until: float | None = None
+        self._has_left = False
+        self._version = version
+        self._loop = loop
+
+    # --- the ROUTER socket -------------------------------------------------------------------------------------
+
+    def receive_frames(self, frames: list[bytes], now: float) -> list[Output]:
+        """One message of a client or worker, the routing id first. Bad ones are counted, never raised."""
+        try:
+            message = decode(frames, self._message_bytes_max)
+        except RemoteProtocolError as error:
+            return self.broker.receive_invalid(frames[0], error, now)
+        kind = type(message)
+        if kind is Request:
+            return self._receive_request(message, now)  # type: ignore[arg-type]
+        if kind in _EPOCH_CARRIERS and message.epoch > self.machine.epoch_seen:  # type: ignore[union-attr]
+            outputs = self._learn(message.epoch, now)  # type: ignore[union-attr]
+            outputs += self.broker.receive(message, now)
+        else:
+            outputs = self.broker.receive(message, now)
+        if self._drain_until is not None:
+            outputs += self._leave_when_drained(now)
+        return outputs
+
+    def _receive_request(self, message: Request, now: float) -> list[Output]:
+        outputs: list[Output] = []
+        if message.epoch > self.machine.epoch_seen:
+            outputs = self._learn(message.epoch, now)
+        if message.service.startswith(mmi.PREFIX):
+            outputs += self._manage(message, now)
+            return outputs
+        if not self.machine.is_active:
+            if self._drain_until is None:
+                outputs += self._expand(self.machine.client_request(now), now)
+            if not self.machine.is_active:
+                outputs += self.broker.refuse(message, now)
+                return outputs
+        if outputs:
+            outputs += self.broker.receive(message, now)
+            return outputs
+        return self.broker.receive(message, now)
+
+    def _manage(self, message: Request, now: float) -> list[Output]:
+        """Answer a management request. Native clients follow the active node, except to look at a node itself."""
+        codec = CODECS[message.dialect]
+        if (
+            message.dialect == Dialect.NATIVE
+            and not self.machine.is_active
+            and message.service != mmi.Service.STATE.value
+        ):
+            return self.broker.refuse(message, now)
+        body = answer(self.broker, message.service, message.body, lambda: self.state(now), now)
+        return [
+            Send(
+                codec.final(
+                    message.sender,
+                    message.envelope,
+                    message.service,
+                    message.identity or native.NO_IDENTITY,
+                    self.machine.epoch,
+                    0,
+                    body,
+                    b"",
+                )
+            )
+        ]
+
+    def unreachable(self, routing_id: bytes, now: float) -> list[Output]:
+        """The shell could not carry out a Send to this peer."""
+        return self.broker.unreachable(routing_id, now)
+
+    def undelivered(self, routing_id: bytes, now: float) -> list[Output]:
+        """The shell could not carry out a Dispatch to this worker."""
+        return self.broker.undelivered(routing_id, now)
+
+    # --- the Binary Star ---------------------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """May this node serve?"""
+        return self.machine.is_active
+
+    def receive(self, message: PeerState, now: float) -> list[Output]:
+        """A state message of the peer."""
+        return self._expand(self.machine.receive(message, now), now)
+
+    def client_request(self, now: float) -> list[Output]:
+        """A vote that arrived on another socket."""
+        return self._expand(self.machine.client_request(now), now)
+
+    def subscribed(self, now: float) -> list[Output]:
+        """The peer has connected to our state publisher."""
+        return self._expand(self.machine.subscribed(now), now)
+
+    def stalled(self, gap_s: float, now: float) -> list[Output]:
+        """The process was away for ``gap_s`` seconds; call this before anything that queued up meanwhile."""
+        return self._expand(self.machine.stalled(gap_s, now), now)
+
+    def handover(self, now: float) -> list[Output]:
+        """Give the active role to the peer."""
+        return self._expand(self.machine.handover(now), now)
+
+    def leave(self, now: float) -> list[Output]:
+        """Stop in good order: finish what workers hold, give up the role, then ``Drained``. Idempotent."""
+        if self._has_left or self._drain_until is not None:
+            return []
+        if not self.machine.is_active:
+            return self._finish_leaving(now)
+        self.broker.drain()
+        self._drain_until = now + self._drain_timeout_s
+        return self._leave_when_drained(now)
+
+    def _leave_when_drained(self, now: float) -> list[Output]:
+        if self._drain_until is None or (now < self._drain_until and self.broker.in_flight):
+            return []
+        return self._finish_leaving(now)
+
+    def _finish_leaving(self, now: float) -> list[Output]:
+        self._drain_until = None
+        self._has_left = True
+        return [*self._expand(self.machine.leave(now), now), Drained()]
+
+    def status(self, now: float) -> NodeStatus:
+        """What this node tells clients and workers about itself."""
+        return self.machine.status(now)
+
+    def next_deadline(self) -> float | None:
+        """When ``handle_timer`` has something to do."""
+        deadline = self.broker.next_deadline()
+        star = self.machine.next_deadline()
+        return deadline if star is None or deadline < star else star
+
+    def handle_timer(self, now: float) -> list[Output]:
+        """Everything whose time has come, of the machine and of the broker."""
+        outputs = self._expand(self.machine.handle_timer(now), now)
+        outputs += self.broker.handle_timer(now)
+        if self._drain_until is not None:
+            outputs += self._leave_when_drained(now)
+        return outputs
+
+    def _learn(self, epoch: int, now: float) -> list[Output]:
+        return self._expand(self.machine.learn_epoch(epoch, now), now)
+
+    def _expand(self, outputs: list[Output], now: float) -> list[Output]:
+        """Let the broker follow the machine, its outputs right behind the one that caused them."""
+        expanded: list[Output] = []
+        for output in outputs:
+            expanded.append(output)
+            if type(output) is Activated:
+                self.broker.activate(output.epoch)
+            elif type(output) is Deactivated:
+                expanded += self.broker.deactivate(now)
+        return expanded
+
+    # --- for people and monitors -------------------------------------------------------------------------------
+
+    def state(self, now: float) -> NodeState:
+        """A snapshot of everything worth knowing."""
+        machine = self.machine
+        return NodeState(
+            version=self._version,
+            pair=PairState(
+                pair=machine.settings.pair,
+                role=machine.settings.role.value,
+                node=machine.node,
+                state=machine.state.name,
+                is_active=machine.is_active,
+                epoch=machine.epoch,
+                epoch_seen=machine.epoch_seen,
+                peer_state=None if machine.peer_state is None else machine.peer_state.name,
+                peer_age_s=None if machine.peer_heard_at is None else round(now - machine.peer_heard_at, 3),
+                votes=machine.votes,
+                transitions={f"{old.name}->{new.name}": count for (old, new), count in machine.transitions.items()},
+            ),
+            broker=broker_state(self.broker),
+            loop=self._loop(now) if self._loop is not None else None,
+        )

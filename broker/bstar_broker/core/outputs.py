@@ -1,0 +1,29 @@
+"""What the broker core asks its shell to do, in order.
+
+Outputs of the Binary Star machine travel in the same lists (see ``node``); the shell hands those to the pair.
+"""
+
+import msgspec
+
+__all__ = ["Dispatch", "Drained", "Output", "Send"]
+
+
+class Send(msgspec.Struct, gc=False):
+    """Send these frames through the ROUTER; the first is the routing id.
+
+    If the peer cannot be reached the shell tells the core (``Node.unreachable``).
+    """
+
+    frames: list[bytes]
+
+
+class Dispatch(Send, gc=False):
+    """A Send that gives a request to a worker; if it fails, the delivery did not happen (``Node.undelivered``)."""
+
+
+class Drained(msgspec.Struct, frozen=True, gc=False):
+    """The node has given up its role and holds no request any more: its process may end."""
+
+
+# Star outputs pass through as well, hence object: the shell dispatches on the type.
+Output = object

@@ -1,0 +1,140 @@
+"""What the broker remembers: requests it accepted, workers that registered, services that were named.
+
+Plain records without behaviour that reaches beyond themselves. None of them refers to a record that refers back,
+except a request to its service, whose queue holds it only while it waits.
+"""
+
+from bisect import bisect_left
+from collections import OrderedDict
+
+import msgspec
+
+from bstar.wire.dialect import BrokerCodec, Envelope
+from bstar_broker.core.queues import FairQueue
+
+__all__ = ["LATENCY_BOUNDS_S", "Accepted", "ServiceRecord", "WorkerRecord"]
+
+# Upper bounds of the latency histogram: from what a loopback answers to what a patient client waits.
+LATENCY_BOUNDS_S = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+)  # fmt: skip
+
+
+class Accepted(msgspec.Struct, gc=False):
+    """A request that the broker answers for, from its arrival to its final reply.
+
+    ``sender``, ``envelope`` and ``codec`` say where its replies go, ``lane`` whose share of the queue it takes.
+    ``expires_at`` ends its wait in the queue; ``has_deadline`` tells that its client gives up then, too.
+    ``partials`` counts those sent on to the client, ``held`` keeps them for a client who can take one reply only.
+    ``is_abandoned``: its client was told that this node no longer answers for it, but a worker still has it.
+    """
+
+    sender: bytes
+    envelope: Envelope
+    codec: BrokerCodec
+    lane: bytes
+    service: "ServiceRecord"
+    body: list[bytes]
+    size: int
+    identity: bytes
+    extensions: bytes
+    accepted_at: float
+    expires_at: float
+    has_deadline: bool
+    deliveries: int = 0
+    partials: int = 0
+    held: list[bytes] | None = None
+    is_abandoned: bool = False
+
+
+class WorkerRecord:
+    """A registered worker: one routing id, one service, up to ``credit`` requests at once."""
+
+    __slots__ = (
+        "codec",
+        "credit",
+        "envelope",
+        "expires_at",
+        "expiry_s",
+        "heartbeat_s",
+        "in_flight",
+        "is_native",
+        "routing_id",
+        "sent_at",
+        "service",
+    )
+
+    def __init__(
+        self,
+        routing_id: bytes,
+        codec: BrokerCodec,
+        envelope: Envelope,
+        service: "ServiceRecord",
+        *,
+        is_native: bool,
+        credit: int,
+        heartbeat_s: float,
+        expiry_s: float,
+        now: float,
+    ) -> None:
+        self.routing_id = routing_id
+        self.codec = codec
+        self.envelope = envelope
+        self.service = service
+        self.is_native = is_native
+        self.credit = credit
+        self.heartbeat_s = heartbeat_s
+        self.expiry_s = expiry_s
+        self.expires_at = now + expiry_s
+        self.sent_at = now
+        # By what the worker will send back: the client address (MDP) or the request's identity (native).
+        self.in_flight: dict[bytes, Accepted] = {}
+
+
+class ServiceRecord:
+    """A service by name: who waits, who works, and what has become of its requests."""
+
+    __slots__ = (
+        "accepted",
+        "answered",
+        "duplicates",
+        "expired",
+        "failed",
+        "idle",
+        "latency_counts",
+        "latency_sum_s",
+        "lost",
+        "name",
+        "poisoned",
+        "queue",
+        "redelivered",
+        "refused",
+        "returned",
+        "used_at",
+        "workers",
+    )
+
+    def __init__(self, name: bytes, now: float) -> None:
+        self.name = name
+        self.queue: FairQueue[Accepted] = FairQueue()
+        # Workers with credit left, the least recently used first; ordered, and O(1) to leave from anywhere.
+        self.idle: OrderedDict[WorkerRecord, None] = OrderedDict()
+        self.workers = 0
+        self.used_at = now
+        self.accepted = 0
+        self.answered = 0
+        self.failed = 0
+        self.refused = 0
+        self.expired = 0
+        self.poisoned = 0
+        self.lost = 0
+        self.returned = 0
+        self.redelivered = 0
+        self.duplicates = 0
+        self.latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
+        self.latency_sum_s = 0.0
+
+    def observe_latency(self, latency_s: float) -> None:
+        """Count one request's time from acceptance to final reply."""
+        self.latency_counts[bisect_left(LATENCY_BOUNDS_S, latency_s)] += 1
+        self.latency_sum_s += latency_s

@@ -1,0 +1,24 @@
+"""The broker core's settings: one frozen object, built once by the shell from the node's configuration."""
+
+import msgspec
+
+__all__ = ["BrokerSettings"]
+
+
+class BrokerSettings(msgspec.Struct, frozen=True):
+    """Times in seconds, bounds in counts and octets. See docs/configuration for their meaning to operators."""
+
+    worker_heartbeat_interval_s: float = 1.0
+    worker_liveness: int = 4
+    mdp_heartbeat_interval_s: float = 2.5
+    mdp_liveness: int = 3
+    request_ttl_s: float = 60.0
+    service_ttl_s: float = 60.0
+    services_max: int = 1_000
+    workers_max: int = 10_000
+    queue_length_max: int = 100_000
+    queue_bytes_max: int = 1 << 30
+    requests_per_client_max: int = 20_000
+    deliveries_max: int = 5
+    message_bytes_max: int = 64 * 1024 * 1024
+    partials_buffer_bytes_max: int = 16 * 1024 * 1024

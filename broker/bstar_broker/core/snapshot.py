@@ -1,0 +1,96 @@
+"""What a node looks like at one moment, for people and monitors: the answer of mmi.state, and the metrics' source.
+
+Made in the broker's own thread on request, so that nobody reads tables while they change. Everything is a plain
+number or a text that was checked; ids are hexadecimal.
+"""
+
+import msgspec
+
+__all__ = ["BrokerState", "LoopState", "NodeState", "PairState", "ServiceState", "WorkerState"]
+
+
+class ServiceState(msgspec.Struct, frozen=True):
+    """One service. Counters count requests since the node started."""
+
+    service: str
+    workers: int
+    idle: int
+    in_flight: int
+    queued: int
+    accepted: int
+    answered: int
+    failed: int
+    refused: int
+    expired: int
+    poisoned: int
+    lost: int
+    returned: int
+    redelivered: int
+    duplicates: int
+    latency_counts: list[int]
+    latency_sum_s: float
+
+
+class WorkerState(msgspec.Struct, frozen=True):
+    """One registered worker."""
+
+    worker: str
+    service: str
+    dialect: str
+    credit: int
+    in_flight: int
+    expires_in_s: float
+
+
+class BrokerState(msgspec.Struct, frozen=True):
+    """The broker's tables. ``drops`` counts messages that led to nothing, by reason."""
+
+    is_serving: bool
+    is_draining: bool
+    workers: int
+    queued: int
+    queued_bytes: int
+    in_flight: int
+    clients: int
+    services: list[ServiceState]
+    drops: dict[str, int]
+
+
+class PairState(msgspec.Struct, frozen=True):
+    """The Binary Star: this node and what it knows of its peer. ``peer_age_s`` is None if it was never heard."""
+
+    pair: str
+    role: str
+    node: str
+    state: str
+    is_active: bool
+    epoch: int
+    epoch_seen: int
+    peer_state: str | None
+    peer_age_s: float | None
+    votes: int
+    transitions: dict[str, int]
+
+
+class LoopState(msgspec.Struct, frozen=True):
+    """The event loop that carries the node. Lag is how late a deadline was served, in seconds.
+
+    ``lag_counts`` are per bucket of ``lag_bounds_s``, with one more for what lies above.
+    """
+
+    uptime_s: float
+    turns: int
+    lag_last_s: float
+    lag_max_s: float
+    lag_sum_s: float
+    lag_bounds_s: list[float]
+    lag_counts: list[int]
+
+
+class NodeState(msgspec.Struct, frozen=True):
+    """A whole node. ``loop`` is None where no event loop carries it (a simulator, a test)."""
+
+    version: str
+    pair: PairState
+    broker: BrokerState
+    loop: LoopState | None = None
