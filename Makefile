@@ -42,11 +42,11 @@ bench: $(TOOLS) ## benchmarks, printed as a table
 	@$(BIN)/python benchmarks/run.py
 
 docs: $(TOOLS) ## write the generated files anew: sample configurations, state diagram
-	@$(BIN)/python -m bstar.settings.sample --write configs
+	@$(BIN)/python -m bstar.settings --write
 	@$(BIN)/python -m bstar.star.diagram --write docs/binary-star.md
 
 docs-check: $(TOOLS)
-	@$(BIN)/python -m bstar.settings.sample --check configs
+	@$(BIN)/python -m bstar.settings --check
 	@$(BIN)/python -m bstar.star.diagram --check docs/binary-star.md
 
 sim: ## the simulator (not there yet)

@@ -1,4 +1,4 @@
-"""The packages themselves: what they export exists, and importing one does not drag in what it must not need."""
+"""The packages themselves: what they export exists, and importing one loads no more than it needs."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def test_every_error_class_is_exported_at_the_top() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="bstar.*Unheard"):
+    with pytest.raises(AttributeError, match="Unheard"):
         _ = import_module("bstar").Unheard
 
 

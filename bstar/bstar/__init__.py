@@ -1,7 +1,7 @@
 """bstar: two processes of which exactly one serves, and the brokers, clients and workers that live with that.
 
-The error classes are here at once. What needs sockets or the state machine library is loaded when it is first asked for
-(PEP 562), so a client that only wants to catch an error loads neither.
+The error classes are here at once. What needs sockets or the state machine library is loaded when it is first
+asked for (PEP 562), so a client that only wants to catch an error loads neither.
 """
 
 from importlib import import_module

@@ -1,0 +1,50 @@
+"""What a node is told before it starts: one frozen object, built once, checked as a whole.
+
+``load`` reads a YAML file, lays ``BSTAR_…`` environment variables and explicit options over it (in this order
+of strength) and returns :class:`Settings`. Whatever is wrong is reported in one
+:class:`~bstar.errors.ConfigurationError`: every unknown key, wrong value and broken relation with the place
+it came from and what to do about it. ``check_pair`` says whether two configurations belong together. The
+schema is the one source of the documentation: the sample configurations and ``docs/configuration.md`` are
+written from it.
+"""
+
+from bstar.settings.endpoints import Endpoint, parse_endpoint, parse_http_bind
+from bstar.settings.load import RESERVED_VARIABLES, from_mapping, load, variable_of
+from bstar.settings.relations import check_pair, pair_problems
+from bstar.settings.sample import sample_configuration, sample_settings
+from bstar.settings.schema import (
+    PROFILES,
+    Endpoints,
+    Http,
+    Limits,
+    Log,
+    ProfileName,
+    RoleName,
+    Settings,
+    Timing,
+    flatten,
+)
+
+__all__ = [
+    "PROFILES",
+    "RESERVED_VARIABLES",
+    "Endpoint",
+    "Endpoints",
+    "Http",
+    "Limits",
+    "Log",
+    "ProfileName",
+    "RoleName",
+    "Settings",
+    "Timing",
+    "check_pair",
+    "flatten",
+    "from_mapping",
+    "load",
+    "pair_problems",
+    "parse_endpoint",
+    "parse_http_bind",
+    "sample_configuration",
+    "sample_settings",
+    "variable_of",
+]

@@ -1,0 +1,246 @@
+"""What must hold between keys: inside one configuration, and between the two of a pair.
+
+A key's own type and bounds stand in the schema. Here are the sentences that name two keys or more: the tuning
+inequalities as a table with their reasons, what may be bound, and what two nodes must have in common.
+"""
+
+import os.path
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from bstar.errors import ConfigurationError
+from bstar.settings.endpoints import Endpoint, parse_endpoint, parse_http_bind
+from bstar.settings.schema import FIELDS, Settings, flatten
+
+__all__ = ["RELATIONS", "Problem", "Relation", "check_pair", "node_problems", "pair_problems"]
+
+# Two numbers written as decimals and multiplied may differ by less than anyone meant.
+_ROUNDING = 1e-9
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something wrong with one configuration. The first path is where to look first."""
+
+    paths: tuple[str, ...]
+    text: str
+
+
+class Relation(msgspec.Struct, frozen=True):
+    """``left`` must be at least (or more than) ``right``, because of ``reason``."""
+
+    left: str
+    is_strict: bool
+    right: str
+    paths: tuple[str, ...]
+    values: Callable[[Settings], tuple[float, float]]
+    reason: str
+
+    def holds(self, settings: Settings) -> bool:
+        """Whether these settings keep it."""
+        left, right = self.values(settings)
+        return left > right + _ROUNDING if self.is_strict else left >= right - _ROUNDING
+
+    @property
+    def words(self) -> str:
+        """The relation as a sentence without its reason."""
+        return f"{self.left} must be {'more than' if self.is_strict else 'at least'} {self.right}"
+
+
+def _worker_expiry_s(settings: Settings) -> float:
+    return settings.timing.worker_heartbeat_interval_s * settings.timing.worker_liveness
+
+
+def _mdp_expiry_s(settings: Settings) -> float:
+    return settings.timing.mdp_heartbeat_interval_s * settings.timing.mdp_liveness
+
+
+def _longer_worker_expiry_s(settings: Settings) -> float:
+    return max(_worker_expiry_s(settings), _mdp_expiry_s(settings))
+
+
+_WORKER = ("timing.worker_heartbeat_interval_s", "timing.worker_liveness")
+_MDP = ("timing.mdp_heartbeat_interval_s", "timing.mdp_liveness")
+
+RELATIONS = (
+    Relation(
+        left="failover_timeout_s",
+        is_strict=False,
+        right="2 × heartbeat_interval_s",
+        paths=("timing.failover_timeout_s", "timing.heartbeat_interval_s"),
+        values=lambda s: (s.timing.failover_timeout_s, 2 * s.timing.heartbeat_interval_s),
+        reason="one late or lost state message must not look like a dead peer",
+    ),
+    Relation(
+        left="worker_heartbeat_interval_s × worker_liveness",
+        is_strict=True,
+        right="failover_timeout_s",
+        paths=(*_WORKER, "timing.failover_timeout_s"),
+        values=lambda s: (_worker_expiry_s(s), s.timing.failover_timeout_s),
+        reason="a pause too short for a failover must not cost the active node its workers",
+    ),
+    Relation(
+        left="mdp_heartbeat_interval_s × mdp_liveness",
+        is_strict=True,
+        right="failover_timeout_s",
+        paths=(*_MDP, "timing.failover_timeout_s"),
+        values=lambda s: (_mdp_expiry_s(s), s.timing.failover_timeout_s),
+        reason="a pause too short for a failover must not cost the active node its workers",
+    ),
+    Relation(
+        left="request_ttl_s",
+        is_strict=True,
+        right="both worker expiries (…_heartbeat_interval_s × …_liveness)",
+        paths=("timing.request_ttl_s", *_WORKER, *_MDP),
+        values=lambda s: (s.timing.request_ttl_s, _longer_worker_expiry_s(s)),
+        reason="a request whose worker died is noticed after that time and must still be alive to go to "
+        "another one",
+    ),
+    Relation(
+        left="service_ttl_s",
+        is_strict=True,
+        right="both worker expiries (…_heartbeat_interval_s × …_liveness)",
+        paths=("timing.service_ttl_s", *_WORKER, *_MDP),
+        values=lambda s: (s.timing.service_ttl_s, _longer_worker_expiry_s(s)),
+        reason="a service must not be forgotten while its workers are on their way back",
+    ),
+    Relation(
+        left="queue_bytes_max",
+        is_strict=False,
+        right="message_bytes_max",
+        paths=("limits.queue_bytes_max", "limits.message_bytes_max"),
+        values=lambda s: (s.limits.queue_bytes_max, s.limits.message_bytes_max),
+        reason="a message that is accepted must fit into an empty queue",
+    ),
+)
+
+
+def node_problems(settings: Settings) -> Iterator[Problem]:
+    """Everything that contradicts itself in one node's settings."""
+    for relation in RELATIONS:
+        if not relation.holds(settings):
+            left, right = relation.values(settings)
+            yield Problem(
+                relation.paths, f"{relation.words}, but {left:g} is against {right:g}: {relation.reason}"
+            )
+
+    places: dict[str, Endpoint] = {}
+    for path in ("endpoints.clients", "endpoints.state", "endpoints.peer_state", "http.bind"):
+        text = flatten(settings)[path]
+        if text is None:
+            continue
+        assert isinstance(text, str)
+        try:
+            places[path] = (
+                parse_http_bind(text)
+                if path == "http.bind"
+                else parse_endpoint(text, bind=path != "endpoints.peer_state")
+            )
+        except ValueError as error:
+            yield Problem((path,), str(error))
+
+    for path in ("endpoints.clients", "endpoints.state"):
+        if path in places and not places[path].is_loopback and not settings.insecure:
+            yield Problem(
+                (path, "insecure"),
+                "others can reach this address, and there is no encryption or authentication yet (CURVE is "
+                "to come): bind 127.0.0.1, or say insecure: true if the network itself keeps strangers out",
+            )
+    if "http.bind" in places and not places["http.bind"].is_loopback and not settings.http.allow_remote:
+        yield Problem(
+            ("http.bind", "http.allow_remote"),
+            "others can reach this address and would read status and metrics without a password: bind "
+            "127.0.0.1, or say http.allow_remote: true if they may",
+        )
+
+    bound = [path for path in ("endpoints.clients", "endpoints.state", "http.bind") if path in places]
+    for at, path in enumerate(bound):
+        for other in bound[:at]:
+            if places[path].collides(places[other]):
+                yield Problem((path, other), f"is the same address as {other}: each needs its own")
+    if {"endpoints.state", "endpoints.peer_state"} <= places.keys():
+        state, peer = places["endpoints.state"], places["endpoints.peer_state"]
+        # Every address and the same port is how two machines are configured alike; only a certain match is
+        # wrong.
+        if peer.collides(state) and not state.is_wildcard:
+            yield Problem(
+                ("endpoints.peer_state", "endpoints.state"),
+                "is this node's own endpoints.state: give the other node's",
+            )
+
+
+# What both nodes must say alike, and why.
+_ALIKE = {
+    "pair": "a node ignores the state of another pair",
+    "on_dual_active": "one node would step down for a peer that ends itself",
+    **{
+        path: "the nodes compare it and refuse to be a pair"
+        if path in ("timing.heartbeat_interval_s", "timing.failover_timeout_s")
+        else "clients and workers must meet the same after a failover"
+        for path in FIELDS
+        if path.startswith("timing.")
+    },
+}
+
+
+def pair_problems(one: Settings, other: Settings) -> list[str]:
+    """Why these two, each right by itself, are not a pair: one sentence each, an empty list if they are."""
+    problems: list[str] = []
+    if one.role == other.role:
+        problems.append(f"role: both are {one.role}; one node is the primary, the other the backup")
+    names = (one.role, other.role) if one.role != other.role else ("the first", "the second")
+
+    ours, theirs = flatten(one), flatten(other)
+    problems += [
+        f"{path}: {ours[path]} on {names[0]}, {theirs[path]} on {names[1]}; they must be the same: {reason}"
+        for path, reason in _ALIKE.items()
+        if ours[path] != theirs[path]
+    ]
+
+    nodes = [(names[0], one, names[1], other), (names[1], other, names[0], one)]
+    for name, node, peer_name, peer in nodes:
+        peer_state = parse_endpoint(node.endpoints.peer_state, bind=False)
+        if not peer_state.may_lead_to(parse_endpoint(peer.endpoints.state, bind=True)):
+            problems.append(
+                f"endpoints.peer_state of {name} is {node.endpoints.peer_state}, but {peer_name} publishes "
+                f"at {peer.endpoints.state} (its endpoints.state)"
+            )
+
+    # Peers that meet on a loopback address live on one machine; otherwise the same port on both is as it
+    # should be.
+    is_one_machine = any(
+        parse_endpoint(node.endpoints.peer_state, bind=False).is_loopback for node in (one, other)
+    )
+    for path, mine in _bound(one).items():
+        for peer_path, its in _bound(other).items():
+            is_same_address = mine.address is not None and not mine.is_loopback and not mine.is_wildcard
+            if mine.collides(its) and (is_one_machine or (is_same_address and mine == its)):
+                problems.append(
+                    f"{path} of {names[0]} and {peer_path} of {names[1]} are the same address: only one can "
+                    "bind it"
+                )
+    directories = [os.path.normpath(node.state_dir) for node in (one, other) if node.state_dir is not None]
+    if is_one_machine and len(directories) == 2 and directories[0] == directories[1]:
+        problems.append(
+            f"state_dir: both keep their epoch in {directories[0]}; each node needs its own directory"
+        )
+    return problems
+
+
+def _bound(settings: Settings) -> dict[str, Endpoint]:
+    found = {
+        "endpoints.clients": parse_endpoint(settings.endpoints.clients, bind=True),
+        "endpoints.state": parse_endpoint(settings.endpoints.state, bind=True),
+    }
+    if settings.http.bind is not None:
+        found["http.bind"] = parse_http_bind(settings.http.bind)
+    return found
+
+
+def check_pair(one: Settings, other: Settings) -> None:
+    """Raise ConfigurationError with every reason why these two settings are not the two nodes of one pair."""
+    problems = pair_problems(one, other)
+    if problems:
+        raise ConfigurationError(
+            "the two configurations are not a pair:\n" + "\n".join(f"  {text}" for text in problems)
+        )

@@ -1,0 +1,446 @@
+"""Every key of a node's configuration: its type, its bounds, its default and what it means.
+
+The texts here are what users read: the comments of the sample configurations and the reference are made of
+them. A text tells meaning, unit, relation to other keys, and what zero or null means. ``timing`` is special
+in one way: null there means "what the profile says", and the loader puts the profile's number in, so that
+code never meets a null.
+"""
+
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+__all__ = [
+    "FIELDS",
+    "PROFILES",
+    "SECTIONS",
+    "Endpoints",
+    "Field",
+    "Http",
+    "Limits",
+    "Log",
+    "ProfileName",
+    "RoleName",
+    "Settings",
+    "Timing",
+    "flatten",
+    "timing_of",
+]
+
+RoleName = Literal["primary", "backup"]
+ProfileName = Literal["lan", "wan", "guide"]
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+# Below 10 ms the scheduler of an ordinary machine is louder than the heartbeat; above 30 s nobody calls it
+# available.
+HEARTBEAT_S_MIN = 0.01
+HEARTBEAT_S_MAX = 30.0
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A group of keys."""
+
+
+class Endpoints(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where this node listens, and where its peer is."""
+
+    clients: Annotated[
+        str,
+        Meta(
+            description="Where clients and workers connect: a ZeroMQ endpoint to bind, tcp://ADDRESS:PORT "
+            "or ipc://PATH. Any address but a loopback one needs insecure: true."
+        ),
+    ]
+    state: Annotated[
+        str,
+        Meta(
+            description="Where this node publishes its state to its peer: an endpoint to bind. The other "
+            "node's peer_state must lead here."
+        ),
+    ]
+    peer_state: Annotated[
+        str,
+        Meta(
+            description="Where the peer publishes its state: the other node's endpoints.state as seen from "
+            "this machine (an address to connect to, so never *)."
+        ),
+    ]
+
+
+class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How fast things are noticed. All in seconds; null takes the number of the profile."""
+
+    heartbeat_interval_s: Annotated[
+        float,
+        Meta(
+            ge=HEARTBEAT_S_MIN,
+            le=HEARTBEAT_S_MAX,
+            description="Seconds between two state messages to the peer. Must be the same on both nodes.",
+        ),
+    ]
+    failover_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=2 * HEARTBEAT_S_MIN,
+            le=600,
+            description="Seconds of silence after which the peer counts as dead, so that the next client "
+            "request makes the passive node active. Must be the same on both nodes and at least 2 × "
+            "heartbeat_interval_s. Also the longest pause of this process after which it may go on as "
+            "active. Shorter fails over faster and more often without cause. Clients need a longer deadline "
+            "than this, or their calls end before the other node may serve them.",
+        ),
+    ]
+    worker_heartbeat_interval_s: Annotated[
+        float,
+        Meta(
+            ge=HEARTBEAT_S_MIN,
+            le=HEARTBEAT_S_MAX,
+            description="Seconds between heartbeats with workers of the native dialect. Workers are told it "
+            "when they register, so it is set here only.",
+        ),
+    ]
+    worker_liveness: Annotated[
+        int,
+        Meta(
+            ge=2,
+            le=100,
+            description="How many intervals without any message a native worker may miss before it counts "
+            "as gone and its requests go to another one: its expiry is worker_heartbeat_interval_s × "
+            "worker_liveness.",
+        ),
+    ]
+    mdp_heartbeat_interval_s: Annotated[
+        float,
+        Meta(
+            ge=HEARTBEAT_S_MIN,
+            le=HEARTBEAT_S_MAX,
+            description="Seconds between heartbeats with plain Majordomo workers (MDP/0.1 and 0.2). They "
+            "cannot be told: set it to what they are built with. 2.5 is what the published ones use.",
+        ),
+    ]
+    mdp_liveness: Annotated[
+        int,
+        Meta(
+            ge=2,
+            le=100,
+            description="How many intervals without any message a plain Majordomo worker may miss before it "
+            "counts as gone: its expiry is mdp_heartbeat_interval_s × mdp_liveness.",
+        ),
+    ]
+    request_ttl_s: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=86_400,
+            description="Seconds that a request without a deadline of its own (plain Majordomo clients "
+            "cannot set one) may wait in a queue; then it is dropped and counted. Must be longer than both "
+            "worker expiries.",
+        ),
+    ]
+    service_ttl_s: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=86_400,
+            description="Seconds after which a service that has neither workers nor requests is forgotten. "
+            "Must be longer than both worker expiries, or a service vanishes while its workers come back.",
+        ),
+    ]
+    drain_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3_600,
+            description="Seconds that a stopping node gives its workers to finish what they are executing, "
+            "after it has handed the active role over. 0 stops at once.",
+        ),
+    ]
+
+
+class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds on what clients and workers can make this node hold. None of them can be switched off."""
+
+    services_max: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000, description="Services known at once. A request for one more is refused."),
+    ] = 1_000
+    workers_max: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000, description="Workers registered at once. One more is sent away."),
+    ] = 10_000
+    queue_length_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000_000,
+            description="Requests waiting in the queue of one service. One more is refused as busy (native "
+            "dialect) or dropped and counted (plain Majordomo, which has no word for it).",
+        ),
+    ] = 100_000
+    queue_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=KIB,
+            le=1024 * GIB,
+            description="Octets of the bodies waiting in all queues together; beyond it requests are "
+            "refused as busy. At least message_bytes_max. The default is 1 GiB.",
+        ),
+    ] = GIB
+    requests_per_client_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000_000,
+            description="Requests that one client may have waiting or executing at once.",
+        ),
+    ] = 20_000
+    deliveries_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000,
+            description="How often one request is given to a worker before it is given up, so that a "
+            "request that kills its workers does not kill them all. 1 never gives a request to a second "
+            "worker.",
+        ),
+    ] = 5
+    message_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=KIB,
+            le=4 * GIB,
+            description="Octets of the largest message frame accepted; whoever sends a larger one is "
+            "disconnected. The default is 64 MiB.",
+        ),
+    ] = 64 * MIB
+    partials_buffer_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64 * GIB,
+            description="Octets of partial replies kept for one client of MDP/0.1, which knows single "
+            "replies only: they are joined when the final one comes. 0 keeps none. The default is 16 MiB.",
+        ),
+    ] = 16 * MIB
+
+
+class Http(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Health, status and metrics."""
+
+    bind: Annotated[
+        str | None,
+        Meta(
+            description="ADDRESS:PORT where health probes, status and metrics are served over plain HTTP. "
+            "Port 0 takes any free one (the log says which). null serves none. Two nodes on one machine "
+            "need two ports."
+        ),
+    ] = "127.0.0.1:9401"
+    allow_remote: Annotated[
+        bool,
+        Meta(
+            description="Must be true for a bind address that is not a loopback one: whoever reaches it "
+            "reads status and metrics without a password. A consent of its own because it stays plain when "
+            "the brokers' sockets no longer are."
+        ),
+    ] = False
+
+
+class Log(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is written to standard error."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="The least important event that is written. info has one line per change of state."),
+    ] = "info"
+    format: Annotated[
+        Literal["console", "json"],
+        Meta(description="console for people, json (one object a line) for programs."),
+    ] = "console"
+
+
+class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything one node is told."""
+
+    pair: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=64,
+            pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z",
+            description="Name of the pair, the same on both nodes: a node ignores the state of any other "
+            "pair. Letters, digits, '.', '_', '-'; 64 at most.",
+        ),
+    ] = "bstar"
+    role: Annotated[
+        RoleName,
+        Meta(
+            description="Which node of the pair this is. The two must differ. When both start together the "
+            "primary becomes active."
+        ),
+    ]
+    profile: Annotated[
+        ProfileName,
+        Meta(
+            description="A set of timing for the link between the nodes, the same on both. lan: one switch, "
+            "failover in a third of a second. wan: jitter of a second is ordinary. guide: what the "
+            "published Binary Star uses."
+        ),
+    ] = "lan"
+    insecure: Annotated[
+        bool,
+        Meta(
+            description="Must be true before anything but a loopback address is bound under endpoints: "
+            "there is no encryption and no authentication yet (CURVE is to come), so whoever reaches the "
+            "port can send requests, register as a worker or pose as the peer."
+        ),
+    ] = False
+    state_dir: Annotated[
+        str | None,
+        Meta(
+            min_length=1,
+            description="Directory in which the node keeps its epoch across restarts, one per node, made "
+            "when missing; a relative path starts where bstar is started. null keeps nothing: after a "
+            "restart of both nodes the epoch is learned from the workers that are still there.",
+        ),
+    ] = None
+    on_dual_active: Annotated[
+        Literal["yield", "exit"],
+        Meta(
+            description="What to do when both nodes turn out to be active, as after a cut link: yield lets "
+            "the lower epoch step down, exit ends the process with status 70 for an operator to look."
+        ),
+    ] = "yield"
+    endpoints: Endpoints
+    timing: Timing
+    limits: Limits = Limits()
+    http: Http = Http()
+    log: Log = Log()
+
+
+# What `profile` stands for. Plain Majordomo workers are what they are, whatever the link between the nodes is
+# like.
+_COMMON = {
+    "mdp_heartbeat_interval_s": 2.5,
+    "mdp_liveness": 3,
+    "request_ttl_s": 60.0,
+    "service_ttl_s": 60.0,
+    "drain_timeout_s": 5.0,
+}
+PROFILES: dict[ProfileName, dict[str, float]] = {
+    "lan": {
+        "heartbeat_interval_s": 0.1,
+        "failover_timeout_s": 0.3,
+        "worker_heartbeat_interval_s": 0.25,
+        "worker_liveness": 4,
+        **_COMMON,
+    },
+    "wan": {
+        "heartbeat_interval_s": 1.0,
+        "failover_timeout_s": 4.0,
+        "worker_heartbeat_interval_s": 2.0,
+        "worker_liveness": 3,
+        **_COMMON,
+    },
+    "guide": {
+        "heartbeat_interval_s": 1.0,
+        "failover_timeout_s": 2.0,
+        "worker_heartbeat_interval_s": 2.5,
+        "worker_liveness": 3,
+        **_COMMON,
+    },
+}
+
+
+def timing_of(profile: ProfileName) -> Timing:
+    """The timing of a profile with nothing changed."""
+    return msgspec.convert(PROFILES[profile], Timing)
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One key, as the loader, the sample and the reference see it."""
+
+    path: str
+    annotation: Any  # what msgspec converts to; type expressions have no better type
+    description: str
+    may_be_null: bool
+    from_profile: bool
+    has_default: bool
+    default: object
+    expected: str
+    """What a right value is, for a message: "a number from 0.01 to 30"."""
+
+    @property
+    def section(self) -> str:
+        """The part before the last dot, empty at the top."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """The part after the last dot."""
+        return self.path.rpartition(".")[2]
+
+
+def _expected(bare: Any, meta: Meta) -> str:
+    members = [member for member in get_args(bare) if member is not NoneType]
+    if get_origin(bare) in (Union, UnionType):
+        return f"{_expected(members[0], meta)} or null"
+    if get_origin(bare) is Literal:
+        return f"one of {', '.join(str(member) for member in members)}"
+    if bare is bool:
+        return "true or false"
+    if bare is str:
+        return "a text of letters, digits, '.', '_', '-', at most 64" if meta.pattern else "a text"
+    kind = "a whole number" if bare is int else "a number"
+    return (
+        f"{kind} from {meta.ge:g} to {meta.le:g}" if bare is float else f"{kind} from {meta.ge} to {meta.le}"
+    )
+
+
+def _fields(section: type[msgspec.Struct], prefix: str) -> Iterator[Field]:
+    for field in msgspec.structs.fields(section):
+        path = prefix + field.name
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from _fields(field.type, f"{path}.")
+            continue
+        assert get_origin(field.type) is Annotated, f"{path} has no Meta"
+        bare, meta = get_args(field.type)
+        assert isinstance(meta, Meta)
+        assert meta.description, f"{path} is not described"
+        yield Field(
+            path=path,
+            annotation=field.type,
+            description=meta.description,
+            may_be_null=NoneType in get_args(bare) or section is Timing,
+            from_profile=section is Timing,
+            has_default=field.default is not msgspec.NODEFAULT,
+            default=field.default,
+            expected=_expected(bare, meta),
+        )
+
+
+def _sections() -> Iterator[tuple[str, str]]:
+    for field in msgspec.structs.fields(Settings):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield field.name, field.type.__doc__ or ""
+
+
+FIELDS: dict[str, Field] = {field.path: field for field in _fields(Settings, "")}
+"""Every key by its dotted path, in the order of the schema."""
+
+SECTIONS: dict[str, str] = dict(_sections())
+"""Every section and what it is about."""
+
+
+def flatten(settings: Settings) -> dict[str, object]:
+    """Every key's value by its dotted path, profiles resolved: what the node will really use."""
+    found: dict[str, object] = {}
+    for path, field in FIELDS.items():
+        owner: object = getattr(settings, field.section) if field.section else settings
+        found[path] = getattr(owner, field.name)
+    return found
