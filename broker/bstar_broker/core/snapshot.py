@@ -57,7 +57,11 @@ class BrokerState(msgspec.Struct, frozen=True):
 
 
 class PairState(msgspec.Struct, frozen=True):
-    """The Binary Star: this node and what it knows of its peer. ``peer_age_s`` is None if it was never heard."""
+    """The Binary Star: this node and what it knows of its peer. ``peer_age_s`` is None if it was never heard.
+
+    ``retry_after_s`` tells how long until a request could turn this node active: 0 at once, None not by a request.
+    Counters count since the node started; ``peer_ignored`` counts state messages that were no evidence, by reason.
+    """
 
     pair: str
     role: str
@@ -70,6 +74,13 @@ class PairState(msgspec.Struct, frozen=True):
     peer_age_s: float | None
     votes: int
     transitions: dict[str, int]
+    is_peer_fresh: bool = False
+    retry_after_s: float | None = None
+    failover_timeout_s: float = 0.0
+    stalls: int = 0
+    requests_refused: int = 0
+    peer_messages: int = 0
+    peer_ignored: dict[str, int] = {}
 
 
 class LoopState(msgspec.Struct, frozen=True):

@@ -1,0 +1,94 @@
+"""A broker core with hands: feed it frames, see the frames it would send, move its clock."""
+
+from bstar.errors import RemoteProtocolError
+from bstar.wire import decode, native
+from bstar.wire.messages import NodeStatus
+from bstar_broker.core.broker import Broker
+from bstar_broker.core.outputs import Output, Send
+from bstar_broker.core.settings import BrokerSettings
+
+CLIENT_ID = bytes(range(16))
+
+
+class Desk:
+    """An active broker at time 0; ``settings`` are BrokerSettings' fields."""
+
+    def __init__(self, *, is_serving: bool = True, **settings: float) -> None:
+        self.now = 0.0
+        self.broker = Broker(
+            BrokerSettings(**settings),  # type: ignore[arg-type]  # bounds are ints, times floats
+            node_id=b"N" * 16,
+            describe=self._describe,
+            now=0.0,
+        )
+        if is_serving:
+            self.broker.activate(7)
+
+    def _describe(self, now: float) -> NodeStatus:
+        state = 3 if self.broker.is_serving else 4
+        return NodeStatus(state, self.broker.epoch, 0, 0, 0, 100, 300)
+
+    def send(self, *frames: bytes) -> list[list[bytes]]:
+        """One message as the ROUTER receives it, the routing id first; what the broker sends because of it."""
+        received = list(frames)
+        try:
+            message = decode(received)
+        except RemoteProtocolError as error:
+            return sent(self.broker.receive_invalid(received[0], error, self.now))
+        return sent(self.broker.receive(message, self.now))
+
+    def wait(self, seconds: float) -> list[list[bytes]]:
+        """Let time pass, firing every deadline on the way."""
+        end = self.now + seconds
+        frames: list[list[bytes]] = []
+        while (deadline := self.broker.next_deadline()) <= end:
+            self.now = max(self.now, deadline)
+            frames += sent(self.broker.handle_timer(self.now))
+        self.now = end
+        return frames
+
+    # Short forms of what peers say. Workers and clients are named by their routing ids.
+
+    def ready02(self, worker: bytes, service: bytes = b"echo") -> list[list[bytes]]:
+        return self.send(worker, b"MDPW02", b"\x01", service)
+
+    def request02(self, client: bytes, body: bytes = b"hi", service: bytes = b"echo") -> list[list[bytes]]:
+        return self.send(client, b"MDPC02", b"\x01", service, body)
+
+    def partial02(self, worker: bytes, client: bytes, body: bytes = b"part") -> list[list[bytes]]:
+        return self.send(worker, b"MDPW02", b"\x03", client, b"", body)
+
+    def final02(self, worker: bytes, client: bytes, body: bytes = b"done") -> list[list[bytes]]:
+        return self.send(worker, b"MDPW02", b"\x04", client, b"", body)
+
+    def ready01(self, worker: bytes, service: bytes = b"echo") -> list[list[bytes]]:
+        return self.send(worker, b"", b"MDPW01", b"\x01", service)
+
+    def request01(self, client: bytes, body: bytes = b"hi", service: bytes = b"echo") -> list[list[bytes]]:
+        return self.send(client, b"", b"MDPC01", service, body)
+
+    def ready(self, worker: bytes, service: bytes = b"echo", credit: int = 1) -> list[list[bytes]]:
+        return self.send(worker, *native.encode_ready(service, credit=credit))
+
+    def request(
+        self, client: bytes, number: int, body: bytes = b"hi", service: bytes = b"echo", ttl_ms: int = 0
+    ) -> list[list[bytes]]:
+        return self.send(client, *native.encode_request(ident(number), service, [body], ttl_ms=ttl_ms))
+
+    def final(self, worker: bytes, number: int, body: bytes = b"done") -> list[list[bytes]]:
+        return self.send(worker, *native.encode_final(ident(number), 7, 0, [body]))
+
+
+def ident(number: int) -> bytes:
+    """The identity of the test client's request of that number."""
+    return native.identity(CLIENT_ID, number)
+
+
+def sent(outputs: list[Output]) -> list[list[bytes]]:
+    """The frames of the Sends among the outputs."""
+    return [output.frames for output in outputs if isinstance(output, Send)]
+
+
+def heard(frames: list[bytes]) -> native.Message:
+    """A native message to a client or worker, read without its routing id."""
+    return native.decode(frames[1:])

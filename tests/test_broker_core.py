@@ -1,0 +1,516 @@
+"""The broker core, sans-I/O: queues, dispatch, worker death, bounds, and what it tells whom."""
+
+from support.desk import Desk, heard, ident, sent
+
+from bstar.wire import native
+from bstar.wire.messages import ErrorCode, Reason
+from bstar_broker.core.management import broker_state
+
+DISCONNECT02 = [b"MDPW02", b"\x06"]
+HEARTBEAT02 = [b"MDPW02", b"\x05"]
+
+
+# --- queue and dispatch -----------------------------------------------------------------------------------------
+
+
+def test_a_request_goes_to_an_idle_worker_and_its_reply_to_the_client() -> None:
+    desk = Desk()
+    desk.ready02(b"w")
+    assert desk.request02(b"c", b"hi") == [[b"w", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
+    assert desk.final02(b"w", b"c", b"ho") == [[b"c", b"MDPC02", b"\x03", b"echo", b"ho"]]
+
+
+def test_a_request_waits_for_a_worker() -> None:
+    desk = Desk()
+    assert desk.request02(b"c", b"hi") == []
+    assert desk.ready02(b"w") == [[b"w", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
+
+
+def test_the_worker_idle_longest_comes_first() -> None:
+    desk = Desk()
+    for worker in (b"w1", b"w2", b"w3"):
+        desk.ready02(worker)
+    desk.request02(b"c1")
+    desk.final02(b"w1", b"c1")
+    order = [desk.request02(client)[0][0] for client in (b"c2", b"c3", b"c4")]
+    assert order == [b"w2", b"w3", b"w1"]
+
+
+def test_a_single_request_is_not_delayed_by_another_clients_thousand() -> None:
+    desk = Desk()
+    for number in range(1000):
+        desk.request02(b"greedy", b"%d" % number)
+    desk.request02(b"quiet", b"mine")
+    served = [desk.ready02(b"w")[0][3]]
+    served.append(desk.final02(b"w", b"greedy")[-1][3])
+    assert served == [b"greedy", b"quiet"]
+
+
+def test_requests_of_one_client_keep_their_order() -> None:
+    desk = Desk()
+    for number in range(5):
+        desk.request02(b"c", b"%d" % number)
+    bodies = [desk.ready02(b"w")[0][5]]
+    bodies += [desk.final02(b"w", b"c")[-1][5] for _ in range(4)]
+    assert bodies == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_services_do_not_share_workers() -> None:
+    desk = Desk()
+    desk.ready02(b"w", b"echo")
+    assert desk.request02(b"c", service=b"other") == []
+
+
+def test_a_worker_with_credit_gets_as_many_requests_and_no_more() -> None:
+    desk = Desk()
+    desk.ready(b"w", credit=3)
+    given = [desk.request(b"c", number) for number in range(1, 6)]
+    assert [len(frames) for frames in given] == [1, 1, 1, 0, 0]
+    final, next_request = desk.final(b"w", 2)
+    assert heard(final).identity == ident(2)
+    assert heard(next_request).identity == ident(4)
+
+
+def test_credit_is_filled_evenly_over_workers() -> None:
+    desk = Desk()
+    desk.ready(b"w1", credit=2)
+    desk.ready(b"w2", credit=2)
+    assert [desk.request(b"c", n)[0][0] for n in range(1, 5)] == [b"w1", b"w2", b"w1", b"w2"]
+
+
+def test_a_body_of_several_frames_passes_unchanged() -> None:
+    desk = Desk()
+    desk.ready02(b"w")
+    request = desk.send(b"c", b"MDPC02", b"\x01", b"echo", b"a", b"", b"b")
+    assert request == [[b"w", b"MDPW02", b"\x02", b"c", b"", b"a", b"", b"b"]]
+    reply = desk.send(b"w", b"MDPW02", b"\x04", b"c", b"", b"x", b"", b"y")
+    assert reply == [[b"c", b"MDPC02", b"\x03", b"echo", b"x", b"", b"y"]]
+
+
+# --- time -------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_without_deadline_expires_in_the_queue() -> None:
+    desk = Desk(request_ttl_s=5)
+    desk.request02(b"c")
+    desk.wait(6)
+    assert desk.ready02(b"w") == []
+    assert desk.broker.services[b"echo"].expired == 1
+    assert desk.broker.requests_of == {}
+
+
+def test_an_expired_request_is_refused_with_an_error_where_the_dialect_has_one() -> None:
+    desk = Desk()
+    desk.request(b"c", 1, ttl_ms=1500)
+    (frames,) = desk.wait(3)
+    error = heard(frames)
+    assert (frames[0], error.command, error.value, error.identity) == (b"c", native.ERROR, ErrorCode.EXPIRED, ident(1))
+
+
+def test_a_request_that_expired_since_the_last_tidying_is_not_dispatched() -> None:
+    desk = Desk()
+    desk.request(b"c", 1, ttl_ms=10)
+    desk.now = 0.5
+    frames = desk.ready(b"w")
+    assert [heard(f).command for f in frames] == [native.WELCOME, native.ERROR]
+
+
+def test_the_remaining_time_travels_with_the_request() -> None:
+    desk = Desk()
+    desk.request(b"c", 1, ttl_ms=1000)
+    desk.now = 0.25
+    request = heard(desk.ready(b"w")[1])
+    assert request.value == 750
+
+
+def test_a_silent_worker_is_forgotten_and_its_request_given_to_another() -> None:
+    desk = Desk()
+    desk.ready02(b"w1")
+    desk.request02(b"c", b"hi")
+    frames = desk.wait(7.6)
+    assert all(frame[1:] == HEARTBEAT02 for frame in frames)
+    assert desk.ready02(b"w2") == [[b"w2", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
+
+
+def test_a_worker_that_heartbeats_stays() -> None:
+    desk = Desk()
+    desk.ready02(b"w")
+    for _ in range(10):
+        desk.wait(2.5)
+        desk.send(b"w", *HEARTBEAT02)
+    assert desk.request02(b"c")[0][0] == b"w"
+
+
+def test_a_silent_worker_is_found_behind_a_live_one() -> None:
+    desk = Desk()
+    desk.ready02(b"alive", b"quiet-service")
+    desk.ready02(b"silent", b"echo")
+    for _ in range(4):
+        desk.wait(2.4)
+        desk.send(b"alive", *HEARTBEAT02)
+    assert desk.request02(b"c") == []
+
+
+def test_idle_and_busy_workers_get_heartbeats_at_their_interval() -> None:
+    desk = Desk(mdp_liveness=100)
+    desk.ready02(b"idle", b"a")
+    desk.ready02(b"busy", b"b")
+    desk.request02(b"c", service=b"b")
+    beats = [frames[0] for frames in desk.wait(25)]
+    assert beats.count(b"idle") == beats.count(b"busy") == 10
+
+
+def test_no_heartbeat_while_requests_flow() -> None:
+    desk = Desk(mdp_liveness=100)
+    desk.ready02(b"w")
+    for _ in range(20):
+        desk.request02(b"c")
+        desk.final02(b"w", b"c")
+        assert desk.wait(1) == []
+
+
+def test_native_workers_are_told_their_interval() -> None:
+    desk = Desk(worker_heartbeat_interval_s=0.25, worker_liveness=4)
+    welcome = native.decode_welcome(heard(desk.ready(b"w")[0]))
+    assert (welcome.heartbeat_ms, welcome.expiry_ms, welcome.status.epoch) == (250, 1000, 7)
+
+
+def test_a_service_without_workers_and_requests_is_removed() -> None:
+    desk = Desk(request_ttl_s=5, service_ttl_s=10)
+    desk.request02(b"c", service=b"misspelt")
+    desk.wait(7)
+    assert b"misspelt" in desk.broker.services
+    desk.wait(11)
+    assert desk.broker.services == {}
+
+
+# --- workers that die or misbehave ------------------------------------------------------------------------------
+
+
+def test_the_request_of_a_leaving_worker_goes_to_the_next_one_marked_redelivered() -> None:
+    desk = Desk()
+    desk.ready(b"w1")
+    desk.ready(b"w2")
+    first = heard(desk.request(b"c", 1)[0])
+    (frames,) = desk.send(b"w1", *native.encode_disconnect())
+    second = heard(frames)
+    assert (first.flags, second.flags) == (0, native.FLAG_REDELIVERED)
+    assert (frames[0], second.identity) == (b"w2", ident(1))
+
+
+def test_a_request_goes_out_again_before_younger_ones() -> None:
+    desk = Desk()
+    desk.ready02(b"w1")
+    desk.request02(b"c", b"old")
+    desk.request02(b"c", b"young")
+    desk.send(b"w1", *DISCONNECT02)
+    assert desk.ready02(b"w2")[0][5] == b"old"
+
+
+def test_a_request_that_kills_its_workers_is_given_up_as_poison() -> None:
+    desk = Desk(deliveries_max=3)
+    for number in range(3):
+        desk.ready(b"w%d" % number)
+    desk.request(b"c", 1)
+    desk.send(b"w0", *native.encode_disconnect())
+    desk.send(b"w1", *native.encode_disconnect())
+    (frames,) = desk.send(b"w2", *native.encode_disconnect())
+    assert (heard(frames).command, heard(frames).value) == (native.ERROR, ErrorCode.POISON)
+    assert desk.broker.services[b"echo"].poisoned == 1
+    assert desk.broker.requests_of == {}
+
+
+def test_a_worker_that_cannot_be_reached_does_not_use_up_a_delivery() -> None:
+    desk = Desk(deliveries_max=2)
+    for number in range(6):
+        desk.ready(b"w%d" % number)
+    desk.request(b"c", 1)
+    for number in range(5):
+        (frames,) = sent(desk.broker.undelivered(b"w%d" % number, desk.now))
+        assert heard(frames).flags == 0
+    assert frames[0] == b"w5"
+
+
+def test_after_a_partial_a_dead_workers_request_is_not_run_again() -> None:
+    desk = Desk()
+    desk.ready02(b"w1")
+    desk.ready02(b"w2")
+    desk.request02(b"c")
+    assert desk.partial02(b"w1", b"c") == [[b"c", b"MDPC02", b"\x02", b"echo", b"part"]]
+    assert desk.send(b"w1", *DISCONNECT02) == []
+    assert desk.broker.services[b"echo"].lost == 1
+
+
+def test_a_native_client_hears_that_its_worker_died_after_a_partial() -> None:
+    desk = Desk()
+    desk.ready(b"w1")
+    desk.ready(b"w2")
+    desk.request(b"c", 1)
+    desk.send(b"w1", *native.encode_partial(ident(1), 7, 0, [b"part"]))
+    (frames,) = desk.send(b"w1", *native.encode_disconnect())
+    assert (heard(frames).command, heard(frames).value) == (native.ERROR, ErrorCode.WORKER_LOST)
+
+
+def test_a_second_final_is_not_forwarded_and_ends_the_registration() -> None:
+    desk = Desk()
+    desk.ready02(b"w")
+    desk.request02(b"c")
+    desk.final02(b"w", b"c")
+    assert desk.final02(b"w", b"c") == [[b"w", *DISCONNECT02]]
+    assert desk.request02(b"c") == []
+
+
+def test_a_final_for_another_client_ends_the_registration_and_the_request_goes_on() -> None:
+    desk = Desk()
+    desk.ready02(b"w1")
+    desk.ready02(b"w2")
+    desk.request02(b"c")
+    frames = desk.final02(b"w1", b"somebody")
+    assert frames == [[b"w1", *DISCONNECT02], [b"w2", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
+
+
+def test_a_worker_of_a_reserved_service_is_refused() -> None:
+    desk = Desk()
+    assert desk.ready02(b"w", b"mmi.foo") == [[b"w", *DISCONNECT02]]
+    frames = desk.ready(b"n", b"mmi.service")
+    assert heard(frames[0]).value == Reason.RESERVED
+    assert desk.broker.workers == {}
+
+
+def test_an_unknown_worker_is_asked_to_register() -> None:
+    desk = Desk()
+    assert desk.send(b"w", *HEARTBEAT02) == [[b"w", *DISCONNECT02]]
+    assert heard(desk.send(b"n", *native.encode_heartbeat(1))[0]).value == Reason.UNKNOWN
+    assert desk.ready02(b"w") == []
+    assert desk.request02(b"c")[0][0] == b"w"
+
+
+def test_a_malformed_final_of_a_registered_worker_disconnects_it() -> None:
+    desk = Desk()
+    desk.ready02(b"w1")
+    desk.ready02(b"w2")
+    desk.request02(b"c")
+    frames = desk.send(b"w1", b"MDPW02", b"\x04", b"c")
+    assert frames == [[b"w1", *DISCONNECT02], [b"w2", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
+
+
+def test_garbage_is_counted_and_leaves_no_trace() -> None:
+    desk = Desk()
+    for frames in ([b"x"], [b"x", b""], [b"x", b"MDPW02", b"\x63"], [b"x", b"\xb5\x01"], [b"x", b"", b"MDPC01"]):
+        assert desk.send(*frames) == []
+    assert sum(desk.broker.drops.values()) == 5
+    assert (desk.broker.workers, desk.broker.services, desk.broker.requests_of) == ({}, {}, {})
+
+
+def test_a_worker_that_knows_a_later_epoch_gives_the_request_back() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    desk.request(b"c", 1)
+    (frames,) = desk.send(b"w", *native.encode_stale_epoch(ident(1), 9))
+    again = heard(frames)
+    assert (again.command, again.identity, again.flags) == (native.REQUEST, ident(1), 0)
+
+
+# --- dialects meet ----------------------------------------------------------------------------------------------
+
+
+def test_a_native_client_and_a_plain_worker_understand_each_other() -> None:
+    desk = Desk()
+    desk.ready02(b"w")
+    assert desk.request(b"c", 5) == [[b"w", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
+    part = heard(desk.partial02(b"w", b"c", b"p")[0])
+    final = heard(desk.final02(b"w", b"c", b"f")[0])
+    assert (part.command, part.identity, part.value, part.body) == (native.PARTIAL, ident(5), 0, [b"p"])
+    assert (final.command, final.identity, final.value, final.body) == (native.FINAL, ident(5), 1, [b"f"])
+
+
+def test_a_plain_client_and_a_native_worker_understand_each_other() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    request = heard(desk.request02(b"c")[0])
+    assert request.identity[:16] == b"N" * 16
+    reply = desk.send(b"w", *native.encode_final(request.identity, 7, 0, [b"f"]))
+    assert reply == [[b"c", b"MDPC02", b"\x03", b"echo", b"f"]]
+
+
+def test_a_plain_client_hears_nothing_of_a_failed_handler() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    request = heard(desk.request02(b"c")[0])
+    assert desk.send(b"w", *native.encode_error(request.identity, 7, 1, b"ValueError")) == []
+    assert desk.broker.services[b"echo"].failed == 1
+    assert desk.request02(b"c")[0][0] == b"w"
+
+
+def test_partials_for_a_01_client_become_one_reply() -> None:
+    desk = Desk()
+    desk.ready02(b"w")
+    desk.request01(b"c")
+    assert desk.partial02(b"w", b"c", b"1") == []
+    assert desk.partial02(b"w", b"c", b"2") == []
+    assert desk.final02(b"w", b"c", b"3") == [[b"c", b"", b"MDPC01", b"echo", b"1", b"2", b"3"]]
+
+
+def test_held_partials_of_a_dead_worker_are_forgotten_and_the_request_runs_again() -> None:
+    desk = Desk()
+    desk.ready02(b"w1")
+    desk.ready02(b"w2")
+    desk.request01(b"c")
+    desk.partial02(b"w1", b"c", b"old")
+    assert desk.send(b"w1", *DISCONNECT02) == [[b"w2", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
+    assert desk.final02(b"w2", b"c", b"new") == [[b"c", b"", b"MDPC01", b"echo", b"new"]]
+
+
+def test_too_many_held_partials_are_given_up_without_harm_to_the_worker() -> None:
+    desk = Desk(partials_buffer_bytes_max=10)
+    desk.ready02(b"w")
+    desk.request01(b"c")
+    desk.partial02(b"w", b"c", b"x" * 11)
+    assert desk.final02(b"w", b"c") == []
+    assert desk.broker.services[b"echo"].lost == 1
+    assert desk.request01(b"c")[0][0] == b"w"
+
+
+def test_an_envelope_comes_back_as_it_was() -> None:
+    desk = Desk()
+    desk.ready01(b"w")
+    desk.send(b"c", b"\0\0\0\7", b"", b"MDPC01", b"echo", b"hi")
+    reply = desk.send(b"w", b"", b"MDPW01", b"\x03", b"c", b"", b"ho")
+    assert reply == [[b"c", b"\0\0\0\7", b"", b"MDPC01", b"echo", b"ho"]]
+
+
+# --- repetition -------------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_request_is_executed_once_and_answered_at_its_new_address() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    desk.request(b"old-socket", 1)
+    assert desk.request(b"new-socket", 1) == []
+    (frames,) = desk.final(b"w", 1)
+    assert frames[0] == b"new-socket"
+    assert desk.broker.services[b"echo"].duplicates == 1
+    assert desk.broker.requests_of == {}
+
+
+def test_the_same_number_of_another_client_is_another_request() -> None:
+    desk = Desk()
+    desk.ready(b"w1")
+    desk.ready(b"w2")
+    desk.request(b"a", 1)
+    other = native.identity(b"O" * 16, 1)
+    (frames,) = desk.send(b"b", *native.encode_request(other, b"echo", [b"hi"]))
+    assert heard(frames).identity == other
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_refuses_the_newest() -> None:
+    desk = Desk(queue_length_max=2)
+    desk.request(b"c", 1)
+    desk.request(b"c", 2)
+    (frames,) = desk.request(b"c", 3)
+    assert (heard(frames).command, heard(frames).identity) == (native.BUSY, ident(3))
+    assert heard(frames).value > 0
+    assert desk.broker.services[b"echo"].refused == 1
+    assert desk.request02(b"plain") == []
+    assert desk.broker.drops["queue-full"] == 2
+
+
+def test_the_octets_of_all_queues_together_are_bounded() -> None:
+    desk = Desk(queue_bytes_max=100)
+    desk.request(b"c", 1, b"x" * 60)
+    assert heard(desk.request(b"c", 2, b"x" * 60, service=b"other")[0]).command == native.BUSY
+    desk.ready(b"w")
+    assert desk.broker.queued_bytes == 0
+    assert desk.request(b"c", 3, b"x" * 60, service=b"other") == []
+
+
+def test_one_client_cannot_fill_the_house() -> None:
+    desk = Desk(requests_per_client_max=2)
+    desk.request(b"greedy", 1)
+    desk.request(b"greedy", 2)
+    assert heard(desk.request(b"greedy", 3)[0]).command == native.BUSY
+    assert desk.request(b"quiet", 4) == []
+
+
+def test_services_and_workers_are_bounded() -> None:
+    desk = Desk(services_max=2, workers_max=2)
+    desk.ready02(b"w1", b"a")
+    desk.ready02(b"w2", b"b")
+    assert desk.ready02(b"w3", b"a") == [[b"w3", *DISCONNECT02]]
+    assert heard(desk.request(b"c", 1, service=b"third")[0]).command == native.BUSY
+
+
+def test_nothing_is_left_of_clients_that_were_answered() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    for number in range(1, 1000):
+        client = b"client-%d" % number
+        desk.request(client, number)
+        desk.final(b"w", number)
+    assert desk.broker.requests_of == {}
+    assert desk.broker._by_identity == {}
+    assert broker_state(desk.broker).clients == 0
+
+
+# --- the role changes -------------------------------------------------------------------------------------------
+
+
+def test_a_passive_broker_registers_workers_and_dispatches_nothing() -> None:
+    desk = Desk(is_serving=False)
+    assert [heard(f).command for f in desk.ready(b"w")] == [native.WELCOME]
+    desk.broker.activate(9)
+    (frames,) = desk.request(b"c", 1)
+    assert (frames[0], heard(frames).epoch) == (b"w", 9)
+
+
+def test_giving_up_the_role_gives_every_request_back() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    desk.request(b"c", 1)
+    desk.request(b"c", 2)
+    desk.request02(b"plain")
+    returned = [heard(frames) for frames in sent(desk.broker.deactivate(desk.now))]
+    assert {(m.command, m.identity, m.flags) for m in returned} == {
+        (native.NOT_ACTIVE, ident(1), native.FLAG_DISPATCHED),
+        (native.NOT_ACTIVE, ident(2), 0),
+    }
+    assert desk.broker.services[b"echo"].returned == 3
+    assert desk.broker.queued_bytes == 0
+
+
+def test_a_reply_that_comes_after_the_role_is_gone_is_dropped_and_the_worker_stays() -> None:
+    desk = Desk()
+    desk.ready02(b"w")
+    desk.request02(b"c")
+    desk.broker.deactivate(desk.now)
+    assert desk.final02(b"w", b"c") == []
+    assert b"w" in desk.broker.workers
+    assert desk.broker.requests_of == {}
+    desk.broker.activate(8)
+    assert desk.request02(b"c")[0][0] == b"w"
+
+
+def test_a_request_repeated_after_a_short_loss_of_the_role_is_not_run_twice() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    desk.request(b"c", 1)
+    desk.broker.deactivate(desk.now)
+    desk.broker.activate(9)
+    assert desk.request(b"c", 1) == []
+    (frames,) = desk.final(b"w", 1)
+    assert (frames[0], heard(frames).command) == (b"c", native.FINAL)
+
+
+def test_a_draining_broker_finishes_what_workers_hold_and_starts_nothing() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    desk.request(b"c", 1)
+    desk.broker.drain()
+    assert desk.request(b"c", 2) == []
+    assert [heard(f).identity for f in desk.final(b"w", 1)] == [ident(1)]
+    assert desk.broker.in_flight == 0
+    (frames,) = sent(desk.broker.deactivate(desk.now))
+    assert (heard(frames).command, heard(frames).identity, heard(frames).flags) == (native.NOT_ACTIVE, ident(2), 0)
