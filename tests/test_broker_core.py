@@ -1,16 +1,15 @@
 """The broker core, sans-I/O: queues, dispatch, worker death, bounds, and what it tells whom."""
 
-from support.desk import Desk, heard, ident, sent
-
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode, Reason
 from bstar_broker.core.management import broker_state
+from support.desk import Desk, heard, ident, sent
 
 DISCONNECT02 = [b"MDPW02", b"\x06"]
 HEARTBEAT02 = [b"MDPW02", b"\x05"]
 
 
-# --- queue and dispatch -----------------------------------------------------------------------------------------
+# --- queue and dispatch -------------------------------------------------------------------------------------
 
 
 def test_a_request_goes_to_an_idle_worker_and_its_reply_to_the_client() -> None:
@@ -87,7 +86,7 @@ def test_a_body_of_several_frames_passes_unchanged() -> None:
     assert reply == [[b"c", b"MDPC02", b"\x03", b"echo", b"x", b"", b"y"]]
 
 
-# --- time -------------------------------------------------------------------------------------------------------
+# --- time ---------------------------------------------------------------------------------------------------
 
 
 def test_a_request_without_deadline_expires_in_the_queue() -> None:
@@ -104,7 +103,12 @@ def test_an_expired_request_is_refused_with_an_error_where_the_dialect_has_one()
     desk.request(b"c", 1, ttl_ms=1500)
     (frames,) = desk.wait(3)
     error = heard(frames)
-    assert (frames[0], error.command, error.value, error.identity) == (b"c", native.ERROR, ErrorCode.EXPIRED, ident(1))
+    assert (frames[0], error.command, error.value, error.identity) == (
+        b"c",
+        native.ERROR,
+        ErrorCode.EXPIRED,
+        ident(1),
+    )
 
 
 def test_a_request_that_expired_since_the_last_tidying_is_not_dispatched() -> None:
@@ -184,7 +188,7 @@ def test_a_service_without_workers_and_requests_is_removed() -> None:
     assert desk.broker.services == {}
 
 
-# --- workers that die or misbehave ------------------------------------------------------------------------------
+# --- workers that die or misbehave --------------------------------------------------------------------------
 
 
 def test_the_request_of_a_leaving_worker_goes_to_the_next_one_marked_redelivered() -> None:
@@ -296,7 +300,13 @@ def test_a_malformed_final_of_a_registered_worker_disconnects_it() -> None:
 
 def test_garbage_is_counted_and_leaves_no_trace() -> None:
     desk = Desk()
-    for frames in ([b"x"], [b"x", b""], [b"x", b"MDPW02", b"\x63"], [b"x", b"\xb5\x01"], [b"x", b"", b"MDPC01"]):
+    for frames in (
+        [b"x"],
+        [b"x", b""],
+        [b"x", b"MDPW02", b"\x63"],
+        [b"x", b"\xb5\x01"],
+        [b"x", b"", b"MDPC01"],
+    ):
         assert desk.send(*frames) == []
     assert sum(desk.broker.drops.values()) == 5
     assert (desk.broker.workers, desk.broker.services, desk.broker.requests_of) == ({}, {}, {})
@@ -311,7 +321,7 @@ def test_a_worker_that_knows_a_later_epoch_gives_the_request_back() -> None:
     assert (again.command, again.identity, again.flags) == (native.REQUEST, ident(1), 0)
 
 
-# --- dialects meet ----------------------------------------------------------------------------------------------
+# --- dialects meet ------------------------------------------------------------------------------------------
 
 
 def test_a_native_client_and_a_plain_worker_understand_each_other() -> None:
@@ -379,7 +389,7 @@ def test_an_envelope_comes_back_as_it_was() -> None:
     assert reply == [[b"c", b"\0\0\0\7", b"", b"MDPC01", b"echo", b"ho"]]
 
 
-# --- repetition -------------------------------------------------------------------------------------------------
+# --- repetition ---------------------------------------------------------------------------------------------
 
 
 def test_a_repeated_request_is_executed_once_and_answered_at_its_new_address() -> None:
@@ -403,7 +413,7 @@ def test_the_same_number_of_another_client_is_another_request() -> None:
     assert heard(frames).identity == other
 
 
-# --- bounds -----------------------------------------------------------------------------------------------------
+# --- bounds -------------------------------------------------------------------------------------------------
 
 
 def test_a_full_queue_refuses_the_newest() -> None:
@@ -455,7 +465,7 @@ def test_nothing_is_left_of_clients_that_were_answered() -> None:
     assert broker_state(desk.broker).clients == 0
 
 
-# --- the role changes -------------------------------------------------------------------------------------------
+# --- the role changes ---------------------------------------------------------------------------------------
 
 
 def test_a_passive_broker_registers_workers_and_dispatches_nothing() -> None:
@@ -513,4 +523,8 @@ def test_a_draining_broker_finishes_what_workers_hold_and_starts_nothing() -> No
     assert [heard(f).identity for f in desk.final(b"w", 1)] == [ident(1)]
     assert desk.broker.in_flight == 0
     (frames,) = sent(desk.broker.deactivate(desk.now))
-    assert (heard(frames).command, heard(frames).identity, heard(frames).flags) == (native.NOT_ACTIVE, ident(2), 0)
+    assert (heard(frames).command, heard(frames).identity, heard(frames).flags) == (
+        native.NOT_ACTIVE,
+        ident(2),
+        0,
+    )

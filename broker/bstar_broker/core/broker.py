@@ -1,10 +1,10 @@
 """The Majordomo broker, sans-I/O: services, their queues, their workers, and the way of each request.
 
-A request is accepted into its service's queue, given to the worker that has been idle longest, and ends with one
-final reply. It ends otherwise only in ways that are counted: its time in the queue ran out, every worker it was
-given to died (``deliveries_max``), its worker died after PARTIALs had gone out, or this node gave up its role. A
-client of the native dialect is told each time; plain MDP has no words for it, so its clients hear nothing and
-their timeout applies.
+A request is accepted into its service's queue, given to the worker that has been idle longest, and ends with
+one final reply. It ends otherwise only in ways that are counted: its time in the queue ran out, every worker
+it was given to died (``deliveries_max``), its worker died after PARTIALs had gone out, or this node gave up
+its role. A client of the native dialect is told each time; plain MDP has no words for it, so its clients hear
+nothing and their timeout applies.
 
 Whether this node may serve is not decided here: ``Node`` asks the Binary Star and calls ``activate`` and
 ``deactivate``. Workers may register at any time, so that a passive node knows them when it takes over.
@@ -40,8 +40,8 @@ __all__ = ["Broker"]
 
 # Queued requests that nobody waits for any more are looked for this often; until then they are only skipped.
 _TIDY_INTERVAL_S = 1.0
-# Heartbeats are looked after in steps of a fraction of the shortest interval, so that thousands of workers with
-# different deadlines cost one pass per step and not one each.
+# Heartbeats are looked after in steps of a fraction of the shortest interval, so that thousands of workers
+# with different deadlines cost one pass per step and not one each.
 _SWEEPS_PER_HEARTBEAT = 4
 # A full queue needs about this long to have room again; the hint of BUSY.
 _BUSY_RETRY_MS = 50
@@ -89,14 +89,16 @@ class Broker:
             Ping: self._on_ping,
         }
 
-    # --- the face towards the shell ----------------------------------------------------------------------------
+    # --- the face towards the shell -------------------------------------------------------------------------
 
     def receive(self, message: FromPeer, now: float) -> list[Output]:
         """A message of a client (admitted by the Binary Star) or a worker."""
         return self._handlers[type(message)](message, now)
 
     def receive_invalid(self, sender: bytes, error: RemoteProtocolError, now: float) -> list[Output]:
-        """A message that no codec could read: drop it; a registered worker that sent it is invalid (MDP1-B-05)."""
+        """A message that no codec could read: drop it; a registered worker that sent it is invalid
+        (MDP1-B-05).
+        """
         self.drop(f"invalid-{error.reason}")
         worker = self.workers.get(sender) if error.from_worker else None
         if worker is None:
@@ -118,7 +120,9 @@ class Broker:
         self.is_draining = False
 
     def deactivate(self, now: float) -> list[Output]:
-        """This node no longer serves: every request it holds goes back to its client as far as that can be told."""
+        """This node no longer serves: every request it holds goes back to its client as far as that can be
+        told.
+        """
         if not self.is_serving:
             return []
         self.is_serving = False
@@ -183,7 +187,7 @@ class Broker:
         """Count a message that leads to nothing. Reasons are slugs of our own, never taken from the wire."""
         self.drops[reason] = self.drops.get(reason, 0) + 1
 
-    # --- clients -----------------------------------------------------------------------------------------------
+    # --- clients --------------------------------------------------------------------------------------------
 
     def _on_request(self, message: Request, now: float) -> list[Output]:
         name = message.service
@@ -204,7 +208,9 @@ class Broker:
         settings = self._settings
         held = self.requests_of.get(sender, 0)
         if held >= settings.requests_per_client_max:
-            return self._refuse_busy(message, codec, service, "client-full", "too many requests of this client")
+            return self._refuse_busy(
+                message, codec, service, "client-full", "too many requests of this client"
+            )
         queue = service.queue
         size = sum(map(len, message.body))
         ttl_ms = message.ttl_ms
@@ -260,9 +266,13 @@ class Broker:
     def _on_ping(self, message: Ping, now: float) -> list[Output]:
         return [Send(native.CODEC.pong(message.sender, message.identity, self._describe(now)))]
 
-    def _give_back(self, request: Accepted, status: NodeStatus, was_dispatched: bool, outputs: list[Output]) -> None:
+    def _give_back(
+        self, request: Accepted, status: NodeStatus, was_dispatched: bool, outputs: list[Output]
+    ) -> None:
         request.service.returned += 1
-        frames = request.codec.not_active(request.sender, request.envelope, request.identity, status, was_dispatched)
+        frames = request.codec.not_active(
+            request.sender, request.envelope, request.identity, status, was_dispatched
+        )
         if frames is not None:
             outputs.append(Send(frames))
 
@@ -285,7 +295,7 @@ class Broker:
         if request.identity:
             self._by_identity.pop(request.identity, None)
 
-    # --- giving work to workers --------------------------------------------------------------------------------
+    # --- giving work to workers -----------------------------------------------------------------------------
 
     def _dispatch(self, worker: WorkerRecord, request: Accepted, now: float) -> Dispatch:
         """Hand the request over; the caller has taken the worker out of the idle list."""
@@ -343,7 +353,9 @@ class Broker:
 
     def _expire(self, request: Accepted) -> list[Output]:
         request.service.expired += 1
-        return self._fail(request, ErrorCode.EXPIRED, "the request's time ended in the queue; it was not executed")
+        return self._fail(
+            request, ErrorCode.EXPIRED, "the request's time ended in the queue; it was not executed"
+        )
 
     def _redeliver(self, request: Accepted, now: float, outputs: list[Output]) -> None:
         """A worker took this request with it: give it to another, if that is right."""
@@ -357,11 +369,15 @@ class Broker:
         elif request.deliveries >= self._settings.deliveries_max:
             service.poisoned += 1
             outputs += self._fail(
-                request, ErrorCode.POISON, f"each of {request.deliveries} workers died or left with this request"
+                request,
+                ErrorCode.POISON,
+                f"each of {request.deliveries} workers died or left with this request",
             )
         elif request.has_deadline and now >= request.expires_at:
             service.lost += 1
-            outputs += self._fail(request, ErrorCode.WORKER_LOST, "the worker died and the request's time is over")
+            outputs += self._fail(
+                request, ErrorCode.WORKER_LOST, "the worker died and the request's time is over"
+            )
         else:
             request.held = None
             if not request.has_deadline:
@@ -370,7 +386,7 @@ class Broker:
             service.queue.push_front(request.lane, request)
             self.queued_bytes += request.size
 
-    # --- workers -----------------------------------------------------------------------------------------------
+    # --- workers --------------------------------------------------------------------------------------------
 
     def _on_ready(self, message: Ready, now: float) -> list[Output]:
         sender = message.sender
@@ -539,7 +555,9 @@ class Broker:
         return self._lose(worker, now) if worker is not None else []
 
     def _on_stale_epoch(self, message: StaleEpoch, now: float) -> list[Output]:
-        """The worker knows of a later activation. The node has heard of that first; here only its request counts."""
+        """The worker knows of a later activation. The node has heard of that first; here only its request
+        counts.
+        """
         worker = self.workers.get(message.sender)
         if worker is None:
             return self._unknown_worker(message.sender, Dialect.NATIVE, ())
@@ -581,10 +599,10 @@ class Broker:
             self._dispatch_queued(service, now, outputs)
         return outputs
 
-    # --- time --------------------------------------------------------------------------------------------------
+    # --- time -----------------------------------------------------------------------------------------------
 
     def _sweep(self, now: float, outputs: list[Output]) -> None:
-        """Look at every worker: an order by deadline could hide a silent one behind a live one (MDP1-R-04)."""
+        """Look at every worker: in any other order a live one could hide a silent one (MDP1-R-04)."""
         horizon = now + self._sweep_interval_s / 2
         expired: list[WorkerRecord] = []
         status = self._describe(now)
@@ -593,13 +611,17 @@ class Broker:
                 expired.append(worker)
             elif horizon >= worker.sent_at + worker.heartbeat_s:
                 worker.sent_at = now
-                outputs.append(Send(worker.codec.heartbeat(worker.routing_id, worker.envelope, status.state, status.epoch)))
+                outputs.append(
+                    Send(
+                        worker.codec.heartbeat(worker.routing_id, worker.envelope, status.state, status.epoch)
+                    )
+                )
         for worker in expired:
             self.drop("worker-expired")
             outputs += self._lose(worker, now)
 
     def _tidy(self, now: float, outputs: list[Output]) -> None:
-        """Free what nobody waits for: requests past their time, services without workers and requests."""
+        """Free what nobody waits for: requests past their time, services without workers or requests."""
         forgotten: list[ServiceRecord] = []
         for service in self.services.values():
             if service.queue.length:

@@ -1,4 +1,5 @@
-"""The broker's own services (8/MMI): answered at once, in every state of the node, never queued, never a vote.
+"""The broker's own services (8/MMI): answered at once, in every state of the node, never queued, never a
+vote.
 
 Looking at a node must not change it, so nothing here touches a queue or a worker's deadline.
 """
@@ -28,7 +29,8 @@ def answer(
 ) -> list[bytes]:
     """The body of the reply to a request for ``service``, a name that begins with ``mmi.``.
 
-    Of several body frames the last counts. ``state`` makes the node's snapshot, if that is what was asked for.
+    Of several body frames the last counts. ``state`` makes the node's snapshot, if that is what was asked
+    for.
     """
     try:
         asked = mmi.Service(service)

@@ -1,14 +1,14 @@
 """One node of the pair: the Binary Star machine and the broker as a single sans-I/O machine.
 
-The shell feeds it what arrives (``receive_frames`` from the ROUTER socket, ``receive`` from the peer) and the time,
-and carries out the outputs in order. The Binary Star decides whether a request for work may be served, and such a
-request is a vote; whatever the machine decides about this node's role is passed to the broker here, so a shell
-or a simulator has no logic of its own.
+The shell feeds it what arrives (``receive_frames`` from the ROUTER socket, ``receive`` from the peer) and the
+time, and carries out the outputs in order. The Binary Star decides whether a request for work may be served,
+and such a request is a vote; whatever the machine decides about this node's role is passed to the broker
+here, so a shell or a simulator has no logic of its own.
 
 It has the interface of ``StarMachine``, so ``bstar.BinaryStar`` runs it as it would run that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bstar.errors import RemoteProtocolError
 from bstar.star import Activated, Deactivated, StarMachine
@@ -18,7 +18,7 @@ from bstar.wire.messages import Heartbeat, NodeStatus, Ping, Ready, Request, Sta
 from bstar.wire.peer import PeerState
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.management import answer, broker_state
-from bstar_broker.core.outputs import Drained, Output, Send
+from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.settings import BrokerSettings
 from bstar_broker.core.snapshot import LoopState, NodeState, PairState
 
@@ -50,11 +50,10 @@ class Node:
         self._message_bytes_max = settings.message_bytes_max
         self._drain_timeout_s = drain_timeout_s
         self._drain_until: float | None = None
-        self._has_left = False
         self._version = version
         self._loop = loop
 
-    # --- the ROUTER socket -------------------------------------------------------------------------------------
+    # --- the ROUTER socket ----------------------------------------------------------------------------------
 
     def receive_frames(self, frames: list[bytes], now: float) -> list[Output]:
         """One message of a client or worker, the routing id first. Bad ones are counted, never raised."""
@@ -82,8 +81,7 @@ class Node:
             outputs += self._manage(message, now)
             return outputs
         if not self.machine.is_active:
-            if self._drain_until is None:
-                outputs += self._expand(self.machine.client_request(now), now)
+            outputs += self._expand(self.machine.client_request(now), now)
             if not self.machine.is_active:
                 outputs += self.broker.refuse(message, now)
                 return outputs
@@ -93,7 +91,9 @@ class Node:
         return self.broker.receive(message, now)
 
     def _manage(self, message: Request, now: float) -> list[Output]:
-        """Answer a management request. Native clients follow the active node, except to look at a node itself."""
+        """Answer a management request. Native clients follow the active node, except to look at a node
+        itself.
+        """
         codec = CODECS[message.dialect]
         if (
             message.dialect == Dialect.NATIVE
@@ -125,7 +125,7 @@ class Node:
         """The shell could not carry out a Dispatch to this worker."""
         return self.broker.undelivered(routing_id, now)
 
-    # --- the Binary Star ---------------------------------------------------------------------------------------
+    # --- the Binary Star ------------------------------------------------------------------------------------
 
     @property
     def is_active(self) -> bool:
@@ -135,6 +135,10 @@ class Node:
     def receive(self, message: PeerState, now: float) -> list[Output]:
         """A state message of the peer."""
         return self._expand(self.machine.receive(message, now), now)
+
+    def receive_invalid(self, error: RemoteProtocolError, now: float) -> list[Output]:
+        """A message on the peer link that is no state message."""
+        return self._expand(self.machine.receive_invalid(error, now), now)
 
     def client_request(self, now: float) -> list[Output]:
         """A vote that arrived on another socket."""
@@ -153,28 +157,32 @@ class Node:
         return self._expand(self.machine.handover(now), now)
 
     def leave(self, now: float) -> list[Output]:
-        """Stop in good order: finish what workers hold, give up the role, then ``Drained``. Idempotent."""
-        if self._has_left or self._drain_until is not None:
+        """Stop in good order: let workers finish what they hold, then give up the role. Idempotent."""
+        if self._drain_until is not None:
             return []
-        if not self.machine.is_active:
-            return self._finish_leaving(now)
-        self.broker.drain()
         self._drain_until = now + self._drain_timeout_s
+        if self.machine.is_active:
+            self.broker.drain()
         return self._leave_when_drained(now)
 
     def _leave_when_drained(self, now: float) -> list[Output]:
-        if self._drain_until is None or (now < self._drain_until and self.broker.in_flight):
+        if self._drain_until is None or self.machine.is_leaving:
             return []
-        return self._finish_leaving(now)
+        if now < self._drain_until and self.broker.in_flight:
+            return []
+        return self._expand(self.machine.leave(now), now)
 
-    def _finish_leaving(self, now: float) -> list[Output]:
-        self._drain_until = None
-        self._has_left = True
-        return [*self._expand(self.machine.leave(now), now), Drained()]
+    def has_left(self, now: float) -> bool:
+        """After ``leave``: may the process end?"""
+        return self.machine.has_left(now)
 
     def status(self, now: float) -> NodeStatus:
         """What this node tells clients and workers about itself."""
         return self.machine.status(now)
+
+    def retry_after_s(self, now: float) -> float | None:
+        """How long until a request could turn this node active: 0 at once, None not by a request."""
+        return self.machine.retry_after_s(now)
 
     def next_deadline(self) -> float | None:
         """When ``handle_timer`` has something to do."""
@@ -186,14 +194,12 @@ class Node:
         """Everything whose time has come, of the machine and of the broker."""
         outputs = self._expand(self.machine.handle_timer(now), now)
         outputs += self.broker.handle_timer(now)
-        if self._drain_until is not None:
-            outputs += self._leave_when_drained(now)
-        return outputs
+        return outputs + self._leave_when_drained(now)
 
     def _learn(self, epoch: int, now: float) -> list[Output]:
         return self._expand(self.machine.learn_epoch(epoch, now), now)
 
-    def _expand(self, outputs: list[Output], now: float) -> list[Output]:
+    def _expand(self, outputs: Sequence[object], now: float) -> list[Output]:
         """Let the broker follow the machine, its outputs right behind the one that caused them."""
         expanded: list[Output] = []
         for output in outputs:
@@ -204,7 +210,7 @@ class Node:
                 expanded += self.broker.deactivate(now)
         return expanded
 
-    # --- for people and monitors -------------------------------------------------------------------------------
+    # --- for people and monitors ----------------------------------------------------------------------------
 
     def state(self, now: float) -> NodeState:
         """A snapshot of everything worth knowing."""
@@ -222,7 +228,9 @@ class Node:
                 peer_state=None if machine.peer_state is None else machine.peer_state.name,
                 peer_age_s=None if machine.peer_heard_at is None else round(now - machine.peer_heard_at, 3),
                 votes=machine.votes,
-                transitions={f"{old.name}->{new.name}": count for (old, new), count in machine.transitions.items()},
+                transitions={
+                    f"{old.name}->{new.name}": count for (old, new), count in machine.transitions.items()
+                },
             ),
             broker=broker_state(self.broker),
             loop=self._loop(now) if self._loop is not None else None,

@@ -5,7 +5,7 @@ Outputs of the Binary Star machine travel in the same lists (see ``node``); the 
 
 import msgspec
 
-__all__ = ["Dispatch", "Drained", "Output", "Send"]
+__all__ = ["Dispatch", "Output", "Send"]
 
 
 class Send(msgspec.Struct, gc=False):
@@ -18,11 +18,9 @@ class Send(msgspec.Struct, gc=False):
 
 
 class Dispatch(Send, gc=False):
-    """A Send that gives a request to a worker; if it fails, the delivery did not happen (``Node.undelivered``)."""
-
-
-class Drained(msgspec.Struct, frozen=True, gc=False):
-    """The node has given up its role and holds no request any more: its process may end."""
+    """A Send that gives a request to a worker; if it fails, the delivery did not happen
+    (``Node.undelivered``).
+    """
 
 
 # Star outputs pass through as well, hence object: the shell dispatches on the type.

@@ -1,7 +1,7 @@
 """A queue that is fair between those who fill it.
 
-Each client has a lane of its own; the lanes take turns, so one client's thousand requests delay another client's
-single one by one request, not by a thousand. Within a lane the order is that of arrival.
+Each client has a lane of its own; the lanes take turns, so one client's thousand requests delay another
+client's single one by one request, not by a thousand. Within a lane the order is that of arrival.
 """
 
 from collections import deque

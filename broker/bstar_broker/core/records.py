@@ -1,7 +1,7 @@
 """What the broker remembers: requests it accepted, workers that registered, services that were named.
 
-Plain records without behaviour that reaches beyond themselves. None of them refers to a record that refers back,
-except a request to its service, whose queue holds it only while it waits.
+Plain records without behaviour that reaches beyond themselves. None of them refers to a record that refers
+back, except a request to its service, whose queue holds it only while it waits.
 """
 
 from bisect import bisect_left
@@ -23,10 +23,11 @@ LATENCY_BOUNDS_S = (
 class Accepted(msgspec.Struct, gc=False):
     """A request that the broker answers for, from its arrival to its final reply.
 
-    ``sender``, ``envelope`` and ``codec`` say where its replies go, ``lane`` whose share of the queue it takes.
-    ``expires_at`` ends its wait in the queue; ``has_deadline`` tells that its client gives up then, too.
-    ``partials`` counts those sent on to the client, ``held`` keeps them for a client who can take one reply only.
-    ``is_abandoned``: its client was told that this node no longer answers for it, but a worker still has it.
+    ``sender``, ``envelope`` and ``codec`` say where its replies go, ``lane`` whose share of the queue it
+    takes. ``expires_at`` ends its wait in the queue; ``has_deadline`` tells that its client gives up then,
+    too. ``partials`` counts those sent on to the client, ``held`` keeps them for a client who can take one
+    reply only. ``is_abandoned``: its client was told that this node no longer answers for it, but a worker
+    still has it.
     """
 
     sender: bytes

@@ -6,7 +6,7 @@ __all__ = ["BrokerSettings"]
 
 
 class BrokerSettings(msgspec.Struct, frozen=True):
-    """Times in seconds, bounds in counts and octets. See docs/configuration for their meaning to operators."""
+    """Times in seconds, bounds in counts and octets; docs/configuration.md tells operators more."""
 
     worker_heartbeat_interval_s: float = 1.0
     worker_liveness: int = 4

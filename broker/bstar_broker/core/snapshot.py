@@ -1,7 +1,8 @@
-"""What a node looks like at one moment, for people and monitors: the answer of mmi.state, and the metrics' source.
+"""What a node looks like at one moment, for people and monitors: the answer of mmi.state, and the metrics'
+source.
 
-Made in the broker's own thread on request, so that nobody reads tables while they change. Everything is a plain
-number or a text that was checked; ids are hexadecimal.
+Made in the broker's own thread on request, so that nobody reads tables while they change. Everything is a
+plain number or a text that was checked; ids are hexadecimal.
 """
 
 import msgspec
@@ -59,8 +60,9 @@ class BrokerState(msgspec.Struct, frozen=True):
 class PairState(msgspec.Struct, frozen=True):
     """The Binary Star: this node and what it knows of its peer. ``peer_age_s`` is None if it was never heard.
 
-    ``retry_after_s`` tells how long until a request could turn this node active: 0 at once, None not by a request.
-    Counters count since the node started; ``peer_ignored`` counts state messages that were no evidence, by reason.
+    ``retry_after_s`` tells how long until a request could turn this node active: 0 at once, None not by a
+    request. Counters count since the node started; ``peer_ignored`` counts state messages that were no
+    evidence, by reason.
     """
 
     pair: str

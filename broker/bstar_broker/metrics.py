@@ -1,0 +1,224 @@
+"""A node's metrics for Prometheus, made from one ``NodeState`` at the moment of the scrape.
+
+The core counts in plain integers and knows nothing of Prometheus; nothing is counted here either. A scrape asks for
+a snapshot once and turns it into families, so all figures of a scrape belong to the same moment. If the snapshot
+does not come in time the scrape fails (and ``up`` is 0), because half a page of metrics looks like health.
+
+Labels are bounded: ``from``, ``to``, ``outcome`` and ``reason`` come from closed sets of ours. A service's name is
+chosen by whoever registers a worker, so at most ``services_max`` of them get series of their own; they keep them
+as long as the service exists. All others are summed as ``service="other"``, and so is a service of that very name.
+
+Nothing that is unknown is invented: ``bstar_peer_age_seconds`` is absent until the peer was heard once, and
+``bstar_peer_state`` is then UNKNOWN. ``bstar_peer_fresh`` is always there, for alerts.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    StateSetMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from bstar_broker.core.records import LATENCY_BOUNDS_S
+from bstar_broker.core.snapshot import BrokerState, LoopState, NodeState, PairState, ServiceState
+
+__all__ = ["OTHER", "SERVICES_MAX", "NodeCollector", "make_registry"]
+
+# A service has some thirty series, so this is a page that a Prometheus server takes without a thought.
+SERVICES_MAX = 200
+
+OTHER = "other"
+
+_STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "ERROR")
+_PEER_STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "UNKNOWN")
+_OUTCOMES = ("answered", "failed", "refused", "expired", "poisoned", "lost", "returned")
+
+
+def make_registry(snapshot: Callable[[], NodeState]) -> CollectorRegistry:
+    """A registry of its own with the node's metrics and those of this process.
+
+    ``snapshot`` may raise TimeoutError when the node does not answer; collecting raises it then.
+    """
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(snapshot))
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+class NodeCollector(Collector):
+    """Turns a snapshot into metric families, again at each scrape."""
+
+    def __init__(self, snapshot: Callable[[], NodeState], *, services_max: int = SERVICES_MAX) -> None:
+        self._snapshot = snapshot
+        self._services_max = services_max
+        # Services with series of their own; a name that came first is not pushed out by a later one.
+        self._named: frozenset[str] = frozenset()
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: a snapshot must not be needed for registering."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """One snapshot as metric families."""
+        state = self._snapshot()
+        pair = state.pair
+        info = {"version": state.version, "pair": pair.pair, "role": pair.role, "node": pair.node}
+        yield InfoMetricFamily("bstar", "What this node is; node names this run of the process.", info)
+        yield from _pair(pair)
+        yield from _broker(state.broker)
+        yield from _services(self._bounded(state.broker.services))
+        if state.loop is not None:
+            yield from _loop(state.loop)
+
+    def _bounded(self, services: Sequence[ServiceState]) -> list[tuple[str, list[ServiceState]]]:
+        """Label values, each with the services it stands for."""
+        names = [state.service for state in services if state.service != OTHER]
+        named = [name for name in names if name in self._named]
+        named += [name for name in names if name not in self._named][: self._services_max - len(named)]
+        self._named = frozenset(named)
+        groups: list[tuple[str, list[ServiceState]]] = []
+        rest: list[ServiceState] = []
+        for state in services:
+            if state.service in self._named:
+                groups.append((state.service, [state]))
+            else:
+                rest.append(state)
+        if rest:
+            groups.append((OTHER, rest))
+        return groups
+
+
+def _pair(pair: PairState) -> Iterator[Metric]:
+    yield _enum("bstar_state", "The state of this node.", _STATES, pair.state)
+    yield _gauge(
+        "bstar_active",
+        "1 if this node serves. The sum over a pair must be 1; more than 1 for longer than a moment is an alarm.",
+        pair.is_active,
+    )
+    yield _gauge("bstar_epoch", "The epoch of this node's last activation, 0 if it never was active.", pair.epoch)
+    yield _gauge("bstar_epoch_seen", "The highest epoch this node has heard of.", pair.epoch_seen)
+    yield _enum(
+        "bstar_peer_state",
+        "The state in the peer's last message, UNKNOWN if there was none.",
+        _PEER_STATES,
+        pair.peer_state if pair.peer_state is not None else "UNKNOWN",
+    )
+    yield _gauge(
+        "bstar_peer_fresh", "1 if the peer was heard within the failover timeout.", pair.is_peer_fresh
+    )
+    if pair.peer_age_s is not None:
+        yield _gauge(
+            "bstar_peer_age_seconds", "Time since the peer's last message; absent before the first.", pair.peer_age_s
+        )
+    transitions = CounterMetricFamily(
+        "bstar_transitions", "Changes of this node's state.", labels=("from", "to")
+    )
+    for transition, count in sorted(pair.transitions.items()):
+        old, _, new = transition.partition("->")
+        transitions.add_metric((old, new), count)
+    yield transitions
+    yield _counter("bstar_votes", "Requests that counted as a vote for this node.", pair.votes)
+    yield _counter("bstar_stalls", "Pauses of this process that cost it the active role.", pair.stalls)
+    yield _counter(
+        "bstar_requests_not_admitted",
+        "Requests that came while this node was not active and did not make it so.",
+        pair.requests_refused,
+    )
+    yield _counter("bstar_peer_messages", "State messages of the peer.", pair.peer_messages)
+    yield _labelled_counter(
+        "bstar_peer_messages_ignored", "State messages that were no evidence.", "reason", pair.peer_ignored
+    )
+
+
+def _broker(broker: BrokerState) -> Iterator[Metric]:
+    yield _gauge("bstar_draining", "1 if this node finishes its work and gives out none.", broker.is_draining)
+    yield _gauge("bstar_queue_bytes", "Octets of the bodies waiting in all queues.", broker.queued_bytes)
+    yield _gauge(
+        "bstar_workers_idle",
+        "Workers that can take a request now, of all services.",
+        sum(service.idle for service in broker.services),
+    )
+    yield _gauge("bstar_clients", "Clients that have a request here.", broker.clients)
+    yield _labelled_counter("bstar_drops", "Messages that led to nothing.", "reason", broker.drops)
+
+
+def _services(groups: Sequence[tuple[str, list[ServiceState]]]) -> Iterator[Metric]:
+    by_service = ("service",)
+    requests = CounterMetricFamily(
+        "bstar_requests", "What became of requests.", labels=("service", "outcome")
+    )
+    accepted = CounterMetricFamily("bstar_requests_accepted", "Requests taken on.", labels=by_service)
+    redelivered = CounterMetricFamily(
+        "bstar_redeliveries", "Requests given to another worker because theirs was gone.", labels=by_service
+    )
+    duplicates = CounterMetricFamily(
+        "bstar_duplicates", "Repetitions of a request that was already here.", labels=by_service
+    )
+    latency = HistogramMetricFamily(
+        "bstar_request_latency_seconds", "From a request's acceptance to its final reply.", labels=by_service
+    )
+    queued = GaugeMetricFamily("bstar_queue_length", "Requests waiting for a worker.", labels=by_service)
+    workers = GaugeMetricFamily("bstar_workers", "Registered workers.", labels=by_service)
+    in_flight = GaugeMetricFamily("bstar_requests_in_flight", "Requests that workers hold.", labels=by_service)
+    for name, states in groups:
+        label = (name,)
+        for outcome in _OUTCOMES:
+            requests.add_metric((name, outcome), sum(getattr(state, outcome) for state in states))
+        accepted.add_metric(label, sum(state.accepted for state in states))
+        redelivered.add_metric(label, sum(state.redelivered for state in states))
+        duplicates.add_metric(label, sum(state.duplicates for state in states))
+        counts = [sum(counts) for counts in zip(*(state.latency_counts for state in states), strict=True)]
+        latency.add_metric(
+            label, _buckets(LATENCY_BOUNDS_S, counts), sum_value=sum(state.latency_sum_s for state in states)
+        )
+        queued.add_metric(label, sum(state.queued for state in states))
+        workers.add_metric(label, sum(state.workers for state in states))
+        in_flight.add_metric(label, sum(state.in_flight for state in states))
+    yield from (requests, accepted, redelivered, duplicates, latency, queued, workers, in_flight)
+
+
+def _loop(loop: LoopState) -> Iterator[Metric]:
+    yield _gauge("bstar_uptime_seconds", "Time since the event loop started.", loop.uptime_s)
+    yield _counter("bstar_loop_turns", "Turns of the event loop.", loop.turns)
+    lag = HistogramMetricFamily("bstar_loop_lag_seconds", "How late the event loop served its deadlines.")
+    lag.add_metric((), _buckets(loop.lag_bounds_s, loop.lag_counts), sum_value=loop.lag_sum_s)
+    yield lag
+    yield _gauge(
+        "bstar_loop_lag_max_seconds", "The latest that a deadline was served since the start.", loop.lag_max_s
+    )
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=float(value))
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _labelled_counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=(label,))
+    for value, count in sorted(counts.items()):
+        family.add_metric((value,), count)
+    return family
+
+
+def _enum(name: str, text: str, states: Iterable[str], now: str) -> StateSetMetricFamily:
+    return StateSetMetricFamily(name, text, value={state: state == now for state in states})
+
+
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Counts per bucket as Prometheus wants them: cumulated, each with its upper bound."""
+    buckets: list[tuple[str, float]] = []
+    total = 0
+    for bound, count in zip((*(repr(float(bound)) for bound in bounds), "+Inf"), counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets
