@@ -9,11 +9,12 @@ written from it.
 """
 
 from bstar.settings.endpoints import Endpoint, parse_endpoint, parse_http_bind
-from bstar.settings.load import RESERVED_VARIABLES, from_mapping, load, variable_of
+from bstar.settings.load import from_mapping, load, variable_of
 from bstar.settings.relations import check_pair, pair_problems
 from bstar.settings.sample import sample_configuration, sample_settings
 from bstar.settings.schema import (
     PROFILES,
+    RESERVED_VARIABLES,
     Endpoints,
     Http,
     Limits,

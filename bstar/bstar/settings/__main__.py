@@ -1,4 +1,4 @@
-"""Write the generated files, or check that they are up to date: ``python -m bstar.settings --write|--check``."""
+"""Write or check the generated files: ``python -m bstar.settings --write`` or ``--check``."""
 
 import argparse
 import sys

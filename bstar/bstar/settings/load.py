@@ -18,17 +18,11 @@ import yaml
 from bstar.errors import ConfigurationError
 from bstar.settings.relations import node_problems
 from bstar.settings.sample import sample_values
-from bstar.settings.schema import FIELDS, PROFILES, SECTIONS, Field, Settings
+from bstar.settings.schema import FIELDS, PROFILES, RESERVED_VARIABLES, SECTIONS, Field, Settings
 
-__all__ = ["RESERVED_VARIABLES", "from_mapping", "load", "variable_of"]
+__all__ = ["from_mapping", "load", "variable_of"]
 
 PREFIX = "BSTAR_"
-
-RESERVED_VARIABLES = {
-    "BSTAR_CONFIG": "the configuration file of commands that take one",
-    "BSTAR_ENDPOINTS": "the endpoints, separated by commas, that client commands connect to",
-}
-"""``BSTAR_…`` variables that name no key."""
 
 # A configuration is a page or two; whatever is larger is some other file.
 FILE_BYTES_MAX = 1 << 20
@@ -144,7 +138,7 @@ def _read_file(path: Path, given: _Given) -> None:
 
 
 def _note_keys(node: yaml.Node, prefix: str, source: str, lines: dict[str, int], given: _Given) -> None:
-    """Remember in which line each key stands; one that stands twice is a problem. Two levels are all there is."""
+    """Remember in which line each key stands; one that stands twice is a problem. Two levels is all."""
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
@@ -219,7 +213,7 @@ def _build(given: _Given, source: str) -> Settings:
             wrong.add(path)
 
     # Go on with what a sample would say in place of what is wrong, to find all that is wrong beside it.
-    stand_ins = sample_values("backup" if values["role"] == "backup" else "primary")
+    stand_ins = sample_values("backup" if values.get("role") == "backup" else "primary")
     for path in wrong:
         values[path] = None if FIELDS[path].from_profile else stand_ins[path]
     profile = PROFILES[msgspec.convert(values["profile"], FIELDS["profile"].annotation)]

@@ -10,7 +10,7 @@ import msgspec
 import yaml
 
 from bstar.settings.relations import RELATIONS
-from bstar.settings.schema import FIELDS, PROFILES, SECTIONS, Field, RoleName, Settings
+from bstar.settings.schema import FIELDS, PROFILES, RESERVED_VARIABLES, SECTIONS, Field, RoleName, Settings
 
 __all__ = ["reference", "sample_configuration", "sample_settings", "sample_values"]
 
@@ -90,16 +90,18 @@ def reference() -> str:
         (
             "A node reads one YAML file. Environment variables override the file, options of the command "
             "override both. A variable is `BSTAR_` and the key's path in capitals with `__` for the dot: "
-            "`BSTAR_ENDPOINTS__CLIENTS`. An unknown key or variable, a wrong value, a key that stands twice or "
-            "two keys that contradict each other stop the node before it opens a socket; all that is wrong is "
-            "reported at once, each with its place."
+            "`BSTAR_ENDPOINTS__CLIENTS`. An unknown key or variable, a wrong value, a key that stands twice "
+            "or two keys that contradict each other stop the node before it opens a socket; all that is "
+            "wrong is reported at once, each with its place. Variables that name no key: "
+            + "; ".join(f"`{name}`, {meaning}" for name, meaning in RESERVED_VARIABLES.items())
+            + "."
         ),
         "",
         (
             "`bstar sample-config --role primary` prints a complete file; "
-            "[configs/primary.yaml](../configs/primary.yaml) and [configs/backup.yaml](../configs/backup.yaml) "
-            "are such files. `bstar check-config A.yaml B.yaml` checks each of two files and whether they are a "
-            "pair."
+            "[configs/primary.yaml](../configs/primary.yaml) and "
+            "[configs/backup.yaml](../configs/backup.yaml) are such files. `bstar check-config A.yaml "
+            "B.yaml` checks each of two files and whether they are a pair."
         ),
         "",
     ]
@@ -134,9 +136,9 @@ def reference() -> str:
             "pair changes roles without a client's vote. Restart slower, or expect it."
         ),
         (
-            "- `failover_timeout_s` should be longer than the pauses your machines really make (a full disk, a "
-            "migrating virtual machine, a stopped container): a node that was away longer steps down even if "
-            "nobody else can serve."
+            "- `failover_timeout_s` should be longer than the pauses your machines really make (a full "
+            "disk, a migrating virtual machine, a stopped container): a node that was away longer steps "
+            "down even if nobody else can serve."
         ),
         "",
     ]

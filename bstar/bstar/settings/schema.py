@@ -16,6 +16,7 @@ from msgspec import Meta
 __all__ = [
     "FIELDS",
     "PROFILES",
+    "RESERVED_VARIABLES",
     "SECTIONS",
     "Endpoints",
     "Field",
@@ -29,6 +30,12 @@ __all__ = [
     "flatten",
     "timing_of",
 ]
+
+RESERVED_VARIABLES = {
+    "BSTAR_CONFIG": "the configuration file of commands that take one",
+    "BSTAR_ENDPOINTS": "the endpoints, separated by commas, that client commands connect to",
+}
+"""``BSTAR_…`` variables that name no key."""
 
 RoleName = Literal["primary", "backup"]
 ProfileName = Literal["lan", "wan", "guide"]
@@ -301,9 +308,8 @@ class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = False
     state_dir: Annotated[
-        str | None,
+        Annotated[str, Meta(min_length=1)] | None,
         Meta(
-            min_length=1,
             description="Directory in which the node keeps its epoch across restarts, one per node, made "
             "when missing; a relative path starts where bstar is started. null keeps nothing: after a "
             "restart of both nodes the epoch is learned from the workers that are still there.",
@@ -388,6 +394,8 @@ class Field(msgspec.Struct, frozen=True):
 
 def _expected(bare: Any, meta: Meta) -> str:
     members = [member for member in get_args(bare) if member is not NoneType]
+    if get_origin(bare) is Annotated:
+        return _expected(*get_args(bare))
     if get_origin(bare) in (Union, UnionType):
         return f"{_expected(members[0], meta)} or null"
     if get_origin(bare) is Literal:
