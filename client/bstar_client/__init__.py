@@ -1,7 +1,61 @@
 """Clients and workers that find the active node of a pair by themselves.
 
-The package is named ``bstar_client`` so that a program's own ``client.py`` cannot shadow it. It depends on
-pyzmq and msgspec alone: neither the state machine library nor YAML nor metrics come along.
+    with HAClient(["tcp://node1:5555", "tcp://node2:5555"]) as client:
+        reply = client.request("echo", b"hello")
+
+The package is named ``bstar_client`` so that a program's own ``client.py`` cannot shadow it. It depends
+on pyzmq and msgspec alone: neither the state machine library nor YAML nor metrics come along.
 """
 
-__all__: list[str] = []
+from bstar.errors import (
+    BstarError,
+    BusyError,
+    CallError,
+    CallTimeoutError,
+    ClosedError,
+    ConfigurationError,
+    ForkedError,
+    HandlerError,
+    LocalProtocolError,
+    NoActiveNodeError,
+    OutcomeUnknownError,
+    ProtocolError,
+    RefusedError,
+    RejectedError,
+    RemoteProtocolError,
+    StreamInterruptedError,
+    WorkerError,
+)
+from bstar_client.client import HAClient
+from bstar_client.core.calls import Reply
+from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
+from bstar_client.link import LinkSettings
+
+__all__ = [
+    "ActiveFound",
+    "ActiveLost",
+    "BstarError",
+    "BusyError",
+    "CallError",
+    "CallTimeoutError",
+    "ClosedError",
+    "ConfigurationError",
+    "Connected",
+    "Disconnected",
+    "Event",
+    "FailedOver",
+    "ForkedError",
+    "HAClient",
+    "HandlerError",
+    "LinkSettings",
+    "LocalProtocolError",
+    "NoActiveNodeError",
+    "OutcomeUnknownError",
+    "ProtocolError",
+    "RefusedError",
+    "RejectedError",
+    "RemoteProtocolError",
+    "Reply",
+    "StreamInterruptedError",
+    "WorkerError",
+]

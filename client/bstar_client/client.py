@@ -1,0 +1,534 @@
+"""The client: requests to a service, whichever node of the pair is active.
+
+One thread per client owns the sockets and drives the session (``bstar_client.core``), which decides
+everything. The threads that call only put a call into a queue, wake that thread if it sleeps, and wait
+for the result. The file holds no decisions: ``aclient`` does the same for asyncio.
+"""
+
+import logging
+import math
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Literal, Self
+
+import msgspec
+import zmq
+
+from bstar.errors import (
+    BstarError,
+    CallTimeoutError,
+    ClosedError,
+    ConfigurationError,
+    ForkedError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    StreamInterruptedError,
+)
+from bstar.wire.limits import FRAMES_MAX, SERVICE_BYTES_MAX
+from bstar.wire.mmi import OK, Service
+from bstar_client.core.calls import Call, Reply
+from bstar_client.core.events import Event
+from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
+from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
+from bstar_client.core.session import Counters, Session, SessionSettings
+from bstar_client.link import Link, LinkSettings
+from bstar_client.wakeup import WakeUp
+
+__all__ = ["Body", "HAClient"]
+
+Body = bytes | Sequence[bytes]
+_Sink = queue.SimpleQueue[tuple[Call, Reply | BstarError]]
+
+_log = logging.getLogger("bstar_client")
+
+# Messages read from one node before the others and the timers have their turn.
+_DRAIN_MAX = 512
+# "Not told": the client's own default applies.
+DEFAULT: float = math.nan
+_HEADER_BYTES = 64
+# The header and the routing id stand before the body.
+_BODY_FRAMES_MAX = FRAMES_MAX - 8
+# The session ends calls at their deadline; a caller waits this much longer before it concludes that the
+# client's thread is starved.
+_GRACE_S = 5.0
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class HAClient:
+    """A client of a pair of brokers, of one broker, or of more than two.
+
+    ``endpoints`` in order of preference, the primary first. ``timeout`` is the default deadline of a call
+    in seconds and covers everything: connecting, failing over, waiting; None waits for ever. ``dialect``
+    is ``"native"`` or ``"mdp02"`` (plain MDP/0.2 to any broker, one request at a time). ``on_event`` is
+    called in the client's thread with each event of ``bstar_client.core.events``; what it raises is
+    logged.
+
+    One object serves any number of threads. It does not survive ``fork``: in the child every call raises
+    ForkedError; make a new client there.
+
+    ``outstanding_max`` bounds the requests without a reply, ``partials_max`` the PARTIALs that wait in
+    one stream or are kept for one reply. The protocol has no flow control between worker and client, so a
+    stream whose reader is slower than its worker for so long that the bound is reached ends with
+    StreamInterruptedError.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        *,
+        dialect: Literal["native", "mdp02"] = "native",
+        timeout: float | None = 30.0,
+        on_event: Callable[[Event], object] | None = None,
+        outstanding_max: int = 100_000,
+        partials_max: int = 10_000,
+        ping_interval_s: float | None = None,
+        silence_limit_s: float | None = None,
+        attempt_timeout_s: float = 2.5,
+        settle_delay_s: float = 2.0,
+        link: LinkSettings | None = None,
+        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+    ) -> None:
+        self.endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
+        if not self.endpoints or len(set(self.endpoints)) != len(self.endpoints):
+            raise ConfigurationError(f"endpoints must be one or more, each once: {list(self.endpoints)}")
+        self._timeout = timeout
+        self._partials_max = partials_max
+        self._core: Session | Mdp02Session
+        now = time.monotonic()
+        if dialect == "native":
+            self._core = Session(
+                self.endpoints,
+                client_id=os.urandom(16),
+                now=now,
+                settings=SessionSettings(outstanding_max, partials_max, ping_interval_s, silence_limit_s),
+            )
+        elif dialect == "mdp02":
+            self._core = Mdp02Session(
+                self.endpoints,
+                now=now,
+                settings=Mdp02Settings(outstanding_max, partials_max, attempt_timeout_s, settle_delay_s),
+            )
+        else:
+            raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
+        self._observers: list[Callable[[Event], object]] = [on_event] if on_event is not None else []
+        self._inbox: deque[Call] = deque()
+        self._abandoned: deque[Call] = deque()
+        self._is_asleep = False
+        self._is_closing = False
+        self._is_closed = False
+        self._has_ended = False
+        self._close_lock = threading.Lock()
+        self._pid = os.getpid()
+        self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
+        self._owns_context = context is None
+        self._wakeup = WakeUp()
+        settings = link or LinkSettings(high_water_mark=max(outstanding_max, 1_000))
+        self._links = [Link(self._context, endpoint, settings) for endpoint in self.endpoints]
+        self._message_bytes_max = settings.message_bytes_max
+        try:
+            for each in self._links:
+                each.open()
+        except zmq.ZMQError as error:
+            self._release()
+            raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
+        self._thread = threading.Thread(target=self._run, name="bstar-client", daemon=True)
+        self._thread.start()
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    def request(
+        self, service: str | bytes, body: Body, *, timeout: float | None = DEFAULT, idempotent: bool = True
+    ) -> Reply:
+        """Send a request and wait for its reply.
+
+        ``body``: bytes, or a sequence of bytes for several frames. ``timeout`` in seconds, None for no
+        limit. ``idempotent=False``: when an attempt may have been executed and its reply is lost, do not
+        send it again but raise OutcomeUnknownError.
+
+        Raises BusyError, RejectedError (not executed), NoActiveNodeError (deadline, not executed),
+        CallTimeoutError (deadline), HandlerError (the service's handler failed), OutcomeUnknownError,
+        ClosedError, ForkedError.
+        """
+        sink: _Sink = queue.SimpleQueue()
+        call = self._call(service, body, timeout, idempotent, sink)
+        self._submit(call)
+        try:
+            return self._take(call, sink)
+        except BaseException:
+            if not call.is_done:
+                self._abandon([call])
+            raise
+
+    def stream(
+        self, service: str | bytes, body: Body, *, timeout: float | None = DEFAULT, idempotent: bool = True
+    ) -> Iterator[Reply]:
+        """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
+
+        A stream that breaks after its first PARTIAL is never repeated: it ends with StreamInterruptedError.
+        Leaving the loop early frees what the client keeps; the worker is not told.
+        """
+        sink: _Sink = queue.SimpleQueue()
+        call = self._call(service, body, timeout, idempotent, sink, is_stream=True)
+        self._submit(call)
+        return self._replies_of(call, sink)
+
+    def _replies_of(self, call: Call, sink: _Sink) -> Iterator[Reply]:
+        try:
+            while True:
+                reply = self._take(call, sink)
+                yield reply
+                if reply.is_final:
+                    return
+        finally:
+            if not call.is_done:
+                self._abandon([call])
+
+    def map(
+        self,
+        service: str | bytes,
+        bodies: Iterable[Body],
+        *,
+        window: int = 512,
+        ordered: bool = True,
+        timeout: float | None = DEFAULT,
+        idempotent: bool = True,
+    ) -> Iterator[Reply]:
+        """Send a request for each body, ``window`` of them at a time, and yield the replies.
+
+        ``Reply.index`` is the body's position. With ``ordered`` the replies come in the order of the
+        bodies, and replies that wait for their turn count against the window. ``timeout`` is each
+        request's own deadline, from the moment it is sent. ``bodies`` is read as the window moves. The
+        first failure is raised (with the body's position in a note), and what is in flight then is given
+        up.
+        """
+        if window < 1:
+            raise LocalProtocolError(f"a window is one request or more, not {window}")
+        self._check()
+        return self._map(service, iter(bodies), window, ordered, timeout, idempotent)
+
+    def _map(
+        self,
+        service: str | bytes,
+        bodies: Iterator[Body],
+        window: int,
+        ordered: bool,
+        timeout: float | None,
+        idempotent: bool,
+    ) -> Iterator[Reply]:
+        sink: _Sink = queue.SimpleQueue()
+        flying: dict[int, Call] = {}
+        waiting: dict[int, Reply] = {}
+        begun = ended = 0
+        is_exhausted = False
+        # Refilling in bursts wakes the client's thread once for many requests.
+        refill_below = window - window // 4
+        try:
+            while True:
+                if not is_exhausted and begun - ended <= refill_below:
+                    while begun - ended < window:
+                        try:
+                            body = next(bodies)
+                        except StopIteration:
+                            is_exhausted = True
+                            break
+                        call = self._call(service, body, timeout, idempotent, sink, index=begun)
+                        flying[begun] = call
+                        self._inbox.append(call)
+                        begun += 1
+                    self._wake()
+                if begun == ended:
+                    return
+                while True:
+                    first = next(iter(flying.values()))
+                    reply = self._take(first, sink)
+                    del flying[reply.index]
+                    waiting[reply.index] = reply
+                    if sink.empty() or not flying:
+                        break
+                if ordered:
+                    while ended in waiting:
+                        reply = waiting.pop(ended)
+                        ended += 1
+                        yield reply
+                else:
+                    ready, waiting = waiting, {}
+                    for reply in ready.values():
+                        ended += 1
+                        yield reply
+        finally:
+            self._abandon([call for call in flying.values() if not call.is_done])
+
+    def discover(self, service: str | bytes, *, timeout: float | None = DEFAULT) -> bool:
+        """Does a worker offer the service? A hint: the worker can be dead for up to its expiry (MMI-C-01)."""
+        return self.request(Service.SERVICE.value, _name(service), timeout=timeout).body == OK
+
+    def services(self, *, timeout: float | None = DEFAULT) -> list[dict[str, object]]:
+        """What the active broker offers: a dict with ``service``, ``workers`` and ``queued`` for each."""
+        reply = self.request(Service.SERVICES.value, b"", timeout=timeout)
+        if reply.frames[0] != OK or len(reply.frames) != 2:
+            raise RemoteProtocolError(
+                "mmi", f"the broker does not answer mmi.services: {reply.frames[0][:16]!r}"
+            )
+        try:
+            return msgspec.json.decode(reply.frames[1], type=list[dict[str, object]])
+        except msgspec.DecodeError as error:
+            raise RemoteProtocolError("mmi", f"the answer to mmi.services cannot be read: {error}") from error
+
+    # --- observing ----------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> str | None:
+        """The endpoint of the node that is followed now, None while none is known to be active."""
+        return self._core.active
+
+    @property
+    def counters(self) -> Counters:
+        """What happened so far, as plain integers."""
+        return self._core.counters
+
+    def observe(self, observer: Callable[[Event], object]) -> None:
+        """Call ``observer`` with each event from now on, in the client's thread. It must not block."""
+        self._observers.append(observer)
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End outstanding calls with what is known of them; release everything. Idempotent."""
+        if self._pid != os.getpid():
+            self._is_closed = True
+            return
+        with self._close_lock:
+            self._is_closed = True
+            self._is_closing = True
+            self._wakeup.set()
+            if threading.current_thread() is not self._thread:
+                self._thread.join(_CLOSE_TIMEOUT_S)
+                if self._thread.is_alive():
+                    _log.warning(
+                        "the client's thread did not end in %s s; is an observer blocking it?",
+                        _CLOSE_TIMEOUT_S,
+                    )
+                else:
+                    self._wakeup.close()
+
+    def __enter__(self) -> Self:
+        self._check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- in the caller's thread ---------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedError("this client was made before fork(): make a new HAClient in the child process")
+        if self._is_closed:
+            raise ClosedError("the client is closed")
+
+    def _call(
+        self,
+        service: str | bytes,
+        body: Body,
+        timeout: float | None,
+        is_idempotent: bool,
+        sink: _Sink,
+        is_stream: bool = False,
+        index: int = 0,
+    ) -> Call:
+        self._check()
+        name = _name(service)
+        frames = [body] if type(body) is bytes else _frames(body)
+        if sum(map(len, frames)) + len(name) + _HEADER_BYTES > self._message_bytes_max:
+            raise LocalProtocolError(f"the message has more than {self._message_bytes_max} octets")
+        if timeout is not None and timeout != timeout:  # noqa: PLR0124 - DEFAULT is not a number
+            timeout = self._timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return Call(name, frames, deadline, is_idempotent, is_stream, index, sink)
+
+    def _submit(self, call: Call) -> None:
+        self._inbox.append(call)
+        self._wake()
+
+    def _abandon(self, calls: list[Call]) -> None:
+        if calls and self._pid == os.getpid():
+            self._abandoned.extend(calls)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._is_asleep:
+            self._is_asleep = False
+            self._wakeup.set()
+        if self._has_ended:
+            self._fail_inbox()
+
+    @staticmethod
+    def _take(call: Call, sink: _Sink) -> Reply:
+        """The next reply in the queue; raises the error if that is what came. ``call`` bounds the wait."""
+        if call.deadline is None:
+            ended, outcome = sink.get()
+        else:
+            try:
+                ended, outcome = sink.get(timeout=max(call.deadline - time.monotonic(), 0.0) + _GRACE_S)
+            except queue.Empty:
+                text = "the client's own thread did not answer; is an observer blocking it?"
+                raise CallTimeoutError(text, may_have_executed=True) from None
+        if type(outcome) is Reply:
+            return outcome
+        assert isinstance(outcome, BstarError)
+        if ended.index:
+            outcome.add_note(f"body {ended.index} of map()")
+        raise outcome
+
+    # --- in the client's thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception:  # noqa: BLE001 - callers are told below, whatever it was
+            _log.exception("the client's thread failed; this is a defect of bstar")
+        finally:
+            self._is_closed = True
+            self._perform(self._core.close(time.monotonic()))
+            self._has_ended = True
+            self._fail_inbox()
+            self._release()
+
+    def _fail_inbox(self) -> None:
+        while self._inbox:
+            try:
+                call = self._inbox.popleft()
+            except IndexError:
+                return
+            call.sink.put((call, ClosedError("the client is closed; the request was not sent")))
+
+    def _release(self) -> None:
+        for link in self._links:
+            link.close()
+        if self._owns_context:
+            self._context.term()
+
+    def _loop(self) -> None:
+        core, inbox, abandoned, links = self._core, self._inbox, self._abandoned, self._links
+        clock = time.monotonic
+        perform = self._perform
+        poller = zmq.Poller()
+        poller.register(self._wakeup.fd, zmq.POLLIN)
+        # What each link had registered: its sockets change with a Reset, its wish to write with its backlog.
+        registered: list[tuple[zmq.Socket[bytes] | None, zmq.Socket[bytes] | None, int]] = [
+            (None, None, 0)
+        ] * len(links)
+        while not self._is_closing:
+            now = clock()
+            for _ in range(min(len(inbox), _DRAIN_MAX)):
+                perform(core.submit(inbox.popleft(), now))
+            while abandoned:
+                perform(core.abandon(abandoned.popleft(), now))
+            for index, link in enumerate(links):
+                flags = zmq.POLLIN | zmq.POLLOUT if link.backlog else zmq.POLLIN
+                before = registered[index]
+                if before[0] is not link.socket or before[2] != flags:
+                    registered[index] = self._register(poller, before, link, flags)
+            due = core.next_deadline()
+            self._is_asleep = True
+            if inbox or abandoned or self._is_closing:
+                timeout_ms = 0
+            elif due is None:
+                timeout_ms = -1
+            else:
+                timeout_ms = max(0, math.ceil((due - clock()) * 1000))
+            ready = dict(poller.poll(timeout_ms))
+            self._is_asleep = False
+            if self._wakeup.fd in ready:
+                self._wakeup.clear()
+            now = clock()
+            for index, link in enumerate(links):
+                socket, monitor, _ = registered[index]
+                if socket in ready:
+                    flags = ready[socket]
+                    if flags & zmq.POLLIN:
+                        for frames in link.receive(_DRAIN_MAX):
+                            perform(core.receive(index, frames, now))
+                    if flags & zmq.POLLOUT:
+                        link.flush()
+                if monitor in ready and link.monitor is monitor:
+                    for is_up in link.changes():
+                        perform(core.connected(index, now) if is_up else core.disconnected(index, now))
+            if due is not None and now >= due:
+                perform(core.handle_timer(now))
+
+    @staticmethod
+    def _register(
+        poller: zmq.Poller,
+        before: "tuple[zmq.Socket[bytes] | None, zmq.Socket[bytes] | None, int]",
+        link: Link,
+        flags: int,
+    ) -> "tuple[zmq.Socket[bytes] | None, zmq.Socket[bytes] | None, int]":
+        for old in before[:2]:
+            if old is not None:
+                poller.unregister(old)
+        assert link.socket is not None, "the link is open"
+        assert link.monitor is not None, "an open link has a monitor"
+        poller.register(link.socket, flags)
+        poller.register(link.monitor, zmq.POLLIN)
+        return link.socket, link.monitor, flags
+
+    def _perform(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Send):
+                self._links[output.node].send(output.frames)
+            elif isinstance(output, Deliver):
+                self._deliver(output.call, output.reply)
+            elif isinstance(output, Fail):
+                output.call.sink.put((output.call, output.error))
+            elif isinstance(output, Reset):
+                link = self._links[output.node]
+                link.close()
+                link.open()
+            else:
+                self._announce(output.event)
+
+    def _deliver(self, call: Call, reply: Reply) -> None:
+        sink: _Sink = call.sink
+        if not reply.is_final and sink.qsize() >= self._partials_max:
+            text = f"{self._partials_max} PARTIALs (partials_max) wait to be read: the reader is too slow"
+            self._perform(self._core.abandon(call, time.monotonic()))
+            sink.put((call, StreamInterruptedError(text)))
+            return
+        sink.put((call, reply))
+
+    def _announce(self, event: Event) -> None:
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
+                _log.exception("an observer failed on %r", event)
+
+
+def _name(service: str | bytes) -> bytes:
+    name = service.encode() if isinstance(service, str) else bytes(service)
+    if not 0 < len(name) <= SERVICE_BYTES_MAX:
+        raise LocalProtocolError(f"a service name has 1 to {SERVICE_BYTES_MAX} octets, not {len(name)}")
+    return name
+
+
+def _frames(body: Body) -> list[bytes]:
+    """A body as frames: bytes are one frame, a sequence of bytes several."""
+    if isinstance(body, bytes | bytearray | memoryview):
+        return [bytes(body)]
+    if isinstance(body, str):  # type: ignore[unreachable]  # a caller without a type checker
+        raise TypeError("a body is bytes or a sequence of bytes: encode the text first")
+    frames = list(body)
+    if not 0 < len(frames) <= _BODY_FRAMES_MAX:
+        raise LocalProtocolError(f"a body has 1 to {_BODY_FRAMES_MAX} frames, not {len(frames)}")
+    for frame in frames:
+        if not isinstance(frame, bytes):
+            raise TypeError(f"every frame of a body is bytes, not {type(frame).__name__}")
+    return frames

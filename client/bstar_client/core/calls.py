@@ -1,0 +1,83 @@
+"""A call as the client's core keeps it, and the reply that its caller gets.
+
+One ``Call`` lives from ``submit`` until its reply or error is handed out. It remembers where the request
+was sent and what became of each attempt, because that decides what may be told to the caller: an attempt
+that was refused was certainly not executed, one whose connection broke may have been.
+"""
+
+from typing import Any
+
+import msgspec
+
+__all__ = ["Call", "Reply"]
+
+
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """What a service answered.
+
+    ``frames`` is the body, one frame or more. ``partials`` holds the bodies of the PARTIALs that came
+    before it (empty for a stream, which hands each of them out as a Reply of its own with ``is_final``
+    False). ``index`` is the position of the request among the bodies given to ``map``, or of a PARTIAL
+    within its stream. ``attempts`` counts how often the request was sent, ``epoch`` is the epoch it was
+    executed under (0 in plain MDP), and ``endpoint`` the node it came from.
+    """
+
+    frames: tuple[bytes, ...]
+    partials: tuple[tuple[bytes, ...], ...] = ()
+    index: int = 0
+    attempts: int = 1
+    epoch: int = 0
+    endpoint: str = ""
+    is_final: bool = True
+
+    @property
+    def body(self) -> bytes:
+        """The only frame of the reply; ValueError if there are several (then see ``frames``)."""
+        if len(self.frames) != 1:
+            raise ValueError(
+                f"the reply has {len(self.frames)} frames: read .frames, .body is for replies of one"
+            )
+        return self.frames[0]
+
+
+class Call(msgspec.Struct, eq=False):
+    """One request and everything that is known of its attempts.
+
+    The caller sets the first fields; the rest belongs to the core. ``deadline`` is on the clock that the
+    core is given, None waits for ever. ``sink`` is where the shell hands the result out; no core looks at
+    it.
+    """
+
+    service: bytes
+    body: list[bytes]
+    deadline: float | None = None
+    is_idempotent: bool = True
+    is_stream: bool = False
+    index: int = 0
+    sink: Any = None  # the shell's: a queue, a future
+
+    identity: bytes = b""
+    attempts: int = 0
+    # The connection that the last attempt went to and that has not refused it yet; 0: none.
+    sent_to: int = 0
+    # Connections that were lost, fell silent or were left behind with an attempt whose fate is unknown.
+    lost_on: set[int] | None = None
+    # A node said that a worker had been given the request.
+    was_dispatched: bool = False
+    busy_count: int = 0
+    busy_text: str = ""
+    partials: list[tuple[bytes, ...]] = []
+    partials_count: int = 0
+    # The connection that the PARTIALs so far came from.
+    partials_from: int = 0
+    is_done: bool = False
+
+    @property
+    def may_have_executed(self) -> bool:
+        """Is there an attempt of which it is not known that no worker began it?"""
+        return bool(self.sent_to or self.lost_on or self.was_dispatched)
+
+    @property
+    def is_bound(self) -> bool:
+        """Must it not be sent again once an attempt may have been executed?"""
+        return not self.is_idempotent or (self.is_stream and self.partials_count > 0)

@@ -1,0 +1,51 @@
+"""What a client tells its observers: one event per change, none per message."""
+
+import msgspec
+
+__all__ = ["ActiveFound", "ActiveLost", "Connected", "Disconnected", "Event", "FailedOver"]
+
+
+class Connected(msgspec.Struct, frozen=True, gc=False):
+    """The connection to a node is up. Says nothing about its state."""
+
+    endpoint: str
+
+
+class Disconnected(msgspec.Struct, frozen=True, gc=False):
+    """The connection to a node broke, or (``reason`` "refused") its first attempt failed."""
+
+    endpoint: str
+    reason: str
+
+
+class ActiveFound(msgspec.Struct, frozen=True, gc=False):
+    """A node serves: the first one found, or the same one again after it was lost."""
+
+    endpoint: str
+    epoch: int
+
+
+class ActiveLost(msgspec.Struct, frozen=True, gc=False):
+    """The node that served is no longer followed. ``reason``: disconnected, silent or not active."""
+
+    endpoint: str
+    reason: str
+    outstanding: int
+
+
+class FailedOver(msgspec.Struct, frozen=True, gc=False):
+    """Another node took over.
+
+    ``reason`` is why the first was left (disconnected, silent, not active, stale), ``outstanding`` how many
+    requests were waiting for their replies then, and ``gap_s`` how long no node was known to be active.
+    """
+
+    from_endpoint: str
+    to_endpoint: str
+    reason: str
+    epoch: int
+    outstanding: int
+    gap_s: float
+
+
+Event = Connected | Disconnected | ActiveFound | ActiveLost | FailedOver

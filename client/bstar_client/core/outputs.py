@@ -1,0 +1,83 @@
+"""What a client's core asks its shell to do. Small, frozen, to be carried out in order."""
+
+from typing import Protocol
+
+import msgspec
+
+from bstar.errors import BstarError
+from bstar_client.core.calls import Call, Reply
+from bstar_client.core.events import Event
+
+__all__ = ["Announce", "ClientCore", "Deliver", "Fail", "Output", "Reset", "Send"]
+
+
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """Send ``frames`` to the node with this index."""
+
+    node: int
+    frames: list[bytes]
+
+
+class Deliver(msgspec.Struct, frozen=True, gc=False):
+    """Hand a reply out; if it is final the call is over."""
+
+    call: Call
+    reply: Reply
+
+
+class Fail(msgspec.Struct, frozen=True, gc=False):
+    """End the call with an error."""
+
+    call: Call
+    error: BstarError
+
+
+class Reset(msgspec.Struct, frozen=True, gc=False):
+    """Close the node's socket, with everything in it, and open a new one."""
+
+    node: int
+
+
+class Announce(msgspec.Struct, frozen=True, gc=False):
+    """Tell the observers."""
+
+    event: Event
+
+
+Output = Send | Deliver | Fail | Reset | Announce
+
+
+class ClientCore(Protocol):
+    """What every dialect's session offers its shell. ``node`` is an index into the list of endpoints."""
+
+    def submit(self, call: Call, now: float) -> list[Output]:
+        """Begin a call."""
+        ...
+
+    def abandon(self, call: Call, now: float) -> list[Output]:
+        """Nobody waits for this call any more."""
+        ...
+
+    def connected(self, node: int, now: float) -> list[Output]:
+        """The connection to a node is ready for messages."""
+        ...
+
+    def disconnected(self, node: int, now: float) -> list[Output]:
+        """The connection to a node broke, or an attempt to connect failed."""
+        ...
+
+    def receive(self, node: int, frames: list[bytes], now: float) -> list[Output]:
+        """A message came from a node."""
+        ...
+
+    def handle_timer(self, now: float) -> list[Output]:
+        """A deadline passed."""
+        ...
+
+    def next_deadline(self) -> float | None:
+        """When to call ``handle_timer``."""
+        ...
+
+    def close(self, now: float) -> list[Output]:
+        """End every outstanding call."""
+        ...

@@ -1,0 +1,696 @@
+"""The native client's session: which node is active, what was sent where, and what each caller may be told.
+
+It is sticky: while a node says that it is active, everything goes there. When that node's connection
+breaks, it falls silent or says that it is not active, the session looks for the next one. It never
+guesses: a node is followed once it has said ACTIVE (PONG) or has answered a request. When no node says
+so, the oldest outstanding request is sent alone, as a vote (zguide chapter 4: a passive node takes over
+when a client asks it while its peer is silent), to the first node in the order of the list that could
+become active by it; the others follow when it serves. A node that was told about in the list before (the
+primary) is waited for a while before a later one is asked, so that looking at a backup does not promote
+it.
+
+Every attempt carries the same identity, so a reply is matched by what it answers, not by where it came
+from: a late FINAL of the node that was left is as good as one of its successor's, and the second of the
+two is dropped.
+
+What it does not do: open sockets, read clocks, wait. BST-C-01..04.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+
+import msgspec
+
+from bstar.errors import (
+    BstarError,
+    BusyError,
+    CallTimeoutError,
+    ClosedError,
+    HandlerError,
+    NoActiveNodeError,
+    OutcomeUnknownError,
+    RejectedError,
+    RemoteProtocolError,
+    StreamInterruptedError,
+)
+from bstar.wire import native
+from bstar.wire.messages import NEVER_MS, ErrorCode, NodeStatus
+from bstar.wire.mmi import PREFIX
+from bstar_client.core.calls import Call, Reply
+from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, FailedOver
+from bstar_client.core.nodes import Node
+from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Send
+
+__all__ = ["Counters", "Session", "SessionSettings"]
+
+# Before a node has told the pair's timing. After that: a PING four times in a failover timeout at least.
+_PING_INTERVAL_S = 0.25
+_SILENCE_LIMIT_S = 1.0
+_PINGS_PER_SILENCE = 4
+# While nothing is outstanding, PING only so that observers learn of changes.
+_IDLE_PING_INTERVAL_S = 5.0
+# A BUSY broker's hint grows by this factor with each BUSY for the same request, up to the limit.
+_BUSY_GROWTH = 1.5
+_BUSY_PAUSE_MIN_S = 0.005
+_BUSY_PAUSE_MAX_S = 5.0
+_REFUSED_PAUSE_S = 0.05
+# A heap of deadlines keeps those of ended calls until they pass; rebuilt when they are the majority.
+_DEADLINES_SLACK = 1_024
+_TTL_MS_MAX = NEVER_MS - 1
+
+
+class SessionSettings(msgspec.Struct, frozen=True):
+    """Bounds and timing of a native session.
+
+    ``ping_interval_s`` and ``silence_limit_s`` None: taken from what the nodes tell about their own timing.
+    ``outstanding_max``: requests without a reply, each costs a record of a few hundred octets and its body.
+    ``partials_max``: PARTIALs kept for one reply of ``request``.
+    """
+
+    outstanding_max: int = 100_000
+    partials_max: int = 10_000
+    ping_interval_s: float | None = None
+    silence_limit_s: float | None = None
+
+
+class Counters:
+    """What happened, as plain integers; read them whenever you like."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.replies = 0
+        self.failures = 0
+        self.resends = 0
+        self.votes = 0
+        self.failovers = 0
+        self.busy = 0
+        self.refusals = 0
+        self.refusals_stale = 0
+        self.replies_unmatched = 0
+        self.partials_unmatched = 0
+        self.messages_invalid = 0
+
+
+class Session:
+    """One native client's knowledge of its nodes and its outstanding calls. See ``ClientCore``."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        client_id: bytes,
+        now: float,
+        settings: SessionSettings | None = None,
+    ) -> None:
+        assert len(client_id) == 16, "a client id has 16 octets"
+        self._client_id = client_id
+        self._settings = settings or SessionSettings()
+        self._nodes = [Node(index, endpoint, now) for index, endpoint in enumerate(endpoints)]
+        self._calls: dict[bytes, Call] = {}
+        self._deadlines: list[tuple[float, int, Call]] = []
+        self._retries: list[tuple[float, int, Call]] = []
+        self._number = 0
+        self._connections = 0
+        self._target: Node | None = None
+        # The node that was sent a vote and has not answered it, and the vote's identity.
+        self._asked: Node | None = None
+        self._asked_identity = b""
+        # When to look again for a node to ask; events look at once.
+        self._elect_at = math.inf
+        self._left: tuple[str, str, float, int] | None = None  # endpoint, reason, when, outstanding
+        self._ping_interval_s = self._settings.ping_interval_s or _PING_INTERVAL_S
+        self._silence_limit_s = self._settings.silence_limit_s or _SILENCE_LIMIT_S
+        self._failover_timeout_s = self._silence_limit_s
+        self._ping_at = now
+        self._is_closed = False
+        self.epoch = 0
+        self._ping = native.encode_ping(epoch=0)
+        self.counters = Counters()
+
+    @property
+    def outstanding(self) -> int:
+        """How many calls wait for their replies."""
+        return len(self._calls)
+
+    @property
+    def active(self) -> str | None:
+        """The endpoint that is followed now."""
+        return self._target.endpoint if self._target is not None else None
+
+    # --- the caller's side --------------------------------------------------------------------------------
+
+    def submit(self, call: Call, now: float) -> list[Output]:
+        """Begin a call; its ``service``, ``body`` and the rest of the caller's fields are set."""
+        if self._is_closed:
+            return [Fail(call, ClosedError("the client is closed; the request was not sent"))]
+        calls = self._calls
+        if len(calls) >= self._settings.outstanding_max:
+            text = f"{len(calls)} requests are outstanding already (outstanding_max); wait for replies first"
+            return [Fail(call, BusyError(text))]
+        deadline = call.deadline
+        if deadline is not None and deadline <= now:
+            return [Fail(call, NoActiveNodeError("the deadline had passed before the request could be sent"))]
+        self.counters.requests += 1
+        self._number = number = self._number + 1
+        call.identity = identity = self._client_id + number.to_bytes(8, "big")
+        if not calls:
+            self._ping_at = min(self._ping_at, now + self._ping_interval_s)
+        calls[identity] = call
+        if deadline is not None:
+            heappush(self._deadlines, (deadline, number, call))
+        target = self._target
+        if target is not None:
+            return [self._send(call, target, now)]
+        outputs: list[Output] = []
+        self._elect(outputs, now)
+        return outputs
+
+    def abandon(self, call: Call, now: float) -> list[Output]:
+        """Nobody waits for this call any more. What it started is not recalled: there is no word for it."""
+        self._forget(call)
+        return []
+
+    def close(self, now: float) -> list[Output]:
+        """End every outstanding call, saying what is known of it."""
+        self._is_closed = True
+        outputs: list[Output] = []
+        for call in list(self._calls.values()):
+            error: BstarError
+            if call.may_have_executed:
+                error = OutcomeUnknownError("the client was closed while the request was outstanding")
+            else:
+                error = ClosedError(
+                    "the client was closed; no node had accepted the request: it was not executed"
+                )
+            self._fail(call, error, outputs)
+        return outputs
+
+    # --- the connection's side ----------------------------------------------------------------------------
+
+    def connected(self, node: int, now: float) -> list[Output]:
+        """The connection to a node is ready for messages."""
+        if self._is_closed:
+            return []
+        record = self._nodes[node]
+        outputs: list[Output] = []
+        if record.is_connected:
+            self._leave(record, "disconnected", outputs, now)
+        self._connections += 1
+        record.connect(self._connections)
+        outputs.append(Announce(Connected(record.endpoint)))
+        self._send_ping(record, outputs, now)
+        return outputs
+
+    def disconnected(self, node: int, now: float) -> list[Output]:
+        """The connection to a node broke, or an attempt to connect was refused or timed out."""
+        record = self._nodes[node]
+        was_connected, was_refused = record.is_connected, record.was_refused
+        outputs: list[Output] = []
+        if was_connected or not was_refused:
+            outputs.append(Announce(Disconnected(record.endpoint, "broken" if was_connected else "refused")))
+        if was_connected:
+            self._leave(record, "disconnected", outputs, now)
+        record.disconnect()
+        self._choose(outputs, now)
+        return outputs
+
+    def receive(self, node: int, frames: list[bytes], now: float) -> list[Output]:
+        """A message came from a node. Octets that are no message are counted and ignored."""
+        try:
+            message = native.decode(frames)
+        except RemoteProtocolError:
+            self.counters.messages_invalid += 1
+            return []
+        record = self._nodes[node]
+        record.heard_at = now
+        record.pinged_at = None
+        if message.epoch > self.epoch:
+            self.epoch = message.epoch
+            self._ping = native.encode_ping(epoch=message.epoch)
+        outputs: list[Output] = []
+        command = message.command
+        if self._asked is record and message.identity == self._asked_identity and command in _PROOFS:
+            record.is_active = True
+            record.epoch = message.epoch
+            self._adopt(record, outputs, now)
+        if command == native.FINAL:
+            self._receive_final(record, message, outputs)
+        elif command == native.PARTIAL:
+            self._receive_partial(record, message, outputs)
+        elif command == native.PONG:
+            self._receive_pong(record, message, outputs, now)
+        elif command == native.NOT_ACTIVE:
+            self._receive_not_active(record, message, outputs, now)
+        elif command == native.BUSY:
+            self._receive_busy(record, message, now)
+        elif command == native.ERROR:
+            self._receive_error(record, message, outputs)
+        else:
+            self.counters.messages_invalid += 1
+        if record.is_silent:
+            record.is_silent = False
+            self._choose(outputs, now)
+        return outputs
+
+    # --- time ---------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When ``handle_timer`` has something to do; earlier calls do no harm."""
+        if self._is_closed:
+            return None
+        due = self._ping_at
+        if self._deadlines and self._deadlines[0][0] < due:
+            due = self._deadlines[0][0]
+        if self._retries and self._retries[0][0] < due:
+            due = self._retries[0][0]
+        for node in self._nodes:
+            if node.pinged_at is not None and not node.is_silent:
+                due = min(due, node.pinged_at + self._silence_limit_s)
+        if self._calls and self._target is None:
+            due = min(due, self._elect_at)
+        return due
+
+    def handle_timer(self, now: float) -> list[Output]:
+        """Deadlines, silence, PINGs, and requests whose pause after BUSY is over."""
+        if self._is_closed:
+            return []
+        outputs: list[Output] = []
+        self._end_overdue(outputs, now)
+        limit_s = self._silence_limit_s
+        for node in self._nodes:
+            if node.pinged_at is not None and not node.is_silent and now >= node.pinged_at + limit_s:
+                node.is_silent = True
+                node.is_active = False
+                self._leave(node, "silent", outputs, now)
+        if now >= self._ping_at:
+            for node in self._nodes:
+                if node.is_connected:
+                    self._send_ping(node, outputs, now)
+            self._ping_at = now + (self._ping_interval_s if self._calls else _IDLE_PING_INTERVAL_S)
+        target = self._target
+        while self._retries and self._retries[0][0] <= now:
+            call = heappop(self._retries)[2]
+            if target is not None and not call.is_done and not call.sent_to:
+                outputs.append(self._send(call, target, now))
+        if target is None:
+            self._choose(outputs, now)
+        return outputs
+
+    def _end_overdue(self, outputs: list[Output], now: float) -> None:
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now:
+            call = heappop(deadlines)[2]
+            if not call.is_done:
+                self._fail(call, self._overdue(call, now), outputs)
+        if len(deadlines) > _DEADLINES_SLACK and len(deadlines) > 2 * len(self._calls):
+            self._deadlines = [entry for entry in deadlines if not entry[2].is_done]
+            heapify(self._deadlines)
+
+    def _overdue(self, call: Call, now: float) -> BstarError:
+        nodes = "; ".join(node.describe(now) for node in self._nodes)
+        if call.may_have_executed:
+            known = f"{call.attempts} attempt(s); it may have been executed"
+            return CallTimeoutError(
+                f"no final reply in time, {known}. Nodes: {nodes}", may_have_executed=True
+            )
+        if call.busy_count:
+            return BusyError(f"the broker was busy until the deadline ({call.busy_text}). Nodes: {nodes}")
+        return NoActiveNodeError(
+            f"no node was active before the deadline; it was not executed. Nodes: {nodes}"
+        )
+
+    # --- replies ------------------------------------------------------------------------------------------
+
+    def _receive_final(self, node: Node, message: native.Message, outputs: list[Output]) -> None:
+        call = self._calls.get(message.identity)
+        if call is None:
+            self.counters.replies_unmatched += 1
+            return
+        count = message.value
+        if count or call.partials_count:
+            if not self._are_partials_whole(call, node, count):
+                self._receive_incomplete(call, node, outputs)
+                return
+            partials = tuple(call.partials)
+        else:
+            partials = ()
+        self.counters.replies += 1
+        call.is_done = True
+        del self._calls[message.identity]
+        index = count if call.is_stream else call.index
+        outputs.append(
+            Deliver(
+                call,
+                Reply(
+                    tuple(message.body), partials, index, call.attempts, message.epoch, node.endpoint, True
+                ),
+            )
+        )
+
+    @staticmethod
+    def _are_partials_whole(call: Call, node: Node, count: int) -> bool:
+        if count == 0:
+            # PARTIALs of another execution were collected, this one had none.
+            if call.is_stream and call.partials_count:
+                return False
+            call.partials = []
+            return True
+        return call.partials_from == node.connection and call.partials_count == count
+
+    def _receive_incomplete(self, call: Call, node: Node, outputs: list[Output]) -> None:
+        if call.sent_to and call.sent_to != node.connection:
+            # An execution that was left behind; the one that counts is still under way.
+            self.counters.replies_unmatched += 1
+            return
+        text = f"{node.endpoint} executed the request, but some of its PARTIALs were lost on the way"
+        self._fail(call, self._broken(call, text), outputs)
+
+    def _receive_partial(self, node: Node, message: native.Message, outputs: list[Output]) -> None:
+        call = self._calls.get(message.identity)
+        if call is None:
+            self.counters.partials_unmatched += 1
+            return
+        index = message.value
+        connection = node.connection
+        count = call.partials_count
+        if index == 0 and (count == 0 or (connection == call.sent_to and not call.is_stream)):
+            # The first of an execution. A request collects anew; a stream that has begun cannot.
+            call.partials_from = connection
+            call.partials_count = 0
+            call.partials = []
+        if call.partials_from != connection:
+            self.counters.partials_unmatched += 1
+            return
+        if index != call.partials_count:
+            self._receive_incomplete(call, node, outputs)
+            return
+        call.partials_count += 1
+        body = tuple(message.body)
+        if call.is_stream:
+            outputs.append(
+                Deliver(call, Reply(body, (), index, call.attempts, message.epoch, node.endpoint, False))
+            )
+        elif index < self._settings.partials_max:
+            call.partials.append(body)
+        else:
+            text = (
+                f"the reply has more than {self._settings.partials_max} PARTIALs (partials_max): use stream()"
+            )
+            self._fail(call, OutcomeUnknownError(text), outputs)
+
+    def _receive_error(self, node: Node, message: native.Message, outputs: list[Output]) -> None:
+        call = self._calls.get(message.identity)
+        if call is None:
+            self.counters.replies_unmatched += 1
+            return
+        code = message.value
+        text = message.body[0].decode("utf-8", "replace") if message.body else ""
+        if code in (ErrorCode.HANDLER_FAILED, ErrorCode.HANDLER_TIMEOUT):
+            self._fail(call, HandlerError(text or "the handler failed and said nothing"), outputs)
+            return
+        never_executed = code in (ErrorCode.EXPIRED, ErrorCode.INVALID)
+        if not self._end_attempt(call, node, keep=not never_executed):
+            # It ends an attempt that was given up before; another one is under way.
+            return
+        error: BstarError
+        if code == ErrorCode.EXPIRED:
+            may_have_executed = call.may_have_executed
+            note = "an earlier attempt may have been executed" if may_have_executed else "it was not executed"
+            error = CallTimeoutError(
+                f"its time ended in the queue of {node.endpoint}; {note}", may_have_executed=may_have_executed
+            )
+        elif code == ErrorCode.INVALID:
+            error = RejectedError(f"{node.endpoint} rejects the request: {text}", code=code)
+        elif code == ErrorCode.POISON:
+            error = self._broken(call, f"every worker that was given the request died (poison): {text}")
+        elif code == ErrorCode.WORKER_LOST:
+            error = self._broken(call, f"the worker was lost: {text}")
+        else:
+            error = self._broken(call, f"{node.endpoint} answered with the unknown error code {code}: {text}")
+        self._fail(call, error, outputs)
+
+    def _receive_busy(self, node: Node, message: native.Message, now: float) -> None:
+        self.counters.busy += 1
+        call = self._calls.get(message.identity)
+        if call is None or not self._end_attempt(call, node, keep=False):
+            return
+        call.busy_count += 1
+        call.busy_text = message.body[0].decode("utf-8", "replace") if message.body else "no reason told"
+        growth = _BUSY_GROWTH ** min(call.busy_count - 1, 16)
+        pause_s = min(max(message.value / 1000, _BUSY_PAUSE_MIN_S) * growth, _BUSY_PAUSE_MAX_S)
+        self._retry_later(call, pause_s, now)
+
+    def _retry_later(self, call: Call, pause_s: float, now: float) -> None:
+        heappush(self._retries, (now + pause_s, int.from_bytes(call.identity[16:], "big"), call))
+
+    @staticmethod
+    def _end_attempt(call: Call, node: Node, *, keep: bool) -> bool:
+        """An attempt on this node's connection is over. Was it the last one made? ``keep``: it began."""
+        if call.sent_to == node.connection:
+            call.sent_to = 0
+            if keep:
+                call.was_dispatched = True
+            return True
+        if call.lost_on is not None and node.connection in call.lost_on:
+            if keep:
+                call.was_dispatched = True
+            call.lost_on.discard(node.connection)
+        return False
+
+    # --- states of the nodes ------------------------------------------------------------------------------
+
+    def _receive_pong(self, node: Node, message: native.Message, outputs: list[Output], now: float) -> None:
+        status = self._read_status(message)
+        if status is None or not node.is_connected:
+            return
+        node.tell(status, now)
+        self._take_timing(status)
+        if node.is_active:
+            self._choose(outputs, now)
+        elif node is self._target:
+            self._leave(node, "not active", outputs, now)
+            self._choose(outputs, now)
+        elif self._target is None:
+            self._choose(outputs, now)
+        elif status.peer_state == 0 and status.retry_after_ms == 0 and len(self._nodes) == 2:
+            # The other node misses its peer as well, and our own PING to it is unanswered: two witnesses.
+            target = self._target
+            if target.pinged_at is not None and now - target.pinged_at >= self._ping_interval_s:
+                target.is_silent = True
+                target.is_active = False
+                self._leave(target, "silent", outputs, now)
+                self._choose(outputs, now)
+
+    def _receive_not_active(
+        self, node: Node, message: native.Message, outputs: list[Output], now: float
+    ) -> None:
+        self.counters.refusals += 1
+        status = self._read_status(message)
+        if status is not None and node.is_connected:
+            node.refuse(status, now, self._failover_timeout_s)
+            self._take_timing(status)
+        if self._asked is node and message.identity == self._asked_identity:
+            self._asked = None
+        call = self._calls.get(message.identity)
+        if call is not None:
+            was_dispatched = bool(message.flags & native.FLAG_DISPATCHED)
+            is_known = call.sent_to == node.connection or (
+                call.lost_on is not None and node.connection in call.lost_on
+            )
+            if not is_known:
+                self.counters.refusals_stale += 1
+            elif self._end_attempt(call, node, keep=was_dispatched) and was_dispatched and call.is_bound:
+                self._fail(
+                    call, self._broken(call, f"{node.endpoint} stepped down while a worker had it"), outputs
+                )
+        if node is self._target and not node.is_active:
+            self._leave(node, "not active", outputs, now)
+        if self._target is None:
+            self._choose(outputs, now)
+        elif call is not None and not call.is_done and not call.sent_to:
+            if node is self._target:
+                # It says ACTIVE and refuses all the same: not again at once.
+                self._retry_later(call, _REFUSED_PAUSE_S, now)
+            else:
+                outputs.append(self._send(call, self._target, now))
+
+    def _read_status(self, message: native.Message) -> NodeStatus | None:
+        try:
+            return native.decode_status(message)
+        except RemoteProtocolError:
+            self.counters.messages_invalid += 1
+            return None
+
+    def _take_timing(self, status: NodeStatus) -> None:
+        timeout_s = status.failover_timeout_ms / 1000
+        self._failover_timeout_s = timeout_s
+        if self._settings.silence_limit_s is None:
+            self._silence_limit_s = timeout_s
+        if self._settings.ping_interval_s is None:
+            self._ping_interval_s = min(status.heartbeat_ms / 1000, timeout_s / _PINGS_PER_SILENCE)
+
+    def _send_ping(self, node: Node, outputs: list[Output], now: float) -> None:
+        if node.pinged_at is None:
+            node.pinged_at = now
+        outputs.append(Send(node.index, self._ping))
+
+    # --- which node ---------------------------------------------------------------------------------------
+
+    def _choose(self, outputs: list[Output], now: float) -> None:
+        """Follow the active node with the highest epoch; without one, ask."""
+        best: Node | None = None
+        for node in self._nodes:
+            if node.is_active and node.is_connected and (best is None or node.epoch > best.epoch):
+                best = node
+        if best is None:
+            self._elect(outputs, now)
+        elif best is not self._target:
+            self._adopt(best, outputs, now)
+
+    def _adopt(self, node: Node, outputs: list[Output], now: float) -> None:
+        """Follow this node, and send it every outstanding request that it does not have."""
+        previous = self._target
+        self._asked = None
+        if previous is node:
+            return
+        if previous is not None:
+            self._left = (previous.endpoint, "stale", now, len(self._calls))
+        self._target = node
+        left = self._left
+        if left is not None and left[0] != node.endpoint:
+            self.counters.failovers += 1
+            event = FailedOver(left[0], node.endpoint, left[1], node.epoch, left[3], now - left[2])
+            outputs.append(Announce(event))
+        else:
+            outputs.append(Announce(ActiveFound(node.endpoint, node.epoch)))
+        self._left = None
+        self._retries.clear()
+        connection = node.connection
+        for call in self._calls.values():
+            if call.sent_to == connection:
+                continue
+            if call.lost_on is not None and connection in call.lost_on:
+                # It is still on its way there: the connection has not broken since.
+                call.lost_on.discard(connection)
+                self._give_up_attempt(call)
+                call.sent_to = connection
+                continue
+            if call.sent_to:
+                if call.is_bound:
+                    continue  # the node it was sent to is alive and will answer or refuse it
+                self._give_up_attempt(call)
+            outputs.append(self._send(call, node, now))
+
+    @staticmethod
+    def _give_up_attempt(call: Call) -> None:
+        if call.sent_to:
+            if call.lost_on is None:
+                call.lost_on = set()
+            call.lost_on.add(call.sent_to)
+            call.sent_to = 0
+
+    def _leave(self, node: Node, reason: str, outputs: list[Output], now: float) -> None:
+        """This node no longer serves, or can no longer be heard."""
+        if self._asked is node:
+            self._asked = None
+        if self._target is node:
+            self._target = None
+            self._left = (node.endpoint, reason, now, len(self._calls))
+            outputs.append(Announce(ActiveLost(node.endpoint, reason, len(self._calls))))
+            self._ping_at = now  # whoever is left should tell its state now
+        if reason == "not active":
+            return  # it is alive: what it has, it will answer or refuse
+        connection = node.connection
+        for call in [call for call in self._calls.values() if call.sent_to == connection]:
+            self._give_up_attempt(call)
+            if call.is_bound:
+                self._fail(
+                    call, self._broken(call, f"{node.endpoint} was lost ({reason}) with the request"), outputs
+                )
+
+    def _elect(self, outputs: list[Output], now: float) -> None:
+        """No node is known to be active: send the oldest request to the first that could become so by it."""
+        self._elect_at = math.inf
+        if self._target is not None or self._asked is not None or not self._calls:
+            return
+        ask_at = math.inf
+        for node in self._nodes:
+            if not node.is_connected:
+                if not node.is_settled(now, self._silence_limit_s):
+                    ask_at = min(ask_at, node.settles_at(self._silence_limit_s))
+                    break
+            elif node.is_silent:
+                continue
+            elif node.status is None:
+                break  # its PONG is on the way, or its silence will be noticed
+            elif now >= node.ask_at:
+                self._ask(node, outputs, now)
+                return
+            else:
+                ask_at = min(ask_at, node.ask_at)
+        self._elect_at = ask_at
+
+    def _ask(self, node: Node, outputs: list[Output], now: float) -> None:
+        call = self._oldest_unsent()
+        if call is None:
+            # All are with a node that is alive but no longer active. It should have answered or refused them.
+            left_at = self._left[2] if self._left is not None else now
+            if now < left_at + self._failover_timeout_s:
+                self._elect_at = left_at + self._failover_timeout_s
+                return
+            call = next((call for call in self._calls.values() if not call.is_bound), None)
+            if call is None:
+                return
+            self._give_up_attempt(call)
+        self.counters.votes += 1
+        self._asked = node
+        self._asked_identity = call.identity
+        outputs.append(self._send(call, node, now))
+        self._send_ping(node, outputs, now)
+
+    def _oldest_unsent(self) -> Call | None:
+        """The oldest request that no live node holds; rather one that votes than one for mmi."""
+        oldest: Call | None = None
+        for call in self._calls.values():
+            if call.sent_to:
+                continue
+            if not call.service.startswith(PREFIX):
+                return call
+            oldest = oldest or call
+        return oldest
+
+    # --- ends ---------------------------------------------------------------------------------------------
+
+    def _send(self, call: Call, node: Node, now: float) -> Send:
+        if call.attempts:
+            self.counters.resends += 1
+        call.attempts += 1
+        call.sent_to = node.connection
+        deadline = call.deadline
+        ttl_ms = 0
+        if deadline is not None:
+            ttl_ms = min(max(math.ceil((deadline - now) * 1000), 1), _TTL_MS_MAX)
+        return Send(
+            node.index,
+            native.encode_request(call.identity, call.service, call.body, ttl_ms=ttl_ms, epoch=self.epoch),
+        )
+
+    @staticmethod
+    def _broken(call: Call, text: str) -> BstarError:
+        if call.is_stream and call.partials_count:
+            return StreamInterruptedError(f"{text}; {call.partials_count} PARTIAL(s) had been delivered")
+        return OutcomeUnknownError(text)
+
+    def _fail(self, call: Call, error: BstarError, outputs: list[Output]) -> None:
+        self.counters.failures += 1
+        self._forget(call)
+        outputs.append(Fail(call, error))
+
+    def _forget(self, call: Call) -> None:
+        call.is_done = True
+        self._calls.pop(call.identity, None)
+
+
+# What a node that serves sends in answer to a vote.
+_PROOFS: Iterable[int] = frozenset({native.FINAL, native.PARTIAL, native.ERROR, native.BUSY})

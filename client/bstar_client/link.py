@@ -1,0 +1,151 @@
+"""One DEALER to one endpoint, with the monitor that tells when its connection is up and when it breaks.
+
+``ZMQ_IMMEDIATE`` makes the socket refuse messages while there is no connection, instead of keeping them
+for one that may never come (PROTOCOLS: a DEALER buffers for connections that are not up yet). A message
+that the socket does not take although the connection is up waits in ``backlog`` until there is room, so
+that order is kept.
+"""
+
+from collections import deque
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+__all__ = ["Link", "LinkSettings"]
+
+
+class LinkSettings(msgspec.Struct, frozen=True):
+    """Socket options that a program may want to change.
+
+    Times in milliseconds. ``high_water_mark`` counts messages in each direction; the client's limit on
+    outstanding requests should not exceed it, or replies may be dropped by the node.
+    """
+
+    handshake_ms: int = 1_000
+    connect_timeout_ms: int = 1_000
+    reconnect_min_ms: int = 20
+    reconnect_max_ms: int = 1_000
+    heartbeat_ms: int = 1_000
+    heartbeat_timeout_ms: int = 5_000
+    high_water_mark: int = 100_000
+    message_bytes_max: int = 64 * 1024 * 1024
+
+
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class Link:
+    """A DEALER and its monitor. Everything is called from the thread that owns it."""
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, settings: LinkSettings
+    ) -> None:
+        self._context = context
+        self.endpoint = endpoint
+        self._settings = settings
+        self.backlog: deque[list[bytes]] = deque()
+        self.socket: zmq.Socket[bytes] | None = None
+        self.monitor: zmq.Socket[bytes] | None = None
+
+    def open(self) -> None:
+        """Make a new socket and start connecting."""
+        assert self.socket is None, "the link is open already"
+        settings = self._settings
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, settings.handshake_ms)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, settings.connect_timeout_ms)
+        socket.setsockopt(zmq.RECONNECT_IVL, settings.reconnect_min_ms)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, settings.reconnect_max_ms)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, settings.heartbeat_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, settings.heartbeat_timeout_ms)
+        socket.setsockopt(zmq.SNDHWM, settings.high_water_mark)
+        socket.setsockopt(zmq.RCVHWM, settings.high_water_mark)
+        socket.setsockopt(zmq.MAXMSGSIZE, settings.message_bytes_max)
+        self.monitor = socket.get_monitor_socket(_EVENTS)
+        self.monitor.linger = 0
+        socket.connect(self.endpoint)
+        self.socket = socket
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close the socket; what has been sent has ``linger_ms`` to leave the process."""
+        socket = self.socket
+        if socket is not None:
+            monitor = self.monitor
+            self.socket = None
+            self.monitor = None
+            self.backlog.clear()
+            socket.disable_monitor()
+            if monitor is not None:
+                monitor.close(0)
+            socket.close(linger_ms)
+
+    def send(self, frames: list[bytes]) -> None:
+        """Send, or keep it until the socket takes it; without a socket it is dropped."""
+        socket = self.socket
+        if socket is None:
+            return
+        if self.backlog or not self._try_send(socket, frames):
+            self.backlog.append(frames)
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it."""
+        socket = self.socket
+        if socket is None:
+            return
+        backlog = self.backlog
+        while backlog and self._try_send(socket, backlog[0]):
+            backlog.popleft()
+
+    @staticmethod
+    def _try_send(socket: "zmq.Socket[bytes]", frames: list[bytes]) -> bool:
+        try:
+            socket.send_multipart(frames, zmq.DONTWAIT)
+        except zmq.Again:
+            # A connection that has just come up is noticed when the socket is asked about its events.
+            if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+                return False
+            try:
+                socket.send_multipart(frames, zmq.DONTWAIT)
+            except zmq.Again:
+                return False
+        return True
+
+    def receive(self, limit: int) -> list[list[bytes]]:
+        """The messages that are there, at most ``limit``."""
+        messages: list[list[bytes]] = []
+        socket = self.socket
+        if socket is None:
+            return messages
+        receive = socket.recv_multipart
+        try:
+            while len(messages) < limit:
+                messages.append(receive(zmq.DONTWAIT))
+        except zmq.Again:
+            pass
+        return messages
+
+    def changes(self) -> list[bool]:
+        """What the monitor tells, in order: True the connection is up, False it broke or was refused."""
+        changes: list[bool] = []
+        monitor = self.monitor
+        if monitor is None:
+            return changes
+        try:
+            while True:
+                is_up = recv_monitor_message(monitor, zmq.DONTWAIT)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                changes.append(is_up)
+                if not is_up:
+                    self.backlog.clear()
+        except zmq.Again:
+            pass
+        return changes

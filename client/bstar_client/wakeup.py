@@ -1,0 +1,43 @@
+"""A descriptor by which one thread wakes another out of its poll: an eventfd, or else a pipe."""
+
+import contextlib
+import os
+import sys
+
+__all__ = ["WakeUp"]
+
+
+class WakeUp:
+    """``set`` makes ``fd`` readable until ``clear``; any thread and any signal handler may call it."""
+
+    def __init__(self) -> None:
+        if sys.platform == "linux":
+            self.fd = self._write_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:
+            self.fd, self._write_fd = os.pipe()
+            os.set_blocking(self.fd, False)
+            os.set_blocking(self._write_fd, False)
+        self._is_closed = False
+
+    def set(self) -> None:
+        """Wake the other side; nothing happens after ``close``."""
+        if not self._is_closed:
+            with contextlib.suppress(BlockingIOError):  # it is readable already
+                os.write(self._write_fd, _ONE)
+
+    def clear(self) -> None:
+        """Make it quiet again."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 4_096)
+
+    def close(self) -> None:
+        """Release the descriptors."""
+        if not self._is_closed:
+            self._is_closed = True
+            os.close(self.fd)
+            if self._write_fd != self.fd:
+                os.close(self._write_fd)
+
+
+# An eventfd takes eight octets, a number in the machine's order; a pipe takes anything.
+_ONE = (1).to_bytes(8, sys.byteorder)
