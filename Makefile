@@ -36,7 +36,7 @@ check: $(TOOLS) docs-check ## style, types, layers of the house, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 bench: $(TOOLS) ## benchmarks, printed as a table
 	@$(BIN)/python benchmarks/run.py
