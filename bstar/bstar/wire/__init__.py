@@ -1,16 +1,16 @@
 """Frames to messages and back, for every dialect that a broker serves on its one ROUTER socket.
 
-Pure: no socket, no clock. ``decode`` is the broker's ear: it looks at the first frames, chooses the dialect and
-returns a neutral message, or raises RemoteProtocolError and nothing else, whatever the octets are.
+Pure: no socket, no clock. ``decode`` is the broker's ear: it looks at the first frames, chooses the dialect
+and returns a neutral message, or raises RemoteProtocolError and nothing else, whatever the octets are.
 
     [id] [MDPC02 | MDPW02] …               MDP/0.2
     [id] [] [MDPC01 | MDPW01] …            MDP/0.1
     [id] [] [MDPC02 | MDPW02] …            MDP/0.2 from a peer that puts an empty frame first; answered alike
     [id] [frames…] [] [MDPC01 | MDPC02] …  the same from a client with an envelope of its own (REQ_CORRELATE)
-    [id] [B5 01 …] …                       the native dialect
+    [id] [B5 01 …] …                       the native dialect, whose header has 41 octets at least
 
-The choice is by the frames of each message, as PROTOCOLS for interoperable brokers advise: a socket that was a
-client yesterday may be a worker today.
+The choice is by the frames of each message, as PROTOCOLS for interoperable brokers advise: a socket that was
+a client yesterday may be a worker today.
 """
 
 from bstar.errors import RemoteProtocolError
@@ -41,7 +41,8 @@ def decode(frames: Frames, message_bytes_max: int = MESSAGE_BYTES_MAX) -> FromPe
         return mdp02.decode_client(frames, 1, _NO_ENVELOPE)
     if first == mdp02.WORKER:
         return mdp02.decode_worker(frames, 1, _NO_ENVELOPE)
-    if first[:2] == native.MAGIC:
+    # A shorter frame may be REQ_CORRELATE's request id: 4 octets that count through every value, B5 01 too.
+    if first[:2] == native.MAGIC and len(first) >= native.HEADER_BYTES:
         return native.decode_peer(frames)
     return _decode_enveloped(frames)
 

@@ -43,15 +43,19 @@ class BrokerCodec(Protocol):
         epoch: int,
         is_redelivered: bool,
         extensions: bytes,
-    ) -> Frames: ...
+    ) -> Frames:
+        """Give a worker the request, with its client's ``address`` (MDP) or its ``identity`` (native)."""
 
     def welcome(
         self, to: bytes, envelope: Envelope, status: NodeStatus, heartbeat_ms: int, expiry_ms: int
-    ) -> Frames | None: ...
+    ) -> Frames | None:
+        """Confirm a worker's registration."""
 
-    def heartbeat(self, to: bytes, envelope: Envelope, state: int, epoch: int) -> Frames: ...
+    def heartbeat(self, to: bytes, envelope: Envelope, state: int, epoch: int) -> Frames:
+        """Tell a worker that this node, in ``state``, is alive."""
 
-    def disconnect(self, to: bytes, envelope: Envelope, reason: int, epoch: int) -> Frames: ...
+    def disconnect(self, to: bytes, envelope: Envelope, reason: int, epoch: int) -> Frames:
+        """Tell a worker to send nothing more on this connection, and why (``Reason``)."""
 
     def partial(
         self,
@@ -63,7 +67,8 @@ class BrokerCodec(Protocol):
         index: int,
         body: Frames,
         header: bytes,
-    ) -> Frames: ...
+    ) -> Frames:
+        """Pass the ``index``-th PARTIAL on to the client; ``header`` is a native worker's own, or empty."""
 
     def final(
         self,
@@ -75,16 +80,20 @@ class BrokerCodec(Protocol):
         partials: int,
         body: Frames,
         header: bytes,
-    ) -> Frames: ...
+    ) -> Frames:
+        """Pass the last reply on to the client, after ``partials`` PARTIALs; ``header`` as in ``partial``."""
 
     def failure(
         self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, code: int, text: bytes
-    ) -> Frames | None: ...
+    ) -> Frames | None:
+        """Tell the client that its request ended without a reply, and why (``ErrorCode``)."""
 
     def busy(
         self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, retry_after_ms: int, text: bytes
-    ) -> Frames | None: ...
+    ) -> Frames | None:
+        """Tell the client that its request was not accepted, and when to try again."""
 
     def not_active(
         self, to: bytes, envelope: Envelope, identity: bytes, status: NodeStatus, was_dispatched: bool
-    ) -> Frames | None: ...
+    ) -> Frames | None:
+        """Tell the client that this node does not answer for its request."""

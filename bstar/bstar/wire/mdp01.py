@@ -1,11 +1,11 @@
 """Majordomo 0.1 (7/MDP), all four sides: what clients, workers and the broker say and hear.
 
-MDP/Client                                            MDP/Worker
-    REQUEST  C→B  [] [MDPC01] [service] [body…]           READY       W→B  [] [MDPW01] [01] [service]
-    REPLY    B→C  [] [MDPC01] [service] [body…]           REQUEST     B→W  [] [MDPW01] [02] [client] [] [body…]
-                                                          REPLY       W→B  [] [MDPW01] [03] [client] [] [body…]
-                                                          HEARTBEAT   both [] [MDPW01] [04]
-                                                          DISCONNECT  both [] [MDPW01] [05]
+MDP/Client                                           MDP/Worker
+    REQUEST  C→B  [] [MDPC01] [service] [body…]          READY       W→B  [] [MDPW01] [01] [service]
+    REPLY    B→C  [] [MDPC01] [service] [body…]          REQUEST     B→W  [] [MDPW01] [02] [client] [] [body…]
+                                                         REPLY       W→B  [] [MDPW01] [03] [client] [] [body…]
+                                                         HEARTBEAT   both [] [MDPW01] [04]
+                                                         DISCONNECT  both [] [MDPW01] [05]
 
 A REQ socket supplies the empty frame by itself; a DEALER has to. Frames before the empty one (REQ_CORRELATE's
 request id) belong to the client and go back with its reply.
@@ -42,7 +42,7 @@ _W_HEARTBEAT = b"\x04"
 _W_DISCONNECT = b"\x05"
 
 
-# --- the broker hears -----------------------------------------------------------------------------------------
+# --- the broker hears ---------------------------------------------------------------------------------------
 
 
 def decode_client(frames: Frames, at: int, envelope: Envelope) -> Request:
@@ -73,9 +73,13 @@ def decode_worker(frames: Frames, at: int, envelope: Envelope) -> FromPeer:
         return Heartbeat(frames[0], 1, envelope)
     if command == _W_READY:
         if size != 3:
-            raise RemoteProtocolError("worker-frames", "READY is [] [MDPW01] [01] [service]", from_worker=True)
+            raise RemoteProtocolError(
+                "worker-frames", "READY is [] [MDPW01] [01] [service]", from_worker=True
+            )
         if not 0 < len(frames[at + 2]) <= SERVICE_BYTES_MAX:
-            raise RemoteProtocolError("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} octets")
+            raise RemoteProtocolError(
+                "service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} octets", from_worker=True
+            )
         return Ready(frames[0], 1, envelope, frames[at + 2])
     if command == _W_DISCONNECT:
         if size != 2:
@@ -84,7 +88,7 @@ def decode_worker(frames: Frames, at: int, envelope: Envelope) -> FromPeer:
     raise RemoteProtocolError("worker-command", f"no command of a worker: {command[:8]!r}")
 
 
-# --- the broker says ------------------------------------------------------------------------------------------
+# --- the broker says ----------------------------------------------------------------------------------------
 
 
 class Mdp01Codec:
@@ -164,7 +168,7 @@ class Mdp01Codec:
 CODEC = Mdp01Codec()
 
 
-# --- a client says and hears (as a DEALER does; a REQ socket strips and adds the empty frame) -------------------
+# --- a client says and hears (as a DEALER does; a REQ socket strips and adds the empty frame) ---------------
 
 
 def encode_request(service: bytes, body: Frames) -> Frames:
@@ -181,7 +185,7 @@ def decode_for_client(frames: Frames) -> ClientReply:
     return ClientReply(True, frames[2], frames[3:])
 
 
-# --- a worker says and hears ----------------------------------------------------------------------------------
+# --- a worker says and hears --------------------------------------------------------------------------------
 
 
 def encode_ready(service: bytes) -> Frames:
@@ -209,7 +213,9 @@ def encode_disconnect() -> Frames:
 def decode_for_worker(frames: Frames) -> WorkerCommand:
     """Read what a broker sends to a worker."""
     if len(frames) < 3 or frames[0] or frames[1] != WORKER:
-        raise RemoteProtocolError("broker-frames", "a broker's command to a worker starts [] [MDPW01] [command]")
+        raise RemoteProtocolError(
+            "broker-frames", "a broker's command to a worker starts [] [MDPW01] [command]"
+        )
     command = frames[2]
     if command == _W_REQUEST and len(frames) >= 6 and frames[3] and not frames[4]:
         return WorkerCommand(WorkerVerb.REQUEST, frames[3], frames[5:])

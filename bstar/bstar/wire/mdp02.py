@@ -8,8 +8,8 @@ MDP/Client                                              MDP/Worker
                                                             HEARTBEAT   both [MDPW02] [05]
                                                             DISCONNECT  both [MDPW02] [06]
 
-The same reply is 03/04 on the worker's side and 02/03 on the client's. Body is one frame or more. A peer whose
-first message began with an empty frame is read too, and answered in kind (its ``envelope``).
+The same reply is 03/04 on the worker's side and 02/03 on the client's. Body is one frame or more. A peer
+whose first message began with an empty frame is read too, and answered in kind (its ``envelope``).
 """
 
 import enum
@@ -54,7 +54,7 @@ _W_HEARTBEAT = b"\x05"
 _W_DISCONNECT = b"\x06"
 
 
-# --- the broker hears -----------------------------------------------------------------------------------------
+# --- the broker hears ---------------------------------------------------------------------------------------
 
 
 def decode_client(frames: Frames, at: int, envelope: Envelope) -> Request:
@@ -62,7 +62,9 @@ def decode_client(frames: Frames, at: int, envelope: Envelope) -> Request:
     if len(frames) < at + 4:
         raise RemoteProtocolError("client-frames", "a REQUEST is [MDPC02] [01] [service] [body…]")
     if frames[at + 1] != _C_REQUEST:
-        raise RemoteProtocolError("client-command", f"clients send 01 REQUEST, this is {frames[at + 1][:8]!r}")
+        raise RemoteProtocolError(
+            "client-command", f"clients send 01 REQUEST, this is {frames[at + 1][:8]!r}"
+        )
     service = frames[at + 2]
     if not 0 < len(service) <= SERVICE_BYTES_MAX:
         raise RemoteProtocolError("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} octets")
@@ -75,10 +77,12 @@ def decode_worker(frames: Frames, at: int, envelope: Envelope) -> FromPeer:
     if size < 2:
         raise RemoteProtocolError("worker-frames", "a worker's message has a command frame")
     command = frames[at + 1]
-    if command == _W_FINAL or command == _W_PARTIAL:
+    if command in (_W_FINAL, _W_PARTIAL):
         if size < 5 or frames[at + 3]:
             raise RemoteProtocolError(
-                "worker-frames", "PARTIAL and FINAL are [MDPW02] [03|04] [client] [] [body…]", from_worker=True
+                "worker-frames",
+                "PARTIAL and FINAL are [MDPW02] [03|04] [client] [] [body…]",
+                from_worker=True,
             )
         kind = Final if command == _W_FINAL else Partial
         return kind(frames[0], 2, envelope, frames[at + 2], frames[at + 4 :])
@@ -90,7 +94,9 @@ def decode_worker(frames: Frames, at: int, envelope: Envelope) -> FromPeer:
         if size != 3:
             raise RemoteProtocolError("worker-frames", "READY is [MDPW02] [01] [service]", from_worker=True)
         if not 0 < len(frames[at + 2]) <= SERVICE_BYTES_MAX:
-            raise RemoteProtocolError("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} octets")
+            raise RemoteProtocolError(
+                "service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} octets", from_worker=True
+            )
         return Ready(frames[0], 2, envelope, frames[at + 2])
     if command == _W_DISCONNECT:
         if size != 2:
@@ -99,7 +105,7 @@ def decode_worker(frames: Frames, at: int, envelope: Envelope) -> FromPeer:
     raise RemoteProtocolError("worker-command", f"no command of a worker: {command[:8]!r}")
 
 
-# --- the broker says ------------------------------------------------------------------------------------------
+# --- the broker says ----------------------------------------------------------------------------------------
 
 
 class Mdp02Codec:
@@ -179,7 +185,7 @@ class Mdp02Codec:
 CODEC = Mdp02Codec()
 
 
-# --- a client says and hears ----------------------------------------------------------------------------------
+# --- a client says and hears --------------------------------------------------------------------------------
 
 
 class ClientReply(msgspec.Struct, frozen=True, gc=False):
@@ -204,7 +210,7 @@ def decode_for_client(frames: Frames) -> ClientReply:
     return ClientReply(frames[1] == _C_FINAL, frames[2], frames[3:])
 
 
-# --- a worker says and hears ----------------------------------------------------------------------------------
+# --- a worker says and hears --------------------------------------------------------------------------------
 
 
 class WorkerVerb(enum.Enum):
@@ -265,7 +271,7 @@ def decode_for_worker(frames: Frames) -> WorkerCommand:
     raise RemoteProtocolError("broker-command", f"no valid command of a broker: {command[:8]!r}")
 
 
-# --- shared checks --------------------------------------------------------------------------------------------
+# --- shared checks ------------------------------------------------------------------------------------------
 
 
 def check_service(service: bytes) -> None:

@@ -2,8 +2,9 @@
 
 The codecs beside this module turn frames into these and back. A body is always the list of frames as it came:
 nobody on the way looks into it or copies it. ``sender`` is the ROUTER's routing id, opaque octets.
-``envelope`` holds the frames that stood between the routing id and the header, delimiter included; a reply goes
-back with the same ones, which is how REQ clients, and peers with a leading empty frame, are answered in kind.
+``envelope`` holds the frames that stood between the routing id and the header, delimiter included; a reply
+goes back with the same ones, which is how REQ clients, and peers with a leading empty frame, are answered in
+kind.
 """
 
 import enum
@@ -16,13 +17,13 @@ __all__ = [
     "Disconnect",
     "ErrorCode",
     "Failure",
+    "Final",
     "FromClient",
     "FromPeer",
     "FromWorker",
     "Heartbeat",
     "NodeStatus",
     "Partial",
-    "Final",
     "Ping",
     "Ready",
     "Reason",
@@ -113,7 +114,7 @@ class Ready(msgspec.Struct, gc=False):
 
 
 class Partial(msgspec.Struct, gc=False):
-    """A worker's reply that more will follow. ``address`` is the client address (MDP) or the identity (native)."""
+    """A worker's reply that more will follow; ``address`` is the client's (MDP) or the identity (native)."""
 
     sender: bytes
     dialect: int

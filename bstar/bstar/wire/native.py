@@ -1,15 +1,16 @@
-"""The native dialect: MDP's roles with request numbers, deadlines, errors and epochs. docs/protocol/native.md.
+"""The native dialect: MDP's roles with request numbers, deadlines, errors and epochs.
 
-A message is ``[header] [body…]``. Every header has the same fixed part, so that one unpack reads it:
+The specification is docs/protocol/native.md. A message is ``[header] [body…]``. Every header has the same
+fixed part, so that one unpack reads it:
 
     octet 0      magic B5            octet 2      command            octets 28-35  epoch
     octet 1      version 01          octet 3      flags              octets 36-39  value, per command
                                      octets 4-27  identity           octet 40      length of the service name
     then the service name, then extensions (type, 2-octet length, value) up to the end of the frame.
 
-An identity is a client id (16 octets, random, one per client object) and a message number (8 octets). It comes
-back on every reply and it goes to the worker, on every node and in every repetition of the same request.
-Numbers are big-endian.
+An identity is a client id (16 octets, random, one per client object) and a message number (8 octets). It
+comes back on every reply and it goes to the worker, on every node and in every repetition of the same
+request. Numbers are big-endian.
 """
 
 import struct
@@ -19,7 +20,7 @@ import msgspec
 
 from bstar.errors import LocalProtocolError, RemoteProtocolError
 from bstar.wire.dialect import Dialect, Envelope, Frames
-from bstar.wire.limits import CREDIT_MAX, SERVICE_BYTES_MAX
+from bstar.wire.limits import CREDIT_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX
 from bstar.wire.mdp02 import check_body, check_service
 from bstar.wire.messages import (
     Disconnect,
@@ -44,6 +45,7 @@ __all__ = [
     "FINAL",
     "FLAG_DISPATCHED",
     "FLAG_REDELIVERED",
+    "HEADER_BYTES",
     "HEARTBEAT",
     "IDENTITY_BYTES",
     "MAGIC",
@@ -99,8 +101,10 @@ IDENTITY_BYTES = 24
 NO_IDENTITY = bytes(IDENTITY_BYTES)
 
 _HEADER = struct.Struct(">BBBB24sQIB")
-_HEADER_BYTES = _HEADER.size
-_HEADER_BYTES_MAX = _HEADER_BYTES + SERVICE_BYTES_MAX + 8_192
+HEADER_BYTES = _HEADER.size
+# Octets of extensions in one header: room for a trace context and its state many times over.
+_EXTENSIONS_BYTES_MAX = 8_192
+_HEADER_BYTES_MAX = HEADER_BYTES + SERVICE_BYTES_MAX + _EXTENSIONS_BYTES_MAX
 _STATUS = struct.Struct(">BBIIII")
 _EXTENSION = struct.Struct(">BH")
 _U32_MAX = 0xFFFF_FFFF
@@ -112,6 +116,7 @@ _unpack_from = _HEADER.unpack_from
 
 def identity(client_id: bytes, number: int) -> bytes:
     """The 24 octets that name one request for ever: 16 octets of client id, then its message number."""
+    assert len(client_id) == IDENTITY_BYTES - 8
     return client_id + number.to_bytes(8, "big")
 
 
@@ -129,7 +134,7 @@ def header(
     return _pack(0xB5, 0x01, command, flags, identity, epoch, value, len(service)) + service + extensions
 
 
-# --- extensions -----------------------------------------------------------------------------------------------
+# --- extensions ---------------------------------------------------------------------------------------------
 
 
 def encode_extension(kind: int, value: bytes) -> bytes:
@@ -153,24 +158,38 @@ def iter_extensions(octets: bytes) -> Iterator[tuple[int, bytes]]:
         at += size
 
 
-# --- the broker hears -----------------------------------------------------------------------------------------
+# --- the broker hears ---------------------------------------------------------------------------------------
 
 
 def decode_peer(frames: Frames) -> FromPeer:
     """Read ``[routing id] [header] [body…]`` from a client or worker."""
     head = frames[1]
     size = len(head)
-    if size < _HEADER_BYTES or size > _HEADER_BYTES_MAX:
-        raise RemoteProtocolError("native-header", f"a header has {_HEADER_BYTES} to {_HEADER_BYTES_MAX} octets")
-    _, _, command, flags, ident, epoch, value, service_size = _unpack_from(head)
+    if size < HEADER_BYTES or size > _HEADER_BYTES_MAX:
+        raise RemoteProtocolError(
+            "native-header", f"a header has {HEADER_BYTES} to {_HEADER_BYTES_MAX} octets"
+        )
+    _, _, command, _, ident, epoch, value, service_size = _unpack_from(head)
+    end = HEADER_BYTES + service_size
+    if end > size:
+        raise RemoteProtocolError("native-header", "the service name is longer than its header")
     if command == REQUEST:
-        end = _HEADER_BYTES + service_size
-        if end > size or not service_size:
+        if not service_size:
             raise RemoteProtocolError("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} octets")
         if len(frames) < 3:
             raise RemoteProtocolError("client-frames", "a REQUEST is [header] [body…]")
+        if ident == NO_IDENTITY:
+            raise RemoteProtocolError("identity", "a REQUEST names itself; 24 zero octets name nothing")
         return Request(
-            frames[0], 3, (), head[_HEADER_BYTES:end], frames[2:], ident, value, epoch, head[end:] if size > end else b""
+            frames[0],
+            3,
+            (),
+            head[HEADER_BYTES:end],
+            frames[2:],
+            ident,
+            value,
+            epoch,
+            head[end:] if size > end else b"",
         )
     if command == FINAL:
         if len(frames) < 3:
@@ -185,14 +204,13 @@ def decode_peer(frames: Frames) -> FromPeer:
     if command == HEARTBEAT:
         return Heartbeat(frames[0], 3, (), epoch)
     if command == ERROR:
-        return Failure(frames[0], ident, value, frames[2] if len(frames) > 2 else b"", head)
+        return Failure(frames[0], ident, value, frames[2][:TEXT_BYTES_MAX] if len(frames) > 2 else b"", head)
     if command == READY:
-        end = _HEADER_BYTES + service_size
-        if end > size or not service_size:
-            raise RemoteProtocolError("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} octets")
+        if not service_size:
+            raise RemoteProtocolError("service-name", "a READY names its service", from_worker=True)
         if not 0 < value <= CREDIT_MAX:
             raise RemoteProtocolError("credit", f"a worker's credit is 1 to {CREDIT_MAX}", from_worker=True)
-        return Ready(frames[0], 3, (), head[_HEADER_BYTES:end], value, epoch)
+        return Ready(frames[0], 3, (), head[HEADER_BYTES:end], value, epoch)
     if command == DISCONNECT:
         return Disconnect(frames[0], 3)
     if command == STALE_EPOCH:
@@ -200,7 +218,7 @@ def decode_peer(frames: Frames) -> FromPeer:
     raise RemoteProtocolError("native-command", f"no command of a client or worker: {command:#04x}")
 
 
-# --- the broker says ------------------------------------------------------------------------------------------
+# --- the broker says ----------------------------------------------------------------------------------------
 
 
 def _encode_status(status: NodeStatus) -> bytes:
@@ -233,7 +251,11 @@ class NativeCodec:
         is_redelivered: bool,
         extensions: bytes,
     ) -> Frames:
-        return [to, _pack(0xB5, 0x01, REQUEST, is_redelivered, identity, epoch, ttl_ms, 0) + extensions, *body]
+        return [
+            to,
+            _pack(0xB5, 0x01, REQUEST, is_redelivered, identity, epoch, ttl_ms, 0) + extensions,
+            *body,
+        ]
 
     def welcome(
         self, to: bytes, envelope: Envelope, status: NodeStatus, heartbeat_ms: int, expiry_ms: int
@@ -288,7 +310,11 @@ class NativeCodec:
     ) -> Frames:
         flags = FLAG_DISPATCHED if was_dispatched else 0
         head = header(
-            NOT_ACTIVE, flags=flags, identity=identity, epoch=status.epoch, value=min(status.retry_after_ms, _U32_MAX)
+            NOT_ACTIVE,
+            flags=flags,
+            identity=identity,
+            epoch=status.epoch,
+            value=min(status.retry_after_ms, _U32_MAX),
         )
         return [to, head, _encode_status(status)]
 
@@ -301,7 +327,7 @@ class NativeCodec:
 CODEC = NativeCodec()
 
 
-# --- clients and workers hear ---------------------------------------------------------------------------------
+# --- clients and workers hear -------------------------------------------------------------------------------
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -344,18 +370,22 @@ def decode(frames: Frames) -> Message:
     if not frames or frames[0][:2] != MAGIC:
         raise RemoteProtocolError("native-header", "a broker's message begins with B5 01")
     head = frames[0]
-    if not _HEADER_BYTES <= len(head) <= _HEADER_BYTES_MAX:
-        raise RemoteProtocolError("native-header", f"a header has {_HEADER_BYTES} to {_HEADER_BYTES_MAX} octets")
+    if not HEADER_BYTES <= len(head) <= _HEADER_BYTES_MAX:
+        raise RemoteProtocolError(
+            "native-header", f"a header has {HEADER_BYTES} to {_HEADER_BYTES_MAX} octets"
+        )
     _, _, command, flags, ident, epoch, value, service_size = _unpack_from(head)
-    end = _HEADER_BYTES + service_size
+    end = HEADER_BYTES + service_size
     if end > len(head):
         raise RemoteProtocolError("service-name", "the service name is longer than its header")
     frames_min = _BODY_FRAMES_MIN.get(command)
     if frames_min is None:
         raise RemoteProtocolError("native-command", f"no command of a broker: {command:#04x}")
     if len(frames) <= frames_min:
-        raise RemoteProtocolError("broker-frames", f"command {command:#04x} has {frames_min} frames of body or more")
-    return Message(command, flags, ident, epoch, value, head[_HEADER_BYTES:end], head[end:], frames[1:])
+        raise RemoteProtocolError(
+            "broker-frames", f"command {command:#04x} has {frames_min} frames of body or more"
+        )
+    return Message(command, flags, ident, epoch, value, head[HEADER_BYTES:end], head[end:], frames[1:])
 
 
 def decode_status(message: Message) -> NodeStatus:
@@ -375,20 +405,30 @@ def decode_welcome(message: Message) -> Welcome:
         raise RemoteProtocolError("welcome", "the expiry frame has 4 octets or more")
     expiry_ms = int.from_bytes(message.body[1][:4], "big")
     if not 0 < message.value <= expiry_ms:
-        raise RemoteProtocolError("welcome", "the expiry is at least one heartbeat interval, and neither is zero")
+        raise RemoteProtocolError(
+            "welcome", "the expiry is at least one heartbeat interval, and neither is zero"
+        )
     return Welcome(decode_status(message), message.value, expiry_ms)
 
 
-# --- a client says --------------------------------------------------------------------------------------------
+# --- a client says ------------------------------------------------------------------------------------------
 
 
 def encode_request(
     identity: bytes, service: bytes, body: Frames, *, ttl_ms: int = 0, epoch: int = 0, extensions: bytes = b""
 ) -> Frames:
     """``[header 01] [body…]``; ``ttl_ms`` is the time the caller goes on waiting, 0 for no limit."""
+    assert len(identity) == IDENTITY_BYTES
     check_service(service)
     check_body(body)
-    return [_pack(0xB5, 0x01, REQUEST, 0, identity, epoch, ttl_ms, len(service)) + service + extensions, *body]
+    if len(extensions) > _EXTENSIONS_BYTES_MAX:
+        raise LocalProtocolError(f"a header has room for {_EXTENSIONS_BYTES_MAX} octets of extensions")
+    if not 0 <= ttl_ms <= _U32_MAX:
+        raise LocalProtocolError(f"a time to live is 0 to {_U32_MAX} ms, not {ttl_ms}")
+    return [
+        _pack(0xB5, 0x01, REQUEST, 0, identity, epoch, ttl_ms, len(service)) + service + extensions,
+        *body,
+    ]
 
 
 def encode_ping(identity: bytes = NO_IDENTITY, epoch: int = 0) -> Frames:
@@ -396,7 +436,7 @@ def encode_ping(identity: bytes = NO_IDENTITY, epoch: int = 0) -> Frames:
     return [header(PING, identity=identity, epoch=epoch)]
 
 
-# --- a worker says --------------------------------------------------------------------------------------------
+# --- a worker says ------------------------------------------------------------------------------------------
 
 
 def encode_ready(service: bytes, *, credit: int = 1, epoch: int = 0) -> Frames:
@@ -420,8 +460,8 @@ def encode_final(identity: bytes, epoch: int, partials: int, body: Frames) -> Fr
 
 
 def encode_error(identity: bytes, epoch: int, code: int, text: bytes) -> Frames:
-    """``[header 04] [text]``"""
-    return [header(ERROR, identity=identity, epoch=epoch, value=code), text]
+    """``[header 04] [text]``; of a text that is longer than people read, the beginning."""
+    return [header(ERROR, identity=identity, epoch=epoch, value=code), text[:TEXT_BYTES_MAX]]
 
 
 def encode_heartbeat(epoch: int) -> Frames:

@@ -1,0 +1,1 @@
+"""Fuzz targets: programs that look for input which a codec does not survive."""
