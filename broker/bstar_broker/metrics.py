@@ -1,12 +1,13 @@
 """A node's metrics for Prometheus, made from one ``NodeState`` at the moment of the scrape.
 
-The core counts in plain integers and knows nothing of Prometheus; nothing is counted here either. A scrape asks for
-a snapshot once and turns it into families, so all figures of a scrape belong to the same moment. If the snapshot
-does not come in time the scrape fails (and ``up`` is 0), because half a page of metrics looks like health.
+The core counts in plain integers and knows nothing of Prometheus; nothing is counted here either. A scrape asks
+for a snapshot once and turns it into families, so all figures of a scrape belong to the same moment. If the
+snapshot does not come in time the scrape fails (and ``up`` is 0): half a page of metrics looks like health.
 
-Labels are bounded: ``from``, ``to``, ``outcome`` and ``reason`` come from closed sets of ours. A service's name is
-chosen by whoever registers a worker, so at most ``services_max`` of them get series of their own; they keep them
-as long as the service exists. All others are summed as ``service="other"``, and so is a service of that very name.
+Labels are bounded: ``from``, ``to``, ``outcome`` and ``reason`` come from closed sets of ours. A service's name
+is chosen by whoever registers a worker, so at most ``services_max`` of them get series of their own, and keep
+them as long as the service exists. All others are summed as ``service="other"``, and so is a service of that
+very name.
 
 Nothing that is unknown is invented: ``bstar_peer_age_seconds`` is absent until the peer was heard once, and
 ``bstar_peer_state`` is then UNKNOWN. ``bstar_peer_fresh`` is always there, for alerts.
@@ -99,10 +100,12 @@ def _pair(pair: PairState) -> Iterator[Metric]:
     yield _enum("bstar_state", "The state of this node.", _STATES, pair.state)
     yield _gauge(
         "bstar_active",
-        "1 if this node serves. The sum over a pair must be 1; more than 1 for longer than a moment is an alarm.",
+        "1 if this node serves. The sum over a pair must be 1; more than 1 for more than a moment is an alarm.",
         pair.is_active,
     )
-    yield _gauge("bstar_epoch", "The epoch of this node's last activation, 0 if it never was active.", pair.epoch)
+    yield _gauge(
+        "bstar_epoch", "The epoch of this node's last activation, 0 if it never was active.", pair.epoch
+    )
     yield _gauge("bstar_epoch_seen", "The highest epoch this node has heard of.", pair.epoch_seen)
     yield _enum(
         "bstar_peer_state",
@@ -115,7 +118,9 @@ def _pair(pair: PairState) -> Iterator[Metric]:
     )
     if pair.peer_age_s is not None:
         yield _gauge(
-            "bstar_peer_age_seconds", "Time since the peer's last message; absent before the first.", pair.peer_age_s
+            "bstar_peer_age_seconds",
+            "Time since the peer's last message; absent before the first.",
+            pair.peer_age_s,
         )
     transitions = CounterMetricFamily(
         "bstar_transitions", "Changes of this node's state.", labels=("from", "to")
@@ -134,6 +139,11 @@ def _pair(pair: PairState) -> Iterator[Metric]:
     yield _counter("bstar_peer_messages", "State messages of the peer.", pair.peer_messages)
     yield _labelled_counter(
         "bstar_peer_messages_ignored", "State messages that were no evidence.", "reason", pair.peer_ignored
+    )
+    yield _counter(
+        "bstar_epochs_ignored",
+        "Epochs that clients or workers told and nobody can believe.",
+        pair.epochs_ignored,
     )
 
 
@@ -166,7 +176,9 @@ def _services(groups: Sequence[tuple[str, list[ServiceState]]]) -> Iterator[Metr
     )
     queued = GaugeMetricFamily("bstar_queue_length", "Requests waiting for a worker.", labels=by_service)
     workers = GaugeMetricFamily("bstar_workers", "Registered workers.", labels=by_service)
-    in_flight = GaugeMetricFamily("bstar_requests_in_flight", "Requests that workers hold.", labels=by_service)
+    in_flight = GaugeMetricFamily(
+        "bstar_requests_in_flight", "Requests that workers hold.", labels=by_service
+    )
     for name, states in groups:
         label = (name,)
         for outcome in _OUTCOMES:

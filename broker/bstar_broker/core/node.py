@@ -231,6 +231,15 @@ class Node:
                 transitions={
                     f"{old.name}->{new.name}": count for (old, new), count in machine.transitions.items()
                 },
+                is_peer_fresh=machine.peer_heard_at is not None and now < machine.peer_expires_at,
+                retry_after_s=machine.retry_after_s(now),
+                failover_timeout_s=machine.settings.failover_timeout_s,
+                stalls=machine.stalls,
+                requests_refused=machine.requests_refused,
+                peer_messages=machine.peer_messages,
+                peer_ignored={reason.value: count for reason, count in machine.peer_ignored.items()},
+                epochs_ignored=machine.epochs_ignored,
+                is_leaving=machine.is_leaving,
             ),
             broker=broker_state(self.broker),
             loop=self._loop(now) if self._loop is not None else None,

@@ -83,6 +83,8 @@ class PairState(msgspec.Struct, frozen=True):
     requests_refused: int = 0
     peer_messages: int = 0
     peer_ignored: dict[str, int] = {}
+    epochs_ignored: int = 0
+    is_leaving: bool = False
 
 
 class LoopState(msgspec.Struct, frozen=True):
