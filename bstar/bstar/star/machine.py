@@ -1,0 +1,697 @@
+"""One node's Binary Star state machine: peer messages, client requests and time in; a list of outputs out.
+
+It holds no socket and no clock. The shell (``bstar.pair``, or a simulator) calls ``receive``,
+``client_request``, ``stalled`` and so on with the time, carries out what comes back in order, and calls
+``handle_timer`` at ``next_deadline``. Which state follows from which event is the table in ``rules``;
+``transitions`` walks it. What is here are the facts the guards ask about, and what a change of state entails:
+epochs, questions, publications.
+
+**Epochs.** Every activation takes an epoch above every epoch the node has seen, and of its own parity (the
+primary odd, the backup even), so that no two activations ever share one. While active, ``epoch ==
+epoch_seen``.
+
+**Questions.** A node that was away asks its peer with a fresh token. Only a message that echoes the token is
+surely younger than the question; until then everything but a plainly better claim to be active is taken for
+backlog.
+
+**Silence.** The peer is silent when no valid message has come for the failover timeout *while this node
+listened*: time during which the process was away does not count, for the messages of that time may still be
+on the way.
+"""
+
+import enum
+from collections import Counter
+from functools import partial
+from typing import Literal, get_args
+from zlib import crc32
+
+import msgspec
+from transitions import Machine
+
+from bstar.errors import (
+    ConfigurationError,
+    DualActiveError,
+    DualPassiveError,
+    PairError,
+    PeerMismatchError,
+    RemoteProtocolError,
+)
+from bstar.star.outputs import (
+    Activated,
+    Deactivated,
+    Fatal,
+    HandoverRefused,
+    Output,
+    PeerAsked,
+    PeerLost,
+    PeerRejected,
+    PeerSeen,
+    PersistEpoch,
+    Publish,
+    StateChanged,
+)
+from bstar.star.rules import RULES, Effect, Event, Facts, Guard, Role, Rule, State, holds
+from bstar.wire.messages import NEVER_MS, NodeStatus
+from bstar.wire.peer import PeerState
+
+__all__ = ["EPOCH_MAX", "EPOCH_STEP_MAX", "Ignored", "StarMachine", "StarSettings"]
+
+# Epochs are 64 bits wide. Whoever may name epochs to us (peer, worker, client) must not be able to use them
+# up: none above EPOCH_MAX is believed, and a worker or client may raise ours by EPOCH_STEP_MAX at once.
+EPOCH_MAX = 2**62
+EPOCH_STEP_MAX = 2**32
+
+HEARTBEAT_INTERVAL_MIN_S = 0.01
+HEARTBEAT_INTERVAL_MAX_S = 30.0
+
+# Earlier runs of the peer whose late messages are recognised, and strangers that are reported once each. A
+# peer that restarts in a loop must not grow the tables.
+PEER_RUNS_MAX = 16
+
+
+OnDualActive = Literal["yield", "exit"]
+
+
+class Ignored(enum.StrEnum):
+    """Why a peer message was not taken for a sign of life. Also the label of a metric."""
+
+    STALE = "stale"  # its number does not increase, or it is of an earlier run of the peer
+    BACKLOG = "backlog"  # older than our question
+    MISMATCH = "mismatch"  # of a node that cannot be our peer
+    EPOCH = "epoch"  # names an epoch that cannot be
+    INVALID = "invalid"  # no state message at all
+
+
+class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How this node takes part in its pair. The two nodes differ in ``role`` and in nothing else.
+
+    ``heartbeat_interval_s`` is the time between state messages (0.01 to 30). ``failover_timeout_s`` is the
+    silence after which the peer counts as dead, at least two intervals (BST-S-02); it should exceed the
+    longest pause and the longest network hiccup that must not move the role. ``on_dual_active`` says what
+    happens when both nodes turn out to be active: ``yield`` lets the one with the lower epoch step down,
+    ``exit`` ends the process.
+    """
+
+    pair: str
+    role: Role
+    heartbeat_interval_s: float = 1.0
+    failover_timeout_s: float = 2.0
+    on_dual_active: OnDualActive = "yield"
+
+    def __post_init__(self) -> None:
+        if not HEARTBEAT_INTERVAL_MIN_S <= self.heartbeat_interval_s <= HEARTBEAT_INTERVAL_MAX_S:
+            raise ConfigurationError(
+                f"heartbeat_interval_s is {self.heartbeat_interval_s:g}: "
+                f"choose {HEARTBEAT_INTERVAL_MIN_S:g} to {HEARTBEAT_INTERVAL_MAX_S:g} seconds"
+            )
+        # Compared as they travel, in milliseconds: 3 × 0.1 must not be less than 0.3.
+        if self.failover_timeout_ms < 2 * self.heartbeat_ms:
+            raise ConfigurationError(
+                f"failover_timeout_s is {self.failover_timeout_s:g}: choose at least two times "
+                f"heartbeat_interval_s ({self.heartbeat_interval_s:g}), or one lost message moves the role"
+            )
+        if self.on_dual_active not in get_args(OnDualActive):
+            raise ConfigurationError(f"on_dual_active is {self.on_dual_active!r}: choose 'yield' or 'exit'")
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """The heartbeat interval as it is told to the peer."""
+        return round(self.heartbeat_interval_s * 1000)
+
+    @property
+    def failover_timeout_ms(self) -> int:
+        """The failover timeout as it is told to the peer."""
+        return round(self.failover_timeout_s * 1000)
+
+
+_PEER_EVENTS = {
+    State.PRIMARY: Event.PEER_PRIMARY,
+    State.BACKUP: Event.PEER_BACKUP,
+    State.ACTIVE: Event.PEER_ACTIVE,
+    State.PASSIVE: Event.PEER_PASSIVE,
+}
+_STARTING = (State.PRIMARY, State.BACKUP)
+_HAS_RULES = frozenset((rule.state, rule.event) for rule in RULES)
+
+
+class _Position:
+    """The model that ``transitions`` moves: its state, the facts of the moment, the rule found."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.facts = Facts()
+        self.rule: Rule | None = None
+
+    def face(self, facts: Facts) -> None:
+        self.facts = facts
+        self.rule = None
+
+    def allows(self, guard: Guard) -> bool:
+        return holds(guard, self.facts)
+
+    def follow(self, rule: Rule) -> None:
+        self.rule = rule
+
+
+class StarMachine:
+    """The Binary Star of one node. ``node`` names this run of this process and must differ for every run,
+    because late messages of an earlier run are told apart by it. ``epoch`` is the highest epoch known from
+    before (0: none).
+
+    Attributes are plain and may be read at any time: ``is_active``, ``state``, ``epoch`` (of this run's last
+    activation, 0 before it), ``epoch_seen`` (the highest known), ``peer_state`` (the last heard),
+    ``peer_heard_at``, ``peer_expires_at``, and the counters below them. ``is_active`` is the question of the
+    request path.
+
+    Every method takes ``now`` in seconds of one monotonic clock (BST-R-03) and returns outputs in the order
+    in which they must be carried out.
+    """
+
+    def __init__(self, settings: StarSettings, *, node: str, epoch: int, now: float) -> None:
+        self.settings = settings
+        self.node = node
+        self.is_active = False
+        self.is_leaving = False
+        self.epoch = 0
+        self.epoch_seen = epoch
+        self.peer_state: State | None = None
+        self.peer_heard_at: float | None = None
+        # A primary waits one expiry before a lone start: an active backup must have had the time to speak up.
+        self.peer_expires_at = now + settings.failover_timeout_s
+
+        self.transitions: Counter[tuple[State, State]] = Counter()
+        self.votes = 0
+        self.requests_refused = 0
+        self.peer_messages = 0
+        self.peer_ignored: Counter[Ignored] = Counter()
+        self.stalls = 0
+        self.epochs_ignored = 0
+
+        self._failover_timeout_s = settings.failover_timeout_s
+        self._seq = 0
+        self._published_at = now
+        self._publish_at = now
+        self._is_mute = False
+        # Tokens differ between runs as well, or the echo of an earlier run's question would answer ours.
+        self._token = crc32(node.encode()) << 16
+        self._asking = 0
+        self._answers = 0
+        self._answers_told = 0
+        self._is_released = False
+        self._is_peer_seen = False
+        self._is_peer_native = False
+        self._peer_node: str | None = None
+        self._peer_seq = 0
+        self._past_peers: dict[str, int] = {}
+        self._rival_since: float | None = None
+        self._rejected: dict[tuple[str | None, str], None] = {}
+
+        start = State.PRIMARY if settings.role is Role.PRIMARY else State.BACKUP
+        self._position = _Position(start)
+        self._table = Machine(
+            model=self._position,
+            states=State,
+            initial=start,
+            transitions=[
+                {
+                    "trigger": rule.event.name,
+                    "source": rule.state,
+                    "dest": rule.next_state,
+                    "conditions": partial(self._position.allows, rule.guard),
+                    "before": partial(self._position.follow, rule),
+                }
+                for rule in RULES
+            ],
+            auto_transitions=False,
+            ignore_invalid_triggers=True,
+            queued=False,
+        )
+
+    @property
+    def state(self) -> State:
+        """What this node is now."""
+        return self._position.state
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the node waits for its peer to answer whether it serves."""
+        return self._asking != 0
+
+    # --- what may happen ------------------------------------------------------------------------------------
+
+    def receive(self, message: PeerState, now: float) -> list[Output]:
+        """A state message of the peer, as ``bstar.wire.peer.decode`` read it."""
+        if self.state is State.ERROR:
+            return []
+        self.peer_messages += 1
+        outputs = self._notice_absence(now)
+        ignored = self._why_ignored(message, now)
+        if ignored is not None:
+            self.peer_ignored[ignored] += 1
+            return outputs
+        mismatch = self._mismatch(message)
+        if mismatch is not None:
+            return outputs + self._reject(*mismatch, message, now)
+
+        is_peer_fresh = now < self.peer_expires_at
+        self._recognise(message)
+        self.peer_heard_at = now
+        if message.epoch is not None:
+            self.epoch_seen = max(self.epoch_seen, message.epoch)
+            if message.epoch > self.epoch:
+                # The peer has been active above us since, so what we offered was taken.
+                self._is_released = False
+        if message.asks:
+            self._answers = message.asks
+
+        if self._is_backlog(message):
+            self.peer_ignored[Ignored.BACKLOG] += 1
+            if message.state == State.ACTIVE:
+                # It may be old, but as long as the peer says that it serves, nobody's vote counts here.
+                outputs += self._refresh(message, now)
+        else:
+            outputs += self._refresh(message, now)
+            outputs += self._follow(message, is_peer_fresh, now)
+        if message.leaving:
+            # It neither serves nor votes any more, so clients need not wait for its silence.
+            self.peer_expires_at = now
+        if self._answers != self._answers_told:
+            outputs += self._publish(now)
+        return outputs
+
+    def receive_invalid(self, error: RemoteProtocolError, now: float) -> list[Output]:
+        """Something that is no state message arrived from the peer: counted, never a sign of life (BST-R-02).
+
+        A foreign version of the dialect is a mismatch like any other and ends a node that is just starting.
+        """
+        if self.state is State.ERROR:
+            return []
+        self.peer_messages += 1
+        outputs = self._notice_absence(now)
+        if error.reason == "peer-version":
+            return outputs + self._reject(error.reason, error.text, None, now)
+        self.peer_ignored[Ignored.INVALID] += 1
+        return outputs + self._report(error.reason, error.text, None)
+
+    def client_request(self, now: float) -> list[Output]:
+        """A client asks to be served while ``is_active`` is false: a vote. Afterwards ``is_active`` is the
+        verdict.
+        """
+        outputs = self._notice_absence(now)
+        # What the guard of both rules says, without walking the table for every refused request.
+        if now >= self.peer_expires_at and not self.is_leaving:
+            outputs += self._fire(Event.CLIENT_REQUEST, self._facts(now), now)
+        if self.is_active:
+            self.votes += 1
+        else:
+            self.requests_refused += 1
+        return outputs
+
+    def stalled(self, gap_s: float, now: float) -> list[Output]:
+        """The process was away for ``gap_s`` seconds. Call it before anything that queued up meanwhile.
+
+        Any gap that matters beside a heartbeat interval is worth a call: the peer's deadline is put off by
+        it. If our own last publication is older than the failover timeout the peer may have taken over, and
+        an active node steps down and asks.
+        """
+        self.peer_expires_at = max(
+            self.peer_expires_at, min(self.peer_expires_at + gap_s, now + self._failover_timeout_s)
+        )
+        return self._notice_absence(now)
+
+    def handover(self, now: float) -> list[Output]:
+        """The operator asks to give the role to the peer; refused if the peer could not take it now."""
+        outputs = self._notice_absence(now)
+        facts = self._facts(now)
+        if self.is_leaving:
+            return [*outputs, HandoverRefused("this node is already leaving")]
+        if not self.is_active:
+            return [*outputs, HandoverRefused(f"this node is {self.state.name}: ask the active node")]
+        if not facts.peer_ready:
+            return [*outputs, HandoverRefused(self._why_peer_is_not_ready(now))]
+        return outputs + self._fire(Event.HANDOVER, facts, now)
+
+    def leave(self, now: float) -> list[Output]:
+        """The process is about to end: an active node gives the role up and goes on saying so, another one
+        falls silent. From now on nothing is served and no vote counts. Idempotent.
+        """
+        if self.is_leaving or self.state is State.ERROR:
+            return []
+        outputs = self._notice_absence(now)
+        self.is_leaving = True
+        self._is_mute = not (self.is_active or self._is_released)
+        if self.is_active:
+            return outputs + self._fire(Event.LEAVE, self._facts(now), now)
+        return outputs if self._is_mute else outputs + self._publish(now)
+
+    def has_left(self, now: float) -> bool:
+        """After ``leave``: may the process end, because the peer has taken over or cannot be told?"""
+        if self.state is State.ERROR:
+            return True
+        if not self.is_leaving:
+            return False
+        return (
+            self._is_mute or not self._is_released or not self._is_peer_native or now >= self.peer_expires_at
+        )
+
+    def learn_epoch(self, epoch: int, now: float) -> list[Output]:
+        """A worker or client remembers ``epoch``. Cheap to skip: it matters only above ``epoch_seen``."""
+        if epoch <= self.epoch_seen or self.state is State.ERROR:
+            return []
+        if epoch > EPOCH_MAX or epoch - self.epoch_seen > EPOCH_STEP_MAX:
+            self.epochs_ignored += 1
+            return []
+        outputs = self._notice_absence(now)
+        self.epoch_seen = epoch
+        return outputs + self._climb(now)
+
+    def subscribed(self, now: float) -> list[Output]:
+        """Somebody has just subscribed to our publisher: it need not wait for the next heartbeat."""
+        if self.state is State.ERROR:
+            return []
+        return self._notice_absence(now) or self._publish(now)
+
+    def next_deadline(self) -> float | None:
+        """When ``handle_timer`` has something to do."""
+        if self.state is State.ERROR:
+            return None
+        deadline = None if self._is_mute else self._publish_at
+        if self._is_peer_seen and (deadline is None or self.peer_expires_at < deadline):
+            return self.peer_expires_at
+        return deadline
+
+    def handle_timer(self, now: float) -> list[Output]:
+        """Publish when it is time, and notice that the peer has fallen silent."""
+        if self.state is State.ERROR:
+            return []
+        outputs = self._notice_absence(now)
+        if self._is_peer_seen and now >= self.peer_expires_at:
+            self._is_peer_seen = False
+            self._rival_since = None
+            outputs.append(PeerLost(now - (self.peer_heard_at or now)))
+        if now >= self._publish_at:
+            outputs += self._publish(now)
+        return outputs
+
+    # --- what a node knows of itself ------------------------------------------------------------------------
+
+    def retry_after_s(self, now: float) -> float | None:
+        """How long until a client request could turn this node active: 0 at once, None not by a request."""
+        if self.is_active:
+            return 0.0
+        if self.is_leaving or self.state in (State.BACKUP, State.ERROR):
+            return None
+        return max(0.0, self.peer_expires_at - now)
+
+    def status(self, now: float) -> NodeStatus:
+        """What this node tells clients and workers about itself. ``epoch`` is the highest it knows."""
+        retry_after_s = self.retry_after_s(now)
+        is_silent = self.peer_state is None or now >= self.peer_expires_at
+        return NodeStatus(
+            state=int(self.state),
+            epoch=self.epoch_seen,
+            peer_state=0 if is_silent or self.peer_state is None else int(self.peer_state),
+            peer_age_ms=NEVER_MS if self.peer_heard_at is None else _milliseconds(now - self.peer_heard_at),
+            retry_after_ms=NEVER_MS if retry_after_s is None else _milliseconds(retry_after_s),
+            heartbeat_ms=self.settings.heartbeat_ms,
+            failover_timeout_ms=self.settings.failover_timeout_ms,
+        )
+
+    # --- the peer's messages --------------------------------------------------------------------------------
+
+    def _why_ignored(self, message: PeerState, now: float) -> Ignored | None:
+        """Late messages must not undo what younger ones said."""
+        if message.epoch is not None and message.epoch > EPOCH_MAX:
+            return Ignored.EPOCH
+        if message.node is None or message.seq is None:
+            return None
+        if message.node == self._peer_node:
+            return Ignored.STALE if message.seq <= self._peer_seq else None
+        # An earlier run of the peer is over, unless the later one turned out to be a passing guest.
+        last_seq = self._past_peers.get(message.node)
+        if last_seq is None or (now >= self.peer_expires_at and message.seq > last_seq):
+            return None
+        return Ignored.STALE
+
+    def _mismatch(self, message: PeerState) -> tuple[str, str] | None:
+        """Why the sender cannot be our peer: a slug and a text that says what to change."""
+        if message.node is None:
+            return None
+        ours = self.settings
+        if message.node == self.node:
+            return (
+                "self",
+                "this node hears itself: its peer's state endpoint must be the other node's, not its own",
+            )
+        if message.pair != ours.pair:
+            return "pair", _unequal("pair", ours.pair, message.pair)
+        if message.role == ours.role.value:
+            return "role", (
+                f"role is {ours.role.value} on both nodes: make it {ours.role.peer.value} on one of them"
+            )
+        if message.heartbeat_ms != ours.heartbeat_ms:
+            return "heartbeat", _unequal(
+                "heartbeat_interval_s", ours.heartbeat_ms, message.heartbeat_ms, " ms"
+            )
+        if message.timeout_ms != ours.failover_timeout_ms:
+            return "timeout", _unequal(
+                "failover_timeout_s", ours.failover_timeout_ms, message.timeout_ms, " ms"
+            )
+        return None
+
+    def _reject(self, reason: str, text: str, message: PeerState | None, now: float) -> list[Output]:
+        self.peer_ignored[Ignored.MISMATCH] += 1
+        outputs = self._report(reason, text, message)
+        if not self.is_leaving:
+            outputs += self._fire(Event.PEER_MISMATCH, self._facts(now, message), now, text)
+        return outputs
+
+    def _report(self, reason: str, text: str, message: PeerState | None) -> list[Output]:
+        key = (message.node if message is not None else None, reason)
+        if key in self._rejected:
+            return []
+        while len(self._rejected) >= PEER_RUNS_MAX:
+            del self._rejected[next(iter(self._rejected))]
+        self._rejected[key] = None
+        return [PeerRejected(reason, text)]
+
+    def _recognise(self, message: PeerState) -> None:
+        """Take note of which run of the peer speaks; a new one knows nothing of our earlier questions."""
+        if message.node != self._peer_node:
+            if self._peer_node is not None:
+                while len(self._past_peers) >= PEER_RUNS_MAX:
+                    del self._past_peers[next(iter(self._past_peers))]
+                self._past_peers[self._peer_node] = self._peer_seq
+            if message.node is not None:
+                self._past_peers.pop(message.node, None)
+            self._peer_node = message.node
+            self._is_peer_seen = False
+            self._rival_since = None
+            self._answers = self._answers_told = 0
+        self._peer_seq = message.seq or 0
+        self._is_peer_native = message.node is not None
+
+    def _is_backlog(self, message: PeerState) -> bool:
+        """Whether the message may have been sent before the question we wait to have answered."""
+        if not self._asking or message.answers == self._asking:
+            return False
+        is_better_claim = message.state == State.ACTIVE and (
+            message.epoch is None or message.epoch > self.epoch
+        )
+        return not is_better_claim
+
+    def _refresh(self, message: PeerState, now: float) -> list[Output]:
+        self.peer_state = State(message.state)
+        self.peer_expires_at = now + self._failover_timeout_s
+        if self._is_peer_seen or message.leaving:
+            return []
+        self._is_peer_seen = True
+        return [PeerSeen(self.peer_state, message.node)]
+
+    def _follow(self, message: PeerState, is_peer_fresh: bool, now: float) -> list[Output]:
+        """Let the peer's word move us."""
+        if self.is_leaving:
+            if message.state == State.ACTIVE:
+                self._is_released = False
+            return []
+        if not is_peer_fresh or message.state != State.ACTIVE:
+            self._rival_since = None
+        outputs = self._fire(_PEER_EVENTS[State(message.state)], self._facts(now, message), now)
+        if self.is_active and message.state == State.ACTIVE:
+            if self._rival_since is None:
+                self._rival_since = now
+        else:
+            self._rival_since = None
+            outputs += self._climb(now)
+        return outputs
+
+    def _climb(self, now: float) -> list[Output]:
+        """An active node cannot stay below an epoch that it knows of."""
+        if not self.is_active or self.is_leaving or self.epoch_seen <= self.epoch:
+            return []
+        return self._fire(Event.EPOCH_LEARNED, self._facts(now), now)
+
+    # --- the rules ------------------------------------------------------------------------------------------
+
+    def _facts(self, now: float, message: PeerState | None = None) -> Facts:
+        is_silent = now >= self.peer_expires_at
+        is_rival_silent_or_active = is_silent or self.peer_state is State.ACTIVE
+        facts_of_peer = {}
+        if message is not None:
+            peer_wins = self._does_peer_win(message)
+            is_claim = message.epoch is not None and message.epoch > self.epoch
+            facts_of_peer = {
+                "peer_wins": peer_wins,
+                "peer_outranks": message.state == State.ACTIVE
+                and (message.epoch or 0, message.node or "") > (self.epoch, self.node),
+                "peer_released": message.released and is_claim,
+                "peer_leaving": message.released and message.leaving and is_claim,
+                "answered": self._asking != 0
+                and message.answers == self._asking
+                and not (message.asks != 0 and peer_wins),
+                "peer_asking": message.asks != 0,
+                "peer_native": message.node is not None,
+            }
+        return Facts(
+            peer_silent=is_silent,
+            policy_exit=self.settings.on_dual_active == "exit",
+            peer_deaf=self._rival_since is not None and now - self._rival_since >= self._failover_timeout_s,
+            peer_ready=not is_silent and self.peer_state is State.PASSIVE and self._is_peer_native,
+            peer_may_be_active=is_rival_silent_or_active and not self._is_ours(self.epoch_seen),
+            released=self._is_released,
+            asking=self._asking != 0,
+            **facts_of_peer,
+        )
+
+    def _does_peer_win(self, message: PeerState) -> bool:
+        if message.epoch is None or message.epoch == self.epoch:
+            return self.settings.role is Role.BACKUP
+        return message.epoch > self.epoch
+
+    def _is_ours(self, epoch: int) -> bool:
+        """The primary's epochs are odd, the backup's even."""
+        return (epoch % 2 == 1) == (self.settings.role is Role.PRIMARY)
+
+    def _notice_absence(self, now: float) -> list[Output]:
+        """If our last publication is older than the failover timeout, the peer may have taken over."""
+        if (
+            now - self._published_at < self._failover_timeout_s
+            or self.is_leaving
+            or self.state is State.ERROR
+        ):
+            return []
+        self.stalls += 1
+        self.peer_expires_at = now + self._failover_timeout_s
+        return self._fire(Event.STALL, self._facts(now), now) or self._publish(now)
+
+    def _fire(self, event: Event, facts: Facts, now: float, text: str = "") -> list[Output]:
+        """Find the rule for ``event`` and do what it says."""
+        position = self._position
+        if (position.state, event) not in _HAS_RULES:
+            return []
+        position.face(facts)
+        self._table.events[event.name].trigger(position)
+        rule = position.rule
+        return [] if rule is None else self._carry_out(rule, now, text)
+
+    def _carry_out(self, rule: Rule, now: float, text: str) -> list[Output]:
+        old, new, effect = rule.state, rule.next_state, rule.effect
+        is_change = old is not new
+        if not is_change and new is State.PASSIVE and effect is not Effect.ASK:
+            if effect is Effect.SETTLE:
+                self._asking = 0
+                self._is_released = False
+            return []
+
+        outputs: list[Output] = []
+        self.transitions[old, new] += 1
+        self._rival_since = None
+        self.is_active = new is State.ACTIVE
+        if self.is_active:
+            self.epoch = self._next_epoch()
+            self.epoch_seen = self.epoch
+            outputs.append(PersistEpoch(self.epoch))
+        if is_change:
+            self._asking = 0
+            self._is_released = effect is Effect.RELEASE
+            outputs.append(StateChanged(old, new, rule.event, rule.reason))
+            if old is State.ACTIVE:
+                outputs.append(Deactivated(rule.reason))
+        if effect is Effect.ASK:
+            self._token += 1
+            self._asking = self._token
+            self.peer_expires_at = now + self._failover_timeout_s
+            outputs.append(PeerAsked(rule.reason))
+        if new is State.ERROR:
+            outputs.append(Fatal(self._error(effect, text)))
+            return outputs
+        outputs += self._publish(now)
+        if self.is_active:
+            outputs.append(Activated(self.epoch, rule.reason))
+        return outputs
+
+    def _next_epoch(self) -> int:
+        epoch = self.epoch_seen + 1
+        return epoch if self._is_ours(epoch) else epoch + 1
+
+    def _publish(self, now: float) -> list[Output]:
+        if self._is_mute:
+            return []
+        self._published_at = now
+        self._publish_at = now + self.settings.heartbeat_interval_s
+        self._answers_told = self._answers
+        if self.state is State.PASSIVE and self.peer_state is State.PASSIVE and not self._is_peer_native:
+            # A published peer that is passive takes our PASSIVE for the end of the pair and exits. It can
+            # neither answer nor be handed the role; left in silence, it takes over with the next vote.
+            return []
+        self._seq += 1
+        return [
+            Publish(
+                PeerState(
+                    state=int(self.state),
+                    pair=self.settings.pair,
+                    role=self.settings.role.value,
+                    node=self.node,
+                    seq=self._seq,
+                    epoch=self.epoch,
+                    heartbeat_ms=self.settings.heartbeat_ms,
+                    timeout_ms=self.settings.failover_timeout_ms,
+                    asks=self._asking,
+                    answers=self._answers,
+                    released=self._is_released,
+                    leaving=self.is_leaving,
+                )
+            )
+        ]
+
+    # --- texts for people -----------------------------------------------------------------------------------
+
+    def _why_peer_is_not_ready(self, now: float) -> str:
+        if self.peer_state is None or now >= self.peer_expires_at:
+            return "the peer is silent: start it first"
+        if not self._is_peer_native:
+            return "the peer speaks the published one-frame message, which has no word for a handover"
+        return f"the peer is {self.peer_state.name}, not PASSIVE: try again when it stands by"
+
+    def _error(self, effect: Effect, text: str) -> PairError:
+        pair = f"pair {self.settings.pair!r}, {self.settings.role.value}"
+        if effect is Effect.MISMATCH:
+            return PeerMismatchError(f"{pair}: {text}")
+        if effect is Effect.DUAL_ACTIVE:
+            return DualActiveError(
+                f"{pair}: both nodes are active and on_dual_active is exit. The other node ends as well: "
+                "find out why they could not hear each other, then start first the one whose work you keep"
+            )
+        assert effect is Effect.DUAL_PASSIVE
+        return DualPassiveError(
+            f"{pair}: both nodes are passive, and the peer speaks the published dialect, in which neither "
+            "can take over. The peer ends as well: start both again"
+        )
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(max(0, round(seconds * 1000)), NEVER_MS - 1)
+
+
+def _unequal(key: str, ours: object, theirs: object, unit: str = "") -> str:
+    return f"{key} is {ours}{unit} here and {theirs}{unit} on the other node: give both nodes the same {key}"

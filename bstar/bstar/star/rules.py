@@ -1,0 +1,175 @@
+"""The Binary Star's rules as one table, with the reasons beside them.
+
+Two nodes, a primary and a backup, tell each other their states; at most one serves. What a node does next
+follows from its own state, from what just happened (the event) and from facts about the peer (the guards).
+The rules are tried from top to bottom: of those for the node's state and the event, the first whose guard
+holds applies. Where no rule applies nothing changes.
+
+This is the published table (PROTOCOLS 9.3, BST-S-03) plus what it leaves open: who yields when both are
+active, how a node that was away finds its place again, how the role is handed over, and what epochs change.
+For a peer that speaks the published one-frame message only the published rows and the yielding remain.
+
+``StarMachine`` obeys this table, ``diagram`` draws it, and the tests compare both with a twin written by
+hand.
+"""
+
+import enum
+
+import msgspec
+
+__all__ = ["RULES", "Effect", "Event", "Facts", "Guard", "Role", "Rule", "State", "holds"]
+
+
+class Role(enum.Enum):
+    """Which of the two nodes this is; configured, and it never changes."""
+
+    PRIMARY = "primary"
+    BACKUP = "backup"
+
+    @property
+    def peer(self) -> "Role":
+        """The other node's role."""
+        return Role.BACKUP if self is Role.PRIMARY else Role.PRIMARY
+
+
+class State(enum.IntEnum):
+    """What a node is. The numbers 1 to 4 are the published wire codes; ERROR is never sent to the peer."""
+
+    PRIMARY = 1  # the primary, and it has not met its peer
+    BACKUP = 2  # the backup, and it has not met its peer
+    ACTIVE = 3  # serves clients
+    PASSIVE = 4  # stands by
+    ERROR = 5  # cannot go on; the process ends
+
+
+class Event(enum.Enum):
+    """What can happen. The value says it in words."""
+
+    PEER_PRIMARY = "the peer says PRIMARY"
+    PEER_BACKUP = "the peer says BACKUP"
+    PEER_ACTIVE = "the peer says ACTIVE"
+    PEER_PASSIVE = "the peer says PASSIVE"
+    PEER_MISMATCH = "a node that cannot be our peer speaks"
+    CLIENT_REQUEST = "a client asks to be served"
+    STALL = "this process was away for the failover timeout"
+    HANDOVER = "the operator asks to hand over"
+    LEAVE = "this process is about to end"
+    EPOCH_LEARNED = "an epoch above our own turned up"
+
+
+class Guard(enum.Enum):
+    """A condition on a rule: the name, in small letters, of the fact in ``Facts``. The value says it in
+    words.
+    """
+
+    ALWAYS = "always"
+    PEER_SILENT = "the peer has been silent for the failover timeout"
+    PEER_LEAVING = "the peer gave the role up and its process ends"
+    PEER_OUTRANKS = "the stranger is ACTIVE with a higher epoch"
+    POLICY_EXIT = "on_dual_active is exit"
+    PEER_WINS = "the peer's epoch is higher (equal or unknown: the peer is the primary)"
+    PEER_DEAF = "the peer has gone on for a failover timeout although our epoch is higher"
+    PEER_READY = "the peer was heard of late, is PASSIVE and speaks our dialect"
+    PEER_MAY_BE_ACTIVE = "the learned epoch is of the peer's parity, and the peer is silent or ACTIVE"
+    PEER_RELEASED = "the peer gave the role up, in an epoch above our own"
+    RELEASED = "we gave the role up and the peer has not taken it yet"
+    ANSWERED = "the peer answered our question (and, if it asks as well, our epoch is higher)"
+    ASKING = "we have asked the peer"
+    PEER_ASKING = "the peer asks us"
+    PEER_NATIVE = "the peer speaks our dialect"
+
+
+class Effect(enum.Enum):
+    """What a rule does besides the change of state. Entering ACTIVE always takes a new epoch."""
+
+    NONE = "–"
+    ASK = "asks the peer"
+    RELEASE = "gives the role up"
+    SETTLE = "neither asks nor offers any more"
+    DUAL_ACTIVE = "ends with status 70"
+    DUAL_PASSIVE = "ends with status 71"
+    MISMATCH = "ends with status 72"
+
+
+class Facts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The facts that guards ask about, as they are when the event is handled."""
+
+    peer_silent: bool = False
+    peer_leaving: bool = False
+    peer_outranks: bool = False
+    policy_exit: bool = False
+    peer_wins: bool = False
+    peer_deaf: bool = False
+    peer_ready: bool = False
+    peer_may_be_active: bool = False
+    peer_released: bool = False
+    released: bool = False
+    answered: bool = False
+    asking: bool = False
+    peer_asking: bool = False
+    peer_native: bool = False
+
+
+def holds(guard: Guard, facts: Facts) -> bool:
+    """Whether ``guard`` lets its rule apply."""
+    return guard is Guard.ALWAYS or bool(getattr(facts, guard.name.lower()))
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """In ``state``, on ``event``, if ``guard`` holds: go to ``next_state`` with ``effect``, because of
+    ``reason``.
+    """
+
+    state: State
+    event: Event
+    next_state: State
+    reason: str
+    guard: Guard = Guard.ALWAYS
+    effect: Effect = Effect.NONE
+
+
+_PRIMARY, _BACKUP, _ACTIVE, _PASSIVE, _ERROR = State
+on, when, then = Event, Guard, Effect
+
+RULES: tuple[Rule, ...] = (
+    # --- starting as the primary ----------------------------------------------------------------------------
+    Rule(_PRIMARY, on.PEER_BACKUP, _ACTIVE, "The backup waits for us to begin."),
+    Rule(_PRIMARY, on.PEER_ACTIVE, _PASSIVE, "The backup took over; recovery is manual."),
+    Rule(_PRIMARY, on.PEER_PASSIVE, _ACTIVE, "The active backup leaves the role to us.", when.PEER_LEAVING),
+    # Not before one expiry: the backup may be active and its first message still on the way (BST-R-01).
+    Rule(_PRIMARY, on.CLIENT_REQUEST, _ACTIVE, "No backup is to be heard.", when.PEER_SILENT),
+    Rule(_PRIMARY, on.PEER_MISMATCH, _ERROR, "The two nodes cannot be a pair.", effect=then.MISMATCH),
+    # --- starting as the backup: alone it never serves, however long it waits -------------------------------
+    Rule(_BACKUP, on.PEER_ACTIVE, _PASSIVE, "The primary serves."),
+    Rule(_BACKUP, on.PEER_PASSIVE, _ACTIVE, "The active primary leaves the role to us.", when.PEER_LEAVING),
+    Rule(_BACKUP, on.PEER_MISMATCH, _ERROR, "The two nodes cannot be a pair.", effect=then.MISMATCH),
+    # --- serving --------------------------------------------------------------------------------------------
+    Rule(_ACTIVE, on.PEER_ACTIVE, _ERROR, "Both are active.", when.POLICY_EXIT, then.DUAL_ACTIVE),
+    Rule(_ACTIVE, on.PEER_ACTIVE, _PASSIVE, "Both are active; the peer's claim is better.", when.PEER_WINS),
+    # A peer that hears us would have yielded, so the link works in one direction only; one of us must stop.
+    Rule(_ACTIVE, on.PEER_ACTIVE, _PASSIVE, "Both are active; the peer is deaf.", when.PEER_DEAF, then.ASK),
+    # The peer may have taken over meanwhile, so nothing that queued up may be served before it has answered.
+    Rule(_ACTIVE, on.STALL, _PASSIVE, "We were away; the peer may have taken over.", effect=then.ASK),
+    Rule(_ACTIVE, on.HANDOVER, _PASSIVE, "The operator asked for it.", when.PEER_READY, then.RELEASE),
+    Rule(_ACTIVE, on.LEAVE, _PASSIVE, "This process is about to end.", effect=then.RELEASE),
+    Rule(_ACTIVE, on.EPOCH_LEARNED, _PASSIVE, "The peer may serve.", when.PEER_MAY_BE_ACTIVE, then.ASK),
+    # Workers obey the highest epoch they have seen; without this they would refuse us for ever.
+    Rule(_ACTIVE, on.EPOCH_LEARNED, _ACTIVE, "A higher epoch is remembered in which nobody serves."),
+    # A newcomer with a wrong configuration must not end a healthy node; but two must not both serve.
+    Rule(_ACTIVE, on.PEER_MISMATCH, _ERROR, "A stranger serves above us.", when.PEER_OUTRANKS, then.MISMATCH),
+    # --- standing by ----------------------------------------------------------------------------------------
+    Rule(_PASSIVE, on.PEER_PRIMARY, _ACTIVE, "The primary has just started again, so it does not serve."),
+    Rule(_PASSIVE, on.PEER_BACKUP, _ACTIVE, "The backup has just started again, so it does not serve."),
+    Rule(_PASSIVE, on.PEER_ACTIVE, _PASSIVE, "The peer serves.", effect=then.SETTLE),
+    Rule(_PASSIVE, on.PEER_PASSIVE, _ACTIVE, "The peer gave us the role.", when.PEER_RELEASED),
+    Rule(_PASSIVE, on.PEER_PASSIVE, _PASSIVE, "The peer has yet to read that we gave it up.", when.RELEASED),
+    Rule(_PASSIVE, on.PEER_PASSIVE, _ACTIVE, "The peer answered that it does not serve.", when.ANSWERED),
+    Rule(_PASSIVE, on.PEER_PASSIVE, _PASSIVE, "The answer is to come, or the peer goes first.", when.ASKING),
+    Rule(_PASSIVE, on.PEER_PASSIVE, _PASSIVE, "The peer resumes when it has our answer.", when.PEER_ASKING),
+    # With one of ours no operator is needed: both ask, and the one that was active last resumes.
+    Rule(_PASSIVE, on.PEER_PASSIVE, _PASSIVE, "Neither is active.", when.PEER_NATIVE, then.ASK),
+    Rule(_PASSIVE, on.PEER_PASSIVE, _ERROR, "Neither is active.", effect=then.DUAL_PASSIVE),
+    # Messages that queued up meanwhile may tell of a peer that was just starting; it may serve by now.
+    Rule(_PASSIVE, on.STALL, _PASSIVE, "We were away; what we know of the peer is old.", effect=then.ASK),
+    Rule(_PASSIVE, on.CLIENT_REQUEST, _ACTIVE, "The peer is silent: failover.", when.PEER_SILENT),
+)
