@@ -11,12 +11,14 @@ BIN := $(VENV)/bin
 # `make PYTHON=/opt/python/bin/python3 setup` chooses the interpreter; otherwise the first one new enough is taken.
 PYTHON ?=
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-input --constraint constraints.txt
+# What is installed already is no news.
+NEWS_ONLY := | awk '!/^Requirement already satisfied/ { print; fflush() }'
 
 # Two stamps: the demo needs only the program; checks and tests need the tools of the dev extra as well.
 PROGRAM := $(VENV)/.program-installed
 TOOLS := $(VENV)/.tools-installed
 
-.PHONY: help setup setup-dev demo check test sim chaos bench docs docs-check clean
+.PHONY: help setup setup-dev demo check test sim chaos bench docs clean
 
 help: ## this list
 	@printf 'bstar: make VERB\n\n'
@@ -32,11 +34,13 @@ demo: $(PROGRAM) ## start a pair, kill the active broker, watch the other take o
 test: $(TOOLS) ## all tests except those that break real processes
 	@$(BIN)/python -m pytest
 
-check: $(TOOLS) docs-check ## style, types, layers of the house, generated files up to date
+check: $(TOOLS) ## style, types, layers of the house, generated files up to date
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m bstar.settings --check
+	$(BIN)/python -m bstar.star.diagram --check docs/binary-star.md
 
 bench: $(TOOLS) ## benchmarks, printed as a table
 	@$(BIN)/python benchmarks/run.py
@@ -44,10 +48,6 @@ bench: $(TOOLS) ## benchmarks, printed as a table
 docs: $(TOOLS) ## write the generated files anew: sample configurations, state diagram
 	@$(BIN)/python -m bstar.settings --write
 	@$(BIN)/python -m bstar.star.diagram --write docs/binary-star.md
-
-docs-check: $(TOOLS)
-	@$(BIN)/python -m bstar.settings --check
-	@$(BIN)/python -m bstar.star.diagram --check docs/binary-star.md
 
 sim: ## the simulator (not there yet)
 	@echo "make sim: there is no simulator yet. It comes with the fault-proof capability; nothing was run." >&2
@@ -86,10 +86,10 @@ $(BIN)/python:
 
 $(PROGRAM): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "make: installing bstar into $(VENV) (the first time takes about half a minute)"
-	@$(PIP_INSTALL) --editable .
+	@$(PIP_INSTALL) --editable . $(NEWS_ONLY)
 	@touch $@
 
 $(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "make: installing bstar and the tools for checks and tests into $(VENV) (the first time takes about a minute)"
-	@$(PIP_INSTALL) --editable '.[dev]'
+	@$(PIP_INSTALL) --editable '.[dev]' $(NEWS_ONLY)
 	@touch $@ $(PROGRAM)
