@@ -635,7 +635,7 @@ class StarMachine:
         return epoch if self._is_ours(epoch) else epoch + 1
 
     def _publish(self, now: float) -> list[Output]:
-        if self._is_mute:
+        if self._is_mute or self.state is State.ERROR:
             return []
         self._published_at = now
         self._publish_at = now + self.settings.heartbeat_interval_s

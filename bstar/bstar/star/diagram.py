@@ -1,0 +1,103 @@
+"""Writes the table of rules into the documentation: a diagram, the rules, and what their words mean.
+
+    python -m bstar.star.diagram                              print it
+    python -m bstar.star.diagram --write docs/binary-star.md  put it between the two markers of that file
+    python -m bstar.star.diagram --check docs/binary-star.md  fail if that would change the file
+
+Nothing in the documentation about which state follows on which event is written by hand.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from bstar.star.rules import RULES, Effect, Event, Guard, Role, Rule, State
+
+__all__ = ["generate", "main", "replace"]
+
+BEGIN = "<!-- begin of the generated part: python -m bstar.star.diagram -->"
+END = "<!-- end of the generated part -->"
+
+
+def generate() -> str:
+    """The Markdown between the markers."""
+    return "\n".join([*_diagram(), "", *_rules(), "", *_words()])
+
+
+def replace(document: str) -> str:
+    """``document`` with the part between the markers written anew; ValueError if it lacks them."""
+    head, begin, rest = document.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the two markers are missing: {BEGIN} and {END}")
+    return f"{head}{BEGIN}\n\n{generate()}\n\n{END}{tail}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; the exit status is 1 if ``--check`` finds a difference."""
+    parser = argparse.ArgumentParser(prog="python -m bstar.star.diagram", description=__doc__.split("\n")[0])
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--write", metavar="FILE", type=Path)
+    action.add_argument("--check", metavar="FILE", type=Path)
+    options = parser.parse_args(arguments)
+    path: Path | None = options.write or options.check
+    if path is None:
+        sys.stdout.write(generate() + "\n")
+        return 0
+    before = path.read_text(encoding="utf-8")
+    after = replace(before)
+    if options.write:
+        path.write_text(after, encoding="utf-8")
+    elif before != after:
+        sys.stderr.write(f"{path} differs from the rules: run python -m bstar.star.diagram --write {path}\n")
+        return 1
+    return 0
+
+
+def _diagram() -> list[str]:
+    lines = ["```mermaid", "stateDiagram-v2"]
+    lines += [f"    [*] --> {role.name}: starts as {role.value}" for role in Role]
+    labels: dict[tuple[State, State], list[str]] = {}
+    for rule in RULES:
+        if rule.next_state is not rule.state or rule.next_state is State.ACTIVE:
+            labels.setdefault((rule.state, rule.next_state), []).append(_label(rule))
+    lines += [f"    {old.name} --> {new.name}: {'<br/>'.join(all_)}" for (old, new), all_ in labels.items()]
+    return [*lines, "```"]
+
+
+def _label(rule: Rule) -> str:
+    return rule.event.name if rule.guard is Guard.ALWAYS else f"{rule.event.name} [{rule.guard.name}]"
+
+
+def _rules() -> list[str]:
+    lines = [
+        "| in | on | if | then | and | because |",
+        "|---|---|---|---|---|---|",
+    ]
+    for rule in RULES:
+        guard = "" if rule.guard is Guard.ALWAYS else f"`{rule.guard.name}`"
+        effect = "" if rule.effect is Effect.NONE else rule.effect.value
+        next_state = "stays" if rule.next_state is rule.state else rule.next_state.name
+        if rule.state is State.ACTIVE and rule.next_state is State.ACTIVE:
+            effect = "takes a new epoch"
+        lines.append(
+            f"| {rule.state.name} | `{rule.event.name}` | {guard} | {next_state} | {effect} | {rule.reason} |"
+        )
+    return lines
+
+
+def _words() -> list[str]:
+    guards = [guard for guard in Guard if guard is not Guard.ALWAYS]
+    return [
+        "| event | what happened |",
+        "|---|---|",
+        *(f"| `{event.name}` | {event.value} |" for event in Event),
+        "",
+        "| condition | what holds |",
+        "|---|---|",
+        *(f"| `{guard.name}` | {guard.value} |" for guard in guards),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
