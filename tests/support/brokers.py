@@ -47,11 +47,6 @@ class Timing:
         """How long an MDP worker may be silent before it counts as gone."""
         return self.mdp_heartbeat_interval_s * self.mdp_liveness
 
-    @property
-    def nothing_s(self) -> float:
-        """How long to watch before saying that nothing comes: two heartbeat intervals."""
-        return 2 * self.mdp_heartbeat_interval_s
-
 
 @dataclass(frozen=True)
 class Profile:
@@ -69,6 +64,8 @@ MORTAL = Profile(Timing(mdp_heartbeat_interval_s=0.15, mdp_liveness=3))
 FORGETFUL = Profile(Timing(request_ttl_s=0.5, service_ttl_s=0.5))
 # Every limit is within reach of a test.
 TIGHT = Profile(
+    # What a test leaves behind must go before the next one begins.
+    Timing(request_ttl_s=2.0, service_ttl_s=0.1),
     limits={
         "services_max": 4,
         "workers_max": 6,
@@ -78,7 +75,7 @@ TIGHT = Profile(
         "deliveries_max": 2,
         "message_bytes_max": 50_000,
         "partials_buffer_bytes_max": 2_000,
-    }
+    },
 )
 
 
@@ -246,7 +243,7 @@ class Broker:
     def peers(self) -> Peers:
         """Make the peers of one test against this broker."""
         return Peers(
-            self.endpoint, beat_interval_s=self.timing.mdp_heartbeat_interval_s / 2, on_trouble=self.trouble
+            self.endpoint, heartbeat_interval_s=self.timing.mdp_heartbeat_interval_s, on_trouble=self.trouble
         )
 
     def state(self) -> dict[str, Any]:
