@@ -3,6 +3,8 @@
     with HAClient(["tcp://node1:5555", "tcp://node2:5555"]) as client:
         reply = client.request("echo", b"hello")
 
+    Worker(["tcp://node1:5555", "tcp://node2:5555"], "echo", lambda request: request.body).run()
+
 The package is named ``bstar_client`` so that a program's own ``client.py`` cannot shadow it. It depends
 on pyzmq and msgspec alone: neither the state machine library nor YAML nor metrics come along.
 """
@@ -30,6 +32,7 @@ from bstar_client.client import HAClient
 from bstar_client.core.calls import Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
 from bstar_client.link import LinkSettings
+from bstar_client.worker import Handler, Request, Worker, WorkerHooks
 
 __all__ = [
     "ActiveFound",
@@ -46,6 +49,7 @@ __all__ = [
     "FailedOver",
     "ForkedError",
     "HAClient",
+    "Handler",
     "HandlerError",
     "LinkSettings",
     "LocalProtocolError",
@@ -56,6 +60,9 @@ __all__ = [
     "RejectedError",
     "RemoteProtocolError",
     "Reply",
+    "Request",
     "StreamInterruptedError",
+    "Worker",
     "WorkerError",
+    "WorkerHooks",
 ]

@@ -29,30 +29,27 @@ from bstar.errors import (
     RemoteProtocolError,
     StreamInterruptedError,
 )
-from bstar.wire.limits import FRAMES_MAX, SERVICE_BYTES_MAX
 from bstar.wire.mmi import OK, Service
+from bstar_client.bodies import Body, to_frames, to_name
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
 from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
 from bstar_client.core.session import Counters, Session, SessionSettings
-from bstar_client.link import Link, LinkSettings
+from bstar_client.link import Links, LinkSettings
 from bstar_client.wakeup import WakeUp
 
-__all__ = ["Body", "HAClient"]
+__all__ = ["HAClient"]
 
-Body = bytes | Sequence[bytes]
 _Sink = queue.SimpleQueue[tuple[Call, Reply | BstarError]]
 
 _log = logging.getLogger("bstar_client")
 
-# Messages read from one node before the others and the timers have their turn.
-_DRAIN_MAX = 512
+# Calls begun before the sockets and the timers have their turn.
+_SUBMIT_MAX = 512
 # "Not told": the client's own default applies.
 DEFAULT: float = math.nan
 _HEADER_BYTES = 64
-# The header and the routing id stand before the body.
-_BODY_FRAMES_MAX = FRAMES_MAX - 8
 # The session ends calls at their deadline; a caller waits this much longer before it concludes that the
 # client's thread is starved.
 _GRACE_S = 5.0
@@ -128,11 +125,10 @@ class HAClient:
         self._owns_context = context is None
         self._wakeup = WakeUp()
         settings = link or LinkSettings(high_water_mark=max(outstanding_max, 1_000))
-        self._links = [Link(self._context, endpoint, settings) for endpoint in self.endpoints]
+        self._links = Links(self._context, self.endpoints, settings, self._wakeup)
         self._message_bytes_max = settings.message_bytes_max
         try:
-            for each in self._links:
-                each.open()
+            self._links.open()
         except zmq.ZMQError as error:
             self._release()
             raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
@@ -265,7 +261,7 @@ class HAClient:
 
     def discover(self, service: str | bytes, *, timeout: float | None = DEFAULT) -> bool:
         """Does a worker offer the service? A hint: the worker can be dead for up to its expiry (MMI-C-01)."""
-        return self.request(Service.SERVICE.value, _name(service), timeout=timeout).body == OK
+        return self.request(Service.SERVICE.value, to_name(service), timeout=timeout).body == OK
 
     def services(self, *, timeout: float | None = DEFAULT) -> list[dict[str, object]]:
         """What the active broker offers: a dict with ``service``, ``workers`` and ``queued`` for each."""
@@ -313,8 +309,6 @@ class HAClient:
                         "the client's thread did not end in %s s; is an observer blocking it?",
                         _CLOSE_TIMEOUT_S,
                     )
-                else:
-                    self._wakeup.close()
 
     def __enter__(self) -> Self:
         self._check()
@@ -344,8 +338,8 @@ class HAClient:
         index: int = 0,
     ) -> Call:
         self._check()
-        name = _name(service)
-        frames = [body] if type(body) is bytes else _frames(body)
+        name = to_name(service)
+        frames = [body] if type(body) is bytes else to_frames(body)
         if sum(map(len, frames)) + len(name) + _HEADER_BYTES > self._message_bytes_max:
             raise LocalProtocolError(f"the message has more than {self._message_bytes_max} octets")
         if timeout is not None and timeout != timeout:  # noqa: PLR0124 - DEFAULT is not a number
@@ -410,8 +404,7 @@ class HAClient:
             call.sink.put((call, ClosedError("the client is closed; the request was not sent")))
 
     def _release(self) -> None:
-        for link in self._links:
-            link.close()
+        self._links.close()
         if self._owns_context:
             self._context.term()
 
@@ -419,23 +412,12 @@ class HAClient:
         core, inbox, abandoned, links = self._core, self._inbox, self._abandoned, self._links
         clock = time.monotonic
         perform = self._perform
-        poller = zmq.Poller()
-        poller.register(self._wakeup.fd, zmq.POLLIN)
-        # What each link had registered: its sockets change with a Reset, its wish to write with its backlog.
-        registered: list[tuple[zmq.Socket[bytes] | None, zmq.Socket[bytes] | None, int]] = [
-            (None, None, 0)
-        ] * len(links)
         while not self._is_closing:
             now = clock()
-            for _ in range(min(len(inbox), _DRAIN_MAX)):
+            for _ in range(min(len(inbox), _SUBMIT_MAX)):
                 perform(core.submit(inbox.popleft(), now))
             while abandoned:
                 perform(core.abandon(abandoned.popleft(), now))
-            for index, link in enumerate(links):
-                flags = zmq.POLLIN | zmq.POLLOUT if link.backlog else zmq.POLLIN
-                before = registered[index]
-                if before[0] is not link.socket or before[2] != flags:
-                    registered[index] = self._register(poller, before, link, flags)
             due = core.next_deadline()
             self._is_asleep = True
             if inbox or abandoned or self._is_closing:
@@ -444,41 +426,15 @@ class HAClient:
                 timeout_ms = -1
             else:
                 timeout_ms = max(0, math.ceil((due - clock()) * 1000))
-            ready = dict(poller.poll(timeout_ms))
+            messages = links.poll(timeout_ms)
             self._is_asleep = False
-            if self._wakeup.fd in ready:
-                self._wakeup.clear()
             now = clock()
-            for index, link in enumerate(links):
-                socket, monitor, _ = registered[index]
-                if socket in ready:
-                    flags = ready[socket]
-                    if flags & zmq.POLLIN:
-                        for frames in link.receive(_DRAIN_MAX):
-                            perform(core.receive(index, frames, now))
-                    if flags & zmq.POLLOUT:
-                        link.flush()
-                if monitor in ready and link.monitor is monitor:
-                    for is_up in link.changes():
-                        perform(core.connected(index, now) if is_up else core.disconnected(index, now))
+            for node, frames in messages:
+                perform(core.receive(node, frames, now))
+            for node, is_up in links.changes():
+                perform(core.connected(node, now) if is_up else core.disconnected(node, now))
             if due is not None and now >= due:
                 perform(core.handle_timer(now))
-
-    @staticmethod
-    def _register(
-        poller: zmq.Poller,
-        before: "tuple[zmq.Socket[bytes] | None, zmq.Socket[bytes] | None, int]",
-        link: Link,
-        flags: int,
-    ) -> "tuple[zmq.Socket[bytes] | None, zmq.Socket[bytes] | None, int]":
-        for old in before[:2]:
-            if old is not None:
-                poller.unregister(old)
-        assert link.socket is not None, "the link is open"
-        assert link.monitor is not None, "an open link has a monitor"
-        poller.register(link.socket, flags)
-        poller.register(link.monitor, zmq.POLLIN)
-        return link.socket, link.monitor, flags
 
     def _perform(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -510,25 +466,3 @@ class HAClient:
                 observer(event)
             except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
                 _log.exception("an observer failed on %r", event)
-
-
-def _name(service: str | bytes) -> bytes:
-    name = service.encode() if isinstance(service, str) else bytes(service)
-    if not 0 < len(name) <= SERVICE_BYTES_MAX:
-        raise LocalProtocolError(f"a service name has 1 to {SERVICE_BYTES_MAX} octets, not {len(name)}")
-    return name
-
-
-def _frames(body: Body) -> list[bytes]:
-    """A body as frames: bytes are one frame, a sequence of bytes several."""
-    if isinstance(body, bytes | bytearray | memoryview):
-        return [bytes(body)]
-    if isinstance(body, str):  # type: ignore[unreachable]  # a caller without a type checker
-        raise TypeError("a body is bytes or a sequence of bytes: encode the text first")
-    frames = list(body)
-    if not 0 < len(frames) <= _BODY_FRAMES_MAX:
-        raise LocalProtocolError(f"a body has 1 to {_BODY_FRAMES_MAX} frames, not {len(frames)}")
-    for frame in frames:
-        if not isinstance(frame, bytes):
-            raise TypeError(f"every frame of a body is bytes, not {type(frame).__name__}")
-    return frames

@@ -7,12 +7,18 @@ that order is kept.
 """
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-__all__ = ["Link", "LinkSettings"]
+from bstar_client.wakeup import WakeUp
+
+__all__ = ["Link", "LinkSettings", "Links"]
+
+# Messages read from one node before the others and the timers have their turn.
+_DRAIN_MAX = 512
 
 
 class LinkSettings(msgspec.Struct, frozen=True):
@@ -149,3 +155,81 @@ class Link:
         except zmq.Again:
             pass
         return changes
+
+
+class Links:
+    """The links of one session, polled together with the descriptor that wakes their owner."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        endpoints: Sequence[str],
+        settings: LinkSettings,
+        wakeup: WakeUp,
+    ) -> None:
+        self._links = [Link(context, endpoint, settings) for endpoint in endpoints]
+        self._wakeup = wakeup
+        self._poller = zmq.Poller()
+        self._poller.register(wakeup.fd, zmq.POLLIN)
+        # What is registered of each link. Sockets change when a link is opened anew, flags with its backlog.
+        self._registered: list[_Registered] = [_NOTHING] * len(self._links)
+        self._ready: dict[object, int] = {}
+
+    def __getitem__(self, index: int) -> Link:
+        return self._links[index]
+
+    @property
+    def is_congested(self) -> bool:
+        """Does any link wait for room in its socket?"""
+        return any(link.backlog for link in self._links)
+
+    def open(self) -> None:
+        """Open every link."""
+        for link in self._links:
+            link.open()
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close every link."""
+        for link in self._links:
+            link.close(linger_ms)
+
+    def poll(self, timeout_ms: int) -> Iterator[tuple[int, list[bytes]]]:
+        """Wait, then yield (index of the link, message) for what has come; ``changes`` belongs after it."""
+        for index, link in enumerate(self._links):
+            flags = zmq.POLLIN | zmq.POLLOUT if link.backlog else zmq.POLLIN
+            socket, monitor, flags_before = self._registered[index]
+            if socket is not link.socket or (socket is not None and flags != flags_before):
+                for old in (socket, monitor):
+                    if old is not None:
+                        self._poller.unregister(old)
+                self._registered[index] = _NOTHING
+                if link.socket is not None and link.monitor is not None:
+                    self._poller.register(link.socket, flags)
+                    self._poller.register(link.monitor, zmq.POLLIN)
+                    self._registered[index] = (link.socket, link.monitor, flags)
+        self._ready = ready = dict(self._poller.poll(timeout_ms))
+        if self._wakeup.fd in ready:
+            self._wakeup.clear()
+        return self._messages(ready)
+
+    def _messages(self, ready: "dict[object, int]") -> Iterator[tuple[int, list[bytes]]]:
+        for index, link in enumerate(self._links):
+            socket = self._registered[index][0]
+            flags = ready.get(socket, 0)
+            if flags & zmq.POLLOUT:
+                link.flush()
+            if flags & zmq.POLLIN and link.socket is socket:
+                for frames in link.receive(_DRAIN_MAX):
+                    yield index, frames
+
+    def changes(self) -> Iterator[tuple[int, bool]]:
+        """Yield (index of the link, is it up) for what the monitors tell."""
+        for index, link in enumerate(self._links):
+            monitor = self._registered[index][1]
+            if monitor in self._ready and link.monitor is monitor:
+                for is_up in link.changes():
+                    yield index, is_up
+
+
+_Registered = tuple["zmq.Socket[bytes] | None", "zmq.Socket[bytes] | None", int]
+_NOTHING: _Registered = (None, None, 0)

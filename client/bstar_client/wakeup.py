@@ -17,26 +17,22 @@ class WakeUp:
             self.fd, self._write_fd = os.pipe()
             os.set_blocking(self.fd, False)
             os.set_blocking(self._write_fd, False)
-        self._is_closed = False
 
     def set(self) -> None:
-        """Wake the other side; nothing happens after ``close``."""
-        if not self._is_closed:
-            with contextlib.suppress(BlockingIOError):  # it is readable already
-                os.write(self._write_fd, _ONE)
+        """Wake the other side."""
+        with contextlib.suppress(BlockingIOError):  # it is readable already
+            os.write(self._write_fd, _ONE)
 
     def clear(self) -> None:
         """Make it quiet again."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4_096)
 
-    def close(self) -> None:
-        """Release the descriptors."""
-        if not self._is_closed:
-            self._is_closed = True
-            os.close(self.fd)
-            if self._write_fd != self.fd:
-                os.close(self._write_fd)
+    def __del__(self) -> None:
+        # Not earlier: another thread may be about to use them.
+        os.close(self.fd)
+        if self._write_fd != self.fd:
+            os.close(self._write_fd)
 
 
 # An eventfd takes eight octets, a number in the machine's order; a pipe takes anything.

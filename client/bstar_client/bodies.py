@@ -1,0 +1,36 @@
+"""What callers and handlers write, as the frames and names that travel."""
+
+from collections.abc import Sequence
+
+from bstar.errors import LocalProtocolError
+from bstar.wire.limits import FRAMES_MAX, SERVICE_BYTES_MAX
+
+__all__ = ["Body", "to_frames", "to_name"]
+
+Body = bytes | Sequence[bytes]
+
+# The routing id, the header and an envelope stand before the body.
+_BODY_FRAMES_MAX = FRAMES_MAX - 8
+
+
+def to_name(service: str | bytes) -> bytes:
+    """A service's name as octets; text is UTF-8."""
+    name = service.encode() if isinstance(service, str) else bytes(service)
+    if not 0 < len(name) <= SERVICE_BYTES_MAX:
+        raise LocalProtocolError(f"a service name has 1 to {SERVICE_BYTES_MAX} octets, not {len(name)}")
+    return name
+
+
+def to_frames(body: Body) -> list[bytes]:
+    """A body as frames: bytes are one frame, a sequence of bytes several. TypeError for anything else."""
+    if isinstance(body, bytes | bytearray | memoryview):
+        return [bytes(body)]
+    if isinstance(body, str):  # type: ignore[unreachable]  # a caller without a type checker
+        raise TypeError("a body is bytes or a sequence of bytes: encode the text first")
+    frames = list(body)
+    if not 0 < len(frames) <= _BODY_FRAMES_MAX:
+        raise LocalProtocolError(f"a body has 1 to {_BODY_FRAMES_MAX} frames, not {len(frames)}")
+    for frame in frames:
+        if not isinstance(frame, bytes):
+            raise TypeError(f"every frame of a body is bytes, not {type(frame).__name__}")
+    return frames

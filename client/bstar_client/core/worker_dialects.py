@@ -1,0 +1,229 @@
+"""The two languages in which a worker speaks to a broker, behind one set of words.
+
+The worker's core decides; a dialect turns what it decided into frames and what it hears into ``Heard``.
+Plain MDP/0.2 has no epochs, no deadlines and no errors: there a handler's failure is a FINAL of two
+frames, ``500`` and a text, because every request must end with exactly one FINAL (MDP2-W-07).
+"""
+
+import enum
+from typing import Protocol
+
+import msgspec
+
+from bstar.errors import RemoteProtocolError
+from bstar.wire import mdp02, native
+from bstar.wire.limits import TEXT_BYTES_MAX
+from bstar.wire.messages import Reason
+
+__all__ = ["Heard", "Hearing", "Job", "Mdp02Worker", "NativeWorker", "WorkerDialect"]
+
+
+class Hearing(enum.Enum):
+    """What a broker may tell a worker."""
+
+    REQUEST = enum.auto()
+    WELCOME = enum.auto()
+    HEARTBEAT = enum.auto()
+    DISCONNECT = enum.auto()
+
+
+class Heard(msgspec.Struct, frozen=True, gc=False):
+    """One message of a broker; after ``epoch`` the fields of REQUEST, of WELCOME, of DISCONNECT."""
+
+    kind: Hearing
+    epoch: int = 0
+    identity: bytes = b""
+    body: list[bytes] = []
+    ttl_ms: int = 0
+    is_redelivered: bool = False
+    extensions: bytes = b""
+    heartbeat_s: float = 0.0
+    expiry_s: float = 0.0
+    reason: str = ""
+
+
+class Job(msgspec.Struct, eq=False):
+    """One request at a worker, from its arrival until its reply or error is sent.
+
+    ``identity`` is the native identity (24 octets), or MDP's client address. ``deadline`` is when the
+    client stops waiting. ``connection`` is the connection it came by: its reply goes there or nowhere.
+    """
+
+    node: int
+    connection: int
+    identity: bytes
+    body: list[bytes]
+    epoch: int = 0
+    deadline: float | None = None
+    is_redelivered: bool = False
+    extensions: bytes = b""
+    partials: int = 0
+    handler_ends_at: float | None = None
+    # Its reply or error has been sent or dropped; what its handler still says is too late.
+    is_ended: bool = False
+    # Its handler ran past its time; when it comes back, its thread is one too many.
+    is_abandoned: bool = False
+
+
+class WorkerDialect(Protocol):
+    """One language. ``heartbeat_s`` and ``expiry_s`` hold until a broker tells others."""
+
+    heartbeat_s: float
+    expiry_s: float
+    is_confirming: bool  # does the broker confirm a registration?
+
+    def ready(self, service: bytes, credit: int, epoch: int) -> list[bytes]:
+        """Register."""
+        ...
+
+    def heartbeat(self, epoch: int) -> list[bytes]:
+        """Tell that the worker lives."""
+        ...
+
+    def disconnect(self, epoch: int) -> list[bytes]:
+        """Leave."""
+        ...
+
+    def partial(self, job: Job, body: list[bytes]) -> list[bytes]:
+        """Send one part of a reply."""
+        ...
+
+    def final(self, job: Job, body: list[bytes]) -> list[bytes]:
+        """Send the end of a reply."""
+        ...
+
+    def failure(self, job: Job, code: int, text: str) -> list[bytes]:
+        """End a request without a reply."""
+        ...
+
+    def stale(self, job: Job, epoch: int) -> list[bytes]:
+        """Refuse a request of an earlier epoch."""
+        ...
+
+    def read(self, frames: list[bytes]) -> Heard:
+        """Read a message; RemoteProtocolError if it is none."""
+        ...
+
+
+_HEARTBEAT = Heard(Hearing.HEARTBEAT)
+
+
+class NativeWorker:
+    """The native dialect: epochs, deadlines, errors; the broker tells its timing in WELCOME."""
+
+    is_confirming = True
+
+    def __init__(self, heartbeat_s: float = 1.0, expiry_s: float = 3.0) -> None:
+        self.heartbeat_s = heartbeat_s
+        self.expiry_s = expiry_s
+
+    def ready(self, service: bytes, credit: int, epoch: int) -> list[bytes]:
+        """``[header 09]``"""
+        return native.encode_ready(service, credit=credit, epoch=epoch)
+
+    def heartbeat(self, epoch: int) -> list[bytes]:
+        """``[header 0B]``"""
+        return native.encode_heartbeat(epoch)
+
+    def disconnect(self, epoch: int) -> list[bytes]:
+        """``[header 0C]``"""
+        return native.encode_disconnect(Reason.GOODBYE, epoch)
+
+    def partial(self, job: Job, body: list[bytes]) -> list[bytes]:
+        """``[header 02] [body…]``"""
+        return native.encode_partial(job.identity, job.epoch, job.partials, body)
+
+    def final(self, job: Job, body: list[bytes]) -> list[bytes]:
+        """``[header 03] [body…]``"""
+        return native.encode_final(job.identity, job.epoch, job.partials, body)
+
+    def failure(self, job: Job, code: int, text: str) -> list[bytes]:
+        """``[header 04] [text]``"""
+        return native.encode_error(job.identity, job.epoch, code, _octets(text))
+
+    def stale(self, job: Job, epoch: int) -> list[bytes]:
+        """``[header 0D]``"""
+        return native.encode_stale_epoch(job.identity, epoch)
+
+    def read(self, frames: list[bytes]) -> Heard:
+        """Read REQUEST, WELCOME, HEARTBEAT or DISCONNECT."""
+        message = native.decode(frames)
+        command = message.command
+        if command == native.REQUEST:
+            return Heard(
+                Hearing.REQUEST,
+                message.epoch,
+                message.identity,
+                message.body,
+                message.value,
+                bool(message.flags & native.FLAG_REDELIVERED),
+                message.extensions,
+            )
+        if command == native.HEARTBEAT:
+            return Heard(Hearing.HEARTBEAT, message.epoch)
+        if command == native.WELCOME:
+            welcome = native.decode_welcome(message)
+            return Heard(
+                Hearing.WELCOME,
+                message.epoch,
+                heartbeat_s=welcome.heartbeat_ms / 1000,
+                expiry_s=welcome.expiry_ms / 1000,
+            )
+        if command == native.DISCONNECT:
+            try:
+                reason = Reason(message.value).name.lower()
+            except ValueError:
+                reason = f"reason {message.value}"
+            return Heard(Hearing.DISCONNECT, message.epoch, reason=reason)
+        raise RemoteProtocolError("native-command", f"a broker does not say {command:#04x} to a worker")
+
+
+class Mdp02Worker:
+    """Plain MDP/0.2 (18/MDP). Heartbeat 2.5 s and three of them missed, as the published workers do."""
+
+    is_confirming = False
+
+    def __init__(self, heartbeat_s: float = 2.5, expiry_s: float = 7.5) -> None:
+        self.heartbeat_s = heartbeat_s
+        self.expiry_s = expiry_s
+
+    def ready(self, service: bytes, credit: int, epoch: int) -> list[bytes]:
+        """``[MDPW02] [01] [service]``; MDP knows no credit but 1."""
+        return mdp02.encode_ready(service)
+
+    def heartbeat(self, epoch: int) -> list[bytes]:
+        """``[MDPW02] [05]``"""
+        return mdp02.encode_heartbeat()
+
+    def disconnect(self, epoch: int) -> list[bytes]:
+        """``[MDPW02] [06]``"""
+        return mdp02.encode_disconnect()
+
+    def partial(self, job: Job, body: list[bytes]) -> list[bytes]:
+        """``[MDPW02] [03] [client] [] [body…]``"""
+        return mdp02.encode_partial(job.identity, body)
+
+    def final(self, job: Job, body: list[bytes]) -> list[bytes]:
+        """``[MDPW02] [04] [client] [] [body…]``"""
+        return mdp02.encode_final(job.identity, body)
+
+    def failure(self, job: Job, code: int, text: str) -> list[bytes]:
+        """``[MDPW02] [04] [client] [] [500] [text]``"""
+        return mdp02.encode_final(job.identity, [b"500", _octets(text)])
+
+    def stale(self, job: Job, epoch: int) -> list[bytes]:
+        """MDP has no epochs, so no request is ever stale."""
+        raise AssertionError("MDP/0.2 has no epochs")
+
+    def read(self, frames: list[bytes]) -> Heard:
+        """Read REQUEST, HEARTBEAT or DISCONNECT."""
+        command = mdp02.decode_for_worker(frames)
+        if command.verb is mdp02.WorkerVerb.REQUEST:
+            return Heard(Hearing.REQUEST, 0, command.client, command.body)
+        if command.verb is mdp02.WorkerVerb.HEARTBEAT:
+            return _HEARTBEAT
+        return Heard(Hearing.DISCONNECT, reason="told by the broker")
+
+
+def _octets(text: str) -> bytes:
+    return text.encode("utf-8", "replace")[:TEXT_BYTES_MAX]

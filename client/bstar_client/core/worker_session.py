@@ -1,0 +1,494 @@
+"""The worker's core: a session with every node at once, and the requests that they send.
+
+A worker registers (READY) on every new connection, with every node, so that a passive node knows it
+already when it takes over. A session ends when its connection breaks, when its broker is silent for the
+expiry that the broker itself told, or when the broker says DISCONNECT; then a new one begins, in the last
+two cases on a new socket after a pause that grows (MDP1-R-02, MDP1-W-06, MDP2-W-06).
+
+Effects are fenced here: the core keeps the highest epoch that it has heard from any node and does not
+begin a request of a lower one, but answers STALE_EPOCH. So of two nodes that both believe to be active,
+only the newer can have work done. A request whose client no longer waits is not begun either.
+
+Requests run outside: ``Begin`` asks the shell to run one, ``partial``, ``finished`` and ``failed`` tell
+how it went. A handler that does not come back within its time is given up, its request answered, and the
+next one begun; when too many of them are stuck the worker ends.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from bstar.errors import BstarError, RemoteProtocolError, WorkerError
+from bstar.wire.messages import ErrorCode
+from bstar_client.core.outputs import Send
+from bstar_client.core.worker_dialects import Heard, Hearing, Job, WorkerDialect
+
+__all__ = [
+    "Abandon",
+    "Begin",
+    "Close",
+    "Ended",
+    "Lost",
+    "Open",
+    "Registered",
+    "WorkerCore",
+    "WorkerCounters",
+    "WorkerOutput",
+    "WorkerSettings",
+]
+
+
+class Open(msgspec.Struct, frozen=True, gc=False):
+    """Make a new socket to this node and connect it."""
+
+    node: int
+
+
+class Close(msgspec.Struct, frozen=True, gc=False):
+    """Close the socket to this node."""
+
+    node: int
+
+
+class Begin(msgspec.Struct, frozen=True, gc=False):
+    """Run the handler on this request."""
+
+    job: Job
+
+
+class Abandon(msgspec.Struct, frozen=True, gc=False):
+    """This request's handler is stuck: leave it alone and make room for another."""
+
+    job: Job
+
+
+class Registered(msgspec.Struct, frozen=True, gc=False):
+    """A node has the worker on its list (plain MDP: it was told, and does not confirm)."""
+
+    endpoint: str
+
+
+class Lost(msgspec.Struct, frozen=True, gc=False):
+    """The session with a node ended. ``reason``: disconnected, silent, or what its DISCONNECT said."""
+
+    endpoint: str
+    reason: str
+
+
+class Ended(msgspec.Struct, frozen=True, gc=False):
+    """The worker is done: drained, or with an error."""
+
+    error: BstarError | None = None
+
+
+WorkerOutput = Send | Open | Close | Begin | Abandon | Registered | Lost | Ended
+
+
+class WorkerSettings(msgspec.Struct, frozen=True):
+    """Bounds and timing of a worker.
+
+    ``credit``: requests that each node may give it at once, and how many run at once.
+    ``handler_timeout_s``: None for no limit. ``stuck_handlers_max``: that many handlers past their time
+    and still running end the worker. ``drain_timeout_s``: how long ``stop`` waits for what runs.
+    ``backoff_min_s``/``backoff_max_s``: the pause before a new socket, doubled with each failure in a
+    row.
+    """
+
+    credit: int = 1
+    handler_timeout_s: float | None = None
+    stuck_handlers_max: int = 3
+    drain_timeout_s: float = 10.0
+    backoff_min_s: float = 0.1
+    backoff_max_s: float = 5.0
+
+
+class WorkerCounters:
+    """What happened, as plain integers."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.finished = 0
+        self.failed = 0
+        self.timed_out = 0
+        self.expired = 0
+        self.stale = 0
+        self.registrations = 0
+        self.sessions_lost = 0
+        self.replies_dropped = 0
+        self.requests_dropped = 0
+        self.results_late = 0
+        self.messages_invalid = 0
+        self.messages_ignored = 0
+
+
+class _Session:
+    def __init__(self, index: int, endpoint: str) -> None:
+        self.index = index
+        self.endpoint = endpoint
+        self.connection = 0  # 0: not connected
+        self.is_registered = False
+        self.registered_at = 0.0
+        self.has_left = False
+        self.heartbeat_s = 0.0
+        self.expiry_s = 0.0
+        self.heartbeat_at = 0.0
+        self.expires_at = 0.0
+        self.reopen_at: float | None = None
+        self.failures = 0
+        self.held = 0  # requests given to us by this connection and not answered
+
+
+class WorkerCore:
+    """A worker for one service. ``jitter`` returns numbers in 0 ≤ x < 1."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        service: bytes,
+        dialect: WorkerDialect,
+        *,
+        jitter: Callable[[], float],
+        settings: WorkerSettings | None = None,
+    ) -> None:
+        self._sessions = [_Session(index, endpoint) for index, endpoint in enumerate(endpoints)]
+        self._service = service
+        self._dialect = dialect
+        self._jitter = jitter
+        self._settings = settings or WorkerSettings()
+        self._connections = 0
+        self._queue: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._stuck = 0
+        self._drain_ends_at: float | None = None
+        self._has_ended = False
+        self.epoch = 0
+        self.counters = WorkerCounters()
+
+    @property
+    def running(self) -> int:
+        """How many handlers run now, without those that are stuck."""
+        return len(self._running)
+
+    # --- the connections' side ----------------------------------------------------------------------------
+
+    def connected(self, node: int, now: float) -> list[WorkerOutput]:
+        """A new connection is ready: register."""
+        session = self._sessions[node]
+        if self._drain_ends_at is not None or self._has_ended:
+            return []
+        outputs: list[WorkerOutput] = []
+        if session.connection:
+            self._lose(session, "disconnected", outputs, now)
+        self._connections += 1
+        session.connection = self._connections
+        session.heartbeat_s = self._dialect.heartbeat_s
+        session.expiry_s = self._dialect.expiry_s
+        session.expires_at = now + session.expiry_s
+        self._send(
+            session, self._dialect.ready(self._service, self._settings.credit, self.epoch), outputs, now
+        )
+        if not self._dialect.is_confirming:
+            self._register(session, outputs, now)
+        return outputs
+
+    def disconnected(self, node: int, now: float) -> list[WorkerOutput]:
+        """The connection broke; the socket connects again by itself."""
+        session = self._sessions[node]
+        outputs: list[WorkerOutput] = []
+        if session.connection:
+            self._lose(session, "disconnected", outputs, now)
+            self._end_if_drained(outputs, now)
+        return outputs
+
+    def receive(self, node: int, frames: list[bytes], now: float) -> list[WorkerOutput]:
+        """A message came from a node. Octets that are no message are counted and ignored."""
+        session = self._sessions[node]
+        if not session.connection or session.has_left:
+            self.counters.messages_ignored += 1
+            return []
+        try:
+            heard = self._dialect.read(frames)
+        except RemoteProtocolError:
+            self.counters.messages_invalid += 1
+            return []
+        session.expires_at = now + session.expiry_s
+        outputs: list[WorkerOutput] = []
+        if heard.epoch > self.epoch:
+            self._learn(heard.epoch, session, outputs, now)
+        if heard.kind is Hearing.REQUEST:
+            self._take(session, heard, outputs, now)
+        elif heard.kind is Hearing.WELCOME:
+            session.heartbeat_s = heard.heartbeat_s
+            session.expiry_s = heard.expiry_s
+            session.expires_at = now + heard.expiry_s
+            session.heartbeat_at = min(session.heartbeat_at, now + heard.heartbeat_s)
+            self._register(session, outputs, now)
+        elif heard.kind is Hearing.DISCONNECT:
+            self._start_over(session, heard.reason, outputs, now)
+        return outputs
+
+    # --- the handlers' side -------------------------------------------------------------------------------
+
+    def partial(self, job: Job, body: list[bytes], now: float) -> list[WorkerOutput]:
+        """The handler has a part of the reply."""
+        outputs: list[WorkerOutput] = []
+        if job.is_ended:
+            self.counters.results_late += 1
+            return outputs
+        self._answer(job, self._dialect.partial(job, body), outputs, now)
+        job.partials += 1
+        return outputs
+
+    def finished(self, job: Job, body: list[bytes], now: float) -> list[WorkerOutput]:
+        """The handler is done."""
+        outputs: list[WorkerOutput] = []
+        if self._is_late(job):
+            return outputs
+        self.counters.finished += 1
+        self._answer(job, self._dialect.final(job, body), outputs, now)
+        self._end(job, outputs, now)
+        return outputs
+
+    def failed(self, job: Job, text: str, now: float) -> list[WorkerOutput]:
+        """The handler raised."""
+        outputs: list[WorkerOutput] = []
+        if self._is_late(job):
+            return outputs
+        self.counters.failed += 1
+        self._answer(job, self._dialect.failure(job, ErrorCode.HANDLER_FAILED, text), outputs, now)
+        self._end(job, outputs, now)
+        return outputs
+
+    def _is_late(self, job: Job) -> bool:
+        if job.is_ended:
+            self.counters.results_late += 1
+            self._stuck -= job.is_abandoned
+        return job.is_ended
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def stop(self, now: float) -> list[WorkerOutput]:
+        """Take nothing more, finish what runs (within the drain timeout), leave every node, end."""
+        outputs: list[WorkerOutput] = []
+        if self._drain_ends_at is not None or self._has_ended:
+            return outputs
+        self._drain_ends_at = now + self._settings.drain_timeout_s
+        # What has not begun goes back to its queue with the DISCONNECT.
+        self.counters.requests_dropped += len(self._queue)
+        for job in self._queue:
+            job.is_ended = True
+        self._queue.clear()
+        for session in self._sessions:
+            self._leave_if_idle(session, outputs)
+        self._end_if_drained(outputs, now)
+        return outputs
+
+    def _leave_if_idle(self, session: _Session, outputs: list[WorkerOutput]) -> None:
+        if any(job.connection == session.connection for job in self._running):
+            return
+        self._leave(session, outputs)
+
+    def _leave(self, session: _Session, outputs: list[WorkerOutput]) -> None:
+        if session.connection and not session.has_left:
+            session.has_left = True
+            outputs.append(Send(session.index, self._dialect.disconnect(self.epoch)))
+
+    def _end_if_drained(self, outputs: list[WorkerOutput], now: float) -> None:
+        ends_at = self._drain_ends_at
+        if ends_at is None or self._has_ended:
+            return
+        if self._running and now < ends_at:
+            return
+        self._finish(None, outputs)
+
+    def _finish(self, error: BstarError | None, outputs: list[WorkerOutput]) -> None:
+        for session in self._sessions:
+            self._leave(session, outputs)
+        self._has_ended = True
+        outputs.append(Ended(error))
+
+    # --- time ---------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When ``handle_timer`` has something to do; earlier calls do no harm."""
+        if self._has_ended:
+            return None
+        due: list[float] = []
+        for session in self._sessions:
+            if session.connection:
+                if not session.has_left:
+                    due.append(min(session.heartbeat_at, session.expires_at))
+            elif session.reopen_at is not None and self._drain_ends_at is None:
+                due.append(session.reopen_at)
+        due.extend(job.handler_ends_at for job in self._running if job.handler_ends_at is not None)
+        if self._drain_ends_at is not None:
+            due.append(self._drain_ends_at)
+        return min(due, default=None)
+
+    def handle_timer(self, now: float) -> list[WorkerOutput]:
+        """Heartbeats, silence, new sockets, handlers past their time, the end of draining."""
+        outputs: list[WorkerOutput] = []
+        if self._has_ended:
+            return outputs
+        for session in self._sessions:
+            if session.connection:
+                if session.has_left:
+                    continue
+                if now >= session.expires_at:
+                    self._start_over(session, "silent", outputs, now)
+                elif now >= session.heartbeat_at:
+                    self._send(session, self._dialect.heartbeat(self.epoch), outputs, now)
+            elif session.reopen_at is not None and now >= session.reopen_at and self._drain_ends_at is None:
+                session.reopen_at = None
+                outputs.append(Open(session.index))
+        for job in [job for job in self._running if job.handler_ends_at is not None]:
+            assert job.handler_ends_at is not None
+            if now >= job.handler_ends_at:
+                self._give_up(job, outputs, now)
+        self._end_if_drained(outputs, now)
+        return outputs
+
+    def _give_up(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
+        self.counters.timed_out += 1
+        self._stuck += 1
+        job.is_abandoned = True
+        text = f"the handler did not return within {self._settings.handler_timeout_s} s"
+        self._answer(job, self._dialect.failure(job, ErrorCode.HANDLER_TIMEOUT, text), outputs, now)
+        outputs.append(Abandon(job))
+        if self._stuck >= self._settings.stuck_handlers_max:
+            job.is_ended = True
+            self._running.remove(job)
+            error = WorkerError(
+                f"{self._stuck} handlers of {self._service!r} are stuck; {text}: restart the worker"
+            )
+            self._finish(error, outputs)
+        else:
+            self._end(job, outputs, now)
+
+    # --- sessions -----------------------------------------------------------------------------------------
+
+    def _register(self, session: _Session, outputs: list[WorkerOutput], now: float) -> None:
+        if not session.is_registered:
+            session.is_registered = True
+            session.registered_at = now
+            self.counters.registrations += 1
+            outputs.append(Registered(session.endpoint))
+
+    def _lose(self, session: _Session, reason: str, outputs: list[WorkerOutput], now: float) -> None:
+        """The session is over. What it gave us and has not begun is its broker's to give again."""
+        connection = session.connection
+        session.connection = 0
+        if session.is_registered:
+            if now - session.registered_at >= session.expiry_s:
+                session.failures = 0
+            session.is_registered = False
+            self.counters.sessions_lost += 1
+        outputs.append(Lost(session.endpoint, reason))
+        kept: deque[Job] = deque()
+        for job in self._queue:
+            if job.connection == connection:
+                job.is_ended = True
+                self.counters.requests_dropped += 1
+            else:
+                kept.append(job)
+        self._queue = kept
+        session.held = 0
+
+    def _start_over(self, session: _Session, reason: str, outputs: list[WorkerOutput], now: float) -> None:
+        """A new socket after a pause: exponential, bounded, with jitter so that workers spread."""
+        self._lose(session, reason, outputs, now)
+        outputs.append(Close(session.index))
+        settings = self._settings
+        pause_s = min(settings.backoff_min_s * 2.0 ** min(session.failures, 16), settings.backoff_max_s)
+        session.failures += 1
+        session.reopen_at = now + pause_s * (1.0 + self._jitter()) / 2 + settings.backoff_min_s / 2
+        self._end_if_drained(outputs, now)
+
+    def _send(self, session: _Session, frames: list[bytes], outputs: list[WorkerOutput], now: float) -> None:
+        # Whatever is sent tells that we live, so the next heartbeat is counted from here (MDP2-W-09).
+        session.heartbeat_at = now + session.heartbeat_s
+        outputs.append(Send(session.index, frames))
+
+    def _learn(self, epoch: int, source: _Session, outputs: list[WorkerOutput], now: float) -> None:
+        """A higher epoch: requests of lower ones are not begun any more, and the other nodes are told."""
+        self.epoch = epoch
+        for session in self._sessions:
+            if session is not source and session.connection and not session.has_left:
+                self._send(session, self._dialect.heartbeat(epoch), outputs, now)
+        kept: deque[Job] = deque()
+        for job in self._queue:
+            if job.epoch < epoch:
+                self._refuse(job, outputs, now)
+            else:
+                kept.append(job)
+        self._queue = kept
+
+    # --- requests -----------------------------------------------------------------------------------------
+
+    def _take(self, session: _Session, heard: Heard, outputs: list[WorkerOutput], now: float) -> None:
+        if self._drain_ends_at is not None:
+            self.counters.requests_dropped += 1  # our DISCONNECT will give it back
+            return
+        if session.held >= self._settings.credit:
+            self.counters.messages_invalid += 1  # more than we asked for; its broker is broken
+            return
+        self.counters.requests += 1
+        deadline = now + heard.ttl_ms / 1000 if heard.ttl_ms else None
+        job = Job(
+            session.index,
+            session.connection,
+            heard.identity,
+            heard.body,
+            heard.epoch,
+            deadline,
+            heard.is_redelivered,
+            heard.extensions,
+        )
+        session.held += 1
+        if heard.epoch < self.epoch:
+            self._refuse(job, outputs, now)
+            return
+        self._queue.append(job)
+        self._begin(outputs, now)
+
+    def _begin(self, outputs: list[WorkerOutput], now: float) -> None:
+        while self._queue and len(self._running) < self._settings.credit and not self._has_ended:
+            job = self._queue.popleft()
+            if job.deadline is not None and now >= job.deadline:
+                self.counters.expired += 1
+                text = "its time to live ended before the worker could begin"
+                self._answer(job, self._dialect.failure(job, ErrorCode.EXPIRED, text), outputs, now)
+                self._release(job)
+                continue
+            if self._settings.handler_timeout_s is not None:
+                job.handler_ends_at = now + self._settings.handler_timeout_s
+            self._running.append(job)
+            outputs.append(Begin(job))
+
+    def _refuse(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
+        self.counters.stale += 1
+        self._answer(job, self._dialect.stale(job, self.epoch), outputs, now)
+        self._release(job)
+
+    def _answer(self, job: Job, frames: list[bytes], outputs: list[WorkerOutput], now: float) -> None:
+        session = self._sessions[job.node]
+        if session.connection != job.connection or session.has_left:
+            self.counters.replies_dropped += 1  # its session is gone; the client asks again
+            return
+        self._send(session, frames, outputs, now)
+
+    def _release(self, job: Job) -> None:
+        job.is_ended = True
+        session = self._sessions[job.node]
+        if session.connection == job.connection:
+            session.held -= 1
+
+    def _end(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
+        self._running.remove(job)
+        self._release(job)
+        if self._drain_ends_at is not None:
+            self._leave_if_idle(self._sessions[job.node], outputs)
+            self._end_if_drained(outputs, now)
+        else:
+            self._begin(outputs, now)
