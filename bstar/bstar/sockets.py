@@ -1,22 +1,27 @@
 """Multipart messages in and out of a ZeroMQ socket, without blocking and without waste.
 
-pyzmq's ``recv_multipart`` and ``send_multipart`` ask libzmq once more per frame whether there is another, check
-every frame's type, and pass through two layers of Python. Reading ``Frame.more`` and calling the backend's methods
-costs about half (``benchmarks/sockets.py`` shows the ratio on the machine at hand), and a broker does nothing else.
+pyzmq's ``recv_multipart`` and ``send_multipart`` ask libzmq once more per frame whether there is another,
+check every frame's type, and pass through two layers of Python. Reading ``Frame.more`` and calling the
+backend's methods costs about half (``benchmarks/sockets.py`` shows the ratio on the machine at hand), and a
+broker does nothing else.
 """
+
+from collections.abc import Callable
+from typing import cast
 
 import zmq
 from zmq.backend import Socket as _Backend
 
-__all__ = ["receive", "send"]
+__all__ = ["is_readable", "receive", "send"]
 
 # Above this size handing the buffer over is cheaper than copying it; below, the bookkeeping costs more.
 _COPY_BYTES_MAX = 65_536
 
 _recv = _Backend.recv
 _send = _Backend.send
-_NOBLOCK = zmq.NOBLOCK
-_MORE = zmq.NOBLOCK | zmq.SNDMORE
+_get = cast("Callable[[zmq.Socket[bytes], int], int]", _Backend.get)
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 def receive(socket: "zmq.Socket[bytes]") -> list[bytes]:
@@ -32,9 +37,18 @@ def receive(socket: "zmq.Socket[bytes]") -> list[bytes]:
 def send(socket: "zmq.Socket[bytes]", frames: list[bytes]) -> None:
     """Send one message whole or not at all.
 
-    ``zmq.Again`` if the peer's pipe is full, ``zmq.ZMQError`` (EHOSTUNREACH) if a ROUTER with ROUTER_MANDATORY has
-    no such peer. Either can only come with the first frame; libzmq then takes the rest.
+    ``zmq.Again`` if the peer's pipe is full, ``zmq.ZMQError`` (EHOSTUNREACH) if a ROUTER with
+    ROUTER_MANDATORY has no such peer. Either can only come with the first frame; libzmq then takes the rest.
     """
     last = len(frames) - 1
     for index, frame in enumerate(frames):
-        _send(socket, frame, _NOBLOCK if index == last else _MORE, len(frame) < _COPY_BYTES_MAX)
+        flags = _NOBLOCK if index == last else _MORE
+        if len(frame) < _COPY_BYTES_MAX:
+            _send(socket, frame, flags)
+        else:
+            _send(socket, frame, flags, copy=False)
+
+
+def is_readable(socket: "zmq.Socket[bytes]") -> bool:
+    """Is there a message to receive?"""
+    return bool(_get(socket, zmq.EVENTS) & zmq.POLLIN)

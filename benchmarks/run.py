@@ -1,0 +1,177 @@
+"""Broker CPU per request, throughput and latency under plain MDP/0.2, beside the floor in the same run.
+
+    python benchmarks/run.py                 all cases, medians of 5 rounds
+    python benchmarks/run.py --rounds 3 --seconds 1 --workers 1 --windows 1 100
+
+Machines are shared and noisy, so compare the ratios: floor and broker take turns, round by round. One client on a raw
+DEALER keeps WINDOW requests of 16 octets in flight; WORKERS echo workers run in one process. CPU is what the kernel
+counted for all threads of the broker's process.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import zmq
+
+from bstar.sockets import receive, send
+
+HERE = Path(__file__).parent
+BODY = b"x" * 16
+READY_TIMEOUT_S = 20.0
+COLUMNS = ("req/s", "p50 µs", "p99 µs", "CPU µs/req")
+
+
+def main() -> int:
+    """Run every case and print the table; status 0 if every case could be measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of which the median is printed")
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of one measurement")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 10])
+    parser.add_argument("--windows", type=int, nargs="+", default=[1, 10, 100])
+    asked = parser.parse_args()
+    print(f"MDP/0.2, {len(BODY)}-octet bodies, {os.cpu_count()} cores, median of {asked.rounds} rounds", flush=True)
+    print(f"{'workers':>7} {'window':>6} {'':8}" + "".join(f"{name:>12}" for name in COLUMNS), flush=True)
+    for workers in asked.workers:
+        for window in asked.windows:
+            case(workers, window, asked.rounds, asked.seconds)
+    return 0
+
+
+def case(workers: int, window: int, rounds: int, seconds: float) -> None:
+    """Measure one case on both servers, in turns."""
+    rows: dict[str, list[tuple[float, float, float, float]]] = {"floor": [], "bstar": []}
+    with floor_server() as floor, bstar_server() as bstar:
+        servers = {"floor": floor, "bstar": bstar}
+        with echo_workers(floor[1], workers), echo_workers(bstar[1], workers):
+            for name, (pid, endpoint) in servers.items():
+                measure(pid, endpoint, window, 0.3)  # warm
+                rows[name].clear()
+            for _ in range(rounds):
+                for name, (pid, endpoint) in servers.items():
+                    rows[name].append(measure(pid, endpoint, window, seconds))
+    medians = {name: [statistics.median(column) for column in zip(*row, strict=True)] for name, row in rows.items()}
+    for name, figures in medians.items():
+        print(f"{workers:>7} {window:>6} {name:8}" + "".join(f"{figure:>12,.1f}" for figure in figures), flush=True)
+    ratios = [bstar / floor for bstar, floor in zip(medians["bstar"], medians["floor"], strict=True)]
+    print(f"{workers:>7} {window:>6} {'ratio':8}" + "".join(f"{ratio:>12.2f}" for ratio in ratios), flush=True)
+
+
+def measure(pid: int, endpoint: str, window: int, seconds: float) -> tuple[float, float, float, float]:
+    """Requests per second, p50 and p99 in microseconds, and the broker's CPU microseconds per request."""
+    context = zmq.Context()
+    client = context.socket(zmq.DEALER)
+    client.linger = 0
+    client.connect(endpoint)
+    request = [b"MDPC02", b"\x01", b"echo", BODY]
+    sent_at: deque[float] = deque()
+    latencies = []
+    clock = time.perf_counter
+    # The first answer proves that the way is open; it is not measured.
+    answered = False
+    deadline = clock() + READY_TIMEOUT_S
+    while not answered:
+        if clock() > deadline:
+            raise SystemExit(f"no answer from {endpoint} within {READY_TIMEOUT_S:g} s")
+        send(client, request)
+        answered = bool(client.poll(200))
+    while client.poll(50):
+        receive(client)
+    cpu_before = cpu_seconds(pid)
+    started = clock()
+    end = started + seconds
+    for _ in range(window):
+        sent_at.append(clock())
+        send(client, request)
+    while sent_at:
+        if not client.poll(5_000):
+            raise SystemExit(f"{endpoint} owes {len(sent_at)} replies and is silent")
+        while client.get(zmq.EVENTS) & zmq.POLLIN:
+            receive(client)
+            now = clock()
+            latencies.append(now - sent_at.popleft())
+            if now < end:
+                sent_at.append(now)
+                send(client, request)
+    elapsed = clock() - started
+    cpu = cpu_seconds(pid) - cpu_before
+    context.destroy(linger=0)
+    latencies.sort()
+    count = len(latencies)
+    return (
+        count / elapsed,
+        latencies[count // 2] * 1e6,
+        latencies[min(count - 1, count * 99 // 100)] * 1e6,
+        cpu / count * 1e6,
+    )
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of all threads of a process, from the scheduler's own nanosecond count."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+@contextmanager
+def floor_server() -> Iterator[tuple[int, str]]:
+    """The minimal ROUTER loop in a process of its own."""
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    with child([sys.executable, str(HERE / "floor.py"), endpoint]) as process:
+        yield process.pid, endpoint
+
+
+@contextmanager
+def bstar_server() -> Iterator[tuple[int, str]]:
+    """One primary alone, as ``bstar serve`` runs it; its first request makes it active."""
+    ports = [free_port() for _ in range(3)]
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "primary.yaml"
+        config.write_text(
+            "pair: bench\nrole: primary\nprofile: lan\n"
+            f"endpoints:\n  clients: tcp://127.0.0.1:{ports[0]}\n  state: tcp://127.0.0.1:{ports[1]}\n"
+            f"  peer_state: tcp://127.0.0.1:{ports[2]}\n"
+            "timing: {mdp_heartbeat_interval_s: 2.5}\nhttp: {bind: null}\nlog: {level: warning}\n"
+        )
+        command = [sys.executable, "-m", "bstar_cli", "serve", "--config", str(config)]
+        with child(command) as process:
+            yield process.pid, f"tcp://127.0.0.1:{ports[0]}"
+
+
+@contextmanager
+def echo_workers(endpoint: str, count: int) -> Iterator[None]:
+    """``count`` echo workers in one process, registered."""
+    with child([sys.executable, str(HERE / "workers.py"), endpoint, str(count)]) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            raise SystemExit("the echo workers did not start")
+        yield
+
+
+@contextmanager
+def child(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that lives as long as the block; it is ended by its own pid."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that was free a moment ago."""
+    context = zmq.Context.instance()
+    with context.socket(zmq.ROUTER) as socket:
+        return socket.bind_to_random_port("tcp://127.0.0.1")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

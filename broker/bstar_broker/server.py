@@ -1,0 +1,249 @@
+"""A broker node as a process runs it: the pure ``Node`` on real sockets.
+
+One reactor thread carries the ROUTER socket for clients and workers, the state link to the peer, and
+every deadline. The HTTP endpoint has a thread of its own and asks this one for a snapshot. There is no
+logic here: what arrives goes to the node, and what the node returns is carried out in order.
+"""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+import bstar
+from bstar.epoch_file import EpochFile
+from bstar.errors import ConfigurationError
+from bstar.pair import BinaryStar
+from bstar.reactor import LAG_BOUNDS_S, Reactor
+from bstar.settings import Settings
+from bstar.sockets import send
+from bstar.star import Role, StarMachine, StarSettings
+from bstar_broker.core import BrokerSettings, Dispatch, Node, NodeState, Send
+from bstar_broker.core.snapshot import LoopState
+from bstar_broker.status import StatusServer
+
+__all__ = ["BrokerServer"]
+
+_log = logging.getLogger("bstar.broker")
+
+# Replies that wait for one slow client; beyond it they are dropped and counted, and the client asks again.
+_SEND_QUEUE_MESSAGES = 20_000
+# Requests that wait in one connection's pipe before TCP pushes back on the client.
+_RECEIVE_QUEUE_MESSAGES = 10_000
+# Thousands of clients may come back in the same moment.
+_LISTEN_BACKLOG = 4_096
+# Replies that were sent must leave the process even if it ends right afterwards.
+_LINGER_MS = 500
+
+
+class BrokerServer:
+    """One node, from its settings. ``run`` blocks until it is stopped or the pair cannot go on.
+
+    Raises ConfigurationError when an endpoint cannot be bound or the state directory cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._outbox: deque[object] = deque()
+        self._is_emptying = False
+        self._resources = ExitStack()
+        try:
+            self._open()
+        except BaseException:
+            self._resources.close()
+            raise
+
+    def _open(self) -> None:
+        settings, timing = self.settings, self.settings.timing
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._resources.callback(self._context.destroy, linger=_LINGER_MS)
+        self._reactor = Reactor(stop_timeout_s=timing.drain_timeout_s + 2 * timing.failover_timeout_s)
+        self._resources.callback(self._reactor.close)
+        self._started_at = self._reactor.now()
+        self.node = self._make_node()
+        with _explained("endpoints.state", settings.endpoints.state):
+            self._pair = BinaryStar(
+                settings.role,
+                local=settings.endpoints.state,
+                remote=settings.endpoints.peer_state,
+                pair=settings.pair,
+                heartbeat_interval_s=timing.heartbeat_interval_s,
+                failover_timeout_s=timing.failover_timeout_s,
+                state_dir=settings.state_dir,
+                reactor=self._reactor,
+                context=self._context,
+                machine=self.node,
+                perform=self._enqueue,
+            )
+        self._resources.callback(self._pair.close)
+        self._router = self._open_router()
+        self._reactor.add_reader(self._router, self._on_message)
+        self._status: StatusServer | None = None
+        if settings.http.bind is not None:
+            self._status = StatusServer(settings.http.bind, self.snapshot)
+            self._resources.callback(self._status.close)
+
+    def _make_node(self) -> Node:
+        settings, timing, limits = self.settings, self.settings.timing, self.settings.limits
+        node_id = os.urandom(16)
+        now = self._started_at
+        machine = StarMachine(
+            StarSettings(
+                pair=settings.pair,
+                role=Role(settings.role),
+                heartbeat_interval_s=timing.heartbeat_interval_s,
+                failover_timeout_s=timing.failover_timeout_s,
+                on_dual_active=settings.on_dual_active,
+            ),
+            node=node_id.hex(),
+            epoch=EpochFile(settings.state_dir).load() if settings.state_dir is not None else 0,
+            now=now,
+        )
+        broker_settings = BrokerSettings(
+            worker_heartbeat_interval_s=timing.worker_heartbeat_interval_s,
+            worker_liveness=timing.worker_liveness,
+            mdp_heartbeat_interval_s=timing.mdp_heartbeat_interval_s,
+            mdp_liveness=timing.mdp_liveness,
+            request_ttl_s=timing.request_ttl_s,
+            service_ttl_s=timing.service_ttl_s,
+            services_max=limits.services_max,
+            workers_max=limits.workers_max,
+            queue_length_max=limits.queue_length_max,
+            queue_bytes_max=limits.queue_bytes_max,
+            requests_per_client_max=limits.requests_per_client_max,
+            deliveries_max=limits.deliveries_max,
+            message_bytes_max=limits.message_bytes_max,
+            partials_buffer_bytes_max=limits.partials_buffer_bytes_max,
+        )
+        return Node(
+            machine,
+            broker_settings,
+            node_id=node_id,
+            drain_timeout_s=timing.drain_timeout_s,
+            version=bstar.__version__,
+            now=now,
+            loop=self._loop_state,
+        )
+
+    def _open_router(self) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(zmq.ROUTER)
+        socket.linger = _LINGER_MS
+        # Without MANDATORY a message to a peer that is gone vanishes in silence (T-07); without HANDOVER a
+        # peer of fixed identity is not let in again before its old connection is found dead (T-03).
+        socket.set(zmq.ROUTER_MANDATORY, 1)
+        socket.set(zmq.ROUTER_HANDOVER, 1)
+        socket.sndhwm = _SEND_QUEUE_MESSAGES
+        socket.rcvhwm = _RECEIVE_QUEUE_MESSAGES
+        socket.maxmsgsize = self.settings.limits.message_bytes_max
+        socket.handshake_ivl = 2_000
+        socket.backlog = _LISTEN_BACKLOG
+        socket.tcp_keepalive = 1
+        socket.tcp_keepalive_idle = 10
+        socket.tcp_keepalive_intvl = 5
+        socket.tcp_keepalive_cnt = 3
+        with _explained("endpoints.clients", self.settings.endpoints.clients):
+            socket.bind(self.settings.endpoints.clients)
+        return socket
+
+    # --- running ------------------------------------------------------------------------------------------
+
+    @property
+    def http_url(self) -> str | None:
+        """Where /metrics and the probes are served; None without an HTTP endpoint."""
+        return self._status.url if self._status is not None else None
+
+    def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or ``stop``. Raises PairError when the pair cannot go on."""
+        self._pair.start()
+
+    def stop(self) -> None:
+        """Ask for an orderly stop, from any thread: drain, hand the role over, end."""
+        self._reactor.stop()
+
+    def snapshot(self, timeout_s: float) -> NodeState:
+        """The node's state, for other threads. TimeoutError if the loop does not answer in time."""
+        future = self._reactor.call_threadsafe(lambda: self.node.state(self._reactor.now()))
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Free sockets, threads and the context. Idempotent, in bounded time."""
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- in and out ---------------------------------------------------------------------------------------
+
+    def _on_message(self, frames: list[bytes], now: float) -> None:
+        for output in self.node.receive_frames(frames, now):
+            if type(output) is Send or type(output) is Dispatch:
+                try:
+                    send(self._router, output.frames)
+                except zmq.ZMQError as error:
+                    self._pair.carry_out(self._on_unsent(output, error))
+            else:
+                self._pair.carry_out((output,))
+
+    def _enqueue(self, output: object) -> None:
+        """Carry out the broker's outputs. A failed one leads to others; a queue keeps that from nesting."""
+        self._outbox.append(output)
+        if self._is_emptying:
+            return
+        self._is_emptying = True
+        try:
+            while self._outbox:
+                output = self._outbox.popleft()
+                assert isinstance(output, Send), f"nobody performs {output!r}"
+                try:
+                    send(self._router, output.frames)
+                except zmq.ZMQError as error:
+                    self._pair.carry_out(self._on_unsent(output, error))
+        finally:
+            self._is_emptying = False
+
+    def _on_unsent(self, output: Send, error: zmq.ZMQError) -> list[object]:
+        """The peer is gone (EHOSTUNREACH), or its pipe is full (EAGAIN), which is the same to us."""
+        if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+            raise error
+        now = self._reactor.now()
+        if type(output) is Dispatch:
+            return self.node.undelivered(output.frames[0], now)
+        return self.node.unreachable(output.frames[0], now)
+
+    def _loop_state(self, now: float) -> LoopState:
+        lag = self._reactor.lag
+        return LoopState(
+            uptime_s=now - self._started_at,
+            turns=self._reactor.turns,
+            lag_last_s=lag.last_s,
+            lag_max_s=lag.max_s,
+            lag_sum_s=lag.sum_s,
+            lag_bounds_s=list(LAG_BOUNDS_S),
+            lag_counts=list(lag.counts),
+        )
+
+
+@contextmanager
+def _explained(path: str, endpoint: str) -> Iterator[None]:
+    """Turn a refusal to bind into an error that names the key."""
+    try:
+        yield
+    except zmq.ZMQError as error:
+        raise ConfigurationError(
+            f"{path}: cannot bind {endpoint}: {error.strerror}. Does another node run here, or is the address "
+            "not one of this machine?"
+        ) from error

@@ -1,0 +1,349 @@
+"""Make any ZeroMQ server highly available: the shell around one node's Binary Star machine.
+
+Two processes run the same server, one as primary and one as backup. Each has one ``BinaryStar``, which
+publishes this node's state to the peer, listens to the peer's, and asks the machine whether a client's
+request may be served:
+
+    star = BinaryStar("primary", local="tcp://*:5003", remote="tcp://backup:5004")
+    star.voter("tcp://*:5001", zmq.ROUTER, handle)      # handle(socket, frames), only while this node serves
+    star.start()
+
+The state link is PUB/SUB, because it must neither block nor queue for a peer that is away. It is an XPUB
+here, so that a peer which has just connected is told at once.
+
+Source: zguide chapter 4, Binary Star and its reactor class; BST-S-01 to BST-R-05.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Protocol, Self
+
+import zmq
+
+from bstar.epoch_file import EpochFile
+from bstar.errors import LocalProtocolError, PairError, RemoteProtocolError
+from bstar.reactor import Reactor
+from bstar.sockets import receive
+from bstar.star import (
+    Activated,
+    Deactivated,
+    Fatal,
+    HandoverRefused,
+    PeerAsked,
+    PeerLost,
+    PeerRejected,
+    PeerSeen,
+    PersistEpoch,
+    Publish,
+    Role,
+    StarMachine,
+    StarSettings,
+    StateChanged,
+)
+from bstar.wire import peer
+from bstar.wire.messages import NodeStatus
+from bstar.wire.peer import PeerState
+
+__all__ = ["BinaryStar", "PairMachine"]
+
+_log = logging.getLogger("bstar.pair")
+
+# State messages read in one turn; more than a stale burst of a healed link brings.
+_PEER_MESSAGES_MAX = 1_000
+
+Outputs = Iterable[object]
+Voter = Callable[["zmq.Socket[bytes]", list[bytes]], None]
+Handler = Callable[[], None]
+
+
+class PairMachine(Protocol):
+    """What the shell runs: a ``StarMachine``, or a machine of the same face that wraps one."""
+
+    @property
+    def is_active(self) -> bool:
+        """May this node serve?"""
+
+    def receive(self, message: PeerState, now: float) -> Outputs:
+        """A state message of the peer."""
+
+    def receive_invalid(self, error: RemoteProtocolError, now: float) -> Outputs:
+        """Something else on the peer link."""
+
+    def client_request(self, now: float) -> Outputs:
+        """A vote; ``is_active`` is the verdict."""
+
+    def stalled(self, gap_s: float, now: float) -> Outputs:
+        """The process was away."""
+
+    def subscribed(self, now: float) -> Outputs:
+        """The peer has connected to our publisher."""
+
+    def handover(self, now: float) -> Outputs:
+        """Give the role to the peer."""
+
+    def leave(self, now: float) -> Outputs:
+        """The process is to end."""
+
+    def has_left(self, now: float) -> bool:
+        """May it end now?"""
+
+    def next_deadline(self) -> float | None:
+        """When ``handle_timer`` is due."""
+
+    def handle_timer(self, now: float) -> Outputs:
+        """Serve what is due."""
+
+    def status(self, now: float) -> NodeStatus:
+        """What the node tells about itself."""
+
+
+class BinaryStar:
+    """One node of a pair, over ZeroMQ.
+
+    ``role`` is "primary" or "backup". ``local`` is the endpoint where this node publishes its state
+    (bound), ``remote`` the peer's (connected to). Both nodes must agree on ``pair`` and on the timing, in
+    seconds. ``state_dir`` keeps the epoch across restarts. ``on_dual_active`` is "yield" or "exit".
+    ``machine`` and ``perform`` are for servers that wrap the state machine in one of their own: outputs
+    that are not the Binary Star's go to ``perform``.
+
+    Raises ConfigurationError for settings that cannot work and zmq.ZMQError if an endpoint cannot be bound.
+    """
+
+    def __init__(
+        self,
+        role: Role | str,
+        *,
+        local: str,
+        remote: str,
+        pair: str = "bstar",
+        heartbeat_interval_s: float = 1.0,
+        failover_timeout_s: float = 2.0,
+        on_dual_active: str = "yield",
+        state_dir: str | os.PathLike[str] | None = None,
+        reactor: Reactor | None = None,
+        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+        machine: PairMachine | None = None,
+        perform: Callable[[object], None] | None = None,
+    ) -> None:
+        self._owns_reactor = reactor is None
+        self._owns_context = context is None
+        self._epochs = EpochFile(state_dir) if state_dir is not None else None
+        self.reactor = reactor if reactor is not None else Reactor()
+        now = self.reactor.now()
+        if machine is None:
+            settings = StarSettings(
+                pair=pair,
+                role=Role(role),
+                heartbeat_interval_s=heartbeat_interval_s,
+                failover_timeout_s=failover_timeout_s,
+                on_dual_active=on_dual_active,  # type: ignore[arg-type]  # the settings check it
+            )
+            epoch = self._epochs.load() if self._epochs is not None else 0
+            machine = StarMachine(settings, node=os.urandom(16).hex(), epoch=epoch, now=now)
+        self.machine = machine
+        self._perform = perform
+        self._error: PairError | None = None
+        self._on_active: list[Handler] = []
+        self._on_passive: list[Handler] = []
+        self._voter: zmq.Socket[bytes] | None = None
+        self._is_closed = False
+        self._context = context if context is not None else zmq.Context()
+        heartbeat_ms = round(heartbeat_interval_s * 1000)
+        self._publisher = self._open_publisher(local)
+        self._subscriber = self._open_subscriber(remote, heartbeat_ms, round(failover_timeout_s * 1000))
+        self.reactor.add_source(self._subscriber, self._on_peer)
+        self.reactor.add_reader(self._publisher, self._on_subscription)
+        self.reactor.add_machine(machine.next_deadline, self._on_deadline)
+        self.reactor.on_stall(heartbeat_interval_s / 2, self._on_stall)
+        self.reactor.on_stop(self._on_stop, machine.has_left)
+
+    def _open_publisher(self, local: str) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(zmq.XPUB)
+        socket.linger = 0
+        socket.set(zmq.XPUB_VERBOSE, 1)
+        socket.bind(local)
+        return socket
+
+    def _open_subscriber(self, remote: str, heartbeat_ms: int, timeout_ms: int) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(zmq.SUB)
+        socket.linger = 0
+        # Come back fast, and notice a connection that is only half there: the defaults need minutes for both.
+        socket.reconnect_ivl = max(10, heartbeat_ms // 2)
+        socket.reconnect_ivl_max = max(10, min(timeout_ms, 1_000))
+        socket.handshake_ivl = 1_000
+        socket.connect_timeout = max(200, timeout_ms)
+        socket.heartbeat_ivl = max(100, timeout_ms)
+        socket.heartbeat_timeout = max(1_000, 3 * timeout_ms)
+        socket.subscribe(b"")
+        socket.connect(remote)
+        return socket
+
+    # --- for the server -----------------------------------------------------------------------------------
+
+    def voter(self, endpoint: str, socket_type: int, handler: Voter) -> "zmq.Socket[bytes]":
+        """Bind the socket whose messages are votes; one per instance.
+
+        ``handler(socket, frames)`` gets the messages that this node may serve; the others are read and
+        dropped, and their senders, hearing nothing, ask the other node.
+        """
+        if self._voter is not None:
+            raise LocalProtocolError("a BinaryStar has one voter: serve everything on that socket")
+        socket = self._context.socket(socket_type)
+        socket.linger = 0
+        socket.bind(endpoint)
+        self._voter = socket
+
+        def on_request(frames: list[bytes], now: float) -> None:
+            if self.may_serve(now):
+                handler(socket, frames)
+
+        self.reactor.add_reader(socket, on_request)
+        return socket
+
+    def may_serve(self, now: float) -> bool:
+        """Ask whether this node serves one client request; a vote while the node is not active."""
+        if not self.machine.is_active:
+            self.carry_out(self.machine.client_request(now))
+        return self.machine.is_active
+
+    def on_active(self, handler: Handler) -> Handler:
+        """Call ``handler()`` whenever this node begins to serve; usable as a decorator."""
+        self._on_active.append(handler)
+        return handler
+
+    def on_passive(self, handler: Handler) -> Handler:
+        """Call ``handler()`` whenever this node ceases to serve; usable as a decorator."""
+        self._on_passive.append(handler)
+        return handler
+
+    def handover(self) -> None:
+        """Give the active role to the peer, if it is there to take it. From the loop's thread."""
+        self.carry_out(self.machine.handover(self.reactor.now()))
+
+    def start(self) -> None:
+        """Run until ``reactor.stop()``, SIGTERM or SIGINT. Raises PairError when the pair cannot go on."""
+        self.carry_out(self.machine.handle_timer(self.reactor.now()))
+        if self._error is None:
+            self.reactor.run()
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Close the sockets, and the reactor and context if they are this object's own. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for socket in (self._subscriber, self._publisher, self._voter):
+            if socket is not None:
+                self.reactor.remove(socket)
+                socket.close()
+        if self._owns_reactor:
+            self.reactor.close()
+        if self._owns_context:
+            self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- events -------------------------------------------------------------------------------------------
+
+    def _on_peer(self, now: float) -> None:
+        """Read what the peer sent; of a burst only the newest valid message still says how things are."""
+        newest: PeerState | None = None
+        for _ in range(_PEER_MESSAGES_MAX):
+            try:
+                frames = receive(self._subscriber)
+            except zmq.Again:
+                break
+            try:
+                newest = peer.decode(frames)
+            except RemoteProtocolError as error:
+                self.carry_out(self.machine.receive_invalid(error, now))
+        if newest is not None:
+            self.carry_out(self.machine.receive(newest, now))
+
+    def _on_subscription(self, frames: list[bytes], now: float) -> None:
+        if frames[0][:1] == b"\x01":
+            self.carry_out(self.machine.subscribed(now))
+
+    def _on_deadline(self, now: float) -> None:
+        self.carry_out(self.machine.handle_timer(now))
+
+    def _on_stall(self, gap_s: float, now: float) -> None:
+        _log.warning("the process was away for %.3f s", gap_s)
+        self.carry_out(self.machine.stalled(gap_s, now))
+
+    def _on_stop(self, now: float) -> None:
+        self.carry_out(self.machine.leave(now))
+
+    # --- outputs --------------------------------------------------------------------------------------------
+
+    def carry_out(self, outputs: Outputs) -> None:
+        """Do what the machine says, in order."""
+        for output in outputs:
+            match output:
+                case Publish():
+                    self._publisher.send_multipart(peer.encode(output.message), zmq.NOBLOCK)
+                case PersistEpoch():
+                    self._persist(output.epoch)
+                case Activated():
+                    _log.info("active in epoch %d: %s", output.epoch, output.reason)
+                    for handler in self._on_active:
+                        handler()
+                case Deactivated():
+                    _log.info("no longer active: %s", output.reason)
+                    for handler in self._on_passive:
+                        handler()
+                case Fatal():
+                    _log.critical("%s", output.error)
+                    self._error = output.error
+                    self.reactor.end()
+                case (
+                    StateChanged()
+                    | PeerSeen()
+                    | PeerLost()
+                    | PeerAsked()
+                    | PeerRejected()
+                    | HandoverRefused()
+                ):
+                    _report(output)
+                case _ if self._perform is not None:
+                    self._perform(output)
+                case _:
+                    raise AssertionError(f"nobody performs {output!r}")
+
+    def _persist(self, epoch: int) -> None:
+        if self._epochs is None:
+            return
+        try:
+            self._epochs.save(epoch)
+        except OSError as error:
+            # Not to serve would be worse: the epoch is needed only if both nodes lose their memory at once.
+            _log.error("epoch %d could not be stored in %s: %s", epoch, self._epochs.path, error)
+
+
+def _report(
+    output: StateChanged | PeerSeen | PeerLost | PeerAsked | PeerRejected | HandoverRefused,
+) -> None:
+    """Log what needs no other action."""
+    match output:
+        case StateChanged():
+            old, new, event = output.old.name, output.new.name, output.event.name
+            _log.info("%s -> %s on %s: %s", old, new, event, output.reason)
+        case PeerSeen():
+            _log.info("peer is there: %s, run %s", output.state.name, output.node or "unknown")
+        case PeerLost():
+            _log.warning("peer silent for %.3f s", output.silent_s)
+        case PeerAsked():
+            _log.info("asked the peer whether it serves: %s", output.reason)
+        case PeerRejected():
+            _log.error("peer rejected: %s", output.text)
+        case HandoverRefused():
+            _log.warning("no handover: %s", output.text)
