@@ -1,13 +1,13 @@
-"""A node's metrics for Prometheus, made from one ``NodeState`` at the moment of the scrape.
+"""A node's metrics for Prometheus, made from one ``NodeState`` when it is scraped.
 
-The core counts in plain integers and knows nothing of Prometheus; nothing is counted here either. A scrape asks
+The core counts in plain integers and knows nothing of Prometheus; nothing is counted here. A scrape asks
 for a snapshot once and turns it into families, so all figures of a scrape belong to the same moment. If the
 snapshot does not come in time the scrape fails (and ``up`` is 0): half a page of metrics looks like health.
 
-Labels are bounded: ``from``, ``to``, ``outcome`` and ``reason`` come from closed sets of ours. A service's name
-is chosen by whoever registers a worker, so at most ``services_max`` of them get series of their own, and keep
-them as long as the service exists. All others are summed as ``service="other"``, and so is a service of that
-very name.
+Labels are bounded: ``from``, ``to``, ``outcome`` and ``reason`` come from closed sets of ours. A service's
+name is chosen by whoever registers a worker, so at most ``services_max`` of them get series of their own, and
+keep them as long as the service exists. All others are summed as ``service="other"``, and so is a service of
+that very name.
 
 Nothing that is unknown is invented: ``bstar_peer_age_seconds`` is absent until the peer was heard once, and
 ``bstar_peer_state`` is then UNKNOWN. ``bstar_peer_fresh`` is always there, for alerts.
@@ -100,7 +100,7 @@ def _pair(pair: PairState) -> Iterator[Metric]:
     yield _enum("bstar_state", "The state of this node.", _STATES, pair.state)
     yield _gauge(
         "bstar_active",
-        "1 if this node serves. The sum over a pair must be 1; more than 1 for more than a moment is an alarm.",
+        "1 if this node serves. The sum over a pair must be 1; more than 1, if it lasts, is an alarm.",
         pair.is_active,
     )
     yield _gauge(

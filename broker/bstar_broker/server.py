@@ -61,6 +61,7 @@ class BrokerServer:
     def _open(self) -> None:
         settings, timing = self.settings, self.settings.timing
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.setsockopt(zmq.IPV6, 1)  # of every socket made from it
         self._resources.callback(self._context.destroy, linger=_LINGER_MS)
         self._reactor = Reactor(stop_timeout_s=timing.drain_timeout_s + 2 * timing.failover_timeout_s)
         self._resources.callback(self._reactor.close)
@@ -244,6 +245,6 @@ def _explained(path: str, endpoint: str) -> Iterator[None]:
         yield
     except zmq.ZMQError as error:
         raise ConfigurationError(
-            f"{path}: cannot bind {endpoint}: {error.strerror}. Does another node run here, or is the address "
-            "not one of this machine?"
+            f"{path}: cannot bind {endpoint}: {error.strerror}. Does another node run here, or is the "
+            "address not one of this machine?"
         ) from error

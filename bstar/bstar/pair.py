@@ -162,6 +162,7 @@ class BinaryStar:
     def _open_publisher(self, local: str) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.XPUB)
         socket.linger = 0
+        socket.ipv6 = True
         socket.set(zmq.XPUB_VERBOSE, 1)
         socket.bind(local)
         return socket
@@ -169,6 +170,7 @@ class BinaryStar:
     def _open_subscriber(self, remote: str, heartbeat_ms: int, timeout_ms: int) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.SUB)
         socket.linger = 0
+        socket.ipv6 = True
         # Come back fast, and notice a connection that is only half there: the defaults need minutes for both.
         socket.reconnect_ivl = max(10, heartbeat_ms // 2)
         socket.reconnect_ivl_max = max(10, min(timeout_ms, 1_000))
@@ -192,6 +194,7 @@ class BinaryStar:
             raise LocalProtocolError("a BinaryStar has one voter: serve everything on that socket")
         socket = self._context.socket(socket_type)
         socket.linger = 0
+        socket.ipv6 = True
         socket.bind(endpoint)
         self._voter = socket
 

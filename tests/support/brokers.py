@@ -9,6 +9,7 @@ processes started here are ended here, each by its own id.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -114,7 +115,7 @@ class Broker:
         peer_state: int,
         http: int,
         profile: Profile = STEADY,
-        command: tuple[str, ...] = COMMAND,
+        command: tuple[str, ...] | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.profile = profile
@@ -125,7 +126,7 @@ class Broker:
         self.http_url = f"http://127.0.0.1:{http}"
         self.log_path = directory / f"{role}.log"
         self.config_path = directory / f"{role}.yaml"
-        self._command = (*command, "serve", "--config", str(self.config_path))
+        self._command = (*(command or COMMAND), "serve", "--config", str(self.config_path))
         self._process: subprocess.Popen[bytes] | None = None
         settings: dict[str, Any] = {
             "pair": "tests",
@@ -167,9 +168,15 @@ class Broker:
     def start(self) -> None:
         """Start the process and wait until it answers."""
         assert not self.is_running()
+        # The file alone decides; what the user's shell sets for brokers is not for these.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("BSTAR_")}
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
             )
         with self.peers() as peers:
             # Sent once: the socket keeps it until the broker listens. mmi.state is answered in every state.
@@ -281,7 +288,7 @@ def lone_broker(
     *,
     role: str = "primary",
     activate: bool = True,
-    command: tuple[str, ...] = COMMAND,
+    command: tuple[str, ...] | None = None,
 ) -> Iterator[Broker]:
     """Run one broker whose peer never comes."""
     ports = Ports(4)
