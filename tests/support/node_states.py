@@ -1,0 +1,76 @@
+"""Snapshots of nodes, made to measure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bstar_broker.core.records import LATENCY_BOUNDS_S
+from bstar_broker.core.snapshot import BrokerState, LoopState, NodeState, PairState, ServiceState
+
+
+def service_state(name: str, **changes: Any) -> ServiceState:
+    """A service that nothing has happened to, but for the changes."""
+    values: dict[str, Any] = dict.fromkeys(
+        (field.name for field in msgspec.structs.fields(ServiceState) if field.type is int), 0
+    )
+    values |= {
+        "service": name,
+        "latency_counts": [0] * (len(LATENCY_BOUNDS_S) + 1),
+        "latency_sum_s": 0.0,
+    }
+    return ServiceState(**(values | changes))
+
+
+def node_state(
+    *services: ServiceState,
+    loop: bool = True,
+    drops: dict[str, int] | None = None,
+    is_draining: bool = False,
+    **pair: Any,
+) -> NodeState:
+    """A passive backup beside a living primary, but for the changes."""
+    pair_values: dict[str, Any] = {
+        "pair": "bstar",
+        "role": "backup",
+        "node": "00ff",
+        "state": "PASSIVE",
+        "is_active": False,
+        "epoch": 0,
+        "epoch_seen": 1,
+        "peer_state": "ACTIVE",
+        "peer_age_s": 0.05,
+        "votes": 0,
+        "transitions": {"BACKUP->PASSIVE": 1},
+        "is_peer_fresh": True,
+        "retry_after_s": 0.25,
+        "failover_timeout_s": 0.3,
+    }
+    pair_state = PairState(**(pair_values | pair))
+    return NodeState(
+        version="1.2.3",
+        pair=pair_state,
+        broker=BrokerState(
+            is_serving=pair_state.is_active,
+            is_draining=is_draining,
+            workers=sum(service.workers for service in services),
+            queued=sum(service.queued for service in services),
+            queued_bytes=123,
+            in_flight=sum(service.in_flight for service in services),
+            clients=2,
+            services=list(services),
+            drops=drops or {},
+        ),
+        loop=LoopState(
+            uptime_s=12.5,
+            turns=99,
+            lag_last_s=0.001,
+            lag_max_s=0.25,
+            lag_sum_s=0.5,
+            lag_bounds_s=[0.001, 0.01, 0.1],
+            lag_counts=[5, 3, 1, 1],
+        )
+        if loop
+        else None,
+    )

@@ -1,0 +1,183 @@
+"""The metrics page: names, labels and bounds that alerts and dashboards rely on."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from bstar_broker.core.snapshot import NodeState
+from bstar_broker.metrics import NodeCollector, make_registry
+from support.node_states import node_state, service_state
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def samples(*states: NodeState, services_max: int = 200) -> Samples:
+    """What the last of several scrapes says, one scrape for each state."""
+    registry = CollectorRegistry()
+    upcoming = iter(states)
+    registry.register(NodeCollector(lambda: next(upcoming), services_max=services_max))
+    page = ""
+    for _ in states:
+        page = generate_latest(registry).decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in parse(page)
+        for sample in family.samples
+    }
+
+
+def value(found: Samples, name: str, **labels: str) -> float:
+    return found[name, tuple(sorted(labels.items()))]
+
+
+def test_the_state_is_one_of_a_set_whose_label_is_the_metrics_name() -> None:
+    found = samples(node_state(state="ACTIVE", is_active=True, epoch=3))
+    assert value(found, "bstar_state", bstar_state="ACTIVE") == 1
+    assert value(found, "bstar_state", bstar_state="PASSIVE") == 0
+    assert sum(number for (name, _), number in found.items() if name == "bstar_state") == 1
+    assert value(found, "bstar_active") == 1
+    assert value(found, "bstar_epoch") == 3
+
+
+def test_a_passive_node_is_not_active() -> None:
+    assert value(samples(node_state()), "bstar_active") == 0
+
+
+def test_a_peer_that_was_heard_has_a_state_and_an_age() -> None:
+    found = samples(node_state())
+    assert value(found, "bstar_peer_state", bstar_peer_state="ACTIVE") == 1
+    assert value(found, "bstar_peer_age_seconds") == 0.05
+    assert value(found, "bstar_peer_fresh") == 1
+
+
+def test_a_peer_that_was_never_heard_has_no_age_and_an_unknown_state() -> None:
+    found = samples(node_state(peer_state=None, peer_age_s=None, is_peer_fresh=False))
+    assert ("bstar_peer_age_seconds", ()) not in found
+    assert value(found, "bstar_peer_state", bstar_peer_state="UNKNOWN") == 1
+    assert value(found, "bstar_peer_fresh") == 0
+
+
+def test_transitions_votes_and_stalls_are_counters() -> None:
+    found = samples(
+        node_state(transitions={"PASSIVE->ACTIVE": 2}, votes=4, stalls=1, peer_ignored={"stale": 7})
+    )
+    assert value(found, "bstar_transitions_total", **{"from": "PASSIVE", "to": "ACTIVE"}) == 2
+    assert value(found, "bstar_votes_total") == 4
+    assert value(found, "bstar_stalls_total") == 1
+    assert value(found, "bstar_peer_messages_ignored_total", reason="stale") == 7
+
+
+def test_requests_are_counted_by_service_and_outcome() -> None:
+    echo = service_state("echo", accepted=9, answered=5, failed=1, expired=2, redelivered=3, duplicates=4)
+    found = samples(node_state(echo))
+    assert value(found, "bstar_requests_accepted_total", service="echo") == 9
+    assert value(found, "bstar_requests_total", service="echo", outcome="answered") == 5
+    assert value(found, "bstar_requests_total", service="echo", outcome="failed") == 1
+    assert value(found, "bstar_requests_total", service="echo", outcome="expired") == 2
+    assert value(found, "bstar_requests_total", service="echo", outcome="poisoned") == 0
+    assert value(found, "bstar_redeliveries_total", service="echo") == 3
+    assert value(found, "bstar_duplicates_total", service="echo") == 4
+
+
+def test_queues_and_workers_are_gauges_by_service() -> None:
+    found = samples(node_state(service_state("echo", queued=3, workers=2, idle=1, in_flight=1)))
+    assert value(found, "bstar_queue_length", service="echo") == 3
+    assert value(found, "bstar_workers", service="echo") == 2
+    assert value(found, "bstar_workers_idle") == 1
+    assert value(found, "bstar_requests_in_flight", service="echo") == 1
+    assert value(found, "bstar_queue_bytes") == 123
+
+
+def test_latency_buckets_are_cumulated() -> None:
+    counts = [0] * 16
+    counts[0], counts[3], counts[15] = 2, 3, 1
+    found = samples(node_state(service_state("echo", latency_counts=counts, latency_sum_s=31.5)))
+    assert value(found, "bstar_request_latency_seconds_bucket", service="echo", le="0.0005") == 2
+    assert value(found, "bstar_request_latency_seconds_bucket", service="echo", le="0.005") == 5
+    assert value(found, "bstar_request_latency_seconds_bucket", service="echo", le="30.0") == 5
+    assert value(found, "bstar_request_latency_seconds_bucket", service="echo", le="+Inf") == 6
+    assert value(found, "bstar_request_latency_seconds_count", service="echo") == 6
+    assert value(found, "bstar_request_latency_seconds_sum", service="echo") == 31.5
+
+
+def test_the_loops_lag_is_a_histogram_with_its_maximum() -> None:
+    found = samples(node_state())
+    assert value(found, "bstar_loop_lag_seconds_bucket", le="0.01") == 8
+    assert value(found, "bstar_loop_lag_seconds_count") == 10
+    assert value(found, "bstar_loop_lag_max_seconds") == 0.25
+    assert value(found, "bstar_loop_turns_total") == 99
+
+
+def test_a_node_without_a_loop_has_no_lag() -> None:
+    assert not any(name.startswith("bstar_loop") for name, _ in samples(node_state(loop=False)))
+
+
+def test_drops_are_counted_by_reason() -> None:
+    assert value(samples(node_state(drops={"not-active": 2})), "bstar_drops_total", reason="not-active") == 2
+
+
+def test_services_beyond_the_bound_are_summed_as_other() -> None:
+    services = [service_state(f"s{number}", answered=1, workers=1) for number in range(5)]
+    found = samples(node_state(*services), services_max=2)
+    assert value(found, "bstar_requests_total", service="s0", outcome="answered") == 1
+    assert value(found, "bstar_requests_total", service="other", outcome="answered") == 3
+    assert value(found, "bstar_workers", service="other") == 3
+    assert ("bstar_workers", (("service", "s2"),)) not in found
+
+
+def test_a_service_keeps_its_series_when_another_one_comes_before_it() -> None:
+    before = node_state(service_state("b"), service_state("c"))
+    after = node_state(service_state("a"), service_state("b"), service_state("c"))
+    found = samples(before, after, services_max=2)
+    assert {dict(labels)["service"] for name, labels in found if name == "bstar_workers"} == {
+        "b",
+        "c",
+        "other",
+    }
+
+
+def test_a_series_that_became_free_goes_to_another_service() -> None:
+    found = samples(node_state(service_state("a")), node_state(service_state("b")), services_max=1)
+    assert ("bstar_workers", (("service", "b"),)) in found
+
+
+def test_a_service_named_other_is_part_of_the_sum() -> None:
+    services = [service_state(name, workers=1) for name in ("a", "other", "z")]
+    assert value(samples(node_state(*services), services_max=1), "bstar_workers", service="other") == 2
+
+
+@pytest.mark.parametrize("name", ['quo"te', "back\\slash", "new\nline", "\\xff", "ünï 🙂", ""])
+def test_a_services_name_cannot_break_the_page(name: str) -> None:
+    assert value(samples(node_state(service_state(name, workers=1))), "bstar_workers", service=name) == 1
+
+
+def test_every_name_is_ours_and_every_counter_ends_in_total() -> None:
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(lambda: node_state(service_state("echo"), drops={"x": 1})))
+    for family in registry.collect():
+        assert re.fullmatch(r"bstar(_[a-z]+)*", family.name)
+        assert family.documentation
+        if family.type == "counter":
+            assert {sample.name for sample in family.samples} <= {f"{family.name}_total"}
+
+
+def test_the_page_is_valid_openmetrics_too() -> None:
+    registry = make_registry(lambda: node_state(service_state("echo", answered=1)))
+    page = generate_openmetrics(registry).decode()  # type: ignore[no-untyped-call] # the library's
+    names = {family.name for family in parse_openmetrics(page)}  # type: ignore[no-untyped-call]
+    assert {"bstar", "bstar_state", "bstar_request_latency_seconds", "process_cpu_seconds"} <= names
+
+
+def test_a_node_that_does_not_answer_fails_the_scrape() -> None:
+    def hangs() -> NodeState:
+        raise TimeoutError
+
+    registry = make_registry(hangs)
+    with pytest.raises(TimeoutError):
+        generate_latest(registry)
