@@ -1,0 +1,178 @@
+"""The table of rules against a twin written by hand, and against what the documentation shows of it."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from bstar.star import (
+    RULES,
+    Effect,
+    Event,
+    Facts,
+    Guard,
+    Role,
+    StarMachine,
+    StarSettings,
+    State,
+    diagram,
+    holds,
+)
+
+PRIMARY, BACKUP, ACTIVE, PASSIVE, ERROR = State
+DOCUMENT = Path(__file__).parents[1] / "docs" / "binary-star.md"
+
+# (state, event) -> what is tried in turn: (the fact that must hold, the next state, what else happens).
+Choices = tuple[tuple[str, State, str], ...]
+TWIN: dict[tuple[str, str], Choices] = {
+    ("PRIMARY", "PEER_BACKUP"): (("", ACTIVE, ""),),
+    ("PRIMARY", "PEER_ACTIVE"): (("", PASSIVE, ""),),
+    ("PRIMARY", "PEER_PASSIVE"): (("peer_leaving", ACTIVE, ""),),
+    ("PRIMARY", "CLIENT_REQUEST"): (("peer_silent", ACTIVE, ""),),
+    ("PRIMARY", "PEER_MISMATCH"): (("", ERROR, "MISMATCH"),),
+    ("BACKUP", "PEER_ACTIVE"): (("", PASSIVE, ""),),
+    ("BACKUP", "PEER_PASSIVE"): (("peer_leaving", ACTIVE, ""),),
+    ("BACKUP", "PEER_MISMATCH"): (("", ERROR, "MISMATCH"),),
+    ("ACTIVE", "PEER_ACTIVE"): (
+        ("policy_exit", ERROR, "DUAL_ACTIVE"),
+        ("peer_wins", PASSIVE, ""),
+        ("peer_deaf", PASSIVE, "ASK"),
+    ),
+    ("ACTIVE", "STALL"): (("", PASSIVE, "ASK"),),
+    ("ACTIVE", "HANDOVER"): (("peer_ready", PASSIVE, "RELEASE"),),
+    ("ACTIVE", "LEAVE"): (("", PASSIVE, "RELEASE"),),
+    ("ACTIVE", "EPOCH_LEARNED"): (("peer_may_be_active", PASSIVE, "ASK"), ("", ACTIVE, "")),
+    ("ACTIVE", "PEER_MISMATCH"): (("peer_outranks", ERROR, "MISMATCH"),),
+    ("PASSIVE", "PEER_PRIMARY"): (("", ACTIVE, ""),),
+    ("PASSIVE", "PEER_BACKUP"): (("", ACTIVE, ""),),
+    ("PASSIVE", "PEER_ACTIVE"): (("", PASSIVE, "SETTLE"),),
+    ("PASSIVE", "PEER_PASSIVE"): (
+        ("peer_released", ACTIVE, ""),
+        ("released", PASSIVE, ""),
+        ("answered", ACTIVE, ""),
+        ("asking", PASSIVE, ""),
+        ("peer_asking", PASSIVE, ""),
+        ("peer_native", PASSIVE, "ASK"),
+        ("", ERROR, "DUAL_PASSIVE"),
+    ),
+    ("PASSIVE", "STALL"): (("", PASSIVE, "ASK"),),
+    ("PASSIVE", "CLIENT_REQUEST"): (("peer_silent", ACTIVE, ""),),
+}
+
+FACT_NAMES = Facts.__struct_fields__
+
+
+def expected(state: State, event: Event, facts: dict[str, bool]) -> tuple[State, str] | None:
+    for fact, next_state, effect in TWIN.get((state.name, event.name), ()):
+        if not fact or facts[fact]:
+            return next_state, effect
+    return None
+
+
+def combinations(state: State, event: Event) -> list[dict[str, bool]]:
+    """Every combination of the facts this pair looks at, with all the others once false and once true."""
+    relevant = [fact for fact, _, _ in TWIN.get((state.name, event.name), ()) if fact]
+    return [
+        dict.fromkeys(FACT_NAMES, rest) | dict(zip(relevant, values, strict=True))
+        for rest in (False, True)
+        for values in itertools.product((False, True), repeat=len(relevant))
+    ]
+
+
+@pytest.mark.parametrize("event", Event, ids=lambda event: event.name)
+@pytest.mark.parametrize("state", State, ids=lambda state: state.name)
+def test_the_machine_obeys_the_twin_for_every_combination_of_facts(state: State, event: Event) -> None:
+    machine = StarMachine(StarSettings(pair="p", role=Role.PRIMARY), node="n", epoch=0, now=0.0)
+    position = machine._position
+    for facts in combinations(state, event):
+        position.state = state
+        position.face(Facts(**facts))
+        machine._table.events[event.name].trigger(position)
+        found = None if position.rule is None else (position.rule.next_state, position.rule.effect)
+        twin = expected(state, event, facts)
+        assert found == (None if twin is None else (twin[0], Effect[twin[1] or "NONE"])), facts
+        assert position.state is (state if twin is None else twin[0])
+
+
+@pytest.mark.parametrize("fact", FACT_NAMES)
+def test_every_guard_asks_for_the_fact_of_its_name(fact: str) -> None:
+    guard = Guard[fact.upper()]
+    assert holds(guard, Facts(**{fact: True}))
+    assert not holds(guard, Facts())
+    assert holds(Guard.ALWAYS, Facts())
+
+
+def test_there_is_a_guard_for_every_fact_and_a_fact_for_every_guard() -> None:
+    assert {guard.name.lower() for guard in Guard if guard is not Guard.ALWAYS} == set(FACT_NAMES)
+
+
+def test_every_rule_can_apply() -> None:
+    """A rule behind an unconditional one of the same state and event would be dead."""
+    closed = set()
+    for rule in RULES:
+        pair = (rule.state, rule.event)
+        assert pair not in closed, rule
+        if rule.guard is Guard.ALWAYS:
+            closed.add(pair)
+
+
+def test_every_rule_gives_a_sentence_for_its_reason() -> None:
+    for rule in RULES:
+        assert rule.reason[0].isupper(), rule
+        assert rule.reason.endswith("."), rule
+
+
+def test_error_is_final() -> None:
+    assert not [rule for rule in RULES if rule.state is ERROR]
+
+
+def test_votes_have_no_other_guard_than_silence() -> None:
+    """BST-S-04. Before it walks the table for a vote the machine asks the time; both must mean the same."""
+    assert {rule.guard for rule in RULES if rule.event is Event.CLIENT_REQUEST} == {Guard.PEER_SILENT}
+
+
+def test_a_backup_is_never_started_by_a_vote() -> None:
+    assert not [rule for rule in RULES if rule.state is BACKUP and rule.event is Event.CLIENT_REQUEST]
+
+
+def test_the_wire_codes_are_the_published_ones() -> None:
+    """BST-S-01."""
+    assert [int(state) for state in (PRIMARY, BACKUP, ACTIVE, PASSIVE)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("role", Role)
+def test_each_role_is_the_others_peer(role: Role) -> None:
+    assert role.peer is not role
+    assert role.peer.peer is role
+
+
+def test_the_document_shows_the_table_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert diagram.main(["--check", str(DOCUMENT)]) == 0, capsys.readouterr().err
+
+
+def test_a_document_that_differs_is_found_and_can_be_written_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "document.md"
+    path.write_text(f"before\n{diagram.BEGIN}\nobsolete\n{diagram.END}\nafter\n", encoding="utf-8")
+    assert diagram.main(["--check", str(path)]) == 1
+    assert "--write" in capsys.readouterr().err
+    assert diagram.main(["--write", str(path)]) == 0
+    assert diagram.main(["--check", str(path)]) == 0
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "obsolete" not in text
+
+
+def test_a_document_without_markers_is_refused() -> None:
+    with pytest.raises(ValueError, match="markers are missing"):
+        diagram.replace("nothing here")
+
+
+def test_without_arguments_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert diagram.main([]) == 0
+    text = capsys.readouterr().out
+    assert "stateDiagram-v2" in text
+    for rule in RULES:
+        assert rule.reason in text
