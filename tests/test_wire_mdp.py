@@ -1,0 +1,397 @@
+"""MDP/0.1, 0.2 and MMI octet by octet, written by hand from the specifications and not by our encoders."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bstar import wire
+from bstar.errors import LocalProtocolError, RemoteProtocolError
+from bstar.wire import mdp01, mdp02, mmi
+from bstar.wire.messages import Disconnect, Final, Heartbeat, NodeStatus, Partial, Ready, Request
+
+STATUS = NodeStatus(3, 1, 4, 10, 0, 1000, 2000)
+
+
+def frames(text: str) -> list[bytes]:
+    """Frames in hex; - is an empty one."""
+    return [b"" if word == "-" else bytes.fromhex(word) for word in text.split()]
+
+
+body = st.lists(st.binary(max_size=20), min_size=1, max_size=4)
+address = st.binary(min_size=1, max_size=255)
+service = st.binary(min_size=1, max_size=255).filter(lambda name: not name.startswith(mmi.PREFIX))
+envelope = st.lists(st.binary(min_size=1, max_size=8).filter(lambda f: f[:1] != b"M"), max_size=8).map(
+    lambda extra: (*extra, b"")
+)
+
+CLIENT, WORKER = "00a1b2c3d4", "00c1c2c3c4"
+
+
+# What the broker hears ------------------------------------------------------------------------------------
+
+
+def test_a_request_of_mdp01_is_read() -> None:
+    assert wire.decode(frames(f"{CLIENT} - 4d4450433031 6563686f 6869 -")) == Request(
+        b"\x00\xa1\xb2\xc3\xd4", 1, (b"",), b"echo", [b"hi", b""]
+    )
+
+
+@pytest.mark.requirement("MDP2-G-02")
+def test_a_request_of_mdp02_is_read_with_nothing_before_its_header() -> None:
+    assert wire.decode(frames(f"{CLIENT} 4d4450433032 01 6563686f 6869 -")) == Request(
+        b"\x00\xa1\xb2\xc3\xd4", 2, (), b"echo", [b"hi", b""]
+    )
+
+
+def test_a_request_of_mdp02_behind_an_empty_frame_is_read_and_the_frame_kept() -> None:
+    assert wire.decode(frames(f"{CLIENT} - 4d4450433032 01 6563686f 6869")) == Request(
+        b"\x00\xa1\xb2\xc3\xd4", 2, (b"",), b"echo", [b"hi"]
+    )
+
+
+def test_the_request_id_of_a_correlating_req_socket_is_kept() -> None:
+    assert wire.decode(frames(f"{CLIENT} 2a000000 - 4d4450433031 6563686f 6869")) == Request(
+        b"\x00\xa1\xb2\xc3\xd4", 1, (b"\x2a\x00\x00\x00", b""), b"echo", [b"hi"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("- 4d4450573031 01 6563686f", Ready(b"w", 1, (b"",), b"echo")),
+        ("- 4d4450573031 03 00c1c2c3c4 - 6869", Final(b"w", 1, (b"",), b"\x00\xc1\xc2\xc3\xc4", [b"hi"])),
+        ("- 4d4450573031 04", Heartbeat(b"w", 1, (b"",))),
+        ("- 4d4450573031 05", Disconnect(b"w", 1)),
+        ("4d4450573032 01 6563686f", Ready(b"w", 2, (), b"echo")),
+        ("4d4450573032 03 00c1c2c3c4 - 6869", Partial(b"w", 2, (), b"\x00\xc1\xc2\xc3\xc4", [b"hi"])),
+        ("4d4450573032 04 00c1c2c3c4 - 6869 -", Final(b"w", 2, (), b"\x00\xc1\xc2\xc3\xc4", [b"hi", b""])),
+        ("4d4450573032 05", Heartbeat(b"w", 2, ())),
+        ("4d4450573032 06", Disconnect(b"w", 2)),
+        ("- 4d4450573032 01 6563686f", Ready(b"w", 2, (b"",), b"echo")),
+        ("- 4d4450573032 05", Heartbeat(b"w", 2, (b"",))),
+    ],
+)
+def test_every_command_of_a_worker_is_read(text: str, expected: object) -> None:
+    assert wire.decode([b"w", *frames(text)]) == expected
+
+
+@pytest.mark.requirement("MDP2-R-05")
+def test_a_request_of_mdp02_needs_a_body_which_may_be_empty() -> None:
+    with pytest.raises(RemoteProtocolError, match="client-frames"):
+        wire.decode([b"c", *frames("4d4450433032 01 6563686f")])
+    message = wire.decode([b"c", *frames("4d4450433032 01 6563686f -")])
+    assert isinstance(message, Request)
+    assert message.body == [b""]
+
+
+# What the broker refuses: each malformed shape, and whether it condemns a registered worker ---------------
+
+MALFORMED = [
+    ("", "frames", False),
+    ("-", "header", False),
+    ("- -", "header", False),
+    ("58585858", "header", False),
+    ("- 58585858", "header", False),
+    ("- 4d4450433039 6563686f 6869", "header", False),
+    ("4d4450433058 01 6563686f 6869", "header", False),
+    ("4d4450433031 6563686f 6869", "header", False),  # 0.1 without its empty frame
+    ("4d4450573031 01 6563686f", "header", False),
+    ("- 4d4450433031", "client-frames", False),
+    ("- 4d4450433031 6563686f", "client-frames", False),
+    ("- 4d4450433031 - 6869", "service-name", False),
+    ("- 4d4450433031 " + "78" * 256 + " 6869", "service-name", False),
+    ("- 4d4450573031", "worker-frames", False),
+    ("- 4d4450573031 01", "worker-frames", True),
+    ("- 4d4450573031 01 6563686f 78", "worker-frames", True),
+    ("- 4d4450573031 01 -", "service-name", True),
+    ("- 4d4450573031 01 " + "78" * 256, "service-name", True),
+    ("- 4d4450573031 02 00c1c2c3c4 - 6869", "worker-command", False),  # REQUEST is the broker's
+    ("- 4d4450573031 03", "worker-frames", True),
+    ("- 4d4450573031 03 00c1c2c3c4", "worker-frames", True),
+    ("- 4d4450573031 03 00c1c2c3c4 -", "worker-frames", True),
+    ("- 4d4450573031 03 00c1c2c3c4 6869 6869", "worker-frames", True),  # no empty frame
+    ("- 4d4450573031 04 78", "worker-frames", True),
+    ("- 4d4450573031 05 78", "worker-frames", True),
+    ("- 4d4450573031 06", "worker-command", False),
+    ("- 4d4450573031 -", "worker-command", False),
+    ("- 4d4450573031 0101", "worker-command", False),
+    ("4d4450433032", "client-frames", False),
+    ("4d4450433032 01", "client-frames", False),
+    ("4d4450433032 01 6563686f", "client-frames", False),
+    ("4d4450433032 01 - 6869", "service-name", False),
+    ("4d4450433032 01 " + "78" * 256 + " 6869", "service-name", False),
+    ("4d4450433032 02 6563686f 6869", "client-command", False),  # PARTIAL and FINAL are the broker's
+    ("4d4450433032 03 6563686f 6869", "client-command", False),
+    ("4d4450433032 6563686f 6869 6869", "client-command", False),  # no command: the first tag named 0.2
+    ("- 4d4450433032 6563686f 6869", "client-frames", False),
+    ("4d4450573032", "worker-frames", False),
+    ("4d4450573032 01", "worker-frames", True),
+    ("4d4450573032 01 6563686f 78", "worker-frames", True),
+    ("4d4450573032 01 -", "service-name", True),
+    ("4d4450573032 02 00c1c2c3c4 - 6869", "worker-command", False),
+    ("4d4450573032 03", "worker-frames", True),
+    ("4d4450573032 03 00c1c2c3c4 6869", "worker-frames", True),
+    ("4d4450573032 04 00c1c2c3c4 -", "worker-frames", True),
+    ("4d4450573032 04 00c1c2c3c4 6869 6869", "worker-frames", True),
+    ("4d4450573032 05 78", "worker-frames", True),
+    ("4d4450573032 06 78", "worker-frames", True),
+    ("4d4450573032 07", "worker-command", False),
+    ("4d4450573032 -", "worker-command", False),
+]
+
+
+@pytest.mark.requirement("MDP1-R-01")
+@pytest.mark.requirement("MDP2-R-04")
+@pytest.mark.parametrize(("text", "reason", "from_worker"), MALFORMED)
+def test_a_malformed_message_is_refused_with_its_reason(text: str, reason: str, from_worker: bool) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        wire.decode([b"id", *frames(text)])
+    assert (caught.value.reason, caught.value.from_worker) == (reason, from_worker)
+
+
+def test_a_message_without_any_frame_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError):
+        wire.decode([])
+
+
+# What the broker says -------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("MDP1-B-08")
+def test_a_request_of_mdp01_carries_one_address_and_one_empty_frame() -> None:
+    made = mdp01.CODEC.request(b"w", (b"",), b"\x00\xa1", b"", [b"hi", b""], 9, 9, True, b"")
+    assert made == frames("77 - 4d4450573031 02 00a1 - 6869 -")
+
+
+@pytest.mark.requirement("MDP2-B-08")
+def test_a_request_of_mdp02_carries_one_address_and_one_empty_frame() -> None:
+    made = mdp02.CODEC.request(b"w", (), b"\x00\xa1", b"", [b"hi", b""], 9, 9, True, b"")
+    assert made == frames("77 4d4450573032 02 00a1 - 6869 -")
+
+
+@pytest.mark.requirement("MDP1-B-11")
+def test_a_reply_of_mdp01_repeats_the_service() -> None:
+    made = mdp01.CODEC.final(b"c", (b"\x2a", b""), b"echo", b"", 1, 0, [b"hi"], b"")
+    assert made == frames("63 2a - 4d4450433031 6563686f 6869")
+
+
+@pytest.mark.requirement("MDP2-G-02")
+def test_replies_of_mdp02_are_coded_for_the_client() -> None:
+    assert mdp02.CODEC.partial(b"c", (), b"echo", b"", 1, 0, [b"hi"], b"") == frames(
+        "63 4d4450433032 02 6563686f 6869"
+    )
+    assert mdp02.CODEC.final(b"c", (), b"echo", b"", 1, 1, [b"hi"], b"") == frames(
+        "63 4d4450433032 03 6563686f 6869"
+    )
+
+
+def test_a_peer_that_put_an_empty_frame_first_is_answered_in_kind() -> None:
+    codec = mdp02.CODEC
+    assert codec.final(b"c", (b"",), b"echo", b"", 1, 0, [b"hi"], b"") == frames(
+        "63 - 4d4450433032 03 6563686f 6869"
+    )
+    assert codec.request(b"w", (b"",), b"a", b"", [b""], 0, 1, False, b"") == frames(
+        "77 - 4d4450573032 02 61 - -"
+    )
+    assert codec.heartbeat(b"w", (b"",), 3, 1) == frames("77 - 4d4450573032 05")
+    assert codec.disconnect(b"w", (b"",), 0, 1) == frames("77 - 4d4450573032 06")
+
+
+def test_heartbeat_and_disconnect_are_as_published() -> None:
+    assert mdp01.CODEC.heartbeat(b"w", (b"",), 3, 1) == frames("77 - 4d4450573031 04")
+    assert mdp01.CODEC.disconnect(b"w", (b"",), 1, 1) == frames("77 - 4d4450573031 05")
+    assert mdp02.CODEC.heartbeat(b"w", (), 3, 1) == frames("77 4d4450573032 05")
+    assert mdp02.CODEC.disconnect(b"w", (), 1, 1) == frames("77 4d4450573032 06")
+
+
+@pytest.mark.parametrize("codec", [mdp01.CODEC, mdp02.CODEC])
+def test_plain_mdp_has_no_word_for_trouble(codec: mdp01.Mdp01Codec | mdp02.Mdp02Codec) -> None:
+    said: list[object] = [
+        codec.welcome(b"w", (), STATUS, 1, 3),
+        codec.failure(b"c", (), b"", 1, 1, b"x"),
+        codec.busy(b"c", (), b"", 1, 50, b"x"),
+        codec.not_active(b"c", (), b"", STATUS, True),
+    ]
+    assert said == [None] * 4
+
+
+# What clients and workers say and hear --------------------------------------------------------------------
+
+
+@pytest.mark.requirement("MDP1-C-01")
+def test_a_client_of_mdp01_supplies_the_empty_frame() -> None:
+    assert mdp01.encode_request(b"echo", [b"hi"]) == frames("- 4d4450433031 6563686f 6869")
+
+
+@pytest.mark.requirement("MDP1-W-07")
+def test_a_reply_of_mdp01_carries_one_address_and_one_empty_frame() -> None:
+    assert mdp01.encode_reply(b"\x00\xa1", [b"hi"]) == frames("- 4d4450573031 03 00a1 - 6869")
+
+
+@pytest.mark.requirement("MDP2-W-08")
+def test_replies_of_mdp02_carry_one_address_and_one_empty_frame() -> None:
+    assert mdp02.encode_partial(b"\x00\xa1", [b"hi"]) == frames("4d4450573032 03 00a1 - 6869")
+    assert mdp02.encode_final(b"\x00\xa1", [b"hi"]) == frames("4d4450573032 04 00a1 - 6869")
+
+
+@pytest.mark.requirement("MDP2-G-02")
+def test_everything_else_a_peer_says_is_as_published() -> None:
+    assert mdp02.encode_request(b"echo", [b"hi"]) == frames("4d4450433032 01 6563686f 6869")
+    assert mdp02.encode_ready(b"echo") == frames("4d4450573032 01 6563686f")
+    assert mdp02.encode_heartbeat() == frames("4d4450573032 05")
+    assert mdp02.encode_disconnect() == frames("4d4450573032 06")
+    assert mdp01.encode_ready(b"echo") == frames("- 4d4450573031 01 6563686f")
+    assert mdp01.encode_heartbeat() == frames("- 4d4450573031 04")
+    assert mdp01.encode_disconnect() == frames("- 4d4450573031 05")
+
+
+def test_what_a_client_is_sent_is_read() -> None:
+    reply = mdp01.decode_for_client(frames("- 4d4450433031 6563686f 6869 -"))
+    assert reply == mdp02.ClientReply(True, b"echo", [b"hi", b""])
+    partial = mdp02.decode_for_client(frames("4d4450433032 02 6563686f 6869"))
+    assert partial == mdp02.ClientReply(False, b"echo", [b"hi"])
+    final = mdp02.decode_for_client(frames("4d4450433032 03 6563686f 6869"))
+    assert final == mdp02.ClientReply(True, b"echo", [b"hi"])
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefix", "codes"),
+    [
+        (mdp01.decode_for_worker, "- 4d4450573031", ("02", "04", "05")),
+        (mdp02.decode_for_worker, "4d4450573032", ("02", "05", "06")),
+    ],
+)
+def test_what_a_worker_is_sent_is_read(
+    decode: Callable[[list[bytes]], mdp02.WorkerCommand], prefix: str, codes: tuple[str, str, str]
+) -> None:
+    request, heartbeat, disconnect = (f"{prefix} {code}" for code in codes)
+    verb = mdp02.WorkerVerb
+    assert decode(frames(f"{request} 00a1 - 6869")) == mdp02.WorkerCommand(verb.REQUEST, b"\x00\xa1", [b"hi"])
+    assert decode(frames(heartbeat)) == mdp02.WorkerCommand(verb.HEARTBEAT)
+    assert decode(frames(disconnect)) == mdp02.WorkerCommand(verb.DISCONNECT)
+    for broken in (
+        prefix, f"{prefix} 09", f"{prefix} 01 6563686f", request, f"{request} 00a1 -", f"{request} - - 6869",
+        f"{request} 00a1 6869 6869", f"{heartbeat} 78", f"{disconnect} 78",
+    ):  # fmt: skip
+        with pytest.raises(RemoteProtocolError):
+            decode(frames(broken))
+
+
+@pytest.mark.parametrize(
+    ("decode", "texts"),
+    [
+        (
+            mdp01.decode_for_client,
+            ["", "-", "- 4d4450433031 6563686f", "4d4450433031 6563686f 6869 6869", "- 4d4450433032 02 78"],
+        ),
+        (
+            mdp02.decode_for_client,
+            ["", "4d4450433032 03 6563686f", "4d4450433032 04 6563686f 6869", "- 4d4450433032 03 6563686f"],
+        ),
+    ],
+)
+def test_what_no_client_should_be_sent_is_refused(
+    decode: Callable[[list[bytes]], mdp02.ClientReply], texts: list[str]
+) -> None:
+    for text in texts:
+        with pytest.raises(RemoteProtocolError):
+            decode(frames(text))
+
+
+@pytest.mark.parametrize("module", [mdp01, mdp02])
+def test_we_are_not_made_to_send_what_no_broker_takes(module: object) -> None:
+    for name in (b"", b"x" * 256):
+        for encode in ("encode_ready", "encode_request"):
+            arguments = (name, [b"hi"]) if encode == "encode_request" else (name,)
+            with pytest.raises(LocalProtocolError):
+                getattr(module, encode)(*arguments)
+    for encode in {"encode_request", "encode_reply", "encode_partial", "encode_final"} & set(dir(module)):
+        with pytest.raises(LocalProtocolError):
+            getattr(module, encode)(b"x", [])
+
+
+# There and back -------------------------------------------------------------------------------------------
+
+
+@given(address, service, body)
+def test_what_our_clients_say_is_what_the_broker_hears(
+    sender: bytes, name: bytes, parts: list[bytes]
+) -> None:
+    assert wire.decode([sender, *mdp01.encode_request(name, parts)]) == Request(
+        sender, 1, (b"",), name, parts
+    )
+    assert wire.decode([sender, *mdp02.encode_request(name, parts)]) == Request(sender, 2, (), name, parts)
+
+
+@given(address, address, service, body)
+def test_what_our_workers_say_is_what_the_broker_hears(
+    sender: bytes, client: bytes, name: bytes, parts: list[bytes]
+) -> None:
+    assert wire.decode([sender, *mdp01.encode_reply(client, parts)]) == Final(
+        sender, 1, (b"",), client, parts
+    )
+    assert wire.decode([sender, *mdp02.encode_partial(client, parts)]) == Partial(
+        sender, 2, (), client, parts
+    )
+    assert wire.decode([sender, *mdp02.encode_final(client, parts)]) == Final(sender, 2, (), client, parts)
+    assert wire.decode([sender, *mdp01.encode_ready(name)]) == Ready(sender, 1, (b"",), name)
+    assert wire.decode([sender, *mdp02.encode_ready(name)]) == Ready(sender, 2, (), name)
+
+
+@given(address, service, body)
+def test_what_the_broker_says_is_what_our_peers_hear(client: bytes, name: bytes, parts: list[bytes]) -> None:
+    for codec, envelope_, client_hears, worker_hears in (
+        (mdp01.CODEC, (b"",), mdp01.decode_for_client, mdp01.decode_for_worker),
+        (mdp02.CODEC, (), mdp02.decode_for_client, mdp02.decode_for_worker),
+    ):
+        final = codec.final(b"c", envelope_, name, b"", 1, 0, parts, b"")
+        assert client_hears(final[1:]) == mdp02.ClientReply(True, name, parts)
+        request = codec.request(b"w", envelope_, client, b"", parts, 0, 1, False, b"")
+        assert worker_hears(request[1:]) == mdp02.WorkerCommand(mdp02.WorkerVerb.REQUEST, client, parts)
+
+
+@given(envelope, service, body, st.sampled_from([mdp01.CODEC, mdp02.CODEC]))
+def test_an_envelope_goes_back_as_it_came(
+    envelope_: tuple[bytes, ...], name: bytes, parts: list[bytes], codec: mdp01.Mdp01Codec | mdp02.Mdp02Codec
+) -> None:
+    head = [mdp01.CLIENT] if codec is mdp01.CODEC else [mdp02.CLIENT, b"\x01"]
+    request = wire.decode([b"id", *envelope_, *head, name, *parts])
+    assert isinstance(request, Request)
+    assert request.envelope == envelope_
+    reply = wire.CODECS[request.dialect].final(b"id", request.envelope, name, b"", 1, 0, parts, b"")
+    assert tuple(reply[1 : 1 + len(envelope_)]) == envelope_
+
+
+@given(body)
+def test_body_frames_are_the_very_objects_that_came(parts: list[bytes]) -> None:
+    message = wire.decode([b"id", mdp02.CLIENT, b"\x01", b"echo", *parts])
+    assert isinstance(message, Request)
+    made = mdp02.CODEC.request(b"w", (), b"id", b"", message.body, 0, 1, False, b"")
+    assert all(ours is theirs for ours, theirs in zip(made[-len(parts) :], parts, strict=True))
+
+
+# MMI ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("MMI-B-01")
+@pytest.mark.parametrize(("name", "is_ours"), [
+    (b"mmi.service", True), (b"mmi.", True), (b"mmi.nothing", True),
+    (b"mmi", False), (b"MMI.service", False),
+    (b"Mmi.service", False), (b"x.mmi.service", False), (b"mmiservice", False),
+])  # fmt: skip
+def test_the_reserved_names_begin_with_four_octets_in_lower_case(name: bytes, is_ours: bool) -> None:
+    assert name.startswith(mmi.PREFIX) is is_ours
+
+
+@pytest.mark.requirement("MMI-B-03")
+@pytest.mark.requirement("MMI-B-04")
+def test_the_codes_of_mmi_are_text_of_three_digits() -> None:
+    assert (mmi.OK, mmi.NOT_FOUND, mmi.NOT_IMPLEMENTED) == (b"\x32\x30\x30", b"\x34\x30\x34", b"\x35\x30\x31")
+
+
+@pytest.mark.requirement("MMI-B-01")
+def test_every_management_service_is_in_the_reserved_namespace() -> None:
+    assert all(service_.value.startswith(mmi.PREFIX) for service_ in mmi.Service)
+    assert mmi.Service(b"mmi.service") is mmi.Service.SERVICE

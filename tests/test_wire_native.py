@@ -1,0 +1,531 @@
+"""The native dialect octet by octet, written by hand from docs/protocol/native.md and not by our encoders."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bstar import wire
+from bstar.errors import LocalProtocolError, RemoteProtocolError
+from bstar.wire import limits, native
+from bstar.wire.messages import (
+    NEVER_MS,
+    Disconnect,
+    ErrorCode,
+    Failure,
+    Final,
+    Heartbeat,
+    NodeStatus,
+    Partial,
+    Ping,
+    Ready,
+    Reason,
+    Request,
+    StaleEpoch,
+)
+
+CLIENT_ID = bytes(range(16))
+IDENTITY = CLIENT_ID + b"\0\0\0\0\0\0\0\x07"
+ID = "000102030405060708090a0b0c0d0e0f.0000000000000007"
+NOBODY = "00000000000000000000000000000000.0000000000000000"
+STATUS = NodeStatus(4, 3, 3, 120, NEVER_MS, 1000, 2000)
+STATUS_HEX = "0403.00000078.ffffffff.000003e8.000007d0"
+
+
+def frames(text: str) -> list[bytes]:
+    """Frames in hex; - is an empty one, dots are for people."""
+    return [b"" if word == "-" else bytes.fromhex(word.replace(".", "")) for word in text.split()]
+
+
+def octets(text: str) -> bytes:
+    """One frame in hex; dots are for people."""
+    return frames(text)[0]
+
+
+identity = st.binary(min_size=24, max_size=24).filter(lambda octets: octets != native.NO_IDENTITY)
+body = st.lists(st.binary(max_size=20), min_size=1, max_size=4)
+service = st.binary(min_size=1, max_size=255)
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+extensions = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=40)), max_size=5)
+statuses = st.builds(
+    NodeStatus,
+    state=st.integers(1, 5),
+    epoch=u64,
+    peer_state=st.integers(0, 5),
+    peer_age_ms=u32,
+    retry_after_ms=u32,
+    heartbeat_ms=st.integers(1, 2**32 - 1),
+    failover_timeout_ms=st.integers(1, 2**32 - 1),
+)
+
+
+# The header -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BSN-G-01")
+def test_a_header_has_its_fields_where_the_specification_puts_them() -> None:
+    made = native.header(
+        0x0F, flags=0xA5, identity=IDENTITY, epoch=0x1112131415161718, value=0x21222324, service=b"echo"
+    )
+    assert made == bytes.fromhex(
+        "b5010fa5" + ID.replace(".", "") + "1112131415161718" + "21222324" + "04" + "6563686f"
+    )
+    assert native.HEADER_BYTES == 41
+
+
+@pytest.mark.requirement("BSN-G-03")
+def test_an_identity_is_the_client_id_and_the_number() -> None:
+    assert native.identity(CLIENT_ID, 7) == IDENTITY
+    assert native.identity(CLIENT_ID, 2**64 - 1) == CLIENT_ID + b"\xff" * 8
+    with pytest.raises(AssertionError):
+        native.identity(b"short", 7)
+
+
+# What clients and workers say -----------------------------------------------------------------------------
+
+SAID: list[tuple[str, list[bytes], object]] = [
+    (
+        f"b5010100.{ID}.0000000000000003.00000bb8.04.6563686f 6869 -",
+        native.encode_request(IDENTITY, b"echo", [b"hi", b""], ttl_ms=3000, epoch=3),
+        Request(b"id", 3, (), b"echo", [b"hi", b""], IDENTITY, 3000, 3),
+    ),
+    (
+        f"b5010100.{ID}.0000000000000000.00000000.04.6563686f.40.0002.beef -",
+        native.encode_request(
+            IDENTITY, b"echo", [b""], extensions=native.encode_extension(0x40, b"\xbe\xef")
+        ),
+        Request(b"id", 3, (), b"echo", [b""], IDENTITY, 0, 0, b"\x40\x00\x02\xbe\xef"),
+    ),
+    (
+        f"b5010700.{ID}.0000000000000003.00000000.00",
+        native.encode_ping(IDENTITY, 3),
+        Ping(b"id", IDENTITY, 3),
+    ),
+    (
+        f"b5010900.{NOBODY}.0000000000000003.00000004.04.6563686f",
+        native.encode_ready(b"echo", credit=4, epoch=3),
+        Ready(b"id", 3, (), b"echo", 4, 3),
+    ),
+    (
+        f"b5010200.{ID}.0000000000000003.00000001.00 6869",
+        native.encode_partial(IDENTITY, 3, 1, [b"hi"]),
+        Partial(
+            b"id",
+            3,
+            (),
+            IDENTITY,
+            [b"hi"],
+            octets(f"b5010200.{ID}.0000000000000003.00000001.00"),
+        ),
+    ),
+    (
+        f"b5010300.{ID}.0000000000000003.00000002.00 6869",
+        native.encode_final(IDENTITY, 3, 2, [b"hi"]),
+        Final(
+            b"id",
+            3,
+            (),
+            IDENTITY,
+            [b"hi"],
+            octets(f"b5010300.{ID}.0000000000000003.00000002.00"),
+        ),
+    ),
+    (
+        f"b5010400.{ID}.0000000000000003.00000001.00 626164",
+        native.encode_error(IDENTITY, 3, 1, b"bad"),
+        Failure(
+            b"id",
+            IDENTITY,
+            1,
+            b"bad",
+            octets(f"b5010400.{ID}.0000000000000003.00000001.00"),
+        ),
+    ),
+    (
+        f"b5010b00.{NOBODY}.0000000000000003.00000000.00",
+        native.encode_heartbeat(3),
+        Heartbeat(b"id", 3, (), 3),
+    ),
+    (
+        f"b5010c00.{NOBODY}.0000000000000000.00000000.00",
+        native.encode_disconnect(),
+        Disconnect(b"id", 3),
+    ),
+    (
+        f"b5010d00.{ID}.0000000000000004.00000000.00",
+        native.encode_stale_epoch(IDENTITY, 4),
+        StaleEpoch(b"id", IDENTITY, 4),
+    ),
+]
+
+
+@pytest.mark.requirement("BSN-G-01")
+@pytest.mark.parametrize(("text", "made", "read"), SAID)
+def test_what_peers_say_is_as_specified(text: str, made: list[bytes], read: object) -> None:
+    assert made == frames(text)
+    assert wire.decode([b"id", *frames(text)]) == read
+
+
+# What the broker says -------------------------------------------------------------------------------------
+
+CODEC = native.CODEC
+ANSWERED: list[tuple[str, list[bytes]]] = [
+    (
+        f"b5010101.{ID}.0000000000000003.00000bae.00.40.0001.ee 6869",
+        CODEC.request(b"id", (), b"x", IDENTITY, [b"hi"], 2990, 3, True, b"\x40\x00\x01\xee"),
+    ),
+    (
+        f"b5010100.{ID}.0000000000000003.00000000.00 -",
+        CODEC.request(b"id", (), b"x", IDENTITY, [b""], 0, 3, False, b""),
+    ),
+    (
+        f"b5010200.{ID}.0000000000000003.00000001.00 6869",
+        CODEC.partial(b"id", (), b"echo", IDENTITY, 3, 1, [b"hi"], b""),
+    ),
+    (
+        f"b5010300.{ID}.0000000000000003.00000002.00 6869",
+        CODEC.final(b"id", (), b"echo", IDENTITY, 3, 2, [b"hi"], b""),
+    ),
+    ("abcd 6869", CODEC.final(b"id", (), b"echo", IDENTITY, 3, 2, [b"hi"], b"\xab\xcd")),
+    (
+        f"b5010400.{ID}.0000000000000003.00000005.00 6c617465",
+        CODEC.failure(b"id", (), IDENTITY, 3, 5, b"late"),
+    ),
+    (f"b5010500.{ID}.0000000000000003.00000032.00 66756c6c", CODEC.busy(b"id", (), IDENTITY, 3, 50, b"full")),
+    (
+        f"b5010600.{ID}.0000000000000003.ffffffff.00 {STATUS_HEX}",
+        CODEC.not_active(b"id", (), IDENTITY, STATUS, False),
+    ),
+    (
+        f"b5010602.{ID}.0000000000000003.ffffffff.00 {STATUS_HEX}",
+        CODEC.not_active(b"id", (), IDENTITY, STATUS, True),
+    ),
+    (f"b5010800.{ID}.0000000000000003.ffffffff.00 {STATUS_HEX}", CODEC.pong(b"id", IDENTITY, STATUS)),
+    (
+        f"b5010a00.{NOBODY}.0000000000000003.000001f4.00 {STATUS_HEX} 000007d0",
+        CODEC.welcome(b"id", (), STATUS, 500, 2000),
+    ),
+    (f"b5010b00.{NOBODY}.0000000000000003.00000004.00", CODEC.heartbeat(b"id", (), 4, 3)),
+    (f"b5010c00.{NOBODY}.0000000000000003.00000001.00", CODEC.disconnect(b"id", (), Reason.UNKNOWN, 3)),
+]
+
+
+@pytest.mark.requirement("BSN-G-01")
+@pytest.mark.parametrize(("text", "made"), ANSWERED)
+def test_what_the_broker_says_is_as_specified(text: str, made: list[bytes]) -> None:
+    assert made == [b"id", *frames(text)]
+
+
+def test_what_the_broker_says_is_read() -> None:
+    message = native.decode(frames(f"b5010101.{ID}.0000000000000003.00000bae.00.40.0001.ee 6869 -"))
+    assert message == native.Message(
+        native.REQUEST, native.FLAG_REDELIVERED, IDENTITY, 3, 2990, b"", b"\x40\x00\x01\xee", [b"hi", b""]
+    )
+    not_active = native.decode(frames(f"b5010602.{ID}.0000000000000003.ffffffff.00 {STATUS_HEX}"))
+    assert not_active.flags & native.FLAG_DISPATCHED
+    assert native.decode_status(not_active) == STATUS
+    welcome = native.decode(frames(f"b5010a00.{NOBODY}.0000000000000003.000001f4.00 {STATUS_HEX} 000007d0"))
+    assert native.decode_welcome(welcome) == native.Welcome(STATUS, 500, 2000)
+
+
+# What later versions may add ------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BSN-G-07")
+@pytest.mark.parametrize("header", ["b502", "b500", "b5ff", "b401"])
+def test_another_version_is_refused(header: str) -> None:
+    octets = f"{header}0100.{ID}.0000000000000003.00000bb8.04.6563686f 6869"
+    with pytest.raises(RemoteProtocolError, match="header"):
+        wire.decode([b"id", *frames(octets)])
+    with pytest.raises(RemoteProtocolError, match="native-header"):
+        native.decode(frames(octets))
+
+
+@pytest.mark.requirement("BSN-G-08")
+@pytest.mark.parametrize("command", [0x00, 0x0E, 0x7F, 0xFF])
+def test_an_unknown_command_is_refused_and_condemns_nobody(command: int) -> None:
+    octets = frames(f"b501{command:02x}00.{ID}.0000000000000003.00000bb8.04.6563686f 6869")
+    with pytest.raises(RemoteProtocolError, match="native-command") as caught:
+        wire.decode([b"id", *octets])
+    assert not caught.value.from_worker
+    with pytest.raises(RemoteProtocolError, match="native-command"):
+        native.decode(octets)
+
+
+@pytest.mark.requirement("BSN-G-08")
+@pytest.mark.parametrize("command", [0x05, 0x06, 0x08, 0x0A])
+def test_what_only_a_broker_says_is_refused_by_a_broker(command: int) -> None:
+    with pytest.raises(RemoteProtocolError, match="native-command"):
+        wire.decode(
+            [b"id", *frames(f"b501{command:02x}00.{ID}.0000000000000003.00000001.00 {STATUS_HEX} 000007d0")]
+        )
+
+
+@pytest.mark.requirement("BSN-G-08")
+@pytest.mark.parametrize("command", [0x07, 0x09, 0x0D])
+def test_what_only_clients_and_workers_say_is_refused_by_them(command: int) -> None:
+    with pytest.raises(RemoteProtocolError, match="native-command"):
+        native.decode(frames(f"b501{command:02x}00.{ID}.0000000000000003.00000001.04.6563686f 6869"))
+
+
+@pytest.mark.requirement("BSN-G-09")
+def test_unknown_flags_are_ignored() -> None:
+    octets = frames(f"b50101ff.{ID}.0000000000000003.00000bb8.04.6563686f 6869")
+    assert wire.decode([b"id", *octets]) == Request(b"id", 3, (), b"echo", [b"hi"], IDENTITY, 3000, 3)
+    assert native.decode(octets).flags == 0xFF
+
+
+@pytest.mark.requirement("BSN-G-10")
+def test_a_longer_status_frame_is_read_as_far_as_it_is_known() -> None:
+    longer = native.decode(frames(f"b5010800.{ID}.0000000000000003.ffffffff.00 {STATUS_HEX}.0badcafe 78"))
+    assert native.decode_status(longer) == STATUS
+    welcome = native.decode(
+        frames(f"b5010a00.{NOBODY}.0000000000000003.000001f4.00 {STATUS_HEX}.01 000007d0.01 78")
+    )
+    assert native.decode_welcome(welcome) == native.Welcome(STATUS, 500, 2000)
+
+
+@pytest.mark.requirement("BSN-G-11")
+@pytest.mark.parametrize("command", ["07", "0b", "0c", "0d"])
+def test_further_frames_of_a_message_without_body_are_ignored(command: str) -> None:
+    head = f"b501{command}00.{ID}.0000000000000003.00000000.00"
+    assert wire.decode([b"id", *frames(f"{head} 78 79")]) == wire.decode([b"id", *frames(head)])
+
+
+# Extensions -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BSN-G-12")
+def test_extensions_are_type_length_value() -> None:
+    octets = native.encode_extension(0x40, b"ab") + native.encode_extension(0xFF, b"")
+    assert octets == bytes.fromhex("40000261 62ff0000".replace(" ", ""))
+    assert list(native.iter_extensions(octets)) == [(0x40, b"ab"), (0xFF, b"")]
+    assert list(native.iter_extensions(b"")) == []
+
+
+@pytest.mark.requirement("BSN-G-12")
+@pytest.mark.parametrize("torn", ["01", "0100", "010001", "4000026162.01", "4000026162.010003.6162"])
+def test_a_torn_extension_is_refused_by_its_reader(torn: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="extension"):
+        list(native.iter_extensions(bytes.fromhex(torn.replace(".", ""))))
+
+
+@pytest.mark.requirement("BSN-B-14")
+def test_the_broker_hands_extensions_on_unread() -> None:
+    torn = b"\x01\xff\xff"
+    request = wire.decode([b"id", *native.encode_request(IDENTITY, b"echo", [b""], extensions=torn)])
+    assert isinstance(request, Request)
+    assert request.extensions == torn
+    passed_on = CODEC.request(b"w", (), b"", IDENTITY, [b""], 0, 1, False, request.extensions)
+    assert native.decode(passed_on[1:]).extensions == torn
+
+
+def test_an_extension_that_does_not_fit_is_not_made() -> None:
+    for kind, value in ((256, b""), (-1, b""), (1, b"x" * 65_536)):
+        with pytest.raises(LocalProtocolError):
+            native.encode_extension(kind, value)
+
+
+# What is refused ------------------------------------------------------------------------------------------
+
+MALFORMED: list[tuple[str, str, bool]] = [
+    ("b501", "header", False),
+    (f"b5010100.{ID}.0000000000000003.00000bb8", "header", False),
+    (f"b5010100.{ID}.0000000000000003.00000bb8.04.656368 6869", "native-header", False),
+    (f"b5010100.{ID}.0000000000000003.00000bb8.00 6869", "service-name", False),
+    (f"b5010100.{ID}.0000000000000003.00000bb8.04.6563686f", "client-frames", False),
+    (f"b5010100.{NOBODY}.0000000000000003.00000bb8.04.6563686f 6869", "identity", False),
+    (f"b5010200.{ID}.0000000000000003.00000000.00", "worker-frames", True),
+    (f"b5010300.{ID}.0000000000000003.00000000.00", "worker-frames", True),
+    (f"b5010300.{ID}.0000000000000003.00000000.01 6869", "native-header", False),
+    (f"b5010900.{NOBODY}.0000000000000003.00000000.04.6563686f", "credit", True),
+    (f"b5010900.{NOBODY}.0000000000000003.00010000.04.6563686f", "credit", True),
+    (f"b5010900.{NOBODY}.0000000000000003.00000001.00", "service-name", True),
+    (f"- b5010100.{ID}.0000000000000003.00000bb8.04.6563686f 6869", "header", False),
+]
+
+
+@pytest.mark.requirement("BSN-B-01")
+@pytest.mark.parametrize(("text", "reason", "from_worker"), MALFORMED)
+def test_a_malformed_message_is_refused_with_its_reason(text: str, reason: str, from_worker: bool) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        wire.decode([b"id", *frames(text)])
+    assert (caught.value.reason, caught.value.from_worker) == (reason, from_worker)
+
+
+@pytest.mark.requirement("BSN-G-02")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-",
+        "b501",
+        f"b5010100.{ID}.0000000000000003.00000bb8.00",
+        f"b5010200.{ID}.0000000000000003.00000000.00",
+        f"b5010300.{ID}.0000000000000003.00000000.00",
+        f"b5010600.{ID}.0000000000000003.00000000.00",
+        f"b5010800.{ID}.0000000000000003.00000000.00",
+        f"b5010a00.{NOBODY}.0000000000000003.000001f4.00 {STATUS_HEX}",
+        f"b5010300.{ID}.0000000000000003.00000000.05.6563686f 6869",
+    ],
+)
+def test_what_no_broker_should_say_is_refused(text: str) -> None:
+    with pytest.raises(RemoteProtocolError):
+        native.decode(frames(text))
+
+
+@pytest.mark.requirement("BSN-G-02")
+@pytest.mark.parametrize(
+    "status",
+    [
+        "-",
+        "0403.00000078.ffffffff.000003e8.000007",
+        "0003.00000078.ffffffff.000003e8.000007d0",
+        "0603.00000078.ffffffff.000003e8.000007d0",
+        "0406.00000078.ffffffff.000003e8.000007d0",
+        "0403.00000078.ffffffff.00000000.000007d0",
+        "0403.00000078.ffffffff.000003e8.00000000",
+    ],
+)
+def test_a_status_that_cannot_be_is_refused(status: str) -> None:
+    message = native.decode(frames(f"b5010600.{ID}.0000000000000003.00000000.00 {status}"))
+    with pytest.raises(RemoteProtocolError, match="status"):
+        native.decode_status(message)
+
+
+@pytest.mark.requirement("BSN-B-05")
+@pytest.mark.parametrize(
+    ("heartbeat", "expiry"),
+    [("00000000", "000007d0"), ("000001f4", "000001f3"), ("000001f4", "0007d0"), ("00000000", "00000000")],
+)
+def test_a_welcome_without_sane_timers_is_refused(heartbeat: str, expiry: str) -> None:
+    message = native.decode(
+        frames(f"b5010a00.{NOBODY}.0000000000000003.{heartbeat}.00 {STATUS_HEX} {expiry}")
+    )
+    with pytest.raises(RemoteProtocolError, match="welcome"):
+        native.decode_welcome(message)
+
+
+REFUSED_TO_SEND: list[Callable[[], object]] = [
+    lambda: native.encode_request(IDENTITY, b"", [b""]),
+    lambda: native.encode_request(IDENTITY, b"x" * 256, [b""]),
+    lambda: native.encode_request(IDENTITY, b"echo", []),
+    lambda: native.encode_request(IDENTITY, b"echo", [b""], ttl_ms=-1),
+    lambda: native.encode_request(IDENTITY, b"echo", [b""], ttl_ms=2**32),
+    lambda: native.encode_request(IDENTITY, b"echo", [b""], extensions=bytes(8_193)),
+    lambda: native.encode_ready(b""),
+    lambda: native.encode_ready(b"echo", credit=0),
+    lambda: native.encode_ready(b"echo", credit=65_536),
+    lambda: native.encode_partial(IDENTITY, 1, 0, []),
+    lambda: native.encode_final(IDENTITY, 1, 0, []),
+]
+
+
+@pytest.mark.requirement("BSN-G-02")
+@pytest.mark.parametrize("send", REFUSED_TO_SEND)
+def test_we_are_not_made_to_send_what_no_broker_takes(send: Callable[[], object]) -> None:
+    with pytest.raises(LocalProtocolError):
+        send()
+
+
+def test_times_beyond_32_bits_are_told_as_never() -> None:
+    status = NodeStatus(3, 1, 4, 2**40, 2**40, 1000, 2000)
+    told = native.decode_status(native.decode(CODEC.pong(b"id", IDENTITY, status)[1:]))
+    assert (told.peer_age_ms, told.retry_after_ms) == (NEVER_MS, NEVER_MS)
+
+
+@pytest.mark.requirement("BSN-G-13")
+def test_an_error_text_is_for_people_and_short() -> None:
+    assert native.encode_error(IDENTITY, 1, 1, b"x" * 5_000)[1] == b"x" * limits.TEXT_BYTES_MAX
+
+
+# Numbers that never change --------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BSN-G-01")
+def test_the_numbers_on_the_wire() -> None:
+    commands = (
+        "REQUEST PARTIAL FINAL ERROR BUSY NOT_ACTIVE PING PONG READY WELCOME HEARTBEAT DISCONNECT STALE_EPOCH"
+    )
+    assert [getattr(native, name) for name in commands.split()] == list(range(1, 14))
+    assert (native.FLAG_REDELIVERED, native.FLAG_DISPATCHED) == (1, 2)
+    assert [code.name for code in ErrorCode] == [
+        "HANDLER_FAILED", "HANDLER_TIMEOUT", "WORKER_LOST", "POISON", "EXPIRED", "INVALID",
+    ]  # fmt: skip
+    assert [code.value for code in ErrorCode] == [1, 2, 3, 4, 5, 6]
+    assert [reason.name for reason in Reason] == [
+        "GOODBYE",
+        "UNKNOWN",
+        "UNEXPECTED",
+        "INVALID",
+        "RESERVED",
+        "FULL",
+    ]
+    assert [reason.value for reason in Reason] == [0, 1, 2, 3, 4, 5]
+
+
+# There and back -------------------------------------------------------------------------------------------
+
+
+@given(identity, service, body, u32, u64, extensions)
+def test_a_request_reaches_the_broker_as_it_was_said(
+    name: bytes, wanted: bytes, parts: list[bytes], ttl_ms: int, epoch: int, pairs: list[tuple[int, bytes]]
+) -> None:
+    octets = b"".join(native.encode_extension(kind, value) for kind, value in pairs)
+    said = native.encode_request(name, wanted, parts, ttl_ms=ttl_ms, epoch=epoch, extensions=octets)
+    assert wire.decode([b"id", *said]) == Request(b"id", 3, (), wanted, parts, name, ttl_ms, epoch, octets)
+    assert list(native.iter_extensions(octets)) == pairs
+
+
+@given(identity, body, u32, u64, u32)
+def test_a_reply_of_a_native_worker_passes_through_unchanged(
+    name: bytes, parts: list[bytes], index: int, epoch: int, code: int
+) -> None:
+    partial = wire.decode([b"w", *native.encode_partial(name, epoch, index, parts)])
+    assert isinstance(partial, Partial)
+    passed = CODEC.partial(b"c", (), b"echo", name, 0, 0, partial.body, partial.header)
+    assert passed[1:] == native.encode_partial(name, epoch, index, parts)
+    final = wire.decode([b"w", *native.encode_final(name, epoch, index, parts)])
+    assert isinstance(final, Final)
+    heard = native.decode(CODEC.final(b"c", (), b"echo", name, 0, 0, final.body, final.header)[1:])
+    assert heard == native.Message(native.FINAL, 0, name, epoch, index, b"", b"", parts)
+    failure = wire.decode([b"w", *native.encode_error(name, epoch, code, b"why")])
+    assert isinstance(failure, Failure)
+    assert (failure.address, failure.code, failure.text) == (name, code, b"why")
+
+
+@given(identity, body, u32, u64, st.booleans())
+def test_a_request_reaches_its_worker_as_the_broker_said_it(
+    name: bytes, parts: list[bytes], ttl_ms: int, epoch: int, is_redelivered: bool
+) -> None:
+    heard = native.decode(CODEC.request(b"w", (), b"", name, parts, ttl_ms, epoch, is_redelivered, b"")[1:])
+    assert heard == native.Message(native.REQUEST, int(is_redelivered), name, epoch, ttl_ms, b"", b"", parts)
+
+
+@given(identity, statuses, st.booleans(), st.integers(1, 2**31), st.integers(0, 2**31))
+def test_a_status_reaches_its_reader_as_it_was_told(
+    name: bytes, status: NodeStatus, was_dispatched: bool, heartbeat_ms: int, longer_ms: int
+) -> None:
+    pong = native.decode(CODEC.pong(b"c", name, status)[1:])
+    assert (pong.identity, native.decode_status(pong)) == (name, status)
+    refusal = native.decode(CODEC.not_active(b"c", (), name, status, was_dispatched)[1:])
+    assert (native.decode_status(refusal), bool(refusal.flags & native.FLAG_DISPATCHED)) == (
+        status,
+        was_dispatched,
+    )
+    expiry_ms = heartbeat_ms + longer_ms
+    welcome = native.decode(CODEC.welcome(b"w", (), status, heartbeat_ms, expiry_ms)[1:])
+    assert native.decode_welcome(welcome) == native.Welcome(status, heartbeat_ms, expiry_ms)
+
+
+@given(service, st.integers(1, 65_535), u64, st.sampled_from(Reason), identity)
+def test_a_worker_is_heard_as_it_spoke(
+    wanted: bytes, credit: int, epoch: int, reason: Reason, name: bytes
+) -> None:
+    ready = wire.decode([b"w", *native.encode_ready(wanted, credit=credit, epoch=epoch)])
+    assert ready == Ready(b"w", 3, (), wanted, credit, epoch)
+    assert wire.decode([b"w", *native.encode_heartbeat(epoch)]) == Heartbeat(b"w", 3, (), epoch)
+    assert wire.decode([b"w", *native.encode_disconnect(reason, epoch)]) == Disconnect(b"w", 3)
+    assert wire.decode([b"w", *native.encode_stale_epoch(name, epoch)]) == StaleEpoch(b"w", name, epoch)
