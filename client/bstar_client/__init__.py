@@ -32,6 +32,7 @@ from bstar_client.client import HAClient
 from bstar_client.core.calls import Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
 from bstar_client.link import LinkSettings
+from bstar_client.status import NodeReport, node_states
 from bstar_client.worker import Handler, Request, Worker, WorkerHooks
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "LinkSettings",
     "LocalProtocolError",
     "NoActiveNodeError",
+    "NodeReport",
     "OutcomeUnknownError",
     "ProtocolError",
     "RefusedError",
@@ -65,4 +67,5 @@ __all__ = [
     "Worker",
     "WorkerError",
     "WorkerHooks",
+    "node_states",
 ]

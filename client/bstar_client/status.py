@@ -1,0 +1,81 @@
+"""Looking at every node of a pair, whichever is active: ``mmi.state``, which each node answers for itself.
+
+Looking never votes, so it cannot change what it looks at.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+
+from bstar.errors import RemoteProtocolError
+from bstar.wire import native
+from bstar.wire.mmi import OK, Service
+from bstar_client.link import Links, LinkSettings
+from bstar_client.wakeup import WakeUp
+
+__all__ = ["NodeReport", "node_states"]
+
+
+class NodeReport(msgspec.Struct, frozen=True):
+    """What one node said: ``state`` is its JSON object, or None and then ``error`` says why."""
+
+    endpoint: str
+    state: dict[str, object] | None
+    error: str | None
+
+
+def node_states(endpoints: str | Sequence[str], timeout: float = 2.0) -> list[NodeReport]:
+    """Ask every node for its state; one report per endpoint, in their order, within ``timeout`` seconds."""
+    listed = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    links = Links(context, listed, LinkSettings(), WakeUp())
+    try:
+        return _ask(links, listed, time.monotonic() + timeout)
+    finally:
+        links.close()
+        context.term()
+
+
+def _ask(links: Links, endpoints: Sequence[str], until: float) -> list[NodeReport]:
+    identity = native.identity(os.urandom(16), 1)
+    question = native.encode_request(identity, Service.STATE.value, [b""])
+    reports: dict[int, NodeReport] = {}
+    errors = ["no connection in time"] * len(endpoints)
+    for index, endpoint in enumerate(endpoints):
+        try:
+            links[index].open()
+        except zmq.ZMQError as error:
+            reports[index] = NodeReport(endpoint, None, f"cannot connect: {error}")
+    while len(reports) < len(endpoints) and (remaining_s := until - time.monotonic()) > 0:
+        for index, frames in links.poll(int(remaining_s * 1000) + 1):
+            report = _read(endpoints[index], frames, identity)
+            if report is not None:
+                reports.setdefault(index, report)
+        for index, is_up in links.changes():
+            if is_up:
+                links[index].send(question)
+                errors[index] = "connected, but no answer in time"
+            else:
+                errors[index] = "connection refused or broken"
+    return [
+        reports.get(index) or NodeReport(endpoint, None, errors[index])
+        for index, endpoint in enumerate(endpoints)
+    ]
+
+
+def _read(endpoint: str, frames: list[bytes], identity: bytes) -> NodeReport | None:
+    try:
+        message = native.decode(frames)
+    except RemoteProtocolError as error:
+        return NodeReport(endpoint, None, f"not a bstar node: {error.text}")
+    if message.identity != identity:
+        return None
+    if message.command != native.FINAL or message.body[0] != OK or len(message.body) < 2:
+        return NodeReport(endpoint, None, "the node does not answer mmi.state")
+    try:
+        return NodeReport(endpoint, msgspec.json.decode(message.body[1], type=dict[str, object]), None)
+    except msgspec.DecodeError as error:
+        return NodeReport(endpoint, None, f"the answer to mmi.state cannot be read: {error}")
