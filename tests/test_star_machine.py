@@ -1,0 +1,1047 @@
+"""The Binary Star machine of one node: every state and event, and what the table does not show."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from bstar.errors import (
+    ConfigurationError,
+    DualActiveError,
+    DualPassiveError,
+    PairError,
+    PeerMismatchError,
+    RemoteProtocolError,
+)
+from bstar.star import (
+    EPOCH_MAX,
+    EPOCH_STEP_MAX,
+    Activated,
+    Deactivated,
+    Fatal,
+    HandoverRefused,
+    Ignored,
+    Output,
+    PeerAsked,
+    PeerLost,
+    PeerRejected,
+    PeerSeen,
+    PersistEpoch,
+    Publish,
+    Role,
+    StarMachine,
+    StarSettings,
+    State,
+    StateChanged,
+)
+from bstar.wire.messages import NEVER_MS
+from bstar.wire.peer import PeerState, decode
+
+PRIMARY, BACKUP, ACTIVE, PASSIVE, ERROR = State
+TIMEOUT_S = 2.0
+FRESH, SILENT = 10.0, 10.0 + TIMEOUT_S
+
+
+def settings(role: Role = Role.PRIMARY, **changes: Any) -> StarSettings:
+    return StarSettings(pair="test", role=role, **changes)
+
+
+def machine_of(role: Role = Role.PRIMARY, *, epoch: int = 0, **changes: Any) -> StarMachine:
+    return StarMachine(settings(role, **changes), node="we", epoch=epoch, now=0.0)
+
+
+class Peer:
+    """The other node as a script: every message has the next number."""
+
+    def __init__(self, role: Role = Role.BACKUP, node: str = "they") -> None:
+        self.role = role
+        self.node = node
+        self.seq = 0
+
+    def says(self, state: State, **changes: Any) -> PeerState:
+        self.seq += 1
+        fields: dict[str, Any] = {
+            "state": int(state),
+            "pair": "test",
+            "role": self.role.value,
+            "node": self.node,
+            "seq": self.seq,
+            "epoch": 0,
+            "heartbeat_ms": 1000,
+            "timeout_ms": 2000,
+        }
+        return PeerState(**(fields | changes))
+
+
+def bare(state: State) -> PeerState:
+    """What a published peer says: the state code and nothing else."""
+    return decode([b"%d" % state])
+
+
+def published(outputs: list[Output]) -> list[PeerState]:
+    return [output.message for output in outputs if isinstance(output, Publish)]
+
+
+def kinds(outputs: list[Output]) -> list[type]:
+    return [type(output) for output in outputs]
+
+
+def error_of(outputs: list[Output]) -> PairError:
+    [fatal] = [output for output in outputs if isinstance(output, Fatal)]
+    return fatal.error
+
+
+def in_state(
+    state: State, role: Role = Role.PRIMARY, *, peer: Peer | None = None, epoch: int = 0, **changes: Any
+) -> StarMachine:
+    """A machine that has come to ``state`` by ordinary ways and heard its peer at ``FRESH - 0.5``."""
+    machine = machine_of(role, epoch=epoch, **changes)
+    at = FRESH - 0.5
+    machine._published_at = at  # it has been publishing all along
+    words: list[State] = {
+        PRIMARY: [PASSIVE],
+        BACKUP: [PASSIVE],
+        ACTIVE: [ACTIVE, (role.peer is Role.PRIMARY and PRIMARY) or BACKUP, PASSIVE],
+        PASSIVE: [ACTIVE],
+        ERROR: [],
+    }[state]
+    for word in words:
+        machine.receive(bare(word) if peer is None else peer.says(word), at)
+    if state is ERROR:
+        machine.receive(Peer(role).says(PASSIVE), at)
+    assert machine.state is state
+    return machine
+
+
+# --- the published table ----------------------------------------------------------------------------------
+
+# The published table, with the reactor's column for PRIMARY (BST-R-01): what each state does on each word.
+PUBLISHED: dict[State, tuple[State, State, State, State]] = {
+    PRIMARY: (PRIMARY, ACTIVE, PASSIVE, PRIMARY),
+    BACKUP: (BACKUP, BACKUP, PASSIVE, BACKUP),
+    ACTIVE: (ACTIVE, ACTIVE, ERROR, ACTIVE),
+    PASSIVE: (ACTIVE, ACTIVE, PASSIVE, ERROR),
+}
+PUBLISHED_VOTES: dict[State, tuple[State, State]] = {
+    PRIMARY: (PRIMARY, ACTIVE),
+    BACKUP: (BACKUP, BACKUP),
+    ACTIVE: (ACTIVE, ACTIVE),
+    PASSIVE: (PASSIVE, ACTIVE),
+}
+ROLES = {PRIMARY: (Role.PRIMARY,), BACKUP: (Role.BACKUP,), ACTIVE: tuple(Role), PASSIVE: tuple(Role)}
+PLACES = [(state, role) for state, roles in ROLES.items() for role in roles]
+
+
+@pytest.mark.parametrize("word", [PRIMARY, BACKUP, ACTIVE, PASSIVE])
+@pytest.mark.parametrize(("state", "role"), PLACES)
+def test_a_published_peer_meets_the_published_table(state: State, role: Role, word: State) -> None:
+    """BST-S-03, with the policy that is the published one."""
+    machine = in_state(state, role, on_dual_active="exit")
+    outputs = machine.receive(bare(word), FRESH)
+    next_state = PUBLISHED[state][word - 1]
+    assert machine.state is next_state
+    assert machine.is_active is (next_state is ACTIVE)
+    changed = [(o.old, o.new) for o in outputs if isinstance(o, StateChanged)]
+    assert changed == ([] if next_state is state else [(state, next_state)])
+    if next_state is ERROR:
+        assert type(error_of(outputs)) is (DualActiveError if word is ACTIVE else DualPassiveError)
+
+
+@pytest.mark.parametrize(("state", "role"), PLACES)
+@pytest.mark.parametrize("now", [FRESH, SILENT])
+def test_a_client_request_meets_the_published_table(state: State, role: Role, now: float) -> None:
+    """BST-S-03, BST-S-04: only silence lets a vote count. BST-R-01: for a primary that starts as well."""
+    machine = in_state(state, role)
+    machine.receive(bare(machine.peer_state or PASSIVE), FRESH - 0.001)
+    machine._published_at = now
+    assert machine.client_request(now) == [] or not machine.is_active or now == SILENT
+    assert machine.state is PUBLISHED_VOTES[state][now == SILENT]
+
+
+# --- every state, event and circumstance ------------------------------------------------------------------
+
+EPOCHS = {"unknown": None, "lower": -1, "higher": +1}
+CIRCUMSTANCES = [
+    {
+        "word": word,
+        "epoch": epoch,
+        "is_fresh": is_fresh,
+        "asks": asks,
+        "released": released,
+        "leaving": leaving,
+        "policy": policy,
+    }
+    for word, epoch, is_fresh, asks, (released, leaving), policy in itertools.product(
+        (PRIMARY, BACKUP, ACTIVE, PASSIVE),
+        EPOCHS,
+        (True, False),
+        (0, 7),
+        ((False, False), (True, False), (True, True)),
+        ("yield", "exit"),
+    )
+    # What a published peer says has no details.
+    if epoch != "unknown" or not (asks or released)
+]
+
+
+def expected(state: State, role: Role, c: dict[str, Any]) -> State:
+    """The twin of the machine for one message in a settled state, in the plainest words there are."""
+    word, epoch, is_native = c["word"], c["epoch"], c["epoch"] != "unknown"
+    is_above = epoch == "higher"
+    if state is PRIMARY:
+        given = word is PASSIVE and bool(c["leaving"]) and is_above
+        return {BACKUP: ACTIVE, ACTIVE: PASSIVE}.get(word, ACTIVE if given else PRIMARY)
+    if state is BACKUP:
+        given = word is PASSIVE and bool(c["leaving"]) and is_above
+        return {ACTIVE: PASSIVE}.get(word, ACTIVE if given else BACKUP)
+    if state is ACTIVE:
+        if word is not ACTIVE:
+            # An epoch above ours in which nobody serves: we take one above it and go on.
+            return ACTIVE
+        if c["policy"] == "exit":
+            return ERROR
+        return PASSIVE if is_above or (not is_native and role is Role.BACKUP) else ACTIVE
+    assert state is PASSIVE
+    if word in (PRIMARY, BACKUP):
+        return ACTIVE
+    if word is ACTIVE:
+        return PASSIVE
+    if c["released"] and is_above:
+        return ACTIVE
+    return PASSIVE if is_native else ERROR
+
+
+@pytest.mark.parametrize(("state", "role"), PLACES)
+def test_every_state_and_message_against_the_twin(state: State, role: Role) -> None:
+    for circumstance in CIRCUMSTANCES:
+        peer = Peer(role.peer)
+        machine = in_state(state, role, peer=peer, on_dual_active=circumstance["policy"], epoch=10)
+        now = FRESH if circumstance["is_fresh"] else SILENT
+        machine._published_at = now
+        own = machine.epoch
+        epoch = circumstance["epoch"]
+        if epoch == "unknown":
+            message = bare(circumstance["word"])  # type: ignore[arg-type]
+        else:
+            message = peer.says(
+                circumstance["word"],  # type: ignore[arg-type]
+                epoch=max(0, own + 1) if epoch == "higher" else max(0, own - 1),
+                asks=circumstance["asks"],
+                released=circumstance["released"],
+                leaving=circumstance["leaving"],
+            )
+        outputs = machine.receive(message, now)
+        assert machine.state is expected(state, role, circumstance), circumstance
+        assert machine.is_active is (machine.state is ACTIVE)
+        if machine.is_active:
+            assert machine.epoch == machine.epoch_seen, circumstance
+        if circumstance["asks"] and machine.state is not ERROR:
+            # Asked is answered at once, not at the next heartbeat.
+            assert published(outputs)[-1].answers == circumstance["asks"], circumstance
+
+
+# --- starting ---------------------------------------------------------------------------------------------
+
+
+def test_a_node_says_who_it_is_as_soon_as_its_timer_is_looked_at() -> None:
+    """BST-S-01: code, and the period afterwards."""
+    machine = machine_of(heartbeat_interval_s=1.0)
+    assert machine.next_deadline() == 0.0
+    [message] = published(machine.handle_timer(0.0))
+    assert message.state == PRIMARY
+    assert (message.pair, message.role, message.node) == ("test", "primary", "we")
+    assert (message.heartbeat_ms, message.timeout_ms) == (1000, 2000)
+    assert machine.next_deadline() == 1.0
+    assert machine.handle_timer(0.999) == []
+    assert [message.seq for message in published(machine.handle_timer(1.0))] == [2]
+
+
+def test_whoever_subscribes_is_told_at_once() -> None:
+    machine = machine_of()
+    machine.handle_timer(0.0)
+    assert [message.seq for message in published(machine.subscribed(0.1))] == [2]
+    assert machine.next_deadline() == 1.1
+
+
+def test_a_primary_alone_waits_one_expiry_and_then_for_a_vote() -> None:
+    """BST-R-01."""
+    machine = machine_of()
+    machine.handle_timer(0.0)
+    machine.client_request(1.9)
+    assert machine.state is PRIMARY
+    machine.handle_timer(1.95)
+    assert machine.state is PRIMARY
+    machine.client_request(2.0)
+    assert machine.state is ACTIVE
+    assert (machine.votes, machine.requests_refused) == (1, 1)
+
+
+def test_a_backup_alone_never_serves() -> None:
+    """BST-S-04, and scenario 5 of the published behaviour."""
+    machine = machine_of(Role.BACKUP)
+    for now in range(100):
+        machine.handle_timer(float(now))
+        machine.client_request(float(now))
+    assert machine.state is BACKUP
+    assert machine.retry_after_s(100.0) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"heartbeat_interval_s": 0.0}, "heartbeat_interval_s"),
+        ({"heartbeat_interval_s": 31.0, "failover_timeout_s": 90.0}, "heartbeat_interval_s"),
+        ({"heartbeat_interval_s": 1.0, "failover_timeout_s": 1.9}, "at least two"),
+        ({"on_dual_active": "shrug"}, "on_dual_active"),
+    ],
+)
+def test_timing_that_cannot_work_is_refused(changes: dict[str, Any], word: str) -> None:
+    """BST-S-02: one lost message must not move the role."""
+    with pytest.raises(ConfigurationError, match=word):
+        settings(**changes)
+
+
+def test_timing_is_compared_in_milliseconds() -> None:
+    assert settings(heartbeat_interval_s=0.1, failover_timeout_s=0.2).failover_timeout_ms == 200
+
+
+# --- silence ----------------------------------------------------------------------------------------------
+
+
+def test_the_peer_is_dead_after_the_failover_timeout_and_not_before() -> None:
+    """BST-S-02."""
+    machine = machine_of(Role.BACKUP)
+    machine.receive(Peer(Role.PRIMARY).says(ACTIVE, epoch=1), 0.5)
+    for now in (1.0, 2.0):
+        machine.handle_timer(now)
+    assert machine.client_request(2.499) == []
+    assert machine.handle_timer(2.499) == []
+    assert machine.next_deadline() == 2.5
+    [lost] = machine.handle_timer(2.5)
+    assert lost == PeerLost(2.0)
+    assert Activated in kinds(machine.client_request(2.5))
+
+
+def test_silence_alone_moves_nothing() -> None:
+    """BST-S-04: without a vote nobody takes over."""
+    machine = in_state(PASSIVE)
+    for tick in range(100):
+        machine.handle_timer(FRESH + tick)
+    assert machine.state is PASSIVE
+
+
+def test_an_active_node_never_steps_down_because_its_peer_is_silent_or_restarts() -> None:
+    """BST-S-05."""
+    peer = Peer()
+    machine = in_state(ACTIVE, peer=peer)
+    for tick in range(20):
+        machine.handle_timer(FRESH + tick / 2)
+    assert machine.state is ACTIVE
+    for word in (BACKUP, PASSIVE):
+        machine.receive(peer.says(word), FRESH + 10)
+    assert machine.state is ACTIVE
+
+
+def test_a_peer_is_seen_once_lost_once_and_seen_again() -> None:
+    peer = Peer()
+    machine = machine_of()
+    machine.handle_timer(0.0)
+    assert PeerSeen(PASSIVE, "they") in machine.receive(peer.says(PASSIVE), 0.1)
+    assert PeerSeen not in kinds(machine.receive(peer.says(PASSIVE), 0.2))
+    machine.handle_timer(1.0)
+    assert PeerLost in kinds(machine.handle_timer(2.2))
+    assert PeerLost not in kinds(machine.handle_timer(3.2))
+    assert PeerSeen in kinds(machine.receive(peer.says(PASSIVE), 3.6))
+
+
+@pytest.mark.parametrize("frames", [[b"5"], [b"0"], [b"abc"], [b""], [b"31"], [], [b"3", b"BSTP01", b"{"]])
+@pytest.mark.parametrize(("state", "role"), PLACES)
+def test_what_is_no_state_message_is_no_sign_of_life(state: State, role: Role, frames: list[bytes]) -> None:
+    """BST-R-02."""
+    machine = in_state(state, role)
+    expires_at = machine.peer_expires_at
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode(frames)
+    outputs = machine.receive_invalid(caught.value, FRESH)
+    assert machine.state is state
+    assert machine.peer_expires_at == expires_at
+    assert kinds(outputs) == [PeerRejected]
+    # It is counted each time and reported once.
+    assert machine.receive_invalid(caught.value, FRESH) == []
+    assert machine.peer_ignored[Ignored.INVALID] == 2
+
+
+# --- transitions ------------------------------------------------------------------------------------------
+
+
+def test_every_transition_is_published_at_once() -> None:
+    """BST-R-05."""
+    peer = Peer()
+    machine = machine_of()
+    machine.handle_timer(0.0)
+    outputs = machine.receive(peer.says(BACKUP), 0.3)
+    assert [message.state for message in published(outputs)] == [ACTIVE]
+    outputs = machine.receive(peer.says(ACTIVE, epoch=2), 0.4)
+    assert [message.state for message in published(outputs)] == [PASSIVE]
+
+
+def test_the_epoch_is_kept_before_anything_depends_on_it() -> None:
+    outputs = machine_of().receive(Peer().says(BACKUP), 0.0)
+    assert kinds(outputs) == [PeerSeen, PersistEpoch, StateChanged, Publish, Activated]
+
+
+def test_a_node_stops_serving_before_it_says_so() -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    assert kinds(machine.handover(FRESH)) == [StateChanged, Deactivated, Publish]
+
+
+def test_transitions_are_counted() -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    machine.handover(FRESH)
+    assert machine.transitions == {(PRIMARY, PASSIVE): 1, (PASSIVE, ACTIVE): 1, (ACTIVE, PASSIVE): 1}
+
+
+# --- epochs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("role", "seen", "epoch"),
+    [
+        (Role.PRIMARY, 0, 1),
+        (Role.PRIMARY, 1, 3),
+        (Role.PRIMARY, 2, 3),
+        (Role.BACKUP, 0, 2),
+        (Role.BACKUP, 1, 2),
+        (Role.BACKUP, 2, 4),
+    ],
+)
+def test_an_activation_takes_the_next_epoch_of_its_role(role: Role, seen: int, epoch: int) -> None:
+    machine = machine_of(role, epoch=seen)
+    peer = Peer(role.peer)
+    machine.receive(peer.says(ACTIVE), 0.0)
+    machine.receive(peer.says(BACKUP if role is Role.PRIMARY else PRIMARY), 0.0)
+    assert machine.epoch == machine.epoch_seen == epoch
+
+
+def test_an_epoch_heard_from_the_peer_is_exceeded() -> None:
+    machine = machine_of(Role.BACKUP)
+    machine.receive(Peer(Role.PRIMARY).says(ACTIVE, epoch=41), 0.0)
+    machine._published_at = 2.0
+    outputs = machine.client_request(2.0)
+    assert [output.epoch for output in outputs if isinstance(output, Activated)] == [42]
+
+
+def test_a_learned_epoch_in_which_nobody_serves_is_exceeded() -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    outputs = machine.learn_epoch(6, FRESH)
+    assert machine.is_active
+    assert machine.epoch == 7
+    assert kinds(outputs) == [PersistEpoch, Publish, Activated]
+
+
+def test_an_own_epoch_of_a_run_long_gone_is_exceeded_though_the_peer_is_silent() -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    machine._published_at = SILENT
+    machine.learn_epoch(9, SILENT)
+    assert machine.is_active
+    assert machine.epoch == 11
+
+
+def test_a_learned_epoch_in_which_the_silent_peer_may_serve_is_respected() -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    machine._published_at = SILENT
+    outputs = machine.learn_epoch(6, SILENT)
+    assert machine.state is PASSIVE
+    assert machine.is_asking
+    assert kinds(outputs) == [StateChanged, Deactivated, PeerAsked, Publish]
+    # If it was only a memory, one timeout and a vote bring us back, above it.
+    machine.handle_timer(SILENT + 1)
+    machine.client_request(SILENT + 1.9)
+    assert not machine.is_active
+    machine.client_request(SILENT + 2)
+    assert machine.epoch == 7
+
+
+def test_an_epoch_learned_while_passive_is_remembered_for_the_next_activation() -> None:
+    peer = Peer()
+    machine = in_state(PASSIVE, peer=peer)
+    assert machine.learn_epoch(100, FRESH) == []
+    machine.receive(peer.says(BACKUP), FRESH)
+    assert machine.epoch == 101
+
+
+def test_lower_epochs_teach_nothing() -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    assert machine.learn_epoch(machine.epoch, FRESH) == []
+    assert machine.learn_epoch(0, FRESH) == []
+
+
+@pytest.mark.parametrize("epoch", [EPOCH_MAX + 1, 2**64, EPOCH_STEP_MAX + 2])
+def test_nobody_can_use_the_epochs_up(epoch: int) -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    assert machine.learn_epoch(epoch, FRESH) == []
+    assert machine.epoch_seen == 1
+    assert machine.epochs_ignored == 1
+
+
+def test_a_peer_with_an_impossible_epoch_is_ignored() -> None:
+    machine = in_state(PASSIVE, peer=(peer := Peer()))
+    machine.receive(peer.says(BACKUP, epoch=EPOCH_MAX + 1), FRESH)
+    assert machine.state is PASSIVE
+    assert machine.peer_ignored[Ignored.EPOCH] == 1
+
+
+def test_a_peer_that_is_far_ahead_is_believed() -> None:
+    """A node that lost its disk must not be locked out by a pair that has a long history."""
+    machine = machine_of()
+    machine.receive(Peer().says(ACTIVE, epoch=EPOCH_STEP_MAX * 10), 0.0)
+    assert machine.state is PASSIVE
+    assert machine.epoch_seen == EPOCH_STEP_MAX * 10
+
+
+# --- both active ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("role", "is_yielding"), [(Role.PRIMARY, False), (Role.BACKUP, True)])
+def test_on_equal_or_unknown_epochs_the_primary_wins(role: Role, is_yielding: bool) -> None:
+    for message in (bare(ACTIVE), Peer(role.peer).says(ACTIVE, epoch=3)):
+        machine = in_state(ACTIVE, role)
+        machine.epoch = machine.epoch_seen = 3
+        machine.receive(message, FRESH)
+        assert machine.state is (PASSIVE if is_yielding else ACTIVE)
+
+
+def test_the_policy_exit_ends_the_node_with_a_status_of_its_own() -> None:
+    """BST-R-04."""
+    machine = in_state(ACTIVE, peer=(peer := Peer()), on_dual_active="exit")
+    outputs = machine.receive(peer.says(ACTIVE), FRESH)
+    assert kinds(outputs) == [StateChanged, Deactivated, Fatal]
+    assert error_of(outputs).exit_code == 70
+    assert "both nodes are active" in str(error_of(outputs))
+
+
+def test_both_passive_ends_the_node_with_another_status() -> None:
+    """BST-R-04."""
+    outputs = in_state(PASSIVE).receive(bare(PASSIVE), FRESH)
+    assert kinds(outputs) == [StateChanged, Fatal]
+    assert error_of(outputs).exit_code == 71
+    assert "both nodes are passive" in str(error_of(outputs))
+
+
+def test_a_node_in_error_does_nothing_more() -> None:
+    machine = in_state(ERROR)
+    peer = Peer()
+    assert machine.next_deadline() is None
+    assert not machine.is_active
+    for outputs in (
+        machine.handle_timer(100.0),
+        machine.receive(peer.says(BACKUP, asks=3), 100.0),
+        machine.receive_invalid(RemoteProtocolError("peer-state", "x"), 100.0),
+        machine.client_request(100.0),
+        machine.stalled(50.0, 100.0),
+        machine.learn_epoch(5, 100.0),
+        machine.subscribed(100.0),
+        machine.leave(100.0),
+    ):
+        assert outputs == []
+    assert kinds(machine.handover(100.0)) == [HandoverRefused]
+    assert machine.has_left(100.0)
+    assert machine.status(100.0).state == 5
+
+
+# --- stalls -----------------------------------------------------------------------------------------------
+
+
+def stalled_machine(gap_s: float = 5.0, *, peer: Peer | None = None) -> tuple[StarMachine, float, int]:
+    machine = in_state(ACTIVE, peer=peer or Peer())
+    now = FRESH + gap_s
+    outputs = machine.stalled(gap_s, now)
+    [message] = published(outputs)
+    return machine, now, message.asks
+
+
+def test_a_node_that_was_away_for_the_failover_timeout_steps_down_and_asks() -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    outputs = machine.stalled(1.5, FRESH + 1.5)
+    assert kinds(outputs) == [StateChanged, Deactivated, PeerAsked, Publish]
+    assert published(outputs)[0].asks > 0
+    assert machine.stalls == 1
+
+
+def test_what_counts_is_the_age_of_our_last_publication() -> None:
+    """The peer's patience began with our last message, not with the beginning of our pause."""
+    machine = in_state(ACTIVE, peer=Peer())
+    machine.stalled(1.4, FRESH + 1.4)
+    assert machine.is_active
+    machine.handle_timer(FRESH + 1.4)
+    machine.stalled(1.9, FRESH + 3.3)
+    assert machine.is_active
+    machine.stalled(0.1, FRESH + 3.4)
+    assert not machine.is_active
+
+
+@pytest.mark.parametrize("entry", ["receive", "handle_timer", "handover", "learn_epoch", "subscribed"])
+def test_a_stall_is_noticed_whoever_calls_first(entry: str) -> None:
+    machine = in_state(ACTIVE, peer=(peer := Peer()))
+    now = FRESH + 3
+    outputs = {
+        "receive": lambda: machine.receive(peer.says(PASSIVE), now),
+        "handle_timer": lambda: machine.handle_timer(now),
+        "handover": lambda: machine.handover(now),
+        "learn_epoch": lambda: machine.learn_epoch(50, now),
+        "subscribed": lambda: machine.subscribed(now),
+    }[entry]()
+    assert kinds(outputs)[:4] == [StateChanged, Deactivated, PeerAsked, Publish]
+    assert not machine.is_active
+
+
+def test_backlog_from_before_the_question_counts_for_nothing() -> None:
+    peer = Peer()
+    machine, now, _ = stalled_machine(peer=peer)
+    for word in (PASSIVE, BACKUP, PASSIVE):
+        machine.receive(peer.says(word), now)
+        assert machine.state is PASSIVE
+    assert machine.peer_ignored[Ignored.BACKLOG] == 3
+    assert machine.peer_expires_at == now + TIMEOUT_S
+
+
+def test_an_answer_brings_the_role_back_at_once() -> None:
+    peer = Peer()
+    machine, now, token = stalled_machine(peer=peer)
+    machine.receive(peer.says(PASSIVE, answers=token), now + 0.01)
+    assert machine.is_active
+    assert machine.epoch == 3
+
+
+def test_a_restarted_peer_that_answers_brings_the_role_back() -> None:
+    machine, now, token = stalled_machine()
+    machine.receive(Peer(node="a new run").says(BACKUP, answers=token), now + 0.01)
+    assert machine.is_active
+
+
+def test_a_peer_that_took_over_ends_the_question() -> None:
+    peer = Peer()
+    machine, now, _ = stalled_machine(peer=peer)
+    machine.receive(peer.says(ACTIVE, epoch=2), now)
+    assert machine.state is PASSIVE
+    assert not machine.is_asking
+
+
+def test_the_memory_of_a_peer_that_was_active_below_us_does_not_end_the_question() -> None:
+    """It may have yielded to us since, and if both settled for passive nobody would serve."""
+    peer = Peer()
+    machine, now, token = stalled_machine(peer=peer)
+    machine.receive(peer.says(ACTIVE, epoch=0), now + 0.1)
+    assert machine.is_asking
+    # But while it says that it serves no vote counts here.
+    machine.handle_timer(now + 1.0)
+    machine.client_request(now + 2.05)
+    assert not machine.is_active
+    machine.receive(peer.says(PASSIVE, epoch=0, answers=token), now + 2.06)
+    assert machine.is_active
+
+
+def test_a_stalled_node_whose_peer_is_dead_serves_again_after_one_timeout_and_a_vote() -> None:
+    machine, now, _ = stalled_machine()
+    machine.handle_timer(now + 1.0)
+    machine.client_request(now + 1.999)
+    assert machine.votes == 0
+    machine.client_request(now + 2.0)
+    assert machine.votes == 1
+    assert machine.is_active
+    assert not machine.is_asking
+
+
+def test_an_answer_to_an_older_question_is_no_answer() -> None:
+    peer = Peer()
+    machine, now, first = stalled_machine(peer=peer)
+    later = now + 4.0
+    [message] = published(machine.stalled(4.0, later))
+    assert message.asks == first + 1
+    machine.receive(peer.says(PASSIVE, answers=first), later)
+    assert not machine.is_active
+    machine.receive(peer.says(PASSIVE, answers=message.asks), later)
+    assert machine.is_active
+
+
+def test_questions_of_different_runs_have_different_tokens() -> None:
+    tokens = set()
+    for node in ("run-1", "run-2"):
+        machine = StarMachine(settings(), node=node, epoch=0, now=0.0)
+        machine.receive(Peer().says(BACKUP), 0.0)
+        tokens.add(published(machine.stalled(9.0, 9.0))[0].asks)
+    assert len(tokens) == 2
+
+
+@pytest.mark.parametrize(("own", "theirs", "is_resuming"), [(3, 2, True), (3, 4, False)])
+def test_when_both_ask_the_one_that_was_active_last_resumes(own: int, theirs: int, is_resuming: bool) -> None:
+    """BST-S-05: two nodes that slept together must not have moved the role when they wake."""
+    peer = Peer()
+    machine = in_state(ACTIVE, peer=peer)
+    machine.learn_epoch(own - 1, FRESH)
+    assert machine.epoch == own
+    now = FRESH + 60
+    token = published(machine.stalled(60.0, now))[0].asks
+    machine.receive(peer.says(PASSIVE, epoch=theirs, asks=99, answers=token), now)
+    assert machine.is_active is is_resuming
+
+
+def test_time_in_which_we_did_not_listen_is_not_the_peers_silence() -> None:
+    machine = in_state(PASSIVE, peer=Peer())
+    machine.subscribed(FRESH)
+    machine.stalled(1.6, FRESH + 1.6)
+    assert machine.client_request(FRESH + 1.6) == []
+    assert machine.peer_expires_at == FRESH - 0.5 + TIMEOUT_S + 1.6
+
+
+def test_a_pause_does_not_make_a_dead_peer_alive() -> None:
+    machine = in_state(PASSIVE, peer=Peer())
+    for tick in range(10):
+        machine.handle_timer(FRESH + tick)
+    machine.stalled(0.5, FRESH + 10.0)
+    assert Activated in kinds(machine.client_request(FRESH + 10.0))
+
+
+def test_a_passive_node_that_was_away_does_not_trust_old_news_either() -> None:
+    """A primary that was starting when we fell asleep may serve by now."""
+    peer = Peer(Role.PRIMARY)
+    machine = in_state(PASSIVE, Role.BACKUP, peer=peer)
+    token = published(machine.stalled(5.0, FRESH + 5.0))[0].asks
+    machine.receive(peer.says(PRIMARY), FRESH + 5.0)
+    assert machine.state is PASSIVE
+    machine.receive(peer.says(PRIMARY, answers=token), FRESH + 5.0)
+    assert machine.state is ACTIVE
+
+
+# --- a deaf peer ------------------------------------------------------------------------------------------
+
+
+def test_an_active_node_whose_active_peer_cannot_hear_it_steps_down() -> None:
+    """Of two that serve one must stop; the one that can hear is the one that can know."""
+    peer = Peer()
+    machine = in_state(ACTIVE, peer=peer)
+    machine.learn_epoch(6, FRESH)
+    at = FRESH
+    while at < FRESH + TIMEOUT_S:
+        machine.handle_timer(at)
+        machine.receive(peer.says(ACTIVE, epoch=4), at)
+        assert machine.is_active
+        at += 0.5
+    machine.receive(peer.says(ACTIVE, epoch=4), at)
+    assert machine.state is PASSIVE
+    assert machine.is_asking
+
+
+def test_a_rival_that_yields_and_comes_back_is_not_deaf() -> None:
+    peer = Peer()
+    machine = in_state(ACTIVE, peer=peer)
+    machine.learn_epoch(6, FRESH)
+    for tick in range(8):
+        at = FRESH + tick / 2
+        machine.handle_timer(at)
+        machine.receive(peer.says(ACTIVE if tick % 2 else PASSIVE, epoch=4), at)
+    assert machine.is_active
+
+
+# --- handover and leaving ---------------------------------------------------------------------------------
+
+
+def test_a_handover_is_offered_and_ends_when_it_is_taken() -> None:
+    peer = Peer()
+    machine = in_state(ACTIVE, peer=peer)
+    [message] = published(machine.handover(FRESH))
+    assert (message.state, message.released, message.leaving) == (PASSIVE, True, False)
+    machine.receive(peer.says(PASSIVE), FRESH + 0.1)
+    assert machine.state is PASSIVE
+    machine.receive(peer.says(ACTIVE, epoch=2), FRESH + 0.2)
+    [message] = published(machine.subscribed(FRESH + 0.3))
+    assert not message.released
+
+
+def test_the_peer_takes_an_offered_role_without_a_vote() -> None:
+    peer = Peer(Role.PRIMARY)
+    machine = machine_of(Role.BACKUP)
+    machine.receive(peer.says(ACTIVE, epoch=1), 0.0)
+    machine.receive(peer.says(PASSIVE, epoch=1, released=True), 0.5)
+    assert machine.is_active
+    assert machine.epoch == 2
+
+
+def test_an_offer_from_before_our_own_activation_is_void() -> None:
+    """The peer repeats it until it has read that we took it; we may have handed the role back by then."""
+    peer = Peer(Role.PRIMARY)
+    machine = machine_of(Role.BACKUP)
+    machine.receive(peer.says(ACTIVE, epoch=1), 0.0)
+    machine.receive(peer.says(PASSIVE, epoch=1, released=True), 0.1)
+    machine.handover(0.2)
+    assert machine.state is PASSIVE
+    machine.receive(peer.says(PASSIVE, epoch=1, released=True), 0.3)
+    assert machine.state is PASSIVE
+
+
+def test_a_node_whose_offer_nobody_takes_serves_again_after_silence_and_a_vote() -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    machine.handover(FRESH)
+    machine.handle_timer(FRESH + 1)
+    machine.client_request(FRESH + 1.4)
+    assert not machine.is_active
+    machine.client_request(FRESH + 1.5)
+    assert machine.is_active
+
+
+@pytest.mark.parametrize(
+    ("prepare", "text"),
+    [
+        (lambda: in_state(PASSIVE, peer=Peer()), "ask the active node"),
+        (lambda: in_state(ACTIVE), "published"),
+        (lambda: in_state(ACTIVE, peer=Peer()), "silent"),
+    ],
+)
+def test_a_handover_that_cannot_succeed_is_refused(prepare: object, text: str) -> None:
+    machine = prepare()  # type: ignore[operator]
+    now = SILENT if text == "silent" else FRESH
+    machine._published_at = now
+    state = machine.state
+    [refused] = [o for o in machine.handover(now) if isinstance(o, HandoverRefused)]
+    assert text in refused.text
+    assert machine.state is state
+
+
+def test_a_handover_to_a_peer_that_is_just_starting_is_refused() -> None:
+    machine = in_state(ACTIVE, peer=(peer := Peer()))
+    machine.receive(peer.says(BACKUP), FRESH)
+    [refused] = machine.handover(FRESH)
+    assert isinstance(refused, HandoverRefused)
+    assert "try again" in refused.text
+
+
+def test_an_active_node_that_leaves_gives_the_role_up_and_goes_on_saying_so() -> None:
+    peer = Peer()
+    machine = in_state(ACTIVE, peer=peer)
+    outputs = machine.leave(FRESH)
+    [message] = published(outputs)
+    assert (message.state, message.released, message.leaving) == (PASSIVE, True, True)
+    assert Deactivated in kinds(outputs)
+    assert machine.leave(FRESH) == []
+    assert not machine.has_left(FRESH)
+    [message] = published(machine.handle_timer(FRESH + 1.0))
+    assert message.leaving
+    machine.receive(peer.says(ACTIVE, epoch=2), FRESH + 1.1)
+    assert machine.has_left(FRESH + 1.1)
+
+
+def test_nothing_moves_a_node_that_leaves() -> None:
+    peer = Peer()
+    machine = in_state(ACTIVE, peer=peer)
+    machine.leave(FRESH)
+    machine.receive(peer.says(BACKUP), FRESH)
+    machine.receive(peer.says(PASSIVE), FRESH)
+    machine.learn_epoch(50, FRESH)
+    machine.stalled(30.0, FRESH + 30)
+    machine.client_request(FRESH + 30)
+    assert machine.state is PASSIVE
+    assert machine.retry_after_s(FRESH + 30) is None
+    assert kinds(machine.handover(FRESH + 30)) == [HandoverRefused]
+
+
+def test_a_node_that_leaves_does_not_wait_for_a_silent_peer() -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    machine.leave(FRESH)
+    assert not machine.has_left(SILENT - 0.51)
+    assert machine.has_left(SILENT - 0.5)
+
+
+def test_a_passive_node_that_leaves_falls_silent() -> None:
+    machine = in_state(PASSIVE, peer=Peer())
+    assert machine.leave(FRESH) == []
+    assert machine.has_left(FRESH)
+    assert published(machine.handle_timer(FRESH + 1.2)) == []
+    assert machine.subscribed(FRESH + 1.3) == []
+
+
+def test_a_starting_node_takes_the_role_of_one_that_leaves() -> None:
+    """Otherwise a backup that meets its primary in this moment would wait for ever."""
+    machine = machine_of(Role.BACKUP)
+    machine.receive(Peer(Role.PRIMARY).says(PASSIVE, epoch=5, released=True, leaving=True), 0.1)
+    assert machine.is_active
+    assert machine.epoch == 6
+
+
+def test_a_starting_node_does_not_take_a_role_that_is_only_handed_over() -> None:
+    """The peer learns from our BACKUP that nobody is there to take it, and resumes."""
+    machine = machine_of(Role.BACKUP)
+    machine.receive(Peer(Role.PRIMARY).says(PASSIVE, epoch=5, released=True), 0.1)
+    assert machine.state is BACKUP
+
+
+def test_the_votes_of_clients_need_not_wait_for_a_peer_that_said_it_leaves() -> None:
+    machine = in_state(PASSIVE, peer=(peer := Peer()))
+    machine.receive(peer.says(PASSIVE, leaving=True), FRESH)
+    machine.client_request(FRESH)
+    assert machine.is_active
+
+
+# --- strangers --------------------------------------------------------------------------------------------
+
+STRANGE = [
+    ({"pair": "other"}, "pair"),
+    ({"role": "primary"}, "role"),
+    ({"heartbeat_ms": 999}, "heartbeat_interval_s"),
+    ({"timeout_ms": 3000}, "failover_timeout_s"),
+    ({"node": "we"}, "hears itself"),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), STRANGE)
+def test_a_node_that_starts_ends_when_its_peer_cannot_be_one(changes: dict[str, Any], text: str) -> None:
+    """BST-S-06, BST-S-01 (timing equal on both sides)."""
+    machine = machine_of()
+    outputs = machine.receive(Peer().says(BACKUP, **changes), 0.1)
+    error = error_of(outputs)
+    assert isinstance(error, PeerMismatchError)
+    assert error.exit_code == 72
+    assert text in str(error)
+
+
+@pytest.mark.parametrize(("changes", "text"), STRANGE)
+@pytest.mark.parametrize("state", [ACTIVE, PASSIVE])
+def test_a_stranger_does_not_harm_a_settled_node(state: State, changes: dict[str, Any], text: str) -> None:
+    machine = in_state(state, peer=Peer())
+    expires_at = machine.peer_expires_at
+    stranger = Peer(node="stranger")
+    [rejected] = machine.receive(stranger.says(BACKUP, **changes), FRESH)
+    assert isinstance(rejected, PeerRejected)
+    assert text in rejected.text
+    assert machine.receive(stranger.says(BACKUP, **changes), FRESH) == []
+    assert machine.state is state
+    assert machine.peer_expires_at == expires_at
+    assert machine.peer_ignored[Ignored.MISMATCH] == 2
+
+
+@pytest.mark.parametrize(
+    ("epoch", "node", "state"),
+    [(0, "z", ACTIVE), (1, "a", ACTIVE), (1, "z", ERROR), (2, "a", ERROR)],
+)
+def test_of_two_active_strangers_the_lower_claim_ends(epoch: int, node: str, state: State) -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    assert machine.epoch == 1
+    machine.receive(Peer(node=node).says(ACTIVE, pair="other", epoch=epoch), FRESH)
+    assert machine.state is state
+
+
+def test_a_foreign_version_is_a_stranger() -> None:
+    error = RemoteProtocolError("peer-version", "the peer speaks b'BSTP99'")
+    assert isinstance(error_of(machine_of().receive_invalid(error, 0.1)), PeerMismatchError)
+    machine = in_state(ACTIVE, peer=Peer())
+    assert kinds(machine.receive_invalid(error, FRESH)) == [PeerRejected]
+    assert machine.is_active
+
+
+def test_reports_about_strangers_do_not_pile_up() -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    for number in range(1000):
+        machine.receive(Peer(node=f"stranger {number}").says(BACKUP, pair="x"), FRESH)
+    assert len(machine._rejected) <= 16
+
+
+# --- late messages ----------------------------------------------------------------------------------------
+
+
+def test_a_late_message_is_ignored() -> None:
+    peer = Peer()
+    machine = in_state(PASSIVE, peer=peer)
+    late = peer.says(BACKUP)
+    machine.receive(peer.says(ACTIVE, epoch=2), FRESH)
+    assert machine.receive(late, FRESH) == []
+    assert machine.receive(late, FRESH + 0.1) == []
+    assert machine.state is PASSIVE
+    assert machine.peer_ignored[Ignored.STALE] == 2
+
+
+def test_late_messages_of_an_earlier_run_are_ignored_while_the_new_run_lives() -> None:
+    old, new = Peer(node="run-1"), Peer(node="run-2")
+    machine = in_state(PASSIVE, peer=old)
+    machine.receive(new.says(ACTIVE, epoch=2), FRESH)
+    machine.receive(old.says(BACKUP), FRESH)
+    assert machine.state is PASSIVE
+    assert machine.peer_ignored[Ignored.STALE] == 1
+
+
+def test_an_earlier_run_is_heard_again_when_the_later_one_was_a_passing_guest() -> None:
+    old, guest = Peer(node="run-1"), Peer(node="guest")
+    machine = in_state(PASSIVE, peer=old)
+    machine.receive(guest.says(ACTIVE, epoch=2), FRESH)
+    for at in (FRESH + 1, FRESH + 2):
+        machine.handle_timer(at)
+    machine.receive(old.says(ACTIVE, epoch=2), FRESH + 2)
+    assert machine.peer_expires_at == FRESH + 2 + TIMEOUT_S
+    machine.receive(guest.says(BACKUP), FRESH + 2.1)
+    assert machine.state is PASSIVE
+
+
+def test_a_peer_that_restarts_in_a_loop_does_not_grow_our_memory() -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    for number in range(1000):
+        machine.receive(Peer(node=f"run {number}").says(BACKUP), FRESH)
+    assert len(machine._past_peers) <= 16
+
+
+def test_a_new_run_of_the_peer_is_not_told_the_answer_to_its_predecessor() -> None:
+    old, new = Peer(node="run-1"), Peer(node="run-2")
+    machine = in_state(PASSIVE, peer=old)
+    assert published(machine.receive(old.says(ACTIVE, asks=5), FRESH))[0].answers == 5
+    machine.receive(new.says(ACTIVE), FRESH)
+    assert published(machine.subscribed(FRESH))[0].answers == 0
+
+
+# --- a published peer -------------------------------------------------------------------------------------
+
+
+def test_a_passive_published_peer_is_never_told_that_we_are_passive() -> None:
+    """It would take it for the end of the pair and exit; in silence it takes over with the next vote."""
+    for end in ("stall", "leave"):
+        machine = in_state(ACTIVE)
+        assert machine.peer_state is PASSIVE
+        outputs = machine.stalled(9.0, FRESH + 9) if end == "stall" else machine.leave(FRESH)
+        assert Deactivated in kinds(outputs)
+        assert published(outputs) == []
+        assert machine.has_left(FRESH) is (end == "leave")
+
+
+def test_a_stalled_node_with_a_published_peer_yields_to_one_that_took_over() -> None:
+    machine = in_state(ACTIVE)
+    machine.stalled(9.0, FRESH + 9)
+    machine.receive(bare(PASSIVE), FRESH + 9)
+    assert machine.peer_state is PASSIVE
+    outputs = machine.receive(bare(ACTIVE), FRESH + 9.1)
+    assert not machine.is_asking
+    assert machine.state is PASSIVE
+    assert [message.state for message in published(outputs + machine.handle_timer(FRESH + 10.2))] == [PASSIVE]
+
+
+def test_a_stalled_node_with_a_passive_published_peer_serves_after_one_timeout_and_a_vote() -> None:
+    machine = in_state(ACTIVE)
+    machine.stalled(9.0, FRESH + 9)
+    for tick in (0.0, 1.0, 1.9):
+        machine.receive(bare(PASSIVE), FRESH + 9 + tick)
+        machine.handle_timer(FRESH + 9 + tick)
+    machine.client_request(FRESH + 11)
+    assert machine.is_active
+
+
+# --- what a node tells about itself -----------------------------------------------------------------------
+
+
+def test_the_status_tells_when_a_vote_could_succeed() -> None:
+    machine = in_state(PASSIVE, peer=Peer(), epoch=8)
+    status = machine.status(FRESH)
+    assert (status.state, status.epoch, status.peer_state) == (4, 8, 3)
+    assert (status.peer_age_ms, status.retry_after_ms) == (500, 1500)
+    assert (status.heartbeat_ms, status.failover_timeout_ms) == (1000, 2000)
+    status = machine.status(SILENT)
+    assert (status.peer_state, status.retry_after_ms) == (0, 0)
+    assert machine_of(Role.BACKUP).status(0.0).retry_after_ms == NEVER_MS
+    assert machine_of().status(0.0).peer_age_ms == NEVER_MS
+    assert in_state(ACTIVE, peer=Peer()).retry_after_s(FRESH) == 0.0
