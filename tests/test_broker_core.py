@@ -229,10 +229,10 @@ def test_a_worker_that_cannot_be_reached_does_not_use_up_a_delivery() -> None:
     for number in range(6):
         desk.ready(b"w%d" % number)
     desk.request(b"c", 1)
-    for number in range(5):
-        (frames,) = sent(desk.broker.undelivered(b"w%d" % number, desk.now))
-        assert heard(frames).flags == 0
-    assert frames[0] == b"w5"
+    moved = [sent(desk.broker.undelivered(b"w%d" % number, desk.now)) for number in range(5)]
+    assert [(frames[0], heard(frames).flags) for (frames,) in moved] == [
+        (b"w%d" % number, 0) for number in range(1, 6)
+    ]
 
 
 def test_after_a_partial_a_dead_workers_request_is_not_run_again() -> None:
@@ -401,6 +401,13 @@ def test_a_repeated_request_is_executed_once_and_answered_at_its_new_address() -
     assert frames[0] == b"new-socket"
     assert desk.broker.services[b"echo"].duplicates == 1
     assert desk.broker.requests_of == {}
+
+
+def test_a_worker_is_told_that_another_node_may_have_executed_the_request() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    (frames,) = desk.send(b"c", *native.encode_request(ident(1), b"echo", [b"hi"], is_repeated=True))
+    assert heard(frames).flags == native.FLAG_REDELIVERED
 
 
 def test_the_same_number_of_another_client_is_another_request() -> None:

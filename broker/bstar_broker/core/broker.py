@@ -227,6 +227,7 @@ class Broker:
             now,
             now + (ttl_ms / 1000 if ttl_ms else settings.request_ttl_s),
             ttl_ms > 0,
+            is_repeated=message.is_repeated,
         )
         if service.idle and not queue.length and not self.is_draining:
             outputs: list[Output] = [self._dispatch(service.idle.popitem(last=False)[0], request, now)]
@@ -321,7 +322,7 @@ class Broker:
                 request.body,
                 ttl_ms,
                 self.epoch,
-                deliveries > 1,
+                deliveries > 1 or request.is_repeated,
                 request.extensions,
             )
         )

@@ -46,6 +46,8 @@ class Accepted(msgspec.Struct, gc=False):
     partials: int = 0
     held: list[bytes] | None = None
     is_abandoned: bool = False
+    # Its client says that an earlier attempt may have been executed, here or at the other node.
+    is_repeated: bool = False
 
 
 class WorkerRecord:

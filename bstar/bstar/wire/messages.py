@@ -80,7 +80,8 @@ class Request(msgspec.Struct, gc=False):
     """A client asks for work. ``identity`` is empty for dialects without request numbers.
 
     ``ttl_ms`` is the time the client goes on waiting (0: not told). ``extensions`` are the native header's
-    extension octets, handed on unread.
+    extension octets, handed on unread. ``is_repeated``: an earlier attempt, here or at the other node, may
+    have been executed.
     """
 
     sender: bytes
@@ -92,6 +93,7 @@ class Request(msgspec.Struct, gc=False):
     ttl_ms: int = 0
     epoch: int = 0
     extensions: bytes = b""
+    is_repeated: bool = False
 
 
 class Ping(msgspec.Struct, gc=False):

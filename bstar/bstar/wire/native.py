@@ -94,7 +94,7 @@ HEARTBEAT = 0x0B
 DISCONNECT = 0x0C
 STALE_EPOCH = 0x0D
 
-FLAG_REDELIVERED = 0x01  # on REQUEST to a worker: an earlier delivery of it may have begun
+FLAG_REDELIVERED = 0x01  # on REQUEST: an earlier attempt or delivery of it may have been executed
 FLAG_DISPATCHED = 0x02  # on NOT_ACTIVE: a worker had been given the request, so it may have been executed
 
 IDENTITY_BYTES = 24
@@ -169,7 +169,7 @@ def decode_peer(frames: Frames) -> FromPeer:
         raise RemoteProtocolError(
             "native-header", f"a header has {HEADER_BYTES} to {_HEADER_BYTES_MAX} octets"
         )
-    _, _, command, _, ident, epoch, value, service_size = _unpack_from(head)
+    _, _, command, flags, ident, epoch, value, service_size = _unpack_from(head)
     end = HEADER_BYTES + service_size
     if end > size:
         raise RemoteProtocolError("native-header", "the service name is longer than its header")
@@ -190,6 +190,7 @@ def decode_peer(frames: Frames) -> FromPeer:
             value,
             epoch,
             head[end:] if size > end else b"",
+            flags & FLAG_REDELIVERED != 0,
         )
     if command == FINAL:
         if len(frames) < 3:
@@ -415,9 +416,19 @@ def decode_welcome(message: Message) -> Welcome:
 
 
 def encode_request(
-    identity: bytes, service: bytes, body: Frames, *, ttl_ms: int = 0, epoch: int = 0, extensions: bytes = b""
+    identity: bytes,
+    service: bytes,
+    body: Frames,
+    *,
+    ttl_ms: int = 0,
+    epoch: int = 0,
+    is_repeated: bool = False,
+    extensions: bytes = b"",
 ) -> Frames:
-    """``[header 01] [body…]``; ``ttl_ms`` is the time the caller goes on waiting, 0 for no limit."""
+    """``[header 01] [body…]``; ``ttl_ms`` is the time the caller goes on waiting, 0 for no limit.
+
+    ``is_repeated`` (flag REDELIVERED): an earlier attempt may have been executed; the worker is told.
+    """
     assert len(identity) == IDENTITY_BYTES
     check_service(service)
     check_body(body)
@@ -426,7 +437,7 @@ def encode_request(
     if not 0 <= ttl_ms <= _U32_MAX:
         raise LocalProtocolError(f"a time to live is 0 to {_U32_MAX} ms, not {ttl_ms}")
     return [
-        _pack(0xB5, 0x01, REQUEST, 0, identity, epoch, ttl_ms, len(service)) + service + extensions,
+        _pack(0xB5, 0x01, REQUEST, is_repeated, identity, epoch, ttl_ms, len(service)) + service + extensions,
         *body,
     ]
 

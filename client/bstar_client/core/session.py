@@ -58,6 +58,10 @@ _REFUSED_PAUSE_S = 0.05
 # A heap of deadlines keeps those of ended calls until they pass; rebuilt when they are the majority.
 _DEADLINES_SLACK = 1_024
 _TTL_MS_MAX = NEVER_MS - 1
+# A request's time ends at the broker a moment before its caller stops waiting, so that the caller can be told that
+# it was not executed.
+_TTL_MARGIN = 0.02
+_TTL_MARGIN_MAX_S = 0.05
 
 
 class SessionSettings(msgspec.Struct, frozen=True):
@@ -666,14 +670,24 @@ class Session:
         if call.attempts:
             self.counters.resends += 1
         call.attempts += 1
+        is_repeated = call.may_have_executed
         call.sent_to = node.connection
         deadline = call.deadline
         ttl_ms = 0
         if deadline is not None:
-            ttl_ms = min(max(math.ceil((deadline - now) * 1000), 1), _TTL_MS_MAX)
+            remaining_s = deadline - now
+            ttl_s = remaining_s - min(remaining_s * _TTL_MARGIN, _TTL_MARGIN_MAX_S)
+            ttl_ms = min(max(math.ceil(ttl_s * 1000), 1), _TTL_MS_MAX)
         return Send(
             node.index,
-            native.encode_request(call.identity, call.service, call.body, ttl_ms=ttl_ms, epoch=self.epoch),
+            native.encode_request(
+                call.identity,
+                call.service,
+                call.body,
+                ttl_ms=ttl_ms,
+                epoch=self.epoch,
+                is_repeated=is_repeated,
+            ),
         )
 
     @staticmethod
