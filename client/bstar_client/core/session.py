@@ -126,7 +126,7 @@ class Session:
         self._ping_interval_s = self._settings.ping_interval_s or _PING_INTERVAL_S
         self._silence_limit_s = self._settings.silence_limit_s or _SILENCE_LIMIT_S
         self._failover_timeout_s = self._silence_limit_s
-        self._ping_at = now
+        self._ping_at = now + _IDLE_PING_INTERVAL_S
         self._is_closed = False
         self.epoch = 0
         self._ping = native.encode_ping(epoch=0)

@@ -1,0 +1,857 @@
+"""The native client's session in virtual time: no socket, no thread, no waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bstar.errors import (
+    BstarError,
+    BusyError,
+    CallTimeoutError,
+    ClosedError,
+    HandlerError,
+    NoActiveNodeError,
+    OutcomeUnknownError,
+    RejectedError,
+    StreamInterruptedError,
+)
+from bstar.wire import native
+from bstar.wire.messages import NEVER_MS, ErrorCode, NodeStatus
+from bstar_client.core.calls import Call, Reply
+from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
+from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Send
+from bstar_client.core.session import Session, SessionSettings
+
+PRIMARY, BACKUP, ACTIVE, PASSIVE, SILENT = 1, 2, 3, 4, 0
+ENDPOINTS = ("tcp://primary", "tcp://backup")
+CLIENT_ID = bytes(range(16))
+CODEC = native.CODEC
+
+
+def status(
+    state: int, *, epoch: int = 1, peer: int = SILENT, retry_after_ms: int = NEVER_MS, timeout_ms: int = 1000
+) -> NodeStatus:
+    return NodeStatus(state, epoch, peer, 0, retry_after_ms, timeout_ms // 4, timeout_ms)
+
+
+@dataclass
+class Desk:
+    """A session, the time, and everything it has put out, sorted."""
+
+    endpoints: Sequence[str] = ENDPOINTS
+    options: SessionSettings = field(default_factory=SessionSettings)
+    now: float = 100.0
+
+    def __post_init__(self) -> None:
+        self.session = Session(self.endpoints, client_id=CLIENT_ID, now=self.now, settings=self.options)
+        self.sent: list[tuple[int, native.Message]] = []
+        self.replies: list[tuple[Call, Reply]] = []
+        self.errors: list[tuple[Call, BstarError]] = []
+        self.events: list[Event] = []
+
+    def take(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Send):
+                self.sent.append((output.node, read(output.frames)))
+            elif isinstance(output, Deliver):
+                self.replies.append((output.call, output.reply))
+            elif isinstance(output, Fail):
+                self.errors.append((output.call, output.error))
+            elif isinstance(output, Announce):
+                self.events.append(output.event)
+
+    def call(
+        self,
+        body: bytes = b"x",
+        *,
+        timeout: float | None = 30.0,
+        idempotent: bool = True,
+        stream: bool = False,
+        service: bytes = b"echo",
+    ) -> Call:
+        deadline = None if timeout is None else self.now + timeout
+        call = Call(service, [body], deadline, idempotent, stream)
+        self.take(self.session.submit(call, self.now))
+        return call
+
+    def connect(self, node: int, state: NodeStatus | None = None) -> None:
+        self.take(self.session.connected(node, self.now))
+        if state is not None:
+            self.pong(node, state)
+
+    def disconnect(self, node: int) -> None:
+        self.take(self.session.disconnected(node, self.now))
+
+    def hear(self, node: int, frames: list[bytes]) -> None:
+        self.take(self.session.receive(node, frames[1:], self.now))
+
+    def pong(self, node: int, state: NodeStatus) -> None:
+        self.hear(node, CODEC.pong(b"", native.NO_IDENTITY, state))
+
+    def refuse(self, node: int, call: Call, state: NodeStatus, *, was_dispatched: bool = False) -> None:
+        self.hear(node, CODEC.not_active(b"", (), call.identity, state, was_dispatched))
+
+    def final(self, node: int, call: Call, body: bytes = b"done", partials: int = 0) -> None:
+        self.hear(node, CODEC.final(b"", (), b"", call.identity, 1, partials, [body], b""))
+
+    def partial(self, node: int, call: Call, index: int, body: bytes = b"part") -> None:
+        self.hear(node, CODEC.partial(b"", (), b"", call.identity, 1, index, [body], b""))
+
+    def error(self, node: int, call: Call, code: int, text: bytes = b"") -> None:
+        self.hear(node, CODEC.failure(b"", (), call.identity, 1, code, text))
+
+    def busy(self, node: int, call: Call, retry_after_ms: int = 20) -> None:
+        self.hear(node, CODEC.busy(b"", (), call.identity, 1, retry_after_ms, b"full"))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, carrying out every timer at its moment."""
+        until = self.now + seconds
+        for _ in range(10_000):
+            due = self.session.next_deadline()
+            if due is None or due > until:
+                break
+            self.now = max(self.now, due)
+            self.take(self.session.handle_timer(self.now))
+        else:
+            pytest.fail("timers without end")
+        self.now = until
+
+    def requests(self, node: int | None = None) -> list[tuple[int, bytes]]:
+        """(node, identity) of every REQUEST sent so far."""
+        return [
+            (to, message.identity)
+            for to, message in self.sent
+            if message.command == native.REQUEST and node in (None, to)
+        ]
+
+    def pings(self, node: int) -> int:
+        return sum(1 for to, message in self.sent if to == node and message.command == native.PING)
+
+    def error_of(self, call: Call) -> BstarError:
+        [error] = [error for failed, error in self.errors if failed is call]
+        return error
+
+
+def read(frames: list[bytes]) -> native.Message:
+    """What a broker reads in a client's frames; PING has no place in the codec's table for clients."""
+    if frames[0][2] == native.PING:
+        return native.Message(native.PING, 0, frames[0][4:28], 0, 0, b"", b"", [])
+    return native.decode(frames)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def served(desk: Desk) -> Desk:
+    """The primary is active, the backup passive, both connected."""
+    desk.connect(0, status(ACTIVE, peer=PASSIVE))
+    desk.connect(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
+    return desk
+
+
+# --- the ordinary day ---------------------------------------------------------------------------------------
+
+
+def test_a_request_goes_to_the_active_node_and_its_reply_comes_back(served: Desk) -> None:
+    call = served.call(b"hello")
+    served.final(0, call, b"world")
+    assert served.requests() == [(0, call.identity)]
+    [(delivered, reply)] = served.replies
+    assert delivered is call
+    assert (reply.body, reply.attempts, reply.endpoint, reply.is_final) == (b"world", 1, ENDPOINTS[0], True)
+    assert served.session.outstanding == 0
+
+
+def test_identities_are_the_client_id_and_a_number_from_one(served: Desk) -> None:
+    first, second = served.call(), served.call()
+    assert first.identity == CLIENT_ID + (1).to_bytes(8, "big")
+    assert second.identity == CLIENT_ID + (2).to_bytes(8, "big")
+
+
+def test_replies_out_of_order_reach_their_own_callers(served: Desk) -> None:
+    calls = [served.call(b"%d" % number) for number in range(5)]
+    for call in reversed(calls):
+        served.final(0, call, b"re " + call.body[0])
+    assert [(call, reply.body) for call, reply in served.replies] == [
+        (call, b"re " + call.body[0]) for call in reversed(calls)
+    ]
+
+
+def test_the_second_of_two_replies_is_dropped_and_counted(served: Desk) -> None:
+    call = served.call()
+    served.final(0, call)
+    served.final(0, call)
+    assert len(served.replies) == 1
+    assert served.session.counters.replies_unmatched == 1
+
+
+def test_every_request_tells_the_remaining_time_and_the_highest_epoch(desk: Desk) -> None:
+    desk.connect(0, status(ACTIVE, epoch=7))
+    desk.call(timeout=2.0)
+    _, message = desk.sent[-1]
+    assert 1900 <= message.value <= 2000
+    assert message.epoch == 7
+
+
+def test_a_call_without_limit_tells_no_time(desk: Desk) -> None:
+    desk.connect(0, status(ACTIVE))
+    desk.call(timeout=None)
+    assert desk.sent[-1][1].value == 0
+
+
+def test_garbage_is_counted_and_changes_nothing(served: Desk) -> None:
+    call = served.call()
+    for frames in ([b""], [b"\xb5\x01"], [b"\xb5\x01" + bytes(39)], [b"MDPC02", b"\x03", b"echo", b"x"]):
+        served.take(served.session.receive(0, frames, served.now))
+    assert served.session.counters.messages_invalid == 4
+    served.final(0, call)
+    assert len(served.replies) == 1
+
+
+def test_while_something_is_outstanding_every_node_is_pinged(served: Desk) -> None:
+    served.call()
+    before = served.pings(0), served.pings(1)
+    for _ in range(4):
+        served.wait(0.25)
+        served.pong(0, status(ACTIVE))
+        served.pong(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
+    assert served.pings(0) - before[0] == served.pings(1) - before[1] == 4
+
+
+def test_an_idle_client_pings_rarely(served: Desk) -> None:
+    before = served.pings(0)
+    served.wait(4.0)
+    assert served.pings(0) - before <= 1
+
+
+# --- the first connect --------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BST-C-01")
+def test_both_addresses_are_known_and_either_may_be_the_active_one(desk: Desk) -> None:
+    call = desk.call()
+    desk.connect(0, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
+    desk.connect(1, status(ACTIVE, peer=PASSIVE))
+    assert desk.requests() == [(1, call.identity)]
+
+
+def test_the_first_connect_fails_over_as_well(desk: Desk) -> None:
+    call = desk.call()
+    desk.disconnect(0)
+    desk.connect(1, status(PASSIVE, retry_after_ms=0))
+    assert desk.requests() == [(1, call.identity)]
+
+
+def test_a_backup_that_connects_first_is_not_voted_for_while_the_primary_may_answer(desk: Desk) -> None:
+    call = desk.call()
+    desk.connect(1, status(PASSIVE, retry_after_ms=0))
+    desk.wait(0.5)
+    assert desk.requests() == []
+    desk.connect(0, status(PRIMARY, retry_after_ms=0))
+    assert desk.requests() == [(0, call.identity)]
+
+
+def test_a_primary_that_stays_silent_is_passed_over_after_the_silence_limit(desk: Desk) -> None:
+    call = desk.call()
+    desk.connect(1, status(PASSIVE, retry_after_ms=0))
+    desk.wait(0.9)
+    desk.pong(1, status(PASSIVE, retry_after_ms=0))
+    assert desk.requests() == []
+    desk.wait(0.2)
+    assert desk.requests() == [(1, call.identity)]
+
+
+def test_a_connected_primary_that_never_answers_is_passed_over_as_well(desk: Desk) -> None:
+    call = desk.call()
+    desk.connect(0)
+    desk.connect(1, status(PASSIVE, retry_after_ms=0))
+    for _ in range(5):
+        desk.wait(0.25)
+        desk.pong(1, status(PASSIVE, retry_after_ms=0))
+    assert desk.requests() == [(1, call.identity)]
+
+
+def test_with_a_single_endpoint_the_only_node_is_asked(desk: Desk) -> None:
+    alone = Desk(endpoints=("tcp://only",))
+    call = alone.call()
+    alone.connect(0, status(ACTIVE))
+    alone.final(0, call)
+    assert len(alone.replies) == 1
+
+
+# --- votes --------------------------------------------------------------------------------------------------
+
+
+def test_only_the_oldest_request_votes_and_the_rest_follow_when_the_node_serves(desk: Desk) -> None:
+    calls = [desk.call() for _ in range(3)]
+    desk.connect(0, status(PRIMARY, retry_after_ms=0))
+    assert desk.requests() == [(0, calls[0].identity)]
+    desk.pong(0, status(ACTIVE, epoch=1))
+    assert desk.requests() == [(0, call.identity) for call in calls]
+
+
+def test_a_reply_to_the_vote_proves_that_the_node_serves(desk: Desk) -> None:
+    calls = [desk.call() for _ in range(2)]
+    desk.connect(0, status(PRIMARY, retry_after_ms=0))
+    desk.final(0, calls[0])
+    assert desk.requests() == [(0, call.identity) for call in calls]
+    assert desk.session.active == ENDPOINTS[0]
+
+
+@pytest.mark.requirement("BST-C-03")
+def test_a_refused_vote_goes_to_the_other_node_at_once_and_comes_back_after_the_told_delay(
+    desk: Desk,
+) -> None:
+    call = desk.call()
+    desk.connect(0, status(PASSIVE, retry_after_ms=0))
+    desk.connect(1, status(PASSIVE, retry_after_ms=0))
+    desk.refuse(0, call, status(PASSIVE, peer=PASSIVE, retry_after_ms=400))
+    assert desk.requests() == [(0, call.identity), (1, call.identity)]
+    desk.refuse(1, call, status(PASSIVE, peer=PASSIVE, retry_after_ms=700))
+    desk.wait(0.39)
+    assert len(desk.requests()) == 2
+    desk.wait(0.02)
+    assert desk.requests()[2:] == [(0, call.identity)]
+
+
+def test_a_node_that_no_request_can_promote_is_not_asked(desk: Desk) -> None:
+    desk.call(timeout=3.0)
+    desk.connect(0, status(BACKUP))
+    desk.disconnect(1)
+    for _ in range(8):
+        desk.wait(0.25)
+        desk.pong(0, status(BACKUP))
+    assert desk.requests() == []
+
+
+def test_a_refusal_that_says_now_does_not_become_a_storm(desk: Desk) -> None:
+    call = desk.call()
+    desk.connect(0, status(PASSIVE, retry_after_ms=0))
+    desk.disconnect(1)
+    for _ in range(200):
+        desk.refuse(0, call, status(PASSIVE, retry_after_ms=0))
+        desk.wait(0.01)
+        desk.pong(0, status(PASSIVE, retry_after_ms=0))
+    assert 1 < len(desk.requests()) < 30
+
+
+def test_requests_to_the_broker_itself_do_not_vote_while_another_can(desk: Desk) -> None:
+    desk.call(service=b"mmi.service")
+    call = desk.call()
+    desk.connect(0, status(PRIMARY, retry_after_ms=0))
+    assert desk.requests() == [(0, call.identity)]
+
+
+def test_a_vote_that_nobody_waits_for_any_more_does_not_block_the_next(desk: Desk) -> None:
+    first = desk.call(timeout=0.2)
+    second = desk.call()
+    desk.connect(0, status(PASSIVE, retry_after_ms=0))
+    desk.connect(1, status(PASSIVE, retry_after_ms=0))
+    desk.wait(0.21)
+    assert isinstance(desk.error_of(first), CallTimeoutError)
+    desk.refuse(0, first, status(PASSIVE, retry_after_ms=500))
+    assert desk.requests()[-1] == (1, second.identity)
+
+
+# --- failover -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BST-C-02")
+@pytest.mark.requirement("BST-C-04")
+def test_a_broken_connection_sends_every_outstanding_request_to_the_node_that_takes_over(
+    served: Desk,
+) -> None:
+    calls = [served.call() for _ in range(3)]
+    served.disconnect(0)
+    # The passive node tells when it could take over; until then it is not asked.
+    served.pong(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=300))
+    assert served.requests(1) == []
+    served.wait(0.31)
+    assert served.requests(1) == [(1, calls[0].identity)]
+    served.pong(1, status(ACTIVE, epoch=2))
+    assert served.requests(1) == [(1, call.identity) for call in calls]
+    [failover] = [event for event in served.events if isinstance(event, FailedOver)]
+    assert (failover.from_endpoint, failover.to_endpoint) == ENDPOINTS
+    assert (failover.reason, failover.epoch, failover.outstanding) == ("disconnected", 2, 3)
+    assert failover.gap_s == pytest.approx(0.31)
+
+
+def test_a_silent_node_is_left_and_its_late_reply_is_still_delivered_once(served: Desk) -> None:
+    call = served.call()
+    for _ in range(6):
+        served.wait(0.25)
+        served.pong(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
+    assert any(isinstance(event, ActiveLost) and event.reason == "silent" for event in served.events)
+    served.pong(1, status(ACTIVE, epoch=2))
+    assert served.requests(1) == [(1, call.identity)]
+    served.final(0, call, b"late")
+    served.final(1, call, b"again")
+    assert [reply.body for _, reply in served.replies] == [b"late"]
+    assert served.session.counters.replies_unmatched == 1
+
+
+def test_a_client_that_was_away_itself_does_not_call_its_node_silent(served: Desk) -> None:
+    call = served.call()
+    served.wait(0.2)
+    served.now += 60 - 31  # nothing ran; no PING was unanswered when it began
+    served.take(served.session.handle_timer(served.now))
+    assert served.session.active == ENDPOINTS[0]
+    served.final(0, call)
+    assert len(served.replies) == 1
+
+
+def test_two_witnesses_of_silence_are_enough(served: Desk) -> None:
+    call = served.call()
+    served.wait(0.55)
+    served.pong(1, status(PASSIVE, peer=SILENT, retry_after_ms=0))
+    assert served.requests(1) == [(1, call.identity)]
+
+
+def test_the_timing_comes_from_the_nodes(desk: Desk) -> None:
+    desk.connect(0, status(ACTIVE, timeout_ms=200))
+    desk.connect(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=200, timeout_ms=200))
+    desk.call()
+    desk.wait(0.26)
+    assert any(isinstance(event, ActiveLost) for event in desk.events)
+
+
+def test_a_higher_epoch_wins_at_once(served: Desk) -> None:
+    call = served.call()
+    served.pong(1, status(ACTIVE, epoch=2))
+    assert served.requests(1) == [(1, call.identity)]
+    served.pong(0, status(ACTIVE, epoch=1))
+    assert served.session.active == ENDPOINTS[1]
+
+
+def test_not_active_moves_the_request_to_the_node_that_is(served: Desk) -> None:
+    call = served.call()
+    served.refuse(0, call, status(PASSIVE, epoch=2, peer=ACTIVE, retry_after_ms=1000))
+    served.pong(1, status(ACTIVE, epoch=2))
+    assert served.requests() == [(0, call.identity), (1, call.identity)]
+    served.final(1, call)
+    [(_, reply)] = served.replies
+    assert reply.attempts == 2
+
+
+def test_a_stale_refusal_does_not_touch_a_request_that_is_elsewhere(served: Desk) -> None:
+    call = served.call()
+    served.disconnect(0)
+    served.pong(1, status(ACTIVE, epoch=2))
+    served.connect(0, status(PASSIVE, epoch=2, peer=ACTIVE, retry_after_ms=1000))
+    served.refuse(0, call, status(PASSIVE, epoch=2, peer=ACTIVE, retry_after_ms=1000))
+    assert served.session.counters.refusals_stale == 1
+    assert served.requests() == [(0, call.identity), (1, call.identity)]
+    served.final(1, call)
+    assert len(served.replies) == 1
+
+
+def test_a_request_still_on_its_way_is_not_sent_twice_over_the_same_connection(desk: Desk) -> None:
+    desk.connect(0, status(ACTIVE))
+    call = desk.call()
+    desk.disconnect(1)
+    desk.wait(2.0)  # it stalls …
+    desk.pong(0, status(ACTIVE))  # … and comes back
+    assert desk.requests() == [(0, call.identity)]
+    desk.final(0, call)
+    assert len(desk.replies) == 1
+
+
+def test_a_node_that_restarted_gets_everything_again(desk: Desk) -> None:
+    desk.connect(0, status(ACTIVE))
+    call = desk.call()
+    desk.disconnect(1)
+    desk.disconnect(0)
+    desk.connect(0, status(ACTIVE, epoch=3))
+    assert desk.requests() == [(0, call.identity)] * 2
+
+
+def test_requests_held_by_a_node_that_stepped_down_and_says_nothing_vote_in_the_end(served: Desk) -> None:
+    call = served.call()
+    served.pong(0, status(PASSIVE, retry_after_ms=0))
+    for _ in range(8):
+        served.wait(0.25)
+        served.pong(0, status(PASSIVE, retry_after_ms=0))
+        served.pong(1, status(PASSIVE, retry_after_ms=0))
+    assert len(served.requests()) > 1
+    assert {identity for _, identity in served.requests()} == {call.identity}
+
+
+def test_observers_hear_of_every_change_once(served: Desk) -> None:
+    served.disconnect(0)
+    served.disconnect(0)
+    served.pong(1, status(ACTIVE, epoch=2))
+    assert served.events == [
+        Connected(ENDPOINTS[0]),
+        ActiveFound(ENDPOINTS[0], 1),
+        Connected(ENDPOINTS[1]),
+        Disconnected(ENDPOINTS[0], "broken"),
+        ActiveLost(ENDPOINTS[0], "disconnected", 0),
+        FailedOver(*ENDPOINTS, "disconnected", 2, 0, 0.0),
+    ]
+
+
+# --- what the caller is told --------------------------------------------------------------------------------
+
+
+def test_no_active_node_until_the_deadline_means_not_executed_and_says_what_was_tried(desk: Desk) -> None:
+    call = desk.call(timeout=1.5)
+    desk.disconnect(0)
+    desk.connect(1, status(BACKUP))
+    desk.wait(1.5)
+    error = desk.error_of(call)
+    assert isinstance(error, NoActiveNodeError)
+    assert not error.may_have_executed
+    assert "tcp://primary: refused" in str(error)
+    assert "tcp://backup" in str(error)
+
+
+def test_an_accepted_request_without_a_reply_may_have_been_executed(served: Desk) -> None:
+    call = served.call(timeout=0.2)
+    served.wait(0.2)
+    error = served.error_of(call)
+    assert isinstance(error, CallTimeoutError)
+    assert error.may_have_executed
+
+
+def test_a_deadline_that_has_passed_sends_nothing(served: Desk) -> None:
+    call = served.call(timeout=-1.0)
+    assert isinstance(served.error_of(call), NoActiveNodeError)
+    assert served.requests() == []
+
+
+def test_busy_is_retried_after_its_hint_until_the_deadline(served: Desk) -> None:
+    call = served.call(timeout=0.5)
+    for _ in range(3):
+        served.busy(0, call, 20)
+        served.wait(0.1)
+        served.pong(0, status(ACTIVE))
+    assert len(served.requests()) == 4
+    served.busy(0, call, 400)
+    served.wait(0.4)
+    assert isinstance(served.error_of(call), BusyError)
+
+
+def test_a_busy_broker_that_has_room_again_answers(served: Desk) -> None:
+    call = served.call()
+    served.busy(0, call, 20)
+    served.wait(0.05)
+    served.final(0, call)
+    [(_, reply)] = served.replies
+    assert reply.attempts == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "may_have_executed"),
+    [
+        (ErrorCode.HANDLER_FAILED, HandlerError, True),
+        (ErrorCode.HANDLER_TIMEOUT, HandlerError, True),
+        (ErrorCode.WORKER_LOST, OutcomeUnknownError, True),
+        (ErrorCode.POISON, OutcomeUnknownError, True),
+        (ErrorCode.EXPIRED, CallTimeoutError, False),
+        (ErrorCode.INVALID, RejectedError, False),
+        (99, OutcomeUnknownError, True),
+    ],
+)
+def test_each_error_code_has_its_class(
+    served: Desk, code: int, kind: type[BstarError], may_have_executed: bool
+) -> None:
+    call = served.call()
+    served.error(0, call, code, b"because")
+    error = served.error_of(call)
+    assert type(error) is kind
+    assert getattr(error, "may_have_executed") == may_have_executed  # noqa: B009 - BstarError has none
+
+
+def test_an_error_about_an_attempt_that_was_given_up_does_not_end_the_call(served: Desk) -> None:
+    call = served.call()
+    served.pong(1, status(ACTIVE, epoch=2))
+    served.error(0, call, ErrorCode.EXPIRED)
+    assert served.errors == []
+    served.final(1, call)
+    assert len(served.replies) == 1
+
+
+def test_a_call_that_must_not_be_repeated_ends_when_its_node_is_lost(served: Desk) -> None:
+    call = served.call(idempotent=False)
+    served.disconnect(0)
+    assert type(served.error_of(call)) is OutcomeUnknownError
+    served.pong(1, status(ACTIVE, epoch=2))
+    assert served.requests(1) == []
+
+
+def test_a_call_that_must_not_be_repeated_is_repeated_after_a_plain_refusal(served: Desk) -> None:
+    call = served.call(idempotent=False)
+    served.refuse(0, call, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
+    served.pong(1, status(ACTIVE, epoch=2))
+    served.final(1, call)
+    assert len(served.replies) == 1
+
+
+def test_a_refusal_after_dispatch_ends_a_call_that_must_not_be_repeated(served: Desk) -> None:
+    call = served.call(idempotent=False)
+    served.refuse(0, call, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000), was_dispatched=True)
+    assert type(served.error_of(call)) is OutcomeUnknownError
+
+
+def test_closing_tells_what_is_known_of_every_call(desk: Desk) -> None:
+    unsent = desk.call()
+    desk.take(desk.session.close(desk.now))
+    assert isinstance(desk.error_of(unsent), ClosedError)
+    other = Desk()
+    other.connect(0, status(ACTIVE))
+    sent = other.call()
+    other.take(other.session.close(other.now))
+    assert isinstance(other.error_of(sent), OutcomeUnknownError)
+    after = other.call()
+    assert isinstance(other.error_of(after), ClosedError)
+
+
+def test_outstanding_requests_are_bounded() -> None:
+    desk = Desk(options=SessionSettings(outstanding_max=2))
+    calls = [desk.call() for _ in range(3)]
+    assert isinstance(desk.error_of(calls[2]), BusyError)
+    assert desk.session.outstanding == 2
+
+
+def test_deadlines_of_ended_calls_do_not_pile_up(served: Desk) -> None:
+    for _ in range(5_000):
+        served.final(0, served.call())
+        if served.session.counters.requests % 1_000 == 0:
+            served.wait(0.3)
+            served.pong(0, status(ACTIVE))
+    assert len(served.session._deadlines) < 2_100
+
+
+def test_an_abandoned_call_leaves_nothing_behind(served: Desk) -> None:
+    call = served.call()
+    served.take(served.session.abandon(call, served.now))
+    served.final(0, call)
+    assert (served.replies, served.errors, served.session.outstanding) == ([], [], 0)
+
+
+# --- partials and streams -----------------------------------------------------------------------------------
+
+
+def test_a_request_collects_its_partials(served: Desk) -> None:
+    call = served.call()
+    served.partial(0, call, 0, b"a")
+    served.partial(0, call, 1, b"b")
+    served.final(0, call, b"c", partials=2)
+    [(_, reply)] = served.replies
+    assert (reply.partials, reply.body) == (((b"a",), (b"b",)), b"c")
+
+
+def test_partials_begin_again_when_the_request_is_executed_again(served: Desk) -> None:
+    call = served.call()
+    served.partial(0, call, 0, b"lost")
+    served.disconnect(0)
+    served.pong(1, status(ACTIVE, epoch=2))
+    served.partial(1, call, 0, b"a")
+    served.final(1, call, b"b", partials=1)
+    [(_, reply)] = served.replies
+    assert reply.partials == ((b"a",),)
+
+
+def test_partials_of_two_executions_are_never_mixed(served: Desk) -> None:
+    call = served.call()
+    served.partial(0, call, 0, b"old 0")
+    served.pong(1, status(ACTIVE, epoch=2))
+    served.partial(1, call, 0, b"new 0")
+    served.partial(0, call, 1, b"old 1")
+    served.final(0, call, b"old end", partials=2)
+    served.partial(1, call, 1, b"new 1")
+    served.final(1, call, b"new end", partials=2)
+    [(_, reply)] = served.replies
+    assert (reply.partials, reply.body) == (((b"new 0",), (b"new 1",)), b"new end")
+
+
+def test_a_lost_partial_is_not_hidden(served: Desk) -> None:
+    call = served.call()
+    served.partial(0, call, 0)
+    served.final(0, call, partials=2)
+    assert type(served.error_of(call)) is OutcomeUnknownError
+
+
+def test_collected_partials_are_bounded() -> None:
+    desk = Desk(options=SessionSettings(partials_max=2))
+    desk.connect(0, status(ACTIVE))
+    call = desk.call()
+    for index in range(3):
+        desk.partial(0, call, index)
+    assert isinstance(desk.error_of(call), OutcomeUnknownError)
+
+
+def test_a_stream_delivers_partials_as_they_come(served: Desk) -> None:
+    call = served.call(stream=True)
+    served.partial(0, call, 0, b"a")
+    served.partial(0, call, 1, b"b")
+    served.final(0, call, b"c", partials=2)
+    assert [(reply.body, reply.index, reply.is_final) for _, reply in served.replies] == [
+        (b"a", 0, False),
+        (b"b", 1, False),
+        (b"c", 2, True),
+    ]
+
+
+def test_a_gap_in_a_stream_ends_it(served: Desk) -> None:
+    call = served.call(stream=True)
+    served.partial(0, call, 0)
+    served.partial(0, call, 2)
+    assert isinstance(served.error_of(call), StreamInterruptedError)
+
+
+def test_a_stream_that_has_begun_is_never_repeated(served: Desk) -> None:
+    call = served.call(stream=True)
+    served.partial(0, call, 0)
+    served.disconnect(0)
+    assert isinstance(served.error_of(call), StreamInterruptedError)
+    served.pong(1, status(ACTIVE, epoch=2))
+    assert served.requests(1) == []
+
+
+def test_a_stream_that_has_not_begun_fails_over(served: Desk) -> None:
+    call = served.call(stream=True)
+    served.disconnect(0)
+    served.pong(1, status(ACTIVE, epoch=2))
+    served.partial(1, call, 0)
+    served.final(1, call, partials=1)
+    assert [reply.is_final for _, reply in served.replies] == [False, True]
+
+
+# --- any order of events ------------------------------------------------------------------------------------
+
+
+@dataclass
+class World:
+    """Two imaginary nodes behind a network that loses, delays and repeats; they answer whatever reaches them."""
+
+    desk: Desk
+
+    def __post_init__(self) -> None:
+        self.active: int | None = None
+        self.epoch = 0
+        self.is_up = [False, False]
+        self.seen = 0
+        self.inboxes: list[list[native.Message]] = [[], []]
+
+    def collect(self) -> None:
+        for node, message in self.desk.sent[self.seen :]:
+            if self.is_up[node]:
+                self.inboxes[node].append(message)
+        self.seen = len(self.desk.sent)
+
+    def state(self, node: int) -> NodeStatus:
+        if self.active == node:
+            return status(ACTIVE, epoch=self.epoch, peer=PASSIVE)
+        peer = ACTIVE if self.active is not None else SILENT
+        return status(PASSIVE, epoch=self.epoch, peer=peer, retry_after_ms=300 if peer else 0)
+
+    def answer(self, node: int, how: int) -> None:
+        self.collect()
+        if not self.inboxes[node]:
+            return
+        message = self.inboxes[node].pop(how % len(self.inboxes[node]))
+        desk = self.desk
+        if message.command == native.PING:
+            desk.pong(node, self.state(node))
+        elif self.active is None:
+            self.active = node  # the vote
+            self.epoch += 1
+            self.inboxes[node].append(message)
+        elif self.active != node:
+            desk.hear(node, CODEC.not_active(b"", (), message.identity, self.state(node), how % 3 == 0))
+        elif how % 5 == 0:
+            desk.hear(node, CODEC.busy(b"", (), message.identity, self.epoch, 10, b"full"))
+        elif how % 7 == 0:
+            self.inboxes[node].clear()  # the worker is slow for ever
+        else:
+            for _ in range(2 if how % 4 == 0 else 1):
+                desk.hear(
+                    node,
+                    CODEC.final(
+                        b"", (), b"", message.identity, self.epoch, 0, [b"re " + message.body[0]], b""
+                    ),
+                )
+
+    def toggle(self, node: int) -> None:
+        self.collect()
+        self.is_up[node] = not self.is_up[node]
+        self.inboxes[node].clear()
+        if self.is_up[node]:
+            self.desk.connect(node)
+        else:
+            if self.active == node:
+                self.active = None
+            self.desk.disconnect(node)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("call"), st.booleans()),
+        st.tuples(st.just("toggle"), st.integers(0, 1)),
+        st.tuples(st.just("answer"), st.tuples(st.integers(0, 1), st.integers(0, 50))),
+        st.tuples(st.just("wait"), st.floats(0.0, 0.6)),
+        st.tuples(st.just("handover"), st.integers(0, 1)),
+        st.tuples(st.just("stale"), st.integers(0, 1)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+@settings(max_examples=300, deadline=None)
+def test_whatever_happens_replies_are_never_crossed_and_every_call_ends_once(
+    steps: list[tuple[str, object]],
+) -> None:
+    desk = Desk()
+    world = World(desk)
+    calls: list[Call] = []
+    for verb, argument in steps:
+        match verb, argument:
+            case "call", bool(idempotent):
+                calls.append(desk.call(b"%d" % len(calls), timeout=2.0, idempotent=idempotent))
+            case "toggle", int(node):
+                world.toggle(node)
+            case "answer", (int(node), int(how)):
+                world.answer(node, how)
+            case "wait", float(seconds):
+                desk.wait(seconds)
+            case "handover", int(node):
+                world.active = node if world.is_up[node] else None
+                world.epoch += 1
+            case "stale", int(node):
+                if world.is_up[node]:
+                    desk.pong(node, status(ACTIVE, epoch=max(world.epoch - 1, 0)))
+    desk.wait(2.1)
+    for call in calls:
+        ends = [reply.body for ended, reply in desk.replies if ended is call]
+        failures = [error for ended, error in desk.errors if ended is call]
+        assert len(ends) + len(failures) == 1
+        assert all(body == b"re " + call.body[0] for body in ends)
+        if not call.is_idempotent and call.attempts > 1:
+            # Each earlier attempt was refused without having been dispatched.
+            assert not call.lost_on
+    assert desk.session.outstanding == 0
+
+
+@given(st.lists(st.lists(st.binary(max_size=60), max_size=4), max_size=10), st.binary(max_size=50))
+@settings(max_examples=200, deadline=None)
+def test_no_octets_end_the_session(messages: list[list[bytes]], tail: bytes) -> None:
+    desk = Desk()
+    desk.connect(0, status(ACTIVE))
+    call = desk.call(timeout=1.0)
+    for frames in messages:
+        desk.take(desk.session.receive(0, frames, desk.now))
+    for command in range(16):
+        head = native.header(command, identity=call.identity)
+        desk.take(desk.session.receive(0, [head + tail, tail], desk.now))
+    desk.wait(1.5)
+    assert desk.session.outstanding == 0
