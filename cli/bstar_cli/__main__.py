@@ -1,0 +1,8 @@
+"""``python -m bstar_cli`` is ``bstar``."""
+
+import sys
+
+from bstar_cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""``bstar call``: one request, its reply on standard output."""
+
+import base64
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from bstar.errors import CallError, ConfigurationError
+from bstar_cli import exits
+from bstar_cli.options import DialectOption, EndpointsOption, endpoints_of
+from bstar_client import HAClient, Reply
+
+__all__ = ["call"]
+
+
+def call(
+    service: Annotated[str, typer.Argument(metavar="SERVICE", help="The service to call.")],
+    body: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="BODY",
+            help="One frame each: a text, - for standard input, @FILE for a file, @@text for @text. "
+            "None is one empty frame.",
+        ),
+    ] = None,
+    endpoints: EndpointsOption = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", "-t", min=0.001, help="Seconds for everything, failover included.")
+    ] = 10.0,
+    stream: Annotated[bool, typer.Option("--stream", help="Print PARTIALs as they come.")] = False,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Never send it again when it may have been executed already."),
+    ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Print the octets as they are, without a newline after each frame.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each reply.")] = False,
+    dialect: DialectOption = "native",
+) -> None:
+    """Send one request and print its reply: each frame on a line of its own.
+
+    Whichever node is active is found, and the request follows it when it fails over.
+
+    Exit codes: 0 answered; 1 the service's handler failed or the broker rejected the request; 2 wrong usage;
+    3 no worker began it, sending it again is safe; 4 it may have been executed, the reply is lost.
+
+    Examples:
+
+        bstar call echo hello
+
+        bstar call store @picture.png --timeout 60
+
+        date | bstar call echo - --json
+
+        bstar call mmi.service echo
+    """
+    frames = [_frame(text) for text in body or ()] or [b""]
+    if raw and as_json:
+        raise ConfigurationError("--raw and --json exclude each other")
+    started = time.monotonic()
+
+    def show(reply: Reply) -> None:
+        if as_json:
+            _write(_as_json(reply, time.monotonic() - started))
+        else:
+            _write(b"".join(reply.frames) if raw else b"".join(frame + b"\n" for frame in reply.frames))
+
+    try:
+        with HAClient(endpoints_of(endpoints), dialect=dialect, timeout=timeout) as client:
+            if stream:
+                for reply in client.stream(service, frames, idempotent=not once):
+                    show(reply)
+            else:
+                reply = client.request(service, frames, idempotent=not once)
+                for index, partial in enumerate(reply.partials):
+                    show(Reply(partial, index=index, endpoint=reply.endpoint, is_final=False))
+                show(reply)
+    except CallError as error:
+        if as_json:
+            problem = {
+                "error": type(error).__name__,
+                "text": str(error),
+                "may_have_executed": error.may_have_executed,
+                "seconds": round(time.monotonic() - started, 6),
+            }
+            _write(msgspec.json.encode(problem) + b"\n")
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(exits.INTERRUPTED) from None
+
+
+def _frame(text: str) -> bytes:
+    if text == "-":
+        return sys.stdin.buffer.read()
+    if text.startswith("@@"):
+        return text[1:].encode()
+    if text.startswith("@"):
+        try:
+            return Path(text[1:]).read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"{text}: cannot be read: {error.strerror or error}") from error
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _as_json(reply: Reply, seconds: float) -> bytes:
+    return (
+        msgspec.json.encode(
+            {
+                "frames": [_shown(frame) for frame in reply.frames],
+                "final": reply.is_final,
+                "endpoint": reply.endpoint,
+                "epoch": reply.epoch,
+                "attempts": reply.attempts,
+                "seconds": round(seconds, 6),
+            }
+        )
+        + b"\n"
+    )
+
+
+def _shown(frame: bytes) -> str | dict[str, str]:
+    try:
+        return frame.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(frame).decode()}
+
+
+def _write(octets: bytes) -> None:
+    sys.stdout.buffer.write(octets)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,52 @@
+"""The exit codes of ``bstar``, in one place; docs/cli.md says the same for users."""
+
+from bstar.errors import (
+    BstarError,
+    CallError,
+    ConfigurationError,
+    HandlerError,
+    LocalProtocolError,
+    PairError,
+    RejectedError,
+)
+
+__all__ = [
+    "FAILED",
+    "INTERRUPTED",
+    "MANY_ACTIVE",
+    "NONE_ACTIVE",
+    "NOT_EXECUTED",
+    "OK",
+    "UNKNOWN",
+    "USAGE",
+    "code_of",
+]
+
+OK = 0
+FAILED = 1
+"""What was asked for did not succeed, and it is said why: a handler failed, a node is missing."""
+USAGE = 2
+"""The command line, an environment variable or a configuration is wrong; nothing was begun."""
+NOT_EXECUTED = 3
+"""``call``: no worker began the request; sending it again is safe."""
+UNKNOWN = 4
+"""``call``: the request may have been executed; its reply is lost."""
+NONE_ACTIVE = 3
+"""``status``: no node serves."""
+MANY_ACTIVE = 4
+"""``status``: more than one node serves."""
+INTERRUPTED = 130
+"""Ctrl-C, where that is not the ordinary way to stop."""
+
+
+def code_of(error: BstarError) -> int:
+    """The exit code for an error that ends the command. 70, 71 and 72 are those of PairError."""
+    if isinstance(error, PairError):
+        return error.exit_code
+    if isinstance(error, (ConfigurationError, LocalProtocolError)):
+        return USAGE
+    if isinstance(error, (HandlerError, RejectedError)):
+        return FAILED
+    if isinstance(error, CallError):
+        return UNKNOWN if error.may_have_executed else NOT_EXECUTED
+    return FAILED

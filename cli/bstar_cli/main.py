@@ -1,0 +1,71 @@
+"""The ``bstar`` command: one function for each verb, and the one place where errors become exit codes.
+
+Data goes to standard output and talk to standard error. What the user can mend is told in a sentence without
+a traceback; a traceback is a defect of ours.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+import bstar
+from bstar.errors import BstarError, ConfigurationError
+from bstar_cli import exits
+from bstar_cli.call import call
+from bstar_cli.configuration import check_config, sample_config
+from bstar_cli.serve import serve
+from bstar_cli.status import status
+from bstar_cli.worker import worker
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="bstar",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"bstar {bstar.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _bstar(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Two Majordomo brokers that stand in for each other, and their clients and workers.
+
+    Try it: bstar demo
+    """
+
+
+def version() -> None:
+    """Print the version."""
+    _print_version(is_wanted=True)
+
+
+for _command in (serve, worker, call, status, check_config, sample_config, version):
+    app.command()(_command)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; the exit code. ``arguments`` are those of the process unless given."""
+    try:
+        app(arguments, prog_name="bstar")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BstarError as error:
+        wrong = (
+            "wrong usage or configuration" if isinstance(error, ConfigurationError) else type(error).__name__
+        )
+        sys.stderr.write(f"bstar: {wrong}: {error}\n")
+        return exits.code_of(error)
+    return exits.OK

@@ -1,0 +1,93 @@
+"""``bstar serve``: one node of the pair, until it is told to stop or the pair cannot go on."""
+
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import structlog
+import typer
+
+import bstar
+from bstar.errors import ConfigurationError, PairError
+from bstar.settings import RESERVED_VARIABLES, load
+from bstar_cli.logs import configure_logs
+from bstar_cli.options import parse_set
+
+__all__ = ["serve"]
+
+
+class _Stopped(BaseException):
+    """SIGTERM or Ctrl-C before the event loop was there to take it."""
+
+
+def serve(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", envvar="BSTAR_CONFIG", metavar="FILE", help="The node's configuration."
+        ),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as log.level=debug."),
+    ] = None,
+) -> None:
+    """Run one node of the pair until SIGTERM or Ctrl-C.
+
+    A stopping active node finishes what its workers hold and hands over to its peer. Logs go to stderr; the
+    line "ready" tells the endpoints.
+
+    Exit codes: 0 stopped as asked; 2 wrong configuration; 70 both nodes were active and on_dual_active is
+    exit; 71 both nodes were passive; 72 the nodes cannot be a pair as they are configured.
+
+    Examples:
+
+        bstar serve --config configs/primary.yaml
+
+        BSTAR_LOG__LEVEL=debug bstar serve --config configs/backup.yaml
+
+        bstar serve -c configs/primary.yaml --set http.bind=127.0.0.1:0 --set log.format=json
+    """
+    if config is None and not assignments and not _has_variables():
+        raise ConfigurationError(
+            "no configuration: name one with --config FILE or BSTAR_CONFIG; "
+            "bstar sample-config --role primary prints a complete one"
+        )
+    settings = load(config, options=parse_set(assignments or ()))
+    configure_logs(settings.log.level, settings.log.format)
+    log = structlog.get_logger("bstar")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop_early)
+    try:
+        # Only now: the sockets' library is not needed to find a configuration wrong.
+        from bstar_broker.server import BrokerServer  # noqa: PLC0415
+
+        with BrokerServer(settings) as server:
+            log.info(
+                "ready",
+                version=bstar.__version__,
+                pair=settings.pair,
+                role=settings.role,
+                clients=settings.endpoints.clients,
+                state=settings.endpoints.state,
+                peer_state=settings.endpoints.peer_state,
+                http=server.http_url,
+                pid=os.getpid(),
+            )
+            server.run()
+    except _Stopped:
+        pass
+    except PairError as error:
+        log.critical("ended", exit_code=error.exit_code, error=str(error))
+        raise
+    log.info("stopped", role=settings.role)
+
+
+def _stop_early(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Stopped
+
+
+def _has_variables() -> bool:
+    return any(name.startswith("BSTAR_") and name not in RESERVED_VARIABLES for name in os.environ)

@@ -1,0 +1,140 @@
+"""``bstar worker``: one worker for a service, with a built-in handler or one of the user's."""
+
+import importlib
+import os
+import sys
+import time
+from typing import Annotated, Literal
+
+import structlog
+import typer
+
+from bstar.errors import ConfigurationError
+from bstar_cli.logs import configure_logs
+from bstar_cli.options import DialectOption, EndpointsOption, endpoints_of
+from bstar_client import Handler, Request, Worker, WorkerHooks
+
+__all__ = ["find_handler", "worker"]
+
+# time.sleep of more is an OverflowError; a year is long enough for a test.
+_SLEEP_S_MAX = 366 * 86_400.0
+
+
+def worker(
+    service: Annotated[str, typer.Option("--service", "-s", help="The service to offer.")],
+    handler: Annotated[
+        str,
+        typer.Argument(metavar="[echo|sleep|fail|MODULE:FUNCTION]", help="What handles the requests."),
+    ] = "echo",
+    endpoints: EndpointsOption = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", min=0, help="sleep: how long; otherwise the request's body says it."),
+    ] = None,
+    credit: Annotated[int, typer.Option("--credit", min=1, help="How many requests at once.")] = 1,
+    handler_timeout: Annotated[
+        float | None,
+        typer.Option("--handler-timeout", min=0.001, help="Give a handler up after so many seconds."),
+    ] = None,
+    dialect: DialectOption = "native",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option("--log-level", help="What to log.")
+    ] = "info",
+    log_format: Annotated[
+        Literal["console", "json"], typer.Option("--log-format", help="For people or for programs.")
+    ] = "console",
+) -> None:
+    """Offer a service to every node of the pair, until SIGTERM or Ctrl-C.
+
+    A stopping worker finishes what it executes and leaves in good order; a second signal ends it at once.
+    Handlers: echo answers with the body; sleep waits first; fail raises an error with the body as its text;
+    MODULE:FUNCTION is a function of yours, found from the current folder on, that takes a
+    bstar_client.Request and returns bytes (or several, or yields PARTIALs).
+
+    Exit codes: 0 stopped as asked; 1 too many handlers are stuck; 2 wrong usage.
+
+    Examples:
+
+        bstar worker --service echo
+
+        bstar worker --service slow sleep --seconds 0.5 --credit 4
+
+        bstar worker --service price shop.pricing:quote -e tcp://10.0.0.1:5001,tcp://10.0.0.2:5001
+    """
+    configure_logs(log_level, log_format)
+    if seconds is not None and handler != "sleep":
+        raise ConfigurationError("--seconds is for the handler sleep")
+    listed = endpoints_of(endpoints)
+    log = structlog.get_logger("bstar.worker")
+    instance = Worker(
+        listed,
+        service,
+        find_handler(handler, seconds=seconds),
+        dialect=dialect,
+        credit=credit,
+        handler_timeout_s=handler_timeout,
+        hooks=_Reports(log),
+    )
+    log.info("started", service=service, handler=handler, endpoints=listed, pid=os.getpid())
+    instance.run()
+    log.info("stopped", service=service)
+
+
+class _Reports(WorkerHooks):
+    def __init__(self, log: structlog.stdlib.BoundLogger) -> None:
+        self._log = log
+
+    def registered(self, worker: Worker, endpoint: str) -> None:
+        self._log.info("registered", endpoint=endpoint)
+
+
+def find_handler(name: str, *, seconds: float | None = None) -> Handler:
+    """A built-in handler, or the function that ``module:function`` names. Raises ConfigurationError."""
+    if name == "echo":
+        return _echo
+    if name == "fail":
+        return _fail
+    if name == "sleep":
+        return _sleeper(seconds)
+    module_name, separator, path = name.partition(":")
+    if not separator or not module_name or not path:
+        raise ConfigurationError(f"{name!r} is no handler: write echo, sleep, fail or module:function")
+    # As python -m does, so that a worker is found where its author stands.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: object = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigurationError(f"the handler {name!r} cannot be imported: {error}") from error
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            raise ConfigurationError(f"the handler {name!r} is not there: {error}") from error
+    if not callable(found):
+        raise ConfigurationError(f"the handler {name!r} is a {type(found).__name__}, not a function")
+    return found
+
+
+def _echo(request: Request) -> tuple[bytes, ...]:
+    return request.frames
+
+
+def _fail(request: Request) -> bytes:
+    raise RuntimeError(b" ".join(request.frames).decode("utf-8", "backslashreplace") or "told to fail")
+
+
+def _sleeper(seconds: float | None) -> Handler:
+    def sleep(request: Request) -> tuple[bytes, ...]:
+        duration_s = seconds
+        if duration_s is None:
+            try:
+                duration_s = float(request.frames[0])
+            except ValueError:
+                raise ValueError("the body must be a number of seconds") from None
+        if not 0 <= duration_s <= _SLEEP_S_MAX:
+            raise ValueError(f"from 0 to {_SLEEP_S_MAX:g} seconds, not {duration_s}")
+        time.sleep(duration_s)
+        return request.frames
+
+    return sleep
