@@ -135,16 +135,15 @@ class Reactor:
         """Call ``handler(frames, now)`` for every message. Sockets take turns in order of registration."""
 
         def drain(now: float) -> None:
-            handler(receive(socket), now)
-            # Most turns bring one message; asking first is cheaper than running into zmq.Again.
-            if not is_readable(socket):
-                return
-            for _ in range(self._drain_max - 1):
+            for count in range(self._drain_max):
+                # Most turns bring one message; asking first is cheaper than running into zmq.Again.
+                if count == 1 and not is_readable(socket):
+                    return
                 try:
                     frames = receive(socket)
                 except zmq.Again:
                     return
-                handler(frames, self._look())
+                handler(frames, now if count == 0 else self._look())
 
         self.add_source(socket, drain)
 
