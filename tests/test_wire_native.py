@@ -1,6 +1,8 @@
 """The native dialect octet by octet, written by hand from docs/protocol/native.md and not by our encoders."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,6 +26,7 @@ from bstar.wire.messages import (
     Request,
     StaleEpoch,
 )
+from fuzz.fuzz_wire import check
 
 CLIENT_ID = bytes(range(16))
 IDENTITY = CLIENT_ID + b"\0\0\0\0\0\0\0\x07"
@@ -529,3 +532,42 @@ def test_a_worker_is_heard_as_it_spoke(
     assert wire.decode([b"w", *native.encode_heartbeat(epoch)]) == Heartbeat(b"w", 3, (), epoch)
     assert wire.decode([b"w", *native.encode_disconnect(reason, epoch)]) == Disconnect(b"w", 3)
     assert wire.decode([b"w", *native.encode_stale_epoch(name, epoch)]) == StaleEpoch(b"w", name, epoch)
+
+
+# The specification itself -----------------------------------------------------------------------------------
+
+
+SPECIFICATION = (Path(__file__).parents[1] / "docs" / "protocol" / "native.md").read_text()
+
+
+def specified_examples() -> list[tuple[str, list[bytes]]]:
+    """The (command, frames) of the examples: a title, two spaces or more, octets that may go on below."""
+    block = SPECIFICATION.split("### 3.5 Examples")[1].split("### 3.6")[0]
+    examples: list[tuple[str, str]] = []
+    for line in re.findall(r"^    (.+)$", block, flags=re.MULTILINE):
+        title, text = line[:36].strip(), line[36:]
+        if title:
+            examples.append((title, text))
+        else:
+            examples[-1] = (examples[-1][0], examples[-1][1] + text)
+    return [(title, frames(text.replace("|", " "))) for title, text in examples]
+
+
+@pytest.mark.parametrize(("title", "example"), specified_examples())
+def test_an_example_of_the_specification_is_a_message_of_its_name(title: str, example: list[bytes]) -> None:
+    if not title.startswith("…"):
+        assert example[0][2] == getattr(native, title.replace(",", "").split()[0])
+    assert check("broker", [b"id", *example]) or check("native", example)
+
+
+def test_the_specification_has_an_example_of_every_command() -> None:
+    assert {example[0][2] for _, example in specified_examples()} == set(range(1, 14))
+
+
+def test_requirements_are_numbered_without_gaps_and_tests_name_real_ones() -> None:
+    specified = re.findall(r"\*\*BSN-([GCWB])-(\d\d)\*\*", SPECIFICATION)
+    for role in "GCWB":
+        numbers = sorted(int(number) for letter, number in specified if letter == role)
+        assert numbers == list(range(1, len(numbers) + 1))
+    named = re.findall(r"requirement\(\"BSN-([GCWB])-(\d\d)\"\)", Path(__file__).read_text())
+    assert set(named) <= set(specified)
