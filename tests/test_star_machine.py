@@ -191,10 +191,10 @@ def expected(state: State, role: Role, c: dict[str, Any]) -> State:
     word, epoch, is_native = c["word"], c["epoch"], c["epoch"] != "unknown"
     is_above = epoch == "higher"
     if state is PRIMARY:
-        given = word is PASSIVE and bool(c["leaving"]) and is_above
+        given = word is PASSIVE and bool(c["leaving"])
         return {BACKUP: ACTIVE, ACTIVE: PASSIVE}.get(word, ACTIVE if given else PRIMARY)
     if state is BACKUP:
-        given = word is PASSIVE and bool(c["leaving"]) and is_above
+        given = word is PASSIVE and bool(c["leaving"])
         return {ACTIVE: PASSIVE}.get(word, ACTIVE if given else BACKUP)
     if state is ACTIVE:
         if word is not ACTIVE:

@@ -155,13 +155,12 @@ class _Position:
 
 class StarMachine:
     """The Binary Star of one node. ``node`` names this run of this process and must differ for every run,
-    because late messages of an earlier run are told apart by it. ``epoch`` is the highest epoch known from
-    before (0: none).
+    because late messages of an earlier run are told apart by it. ``epoch`` is the one kept from the last
+    activation before this run (0: none).
 
-    Attributes are plain and may be read at any time: ``is_active``, ``state``, ``epoch`` (of this run's last
-    activation, 0 before it), ``epoch_seen`` (the highest known), ``peer_state`` (the last heard),
-    ``peer_heard_at``, ``peer_expires_at``, and the counters below them. ``is_active`` is the question of the
-    request path.
+    Attributes are plain and may be read at any time: ``is_active``, ``state``, ``epoch`` (of the last
+    activation), ``epoch_seen`` (the highest known), ``peer_state`` (the last heard), ``peer_heard_at``,
+    ``peer_expires_at``, and the counters below them. ``is_active`` is the question of the request path.
 
     Every method takes ``now`` in seconds of one monotonic clock (BST-R-03) and returns outputs in the order
     in which they must be carried out.
@@ -172,8 +171,7 @@ class StarMachine:
         self.node = node
         self.is_active = False
         self.is_leaving = False
-        self.epoch = 0
-        self.epoch_seen = epoch
+        self.epoch = self.epoch_seen = epoch
         self.peer_state: State | None = None
         self.peer_heard_at: float | None = None
         # A primary waits one expiry before a lone start: an active backup must have had the time to speak up.
@@ -545,7 +543,7 @@ class StarMachine:
                 "peer_outranks": message.state == State.ACTIVE
                 and (message.epoch or 0, message.node or "") > (self.epoch, self.node),
                 "peer_released": message.released and is_claim,
-                "peer_leaving": message.released and message.leaving and is_claim,
+                "peer_leaving": message.released and message.leaving,
                 "answered": self._asking != 0
                 and message.answers == self._asking
                 and not (message.asks != 0 and peer_wins),
