@@ -731,7 +731,7 @@ def test_a_stream_that_has_not_begun_fails_over(served: Desk) -> None:
 
 @dataclass
 class World:
-    """Two imaginary nodes behind a network that loses, delays and repeats; they answer whatever reaches them."""
+    """Two imaginary nodes behind a network that loses, delays and repeats."""
 
     desk: Desk
 

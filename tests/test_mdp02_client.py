@@ -1,0 +1,325 @@
+"""The plain MDP/0.2 client's session in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from bstar.errors import (
+    BstarError,
+    BusyError,
+    CallTimeoutError,
+    ClosedError,
+    NoActiveNodeError,
+    OutcomeUnknownError,
+    StreamInterruptedError,
+)
+from bstar_client.core.calls import Call, Reply
+from bstar_client.core.events import Event, FailedOver
+from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
+from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Reset, Send
+
+ENDPOINTS = ("tcp://primary", "tcp://backup")
+
+
+@dataclass
+class Desk:
+    """A session, the time, and everything it has put out. A socket that is reset connects again when told."""
+
+    options: Mdp02Settings = field(default_factory=Mdp02Settings)
+    now: float = 100.0
+
+    def __post_init__(self) -> None:
+        self.session = Mdp02Session(ENDPOINTS, now=self.now, settings=self.options)
+        self.sent: list[tuple[int, list[bytes]]] = []
+        self.resets: list[int] = []
+        self.replies: list[tuple[Call, Reply]] = []
+        self.errors: list[tuple[Call, BstarError]] = []
+        self.events: list[Event] = []
+
+    def take(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Send):
+                self.sent.append((output.node, output.frames))
+            elif isinstance(output, Reset):
+                self.resets.append(output.node)
+            elif isinstance(output, Deliver):
+                self.replies.append((output.call, output.reply))
+            elif isinstance(output, Fail):
+                self.errors.append((output.call, output.error))
+            elif isinstance(output, Announce):
+                self.events.append(output.event)
+
+    def call(
+        self,
+        body: bytes = b"x",
+        *,
+        timeout: float | None = 30.0,
+        idempotent: bool = True,
+        stream: bool = False,
+    ) -> Call:
+        deadline = None if timeout is None else self.now + timeout
+        call = Call(b"echo", [body], deadline, idempotent, stream)
+        self.take(self.session.submit(call, self.now))
+        return call
+
+    def connect(self, *nodes: int) -> None:
+        for node in nodes:
+            self.take(self.session.connected(node, self.now))
+
+    def disconnect(self, node: int) -> None:
+        self.take(self.session.disconnected(node, self.now))
+
+    def hear(self, node: int, *frames: bytes) -> None:
+        self.take(self.session.receive(node, list(frames), self.now))
+
+    def final(self, node: int, body: bytes = b"done") -> None:
+        self.hear(node, b"MDPC02", b"\x03", b"echo", body)
+
+    def partial(self, node: int, body: bytes = b"part") -> None:
+        self.hear(node, b"MDPC02", b"\x02", b"echo", body)
+
+    def wait(self, seconds: float) -> None:
+        until = self.now + seconds
+        for _ in range(1_000):
+            due = self.session.next_deadline()
+            if due is None or due > until:
+                break
+            self.now = max(self.now, due)
+            self.take(self.session.handle_timer(self.now))
+        else:
+            pytest.fail("timers without end")
+        self.now = until
+
+    def error_of(self, call: Call) -> BstarError:
+        [error] = [error for failed, error in self.errors if failed is call]
+        return error
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """Both brokers are connected."""
+    desk = Desk()
+    desk.connect(0, 1)
+    return desk
+
+
+@pytest.mark.requirement("MDP2-G-02")
+def test_a_request_is_the_four_frames_of_the_table_and_nothing_before_them(desk: Desk) -> None:
+    desk.call(b"hi")
+    assert desk.sent == [(0, [b"MDPC02", b"\x01", b"echo", b"hi"])]
+
+
+@pytest.mark.requirement("MDP2-C-02")
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_any_number_of_partials_comes_before_the_final(desk: Desk, count: int) -> None:
+    call = desk.call(stream=True)
+    for index in range(count):
+        desk.partial(0, b"%d" % index)
+    desk.final(0)
+    bodies = [reply.body for delivered, reply in desk.replies if delivered is call]
+    assert bodies == [b"%d" % index for index in range(count)] + [b"done"]
+    assert [reply.is_final for _, reply in desk.replies] == [False] * count + [True]
+
+
+def test_a_request_collects_its_partials(desk: Desk) -> None:
+    desk.call()
+    desk.partial(0, b"a")
+    desk.final(0, b"b")
+    [(_, reply)] = desk.replies
+    assert (reply.partials, reply.body) == (((b"a",),), b"b")
+
+
+@pytest.mark.requirement("MDP2-C-03")
+def test_the_next_request_waits_for_the_final_of_the_one_before(desk: Desk) -> None:
+    calls = [desk.call(b"%d" % number) for number in range(3)]
+    for number in range(3):
+        assert [frames[3] for _, frames in desk.sent] == [b"%d" % sent for sent in range(number + 1)]
+        desk.partial(0)
+        assert len(desk.sent) == number + 1
+        desk.final(0, b"re %d" % number)
+    finals = [(call, reply.body) for call, reply in desk.replies if reply.is_final]
+    assert finals == [(call, b"re %d" % number) for number, call in enumerate(calls)]
+
+
+@pytest.mark.requirement("MDP1-C-02")
+@pytest.mark.requirement("MDP2-C-04")
+def test_a_timeout_closes_the_socket_and_resends_to_the_next_node_after_the_settle_delay(desk: Desk) -> None:
+    call = desk.call(timeout=10.0)
+    desk.wait(2.4)
+    assert desk.resets == []
+    desk.wait(0.2)
+    assert desk.resets == [0]
+    desk.connect(0)
+    desk.wait(1.8)
+    assert len(desk.sent) == 1
+    desk.wait(0.2)
+    assert [node for node, _ in desk.sent] == [0, 1]
+    desk.final(1)
+    [(_, reply)] = desk.replies
+    assert (reply.attempts, reply.endpoint) == (2, ENDPOINTS[1])
+    assert desk.errors == []
+    assert call.is_done
+
+
+def test_the_call_gives_up_at_its_deadline_and_says_that_it_may_have_been_executed(desk: Desk) -> None:
+    call = desk.call(timeout=10.0)
+    for _ in range(20):
+        desk.wait(0.5)
+        desk.connect(0, 1)
+    assert [node for node, _ in desk.sent] == [0, 1, 0]
+    error = desk.error_of(call)
+    assert isinstance(error, CallTimeoutError)
+    assert error.may_have_executed
+
+
+def test_a_broken_connection_does_not_wait_for_the_timeout(desk: Desk) -> None:
+    desk.call()
+    desk.disconnect(0)
+    desk.wait(2.0)
+    assert [node for node, _ in desk.sent] == [0, 1]
+
+
+def test_a_refused_node_is_passed_over_at_once_and_a_round_ends_with_the_settle_delay() -> None:
+    desk = Desk()
+    desk.disconnect(0)
+    desk.connect(1)
+    desk.call()
+    assert [node for node, _ in desk.sent] == [1]
+    alone = Desk()
+    alone.call()
+    alone.disconnect(0)
+    alone.disconnect(1)
+    alone.connect(0)
+    alone.wait(1.9)
+    assert alone.sent == []
+    alone.wait(0.2)
+    assert [node for node, _ in alone.sent] == [0]
+
+
+def test_it_is_sticky_to_the_node_that_answered_last(desk: Desk) -> None:
+    desk.disconnect(0)
+    desk.call()
+    desk.final(1)
+    desk.connect(0)
+    desk.call()
+    assert [node for node, _ in desk.sent] == [1, 1]
+    assert desk.session.active == ENDPOINTS[1]
+
+
+def test_calls_shorter_than_an_attempt_leave_a_dead_node_as_well(desk: Desk) -> None:
+    for _ in range(6):
+        desk.call(timeout=1.0)
+        desk.wait(1.0)
+        desk.connect(0, 1)
+    assert {node for node, _ in desk.sent} == {0, 1}
+
+
+@pytest.mark.requirement("MDP2-R-01")
+def test_a_partial_starts_the_timeout_anew(desk: Desk) -> None:
+    call = desk.call()
+    for _ in range(6):
+        desk.wait(1.0)
+        desk.partial(0)
+    desk.wait(1.0)
+    desk.final(0)
+    assert len(desk.sent) == 1
+    assert len(desk.replies) == 1
+    assert call.attempts == 1
+
+
+@pytest.mark.requirement("MDP2-R-03")
+def test_a_reply_that_nobody_waits_for_any_more_cannot_be_taken_for_anothers(desk: Desk) -> None:
+    first = desk.call(timeout=1.0)
+    second = desk.call(b"second")
+    desk.wait(1.0)
+    assert isinstance(desk.error_of(first), CallTimeoutError)
+    assert desk.resets == [0]  # the late reply goes to a socket that is gone
+    desk.final(0, b"late")
+    assert desk.replies == []
+    desk.connect(0)
+    desk.final(0, b"for the second")
+    assert [(call, reply.body) for call, reply in desk.replies] == [(second, b"for the second")]
+
+
+@pytest.mark.requirement("MDP1-C-03")
+def test_a_reply_of_another_header_or_service_is_ignored_and_the_wait_goes_on(desk: Desk) -> None:
+    desk.call()
+    desk.hear(0, b"MDPC01", b"\x03", b"echo", b"x")
+    desk.hear(0, b"MDPC02", b"\x04", b"echo", b"x")
+    desk.hear(0, b"MDPC02", b"\x03", b"echo")
+    desk.hear(0, b"")
+    desk.hear(0, b"MDPC02", b"\x03", b"other", b"x")
+    assert desk.replies == []
+    assert desk.session.counters.messages_invalid == 4
+    assert desk.session.counters.replies_unmatched == 1
+    desk.final(0)
+    assert len(desk.replies) == 1
+
+
+def test_a_reply_while_idle_is_ignored(desk: Desk) -> None:
+    desk.final(0)
+    desk.call()
+    assert desk.replies == []
+
+
+def test_an_abandoned_call_makes_room_for_the_next(desk: Desk) -> None:
+    first, second, third = desk.call(), desk.call(b"second"), desk.call(b"third")
+    desk.take(desk.session.abandon(second, desk.now))
+    desk.take(desk.session.abandon(first, desk.now))
+    desk.connect(0)
+    desk.final(0)
+    assert [frames[3] for _, frames in desk.sent] == [b"x", b"third"]
+    assert [call for call, _ in desk.replies] == [third]
+
+
+def test_a_call_that_must_not_be_repeated_is_not(desk: Desk) -> None:
+    call = desk.call(idempotent=False)
+    desk.disconnect(0)
+    assert type(desk.error_of(call)) is OutcomeUnknownError
+
+
+def test_a_stream_that_has_begun_is_not_repeated(desk: Desk) -> None:
+    call = desk.call(stream=True)
+    desk.partial(0)
+    desk.disconnect(0)
+    assert isinstance(desk.error_of(call), StreamInterruptedError)
+
+
+def test_a_call_that_was_never_sent_was_not_executed() -> None:
+    desk = Desk()
+    waiting, behind = desk.call(timeout=1.0), desk.call(timeout=1.0)
+    desk.wait(1.0)
+    assert isinstance(desk.error_of(waiting), NoActiveNodeError)
+    assert isinstance(desk.error_of(behind), NoActiveNodeError)
+
+
+def test_observers_hear_of_the_failover(desk: Desk) -> None:
+    desk.call()
+    desk.final(0)
+    desk.call()
+    desk.disconnect(0)
+    desk.wait(2.0)
+    desk.final(1)
+    [event] = [event for event in desk.events if isinstance(event, FailedOver)]
+    assert (event.from_endpoint, event.to_endpoint, event.reason) == (*ENDPOINTS, "disconnected")
+    assert event.gap_s == pytest.approx(2.0)
+
+
+def test_outstanding_calls_and_collected_partials_are_bounded() -> None:
+    desk = Desk(options=Mdp02Settings(outstanding_max=2, partials_max=1))
+    desk.connect(0, 1)
+    first, _, third = desk.call(), desk.call(), desk.call()
+    assert isinstance(desk.error_of(third), BusyError)
+    desk.partial(0)
+    desk.partial(0)
+    assert isinstance(desk.error_of(first), OutcomeUnknownError)
+
+
+def test_closing_tells_what_is_known_of_every_call(desk: Desk) -> None:
+    sent, waiting = desk.call(), desk.call()
+    desk.take(desk.session.close(desk.now))
+    assert isinstance(desk.error_of(sent), OutcomeUnknownError)
+    assert isinstance(desk.error_of(waiting), ClosedError)
+    assert isinstance(desk.error_of(desk.call()), ClosedError)

@@ -1,0 +1,488 @@
+"""The worker's core in virtual time, in the native dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bstar.errors import WorkerError
+from bstar.wire import native
+from bstar.wire.limits import TEXT_BYTES_MAX
+from bstar.wire.messages import ErrorCode, NodeStatus, Reason
+from bstar_client.core.outputs import Send
+from bstar_client.core.worker_dialects import Job, NativeWorker, WorkerDialect
+from bstar_client.core.worker_session import (
+    Abandon,
+    Begin,
+    Close,
+    Ended,
+    Lost,
+    Open,
+    Registered,
+    WorkerCore,
+    WorkerOutput,
+    WorkerSettings,
+)
+
+ENDPOINTS = ("tcp://primary", "tcp://backup")
+CODEC = native.CODEC
+ONE = native.identity(b"c" * 16, 1)
+TWO = native.identity(b"c" * 16, 2)
+
+
+@dataclass
+class Bench:
+    """A worker's core, the time, and everything it has put out."""
+
+    options: WorkerSettings = field(default_factory=WorkerSettings)
+    endpoints: Sequence[str] = ENDPOINTS
+    dialect: WorkerDialect = field(default_factory=NativeWorker)
+    now: float = 100.0
+
+    def __post_init__(self) -> None:
+        self.core = WorkerCore(
+            self.endpoints, b"echo", self.dialect, jitter=lambda: 0.5, settings=self.options
+        )
+        self.log: list[WorkerOutput] = []
+
+    def take(self, outputs: list[WorkerOutput]) -> None:
+        self.log += outputs
+
+    def connect(self, *nodes: int, epoch: int = 1, expiry_ms: int = 1000) -> None:
+        """Connections come up and their brokers welcome the worker."""
+        for node in nodes:
+            self.take(self.core.connected(node, self.now))
+            self.welcome(node, epoch, expiry_ms)
+
+    def welcome(self, node: int, epoch: int = 1, expiry_ms: int = 1000) -> None:
+        told = NodeStatus(3, epoch, 0, 0, 0, 100, 300)
+        self.hear(node, CODEC.welcome(b"", (), told, expiry_ms // 4, expiry_ms))
+
+    def hear(self, node: int, frames: list[bytes]) -> None:
+        self.take(self.core.receive(node, frames[1:], self.now))
+
+    def request(self, node: int, identity: bytes = ONE, *, epoch: int = 1, ttl_ms: int = 0) -> None:
+        self.hear(node, CODEC.request(b"", (), b"", identity, [b"body"], ttl_ms, epoch, False, b""))
+
+    def wait(self, seconds: float) -> None:
+        until = self.now + seconds
+        for _ in range(1_000):
+            due = self.core.next_deadline()
+            if due is None or due > until:
+                break
+            self.now = max(self.now, due)
+            self.take(self.core.handle_timer(self.now))
+        else:
+            pytest.fail("timers without end")
+        self.now = until
+
+    def begun(self) -> list[Job]:
+        return [output.job for output in self.log if isinstance(output, Begin)]
+
+    def finish(self, job: Job, body: bytes = b"done") -> None:
+        self.take(self.core.finished(job, [body], self.now))
+
+    def sent(self, node: int) -> list[tuple[int, bytes, int, int]]:
+        """(command, identity, epoch, value) of what was sent to a node."""
+        return [
+            (frames[0][2], frames[0][4:28], int.from_bytes(frames[0][28:36], "big"), value_of(frames[0]))
+            for frames in (
+                output.frames for output in self.log if isinstance(output, Send) and output.node == node
+            )
+        ]
+
+    def commands(self, node: int) -> list[int]:
+        return [command for command, _, _, _ in self.sent(node)]
+
+
+def value_of(head: bytes) -> int:
+    return int.from_bytes(head[36:40], "big")
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """Registered with both nodes, in epoch 1."""
+    bench = Bench()
+    bench.connect(0, 1)
+    return bench
+
+
+# --- sessions -----------------------------------------------------------------------------------------------
+
+
+def test_it_registers_with_every_node_and_tells_its_credit() -> None:
+    bench = Bench(WorkerSettings(credit=4))
+    bench.connect(0, 1)
+    for node in (0, 1):
+        assert bench.commands(node) == [native.READY]
+        assert bench.sent(node)[0][3] == 4
+    assert [output.endpoint for output in bench.log if isinstance(output, Registered)] == list(ENDPOINTS)
+
+
+def test_it_registers_again_on_every_new_connection(bench: Bench) -> None:
+    bench.take(bench.core.disconnected(0, bench.now))
+    bench.connect(0)
+    assert bench.commands(0) == [native.READY, native.READY]
+    assert [output for output in bench.log if isinstance(output, Lost)] == [
+        Lost(ENDPOINTS[0], "disconnected")
+    ]
+
+
+def test_heartbeats_follow_the_interval_that_the_broker_told(bench: Bench) -> None:
+    for _ in range(4):
+        bench.wait(0.25)
+        bench.welcome(0)
+        bench.welcome(1)
+    assert bench.commands(0).count(native.HEARTBEAT) == 4
+
+
+def test_heartbeats_go_on_while_a_handler_runs_and_carry_the_highest_epoch(bench: Bench) -> None:
+    bench.request(0)
+    for _ in range(4):
+        bench.wait(0.25)
+        bench.hear(0, CODEC.heartbeat(b"", (), 3, 1))
+        bench.hear(1, CODEC.heartbeat(b"", (), 4, 1))
+    heartbeats = [epoch for command, _, epoch, _ in bench.sent(0) if command == native.HEARTBEAT]
+    assert heartbeats == [1, 1, 1, 1]
+
+
+def test_a_silent_broker_is_left_for_a_new_socket_after_a_pause(bench: Bench) -> None:
+    for _ in range(4):
+        bench.wait(0.25)
+        bench.welcome(1)
+    assert [output for output in bench.log if isinstance(output, Lost)] == [Lost(ENDPOINTS[0], "silent")]
+    assert Close(0) in bench.log
+    assert Open(0) not in bench.log
+    bench.wait(0.2)
+    assert Open(0) in bench.log
+
+
+def test_a_broker_that_never_welcomes_is_left_as_well() -> None:
+    bench = Bench()
+    bench.take(bench.core.connected(0, bench.now))
+    bench.wait(3.5)
+    assert Close(0) in bench.log
+
+
+@pytest.mark.requirement("MDP1-R-02")
+def test_a_broker_that_refuses_again_and_again_is_not_stormed() -> None:
+    bench = Bench()
+    pauses = []
+    for _ in range(10):
+        bench.connect(0)
+        bench.hear(0, CODEC.disconnect(b"", (), Reason.FULL, 1))
+        before, opened = bench.now, bench.log.count(Open(0))
+        while bench.log.count(Open(0)) == opened:
+            bench.wait(0.01)
+        pauses.append(bench.now - before)
+    assert pauses[0] >= 0.1
+    assert pauses == sorted(pauses)
+    assert pauses[5] > 1.0
+    assert pauses[-1] < 5.2
+
+
+def test_a_session_that_lasted_starts_the_pauses_anew(bench: Bench) -> None:
+    for _ in range(3):
+        for _ in range(8):
+            bench.wait(0.25)
+            bench.welcome(0)
+            bench.welcome(1)
+        bench.hear(0, CODEC.disconnect(b"", (), Reason.UNKNOWN, 1))
+        opened = bench.log.count(Open(0))
+        bench.wait(0.2)
+        assert bench.log.count(Open(0)) == opened + 1
+        bench.connect(0)
+        bench.welcome(1)
+
+
+def test_garbage_is_counted_and_changes_nothing(bench: Bench) -> None:
+    for frames in (
+        [b""],
+        [b"\xb5\x01"],
+        [b"MDPW02", b"\x02"],
+        CODEC.pong(b"", ONE, NodeStatus(3, 1, 0, 0, 0, 1, 1))[1:],
+    ):
+        bench.take(bench.core.receive(0, frames, bench.now))
+    assert bench.core.counters.messages_invalid == 4
+    bench.request(0)
+    assert len(bench.begun()) == 1
+
+
+# --- requests -----------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_begun_and_answered_to_the_node_it_came_from(bench: Bench) -> None:
+    bench.request(1, ttl_ms=5_000)
+    [job] = bench.begun()
+    assert (job.identity, job.body, job.deadline) == (ONE, [b"body"], bench.now + 5)
+    bench.finish(job)
+    assert bench.sent(1)[-1] == (native.FINAL, ONE, 1, 0)
+
+
+def test_partials_are_numbered_and_counted_in_the_final(bench: Bench) -> None:
+    bench.request(0)
+    [job] = bench.begun()
+    for _ in range(3):
+        bench.take(bench.core.partial(job, [b"part"], bench.now))
+    bench.finish(job)
+    answers = [(command, value) for command, _, _, value in bench.sent(0) if command != native.READY]
+    assert answers == [(native.PARTIAL, 0), (native.PARTIAL, 1), (native.PARTIAL, 2), (native.FINAL, 3)]
+
+
+def test_with_credit_one_the_requests_of_two_nodes_run_in_turn(bench: Bench) -> None:
+    bench.request(0, ONE)
+    bench.request(1, TWO)
+    assert [job.identity for job in bench.begun()] == [ONE]
+    bench.finish(bench.begun()[0])
+    assert [job.identity for job in bench.begun()] == [ONE, TWO]
+
+
+def test_with_more_credit_requests_run_at_once() -> None:
+    bench = Bench(WorkerSettings(credit=2))
+    bench.connect(0)
+    bench.request(0, ONE)
+    bench.request(0, TWO)
+    assert len(bench.begun()) == 2
+
+
+def test_a_broker_that_ignores_the_credit_is_ignored(bench: Bench) -> None:
+    bench.request(0, ONE)
+    bench.request(0, TWO)
+    assert bench.core.counters.messages_invalid == 1
+    bench.finish(bench.begun()[0])
+    assert len(bench.begun()) == 1
+
+
+def test_a_handlers_failure_becomes_an_error_with_its_text(bench: Bench) -> None:
+    bench.request(0)
+    [job] = bench.begun()
+    bench.take(bench.core.failed(job, "ValueError: " + "x" * 10_000, bench.now))
+    assert bench.sent(0)[-1] == (native.ERROR, ONE, 1, ErrorCode.HANDLER_FAILED)
+    [*_, last] = [output for output in bench.log if isinstance(output, Send)]
+    assert last.frames[1].startswith(b"ValueError: x")
+    assert len(last.frames[1]) == TEXT_BYTES_MAX
+    bench.request(0, TWO)
+    assert len(bench.begun()) == 2
+
+
+def test_a_request_whose_time_ended_before_it_began_is_not_executed(bench: Bench) -> None:
+    bench.request(0, ONE)
+    bench.request(1, TWO, ttl_ms=100)
+    bench.wait(0.2)
+    bench.finish(bench.begun()[0])
+    assert len(bench.begun()) == 1
+    assert bench.sent(1)[-1] == (native.ERROR, TWO, 1, ErrorCode.EXPIRED)
+
+
+def test_a_reply_whose_session_is_gone_is_dropped_and_counted(bench: Bench) -> None:
+    bench.request(0)
+    bench.take(bench.core.disconnected(0, bench.now))
+    bench.connect(0)
+    bench.finish(bench.begun()[0])
+    assert bench.core.counters.replies_dropped == 1
+    assert native.FINAL not in bench.commands(0)
+    bench.request(0, TWO)
+    assert len(bench.begun()) == 2
+
+
+def test_what_has_not_begun_goes_with_its_session(bench: Bench) -> None:
+    bench.request(0, ONE)
+    bench.request(1, TWO)
+    bench.take(bench.core.disconnected(1, bench.now))
+    bench.finish(bench.begun()[0])
+    assert len(bench.begun()) == 1
+    assert bench.core.counters.requests_dropped == 1
+
+
+# --- fencing ------------------------------------------------------------------------------------------------
+
+
+def test_a_request_of_a_lower_epoch_is_refused_and_not_executed(bench: Bench) -> None:
+    bench.hear(1, CODEC.heartbeat(b"", (), 3, 2))
+    bench.request(0, ONE, epoch=1)
+    assert bench.begun() == []
+    assert bench.sent(0)[-1] == (native.STALE_EPOCH, ONE, 2, 0)
+    bench.request(1, TWO, epoch=2)
+    assert [job.identity for job in bench.begun()] == [TWO]
+
+
+def test_what_waits_is_refused_when_a_higher_epoch_appears(bench: Bench) -> None:
+    bench.request(0, ONE)
+    bench.connect(1, epoch=1)
+    bench.request(1, TWO, epoch=1)
+    bench.hear(0, CODEC.heartbeat(b"", (), 3, 3))
+    assert bench.sent(1)[-1] == (native.STALE_EPOCH, TWO, 3, 0)
+    bench.finish(bench.begun()[0])
+    assert len(bench.begun()) == 1
+
+
+def test_the_other_node_is_told_of_a_higher_epoch_at_once(bench: Bench) -> None:
+    bench.request(1, ONE, epoch=5)
+    assert bench.sent(0)[-1][:3] == (native.HEARTBEAT, native.NO_IDENTITY, 5)
+    assert bench.core.epoch == 5
+
+
+def test_the_epoch_is_told_in_the_next_registration(bench: Bench) -> None:
+    bench.request(1, ONE, epoch=5)
+    bench.take(bench.core.disconnected(0, bench.now))
+    bench.take(bench.core.connected(0, bench.now))
+    assert bench.sent(0)[-1] == (native.READY, native.NO_IDENTITY, 5, 1)
+
+
+# --- handlers that do not come back -------------------------------------------------------------------------
+
+
+def test_a_handler_past_its_time_is_answered_for_and_the_next_one_begins() -> None:
+    bench = Bench(WorkerSettings(handler_timeout_s=0.5))
+    bench.connect(0, 1, expiry_ms=60_000)
+    bench.request(0, ONE)
+    bench.request(1, TWO)
+    bench.wait(0.5)
+    assert bench.sent(0)[-1] == (native.ERROR, ONE, 1, ErrorCode.HANDLER_TIMEOUT)
+    first, second = bench.begun()
+    assert Abandon(first) in bench.log
+    bench.finish(first)
+    assert bench.core.counters.results_late == 1
+    bench.finish(second)
+    assert bench.sent(1)[-1] == (native.FINAL, TWO, 1, 0)
+
+
+def test_too_many_stuck_handlers_end_the_worker() -> None:
+    bench = Bench(WorkerSettings(handler_timeout_s=0.5, stuck_handlers_max=2))
+    bench.connect(0, expiry_ms=60_000)
+    for identity in (ONE, TWO):
+        bench.request(0, identity)
+        bench.wait(0.5)
+    [ended] = [output for output in bench.log if isinstance(output, Ended)]
+    assert isinstance(ended.error, WorkerError)
+    assert bench.commands(0)[-1] == native.DISCONNECT
+
+
+def test_handlers_that_come_back_late_do_not_count_as_stuck() -> None:
+    bench = Bench(WorkerSettings(handler_timeout_s=0.5, stuck_handlers_max=2))
+    bench.connect(0, expiry_ms=60_000)
+    for number in range(5):
+        bench.request(0, native.identity(b"c" * 16, number))
+        bench.wait(0.5)
+        bench.finish(bench.begun()[-1])
+    assert not [output for output in bench.log if isinstance(output, Ended)]
+
+
+# --- leaving ------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_worker_leaves_at_once(bench: Bench) -> None:
+    bench.take(bench.core.stop(bench.now))
+    assert bench.commands(0)[-1] == bench.commands(1)[-1] == native.DISCONNECT
+    assert bench.log[-1] == Ended()
+    assert bench.core.next_deadline() is None
+
+
+def test_a_busy_worker_answers_before_it_leaves(bench: Bench) -> None:
+    bench.request(0)
+    bench.take(bench.core.stop(bench.now))
+    assert bench.commands(1)[-1] == native.DISCONNECT
+    assert native.DISCONNECT not in bench.commands(0)
+    bench.wait(0.3)
+    assert bench.commands(0)[-1] == native.HEARTBEAT
+    bench.finish(bench.begun()[0])
+    assert bench.commands(0)[-2:] == [native.FINAL, native.DISCONNECT]
+    assert bench.log[-1] == Ended()
+
+
+def test_draining_is_bounded() -> None:
+    bench = Bench(WorkerSettings(drain_timeout_s=0.5))
+    bench.connect(0, expiry_ms=60_000)
+    bench.request(0)
+    bench.take(bench.core.stop(bench.now))
+    bench.wait(0.5)
+    assert bench.commands(0)[-1] == native.DISCONNECT
+    assert bench.log[-1] == Ended()
+
+
+def test_requests_that_come_after_leaving_are_ignored(bench: Bench) -> None:
+    bench.request(0)
+    bench.take(bench.core.stop(bench.now))
+    bench.request(1, TWO)
+    assert len(bench.begun()) == 1
+    assert bench.sent(1)[-1][0] == native.DISCONNECT
+
+
+def test_stopping_twice_is_stopping_once(bench: Bench) -> None:
+    bench.take(bench.core.stop(bench.now))
+    bench.take(bench.core.stop(bench.now))
+    assert [output for output in bench.log if isinstance(output, Ended)] == [Ended()]
+
+
+# --- any order of events ------------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "connect",
+                "disconnect",
+                "request",
+                "finish",
+                "fail",
+                "epoch",
+                "wait",
+                "goodbye",
+                "partial",
+                "stop",
+            ]
+        ),
+        st.integers(0, 1),
+        st.integers(0, 5),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+@settings(max_examples=300, deadline=None)
+def test_whatever_happens_each_request_is_answered_at_most_once_and_never_begun_under_a_stale_epoch(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    bench = Bench(WorkerSettings(handler_timeout_s=2.0, stuck_handlers_max=100))
+    number = 0
+    for verb, node, amount in steps:
+        running = [job for job in bench.begun() if not job.is_ended]
+        match verb:
+            case "connect":
+                bench.connect(node)
+            case "disconnect":
+                bench.take(bench.core.disconnected(node, bench.now))
+            case "request":
+                number += 1
+                epoch_before, begun_before = max(bench.core.epoch, amount), len(bench.begun())
+                bench.request(node, native.identity(b"c" * 16, number), epoch=amount, ttl_ms=amount * 100)
+                assert all(job.epoch >= min(epoch_before, amount) for job in bench.begun()[begun_before:])
+            case "finish" if running:
+                bench.finish(running[0])
+            case "fail" if running:
+                bench.take(bench.core.failed(running[0], "no", bench.now))
+            case "partial" if running:
+                bench.take(bench.core.partial(running[0], [b"p"], bench.now))
+            case "epoch":
+                bench.hear(node, CODEC.heartbeat(b"", (), 3, amount))
+            case "wait":
+                bench.wait(amount / 4)
+            case "goodbye":
+                bench.hear(node, CODEC.disconnect(b"", (), Reason.UNEXPECTED, 1))
+            case "stop" if amount == 0:
+                bench.take(bench.core.stop(bench.now))
+    assert bench.core.running <= 1
+    ends = [
+        identity
+        for node in (0, 1)
+        for command, identity, _, _ in bench.sent(node)
+        if command in (native.FINAL, native.ERROR, native.STALE_EPOCH)
+    ]
+    assert len(ends) == len(set(ends))
+    ended = [output for output in bench.log if isinstance(output, Ended)]
+    assert len(ended) <= 1
