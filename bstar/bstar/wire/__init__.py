@@ -26,6 +26,15 @@ CODECS: tuple[BrokerCodec, ...] = (mdp01.CODEC, mdp01.CODEC, mdp02.CODEC, native
 
 _NO_ENVELOPE: Envelope = ()
 
+# Every message passes here, so the names it needs are bound once.
+_NATIVE_MAGIC = native.MAGIC
+_NATIVE_BYTES = native.HEADER_BYTES
+_MDP02_CLIENT = mdp02.CLIENT
+_MDP02_WORKER = mdp02.WORKER
+_decode_native = native.decode_peer
+_decode_mdp02_client = mdp02.decode_client
+_decode_mdp02_worker = mdp02.decode_worker
+
 
 def decode(frames: Frames, message_bytes_max: int = MESSAGE_BYTES_MAX) -> FromPeer:
     """Read one message as a ROUTER received it, the routing id first."""
@@ -37,13 +46,15 @@ def decode(frames: Frames, message_bytes_max: int = MESSAGE_BYTES_MAX) -> FromPe
     if count < 2:
         raise RemoteProtocolError("frames", "nothing follows the routing id")
     first = frames[1]
-    if first == mdp02.CLIENT:
-        return mdp02.decode_client(frames, 1, _NO_ENVELOPE)
-    if first == mdp02.WORKER:
-        return mdp02.decode_worker(frames, 1, _NO_ENVELOPE)
-    # A shorter frame may be REQ_CORRELATE's request id: 4 octets that count through every value, B5 01 too.
-    if first[:2] == native.MAGIC and len(first) >= native.HEADER_BYTES:
-        return native.decode_peer(frames)
+    # A first frame that is shorter than a native header is one of MDP or belongs to an envelope, even if it
+    # begins B5 01: REQ_CORRELATE's request ids count through every value of 4 octets.
+    if len(first) >= _NATIVE_BYTES:
+        if first[:2] == _NATIVE_MAGIC:
+            return _decode_native(frames)
+    elif first == _MDP02_CLIENT:
+        return _decode_mdp02_client(frames, 1, _NO_ENVELOPE)
+    elif first == _MDP02_WORKER:
+        return _decode_mdp02_worker(frames, 1, _NO_ENVELOPE)
     return _decode_enveloped(frames)
 
 

@@ -105,6 +105,8 @@ HEADER_BYTES = _HEADER.size
 # Octets of extensions in one header: room for a trace context and its state many times over.
 _EXTENSIONS_BYTES_MAX = 8_192
 _HEADER_BYTES_MAX = HEADER_BYTES + SERVICE_BYTES_MAX + _EXTENSIONS_BYTES_MAX
+# The same without magic, version and flags, which say nothing to a broker that has come so far.
+_PEER_HEADER = struct.Struct(">2xBx24sQIB")
 _STATUS = struct.Struct(">BBIIII")
 _EXTENSION = struct.Struct(">BH")
 _U32_MAX = 0xFFFF_FFFF
@@ -112,6 +114,7 @@ _STATES = range(1, 6)
 
 _pack = _HEADER.pack
 _unpack_from = _HEADER.unpack_from
+_unpack_peer_from = _PEER_HEADER.unpack_from
 
 
 def identity(client_id: bytes, number: int) -> bytes:
