@@ -312,6 +312,42 @@ def test_garbage_is_counted_and_leaves_no_trace() -> None:
     assert (desk.broker.workers, desk.broker.services, desk.broker.requests_of) == ({}, {}, {})
 
 
+def test_a_request_beyond_a_bound_is_answered_with_an_error() -> None:
+    desk = Desk(message_bytes_max=1_000)
+    (frames,) = desk.request(b"c", 1, b"x" * 1_001)
+    assert (heard(frames).value, heard(frames).identity) == (ErrorCode.INVALID, ident(1))
+    assert desk.broker.requests_of == {}
+
+
+def test_a_reply_beyond_a_bound_does_not_leave_its_request_hanging() -> None:
+    desk = Desk(message_bytes_max=1_000, deliveries_max=1)
+    desk.ready(b"w")
+    desk.request(b"c", 1)
+    told = desk.final(b"w", 1, b"x" * 1_001)
+    assert [(frames[0], heard(frames).command) for frames in told] == [
+        (b"w", native.DISCONNECT),
+        (b"c", native.ERROR),
+    ]
+
+
+def test_a_redelivered_request_that_expires_is_not_called_unexecuted() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    desk.request(b"c", 1, ttl_ms=2_000)
+    desk.send(b"w", *native.encode_disconnect())
+    (frames,) = desk.wait(4)
+    assert heard(frames).value == ErrorCode.WORKER_LOST
+
+
+def test_a_queued_request_that_a_worker_had_is_given_back_as_dispatched() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    desk.request(b"c", 1)
+    desk.send(b"w", *native.encode_disconnect())
+    (frames,) = sent(desk.broker.deactivate(desk.now))
+    assert heard(frames).flags == native.FLAG_DISPATCHED
+
+
 def test_a_worker_that_knows_a_later_epoch_gives_the_request_back() -> None:
     desk = Desk()
     desk.ready(b"w")

@@ -23,6 +23,7 @@ from bstar.reactor import LAG_BOUNDS_S, Reactor
 from bstar.settings import Settings
 from bstar.sockets import send
 from bstar.star import Role, StarMachine, StarSettings
+from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar_broker.core import BrokerSettings, Dispatch, Node, NodeState, Send
 from bstar_broker.core.snapshot import LoopState
 from bstar_broker.status import StatusServer
@@ -140,7 +141,8 @@ class BrokerServer:
         socket.set(zmq.ROUTER_HANDOVER, 1)
         socket.sndhwm = _SEND_QUEUE_MESSAGES
         socket.rcvhwm = _RECEIVE_QUEUE_MESSAGES
-        socket.maxmsgsize = self.settings.limits.message_bytes_max
+        # libzmq only hangs up on a frame beyond its limit; the broker's own limit is answered in words.
+        socket.maxmsgsize = max(self.settings.limits.message_bytes_max, MESSAGE_BYTES_MAX)
         socket.handshake_ivl = 2_000
         socket.backlog = _LISTEN_BACKLOG
         socket.tcp_keepalive = 1

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bstar.errors import LocalProtocolError
-from bstar.wire.limits import FRAMES_MAX, SERVICE_BYTES_MAX
+from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX, SERVICE_BYTES_MAX
 
 __all__ = ["Body", "to_frames", "to_name"]
 
@@ -11,6 +11,7 @@ Body = bytes | Sequence[bytes]
 
 # The routing id, the header and an envelope stand before the body.
 _BODY_FRAMES_MAX = FRAMES_MAX - 8
+_BODY_BYTES_MAX = MESSAGE_BYTES_MAX - 65_536
 
 
 def to_name(service: str | bytes) -> bytes:
@@ -24,7 +25,7 @@ def to_name(service: str | bytes) -> bytes:
 def to_frames(body: Body) -> list[bytes]:
     """A body as frames: bytes are one frame, a sequence of bytes several. TypeError for anything else."""
     if isinstance(body, bytes | bytearray | memoryview):
-        return [bytes(body)]
+        return _bounded([bytes(body)])
     if isinstance(body, str):  # type: ignore[unreachable]  # a caller without a type checker
         raise TypeError("a body is bytes or a sequence of bytes: encode the text first")
     frames = list(body)
@@ -33,4 +34,12 @@ def to_frames(body: Body) -> list[bytes]:
     for frame in frames:
         if not isinstance(frame, bytes):
             raise TypeError(f"every frame of a body is bytes, not {type(frame).__name__}")
+    return _bounded(frames)
+
+
+def _bounded(frames: list[bytes]) -> list[bytes]:
+    """A message beyond the bound would be cut off with its connection, and then sent to the other node."""
+    size = sum(map(len, frames))
+    if size > _BODY_BYTES_MAX:
+        raise LocalProtocolError(f"a body has at most {_BODY_BYTES_MAX} octets, not {size}: split it")
     return frames

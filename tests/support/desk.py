@@ -2,6 +2,7 @@
 
 from bstar.errors import RemoteProtocolError
 from bstar.wire import decode, native
+from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar.wire.messages import NodeStatus
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.outputs import Output, Send
@@ -15,6 +16,7 @@ class Desk:
 
     def __init__(self, *, is_serving: bool = True, **settings: float) -> None:
         self.now = 0.0
+        self.message_bytes_max = int(settings.get("message_bytes_max", MESSAGE_BYTES_MAX))
         self.broker = Broker(
             BrokerSettings(**settings),  # type: ignore[arg-type]  # bounds are ints, times floats
             node_id=b"N" * 16,
@@ -32,9 +34,9 @@ class Desk:
         """One message as the ROUTER receives it, the routing id first; what the broker sends because of it."""
         received = list(frames)
         try:
-            message = decode(received)
+            message = decode(received, self.message_bytes_max)
         except RemoteProtocolError as error:
-            return sent(self.broker.receive_invalid(received[0], error, self.now))
+            return sent(self.broker.receive_invalid(received, error, self.now))
         return sent(self.broker.receive(message, self.now))
 
     def wait(self, seconds: float) -> list[list[bytes]]:

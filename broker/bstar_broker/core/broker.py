@@ -43,6 +43,8 @@ _TIDY_INTERVAL_S = 1.0
 # Heartbeats are looked after in steps of a fraction of the shortest interval, so that thousands of workers
 # with different deadlines cost one pass per step and not one each.
 _SWEEPS_PER_HEARTBEAT = 4
+# RemoteProtocolError's reasons for messages that are readable but larger than allowed.
+_BROKEN_BOUNDS = frozenset(("size", "frames"))
 # A full queue needs about this long to have room again; the hint of BUSY.
 _BUSY_RETRY_MS = 50
 
@@ -95,15 +97,21 @@ class Broker:
         """A message of a client (admitted by the Binary Star) or a worker."""
         return self._handlers[type(message)](message, now)
 
-    def receive_invalid(self, sender: bytes, error: RemoteProtocolError, now: float) -> list[Output]:
-        """A message that no codec could read: drop it; a registered worker that sent it is invalid
-        (MDP1-B-05).
+    def receive_invalid(self, frames: list[bytes], error: RemoteProtocolError, now: float) -> list[Output]:
+        """A message that no codec could read: drop it, and tell its sender as far as that is possible.
+
+        A registered worker whose command could not be read is invalid (MDP1-B-05); so is one whose message
+        breaks a bound, because the request it answers would wait for ever.
         """
         self.drop(f"invalid-{error.reason}")
-        worker = self.workers.get(sender) if error.from_worker else None
-        if worker is None:
+        worker = self.workers.get(frames[0])
+        if worker is not None and (error.from_worker or error.reason in _BROKEN_BOUNDS):
+            return [self._disconnect(worker, Reason.INVALID), *self._lose(worker, now)]
+        identity = native.request_identity(frames)
+        if identity is None:
             return []
-        return [self._disconnect(worker, Reason.INVALID), *self._lose(worker, now)]
+        text = error.text.encode()
+        return [Send(native.CODEC.failure(frames[0], (), identity, self.epoch, ErrorCode.INVALID, text))]
 
     def refuse(self, request: Request, now: float) -> list[Output]:
         """A request that this node may not serve: say so if the client's dialect can."""
@@ -130,7 +138,7 @@ class Broker:
         status = self._describe(now)
         for service in self.services.values():
             for request in service.queue.clear():
-                self._give_back(request, status, False, outputs)
+                self._give_back(request, status, request.deliveries > 0, outputs)
                 self._forget(request)
         for worker in self.workers.values():
             for request in worker.in_flight.values():
@@ -354,6 +362,9 @@ class Broker:
 
     def _expire(self, request: Accepted) -> list[Output]:
         request.service.expired += 1
+        if request.deliveries:
+            text = "the request's time ended in the queue after its worker was lost"
+            return self._fail(request, ErrorCode.WORKER_LOST, text)
         return self._fail(
             request, ErrorCode.EXPIRED, "the request's time ended in the queue; it was not executed"
         )

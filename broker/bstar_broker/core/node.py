@@ -60,7 +60,7 @@ class Node:
         try:
             message = decode(frames, self._message_bytes_max)
         except RemoteProtocolError as error:
-            return self.broker.receive_invalid(frames[0], error, now)
+            return self.broker.receive_invalid(frames, error, now)
         kind = type(message)
         if kind is Request:
             return self._receive_request(message, now)  # type: ignore[arg-type]

@@ -76,6 +76,7 @@ __all__ = [
     "encode_stale_epoch",
     "identity",
     "iter_extensions",
+    "request_identity",
 ]
 
 MAGIC = b"\xb5\x01"
@@ -220,6 +221,14 @@ def decode_peer(frames: Frames) -> FromPeer:
     if command == STALE_EPOCH:
         return StaleEpoch(frames[0], ident, epoch)
     raise RemoteProtocolError("native-command", f"no command of a client or worker: {command:#04x}")
+
+
+def request_identity(frames: Frames) -> bytes | None:
+    """The identity of a REQUEST that ``decode_peer`` refused, if that much of it can be read."""
+    if len(frames) < 2 or frames[1][:3] != MAGIC + b"\x01" or len(frames[1]) < HEADER_BYTES:
+        return None
+    found = frames[1][4 : 4 + IDENTITY_BYTES]
+    return found if found != NO_IDENTITY else None
 
 
 # --- the broker says ----------------------------------------------------------------------------------------
