@@ -41,3 +41,5 @@ def configure_logs(level: str, form: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # Our own log tells each change of state in one line; the library below needs four for it.
+    logging.getLogger("transitions").setLevel(max(logging.WARNING, root.level))

@@ -1,6 +1,7 @@
 """``bstar serve``: one node of the pair, until it is told to stop or the pair cannot go on."""
 
 import os
+import resource
 import signal
 from pathlib import Path
 from types import FrameType
@@ -58,6 +59,7 @@ def serve(
     settings = load(config, options=parse_set(assignments or ()))
     configure_logs(settings.log.level, settings.log.format)
     log = structlog.get_logger("bstar")
+    _allow_many_connections()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop_early)
     try:
@@ -83,6 +85,13 @@ def serve(
         log.critical("ended", exit_code=error.exit_code, error=str(error))
         raise
     log.info("stopped", role=settings.role)
+
+
+def _allow_many_connections() -> None:
+    """Every client and worker is an open file, and the usual soft limit is too low for a broker."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _stop_early(number: int, frame: FrameType | None) -> NoReturn:
