@@ -781,6 +781,18 @@ def test_an_offer_from_before_our_own_activation_is_void() -> None:
     assert machine.state is PASSIVE
 
 
+def test_an_offer_that_was_taken_is_over_though_we_missed_the_moment() -> None:
+    """The peer's epoch shows that it has been active since; now neither serves, and somebody must ask."""
+    peer = Peer()
+    machine = in_state(ACTIVE, peer=peer)
+    machine.handover(FRESH)
+    outputs = machine.receive(peer.says(PASSIVE, epoch=2), FRESH + 0.5)
+    assert PeerAsked in kinds(outputs)
+    [message] = published(outputs)
+    assert message.asks
+    assert not message.released
+
+
 def test_a_node_whose_offer_nobody_takes_serves_again_after_silence_and_a_vote() -> None:
     machine = in_state(ACTIVE, peer=Peer())
     machine.handover(FRESH)
