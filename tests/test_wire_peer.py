@@ -74,10 +74,18 @@ def test_anything_but_the_four_characters_is_refused(frames: list[bytes]) -> Non
 
 
 def test_another_version_is_refused_by_its_own_reason() -> None:
-    for header in (b"BSTP02", b"BSTP1", b"", b"3"):
+    for header in (b"BSTP02", b"BSTP1", b"BSTP", b"BSTP01x"):
         with pytest.raises(RemoteProtocolError) as caught:
             peer.decode([b"3", header, DETAIL])
         assert caught.value.reason == "peer-version"
+
+
+@pytest.mark.requirement("BST-R-02")
+@pytest.mark.parametrize("header", [b"", b"3", b"BST", b"bstp01", b"{}", DETAIL])
+def test_noise_behind_a_state_code_is_not_taken_for_another_release(header: bytes) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        peer.decode([b"3", header])
+    assert caught.value.reason == "peer-header"
 
 
 def test_what_a_newer_node_adds_is_skipped() -> None:

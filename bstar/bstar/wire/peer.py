@@ -18,6 +18,8 @@ from bstar.errors import RemoteProtocolError
 __all__ = ["HEADER", "PeerState", "decode", "encode"]
 
 HEADER = b"BSTP01"
+# Every version's header begins so.
+_FAMILY = b"BSTP"
 _CODES = {b"1": 1, b"2": 2, b"3": 3, b"4": 4}
 _DETAIL_BYTES_MAX = 4_096
 
@@ -86,6 +88,9 @@ def decode(frames: list[bytes]) -> PeerState:
     if len(frames) == 1:
         return PeerState(state)
     if frames[1] != HEADER:
+        if frames[1][: len(_FAMILY)] != _FAMILY:
+            # Noise, not another release: a wrong version ends a starting node, and noise must not.
+            raise RemoteProtocolError("peer-header", f"no header of a node: {frames[1][:16]!r}")
         raise RemoteProtocolError(
             "peer-version",
             f"the peer speaks {frames[1][:16]!r}, this node {HEADER!r}: run one release on both",
