@@ -41,6 +41,9 @@ StallHandler = Callable[[float, float], None]
 # a poll, short enough (some milliseconds) that no heartbeat waits for it.
 DRAIN_MAX = 200
 
+# Messages of a burst before which the socket is asked for more; a longer burst pays for one zmq.Again.
+_ASKS_MAX = 5
+
 # A loop that waits for nothing still looks up now and then, so that a machine whose deadline moved without an
 # event is found.
 _SLEEP_MAX_S = 10.0
@@ -105,6 +108,7 @@ class Reactor:
         self._drain_max = drain_max
         self._clock = clock
         self._poller = zmq.Poller()
+        self._poll = self._poller.poll
         self._sources: dict[zmq.Socket[bytes] | int, TimeHandler] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._timers_made = 0
@@ -136,8 +140,8 @@ class Reactor:
 
         def drain(now: float) -> None:
             for count in range(self._drain_max):
-                # Most turns bring one message; asking first is cheaper than running into zmq.Again.
-                if count == 1 and not is_readable(socket):
+                # Most turns bring a few messages; asking first is then cheaper than running into zmq.Again.
+                if 0 < count < _ASKS_MAX and not is_readable(socket):
                     return
                 try:
                     frames = receive(socket)
@@ -225,17 +229,23 @@ class Reactor:
     def turn(self) -> None:
         """Wait for the next event or deadline and serve what there is."""
         self.turns += 1
-        sleep_until = self._sleep_until()
-        self._seen_at = max(self._seen_at, sleep_until)
-        timeout_ms = max(0, round((sleep_until - self._clock()) * 1000 + 0.5))
-        events = self._poller.poll(timeout_ms)
+        now = self._look()
+        due_at = self._due_at(now)
+        if due_at > now:
+            self._seen_at = due_at
+            # Rounded up: waking a moment early would only mean to go to sleep again.
+            events = self._poll(int((due_at - now) * 1000) + 1)
+        else:
+            events = self._poll(0)
         now = self._look()
         for source, _ in events:
             handler = self._sources.get(source)
             if handler is not None:
                 handler(now)
                 now = self._look()
-        self._fire_due(now)
+        # A deadline that a handler has just moved before ``due_at`` is served in the next turn, which is now.
+        if now >= due_at:
+            self._fire_due(now)
         if self._is_stop_wanted:
             self._go_on_stopping()
 
@@ -250,19 +260,20 @@ class Reactor:
         self._seen_at = now
         return now
 
-    def _sleep_until(self) -> float:
-        until = self._clock() + _SLEEP_MAX_S
-        while self._timers and self._timers[0][2].is_cancelled:
-            heapq.heappop(self._timers)
-        if self._timers and self._timers[0][0] < until:
-            until = self._timers[0][0]
+    def _due_at(self, now: float) -> float:
+        due_at = now + _SLEEP_MAX_S
+        timers = self._timers
+        while timers and timers[0][2].is_cancelled:
+            heapq.heappop(timers)
+        if timers and timers[0][0] < due_at:
+            due_at = timers[0][0]
         for next_deadline, _ in self._machines:
             deadline = next_deadline()
-            if deadline is not None and deadline < until:
-                until = deadline
-        if self._stop_by is not None and self._stop_by < until:
-            until = self._stop_by
-        return until
+            if deadline is not None and deadline < due_at:
+                due_at = deadline
+        if self._stop_by is not None and self._stop_by < due_at:
+            due_at = self._stop_by
+        return due_at
 
     def _fire_due(self, now: float) -> None:
         while self._timers and self._timers[0][0] <= now:
