@@ -411,6 +411,26 @@ def test_a_welcome_without_sane_timers_is_refused(heartbeat: str, expiry: str) -
         native.decode_welcome(message)
 
 
+@pytest.mark.requirement("BSN-B-01")
+def test_a_refused_request_is_named_if_its_header_shows_its_identity() -> None:
+    head = f"b5010100.{ID}.0000000000000003.00000bb8"
+    for text in (f"{head}.00", f"{head}.04.6563", f"{head}.04.6563686f", f"{head}.04.6563686f 6869"):
+        assert native.request_identity([b"id", *frames(text)]) == IDENTITY
+    for text in (
+        "",
+        "-",
+        head,
+        f"b5020100{head[8:]}.00",
+        f"b5010300{head[8:]}.00",
+        f"- {head}.00",
+        "4d4450433032",
+    ):
+        assert native.request_identity([b"id", *frames(text)]) is None
+    assert (
+        native.request_identity([b"id", *frames(f"b5010100.{NOBODY}.0000000000000003.00000bb8.00")]) is None
+    )
+
+
 REFUSED_TO_SEND: list[Callable[[], object]] = [
     lambda: native.encode_request(IDENTITY, b"", [b""]),
     lambda: native.encode_request(IDENTITY, b"x" * 256, [b""]),

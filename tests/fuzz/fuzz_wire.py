@@ -59,6 +59,8 @@ def describe(frames: Frames) -> str:
 
 
 def _fuzz_broker(frames: Frames) -> None:
+    identity = native.request_identity(frames)
+    assert identity is None or len(identity) == native.IDENTITY_BYTES
     message = wire.decode(frames)
     assert message.sender == frames[0]
     match message:
