@@ -62,7 +62,7 @@ class Link:
         self.monitor: zmq.Socket[bytes] | None = None
 
     def open(self) -> None:
-        """Make a new socket and start connecting."""
+        """Make a new socket and start connecting; ZMQError if the endpoint is none."""
         assert self.socket is None, "the link is open already"
         settings = self._settings
         socket = self._context.socket(zmq.DEALER)
@@ -79,8 +79,12 @@ class Link:
         socket.setsockopt(zmq.MAXMSGSIZE, settings.message_bytes_max)
         self.monitor = socket.get_monitor_socket(_EVENTS)
         self.monitor.linger = 0
-        socket.connect(self.endpoint)
         self.socket = socket
+        try:
+            socket.connect(self.endpoint)
+        except zmq.ZMQError:
+            self.close()
+            raise
 
     def close(self, linger_ms: int = 0) -> None:
         """Close the socket; what has been sent has ``linger_ms`` to leave the process."""

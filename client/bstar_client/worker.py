@@ -324,7 +324,7 @@ class Worker:
         core, results = self._core, self._results
         clock = time.monotonic
         is_told_to_stop = False
-        while not self._is_ended:
+        while True:
             now = clock()
             while results and not links.is_congested:
                 self._perform(self._tell(results.popleft(), now), links)
@@ -334,6 +334,8 @@ class Worker:
                 is_told_to_stop = True
                 self._perform(core.stop(now), links)
                 continue
+            if self._is_ended:
+                return
             due = core.next_deadline()
             self._is_asleep = True
             if (results and not links.is_congested) or (self._is_stopping and not is_told_to_stop):

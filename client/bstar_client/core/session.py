@@ -58,8 +58,8 @@ _REFUSED_PAUSE_S = 0.05
 # A heap of deadlines keeps those of ended calls until they pass; rebuilt when they are the majority.
 _DEADLINES_SLACK = 1_024
 _TTL_MS_MAX = NEVER_MS - 1
-# A request's time ends at the broker a moment before its caller stops waiting, so that the caller can be told that
-# it was not executed.
+# A request's time ends at the broker a moment before its caller stops waiting, so that the caller can
+# still be told that it was not executed.
 _TTL_MARGIN = 0.02
 _TTL_MARGIN_MAX_S = 0.05
 

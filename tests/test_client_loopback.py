@@ -1,0 +1,454 @@
+"""The client over real sockets, against brokers that do as they are told."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from bstar.errors import (
+    BstarError,
+    BusyError,
+    CallError,
+    ClosedError,
+    ConfigurationError,
+    ForkedError,
+    HandlerError,
+    LocalProtocolError,
+    NoActiveNodeError,
+    OutcomeUnknownError,
+    StreamInterruptedError,
+)
+from bstar.wire import native
+from bstar.wire.messages import ErrorCode, Ping, Request
+from bstar_client import ActiveFound, Disconnected, Event, FailedOver, HAClient, Reply, node_states
+from support.scripted import PASSIVE, WAIT_S, ScriptedBroker, final, partial, status
+
+pytestmark = pytest.mark.loopback
+
+
+@pytest.fixture
+def broker() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker: ScriptedBroker) -> Iterator[HAClient]:
+    with HAClient(broker.endpoint, timeout=WAIT_S) as client:
+        yield client
+
+
+def silent(request: Request) -> list[list[bytes]]:
+    """The broker accepts a request and its worker never answers."""
+    return []
+
+
+# --- request ------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_answered(client: HAClient, broker: ScriptedBroker) -> None:
+    reply = client.request("echo", b"hello")
+    assert (reply.body, reply.endpoint, reply.attempts) == (b"hello", broker.endpoint, 1)
+
+
+def test_a_body_may_have_several_frames(client: HAClient) -> None:
+    reply = client.request(b"echo", [b"a", b"", b"c"])
+    assert reply.frames == (b"a", b"", b"c")
+    with pytest.raises(ValueError, match="3 frames"):
+        _ = reply.body
+
+
+@pytest.mark.parametrize("body", [[], "text", [b"a", "b"], [b"x"] * 2_000])
+def test_a_body_that_cannot_be_sent_is_refused_before_it_is_sent(client: HAClient, body: object) -> None:
+    with pytest.raises((TypeError, LocalProtocolError)):
+        client.request("echo", body)  # type: ignore[arg-type]  # that is the point
+    assert client.request("echo", b"still well").body == b"still well"
+
+
+def test_a_service_name_must_be_one(client: HAClient) -> None:
+    for name in ("", "x" * 256):
+        with pytest.raises(LocalProtocolError):
+            client.request(name, b"")
+
+
+def test_many_threads_share_a_client_and_get_their_own_replies(client: HAClient) -> None:
+    wrong: list[object] = []
+
+    def ask(name: int) -> None:
+        for number in range(100):
+            body = b"%d %d" % (name, number)
+            reply = client.request("echo", body)
+            if reply.body != body:
+                wrong.append(reply)
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    assert wrong == []
+
+
+def test_a_handlers_error_reaches_the_caller(client: HAClient, broker: ScriptedBroker) -> None:
+    broker.on_request = lambda request: [
+        native.CODEC.failure(
+            request.sender, (), request.identity, 1, ErrorCode.HANDLER_FAILED, b"ValueError: no"
+        )
+    ]
+    with pytest.raises(HandlerError, match="ValueError: no"):
+        client.request("echo", b"")
+
+
+def test_without_any_broker_a_call_ends_at_its_deadline_and_says_what_was_tried() -> None:
+    with ScriptedBroker() as gone:
+        endpoint = gone.endpoint
+    with HAClient([endpoint]) as client:
+        began = time.monotonic()
+        with pytest.raises(NoActiveNodeError, match="refused"):
+            client.request("echo", b"", timeout=0.3)
+        assert time.monotonic() - began < 5.0
+
+
+def test_many_large_requests_wait_for_a_broker_that_reads_slowly(
+    client: HAClient, broker: ScriptedBroker
+) -> None:
+    client.request("echo", b"")
+    broker.is_paused = True
+    body = bytes(200_000)
+    replies: list[Reply] = []
+    asking = threading.Thread(target=lambda: replies.extend(client.map("echo", [body] * 300, window=300)))
+    asking.start()
+    broker.is_paused = False
+    asking.join(WAIT_S)
+    assert len(replies) == 300
+
+
+def test_bounds_are_told(broker: ScriptedBroker) -> None:
+    broker.on_request = silent
+    with HAClient(broker.endpoint, outstanding_max=1) as client:
+        errors: list[BstarError] = []
+
+        def ask() -> None:
+            try:
+                client.request("echo", b"")
+            except BstarError as error:
+                errors.append(error)
+
+        waiting = threading.Thread(target=ask)
+        waiting.start()
+        broker.wait_for(lambda: len(broker.requests()) == 1)
+        with pytest.raises(BusyError, match="outstanding"):
+            client.request("echo", b"")
+        client.close()
+        waiting.join(WAIT_S)
+        assert [type(error) for error in errors] == [OutcomeUnknownError]
+
+
+# --- failover -----------------------------------------------------------------------------------------------
+
+
+def test_outstanding_requests_move_to_the_node_that_takes_over() -> None:
+    events: list[Event] = []
+    with (
+        ScriptedBroker(on_request=silent) as primary,
+        ScriptedBroker(status(PASSIVE, peer=3, retry_after_ms=100)) as backup,
+        HAClient([primary.endpoint, backup.endpoint], on_event=events.append) as client,
+    ):
+        replies: list[Reply] = []
+        asking = threading.Thread(
+            target=lambda: replies.extend(client.map("echo", [b"%d" % n for n in range(20)]))
+        )
+        asking.start()
+        primary.wait_for(lambda: len(primary.requests()) == 20)
+        backup.is_promoted_by_votes = True
+        primary.close()
+        asking.join(WAIT_S)
+        assert [reply.body for reply in replies] == [b"%d" % n for n in range(20)]
+        assert {reply.endpoint for reply in replies} == {backup.endpoint}
+        # The same identities: a node may know that it has seen a request before.
+        assert [r.identity for r in primary.requests()] == [r.identity for r in backup.requests()]
+        [failover] = [event for event in events if isinstance(event, FailedOver)]
+        assert (failover.from_endpoint, failover.to_endpoint) == (primary.endpoint, backup.endpoint)
+        assert failover.outstanding == 20
+
+
+def test_a_node_that_hangs_is_left_after_the_silence_limit() -> None:
+    with (
+        ScriptedBroker() as primary,
+        ScriptedBroker(status(PASSIVE, peer=3, retry_after_ms=100)) as backup,
+        HAClient([primary.endpoint, backup.endpoint], timeout=WAIT_S) as client,
+    ):
+        client.request("echo", b"")
+        backup.is_promoted_by_votes = True
+        primary.is_paused = True
+        assert client.request("echo", b"x").endpoint == backup.endpoint
+
+
+def test_the_first_connect_fails_over() -> None:
+    with ScriptedBroker() as gone:
+        endpoint = gone.endpoint
+    with ScriptedBroker() as backup, HAClient([endpoint, backup.endpoint], timeout=WAIT_S) as client:
+        assert client.request("echo", b"x").endpoint == backup.endpoint
+
+
+def test_a_broker_that_restarts_is_found_again(client: HAClient, broker: ScriptedBroker) -> None:
+    client.request("echo", b"before")
+    broker.close()
+    broker.open()
+    assert client.request("echo", b"after").body == b"after"
+
+
+def test_an_observer_that_raises_does_no_harm(
+    broker: ScriptedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Event] = []
+
+    def fail(event: Event) -> None:
+        raise RuntimeError("observer")
+
+    with HAClient(broker.endpoint, on_event=fail) as client:
+        client.observe(seen.append)
+        assert client.request("echo", b"x").body == b"x"
+        assert any(isinstance(event, ActiveFound) for event in seen)
+    assert "an observer failed" in caplog.text
+
+
+# --- map and stream -----------------------------------------------------------------------------------------
+
+
+def test_map_keeps_the_order_of_the_bodies_whatever_the_order_of_the_replies(
+    client: HAClient, broker: ScriptedBroker
+) -> None:
+    held: list[list[bytes]] = []
+
+    def in_reverse(request: Request) -> list[list[bytes]]:
+        held.append(final(request, *request.body))
+        if len(held) < 10:
+            return []
+        ready, held[:] = held[::-1], []
+        return ready
+
+    broker.on_request = in_reverse
+    bodies = [b"%d" % number for number in range(50)]
+    replies = list(client.map("echo", bodies, window=10))
+    assert [reply.body for reply in replies] == bodies
+    assert [reply.index for reply in replies] == list(range(50))
+    unordered = list(client.map("echo", bodies, window=10, ordered=False))
+    assert sorted(reply.index for reply in unordered) == list(range(50))
+    assert all(reply.body == b"%d" % reply.index for reply in unordered)
+
+
+def test_map_never_has_more_than_its_window_in_flight_and_reads_bodies_as_it_goes(
+    client: HAClient, broker: ScriptedBroker
+) -> None:
+    given = 0
+
+    def bodies() -> Iterator[bytes]:
+        nonlocal given
+        for number in range(200):
+            given += 1
+            yield b"%d" % number
+
+    for taken, _ in enumerate(client.map("echo", bodies(), window=7)):
+        assert given - taken <= 8
+
+
+def test_map_of_nothing_is_nothing(client: HAClient) -> None:
+    assert list(client.map("echo", [])) == []
+
+
+def test_map_raises_the_first_failure_and_gives_the_rest_up(client: HAClient, broker: ScriptedBroker) -> None:
+    def fail_at_three(request: Request) -> list[list[bytes]]:
+        if request.body != [b"3"]:
+            return [final(request, *request.body)]
+        return [
+            native.CODEC.failure(request.sender, (), request.identity, 1, ErrorCode.HANDLER_FAILED, b"three")
+        ]
+
+    broker.on_request = fail_at_three
+    with pytest.raises(HandlerError) as caught:
+        list(client.map("echo", (b"%d" % number for number in range(1_000)), window=4))
+    assert caught.value.__notes__ == ["body 3 of map()"]
+
+
+def test_a_stream_yields_partials_and_then_the_final(client: HAClient, broker: ScriptedBroker) -> None:
+    broker.on_request = lambda request: [
+        partial(request, 0, b"a"),
+        partial(request, 1, b"b"),
+        final(request, b"c", partials=2),
+    ]
+    replies = list(client.stream("echo", b""))
+    assert [(reply.body, reply.is_final) for reply in replies] == [(b"a", False), (b"b", False), (b"c", True)]
+
+
+def test_a_stream_that_is_left_early_frees_its_record(client: HAClient, broker: ScriptedBroker) -> None:
+    broker.on_request = lambda request: [partial(request, 0, b"a")]
+    for _ in client.stream("echo", b""):
+        break
+    broker.on_request = lambda request: [final(request, b"x")]
+    client.request("echo", b"")
+    assert client._core.outstanding == 0
+
+
+def test_a_reader_that_is_too_slow_is_told(broker: ScriptedBroker) -> None:
+    broker.on_request = lambda request: [partial(request, index, b"x") for index in range(100)]
+    with HAClient(broker.endpoint, partials_max=10, timeout=WAIT_S) as client:
+        stream = client.stream("echo", b"")
+        next(stream)
+        broker.on_request = lambda request: [final(request, b"x")]
+        client.request("echo", b"")
+        with pytest.raises(StreamInterruptedError, match="too slow"):
+            list(stream)
+
+
+# --- looking ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("MMI-C-01")
+def test_discover_is_a_hint_and_a_request_for_a_lost_worker_still_has_its_deadline(
+    client: HAClient, broker: ScriptedBroker
+) -> None:
+    def manage(request: Request) -> list[list[bytes]]:
+        if request.service == b"mmi.service":
+            return [final(request, b"200" if request.body == [b"echo"] else b"404")]
+        return []
+
+    broker.on_request = manage
+    assert client.discover("echo")
+    assert not client.discover("nobody")
+    with pytest.raises(CallError):
+        client.request("echo", b"", timeout=0.2)
+
+
+def test_services_are_listed(client: HAClient, broker: ScriptedBroker) -> None:
+    listing = b'[{"service":"echo","workers":2,"queued":0}]'
+    broker.on_request = lambda request: [final(request, b"200", listing)]
+    assert client.services() == [{"service": "echo", "workers": 2, "queued": 0}]
+
+
+def test_every_node_is_looked_at_whichever_is_active() -> None:
+    with ScriptedBroker() as gone:
+        endpoint = gone.endpoint
+    with ScriptedBroker() as broker:
+        broker.on_request = lambda request: [final(request, b"200", b'{"is_active":true}')]
+        reports = node_states([broker.endpoint, endpoint], timeout=1.0)
+    assert (reports[0].state, reports[0].error) == ({"is_active": True}, None)
+    assert reports[1].state is None
+    assert reports[1].error is not None
+    assert [message.service for message in broker.requests()] == [b"mmi.state"]
+    assert broker.received(Ping) == []
+
+
+# --- the end ------------------------------------------------------------------------------------------------
+
+
+def test_closing_ends_outstanding_calls_in_bounded_time(client: HAClient, broker: ScriptedBroker) -> None:
+    broker.on_request = silent
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            client.request("echo", b"", timeout=None)
+        except BstarError as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    broker.wait_for(lambda: len(broker.requests()) == 1)
+    began = time.monotonic()
+    client.close()
+    client.close()
+    asking.join(WAIT_S)
+    assert time.monotonic() - began < 5.0
+    assert [type(error) for error in errors] == [OutcomeUnknownError]
+    with pytest.raises(ClosedError):
+        client.request("echo", b"")
+
+
+def test_closing_without_any_broker_is_quick() -> None:
+    with ScriptedBroker() as gone:
+        endpoint = gone.endpoint
+    client = HAClient([endpoint])
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 2.0
+
+
+def test_in_a_forked_child_every_call_says_so(client: HAClient) -> None:
+    client.request("echo", b"")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what is tried here
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            client.request("echo", b"")
+        except ForkedError:
+            client.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert client.request("echo", b"still well").body == b"still well"
+
+
+@pytest.mark.parametrize("endpoints", [[], ["tcp://127.0.0.1:1"] * 2, ["nonsense"]])
+def test_endpoints_that_cannot_be_used_are_told(endpoints: list[str]) -> None:
+    with pytest.raises(ConfigurationError):
+        HAClient(endpoints)
+
+
+# --- plain MDP/0.2 ------------------------------------------------------------------------------------------
+
+
+def mdp_echo(frames: list[bytes]) -> list[list[bytes]]:
+    """[id] [MDPC02] [01] [service] [body…] → one PARTIAL and the FINAL."""
+    return [
+        [frames[0], b"MDPC02", b"\x02", frames[3], b"part"],
+        [frames[0], b"MDPC02", b"\x03", *frames[3:]],
+    ]
+
+
+@pytest.mark.requirement("MDP2-C-01")
+@pytest.mark.requirement("MDP1-C-01")
+def test_a_plain_client_is_a_dealer_that_puts_no_frame_before_the_header(broker: ScriptedBroker) -> None:
+    broker.on_frames = mdp_echo
+    with HAClient(broker.endpoint, dialect="mdp02", timeout=WAIT_S) as client:
+        reply = client.request("echo", b"hi")
+        # A REQ socket would have lost the second message.
+        assert (reply.partials, reply.body) == (((b"part",),), b"hi")
+        assert [frames[1:] for frames in broker.frames] == [[b"MDPC02", b"\x01", b"echo", b"hi"]]
+        assert [r.is_final for r in client.stream("echo", b"hi")] == [False, True]
+        assert [r.body for r in client.map("echo", [b"a", b"b", b"c"])] == [b"a", b"b", b"c"]
+
+
+def test_a_plain_client_resends_on_a_new_socket() -> None:
+    events: list[Event] = []
+    with (
+        ScriptedBroker() as dead,
+        ScriptedBroker() as alive,
+        HAClient(
+            [dead.endpoint, alive.endpoint],
+            dialect="mdp02",
+            attempt_timeout_s=0.2,
+            settle_delay_s=0.1,
+            timeout=WAIT_S,
+            on_event=events.append,
+        ) as client,
+    ):
+        dead.on_frames = lambda frames: []
+        alive.on_frames = lambda frames: []
+        asking = threading.Thread(target=client.request, args=("echo", b"hi"))
+        asking.start()
+        dead.wait_for(lambda: len({frames[0] for frames in dead.frames}) >= 2)
+        alive.on_frames = mdp_echo
+        asking.join(WAIT_S)
+        assert not asking.is_alive()
+        assert client.active == alive.endpoint
+        assert not [event for event in events if isinstance(event, Disconnected)]

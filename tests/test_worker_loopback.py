@@ -1,0 +1,377 @@
+"""The worker over real sockets, against brokers that do as they are told, and as a real process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from bstar.errors import ClosedError, ConfigurationError, LocalProtocolError, WorkerError
+from bstar.wire import native
+from bstar.wire.messages import (
+    Disconnect,
+    ErrorCode,
+    Failure,
+    Final,
+    Heartbeat,
+    Partial,
+    Ready,
+    Reason,
+    StaleEpoch,
+)
+from bstar_client import Request, Worker, WorkerHooks
+from support.scripted import WAIT_S, ScriptedBroker
+
+pytestmark = pytest.mark.loopback
+
+ONE = native.identity(b"c" * 16, 1)
+
+
+@pytest.fixture
+def broker() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as broker:
+        yield broker
+
+
+def echo(request: Request) -> bytes:
+    return request.body
+
+
+def worker_of(broker: ScriptedBroker) -> bytes:
+    """The routing id of the worker that registered last."""
+    broker.wait_for(lambda: bool(broker.received(Ready)))
+    return broker.received(Ready)[-1].sender
+
+
+def dispatch(
+    broker: ScriptedBroker, body: bytes = b"x", number: int = 1, *, epoch: int = 1, ttl_ms: int = 0
+) -> None:
+    identity = native.identity(b"c" * 16, number)
+    codec = native.CODEC
+    broker.send(codec.request(worker_of(broker), (), b"", identity, [body], ttl_ms, epoch, True, b""))
+
+
+def finals(broker: ScriptedBroker) -> list[list[bytes]]:
+    return [message.body for message in broker.messages if isinstance(message, Final)]
+
+
+def failures(broker: ScriptedBroker) -> list[tuple[int, bytes]]:
+    return [(message.code, message.text) for message in broker.messages if isinstance(message, Failure)]
+
+
+def test_a_request_reaches_the_handler_with_everything_that_is_known_of_it(broker: ScriptedBroker) -> None:
+    seen: list[Request] = []
+
+    def look(request: Request) -> list[bytes]:
+        seen.append(request)
+        return [b"a", request.body]
+
+    with Worker(broker.endpoint, "echo", look):
+        dispatch(broker, b"body", ttl_ms=60_000)
+        broker.wait_for(lambda: finals(broker) == [[b"a", b"body"]])
+    [request] = seen
+    assert (request.service, request.frames, request.identity) == (b"echo", (b"body",), ONE)
+    assert request.is_redelivered
+    assert request.epoch == 1
+    remaining = request.remaining()
+    assert remaining is not None
+    assert 0 < remaining <= 60
+
+
+def test_the_decorator_makes_the_handler(broker: ScriptedBroker) -> None:
+    worker = Worker(broker.endpoint, "echo")
+
+    @worker.handler
+    def nothing(request: Request) -> None:
+        return None
+
+    with worker:
+        dispatch(broker)
+        broker.wait_for(lambda: finals(broker) == [[b""]])
+
+
+def test_a_generators_yields_are_partials_and_its_return_is_the_final(broker: ScriptedBroker) -> None:
+    def count(request: Request) -> Generator[bytes, None, bytes]:
+        for number in range(3):
+            yield b"%d" % number
+        return b"end"
+
+    with Worker(broker.endpoint, "echo", count):
+        dispatch(broker)
+        broker.wait_for(lambda: finals(broker) == [[b"end"]])
+    assert [m.body for m in broker.messages if isinstance(m, Partial)] == [[b"0"], [b"1"], [b"2"]]
+
+
+def test_a_generator_faster_than_the_network_loses_nothing(broker: ScriptedBroker) -> None:
+    def pour(request: Request) -> Generator[bytes, None, None]:
+        for number in range(5_000):
+            yield b"%d" % number
+
+    with Worker(broker.endpoint, "echo", pour):
+        dispatch(broker)
+        broker.wait_for(lambda: finals(broker) == [[b""]])
+    parts = [m.body[0] for m in broker.messages if isinstance(m, Partial)]
+    assert parts == [b"%d" % number for number in range(5_000)]
+
+
+@pytest.mark.parametrize("answer", ["text", [], 5, [1]])
+def test_what_is_no_reply_is_the_handlers_failure(broker: ScriptedBroker, answer: object) -> None:
+    with Worker(broker.endpoint, "echo", lambda request: answer):  # type: ignore[arg-type, return-value]
+        dispatch(broker)
+        broker.wait_for(lambda: len(failures(broker)) == 1)
+    assert failures(broker)[0][0] == ErrorCode.HANDLER_FAILED
+
+
+def test_a_handler_that_raises_is_told_and_the_worker_lives_on(
+    broker: ScriptedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    def pick(request: Request) -> bytes:
+        if request.body == b"bad":
+            raise ValueError("no such thing")
+        return request.body
+
+    with Worker(broker.endpoint, "echo", pick) as worker:
+        dispatch(broker, b"bad")
+        broker.wait_for(
+            lambda: failures(broker) == [(ErrorCode.HANDLER_FAILED, b"ValueError: no such thing")]
+        )
+        dispatch(broker, b"good", 2)
+        broker.wait_for(lambda: finals(broker) == [[b"good"]])
+        assert worker.counters.failed == 1
+    assert "no such thing" in caplog.text
+
+
+def test_heartbeats_go_on_while_a_handler_runs(broker: ScriptedBroker) -> None:
+    go_on = threading.Event()
+
+    def block(request: Request) -> bytes:
+        assert go_on.wait(WAIT_S)
+        return b"done"
+
+    with Worker(broker.endpoint, "echo", block):
+        dispatch(broker)
+        broker.welcome_ms = (100, 60_000)
+        for _ in range(3):
+            before = len(broker.received(Heartbeat))
+            broker.send(native.CODEC.heartbeat(worker_of(broker), (), 3, 1))
+            broker.wait_for(lambda before=before: len(broker.received(Heartbeat)) > before)  # type: ignore[misc]
+        go_on.set()
+        broker.wait_for(lambda: finals(broker) == [[b"done"]])
+
+
+def test_it_registers_with_both_nodes_and_again_with_one_that_restarts(broker: ScriptedBroker) -> None:
+    with ScriptedBroker() as other, Worker([broker.endpoint, other.endpoint], "echo", echo):
+        worker_of(other)
+        dispatch(broker, b"one")
+        broker.wait_for(lambda: finals(broker) == [[b"one"]])
+        broker.close()
+        known = len(broker.received(Ready))
+        broker.open()
+        broker.wait_for(lambda: len(broker.received(Ready)) > known)
+        dispatch(broker, b"two", 2)
+        broker.wait_for(lambda: finals(broker) == [[b"one"], [b"two"]])
+
+
+@pytest.mark.requirement("MDP2-W-06")
+def test_after_disconnect_it_comes_back_on_a_new_socket(broker: ScriptedBroker) -> None:
+    with Worker(broker.endpoint, "echo", echo, backoff_min_s=0.01):
+        first = worker_of(broker)
+        broker.send(native.CODEC.disconnect(first, (), Reason.UNKNOWN, 1))
+        broker.wait_for(lambda: len(broker.received(Ready)) == 2)
+        assert worker_of(broker) != first
+
+
+def test_a_stale_node_cannot_have_work_done(broker: ScriptedBroker) -> None:
+    begun: list[bytes] = []
+
+    def note(request: Request) -> bytes:
+        begun.append(request.body)
+        return b""
+
+    with ScriptedBroker() as newer, Worker([broker.endpoint, newer.endpoint], "echo", note):
+        dispatch(newer, b"new", 1, epoch=2)
+        newer.wait_for(lambda: len(finals(newer)) == 1)
+        dispatch(broker, b"old", 2, epoch=1)
+        broker.wait_for(lambda: len(broker.received(StaleEpoch)) == 1)
+    assert begun == [b"new"]
+
+
+def test_handlers_that_never_come_back_end_the_worker(broker: ScriptedBroker) -> None:
+    go_on = threading.Event()
+    stuck: list[bytes] = []
+
+    class Hooks(WorkerHooks):
+        def handler_stuck(self, worker: Worker, identity: bytes) -> None:
+            stuck.append(identity)
+
+    def block(request: Request) -> bytes:
+        go_on.wait(WAIT_S)
+        return b""
+
+    worker = Worker(
+        broker.endpoint, "echo", block, handler_timeout_s=0.05, stuck_handlers_max=2, hooks=Hooks()
+    ).start()
+    for number in (1, 2):
+        dispatch(broker, number=number)
+        broker.wait_for(lambda number=number: len(failures(broker)) == number)  # type: ignore[misc]
+    with pytest.raises(WorkerError, match="stuck"):
+        worker.join(WAIT_S)
+    go_on.set()
+    assert {code for code, _ in failures(broker)} == {ErrorCode.HANDLER_TIMEOUT}
+    assert len(stuck) == 2
+
+
+def test_hooks_see_the_life_of_a_worker_and_may_fail(
+    broker: ScriptedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+
+    class Hooks(WorkerHooks):
+        def registered(self, worker: Worker, endpoint: str) -> None:
+            seen.append("registered")
+            raise RuntimeError("hook")
+
+        def request_started(self, worker: Worker, request: Request) -> None:
+            seen.append("started")
+
+        def request_finished(self, worker: Worker, request: Request) -> None:
+            seen.append("finished")
+
+        def request_failed(self, worker: Worker, request: Request, error: Exception) -> None:
+            seen.append("failed")
+
+    def pick(request: Request) -> bytes:
+        if request.body == b"bad":
+            raise ValueError
+        return b""
+
+    with Worker(broker.endpoint, "echo", pick, hooks=Hooks()):
+        dispatch(broker, b"good")
+        broker.wait_for(lambda: len(finals(broker)) == 1)
+        dispatch(broker, b"bad", 2)
+        broker.wait_for(lambda: len(failures(broker)) == 1)
+    assert seen == ["registered", "started", "finished", "started", "failed"]
+    assert "a hook failed" in caplog.text
+
+
+# --- leaving ------------------------------------------------------------------------------------------------
+
+
+def test_closing_says_goodbye(broker: ScriptedBroker) -> None:
+    with Worker(broker.endpoint, "echo", echo):
+        worker_of(broker)
+    broker.wait_for(lambda: len(broker.received(Disconnect)) == 1)
+
+
+def test_closing_finishes_what_runs(broker: ScriptedBroker) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def block(request: Request) -> bytes:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        return b"done"
+
+    worker = Worker(broker.endpoint, "echo", block).start()
+    dispatch(broker)
+    assert begun.wait(WAIT_S)
+    worker.stop()
+    go_on.set()
+    assert worker.join(WAIT_S)
+    broker.wait_for(lambda: len(broker.received(Disconnect)) == 1)
+    kinds = [type(m) for m in broker.messages if isinstance(m, Final | Disconnect)]
+    assert kinds == [Final, Disconnect]
+
+
+def test_a_worker_runs_once_and_needs_a_handler(broker: ScriptedBroker) -> None:
+    with pytest.raises(ConfigurationError, match="handler"):
+        Worker(broker.endpoint, "echo").run()
+    worker = Worker(broker.endpoint, "echo", echo)
+    worker.close()
+    worker.close()
+    with pytest.raises(ClosedError):
+        worker.run()
+
+
+def test_names_of_the_broker_cannot_be_offered(broker: ScriptedBroker) -> None:
+    with pytest.raises(LocalProtocolError):
+        Worker(broker.endpoint, "mmi.echo", echo)
+
+
+def test_run_restores_the_signal_handlers(broker: ScriptedBroker) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    worker = Worker(broker.endpoint, "echo", echo)
+
+    def stop() -> None:
+        worker_of(broker)
+        worker.stop()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    worker.run()
+    stopper.join(WAIT_S)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+PROGRAM = """
+import sys, time
+from bstar_client import Worker
+def slow(request):
+    print("begun", flush=True)
+    time.sleep(0.3)
+    return b"done"
+Worker(sys.argv[1], "echo", slow, dialect=sys.argv[2]).run()
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.requirement("MDP1-W-05")
+@pytest.mark.requirement("MDP2-W-05")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_told_to_end_answers_what_runs_and_its_goodbye_leaves_the_process(
+    broker: ScriptedBroker, number: signal.Signals
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, broker.endpoint, "native"], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        dispatch(broker)
+        assert process.stdout.readline() == b"begun\n"
+        process.send_signal(number)
+        assert process.wait(WAIT_S) == 0
+        assert process.stdout.read() == b"ended\n"
+    broker.wait_for(lambda: len(broker.received(Disconnect)) == 1)
+    kinds = [type(m) for m in broker.messages if isinstance(m, Final | Disconnect)]
+    assert kinds == [Final, Disconnect]
+
+
+# --- plain MDP/0.2 ------------------------------------------------------------------------------------------
+
+
+def test_a_plain_worker_speaks_the_frames_of_the_table(broker: ScriptedBroker) -> None:
+    def answer(frames: list[bytes]) -> list[list[bytes]]:
+        if frames[1:3] == [b"MDPW02", b"\x01"]:
+            return [[frames[0], b"MDPW02", b"\x02", b"client", b"", b"hi"]]
+        return []
+
+    broker.on_frames = answer
+    with Worker(broker.endpoint, "echo", echo, dialect="mdp02", heartbeat_s=0.05):
+        broker.wait_for(lambda: any(frames[2:3] == [b"\x04"] for frames in broker.frames))
+        broker.wait_for(lambda: any(frames[2:3] == [b"\x05"] for frames in broker.frames))
+    broker.wait_for(lambda: any(frames[2:3] == [b"\x06"] for frames in broker.frames))
+    said = [frames[1:] for frames in broker.frames]
+    assert said[0] == [b"MDPW02", b"\x01", b"echo"]
+    assert said[1] == [b"MDPW02", b"\x04", b"client", b"", b"hi"]
+    assert said[-1] == [b"MDPW02", b"\x06"]
+
+
+@pytest.mark.requirement("MDP1-W-01")
+@pytest.mark.requirement("MDP2-W-01")
+def test_a_plain_worker_has_one_connection_to_its_broker(broker: ScriptedBroker) -> None:
+    broker.on_frames = lambda frames: []
+    with Worker(broker.endpoint, "echo", echo, dialect="mdp02", heartbeat_s=0.02, liveness=50):
+        broker.wait_for(lambda: len(broker.frames) >= 5)
+    assert len({frames[0] for frames in broker.frames}) == 1
