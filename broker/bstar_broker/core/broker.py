@@ -522,6 +522,8 @@ class Broker:
         worker.expires_at = now + worker.expiry_s
         if request.is_abandoned:
             self.drop("late-reply")
+            # Counted all the same, so that a client who comes back for the rest sees the gap (BSN-B-15).
+            request.partials += request.codec.is_streaming
             return []
         if not request.codec.is_streaming:
             return self._hold_partial(request, message.body)

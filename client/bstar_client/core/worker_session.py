@@ -457,8 +457,10 @@ class WorkerCore:
             job = self._queue.popleft()
             if job.deadline is not None and now >= job.deadline:
                 self.counters.expired += 1
-                text = "its time to live ended before the worker could begin"
-                self._answer(job, self._dialect.failure(job, ErrorCode.EXPIRED, text), outputs, now)
+                # Of a repeated request it cannot be said that nobody began it (BSN-W-09).
+                code = ErrorCode.WORKER_LOST if job.is_redelivered else ErrorCode.EXPIRED
+                text = "its time to live ended before this worker could begin"
+                self._answer(job, self._dialect.failure(job, code, text), outputs, now)
                 self._release(job)
                 continue
             if self._settings.handler_timeout_s is not None:
