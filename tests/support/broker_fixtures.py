@@ -7,6 +7,7 @@ its broker must still run: nothing that a test sends may end it.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from functools import partial
 
@@ -78,17 +79,21 @@ def forgetful(_forgetful: Broker) -> Iterator[Broker]:
 
 @pytest.fixture
 def tight(_tight: Broker) -> Iterator[Broker]:
-    """A broker with small limits, empty at the beginning of each test."""
+    """A broker with small limits: no workers, and room for a test's services."""
     for tight in _lend(_tight):
         with tight.peers() as peers:
-            peers.wait_until(partial(_is_empty, peers.client01()), "the tight broker is empty")
+            peers.wait_until(partial(_has_room, tight, peers.client01()), "the tight broker has room")
         yield tight
 
 
-def _is_empty(asker: Peer) -> bool:
-    """Whether the broker knows no service: nobody's workers and nobody's requests."""
-    _, listed = asker.mmi(b"mmi.services", EMPTY)
-    return listed == b"[]"
+def _has_room(tight: Broker, asker: Peer) -> bool:
+    """Whether what earlier tests left does not get into the way of the next."""
+    state = json.loads(asker.mmi(b"mmi.state", EMPTY)[1])["broker"]
+    is_roomy: bool = (
+        state["workers"] == state["queued"] == 0
+        and len(state["services"]) <= tight.profile.limits["services_max"] // 2
+    )
+    return is_roomy
 
 
 @pytest.fixture
@@ -114,6 +119,7 @@ def forgetful_peers(forgetful: Broker) -> Iterator[Peers]:
 
 @pytest.fixture
 def tight_peers(tight: Broker) -> Iterator[Peers]:
-    """Peers of the broker with small limits."""
+    """Peers of the broker with small limits; their workers leave in good order."""
     with tight.peers() as peers:
         yield peers
+        peers.dismiss_workers()

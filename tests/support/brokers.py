@@ -37,8 +37,9 @@ class Timing:
     failover_timeout_s: float = 0.5
     worker_heartbeat_interval_s: float = 0.2
     worker_liveness: int = 5
-    mdp_heartbeat_interval_s: float = 0.2
-    mdp_liveness: int = 5
+    # "Nothing comes" is said after two of these, so a short one makes the whole suite quick.
+    mdp_heartbeat_interval_s: float = 0.1
+    mdp_liveness: int = 10
     request_ttl_s: float = 60.0
     service_ttl_s: float = 60.0
     drain_timeout_s: float = 1.0
@@ -60,21 +61,38 @@ class Profile:
 # Workers live long: for everything that is not about their death.
 STEADY = Profile()
 # Workers die soon: for expiry and what follows from it.
-MORTAL = Profile(Timing(mdp_heartbeat_interval_s=0.15, mdp_liveness=3))
+MORTAL = Profile(Timing(failover_timeout_s=0.4, mdp_heartbeat_interval_s=0.12, mdp_liveness=4))
 # Requests and services are forgotten soon.
-FORGETFUL = Profile(Timing(request_ttl_s=0.5, service_ttl_s=0.5))
+FORGETFUL = Profile(
+    Timing(
+        failover_timeout_s=0.3,
+        worker_heartbeat_interval_s=0.1,
+        worker_liveness=4,
+        mdp_heartbeat_interval_s=0.1,
+        mdp_liveness=4,
+        request_ttl_s=0.5,
+        service_ttl_s=0.5,
+    )
+)
 # Every limit is within reach of a test.
 TIGHT = Profile(
-    # What a test leaves behind must go before the next one begins.
-    Timing(request_ttl_s=2.0, service_ttl_s=0.1),
+    # What a test leaves behind must soon make room for the next one.
+    Timing(
+        worker_heartbeat_interval_s=0.15,
+        worker_liveness=4,
+        mdp_heartbeat_interval_s=0.1,
+        mdp_liveness=6,
+        request_ttl_s=2.0,
+        service_ttl_s=0.7,
+    ),
     limits={
-        "services_max": 4,
+        "services_max": 12,
         "workers_max": 6,
         "queue_length_max": 3,
-        "queue_bytes_max": 20_000,
+        "queue_bytes_max": 40_000,
         "requests_per_client_max": 5,
         "deliveries_max": 2,
-        "message_bytes_max": 50_000,
+        "message_bytes_max": 30_000,
         "partials_buffer_bytes_max": 2_000,
     },
 )
@@ -245,7 +263,16 @@ class Broker:
         code = self._process.poll() if self._process is not None else None
         how = "runs" if self.is_running() else f"ended with {code}"
         lines = self.log_path.read_text(errors="replace").splitlines() if self.log_path.exists() else []
-        return "\n".join([f"the {self.role} broker {how}; the end of {self.log_path}:", *lines[-40:]])
+        said = self._last_words() if self.is_running() else ""
+        return "\n".join([f"the {self.role} broker {how} {said}; the end of {self.log_path}:", *lines[-40:]])
+
+    def _last_words(self) -> str:
+        """What the broker itself says of its state, if it still says anything."""
+        with self.peers() as peers:
+            asker = peers.client01()
+            asker.request(b"mmi.state", EMPTY)
+            frames = asker.try_recv(1.0)
+        return "and does not answer" if frames is None else f"and says {frames[-1].decode()}"
 
     def peers(self) -> Peers:
         """Make the peers of one test against this broker."""

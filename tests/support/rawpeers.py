@@ -78,6 +78,15 @@ class Peers:
             raw.close()
         self.context.term()
 
+    def dismiss_workers(self) -> None:
+        """Let every living worker leave in good order, and wait until the broker has read it."""
+        for peer in self._peers:
+            if isinstance(peer, Worker) and peer.alive:
+                peer.disconnect()
+                peer.send(EMPTY, CLIENT_01, b"mmi.left", b"?")
+                while peer.recv()[1:3] != [CLIENT_01, b"mmi.left"]:
+                    pass
+
     # Who can be made ----------------------------------------------------------------------------------------
 
     def req_client01(
@@ -361,7 +370,12 @@ class Worker(Peer):
         assert frames == self.command(self.HEARTBEAT), frames
 
     def await_disconnect(self) -> None:
-        """Wait for DISCONNECT. Anything but heartbeats before it is a fault."""
+        """Wait for DISCONNECT. Anything but heartbeats before it is a fault.
+
+        The worker's own heartbeats end here: one that crossed the DISCONNECT would be answered by a second
+        one.
+        """
+        self.alive = False
         frames = self.next_command()
         assert frames == self.command(self.DISCONNECT), frames
 

@@ -1,0 +1,580 @@
+"""What ends or misleads the published brokers must not touch ours.
+
+Every test is named after a fault that somebody saw in a published program: the C and Python Majordomo brokers
+of the guide, the two lines of the majordomo library, the Binary Star samples. The stimulus is theirs, octet
+by octet; the expectation is what a broker that people rely on would do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from support.brokers import Broker, broker_pair, lone_broker, wait_until
+from support.rawpeers import EMPTY, Peers, PublishedBinaryStarClient, ZmtpPeer
+
+pytestmark = pytest.mark.loopback
+requirement = pytest.mark.requirement
+
+
+def assert_serves(peers: Peers, name: bytes) -> None:
+    """A new worker and a new client find each other."""
+    worker, client = peers.worker01(name), peers.client01()
+    client.request(name, b"still there?")
+    worker.finish(worker.take(), b"yes")
+    assert client.recv() == [b"", b"MDPC01", name, b"yes"]
+    worker.disconnect()
+    assert worker.mmi(b"mmi.service", name) == [b"404"]
+
+
+# --- one message ends the broker ---
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        pytest.param([b"", b"MDPC01", b"echo"], id="request-without-body"),
+        pytest.param([b"", b"MDPC01"], id="request-without-service"),
+        pytest.param([b"", b"MDPW01"], id="worker-without-command"),
+        pytest.param([b"", b"MDPW01", b"\x01"], id="ready-without-service"),
+        pytest.param([b""], id="single-empty-frame"),
+        pytest.param([b"", b""], id="two-empty-frames"),
+        pytest.param([b"MDPC01", b"echo", b"body"], id="no-delimiter"),
+        pytest.param([b"", b"MDPC01", b"", b"body"], id="empty-service"),
+        pytest.param([b"", b"MDPX01", b"echo", b"body"], id="unknown-header"),
+        pytest.param([b"", b"MDPW01", b"\x2a"], id="unknown-command"),
+        pytest.param([b"", b"MDPW01", b"\x03"], id="reply-of-a-stranger-without-anything"),
+        pytest.param([b"x"], id="single-frame"),
+        pytest.param([b"x" * 1_000_000], id="single-large-frame"),
+        pytest.param([b"\xff" * 7] * 500, id="many-frames"),
+        pytest.param([b"MDPC02"], id="0.2-header-alone"),
+        pytest.param([b"MDPW02"], id="0.2-worker-header-alone"),
+        pytest.param([b"MDPC02", b"\x01", b"echo"], id="0.2-request-without-body"),
+        pytest.param([b"MDPW02", b"\x01"], id="0.2-ready-without-service"),
+        pytest.param([b"", b"MDPC0X", b"echo", b"body"], id="libmdp-client"),
+        pytest.param([b"", b"MDPW0X", b"\x01", b"echo"], id="libmdp-worker"),
+        pytest.param([b"\xaa\xa4\x01\x06MDPC02\x01\x04echo", b"body"], id="zproto-client"),
+        pytest.param([b"\xaa\xa4\x04\x06MDPW02\x01\x04echo"], id="zproto-worker"),
+        pytest.param([b"\xb5\x01"], id="own-header-alone"),
+        pytest.param([b"\xb5\x01" + bytes(30), b"echo", b"body"], id="own-header-of-zeros"),
+        pytest.param([b"\xb5\x01" + b"\xff" * 300], id="own-header-of-ones"),
+        pytest.param([b"\xb5\xff\x01", b"echo", b"body"], id="own-header-of-another-version"),
+    ],
+)
+@requirement("MDP1-R-01")
+@requirement("MDP2-R-04")
+def test_no_single_message_ends_the_broker(peers: Peers, service: bytes, frames: list[bytes]) -> None:
+    stranger = peers.dealer()
+    stranger.send(*frames)
+    # Whatever is said to the stranger, if anything, it is no reply of a service and no work.
+    heard = stranger.collect(0.05)
+    assert not [answer for answer in heard if b"MDPC01" in answer[:2] or b"\x02" in answer[:3]]
+    assert_serves(peers, service)
+
+
+@requirement("MDP1-R-01")
+def test_a_reply_without_anything_of_a_registered_worker_does_not_end_the_broker(
+    peers: Peers, service: bytes
+) -> None:
+    worker = peers.worker01(service)
+    worker.await_heartbeat()
+    worker.send(b"", b"MDPW01", b"\x03")
+    worker.await_disconnect()
+    assert_serves(peers, service)
+
+
+@requirement("MDP1-R-01")
+def test_a_disconnect_of_an_idle_worker_does_not_end_the_broker_when_the_worker_would_have_expired(
+    mortal: Broker, mortal_peers: Peers, service: bytes
+) -> None:
+    worker = mortal_peers.worker01(service)
+    worker.await_heartbeat()
+    worker.disconnect()
+    mortal_peers.pass_time(mortal.timing.expiry_s * 1.5)
+    assert_serves(mortal_peers, service)
+
+
+@requirement("MDP1-R-01")
+@requirement("MDP1-R-03")
+def test_a_disconnect_of_a_busy_worker_neither_ends_the_broker_nor_loses_the_request(
+    peers: Peers, service: bytes
+) -> None:
+    worker, client = peers.worker01(service), peers.client01()
+    client.request(service, b"hi")
+    worker.take()
+    worker.disconnect()
+    other = peers.worker01(service)
+    other.finish(other.take(), b"there")
+    assert client.recv() == [b"", b"MDPC01", service, b"there"]
+
+
+@requirement("MDP1-R-01")
+@requirement("MDP1-B-04")
+def test_a_reply_to_an_unknown_client_does_not_end_the_broker(peers: Peers, service: bytes) -> None:
+    worker = peers.worker01(service)
+    worker.reply(b"nobody at all", b"there")
+    worker.await_disconnect()
+    assert_serves(peers, service)
+
+
+# --- records that are wrong ---
+
+
+@requirement("MDP1-R-01")
+def test_an_unknown_command_leaves_no_half_made_record(peers: Peers, service: bytes) -> None:
+    worker = peers.worker01()
+    worker.send(b"", b"MDPW01", b"\x09")
+    worker.ready(service)
+    worker.await_heartbeat()
+    assert worker.mmi(b"mmi.service", service) == [b"200"]
+
+
+@requirement("MMI-B-02")
+def test_the_reserved_names_are_those_of_services_not_of_workers(peers: Peers, service: bytes) -> None:
+    refused = peers.worker01(b"mmi.foo")
+    refused.await_disconnect()
+    welcome = peers.worker01(service, identity=b"mmi.worker")
+    welcome.await_heartbeat()
+    client = peers.client01()
+    client.request(service, b"hi")
+    welcome.finish(welcome.take(), b"there")
+    assert client.recv() == [b"", b"MDPC01", service, b"there"]
+
+
+@requirement("MMI-B-02")
+def test_a_name_that_merely_contains_the_reserved_prefix_is_not_intercepted(
+    peers: Peers, service: bytes
+) -> None:
+    assert_serves(peers, b"not-mmi.service-" + service)
+
+
+@requirement("MMI-B-05")
+def test_a_service_that_no_worker_ever_offered_is_404(peers: Peers, service: bytes) -> None:
+    client = peers.client01()
+    client.request(service, b"hi")
+    assert client.mmi(b"mmi.service", service) == [b"404"]
+
+
+@requirement("MMI-B-03")
+def test_the_answer_of_mmi_does_not_repeat_the_question(peers: Peers, service: bytes) -> None:
+    peers.worker01(service).await_heartbeat()
+    assert peers.client01().mmi(b"mmi.service", b"x", service) == [b"200"]
+
+
+@requirement("MDP1-R-05")
+def test_asking_about_names_allocates_nothing(peers: Peers, service: bytes) -> None:
+    asker = peers.client01()
+    for number in range(20):
+        asker.mmi(b"mmi.service", service + b"%d" % number)
+        asker.mmi(b"mmi.made-up-%d" % number, b"x")
+    names = [entry["service"] for entry in json.loads(asker.mmi(b"mmi.services", EMPTY)[1])]
+    assert not [name for name in names if name.startswith(("mmi.", service.decode()))]
+
+
+def test_a_worker_in_its_own_service_only(peers: Peers, service: bytes) -> None:
+    """A published broker lists workers under a service of others and names the wrong one in FINAL."""
+    names = [service + suffix for suffix in (b"-a", b"-b", b"-c")]
+    workers = {name: peers.worker02(name) for name in names}
+    clients = {name: peers.client02() for name in names}
+    for name in names:
+        clients[name].request(name, name)
+    jobs = {name: workers[name].take() for name in names}
+    assert {name: job.body for name, job in jobs.items()} == {name: (name,) for name in names}
+    for name in reversed(names):
+        workers[name].partial(jobs[name].client, b"p")
+    for name in names:
+        workers[name].final(jobs[name].client, b"f")
+    for name in names:
+        assert clients[name].recv() == [b"MDPC02", b"\x02", name, b"p"]
+        assert clients[name].recv() == [b"MDPC02", b"\x03", name, b"f"]
+
+
+# --- work that is lost, doubled or given to the dead ---
+
+
+@requirement("MDP1-B-04")
+@requirement("MDP1-G-02")
+def test_a_second_reply_does_not_put_the_worker_into_the_idle_list_twice(
+    peers: Peers, service: bytes
+) -> None:
+    worker, client = peers.worker01(service), peers.client01()
+    client.request(service, b"1")
+    job = worker.take()
+    worker.reply(job.client, b"one")
+    worker.reply(job.client, b"one again")
+    worker.await_disconnect()
+    assert client.recv() == [b"", b"MDPC01", service, b"one"]
+    client.request(service, b"2")
+    client.request(service, b"3")
+    assert client.collect() == []
+    # Nothing was handed to the worker that was turned away, and a new one gets one request at a time.
+    assert worker.collect() == []
+    other = peers.worker01(service)
+    assert other.take().body == (b"2",)
+    assert other.commands() == []
+
+
+@requirement("MDP1-R-03")
+@requirement("MMI-B-05")
+def test_a_dead_busy_worker_is_noticed_and_its_request_is_not_lost(
+    mortal: Broker, mortal_peers: Peers, service: bytes
+) -> None:
+    peers = mortal_peers
+    worker, client = peers.worker01(service), peers.client01()
+    client.request(service, b"hi")
+    worker.take()
+    worker.vanish()
+    peers.pass_time(mortal.timing.expiry_s * 1.2)
+    assert client.mmi(b"mmi.service", service) == [b"404"]
+    replacement = peers.worker01(service)
+    replacement.finish(replacement.take(), b"there")
+    assert client.recv() == [b"", b"MDPC01", service, b"there"]
+
+
+@requirement("MDP1-R-04")
+def test_no_silent_worker_hides_behind_a_live_one(
+    mortal: Broker, mortal_peers: Peers, service: bytes
+) -> None:
+    """Several orders of becoming idle, several services: whoever is silent is found."""
+    peers = mortal_peers
+    workers = [peers.worker01(service + b"-%d" % (number % 3)) for number in range(9)]
+    for worker in workers:
+        worker.await_heartbeat()
+    for worker in workers[1::2]:
+        worker.fall_silent()
+    peers.pass_time(mortal.timing.expiry_s * 1.5)
+    asker = peers.client01()
+    listed = json.loads(asker.mmi(b"mmi.services", EMPTY)[1])
+    counts = {entry["service"]: entry["workers"] for entry in listed}
+    for kind in range(3):
+        living = [number for number in range(9) if number % 3 == kind and number % 2 == 0]
+        assert counts[(service + b"-%d" % kind).decode()] == len(living)
+
+
+@requirement("MDP2-B-09")
+def test_a_worker_that_timed_out_is_neither_counted_nor_given_work(
+    mortal: Broker, mortal_peers: Peers, service: bytes
+) -> None:
+    peers = mortal_peers
+    worker, client = peers.worker02(service), peers.client02()
+    worker.await_heartbeat()
+    worker.fall_silent()
+    peers.pass_time(mortal.timing.expiry_s * 1.5)
+    worker.collect(0.02)
+    client.request(service, b"hi")
+    assert worker.collect() == []
+    assert peers.client01().mmi(b"mmi.service", service) == [b"404"]
+
+
+def test_heartbeats_of_an_idle_worker_survive_any_traffic(
+    mortal: Broker, mortal_peers: Peers, service: bytes
+) -> None:
+    """Published brokers look at their timer only when the poll times out: traffic delays it (T-13)."""
+    peers = mortal_peers
+    idle, asker = peers.worker01(service), peers.client01()
+    idle.await_heartbeat()
+    intervals, beats = 8, 0
+    until = time.monotonic() + intervals * mortal.timing.mdp_heartbeat_interval_s
+    while time.monotonic() < until:
+        asker.mmi(b"mmi.service", service)
+        beats += idle.try_recv() is not None
+    assert beats >= intervals * 0.6
+
+
+@requirement("MDP1-G-02")
+@requirement("MDP2-B-10")
+def test_a_worker_is_not_sent_many_requests_at_once(peers: Peers, service: bytes) -> None:
+    worker, client = peers.worker02(service), peers.client02()
+    for number in range(10):
+        client.request(service, b"%d" % number)
+    worker.take()
+    assert worker.commands() == []
+
+
+# --- the versions that call themselves 0.2 ---
+
+
+@requirement("MDP2-B-05")
+def test_heartbeats_with_the_code_of_0_1_end_in_a_disconnect_not_in_a_reply(
+    peers: Peers, service: bytes
+) -> None:
+    """Header upgraded to 0.2, codes left at 0.1: its HEARTBEAT (04) is a FINAL without anything."""
+    worker = peers.worker02(service)
+    worker.await_heartbeat()
+    worker.send(b"MDPW02", b"\x04")
+    worker.await_disconnect()
+    assert_serves(peers, service)
+
+
+@requirement("MDP2-B-05")
+def test_a_disconnect_with_the_code_of_0_1_is_a_heartbeat(
+    mortal: Broker, mortal_peers: Peers, service: bytes
+) -> None:
+    """Its DISCONNECT (05) is a HEARTBEAT to us; the worker then expires, and nothing is lost."""
+    peers = mortal_peers
+    worker, client = peers.worker02(service), peers.client02()
+    client.request(service, b"hi")
+    worker.take()
+    worker.fall_silent()
+    worker.send(b"MDPW02", b"\x05")
+    worker.close()
+    other = peers.worker02(service)
+    other.finish(other.take(), b"there")
+    assert client.recv() == [b"MDPC02", b"\x03", service, b"there"]
+
+
+def test_true_0_2_frames_are_not_ignored(peers: Peers, service: bytes) -> None:
+    """No published broker answers them."""
+    worker, client = peers.dealer(), peers.dealer()
+    worker.send(b"MDPW02", b"\x01", service)
+    client.send(b"MDPC02", b"\x01", service, b"hi")
+    frames = worker.recv()
+    while frames == [b"MDPW02", b"\x05"]:
+        frames = worker.recv()
+    worker.send(b"MDPW02", b"\x04", frames[2], b"", b"there")
+    assert client.recv() == [b"MDPC02", b"\x03", service, b"there"]
+
+
+# --- below the frames ---
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", id="http"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200), id="tls"),
+        pytest.param(bytes(1000), id="zeros"),
+        pytest.param(b"\xff" * 1000, id="ones"),
+        pytest.param(ZmtpPeer.greeting(mechanism=b"CURVE") + bytes(200), id="other-mechanism"),
+        pytest.param(ZmtpPeer.greeting(mechanism=b"\xff" * 20), id="no-mechanism"),
+        pytest.param(ZmtpPeer.greeting()[:20], id="half-a-greeting"),
+        pytest.param(ZmtpPeer.greeting() + b"\x04\xff" + bytes(300), id="broken-ready"),
+        pytest.param(
+            ZmtpPeer.greeting() + ZmtpPeer.ready_command(socket_type=b"PUB"),
+            id="a-socket-type-that-does-not-fit",
+        ),
+        pytest.param(
+            ZmtpPeer.greeting() + ZmtpPeer.ready_command() + b"\x02\xff\xff\xff\xff\xff\xff\xff\xff",
+            id="frame-of-2-to-the-64",
+        ),
+        pytest.param(
+            ZmtpPeer.greeting()
+            + ZmtpPeer.ready_command()
+            + b"\x02\x00\x00\x01\x00\x00\x00\x00\x00"
+            + bytes(999),
+            id="frame-of-a-terabyte",
+        ),
+        pytest.param(ZmtpPeer.greeting() + ZmtpPeer.ready_command() + b"\xf8\x05hello", id="reserved-flags"),
+    ],
+)
+@pytest.mark.parametrize("is_reset", [False, True], ids=["close", "reset"])
+@requirement("MDP1-R-01")
+def test_octets_that_are_no_zmtp_do_not_end_the_broker(
+    broker: Broker, peers: Peers, service: bytes, octets: bytes, *, is_reset: bool
+) -> None:
+    before = broker.rss_bytes()
+    raw = peers.zmtp(handshake=False)
+    with contextlib.suppress(ConnectionError):
+        raw.send_octets(octets)
+        if is_reset:
+            raw.reset()
+    assert_serves(peers, service)
+    # Nobody gets memory by announcing that much would come.
+    assert broker.rss_bytes() - before < 50_000_000
+
+
+@requirement("MDP1-R-01")
+def test_a_connection_cut_within_a_message_leaves_nothing_behind(peers: Peers, service: bytes) -> None:
+    raw = peers.zmtp()
+    whole = raw.message(b"", b"MDPC01", service, b"body")
+    raw.send_octets(whole[:-3])
+    raw.reset()
+    worker = peers.worker01(service)
+    assert worker.commands() == []
+
+
+def test_a_peer_of_plain_tcp_is_served(peers: Peers, service: bytes) -> None:
+    worker, client = peers.worker01(service), peers.zmtp(identity=b"plain tcp")
+    client.send(b"", b"MDPC01", service, b"x" * 1000)
+    job = worker.take()
+    worker.finish(job, *job.body)
+    assert client.recv() == [b"", b"MDPC01", service, b"x" * 1000]
+
+
+# --- time and restarts ---
+
+# Every reading of the wall clock is hours or days from the last one.
+JUMPING_CLOCK = """
+import itertools, runpy, time
+true_time, true_time_ns = time.time, time.time_ns
+offsets = itertools.cycle((0, 7_200, -86_400, 3_600, -7_200))
+time.time = lambda: true_time() + next(offsets)
+time.time_ns = lambda: true_time_ns() + next(offsets) * 1_000_000_000
+runpy.run_module("bstar_cli", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_the_wall_clock_may_jump(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", JUMPING_CLOCK)
+    with lone_broker(tmp_path, command=command) as broker, broker.peers() as peers:
+        early, worker = peers.client01(), peers.worker01(b"echo")
+        early.request(b"later", b"early")
+        worker.await_heartbeat()
+        peers.pass_time(broker.timing.expiry_s * 1.5)
+        assert early.mmi(b"mmi.service", b"echo") == [b"200"]
+        assert_serves(peers, b"another")
+        later = peers.worker01(b"later")
+        later.finish(later.take(), b"late")
+        assert early.recv() == [b"", b"MDPC01", b"later", b"late"]
+
+
+@requirement("MDP1-B-04")
+def test_after_a_broker_restart_a_worker_is_told_to_register_again(tmp_path: Path) -> None:
+    with lone_broker(tmp_path) as broker, broker.peers() as peers:
+        worker = peers.worker01(b"echo", identity=b"worker")
+        worker.await_heartbeat()
+        broker.kill()
+        broker.start()
+        # Its socket reconnects by itself and goes on with heartbeats, which the new process cannot place.
+        while worker.recv() != worker.command(worker.DISCONNECT):
+            pass
+        worker.close()
+        again = peers.worker01(b"echo", identity=b"worker")
+        again.await_heartbeat()
+        broker.activate()
+        client = peers.client01()
+        client.request(b"echo", b"hi")
+        again.finish(again.take(), b"there")
+        assert client.recv() == [b"", b"MDPC01", b"echo", b"there"]
+
+
+@requirement("MDP1-B-07")
+@requirement("MDP2-B-07")
+def test_a_stopping_broker_finishes_the_request_at_hand(tmp_path: Path) -> None:
+    with lone_broker(tmp_path) as broker, broker.peers() as peers:
+        worker, client = peers.worker01(b"echo"), peers.client01()
+        client.request(b"echo", b"hi")
+        job = worker.take()
+        broker.send_signal(signal.SIGTERM)
+        worker.finish(job, b"there")
+        assert client.recv() == [b"", b"MDPC01", b"echo", b"there"]
+        assert broker.wait_exit() == 0
+
+
+# --- Binary Star ---
+
+
+@contextlib.contextmanager
+def scripted_peer(broker: Broker, peers: Peers) -> Iterator[zmq.Socket[bytes]]:
+    """Publish where the broker's peer would; the broker has subscribed when the block begins."""
+    publisher: zmq.Socket[bytes] = peers.context.socket(zmq.XPUB)
+    publisher.linger = 0
+    try:
+        publisher.bind(broker.peer_state_endpoint)
+        assert publisher.poll(10_000), broker.trouble()
+        assert publisher.recv()[:1] == b"\x01"
+        yield publisher
+    finally:
+        publisher.close()
+
+
+def pair_state(broker: Broker) -> str:
+    state = broker.state()["pair"]["state"]
+    assert isinstance(state, str)
+    return state
+
+
+@pytest.mark.parametrize("role", ["primary", "backup"])
+def test_garbage_on_the_state_link_neither_ends_nor_moves_a_node(tmp_path: Path, role: str) -> None:
+    """A peer that says 5 ends the published servers in three of their four states."""
+    with (
+        lone_broker(tmp_path, role=role, activate=False) as broker,
+        broker.peers() as peers,
+        scripted_peer(broker, peers) as publisher,
+    ):
+        single = [b"5", b"0", b"abc", b"", b"31", b"\x03", b"-1", b"3\x00", b"6", b"\xff" * 99]
+        several = [
+            [b"3", b"3"],
+            [b"3", b"BSTP01"],
+            [b"3", b"BSTP01", b"{"],
+            [b"3", b"BSTP01", b"[]"],
+            [b"BSTP99"],
+        ]
+        garbage = [*([text] for text in single), *several]
+        for _ in range(3):
+            for frames in garbage:
+                publisher.send_multipart(frames)
+            peers.pass_time(0.05)
+        assert pair_state(broker) == role.upper()
+        # A valid message behind the garbage is read: the published form has one frame with one digit.
+        publisher.send(b"3")
+        wait_until(lambda: pair_state(broker) == "PASSIVE", "the node follows its peer")
+        for frames in garbage:
+            publisher.send_multipart(frames)
+        peers.pass_time(0.05)
+        assert pair_state(broker) == "PASSIVE"
+
+
+def test_garbage_on_the_state_link_is_no_sign_of_life(tmp_path: Path) -> None:
+    with (
+        lone_broker(tmp_path, role="backup", activate=False) as broker,
+        broker.peers() as peers,
+        scripted_peer(broker, peers) as publisher,
+    ):
+        publisher.send(b"3")
+        wait_until(lambda: pair_state(broker) == "PASSIVE", "the node follows its peer")
+        worker, client = peers.worker01(b"echo"), peers.client01()
+        until = time.monotonic() + 10
+        # Only garbage from now on, faster than any heartbeat, and a client that insists.
+        while (frames := worker.try_recv(0.02)) is None or frames == worker.command(worker.HEARTBEAT):
+            assert time.monotonic() < until, broker.trouble()
+            publisher.send(b"5")
+            publisher.send(b"abc")
+            client.request(b"echo", b"hi")
+        assert worker.as_job(frames).body == (b"hi",)
+
+
+def test_a_primary_that_was_stopped_does_not_come_back_as_a_second_master(tmp_path: Path) -> None:
+    """SIGSTOP, vote, SIGCONT: both published servers print `dual masters`, and both go on serving."""
+    with broker_pair(tmp_path) as (primary, backup), primary.peers() as peers:
+        for node in (primary, backup):
+            worker = peers.worker01(b"echo", endpoint=node.endpoint)
+            worker.answer = node.role.encode()
+
+        def published_client() -> PublishedBinaryStarClient:
+            """Build the sample's client; its delays shrink with our failover timeout."""
+            return PublishedBinaryStarClient(
+                peers,
+                [primary.endpoint, backup.endpoint],
+                timeout_s=0.3,
+                settle_s=primary.timing.failover_timeout_s,
+            )
+
+        client = published_client()
+        assert client.request(b"MDPC01", b"echo", b"1") == [b"MDPC01", b"echo", b"primary", b"1"]
+        stale_client = peers.client01(endpoint=primary.endpoint)
+        stale_client.mmi(b"mmi.service", b"echo")
+        with primary.frozen():
+            assert client.request(b"MDPC01", b"echo", b"2") == [b"MDPC01", b"echo", b"backup", b"2"]
+            # These wait in the buffers of the stopped process; it must not serve them when it wakes up.
+            for _ in range(10):
+                stale_client.request(b"echo", b"stale")
+            peers.pass_time(0.1)
+        wait_until(lambda: pair_state(primary) == "PASSIVE", "the primary stands by")
+        assert pair_state(backup) == "ACTIVE"
+        assert stale_client.collect(primary.timing.failover_timeout_s) == []
+        # Whoever comes now, to whichever node, is served by the one that is active.
+        assert client.request(b"MDPC01", b"echo", b"3") == [b"MDPC01", b"echo", b"backup", b"3"]
+        newcomer = published_client()
+        assert newcomer.request(b"MDPC01", b"echo", b"4") == [b"MDPC01", b"echo", b"backup", b"4"]
+        assert newcomer.failovers == 1
+        assert primary.is_running()
+        assert backup.is_running()
