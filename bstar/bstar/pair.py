@@ -52,6 +52,9 @@ _log = logging.getLogger("bstar.pair")
 
 # State messages read in one turn; more than a stale burst of a healed link brings.
 _PEER_MESSAGES_MAX = 1_000
+# A node that cannot go on stays for this long, without serving, so that its peer hears who it was: a peer
+# that has just started connects anew at least once a second (see ``_open_subscriber``).
+_LAST_WORD_S = 1.5
 
 Outputs = Iterable[object]
 Voter = Callable[["zmq.Socket[bytes]", list[bytes]], None]
@@ -145,6 +148,7 @@ class BinaryStar:
         self.machine = machine
         self._perform = perform
         self._error: PairError | None = None
+        self._last_word: list[bytes] = []
         self._on_active: list[Handler] = []
         self._on_passive: list[Handler] = []
         self._voter: zmq.Socket[bytes] | None = None
@@ -273,7 +277,11 @@ class BinaryStar:
             self.carry_out(self.machine.receive(newest, now))
 
     def _on_subscription(self, frames: list[bytes], now: float) -> None:
-        if frames[0][:1] == b"\x01":
+        if frames[0][:1] != b"\x01":
+            return
+        if self._error is not None:
+            self._say(self._last_word)
+        else:
             self.carry_out(self.machine.subscribed(now))
 
     def _on_deadline(self, now: float) -> None:
@@ -293,7 +301,8 @@ class BinaryStar:
         for output in outputs:
             match output:
                 case Publish():
-                    self._publisher.send_multipart(peer.encode(output.message), zmq.NOBLOCK)
+                    self._last_word = peer.encode(output.message)
+                    self._say(self._last_word)
                 case PersistEpoch():
                     self._persist(output.epoch)
                 case Activated():
@@ -307,7 +316,9 @@ class BinaryStar:
                 case Fatal():
                     _log.critical("%s", output.error)
                     self._error = output.error
-                    self.reactor.end()
+                    # Both nodes must learn of it, and the peer may not have heard us yet.
+                    self._say(self._last_word)
+                    self.reactor.call_at(self.reactor.now() + _LAST_WORD_S, lambda now: self.reactor.end())
                 case (
                     StateChanged()
                     | PeerSeen()
@@ -321,6 +332,10 @@ class BinaryStar:
                     self._perform(output)
                 case _:
                     raise AssertionError(f"nobody performs {output!r}")
+
+    def _say(self, frames: list[bytes]) -> None:
+        if frames:
+            self._publisher.send_multipart(frames, zmq.NOBLOCK)
 
     def _persist(self, epoch: int) -> None:
         if self._epochs is None:
