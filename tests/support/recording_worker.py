@@ -1,0 +1,51 @@
+"""A worker process that writes down every execution before and after it does the work, and echoes the body.
+
+    recording_worker.py SERVICE RECORD_FILE WORK_S ENDPOINT…
+
+A line is written with one system call, so a kill leaves whole lines only, in the order of what happened.
+A body that begins with `hang` is never finished at its first delivery; one that begins with `slow` takes a
+second.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+
+from bstar_client import Request, Worker
+
+HANG_S = 3_600.0
+SLOW_S = 1.0
+
+
+def main(service: str, path: str, work_s: str, *endpoints: str) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    record = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def note(phase: str, request: Request) -> None:
+        line = {
+            "phase": phase,
+            "at": time.monotonic(),
+            "epoch": request.epoch,
+            "identity": request.identity.hex(),
+            "is_redelivered": request.is_redelivered,
+            "body": request.body.decode(),
+        }
+        os.write(record, json.dumps(line).encode() + b"\n")
+
+    def handle(request: Request) -> bytes:
+        note("begin", request)
+        if request.body.startswith(b"hang") and not request.is_redelivered:
+            time.sleep(HANG_S)
+        time.sleep(SLOW_S if request.body.startswith(b"slow") else float(work_s))
+        note("end", request)
+        return request.body
+
+    Worker(endpoints, service, handle).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,396 @@
+"""What a pair promises when nodes and workers start, end, stall and come back, with real processes.
+
+Each test is one claim. Tests wait for events; the only times that are waited for are those that a claim is
+about: how long a process stands still, and how long nothing must happen.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bstar_client import FailedOver, HAClient, NoActiveNodeError
+from bstar_client.status import node_states
+from support.brokers import wait_until
+from support.pairs import (
+    PATIENT,
+    SERVICE,
+    Answered,
+    Load,
+    Pair,
+    new_pair,
+    standing_pair,
+)
+from support.rawpeers import EMPTY
+
+pytestmark = pytest.mark.loopback
+
+
+def show(event: str, load: Load, since: float) -> None:
+    """Print what clients noticed of an event (`pytest -rP` shows it)."""
+    print(f"{event}: longest time without a reply {load.outage_s(since) * 1000:.0f} ms")
+
+
+# --- starting -----------------------------------------------------------------------------------------------
+
+
+def _primary_first(pair: Pair) -> None:
+    pair.primary.launch()
+    pair.primary.wait_for_state("PRIMARY")
+    pair.backup.launch()
+
+
+def _backup_first(pair: Pair) -> None:
+    pair.backup.launch()
+    pair.backup.wait_for_state("BACKUP")
+    pair.primary.launch()
+
+
+@pytest.mark.parametrize("start", [_primary_first, _backup_first, Pair.launch])
+def test_whatever_the_order_of_starting_the_primary_serves_and_no_vote_is_needed(
+    start: Callable[[Pair], None],
+) -> None:
+    with new_pair() as pair:
+        start(pair)
+        primary = pair.primary.wait_for_state("ACTIVE")
+        backup = pair.backup.wait_for_state("PASSIVE")
+        assert (primary["epoch"], primary["votes"], backup["votes"]) == (1, 0, 0)
+
+
+def test_a_backup_alone_refuses_for_ever_and_the_client_knows_that_nothing_was_executed() -> None:
+    with new_pair() as pair:
+        pair.backup.start()
+        pair.add_workers(1)
+        with pair.probes() as probes, HAClient(pair.endpoints) as client:
+            # Four times the silence after which any other node would serve.
+            with pytest.raises(NoActiveNodeError) as failure:
+                client.request(SERVICE, b"refused", timeout=4 * pair.timing.failover_timeout_s)
+            assert not failure.value.may_have_executed
+            assert probes.answered("backup", sent_after=0) == []
+            state = pair.backup.wait_for("refusing", lambda state: state["pair"]["requests_refused"] > 20)
+        assert (state["pair"]["state"], state["pair"]["votes"]) == ("BACKUP", 0)
+        assert pair.begun() == []
+
+
+def test_a_primary_alone_serves_after_one_failover_timeout_and_a_vote() -> None:
+    with new_pair() as pair:
+        launched_at = time.monotonic()
+        pair.primary.start()
+        pair.add_workers(1)
+        pair.primary.wait_for_silence()
+        # The timeout is over and nobody has asked: it still does not serve.
+        assert pair.primary.pair_state()["state"] == "PRIMARY"
+        with pair.load(threads=1) as load:
+            load.wait_for_replies()
+            load.verify()
+            assert load.answered[0].ended_at - launched_at >= pair.timing.failover_timeout_s
+            assert {call.epoch for call in load.answered} == {1}
+            state = pair.primary.pair_state()
+            assert (state["state"], state["votes"]) == ("ACTIVE", 1)
+            # A backup that comes now stands by.
+            pair.backup.launch()
+            pair.backup.wait_for_state("PASSIVE")
+            load.wait_for_replies()
+            assert {call.epoch for call in load.answered} == {1}
+
+
+# --- kill -9 ------------------------------------------------------------------------------------------------
+
+
+def test_no_request_is_lost_when_the_active_node_is_killed_and_the_roles_may_change_again_and_again() -> None:
+    with standing_pair() as pair, pair.load() as load:
+        active, passive = pair.primary, pair.backup
+        for epoch in (2, 3, 4):
+            load.wait_for_replies()
+            killed_at = time.monotonic()
+            active.kill()
+            state = passive.wait_for_state("ACTIVE")
+            load.wait_for_replies()
+            assert (state["epoch"], passive.pair_state()["votes"]) == (epoch, 1)
+            show(f"kill -9 of the active {active.role}", load, killed_at)
+            # Whoever comes back stands by: recovery is manual.
+            active.start()
+            active.wait_for_state("PASSIVE")
+            pair.wait_for_workers()
+            load.wait_for_replies()
+            assert passive.pair_state()["state"] == "ACTIVE"
+            active, passive = passive, active
+        load.verify()
+        load.verify_epochs()
+        pair.verify_executions(load)
+        assert {call.epoch for call in load.answered} == {1, 2, 3, 4}
+
+
+def test_nobody_notices_that_the_passive_node_is_killed_and_comes_back() -> None:
+    with standing_pair() as pair, pair.load() as load:
+        load.wait_for_replies()
+        killed_at = time.monotonic()
+        pair.backup.kill()
+        pair.primary.wait_for_silence_of_peer()
+        load.wait_for_replies()
+        pair.backup.start()
+        pair.backup.wait_for_state("PASSIVE")
+        load.wait_for_replies()
+        show("kill -9 and restart of the passive", load, killed_at)
+        load.verify()
+        assert {(call.epoch, call.attempts) for call in load.answered} == {(1, 1)}
+        assert not [event for event in load.events if isinstance(event, FailedOver)]
+
+
+def test_a_primary_that_restarts_inside_the_failover_timeout_finds_the_backup_active_without_a_vote() -> None:
+    with standing_pair(PATIENT, workers=0) as pair:
+        pair.primary.kill()
+        pair.primary.start()
+        primary = pair.primary.wait_for_state("PASSIVE")
+        backup = pair.backup.wait_for_state("ACTIVE")
+        assert (backup["epoch"], backup["votes"], primary["votes"]) == (2, 0, 0)
+
+
+def test_service_comes_back_by_itself_when_both_nodes_lose_their_memory_and_workers_remember_more() -> None:
+    memory: dict[str, Any] = {"state_dir": None}
+    with standing_pair(primary=memory, backup=memory) as pair, pair.load() as load:
+        load.wait_for_replies()
+        pair.primary.kill()
+        pair.backup.wait_for_state("ACTIVE")
+        load.wait_for_replies()
+        killed_at = time.monotonic()
+        pair.backup.kill()
+        pair.launch()
+        load.wait_for_replies()
+        show("kill -9 and restart of both without memory", load, killed_at)
+        state = pair.primary.wait_for_state("ACTIVE")
+        pair.backup.wait_for_state("PASSIVE")
+        assert state["epoch"] == 3
+        assert load.answered[-1].epoch == 3
+        load.verify()
+        load.verify_epochs()
+        pair.verify_executions(load)
+
+
+# --- SIGTERM ------------------------------------------------------------------------------------------------
+
+
+def test_stopping_the_active_node_hands_over_and_no_call_fails() -> None:
+    with standing_pair() as pair, pair.load() as load:
+        active, passive = pair.primary, pair.backup
+        for epoch in (2, 3):
+            load.wait_for_replies()
+            stopped_at = time.monotonic()
+            assert active.terminate() == 0
+            state = passive.wait_for_state("ACTIVE")
+            load.wait_for_replies()
+            # It was given the role; no silence had to be waited for, so no vote was needed.
+            assert (state["epoch"], state["votes"]) == (epoch, 0)
+            show(f"SIGTERM of the active {active.role}", load, stopped_at)
+            active.start()
+            active.wait_for_state("PASSIVE")
+            pair.wait_for_workers()
+            active, passive = passive, active
+        load.verify()
+        load.verify_epochs()
+        pair.verify_executions(load)
+        # A planned stop waits for what workers are executing, so nothing is done twice.
+        assert pair.repeated() == []
+
+
+def test_stopping_the_passive_node_is_noticed_by_nobody() -> None:
+    with standing_pair() as pair, pair.load() as load:
+        load.wait_for_replies()
+        assert pair.backup.terminate() == 0
+        load.wait_for_replies()
+        pair.backup.start()
+        pair.backup.wait_for_state("PASSIVE")
+        load.wait_for_replies()
+        load.verify()
+        assert {(call.epoch, call.attempts) for call in load.answered} == {(1, 1)}
+
+
+def test_a_worker_that_is_stopped_finishes_what_it_has_begun() -> None:
+    with standing_pair() as pair, pair.load() as load:
+        slow = load.begin(b"slow")
+        worker = pair.wait_for_execution(b"slow")
+        assert worker.terminate() == 0
+        call = slow.result()
+        load.wait_for_replies()
+        load.verify()
+        assert isinstance(call, Answered)
+        assert call.attempts == 1
+        assert pair.repeated() == []
+        ended = [each.identity for each in worker.executions() if each.phase == "end"]
+        assert [each.identity for each in worker.executions() if each.phase == "begin"] == ended
+
+
+def test_what_a_killed_worker_had_begun_is_done_by_another_and_marked_as_redelivered() -> None:
+    with standing_pair() as pair, pair.load() as load:
+        hanging = load.begin(b"hang")
+        pair.wait_for_execution(b"hang").kill()
+        call = hanging.result()
+        load.wait_for_replies()
+        load.verify()
+        assert isinstance(call, Answered)
+        assert call.attempts == 1, "the broker gives it to another worker, the client need not ask again"
+        first, second = (each for each in pair.begun() if each.body == "hang")
+        assert first.worker != second.worker
+        assert (first.is_redelivered, second.is_redelivered) == (False, True)
+        assert first.identity == second.identity
+        # Besides that one, at most what else the worker held was done twice; nothing it had answered was.
+        assert set(pair.repeated()) == {first.identity}
+
+
+# --- SIGSTOP ------------------------------------------------------------------------------------------------
+
+
+def test_two_nodes_never_both_serve_when_the_active_one_stands_still_for_long() -> None:
+    with standing_pair() as pair, pair.primary.peers() as peers, pair.probes() as probes, pair.load() as load:
+        late = peers.client01()
+        late.mmi(b"mmi.service", b"late")  # it is connected
+        load.wait_for_replies()
+        with pair.primary.frozen():
+            frozen_at = time.monotonic()
+            for _ in range(50):
+                late.request(b"late", b"waits in the socket of a node that stands still")
+            time.sleep(3 * pair.timing.failover_timeout_s)
+            pair.backup.wait_for_state("ACTIVE")
+            probes.wait_for_reply("backup", sent_after=frozen_at)
+            load.wait_for_replies()
+        woken_at = time.monotonic()
+        pair.primary.wait_for_state("PASSIVE")
+        probes.wait_for_reply("backup", sent_after=woken_at)
+        load.wait_for_replies()
+        show("SIGSTOP of the active for three failover timeouts", load, frozen_at)
+
+        # What lay in its socket when it woke up was as good as any request a moment before. It did not even
+        # accept it: a service exists as soon as a request for it was accepted.
+        late.mmi(b"mmi.service", b"late")  # what this client sent before has been read
+        served = pair.primary.wait_for("awake", lambda _: True)["broker"]["services"]
+        assert [service["service"] for service in served] == [SERVICE]
+        assert probes.sent("primary", after=frozen_at) > 20
+        assert probes.answered("primary", sent_after=frozen_at) == []
+        assert [call for call in load.answered if call.epoch == 1 and call.started_at > frozen_at] == []
+        assert {call.epoch for call in load.answered} == {1, 2}
+        states = [node.pair_state() for node in pair.nodes]
+        assert [state["state"] for state in states] == ["PASSIVE", "ACTIVE"]
+        assert [state["epoch_seen"] for state in states] == [2, 2]
+        load.verify()
+        load.verify_epochs()
+        pair.verify_executions(load)
+
+
+def test_standing_still_for_less_than_the_failover_timeout_moves_nothing() -> None:
+    with standing_pair(PATIENT) as pair, pair.load() as load:
+        load.wait_for_replies()
+        with pair.primary.frozen():
+            frozen_at = time.monotonic()
+            time.sleep(8 * pair.timing.heartbeat_interval_s)
+        load.wait_for_replies()
+        show("SIGSTOP of the active for 0.8 s of 5 s", load, frozen_at)
+        load.verify()
+        assert {call.epoch for call in load.answered} == {1}
+        assert [node.pair_state()["state"] for node in pair.nodes] == ["ACTIVE", "PASSIVE"]
+
+
+def test_a_passive_node_that_stood_still_does_not_count_the_votes_that_waited_for_it() -> None:
+    with standing_pair() as pair, pair.probes() as probes, pair.load() as load:
+        load.wait_for_replies()
+        refused = pair.backup.pair_state()["requests_refused"]
+        with pair.backup.frozen():
+            frozen_at = time.monotonic()
+            time.sleep(3 * pair.timing.failover_timeout_s)
+        waited = probes.sent("backup", after=frozen_at)
+        assert waited > 20
+        pair.backup.wait_for(
+            "through with the votes", lambda state: state["pair"]["requests_refused"] > refused + waited
+        )
+        load.wait_for_replies()
+        show("SIGSTOP of the passive for three failover timeouts", load, frozen_at)
+        load.verify()
+        assert {call.epoch for call in load.answered} == {1}
+        assert probes.answered("backup", sent_after=0) == []
+        states = [node.pair_state() for node in pair.nodes]
+        assert [(state["state"], state["votes"]) for state in states] == [("ACTIVE", 0), ("PASSIVE", 0)]
+
+
+# --- configured by mistake ----------------------------------------------------------------------------------
+
+MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "two primaries": ({"role": "primary"}, ["role is primary on both nodes: make it backup on one of them"]),
+    "pair name": (
+        {"pair": "other"},
+        ["pair is tests here and other on the other node", "pair is other here and tests on the other node"],
+    ),
+    "timing": (
+        {"timing": {"heartbeat_interval_s": 0.2}},
+        ["heartbeat_interval_s is 100 ms here and 200 ms", "heartbeat_interval_s is 200 ms here and 100 ms"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_two_nodes_that_cannot_be_a_pair_both_end_and_say_what_to_change(mistake: str) -> None:
+    changes, texts = MISTAKES[mistake]
+    with new_pair(backup=changes) as pair:
+        pair.launch()
+        assert [node.wait_exit() for node in pair.nodes] == [72, 72]
+        for node, text in zip(pair.nodes, texts * 2, strict=False):
+            assert text in node.log()
+
+
+def test_a_newcomer_that_cannot_be_the_peer_ends_and_the_active_node_serves_on() -> None:
+    with new_pair(backup={"role": "primary"}) as pair:
+        pair.primary.start()
+        pair.add_workers(1)
+        with pair.load(threads=2) as load:
+            load.wait_for_replies()
+            pair.backup.launch()
+            assert pair.backup.wait_exit() == 72
+            text = "role is primary on both nodes"
+            assert text in pair.backup.log()
+            wait_until(lambda: text in pair.primary.log(), "the active node says what is wrong")
+            load.wait_for_replies()
+            load.verify()
+            assert {(call.epoch, call.endpoint) for call in load.answered} == {(1, pair.primary.endpoint)}
+
+
+# --- looking ------------------------------------------------------------------------------------------------
+
+
+def _get(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=5.0) as answer:
+            answer.read()
+            status: int = answer.status
+            return status
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
+
+def test_looking_at_a_passive_node_whose_peer_is_dead_does_not_promote_it_and_a_request_does() -> None:
+    with standing_pair() as pair:
+        pair.primary.kill()
+        pair.backup.wait_for_silence()
+
+        for _ in range(5):
+            assert pair.backup.state()["pair"]["state"] == "PASSIVE"
+            (report,) = node_states([pair.backup.endpoint], timeout=20.0)
+            assert report.state is not None, report.error
+            for path in ("healthz", "readyz", "status", "metrics", "active"):
+                assert _get(f"{pair.backup.http_url}/{path}") == (503 if path == "active" else 200)
+        with pair.backup.peers() as peers:
+            code, *_ = peers.client01().mmi(b"mmi.service", SERVICE.encode())
+            assert code == b"200"
+            peers.worker01(SERVICE.encode()).mmi(b"mmi.services", EMPTY)
+        with HAClient(pair.endpoints) as client, pytest.raises(NoActiveNodeError):
+            client.discover(SERVICE, timeout=2 * pair.timing.failover_timeout_s)
+        state = pair.backup.pair_state()
+        assert (state["state"], state["votes"], state["requests_refused"]) == ("PASSIVE", 0, 0)
+
+        with pair.load(threads=1) as load:
+            load.wait_for_replies(1)
+        state = pair.backup.wait_for_state("ACTIVE")
+        assert (state["epoch"], state["votes"]) == (2, 1)
