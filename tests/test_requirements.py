@@ -1,0 +1,57 @@
+"""Every numbered requirement has a test that names it, and every name is one of the list."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.requirements import REQUIREMENTS
+
+TESTS = Path(__file__).parent
+
+
+def named_requirements() -> Iterator[tuple[str, str]]:
+    """The id in each `requirement("…")` of the test modules, and the module's name.
+
+    Read from the source, so that the answer does not depend on which tests were selected.
+    """
+    for path in sorted(TESTS.glob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Name(id="requirement") | ast.Attribute(attr="requirement"),
+                    args=[ast.Constant(value=str(name))],
+                ):
+                    yield name, path.name
+
+
+NAMED = list(named_requirements())
+
+
+@pytest.mark.parametrize("requirement_id", REQUIREMENTS)
+def test_the_requirement_has_a_test(requirement_id: str) -> None:
+    assert requirement_id in {name for name, _ in NAMED}, (
+        f"no test for {requirement_id}: {REQUIREMENTS[requirement_id]}"
+    )
+
+
+def test_every_name_is_in_the_list() -> None:
+    families = tuple({requirement_id.split("-")[0] + "-" for requirement_id in REQUIREMENTS})
+    unknown = {
+        (name, module) for name, module in NAMED if name.startswith(families) and name not in REQUIREMENTS
+    }
+    assert unknown == set()
+
+
+def test_names_have_one_shape() -> None:
+    """A misspelt family would go unnoticed otherwise."""
+    odd = {
+        (name, module)
+        for name, module in NAMED
+        if not re.fullmatch(r"(MDP[12]|MMI|BST|BSN)-[A-Z]-\d\d", name)
+    }
+    assert odd == set()
