@@ -1,7 +1,7 @@
 """The floor: a ROUTER loop that does MDP/0.2's routing by hand and nothing else, as one would first write it.
 
-No heartbeats, no expiry, no errors, no bounds, no metrics: whatever a broker in Python does, it does on top of this.
-Usage: floor.py ENDPOINT; it ends when its standard input closes.
+No heartbeats, no expiry, no errors, no bounds, no metrics: whatever a broker in Python does, it does on
+top of this. Usage: floor.py ENDPOINT; it ends when its standard input closes.
 """
 
 import sys

@@ -3,9 +3,9 @@
     python benchmarks/run.py                 all cases, medians of 5 rounds
     python benchmarks/run.py --rounds 3 --seconds 1 --workers 1 --windows 1 100
 
-Machines are shared and noisy, so compare the ratios: floor and broker take turns, round by round. One client on a raw
-DEALER keeps WINDOW requests of 16 octets in flight; WORKERS echo workers run in one process. CPU is what the kernel
-counted for all threads of the broker's process.
+Machines are shared and noisy, so compare the ratios: floor and broker take turns, round by round. One
+client on a raw DEALER keeps WINDOW requests of 16 octets in flight; WORKERS echo workers run in one
+process. CPU is what the kernel counted for all threads of the broker's process.
 """
 
 import argparse
@@ -32,13 +32,18 @@ COLUMNS = ("req/s", "p50 µs", "p99 µs", "CPU µs/req")
 
 def main() -> int:
     """Run every case and print the table; status 0 if every case could be measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds of which the median is printed")
     parser.add_argument("--seconds", type=float, default=1.5, help="length of one measurement")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 10])
     parser.add_argument("--windows", type=int, nargs="+", default=[1, 10, 100])
     asked = parser.parse_args()
-    print(f"MDP/0.2, {len(BODY)}-octet bodies, {os.cpu_count()} cores, median of {asked.rounds} rounds", flush=True)
+    print(
+        f"MDP/0.2, {len(BODY)}-octet bodies, {os.cpu_count()} cores, median of {asked.rounds} rounds",
+        flush=True,
+    )
     print(f"{'workers':>7} {'window':>6} {'':8}" + "".join(f"{name:>12}" for name in COLUMNS), flush=True)
     for workers in asked.workers:
         for window in asked.windows:
@@ -58,11 +63,18 @@ def case(workers: int, window: int, rounds: int, seconds: float) -> None:
             for _ in range(rounds):
                 for name, (pid, endpoint) in servers.items():
                     rows[name].append(measure(pid, endpoint, window, seconds))
-    medians = {name: [statistics.median(column) for column in zip(*row, strict=True)] for name, row in rows.items()}
+    medians = {
+        name: [statistics.median(column) for column in zip(*row, strict=True)] for name, row in rows.items()
+    }
     for name, figures in medians.items():
-        print(f"{workers:>7} {window:>6} {name:8}" + "".join(f"{figure:>12,.1f}" for figure in figures), flush=True)
+        print(
+            f"{workers:>7} {window:>6} {name:8}" + "".join(f"{figure:>12,.1f}" for figure in figures),
+            flush=True,
+        )
     ratios = [bstar / floor for bstar, floor in zip(medians["bstar"], medians["floor"], strict=True)]
-    print(f"{workers:>7} {window:>6} {'ratio':8}" + "".join(f"{ratio:>12.2f}" for ratio in ratios), flush=True)
+    print(
+        f"{workers:>7} {window:>6} {'ratio':8}" + "".join(f"{ratio:>12.2f}" for ratio in ratios), flush=True
+    )
 
 
 def measure(pid: int, endpoint: str, window: int, seconds: float) -> tuple[float, float, float, float]:

@@ -1,6 +1,6 @@
-"""What one message costs on this machine: bstar.sockets beside pyzmq's multipart calls, in CPU time of one thread.
+"""What one message costs here: bstar.sockets beside pyzmq, in CPU time of one thread.
 
-    python benchmarks/sockets.py [--messages 20000]
+python benchmarks/sockets.py [--messages 20000]
 """
 
 import argparse
@@ -17,7 +17,9 @@ ROUNDS = 5
 
 def main() -> None:
     """Print both costs and their ratio, for sending and for receiving a message of five frames."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--messages", type=int, default=20_000)
     count = parser.parse_args().messages
     context = zmq.Context()

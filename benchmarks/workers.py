@@ -1,6 +1,7 @@
 """Echo workers that cost as little as they can: MDP/0.2 by hand on raw sockets, all in one thread.
 
-Usage: workers.py ENDPOINT COUNT. Prints ``ready`` when all have registered; ends when its standard input closes.
+Usage: workers.py ENDPOINT COUNT. Prints ``ready`` when all have registered; ends when its standard input
+closes.
 """
 
 import sys

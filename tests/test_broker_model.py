@@ -5,9 +5,9 @@ from collections import Counter
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from support.desk import Desk, heard, ident
 
 from bstar.wire import native
+from support.desk import Desk, heard, ident
 
 CLIENTS = st.sampled_from([b"c1", b"c2", b"c3"])
 SERVICES = st.sampled_from([b"a", b"b"])

@@ -31,7 +31,7 @@ class Desk:
         return NodeStatus(state, self.broker.epoch, 0, 0, 0, 100, 300)
 
     def send(self, *frames: bytes) -> list[list[bytes]]:
-        """One message as the ROUTER receives it, the routing id first; what the broker sends because of it."""
+        """One message as the ROUTER receives it, routing id first; what the broker sends because of it."""
         received = list(frames)
         try:
             message = decode(received, self.message_bytes_max)
