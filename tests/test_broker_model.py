@@ -121,7 +121,8 @@ class BrokerModel(RuleBasedStateMachine):
         held = [r for w in broker.workers.values() for r in w.in_flight.values()]
         queued = [r for s in broker.services.values() for r in s.queue]
         assert sum(broker.requests_of.values()) == len(held) + len(queued)
-        assert broker.queued_bytes == sum(r.size for r in queued)
+        assert (broker.queued, broker.queued_bytes) == (len(queued), sum(r.size for r in queued))
+        assert all(r.is_queued and r.expires_at > self.desk.now for r in queued)
         assert all(s.queue.length == len(list(s.queue)) for s in broker.services.values())
         assert {r.identity for r in [*held, *queued]} >= set(broker._by_identity)
 

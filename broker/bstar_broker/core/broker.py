@@ -32,13 +32,14 @@ from bstar.wire.messages import (
     Request,
     StaleEpoch,
 )
+from bstar_broker.core.expiry import Expiries
 from bstar_broker.core.outputs import Dispatch, Output, Send
 from bstar_broker.core.records import Accepted, ServiceRecord, WorkerRecord
 from bstar_broker.core.settings import BrokerSettings
 
 __all__ = ["Broker"]
 
-# Queued requests that nobody waits for any more are looked for this often; until then they are only skipped.
+# Services that nobody uses any more are looked for this often.
 _TIDY_INTERVAL_S = 1.0
 # Heartbeats are looked after in steps of a fraction of the shortest interval, so that thousands of workers
 # with different deadlines cost one pass per step and not one each.
@@ -73,7 +74,9 @@ class Broker:
         self._by_identity: dict[bytes, Accepted] = {}
         # How many requests each client has here; a client without any has no entry.
         self.requests_of: dict[bytes, int] = {}
+        self.queued = 0
         self.queued_bytes = 0
+        self._expiries = Expiries()
         self.drops: dict[str, int] = {}
         shortest_s = min(settings.worker_heartbeat_interval_s, settings.mdp_heartbeat_interval_s)
         self._sweep_interval_s = shortest_s / _SWEEPS_PER_HEARTBEAT
@@ -138,6 +141,7 @@ class Broker:
         status = self._describe(now)
         for service in self.services.values():
             for request in service.queue.clear():
+                self._note_unqueued(request)
                 self._give_back(request, status, request.deliveries > 0, outputs)
                 self._forget(request)
         for worker in self.workers.values():
@@ -145,7 +149,6 @@ class Broker:
                 if not request.is_abandoned:
                     self._give_back(request, status, True, outputs)
                     request.is_abandoned = True
-        self.queued_bytes = 0
         return outputs
 
     def drain(self) -> None:
@@ -178,17 +181,25 @@ class Broker:
 
     def next_deadline(self) -> float:
         """When ``handle_timer`` has something to do."""
-        return min(self._sweep_at, self._tidy_at) if self.workers else self._tidy_at
+        deadline = self._tidy_at
+        if self.workers and self._sweep_at < deadline:
+            deadline = self._sweep_at
+        expiry = self._expiries.next()
+        return deadline if expiry is None or deadline < expiry else expiry
 
     def handle_timer(self, now: float) -> list[Output]:
         """Heartbeats, expired workers, expired requests, forgotten services."""
         outputs: list[Output] = []
+        for request in self._expiries.pop_due(now):
+            request.service.queue.remove(request.lane, request)
+            self._note_unqueued(request)
+            outputs += self._expire(request)
         if now >= self._sweep_at:
             self._sweep_at = now + self._sweep_interval_s
             self._sweep(now, outputs)
         if now >= self._tidy_at:
             self._tidy_at = now + _TIDY_INTERVAL_S
-            self._tidy(now, outputs)
+            self._tidy(now)
         return outputs
 
     def drop(self, reason: str) -> None:
@@ -245,7 +256,7 @@ class Broker:
             return self._refuse_busy(message, codec, service, "bytes-full", "the queues hold too many octets")
         else:
             queue.push(sender, request)
-            self.queued_bytes += size
+            self._note_queued(request)
             outputs = []
         service.accepted += 1
         self.requests_of[sender] = held + 1
@@ -346,11 +357,22 @@ class Broker:
         queue = service.queue
         while queue.length:
             request = queue.pop()
-            self.queued_bytes -= request.size
+            self._note_unqueued(request)
             if now < request.expires_at:
                 return request
             outputs += self._expire(request)
         return None
+
+    def _note_queued(self, request: Accepted) -> None:
+        request.is_queued = True
+        self.queued += 1
+        self.queued_bytes += request.size
+        self._expiries.push(request, self.queued)
+
+    def _note_unqueued(self, request: Accepted) -> None:
+        request.is_queued = False
+        self.queued -= 1
+        self.queued_bytes -= request.size
 
     def _dispatch_queued(self, service: ServiceRecord, now: float, outputs: list[Output]) -> None:
         if self.is_draining:
@@ -396,7 +418,7 @@ class Broker:
                 request.expires_at = now + self._settings.request_ttl_s
             service.redelivered += 1
             service.queue.push_front(request.lane, request)
-            self.queued_bytes += request.size
+            self._note_queued(request)
 
     # --- workers --------------------------------------------------------------------------------------------
 
@@ -634,20 +656,13 @@ class Broker:
             self.drop("worker-expired")
             outputs += self._lose(worker, now)
 
-    def _tidy(self, now: float, outputs: list[Output]) -> None:
-        """Free what nobody waits for: requests past their time, services without workers or requests."""
-        forgotten: list[ServiceRecord] = []
-        for service in self.services.values():
-            if service.queue.length:
-                for request in service.queue.remove_where(lambda request: now >= request.expires_at):
-                    self.queued_bytes -= request.size
-                    outputs += self._expire(request)
+    def _tidy(self, now: float) -> None:
+        """Forget services that have had neither workers nor requests for a while."""
+        for service in list(self.services.values()):
             if service.workers or service.queue.length:
                 service.used_at = now
             elif now - service.used_at >= self._settings.service_ttl_s:
-                forgotten.append(service)
-        for service in forgotten:
-            del self.services[service.name]
+                del self.services[service.name]
 
     def _add_service(self, name: bytes, now: float) -> ServiceRecord | None:
         if len(self.services) >= self._settings.services_max:

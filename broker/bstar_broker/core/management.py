@@ -87,7 +87,7 @@ def broker_state(broker: Broker) -> BrokerState:
         is_serving=broker.is_serving,
         is_draining=broker.is_draining,
         workers=len(broker.workers),
-        queued=sum(record.queue.length for record in broker.services.values()),
+        queued=broker.queued,
         queued_bytes=broker.queued_bytes,
         in_flight=sum(in_flight.values()),
         clients=len(broker.requests_of),

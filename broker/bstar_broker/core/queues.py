@@ -5,7 +5,7 @@ client's single one by one request, not by a thousand. Within a lane the order i
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 __all__ = ["FairQueue"]
@@ -56,23 +56,14 @@ class FairQueue(Generic[T]):
         self.length -= 1
         return item
 
-    def remove_where(self, is_unwanted: Callable[[T], bool]) -> list[T]:
-        """Take out every item for which ``is_unwanted`` holds, wherever it stands; O(length)."""
-        removed: list[T] = []
-        for lane, queue in list(self._lanes.items()):
-            kept: deque[T] = deque()
-            count = len(removed)
-            for item in queue:
-                (removed if is_unwanted(item) else kept).append(item)
-            if len(removed) == count:
-                continue
-            if kept:
-                self._lanes[lane] = kept
-            else:
-                del self._lanes[lane]
-                self._turns.remove(lane)
-        self.length -= len(removed)
-        return removed
+    def remove(self, lane: bytes, item: T) -> None:
+        """Take one item out, wherever it stands in its lane; quick near the front."""
+        queue = self._lanes[lane]
+        queue.remove(item)
+        if not queue:
+            del self._lanes[lane]
+            self._turns.remove(lane)
+        self.length -= 1
 
     def clear(self) -> list[T]:
         """Take everything out, in no particular order between lanes."""

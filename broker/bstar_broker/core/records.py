@@ -20,7 +20,7 @@ LATENCY_BOUNDS_S = (
 )  # fmt: skip
 
 
-class Accepted(msgspec.Struct, gc=False):
+class Accepted(msgspec.Struct, gc=False, eq=False):
     """A request that the broker answers for, from its arrival to its final reply.
 
     ``sender``, ``envelope`` and ``codec`` say where its replies go, ``lane`` whose share of the queue it
@@ -45,6 +45,7 @@ class Accepted(msgspec.Struct, gc=False):
     deliveries: int = 0
     partials: int = 0
     held: list[bytes] | None = None
+    is_queued: bool = False
     is_abandoned: bool = False
     # Its client says that an earlier attempt may have been executed, here or at the other node.
     is_repeated: bool = False
