@@ -490,17 +490,21 @@ class PublishedBinaryStarClient:
         self._peer = self._peers.req_client01(endpoint=self.endpoint)
 
 
-class ZmtpPeer:
-    """A DEALER that speaks ZMTP 3.0 (NULL mechanism) over plain TCP: it can break the rules below frames."""
+class Zmtp:
+    """One end of a ZMTP 3.0 connection (NULL mechanism) over plain TCP; it can break rules below frames."""
 
     MORE = 0x01
     LONG = 0x02
     COMMAND = 0x04
 
-    def __init__(self, host: str, port: int, *, identity: bytes = b"", timeout_s: float = WAIT_S) -> None:
-        self.identity = identity
-        self.tcp = plain.create_connection((host, port), timeout=timeout_s)
+    def __init__(self, tcp: plain.socket, *, socket_type: bytes, identity: bytes = b"") -> None:
+        self.tcp = tcp
+        self.tcp.settimeout(WAIT_S)
         self.tcp.setsockopt(plain.IPPROTO_TCP, plain.TCP_NODELAY, 1)
+        self.socket_type = socket_type
+        self.identity = identity
+        # What the other end said of itself in its READY.
+        self.properties: dict[bytes, bytes] = {}
         self._unread = b""
 
     @staticmethod
@@ -537,10 +541,15 @@ class ZmtpPeer:
         assert greeting[:1] == b"\xff", greeting
         assert greeting[10] >= 3, greeting
         assert greeting[12:32].rstrip(b"\0") == b"NULL", greeting
-        self.send_octets(self.ready_command(identity=self.identity))
+        self.send_octets(self.ready_command(socket_type=self.socket_type, identity=self.identity))
         flags, body = self._read_frame()
         assert flags & self.COMMAND, (flags, body)
         assert body.startswith(b"\x05READY"), body
+        rest = body[6:]
+        while rest:
+            name, rest = rest[1 : 1 + rest[0]], rest[1 + rest[0] :]
+            (size,) = struct.unpack("!I", rest[:4])
+            self.properties[name], rest = rest[4 : 4 + size], rest[4 + size :]
 
     def send(self, *frames: bytes) -> None:
         """Send one message."""
@@ -550,11 +559,15 @@ class ZmtpPeer:
         """Send anything at all."""
         self.tcp.sendall(octets)
 
-    def recv(self) -> list[bytes]:
-        """Receive one message. A PING is answered, other commands are skipped."""
+    def recv(self, timeout_s: float = WAIT_S) -> list[bytes]:
+        """Receive one message. A PING is answered, other commands are skipped.
+
+        ConnectionError when the other end has closed, TimeoutError when nothing comes in time.
+        """
+        until = time.monotonic() + timeout_s
         frames: list[bytes] = []
         while True:
-            flags, body = self._read_frame()
+            flags, body = self._read_frame(until)
             if flags & self.COMMAND:
                 if body.startswith(b"\x04PING"):
                     self.send_octets(self.frame(b"\x04PONG" + body[7:], flags=self.COMMAND))
@@ -563,16 +576,15 @@ class ZmtpPeer:
             if not flags & self.MORE:
                 return frames
 
-    def is_closed_by_peer(self) -> bool:
-        """Wait for the other side to close the connection; what arrives before that is thrown away."""
+    def collect(self, seconds: float) -> list[list[bytes]]:
+        """Everything that arrives in so much time, or until the other end closes."""
+        until = time.monotonic() + seconds
+        messages = []
         try:
-            while self.tcp.recv(65536):
-                pass
-        except ConnectionError:
-            return True
-        except TimeoutError:
-            return False
-        return True
+            while True:
+                messages.append(self.recv(until - time.monotonic()))
+        except (TimeoutError, ConnectionError):
+            return messages
 
     def close(self) -> None:
         """Close the connection in the ordinary way."""
@@ -583,16 +595,73 @@ class ZmtpPeer:
         self.tcp.setsockopt(plain.SOL_SOCKET, plain.SO_LINGER, struct.pack("ii", 1, 0))
         self.tcp.close()
 
-    def _read_frame(self) -> tuple[int, bytes]:
-        flags = self._read(1)[0]
-        size = struct.unpack("!Q", self._read(8))[0] if flags & self.LONG else self._read(1)[0]
-        return flags, self._read(size)
+    def _read_frame(self, until: float | None = None) -> tuple[int, bytes]:
+        """Read one frame; nothing is lost when time runs out halfway."""
+        self._fill(2, until)
+        flags = self._unread[0]
+        head = 9 if flags & self.LONG else 2
+        self._fill(head, until)
+        size = struct.unpack("!Q", self._unread[1:9])[0] if flags & self.LONG else self._unread[1]
+        self._fill(head + size, until)
+        return flags, self._read(head + size)[head:]
 
     def _read(self, size: int) -> bytes:
+        self._fill(size)
+        wanted, self._unread = self._unread[:size], self._unread[size:]
+        return wanted
+
+    def _fill(self, size: int, until: float | None = None) -> None:
         while len(self._unread) < size:
+            left = WAIT_S if until is None else until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("nothing came in time")
+            self.tcp.settimeout(left)
             octets = self.tcp.recv(65536)
             if not octets:
                 raise ConnectionResetError("the other side closed the connection")
             self._unread += octets
-        wanted, self._unread = self._unread[:size], self._unread[size:]
-        return wanted
+
+
+class ZmtpPeer(Zmtp):
+    """A DEALER that connects."""
+
+    def __init__(self, host: str, port: int, *, identity: bytes = b"") -> None:
+        super().__init__(
+            plain.create_connection((host, port), WAIT_S), socket_type=b"DEALER", identity=identity
+        )
+
+
+class ZmtpListener:
+    """A ROUTER's end: what connects is seen connection by connection, as no ZeroMQ socket would show it."""
+
+    def __init__(self) -> None:
+        self._listener = plain.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._connections: list[Zmtp] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._listener.close()
+        for connection in self._connections:
+            connection.close()
+
+    def accept(self, timeout_s: float = WAIT_S) -> Zmtp:
+        """Wait for the next connection and shake hands; TimeoutError when none comes."""
+        self._listener.settimeout(timeout_s)
+        tcp, _ = self._listener.accept()
+        connection = Zmtp(tcp, socket_type=b"ROUTER")
+        self._connections.append(connection)
+        connection.handshake()
+        return connection
+
+    def is_called(self, within_s: float) -> bool:
+        """Whether one more connection comes in so much time; it is accepted and closed."""
+        try:
+            self.accept(within_s).close()
+        except TimeoutError:
+            return False
+        return True
