@@ -20,7 +20,14 @@ def configure_logs(level: str, form: str) -> None:
     renderers: list[Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if form == "json"
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)]
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                pad_event_to=0,
+                # Without the frames' variables: they hold what clients sent.
+                exception_formatter=structlog.dev.plain_traceback,
+            )
+        ]
     )
     structlog.configure(
         processors=[
@@ -41,5 +48,7 @@ def configure_logs(level: str, form: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # The state machine's library tells each of its steps; the pair logs what they mean.
+    logging.getLogger("transitions").setLevel(logging.WARNING)
     # Our own log tells each change of state in one line; the library below needs four for it.
     logging.getLogger("transitions").setLevel(max(logging.WARNING, root.level))

@@ -1,5 +1,6 @@
 """``bstar status``: both nodes side by side, and whether that is how a pair should look."""
 
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -96,12 +97,17 @@ def status(
         }
         typer.echo(msgspec.json.encode(document).decode())
     else:
-        console = Console()
+        # Not a terminal: nothing is cut, so that a script finds whole words.
+        console = Console(width=None if sys.stdout.isatty() else 200)
         console.print(_nodes_table(reports, views))
         services = _services_table(views)
         if services is not None:
             console.print(services)
-        Console(stderr=True).print(verdict.why, style="green" if verdict.code == exits.OK else "bold red")
+        talk = Console(stderr=True, soft_wrap=True)
+        for report, view in zip(reports, views, strict=True):
+            if view is None:
+                talk.print(Text(f"{report.endpoint}: {_error(report, view)}"))
+        talk.print(Text(verdict.why, style="green" if verdict.code == exits.OK else "bold red"))
     raise typer.Exit(verdict.code)
 
 
@@ -147,13 +153,13 @@ def _error(report: NodeReport, view: NodeView | None) -> str | None:
 def _nodes_table(reports: Sequence[NodeReport], views: Sequence[NodeView | None]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("ENDPOINT", "ROLE", "STATE"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     for heading in ("EPOCH", "PEER", "PEER AGE", "SERVICES", "WORKERS", "QUEUED"):
         table.add_column(heading, justify="right")
     for report, view in zip(reports, views, strict=True):
         # Text, because a name or an error may look like markup.
         if view is None:
-            table.add_row(Text(report.endpoint), Text("-"), Text(_error(report, view) or "", style="red"))
+            table.add_row(Text(report.endpoint), Text("-"), Text("no answer", style="red"))
             continue
         pair, broker = view.pair, view.broker
         table.add_row(
@@ -161,7 +167,7 @@ def _nodes_table(reports: Sequence[NodeReport], views: Sequence[NodeView | None]
             Text(pair.role),
             Text(pair.state, style="bold green" if pair.is_active else ""),
             Text(str(pair.epoch)),
-            Text(pair.peer_state or "never heard", style="" if pair.is_peer_fresh else "red"),
+            Text(pair.peer_state or "-") if pair.is_peer_fresh else Text("silent", style="red"),
             Text("-" if pair.peer_age_s is None else f"{pair.peer_age_s:.3f} s"),
             Text(str(len(broker.services))),
             Text(str(broker.workers)),
