@@ -26,6 +26,7 @@ from typing import Any, Self, TypeVar
 
 import zmq
 
+from bstar.errors import ClosedError
 from bstar.sockets import is_readable, receive
 
 __all__ = ["LAG_BOUNDS_S", "Lag", "Reactor", "Timer"]
@@ -45,7 +46,8 @@ DRAIN_MAX = 200
 _ASKS_MAX = 5
 
 # A loop that waits for nothing still looks up now and then, so that a machine whose deadline moved without an
-# event is found.
+# event is found. Where stalls matter it sleeps no longer than the shortest that does: only what lies beyond
+# the end of a sleep can be told from sleeping.
 _SLEEP_MAX_S = 10.0
 
 # Upper bounds of the lag histogram.
@@ -93,7 +95,7 @@ class Lag:
 
 
 class Reactor:
-    """Register what is to be served, then ``run``. Registration is for the loop's own thread or before ``run``.
+    """Register what is to be served, then ``run``. Register in the loop's own thread, or before it runs.
 
     ``drain_max`` bounds the messages read from one socket per turn; ``stop_timeout_s`` bounds how long a
     stop may take.
@@ -121,9 +123,12 @@ class Reactor:
         self._is_ended = False
         # When the loop last looked at the clock, or meant to look at it after a sleep.
         self._seen_at = clock()
-        self._calls: deque[Callable[[], None]] = deque()
+        # When to look at the deadlines again: nothing that was read is handed out past them.
+        self._alarm_at = self._seen_at
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()  # Any: each call has its own type
         self._is_closed = False
-        self._wake_lock = threading.Lock()
+        # Reentrant: a signal may come while this very thread holds it, and its handler wakes the loop, too.
+        self._wake_lock = threading.RLock()
         self._woken, self._waker = stdlib_socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -148,6 +153,8 @@ class Reactor:
                 except zmq.Again:
                     return
                 handler(frames, now if count == 0 else self._look())
+                if socket not in self._sources:
+                    return
 
         self.add_source(socket, drain)
 
@@ -193,19 +200,16 @@ class Reactor:
         self._stoppers.append((begin, is_done))
 
     def call_threadsafe(self, function: Callable[[], T]) -> "Future[T]":
-        """Run ``function`` in the loop's thread, from any thread; the future tells its result."""
+        """Run ``function`` in the loop's thread, from any thread; the future tells its result.
+
+        ClosedError if the reactor is closed, from the future if it is closed before it comes to this call.
+        """
         future: Future[T] = Future()
-
-        def call() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(function())
-            except Exception as error:  # noqa: BLE001  # it belongs to the caller, who gets it from the future
-                future.set_exception(error)
-
-        self._calls.append(call)
-        self._wake()
+        with self._wake_lock:
+            if self._is_closed:
+                raise ClosedError("the reactor is closed")
+            self._calls.append((future, function))
+            self._wake()
         return future
 
     # --- the loop -----------------------------------------------------------------------------------------
@@ -230,11 +234,11 @@ class Reactor:
         """Wait for the next event or deadline and serve what there is."""
         self.turns += 1
         now = self._look()
-        due_at = self._due_at(now)
-        if due_at > now:
-            self._seen_at = due_at
+        self._alarm_at = alarm_at = self._due_at(now)
+        if alarm_at > now:
+            self._seen_at = alarm_at
             # Rounded up: waking a moment early would only mean to go to sleep again.
-            events = self._poll(int((due_at - now) * 1000) + 1)
+            events = self._poll(int((alarm_at - now) * 1000) + 1)
         else:
             events = self._poll(0)
         now = self._look()
@@ -243,14 +247,15 @@ class Reactor:
             if handler is not None:
                 handler(now)
                 now = self._look()
-        # A deadline that a handler has just moved before ``due_at`` is served in the next turn, which is now.
-        if now >= due_at:
-            self._fire_due(now)
+        # A deadline that a handler has just moved before the alarm is served in the next turn, which is now.
         if self._is_stop_wanted:
             self._go_on_stopping()
 
     def _look(self) -> float:
-        """Read the clock, and tell whoever wants to know if it has jumped."""
+        """Read the clock; tell whoever wants to know if it has jumped, and serve what is due.
+
+        It comes between any two messages: a slow handler may make a deadline late, a burst of them may not.
+        """
         now = self._clock()
         gap_s = now - self._seen_at
         if gap_s > self._stall_limit_s:
@@ -258,10 +263,13 @@ class Reactor:
                 if gap_s > limit_s:
                     handler(gap_s, now)
         self._seen_at = now
+        if now >= self._alarm_at:
+            self._fire_due(now)
+            self._alarm_at = self._due_at(now)
         return now
 
     def _due_at(self, now: float) -> float:
-        due_at = now + _SLEEP_MAX_S
+        due_at = now + min(_SLEEP_MAX_S, self._stall_limit_s)
         timers = self._timers
         while timers and timers[0][2].is_cancelled:
             heapq.heappop(timers)
@@ -284,7 +292,9 @@ class Reactor:
             timer.fire(now)
             if timer.interval_s is not None and not timer.is_cancelled:
                 # From the time it was due, so that it does not drift; but no bursts to make up for a stall.
-                timer.when = max(when + timer.interval_s, now)
+                timer.when = when + timer.interval_s
+                if timer.when <= now:
+                    timer.when = now + timer.interval_s
                 self._add_timer(timer)
         for next_deadline, fire in self._machines:
             deadline = next_deadline()
@@ -315,7 +325,13 @@ class Reactor:
             while self._woken.recv(4096):
                 pass
         for _ in range(len(self._calls)):
-            self._calls.popleft()()
+            future, function = self._calls.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function())
+            except Exception as error:  # noqa: BLE001  # it belongs to the caller, who gets it from the future
+                future.set_exception(error)
 
     def close(self) -> None:
         """Free what the reactor itself holds; the sockets are their owners'. Idempotent."""
@@ -327,7 +343,9 @@ class Reactor:
         self._woken.close()
         self._waker.close()
         while self._calls:
-            self._calls.popleft()
+            future, _ = self._calls.popleft()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(ClosedError("the reactor was closed before it came to this call"))
 
     def __enter__(self) -> Self:
         return self
