@@ -514,12 +514,16 @@ class Pair:
         return [identity for identity, count in counts.items() if count > 1]
 
     def verify_executions(self, load: Load) -> None:
-        """No reply without an execution, and epochs never fall: not with any worker, not in the whole."""
+        """No reply without an execution, no repetition without its mark, and epochs that never fall."""
         answered = {call.body.decode() for call in load.answered}
         begun = self.begun()
         assert answered <= {execution.body for execution in begun}
         epochs = [execution.epoch for execution in begun]
         assert epochs == sorted(epochs), "a request was begun under an epoch that was over"
+        seen: set[str] = set()
+        for execution in begun:
+            assert execution.is_redelivered or execution.identity not in seen, execution
+            seen.add(execution.identity)
 
     def close(self) -> None:
         """Kill every process. That they end when asked to is for tests to show."""
