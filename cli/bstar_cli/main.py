@@ -14,6 +14,7 @@ from bstar.errors import BstarError, ConfigurationError
 from bstar_cli import exits
 from bstar_cli.call import call
 from bstar_cli.configuration import check_config, sample_config
+from bstar_cli.demo import demo
 from bstar_cli.serve import serve
 from bstar_cli.status import status
 from bstar_cli.worker import worker
@@ -52,7 +53,7 @@ def version() -> None:
     _print_version(is_wanted=True)
 
 
-for _command in (serve, worker, call, status, check_config, sample_config, version):
+for _command in (serve, worker, call, status, check_config, sample_config, demo, version):
     app.command()(_command)
 
 

@@ -1,0 +1,334 @@
+"""``bstar demo``: a pair under load loses its active node, and the client loses nothing.
+
+Real processes throughout: two brokers, two workers, a client. The active broker is killed with SIGKILL, the
+backup takes over, the primary comes back, and the role is handed back by stopping the backup. Then everything
+is counted: what was asked and answered, what was executed twice, and how long the client had to wait.
+"""
+
+import signal
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import pairwise
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import msgspec
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from bstar_cli import exits
+from bstar_cli.demo_load import Outcome
+from bstar_cli.demo_stage import DemoError, Node, Stage
+
+__all__ = ["EventReport", "Report", "demo", "outage"]
+
+# Of the time under load, the share before the kill, after the takeover, after the primary's return, after the
+# handover, and after the backup's return.
+_SHARES = (0.25, 0.25, 0.1, 0.25, 0.15)
+
+
+class EventReport(msgspec.Struct, frozen=True):
+    """What the client saw of one event: until the next event, or the end."""
+
+    event: str
+    at_s: float
+    in_flight: int
+    longest_gap_s: float
+    longest_call_s: float
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The demo's result. ``duplicated_executions`` are executions beyond the first of a request."""
+
+    ok: bool
+    sent: int
+    answered: int
+    lost: int
+    crossed: int
+    executions: int
+    duplicated_executions: int
+    resends: int
+    seconds: float
+    rate: float
+    events: list[EventReport]
+    failures: list[str]
+
+
+def demo(
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=2, max=600, help="How long the load lasts, about.")
+    ] = 15.0,
+    rate: Annotated[float, typer.Option("--rate", min=10, max=2000, help="Requests per second.")] = 200.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Start a pair, kill the active broker under load, and count what the client lost: nothing.
+
+    Exit codes: 0 every request was answered, with its own reply; 1 not so, or something did not come (the
+    folder with the logs is named then); 2 wrong usage; 130 interrupted.
+
+    Examples:
+
+        bstar demo
+
+        bstar demo --seconds 30 --rate 500
+
+        bstar demo --json | jq .events
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    show = _Show()
+    console = Console(stderr=True)
+    is_live = console.is_terminal and not as_json
+    stage = Stage(show.refresh)
+    try:
+        with stage, Live(show, console=console, refresh_per_second=8) if is_live else nullcontext():
+            show.begin(stage, None if is_live else console)
+            report = _play(stage, show, seconds, rate)
+    except DemoError as error:
+        console.print(Text(f"the demo failed: {error}", style="bold red"), soft_wrap=True)
+        console.print(Text(f"logs: {stage.folder}"), soft_wrap=True)
+        raise typer.Exit(exits.FAILED) from None
+    except KeyboardInterrupt:
+        stage.remove()
+        console.print("interrupted; every process of the demo was ended")
+        raise typer.Exit(exits.INTERRUPTED) from None
+    if as_json:
+        typer.echo(msgspec.json.encode(report).decode())
+    else:
+        _print(report)
+    if report.ok:
+        stage.remove()
+    else:
+        console.print(Text(f"logs: {stage.folder}"), soft_wrap=True)
+        raise typer.Exit(exits.FAILED)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+# --- the play -----------------------------------------------------------------------------------------------
+
+
+def _play(stage: Stage, show: "_Show", seconds: float, rate: float) -> Report:
+    primary, backup = stage.primary, stage.backup
+    steady = [max(1, round(rate * seconds * share)) for share in _SHARES]
+    events: list[tuple[str, float]] = []
+
+    def happens(what: str) -> None:
+        events.append((what, time.monotonic()))
+        show.say(what)
+
+    show.say("starting the primary, the backup and two workers")
+    for node in stage.nodes:
+        stage.start_node(node)
+    stage.start_workers(rate)
+    _wait_roles(stage, active=primary, passive=backup)
+    show.say(f"the primary serves; the client sends {rate:g} requests per second")
+    started = time.monotonic()
+    stage.start_load(rate)
+    stage.wait_answers(steady[0], "the client gets answers")
+
+    happens("kill -9 of the active primary")
+    stage.kill(primary)
+    stage.wait("the backup takes over", lambda: backup.is_in("ACTIVE"))
+    show.say("the backup has taken over")
+    stage.wait_answers(steady[1], "the client gets answers after the failover")
+
+    happens("restart of the primary")
+    stage.start_node(primary)
+    _wait_roles(stage, active=backup, passive=primary)
+    show.say("the primary is back and stands by")
+    stage.wait_answers(steady[2], "the client gets answers after the primary's return")
+
+    happens("handover: SIGTERM to the active backup")
+    stage.stop(backup)
+    stage.wait("the primary takes over", lambda: primary.is_in("ACTIVE"))
+    show.say("the primary serves again")
+    stage.wait_answers(steady[3], "the client gets answers after the handover")
+
+    happens("restart of the backup")
+    stage.start_node(backup)
+    _wait_roles(stage, active=primary, passive=backup)
+    show.say("the pair is complete again")
+    stage.wait_answers(steady[4], "the client gets answers at the end")
+
+    show.say("the client sends nothing more and waits for what is outstanding")
+    outcome = stage.finish_load()
+    ended = time.monotonic()
+    executions = stage.finish_workers()
+    show.say("done")
+    return _report(outcome, executions, events, started=started, ended=ended, rate=rate)
+
+
+def _wait_roles(stage: Stage, *, active: Node, passive: Node) -> None:
+    stage.wait(
+        f"the {active.role} is active and the {passive.role} passive, both with every worker",
+        lambda: active.is_in("ACTIVE") and passive.is_in("PASSIVE"),
+    )
+
+
+# --- counting -----------------------------------------------------------------------------------------------
+
+
+def _report(
+    outcome: Outcome,
+    executions: Sequence[str],
+    events: Sequence[tuple[str, float]],
+    *,
+    started: float,
+    ended: float,
+    rate: float,
+) -> Report:
+    lost = outcome.sent - len(outcome.calls)
+    ends = [at for _, at in events[1:]] + [ended]
+    reports = []
+    for (what, at), end in zip(events, ends, strict=True):
+        gap_s, call_s = outage(outcome.calls, at, end)
+        in_flight = sum(sent <= at < answered for sent, answered in outcome.calls)
+        reports.append(
+            EventReport(what, round(at - started, 3), in_flight, round(gap_s, 4), round(call_s, 4))
+        )
+    return Report(
+        ok=lost == 0 and outcome.crossed == 0 and outcome.sent > 0,
+        sent=outcome.sent,
+        answered=len(outcome.calls),
+        lost=lost,
+        crossed=outcome.crossed,
+        executions=len(executions),
+        duplicated_executions=sum(Counter(executions).values()) - len(set(executions)),
+        resends=outcome.resends,
+        seconds=round(ended - started, 3),
+        rate=rate,
+        events=reports,
+        failures=outcome.failures[:20],
+    )
+
+
+def outage(calls: Sequence[tuple[float, float]], start: float, end: float) -> tuple[float, float]:
+    """The longest time without an answer, and the longest call, of what reaches into the time given.
+
+    ``calls`` are the times of sending and of the answer.
+    """
+    answers = sorted(answered for _, answered in calls)
+    gaps = [later - earlier for earlier, later in pairwise(answers) if later > start and earlier < end]
+    durations = [answered - sent for sent, answered in calls if answered > start and sent < end]
+    return max(gaps, default=0.0), max(durations, default=0.0)
+
+
+# --- showing ------------------------------------------------------------------------------------------------
+
+
+class _Show:
+    """What the watcher sees: a live picture on a terminal, lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._stage: Stage | None = None
+        self._console: Console | None = None
+        self._began = time.monotonic()
+        self._lines: deque[str] = deque(maxlen=8)
+        # Times and counts of answers, for the rate.
+        self._recent: deque[tuple[float, int]] = deque(maxlen=30)
+
+    def begin(self, stage: Stage, console: Console | None) -> None:
+        """Show this stage from now on; as lines if a console is given."""
+        self._stage = stage
+        self._console = console
+
+    def say(self, text: str) -> None:
+        """A new step begins."""
+        line = f"{time.monotonic() - self._began:6.2f} s  {text}"
+        self._lines.append(line)
+        if self._console is not None:
+            self._console.print(Text(line), soft_wrap=True)
+
+    def refresh(self) -> None:
+        """Something may have changed."""
+        if self._stage is not None:
+            now, answered = time.monotonic(), self._stage.progress.answered
+            if not self._recent or answered > self._recent[-1][1]:
+                self._recent.append((now, answered))
+
+    def __rich__(self) -> Group:
+        stage = self._stage
+        if stage is None:
+            return Group(Text("starting"))
+        nodes = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in ("NODE", "STATE", "EPOCH", "WORKERS", "IN FLIGHT", "ANSWERED", "PID"):
+            nodes.add_column(heading, min_width=9)
+        for node in stage.nodes:
+            nodes.add_row(*_cells(node))
+        progress = stage.progress
+        waiting = progress.sent - progress.answered - progress.failed
+        counts = Text(
+            f"sent {progress.sent}   answered {progress.answered}   waiting {waiting}   "
+            f"crossed {progress.crossed}   failed {progress.failed}   {self._rate():.0f}/s"
+        )
+        return Group(nodes, Text(), counts, Text(), *(Text(line) for line in list(self._lines)))
+
+    def _rate(self) -> float:
+        if len(self._recent) < 2:
+            return 0.0
+        (began, first), (ended, last) = self._recent[0], self._recent[-1]
+        return (last - first) / max(0.001, max(ended, time.monotonic() - 0.2) - began)
+
+
+def _cells(node: Node) -> list[Text]:
+    state, process = node.state, node.process
+    if state is None or process is None:
+        words = "starting" if node.is_running else "down"
+        return [Text(node.role), Text(words, style="red"), *(Text("-") for _ in range(5))]
+    pair, broker = state.pair, state.broker
+    style = "bold green" if pair.is_active else ""
+    numbers = (
+        pair.epoch,
+        broker.workers,
+        broker.in_flight,
+        sum(s.answered for s in broker.services),
+        process.pid,
+    )
+    return [Text(node.role), Text(pair.state, style=style), *(Text(str(number)) for number in numbers)]
+
+
+def _print(report: Report) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    counts = Table(box=None, pad_edge=False, show_header=False)
+    counts.add_column()
+    counts.add_column(justify="right")
+    rows = [
+        ("requests sent", report.sent),
+        ("answered", report.answered),
+        ("lost", report.lost),
+        ("crossed replies", report.crossed),
+        ("executions", report.executions),
+        ("duplicated executions", report.duplicated_executions),
+        ("requests sent again by the client", report.resends),
+    ]
+    for label, number in rows:
+        is_bad = label in ("lost", "crossed replies") and number
+        counts.add_row(Text(label), Text(str(number), style="bold red" if is_bad else "bold"))
+    events = Table(box=None, pad_edge=False, header_style="bold")
+    events.add_column("EVENT", no_wrap=True)
+    for heading in ("AT", "IN FLIGHT", "LONGEST TIME WITHOUT AN ANSWER", "LONGEST CALL"):
+        events.add_column(heading, justify="right")
+    for event in report.events:
+        events.add_row(
+            Text(event.event),
+            Text(f"{event.at_s:.1f} s"),
+            Text(str(event.in_flight)),
+            Text(f"{event.longest_gap_s:.3f} s"),
+            Text(f"{event.longest_call_s:.3f} s"),
+        )
+    console.print(Text(), counts, Text(), events, Text(), sep="\n")
+    for failure in report.failures:
+        console.print(Text(failure, style="red"), soft_wrap=True)
+    if report.ok:
+        console.print(Text("Nothing was lost and nothing was crossed.", style="bold green"))
+    else:
+        console.print(Text("Requests were lost or replies crossed.", style="bold red"))

@@ -1,0 +1,29 @@
+"""The demo's handler: a little work, an echo, and a note of every execution.
+
+Run by ``bstar worker … bstar_cli.demo_worker:handle``. Each execution appends its request's number to the
+file that DEMO_EXECUTIONS names before it begins, so that work that was done twice shows even if its worker dies.
+"""
+
+import os
+import time
+from functools import cache
+
+from bstar_client import Request
+
+__all__ = ["WORK_S", "handle"]
+
+# Long enough that requests are always being executed when a broker is killed.
+WORK_S = 0.02
+
+
+def handle(request: Request) -> bytes:
+    """Note the execution, work, and send the body back."""
+    os.write(_notes(), request.body + b"\n")
+    time.sleep(WORK_S)
+    return request.body
+
+
+@cache
+def _notes() -> int:
+    # Appending less than a page is one step, so the threads of a worker do not mix their lines.
+    return os.open(os.environ["DEMO_EXECUTIONS"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
