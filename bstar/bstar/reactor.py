@@ -257,16 +257,24 @@ class Reactor:
         It comes between any two messages: a slow handler may make a deadline late, a burst of them may not.
         """
         now = self._clock()
-        gap_s = now - self._seen_at
-        if gap_s > self._stall_limit_s:
-            for limit_s, handler in self._stall_handlers:
-                if gap_s > limit_s:
-                    handler(gap_s, now)
+        if now - self._seen_at > self._stall_limit_s:
+            self._tell_of_stall(now)
         self._seen_at = now
         if now >= self._alarm_at:
             self._fire_due(now)
             self._alarm_at = self._due_at(now)
+            # Handlers take their time; what they took counts.
+            now = self._clock()
+            if now - self._seen_at > self._stall_limit_s:
+                self._tell_of_stall(now)
+            self._seen_at = now
         return now
+
+    def _tell_of_stall(self, now: float) -> None:
+        gap_s = now - self._seen_at
+        for limit_s, handler in self._stall_handlers:
+            if gap_s > limit_s:
+                handler(gap_s, now)
 
     def _due_at(self, now: float) -> float:
         due_at = now + min(_SLEEP_MAX_S, self._stall_limit_s)

@@ -1,0 +1,453 @@
+"""The reactor: deadlines in a time of our own, sockets, signals and threads as they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from bstar.errors import ClosedError
+from bstar.reactor import LAG_BOUNDS_S, Lag, Reactor
+
+LIMIT_S = 30.0
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def reactor(clock: Clock) -> Iterator[Reactor]:
+    """A reactor whose clock stands still; a byte in its pipe keeps a turn from sleeping."""
+    with Reactor(clock=clock) as reactor:
+        yield reactor
+
+
+def turn(reactor: Reactor) -> None:
+    """One turn that does not sleep: it finds its own wake-up."""
+    reactor.call_threadsafe(lambda: None)
+    reactor.turn()
+
+
+# --- deadlines --------------------------------------------------------------------------------------------
+
+
+def test_the_default_clock_is_monotonic() -> None:
+    """BST-R-03."""
+    with Reactor() as reactor:
+        assert abs(reactor.now() - time.monotonic()) < 1.0
+
+
+def test_a_call_comes_once_and_not_before_its_time(reactor: Reactor, clock: Clock) -> None:
+    calls: list[float] = []
+    reactor.call_at(101.0, calls.append)
+    turn(reactor)
+    clock.now = 100.999
+    turn(reactor)
+    assert calls == []
+    clock.now = 101.0
+    turn(reactor)
+    turn(reactor)
+    assert calls == [101.0]
+
+
+def test_a_timer_keeps_its_beat_when_a_turn_is_late(reactor: Reactor, clock: Clock) -> None:
+    calls: list[float] = []
+    reactor.add_timer(1.0, calls.append)
+    for now in (101.3, 102.0, 103.0):
+        clock.now = now
+        turn(reactor)
+    assert calls == [101.3, 102.0, 103.0]
+
+
+def test_a_timer_fires_once_after_a_long_absence(reactor: Reactor, clock: Clock) -> None:
+    calls: list[float] = []
+    reactor.add_timer(1.0, calls.append)
+    clock.now = 110.5
+    turn(reactor)
+    turn(reactor)
+    assert calls == [110.5]
+    clock.now = 111.5
+    turn(reactor)
+    assert calls == [110.5, 111.5]
+
+
+def test_a_cancelled_timer_is_silent(reactor: Reactor, clock: Clock) -> None:
+    calls: list[float] = []
+    timer = reactor.add_timer(1.0, calls.append)
+    timer.cancel()
+    timer.cancel()
+    clock.now = 105.0
+    turn(reactor)
+    assert calls == []
+
+
+def test_a_timer_may_cancel_itself(reactor: Reactor, clock: Clock) -> None:
+    calls: list[float] = []
+
+    def once(now: float) -> None:
+        calls.append(now)
+        timer.cancel()
+
+    timer = reactor.add_timer(1.0, once)
+    for now in (101.0, 102.0):
+        clock.now = now
+        turn(reactor)
+    assert calls == [101.0]
+
+
+@pytest.mark.parametrize("interval_s", [0, -1.0])
+def test_a_timer_without_an_interval_is_refused(reactor: Reactor, interval_s: float) -> None:
+    with pytest.raises(ValueError, match="above zero"):
+        reactor.add_timer(interval_s, lambda now: None)
+
+
+def test_a_machine_is_fired_at_its_deadline(reactor: Reactor, clock: Clock) -> None:
+    deadlines = [101.0]
+    fired: list[float] = []
+
+    def fire(now: float) -> None:
+        fired.append(now)
+        deadlines[0] = now + 1.0
+
+    reactor.add_machine(lambda: deadlines[0], fire)
+    reactor.add_machine(lambda: None, lambda now: pytest.fail("it has no deadline"))
+    for now in (100.5, 101.0, 101.5, 102.1):
+        clock.now = now
+        turn(reactor)
+    assert fired == [101.0, 102.1]
+
+
+def test_lag_is_what_deadlines_were_late(reactor: Reactor, clock: Clock) -> None:
+    reactor.call_at(101.0, lambda now: None)
+    reactor.call_at(101.0, lambda now: None)
+    clock.now = 101.25
+    turn(reactor)
+    reactor.call_at(102.0, lambda now: None)
+    clock.now = 102.0
+    turn(reactor)
+    lag = reactor.lag
+    assert (lag.last_s, lag.max_s, lag.sum_s) == (0.0, 0.25, 0.5)
+    assert sum(lag.counts) == 3
+    assert lag.counts[LAG_BOUNDS_S.index(0.25)] == 2
+
+
+def test_the_last_bucket_takes_what_is_above_every_bound() -> None:
+    lag = Lag()
+    lag.observe(LAG_BOUNDS_S[-1] + 1)
+    lag.observe(0.0)
+    assert lag.counts == [1, *([0] * (len(LAG_BOUNDS_S) - 1)), 1]
+
+
+def test_an_exception_of_a_handler_ends_the_loop(reactor: Reactor, clock: Clock) -> None:
+    def fail(now: float) -> None:
+        raise ZeroDivisionError
+
+    reactor.call_at(100.0, fail)
+    with pytest.raises(ZeroDivisionError):
+        reactor.run()
+
+
+# --- stalls -----------------------------------------------------------------------------------------------
+
+
+def test_a_stall_is_told_before_timers_and_messages_that_became_due(reactor: Reactor, clock: Clock) -> None:
+    events: list[str] = []
+    reactor.on_stall(0.5, lambda gap_s, now: events.append(f"stall {gap_s:.1f}"))
+    reactor.call_at(101.0, lambda now: events.append("timer"))
+    reactor.call_threadsafe(lambda: events.append("message"))
+    clock.now = 100.0
+    poll = reactor._poll
+
+    def away(timeout: int | None = None) -> list[tuple[Any, int]]:
+        clock.now = 105.0
+        return poll(timeout)
+
+    reactor._poll = away
+    reactor.turn()
+    assert events == ["stall 4.5", "timer", "message"]
+
+
+def test_a_slow_handler_is_a_stall_before_the_next_message(reactor: Reactor, clock: Clock) -> None:
+    events: list[str] = []
+    reactor.on_stall(0.5, lambda gap_s, now: events.append(f"stall {gap_s:.1f}"))
+    reactor.call_at(100.0, lambda now: setattr(clock, "now", 103.0))
+    reactor.call_threadsafe(lambda: events.append("message"))
+    reactor.turn()
+    assert events == ["stall 3.0", "message"]
+
+
+def test_whoever_tolerates_more_is_not_told(reactor: Reactor, clock: Clock) -> None:
+    told: list[str] = []
+    reactor.on_stall(0.5, lambda gap_s, now: told.append("impatient"))
+    reactor.on_stall(5.0, lambda gap_s, now: told.append("patient"))
+    clock.now = 101.0
+    turn(reactor)
+    assert told == ["impatient"]
+    clock.now = 110.0
+    turn(reactor)
+    assert told == ["impatient", "impatient", "patient"]
+
+
+def test_sleeping_as_long_as_meant_is_no_stall(reactor: Reactor, clock: Clock) -> None:
+    told: list[float] = []
+    sleeps: list[int] = []
+    reactor.on_stall(0.5, lambda gap_s, now: told.append(gap_s))
+
+    def poll(timeout_ms: int) -> list[object]:
+        sleeps.append(timeout_ms)
+        clock.now += timeout_ms / 1000
+        return []
+
+    reactor._poll = poll  # type: ignore[assignment]
+    for _ in range(10):
+        reactor.turn()
+    assert told == []
+    # Only what lies beyond the end of a sleep can be told from sleeping, so sleeps are short.
+    assert max(sleeps) <= 501
+
+
+# --- sockets ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as context:
+        yield context
+
+
+def pipe(context: zmq.Context[zmq.Socket[bytes]], name: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """Two connected sockets; what one sends is there for the other at once."""
+    here, there = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    for socket in (here, there):
+        socket.linger = 0
+    here.bind(f"inproc://{name}")
+    there.connect(f"inproc://{name}")
+    return here, there
+
+
+def test_messages_are_handed_over_whole_and_in_order(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    here, there = pipe(context, "a")
+    with Reactor() as reactor, here, there:
+        seen: list[list[bytes]] = []
+        reactor.add_reader(here, lambda frames, now: seen.append(frames))
+        there.send_multipart([b"a", b"", b"b"])
+        there.send(b"c")
+        reactor.turn()
+        assert seen == [[b"a", b"", b"b"], [b"c"]]
+
+
+def test_a_socket_has_its_turn_at_most_drain_max_times(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    busy, busy_peer = pipe(context, "busy")
+    calm, calm_peer = pipe(context, "calm")
+    with Reactor(drain_max=3) as reactor, busy, busy_peer, calm, calm_peer:
+        seen: list[bytes] = []
+        reactor.add_reader(busy, lambda frames, now: seen.append(frames[0]))
+        reactor.add_reader(calm, lambda frames, now: seen.append(frames[0]))
+        for number in range(4):
+            busy_peer.send(b"busy %d" % number)
+        calm_peer.send(b"calm")
+        reactor.turn()
+        assert seen == [b"busy 0", b"busy 1", b"busy 2", b"calm"]
+        reactor.turn()
+        assert seen[4:] == [b"busy 3"]
+
+
+def test_what_is_due_is_served_between_two_messages_of_a_burst(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    """A node that cannot publish in time must notice it before it serves the rest of a burst."""
+    clock = Clock()
+    here, there = pipe(context, "a")
+    with Reactor(clock=clock) as reactor, here, there:
+        events: list[str] = []
+        reactor.call_at(101.5, lambda now: events.append("due"))
+
+        def slow(frames: list[bytes], now: float) -> None:
+            events.append(frames[0].decode())
+            clock.now += 1.0
+
+        reactor.add_reader(here, slow)
+        for name in (b"a", b"b", b"c", b"d"):
+            there.send(name)
+        reactor.turn()
+        assert events == ["a", "b", "due", "c", "d"]
+
+
+def test_a_reader_may_be_removed_by_its_own_handler(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    here, there = pipe(context, "a")
+    with Reactor() as reactor, here, there:
+        seen: list[bytes] = []
+
+        def handler(frames: list[bytes], now: float) -> None:
+            seen.append(frames[0])
+            reactor.remove(here)
+
+        reactor.add_reader(here, handler)
+        there.send(b"a")
+        there.send(b"b")
+        reactor.turn()
+        turn(reactor)
+        assert seen == [b"a"]
+
+
+def test_a_source_removed_in_the_same_turn_is_not_served(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    first, first_peer = pipe(context, "first")
+    second, second_peer = pipe(context, "second")
+    with Reactor() as reactor, first, first_peer, second, second_peer:
+        reactor.add_reader(first, lambda frames, now: reactor.remove(second))
+        reactor.add_reader(second, lambda frames, now: pytest.fail("it was removed"))
+        second_peer.send(b"x")
+        first_peer.send(b"x")
+        reactor.turn()
+
+
+def test_a_plain_descriptor_can_be_served() -> None:
+    read_fd, write_fd = os.pipe()
+    with Reactor() as reactor:
+        seen: list[bytes] = []
+        reactor.add_source(read_fd, lambda now: seen.append(os.read(read_fd, 10)))
+        os.write(write_fd, b"abc")
+        reactor.turn()
+        assert seen == [b"abc"]
+        reactor.remove(read_fd)
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+# --- stopping ---------------------------------------------------------------------------------------------
+
+
+def test_a_stop_without_anybody_to_wait_for_ends_the_loop(reactor: Reactor) -> None:
+    reactor.stop()
+    reactor.stop()
+    reactor.run()
+
+
+def test_a_stop_lets_everyone_finish(reactor: Reactor, clock: Clock) -> None:
+    begun: list[float] = []
+    done: list[bool] = []
+    reactor.on_stop(begun.append, lambda now: bool(done))
+    reactor.on_stop(lambda now: None, lambda now: True)
+    reactor.stop()
+    for _ in range(3):
+        turn(reactor)
+    assert begun == [100.0]
+    assert not reactor._is_ended
+    done.append(True)
+    turn(reactor)
+    assert reactor._is_ended
+
+
+def test_a_stop_is_bounded(clock: Clock) -> None:
+    with Reactor(clock=clock, stop_timeout_s=2.0) as reactor:
+        reactor.on_stop(lambda now: None, lambda now: False)
+        reactor.stop()
+        turn(reactor)
+        clock.now = 101.999
+        turn(reactor)
+        assert not reactor._is_ended
+        clock.now = 102.0
+        reactor.run()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_a_request_to_stop(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with Reactor() as reactor:
+        begun: list[float] = []
+        reactor.on_stop(begun.append, lambda now: True)
+        reactor.call_threadsafe(lambda: os.kill(os.getpid(), number))
+        reactor.run()
+        assert len(begun) == 1
+    assert signal.getsignal(number) is before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with Reactor(stop_timeout_s=LIMIT_S) as reactor:
+        reactor.on_stop(lambda now: os.kill(os.getpid(), signal.SIGTERM), lambda now: False)
+        reactor.call_threadsafe(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        started_at = time.monotonic()
+        reactor.run()
+        assert time.monotonic() - started_at < LIMIT_S
+
+
+def test_a_signal_while_the_loop_is_being_woken_does_not_lock_it_up() -> None:
+    with Reactor() as reactor:
+
+        def call() -> None:
+            with reactor._wake_lock:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        reactor.call_threadsafe(call)
+        reactor.run()
+
+
+def test_handlers_are_restored_when_the_loop_ends_by_an_exception(reactor: Reactor) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def fail(now: float) -> None:
+        raise ZeroDivisionError
+
+    reactor.call_at(0.0, fail)
+    with pytest.raises(ZeroDivisionError):
+        reactor.run()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# --- other threads ----------------------------------------------------------------------------------------
+
+
+def test_a_call_from_another_thread_runs_in_the_loops_thread() -> None:
+    with Reactor() as reactor:
+        loop = threading.Thread(target=reactor.run)
+        loop.start()
+        assert reactor.call_threadsafe(threading.get_ident).result(LIMIT_S) == loop.ident
+        reactor.stop()
+        loop.join(LIMIT_S)
+        assert not loop.is_alive()
+
+
+def test_an_exception_of_a_call_belongs_to_its_caller() -> None:
+    with Reactor() as reactor:
+        future = reactor.call_threadsafe(lambda: 1 / 0)
+        reactor.turn()
+        with pytest.raises(ZeroDivisionError):
+            future.result(0)
+
+
+def test_a_cancelled_call_is_not_made(reactor: Reactor) -> None:
+    future = reactor.call_threadsafe(lambda: pytest.fail("it was cancelled"))
+    assert future.cancel()
+    turn(reactor)
+
+
+def test_a_call_that_comes_too_late_gets_an_answer() -> None:
+    reactor = Reactor()
+    future = reactor.call_threadsafe(lambda: 1)
+    reactor.close()
+    reactor.close()
+    with pytest.raises(ClosedError):
+        future.result(0)
+    with pytest.raises(ClosedError):
+        reactor.call_threadsafe(lambda: 1)
+    # Whoever only wants it to stop need not know that it has.
+    reactor.stop()
