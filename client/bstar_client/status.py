@@ -28,7 +28,10 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 def node_states(endpoints: str | Sequence[str], timeout: float = 2.0) -> list[NodeReport]:
-    """Ask every node for its state; one report per endpoint, in their order, within ``timeout`` seconds."""
+    """Ask every node for its state; one report per endpoint, in their order, within ``timeout`` seconds.
+
+    It ends as soon as every node has answered or refused the connection.
+    """
     listed = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     links = Links(context, listed, LinkSettings(), WakeUp())
@@ -49,7 +52,9 @@ def _ask(links: Links, endpoints: Sequence[str], until: float) -> list[NodeRepor
             links[index].open()
         except zmq.ZMQError as error:
             reports[index] = NodeReport(endpoint, None, f"cannot connect: {error}")
-    while len(reports) < len(endpoints) and (remaining_s := until - time.monotonic()) > 0:
+    # A refusal is an answer: nobody waits for a node that is down, unless another one is still awaited.
+    down: set[int] = set()
+    while len(down | reports.keys()) < len(endpoints) and (remaining_s := until - time.monotonic()) > 0:
         for index, frames in links.poll(int(remaining_s * 1000) + 1):
             report = _read(endpoints[index], frames, identity)
             if report is not None:
@@ -57,8 +62,10 @@ def _ask(links: Links, endpoints: Sequence[str], until: float) -> list[NodeRepor
         for index, is_up in links.changes():
             if is_up:
                 links[index].send(question)
+                down.discard(index)
                 errors[index] = "connected, but no answer in time"
             else:
+                down.add(index)
                 errors[index] = "connection refused or broken"
     return [
         reports.get(index) or NodeReport(endpoint, None, errors[index])
