@@ -29,8 +29,10 @@ DISCONNECT = [b"MDPW02", b"\x06"]
 
 # A worker's timing here, as it would be agreed with its broker.
 INTERVAL_S = 0.1
-LIVENESS = 4
 BACKOFF_S = 0.2
+# Of intervals; long where a test is not about silence, so that a busy machine is not taken for a dead broker.
+LIVENESS = 30
+LIVENESS_SHORT = 4
 
 
 @pytest.fixture
@@ -261,14 +263,16 @@ def echo(request: Request) -> bytes:
 
 
 @contextmanager
-def worker_of(*listeners: ZmtpListener, handler: Handler = echo) -> Iterator[Worker]:
+def worker_of(
+    *listeners: ZmtpListener, handler: Handler = echo, liveness: int = LIVENESS
+) -> Iterator[Worker]:
     worker = Worker(
         [listener.endpoint for listener in listeners],
         SERVICE,
         handler,
         dialect="mdp02",
         heartbeat_s=INTERVAL_S,
-        liveness=LIVENESS,
+        liveness=liveness,
         backoff_min_s=BACKOFF_S,
         backoff_max_s=1.0,
         drain_timeout_s=2.0,
@@ -332,7 +336,7 @@ def test_ready_is_sent_once_and_registration_is_assumed(listener: ZmtpListener) 
         broker = listener.accept()
         assert broker.recv() == READY
         # Silence of less than the expiry: no second READY, only heartbeats.
-        assert set(map(tuple, broker.collect(INTERVAL_S * (LIVENESS - 1)))) == {tuple(HEARTBEAT)}
+        assert set(map(tuple, broker.collect(INTERVAL_S * 4))) == {tuple(HEARTBEAT)}
         for number in (b"1", b"2", b"3"):
             call(broker, number)
             assert next_command(broker) == [b"MDPW02", b"\x04", ADDRESS, b"", number]
@@ -472,15 +476,15 @@ def test_the_worker_sends_heartbeats_at_its_interval_also_while_its_handler_runs
         assert broker.recv() == READY
         if is_busy:
             call(broker, b"hi")
-        beats = 0
-        for _ in range(10):
-            messages = broker.collect(INTERVAL_S)
-            assert set(map(tuple, messages)) <= {tuple(HEARTBEAT)}
-            beats += len(messages)
+        intervals, began = 8, time.monotonic()
+        for _ in range(intervals):
+            assert broker.recv() == HEARTBEAT
             # The broker lives as well.
             broker.send(*HEARTBEAT)
+        taken = (time.monotonic() - began) / INTERVAL_S
         go_on.set()
-        assert 6 <= beats <= 14
+        # A busy machine makes them late, never early.
+        assert intervals * 0.6 <= taken <= intervals * 3
 
 
 @requirement("MDP2-W-09")
@@ -504,12 +508,12 @@ def test_no_heartbeats_are_sent_while_answers_flow(listener: ZmtpListener) -> No
 @requirement("MDP2-W-10")
 @requirement("MDP1-W-08")
 def test_a_silent_broker_is_given_up_and_a_new_conversation_begins(listener: ZmtpListener) -> None:
-    with worker_of(listener):
+    with worker_of(listener, liveness=LIVENESS_SHORT):
         broker = listener.accept()
         began = time.monotonic()
         assert broker.recv() == READY
         assert set(map(tuple, until_closed(broker))) == {tuple(HEARTBEAT)}
-        assert time.monotonic() - began > INTERVAL_S * LIVENESS * 0.8
+        assert time.monotonic() - began > INTERVAL_S * LIVENESS_SHORT * 0.8
         again = listener.accept()
         assert again.recv() == READY
         call(again, b"hi")
@@ -518,14 +522,15 @@ def test_a_silent_broker_is_given_up_and_a_new_conversation_begins(listener: Zmt
 
 @requirement("MDP2-W-10")
 def test_any_message_of_the_broker_is_a_sign_of_life(listener: ZmtpListener) -> None:
-    with worker_of(listener):
+    liveness = 10
+    with worker_of(listener, liveness=liveness):
         broker = listener.accept()
         assert broker.recv() == READY
-        until = time.monotonic() + 2.5 * INTERVAL_S * LIVENESS
+        until = time.monotonic() + 1.5 * INTERVAL_S * liveness
         while time.monotonic() < until:
             call(broker, b"hi")
             assert next_command(broker) == [b"MDPW02", b"\x04", ADDRESS, b"", b"hi"]
-            broker.collect(INTERVAL_S * LIVENESS / 3)
+            broker.collect(INTERVAL_S)
 
 
 @pytest.mark.parametrize("how", [Zmtp.close, Zmtp.reset], ids=["close", "reset"])

@@ -449,7 +449,6 @@ def test_a_malformed_message_of_a_stranger_leaves_no_record(
     assert worker.mmi(b"mmi.service", service) == [b"404"]
     # A half-made record would make this READY a second one.
     worker.ready(service)
-    worker.await_heartbeat()
     client = peers.client01()
     client.request(service, b"hi")
     worker.finish(worker.take(), b"there")
@@ -589,10 +588,12 @@ def test_the_broker_sends_heartbeats_at_the_agreed_interval(
         worker.take()
     else:
         worker.await_heartbeat()
-    intervals = 8
-    beats = worker.collect(intervals * mortal.timing.mdp_heartbeat_interval_s)
-    assert set(map(tuple, beats)) == {(b"", b"MDPW01", b"\x04")}
-    assert intervals * 0.6 <= len(beats) <= intervals * 1.5
+    intervals, began = 5, time.monotonic()
+    for _ in range(intervals):
+        worker.await_heartbeat()
+    taken = (time.monotonic() - began) / mortal.timing.mdp_heartbeat_interval_s
+    # A busy machine makes them late, never early.
+    assert intervals * 0.6 <= taken <= intervals * 3
 
 
 @requirement("MDP1-B-09")

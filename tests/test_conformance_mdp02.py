@@ -165,8 +165,8 @@ def test_nothing_reaches_the_client_after_final(peers: Peers, service: bytes, co
     job = worker.take()
     worker.final(job.client, b"the end")
     worker.send(b"MDPW02", command, job.client, b"", b"encore")
-    assert client.recv() == final(service, b"the end")
     worker.await_disconnect()
+    assert client.recv() == final(service, b"the end")
     assert worker.collect() == []
     # The answer to this question would come behind the encore.
     assert ask(client, b"mmi.service", service) == [b"404"]
@@ -404,7 +404,6 @@ def test_a_malformed_message_of_a_stranger_leaves_no_record(
     worker.send(*[service if frame == b"SERVICE" else frame for frame in frames])
     assert worker.mmi(b"mmi.service", service) == [b"404"]
     worker.ready(service)
-    worker.await_heartbeat()
     client = peers.client02()
     client.request(service, b"hi")
     worker.finish(worker.take(), b"there")
@@ -529,10 +528,12 @@ def test_the_broker_sends_heartbeats_at_the_agreed_interval(
         worker.take()
     else:
         worker.await_heartbeat()
-    intervals = 8
-    beats = worker.collect(intervals * mortal.timing.mdp_heartbeat_interval_s)
-    assert set(map(tuple, beats)) == {(b"MDPW02", b"\x05")}
-    assert intervals * 0.6 <= len(beats) <= intervals * 1.5
+    intervals, began = 5, time.monotonic()
+    for _ in range(intervals):
+        worker.await_heartbeat()
+    taken = (time.monotonic() - began) / mortal.timing.mdp_heartbeat_interval_s
+    # A busy machine makes them late, never early.
+    assert intervals * 0.6 <= taken <= intervals * 3
 
 
 @requirement("MDP2-B-09")

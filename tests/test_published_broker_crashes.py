@@ -281,12 +281,12 @@ def test_heartbeats_of_an_idle_worker_survive_any_traffic(
     peers = mortal_peers
     idle, asker = peers.worker01(service), peers.client01()
     idle.await_heartbeat()
-    intervals, beats = 8, 0
-    until = time.monotonic() + intervals * mortal.timing.mdp_heartbeat_interval_s
-    while time.monotonic() < until:
+    beats, patience = 0, 4 * 6 * mortal.timing.mdp_heartbeat_interval_s
+    until = time.monotonic() + patience
+    while beats < 6:
+        assert time.monotonic() < until, f"{beats} heartbeats in {patience} s"
         asker.mmi(b"mmi.service", service)
         beats += idle.try_recv() is not None
-    assert beats >= intervals * 0.6
 
 
 @requirement("MDP1-G-02")
