@@ -17,13 +17,14 @@ Source: zguide chapter 4, Binary Star and its reactor class; BST-S-01 to BST-R-0
 import logging
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
 
 import zmq
 
 from bstar.epoch_file import EpochFile
-from bstar.errors import LocalProtocolError, PairError, RemoteProtocolError
+from bstar.errors import ConfigurationError, LocalProtocolError, PairError, RemoteProtocolError
 from bstar.reactor import Reactor
 from bstar.sockets import receive
 from bstar.star import (
@@ -133,18 +134,18 @@ class BinaryStar:
         self._owns_reactor = reactor is None
         self._owns_context = context is None
         self._epochs = EpochFile(state_dir) if state_dir is not None else None
+        # What can be wrong with the configuration is found before anything is opened.
+        settings = StarSettings(
+            pair=pair,
+            role=_role(role),
+            heartbeat_interval_s=heartbeat_interval_s,
+            failover_timeout_s=failover_timeout_s,
+            on_dual_active=on_dual_active,  # type: ignore[arg-type]  # the settings check it
+        )
+        epoch = self._epochs.load() if self._epochs is not None and machine is None else 0
         self.reactor = reactor if reactor is not None else Reactor()
-        now = self.reactor.now()
         if machine is None:
-            settings = StarSettings(
-                pair=pair,
-                role=Role(role),
-                heartbeat_interval_s=heartbeat_interval_s,
-                failover_timeout_s=failover_timeout_s,
-                on_dual_active=on_dual_active,  # type: ignore[arg-type]  # the settings check it
-            )
-            epoch = self._epochs.load() if self._epochs is not None else 0
-            machine = StarMachine(settings, node=os.urandom(16).hex(), epoch=epoch, now=now)
+            machine = StarMachine(settings, node=os.urandom(16).hex(), epoch=epoch, now=self.reactor.now())
         self.machine = machine
         self._perform = perform
         self._error: PairError | None = None
@@ -152,29 +153,37 @@ class BinaryStar:
         self._on_active: list[Handler] = []
         self._on_passive: list[Handler] = []
         self._voter: zmq.Socket[bytes] | None = None
+        self._sockets: list[zmq.Socket[bytes]] = []
         self._is_closed = False
         self._context = context if context is not None else zmq.Context()
         heartbeat_ms = round(heartbeat_interval_s * 1000)
-        self._publisher = self._open_publisher(local)
-        self._subscriber = self._open_subscriber(remote, heartbeat_ms, round(failover_timeout_s * 1000))
+        try:
+            self._publisher = self._open_publisher(local)
+            self._subscriber = self._open_subscriber(remote, heartbeat_ms, round(failover_timeout_s * 1000))
+        except BaseException:
+            self.close()
+            raise
         self.reactor.add_source(self._subscriber, self._on_peer)
         self.reactor.add_reader(self._publisher, self._on_subscription)
         self.reactor.add_machine(machine.next_deadline, self._on_deadline)
         self.reactor.on_stall(heartbeat_interval_s / 2, self._on_stall)
         self.reactor.on_stop(self._on_stop, machine.has_left)
 
-    def _open_publisher(self, local: str) -> "zmq.Socket[bytes]":
-        socket = self._context.socket(zmq.XPUB)
+    def _socket(self, socket_type: int) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(socket_type)
+        self._sockets.append(socket)
         socket.linger = 0
         socket.ipv6 = True
+        return socket
+
+    def _open_publisher(self, local: str) -> "zmq.Socket[bytes]":
+        socket = self._socket(zmq.XPUB)
         socket.set(zmq.XPUB_VERBOSE, 1)
         socket.bind(local)
         return socket
 
     def _open_subscriber(self, remote: str, heartbeat_ms: int, timeout_ms: int) -> "zmq.Socket[bytes]":
-        socket = self._context.socket(zmq.SUB)
-        socket.linger = 0
-        socket.ipv6 = True
+        socket = self._socket(zmq.SUB)
         # Come back fast, and notice a connection that is only half there: the defaults need minutes for both.
         socket.reconnect_ivl = max(10, heartbeat_ms // 2)
         socket.reconnect_ivl_max = max(10, min(timeout_ms, 1_000))
@@ -196,9 +205,7 @@ class BinaryStar:
         """
         if self._voter is not None:
             raise LocalProtocolError("a BinaryStar has one voter: serve everything on that socket")
-        socket = self._context.socket(socket_type)
-        socket.linger = 0
-        socket.ipv6 = True
+        socket = self._socket(socket_type)
         socket.bind(endpoint)
         self._voter = socket
 
@@ -242,10 +249,10 @@ class BinaryStar:
         if self._is_closed:
             return
         self._is_closed = True
-        for socket in (self._subscriber, self._publisher, self._voter):
-            if socket is not None:
+        for socket in self._sockets:
+            with suppress(KeyError):  # it could not be bound and was never served
                 self.reactor.remove(socket)
-                socket.close()
+            socket.close()
         if self._owns_reactor:
             self.reactor.close()
         if self._owns_context:
@@ -288,7 +295,7 @@ class BinaryStar:
         self.carry_out(self.machine.handle_timer(now))
 
     def _on_stall(self, gap_s: float, now: float) -> None:
-        _log.warning("the process was away for %.3f s", gap_s)
+        _log.debug("the process was away for %.3f s", gap_s)
         self.carry_out(self.machine.stalled(gap_s, now))
 
     def _on_stop(self, now: float) -> None:
@@ -345,6 +352,13 @@ class BinaryStar:
         except OSError as error:
             # Not to serve would be worse: the epoch is needed only if both nodes lose their memory at once.
             _log.error("epoch %d could not be stored in %s: %s", epoch, self._epochs.path, error)
+
+
+def _role(role: Role | str) -> Role:
+    try:
+        return Role(role)
+    except ValueError:
+        raise ConfigurationError(f"role is {role!r}: choose 'primary' or 'backup'") from None
 
 
 def _report(

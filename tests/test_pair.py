@@ -1,0 +1,375 @@
+"""The Binary Star on real sockets: two nodes, and nodes against scripted peers of the published kind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import zmq
+
+from bstar import BinaryStar, Reactor, Role, State
+from bstar.errors import (
+    ConfigurationError,
+    DualActiveError,
+    DualPassiveError,
+    LocalProtocolError,
+    PeerMismatchError,
+)
+from bstar.star import HandoverRefused, StarMachine, StarSettings
+from support.star_nodes import Places, RunningNode, ScriptedPeer
+from support.waiting import LIMIT_S, Socket, receive
+
+pytestmark = pytest.mark.loopback
+
+PRIMARY, BACKUP, ACTIVE, PASSIVE, ERROR = State
+Context = zmq.Context[Socket]
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    with zmq.Context() as context:
+        yield context
+
+
+@pytest.fixture
+def places() -> Iterator[Places]:
+    places = Places()
+    yield places
+    places.close()
+
+
+class Client:
+    """A DEALER that asks one node."""
+
+    def __init__(self, context: Context, places: Places, role: Role) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.connect(places.clients[role])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def asks(self, *frames: bytes) -> None:
+        self.socket.send_multipart(frames)
+
+    def is_answered(self, *frames: bytes) -> bool:
+        return receive(self.socket) == list(frames)
+
+
+# --- two nodes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", Role)
+def test_the_order_in_which_two_nodes_start_does_not_matter(places: Places, first: Role) -> None:
+    with RunningNode(places, first) as one:
+        one.wait_until(lambda machine: machine.next_deadline())
+        with RunningNode(places, first.peer) as other:
+            primary, backup = (one, other) if first is Role.PRIMARY else (other, one)
+            primary.wait_for_events("active")
+            backup.wait_for(PASSIVE)
+
+
+def test_a_node_that_dies_is_replaced_with_the_next_request(context: Context, places: Places) -> None:
+    """BST-S-05: failover is automatic, recovery manual."""
+    with RunningNode(places, Role.BACKUP) as backup, Client(context, places, Role.BACKUP) as client:
+        with RunningNode(places, Role.PRIMARY) as primary:
+            primary.wait_for(ACTIVE)
+            backup.wait_for(PASSIVE)
+            client.asks(b"too early")
+            backup.wait_until(lambda machine: machine.requests_refused == 1)
+        backup.wait_until(lambda machine: machine.retry_after_s(backup.reactor.now()) == 0.0)
+        client.asks(b"hello")
+        assert client.is_answered(b"hello")
+        with RunningNode(places, Role.PRIMARY) as primary:
+            primary.wait_for(PASSIVE)
+            client.asks(b"still you")
+            assert client.is_answered(b"still you")
+
+
+def test_a_node_that_is_stopped_hands_over_before_it_ends(places: Places) -> None:
+    with RunningNode(places, Role.BACKUP) as backup:
+        with RunningNode(places, Role.PRIMARY) as primary:
+            primary.wait_for(ACTIVE)
+            backup.wait_for(PASSIVE)
+            primary.stop()
+            assert primary.events == ["active", "passive"]
+            # It ended because it had read that the other serves; no client was needed.
+            assert backup.machine.state is ACTIVE
+        assert backup.machine.votes == 0
+
+
+def test_a_passive_node_that_is_stopped_ends_at_once(places: Places) -> None:
+    with RunningNode(places, Role.PRIMARY) as primary, RunningNode(places, Role.BACKUP) as backup:
+        backup.wait_for(PASSIVE)
+        backup.stop()
+        assert primary.machine.state is ACTIVE
+
+
+def test_a_lone_active_node_can_be_stopped(context: Context, places: Places) -> None:
+    with RunningNode(places, Role.PRIMARY) as primary, Client(context, places, Role.PRIMARY) as client:
+        primary.wait_until(lambda machine: machine.retry_after_s(primary.reactor.now()) == 0.0)
+        client.asks(b"hello")
+        assert client.is_answered(b"hello")
+        primary.stop()
+
+
+def test_an_operator_moves_the_role_and_moves_it_back(places: Places) -> None:
+    with RunningNode(places, Role.PRIMARY) as primary, RunningNode(places, Role.BACKUP) as backup:
+        primary.wait_until(lambda machine: machine.is_active and machine.peer_state is PASSIVE)
+        primary.reactor.call_threadsafe(primary.star.handover).result(LIMIT_S)
+        backup.wait_until(lambda machine: machine.is_active and machine.peer_state is PASSIVE)
+        backup.reactor.call_threadsafe(backup.star.handover).result(LIMIT_S)
+        primary.wait_for_events("active", "passive", "active")
+        assert primary.machine.epoch == 3
+
+
+def test_a_handover_to_nobody_is_refused(context: Context, places: Places) -> None:
+    with RunningNode(places, Role.PRIMARY) as primary:
+        primary.reactor.call_threadsafe(primary.star.handover).result(LIMIT_S)
+        assert any(isinstance(output, HandoverRefused) for output in primary.machine.outputs)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"pair": "other"}, {"heartbeat_interval_s": 0.2}, {"failover_timeout_s": 3.0}]
+)
+def test_two_nodes_that_cannot_be_a_pair_both_say_so_and_end(
+    places: Places, settings: dict[str, Any]
+) -> None:
+    """BST-S-06."""
+    with RunningNode(places, Role.PRIMARY) as one, RunningNode(places, Role.BACKUP, **settings) as other:
+        for node in (one, other):
+            node.wait_for_end()
+            assert isinstance(node.error, PeerMismatchError)
+            assert next(iter(settings)) in str(node.error)
+            assert node.error.exit_code == 72
+
+
+# --- a published peer -------------------------------------------------------------------------------------
+
+# What a node of each role and state does on each word of a published peer, and on a request while the peer
+# is fresh and when it is silent. (The published table, PRIMARY as in the reactor.)
+TABLE: dict[tuple[Role, State], dict[bytes, State]] = {
+    (Role.PRIMARY, PRIMARY): {b"1": PRIMARY, b"2": ACTIVE, b"3": PASSIVE, b"4": PRIMARY, b"fresh": PRIMARY},
+    (Role.BACKUP, BACKUP): {b"1": BACKUP, b"2": BACKUP, b"3": PASSIVE, b"4": BACKUP, b"fresh": BACKUP},
+    (Role.PRIMARY, ACTIVE): {b"1": ACTIVE, b"2": ACTIVE, b"3": ERROR, b"4": ACTIVE, b"fresh": ACTIVE},
+    (Role.BACKUP, ACTIVE): {b"1": ACTIVE, b"2": ACTIVE, b"3": ERROR, b"4": ACTIVE, b"fresh": ACTIVE},
+    (Role.PRIMARY, PASSIVE): {b"1": ACTIVE, b"2": ACTIVE, b"3": PASSIVE, b"4": ERROR, b"fresh": PASSIVE},
+    (Role.BACKUP, PASSIVE): {b"1": ACTIVE, b"2": ACTIVE, b"3": PASSIVE, b"4": ERROR, b"fresh": PASSIVE},
+}
+AFTER_SILENCE = {PRIMARY: ACTIVE, BACKUP: BACKUP, ACTIVE: ACTIVE, PASSIVE: ACTIVE}
+# How a scripted peer brings a node there.
+WAYS = {
+    (Role.PRIMARY, PRIMARY): [b"4"],
+    (Role.BACKUP, BACKUP): [b"4"],
+    (Role.PRIMARY, ACTIVE): [b"2"],
+    (Role.BACKUP, ACTIVE): [b"3", b"1"],
+    (Role.PRIMARY, PASSIVE): [b"3"],
+    (Role.BACKUP, PASSIVE): [b"3"],
+}
+CASES = [(role, state, event) for (role, state), events in TABLE.items() for event in [*events, b"silent"]]
+
+
+def bring_to(node: RunningNode, peer: ScriptedPeer, role: Role, state: State) -> None:
+    peer.wait_for_subscriber()
+    for count, word in enumerate(WAYS[role, state], 1):
+        peer.says(word)
+        node.wait_for_words(count)
+    assert node.machine.state is state
+    peer.hears(b"%d" % state)
+
+
+@pytest.mark.parametrize(
+    ("role", "state", "event"), CASES, ids=lambda case: getattr(case, "name", None) or case.decode()
+)
+def test_every_row_of_the_published_table(
+    context: Context, places: Places, role: Role, state: State, event: bytes
+) -> None:
+    """BST-S-03, BST-R-01, BST-R-05: the codes a published peer hears, and whether a client is served."""
+    with (
+        ScriptedPeer.at(context, places, role.peer) as peer,
+        RunningNode(places, role, on_dual_active="exit") as node,
+        Client(context, places, role) as client,
+    ):
+        bring_to(node, peer, role, state)
+        if event in (b"fresh", b"silent"):
+            next_state = TABLE[role, state][event] if event == b"fresh" else AFTER_SILENCE[state]
+            if event == b"silent":
+                node.wait_until(lambda machine: node.reactor.now() >= machine.peer_expires_at)
+            client.asks(event)
+            if next_state is ACTIVE:
+                assert client.is_answered(event)
+            else:
+                node.wait_until(lambda machine: machine.requests_refused == 1)
+        else:
+            next_state = TABLE[role, state][event]
+            heard = node.machine.peer_messages
+            peer.says(event)
+            node.wait_for_words(heard + 1)
+        assert node.machine.state is next_state
+        if next_state is ERROR:
+            node.wait_for_end()
+            assert type(node.error) is (DualActiveError if state is ACTIVE else DualPassiveError)
+        elif next_state is state:
+            # Nothing new is said: the rest of this period's message and the next one are of the same state.
+            assert set(peer.next_codes(2)) == {b"%d" % state}
+        else:
+            peer.hears(b"%d" % next_state)
+
+
+@pytest.mark.parametrize("state", [PRIMARY, ACTIVE, PASSIVE])
+def test_garbage_from_the_peer_neither_moves_nor_ends_a_node(
+    context: Context, places: Places, state: State
+) -> None:
+    """BST-R-02."""
+    garbage = [b"5", b"0", b"abc", b"", b"31", b"\xff" * 100_000]
+    with (
+        ScriptedPeer.at(context, places, Role.BACKUP) as peer,
+        RunningNode(places, Role.PRIMARY) as node,
+        Client(context, places, Role.PRIMARY) as client,
+    ):
+        bring_to(node, peer, Role.PRIMARY, state)
+        heard = node.machine.peer_messages
+        for word in garbage:
+            peer.says(word)
+        peer.says(b"3", b"BSTP01", b"{broken")
+        node.wait_for_words(heard + len(garbage) + 1)
+        assert node.machine.state is state
+        # Nor was it a sign of life: the peer counts as silent one timeout after its last good word.
+        node.wait_until(lambda machine: node.reactor.now() >= machine.peer_expires_at)
+        client.asks(b"vote")
+        assert client.is_answered(b"vote")
+
+
+def test_a_node_publishes_once_a_period(context: Context, places: Places) -> None:
+    """BST-S-01: the code is the first frame; a published peer reads no further."""
+    with ScriptedPeer.at(context, places, Role.BACKUP) as peer, RunningNode(places, Role.PRIMARY):
+        frames = peer.hears(b"1")
+        assert len(frames) == 3
+        assert not frames[1][:1].isdigit()
+        assert not frames[2][:1].isdigit()
+        assert list(peer.next_codes(3)) == [b"1"] * 3
+
+
+def test_whoever_connects_is_told_at_once(context: Context, places: Places) -> None:
+    """With this heartbeat nothing would be heard within the limit of this test."""
+    slow: dict[str, Any] = {"heartbeat_interval_s": LIMIT_S, "failover_timeout_s": 3 * LIMIT_S}
+    with (
+        RunningNode(places, Role.PRIMARY, **slow),
+        context.socket(zmq.SUB) as one,
+        context.socket(zmq.SUB) as two,
+    ):
+        for subscriber in (one, two):
+            subscriber.subscribe(b"")
+            subscriber.connect(places.state[Role.PRIMARY])
+            assert receive(subscriber)[0] == b"1"
+
+
+def test_of_a_burst_only_the_newest_word_counts(context: Context) -> None:
+    """A link that was blocked delivers an hour at once; the first words of it are not how things are."""
+    # Within a process a message has arrived as soon as it is sent, so the burst is whole when the node looks.
+    with ScriptedPeer(context, binds="inproc://they", connects="inproc://we") as peer, Reactor() as reactor:
+        machine = StarMachine(StarSettings(pair="p", role=Role.PRIMARY), node="n", epoch=0, now=reactor.now())
+        with BinaryStar(
+            "primary",
+            local="inproc://we",
+            remote="inproc://they",
+            reactor=reactor,
+            context=context,
+            machine=machine,
+        ):
+            peer.wait_for_subscriber()
+            for word in (b"2", b"2", b"4", b"x", b"3"):
+                peer.says(word)
+            reactor.turn()
+            assert machine.state is PASSIVE
+            assert machine.transitions == {(PRIMARY, PASSIVE): 1}
+
+
+# --- what a node keeps ------------------------------------------------------------------------------------
+
+
+def test_the_epoch_survives_a_restart(context: Context, places: Places, tmp_path: Path) -> None:
+    for epoch in (1, 3):
+        with (
+            RunningNode(places, Role.PRIMARY, state_dir=tmp_path / "new" / "state") as node,
+            Client(context, places, Role.PRIMARY) as client,
+        ):
+            node.wait_until(lambda machine: node.reactor.now() >= machine.peer_expires_at)
+            client.asks(b"vote")
+            assert client.is_answered(b"vote")
+            assert node.machine.epoch == epoch
+        assert (tmp_path / "new" / "state" / "epoch").read_text() == f"{epoch}\n"
+
+
+def test_a_broken_epoch_file_is_explained(places: Places, tmp_path: Path) -> None:
+    (tmp_path / "epoch").write_text("seven\n")
+    with pytest.raises(ConfigurationError, match=r"holds 'seven.*delete it"):
+        BinaryStar(
+            "primary",
+            local=places.state[Role.PRIMARY],
+            remote=places.state[Role.BACKUP],
+            state_dir=tmp_path,
+        )
+
+
+def test_a_node_that_cannot_store_its_epoch_serves_and_says_so(
+    context: Context, places: Places, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        RunningNode(places, Role.PRIMARY, state_dir=tmp_path) as node,
+        Client(context, places, Role.PRIMARY) as client,
+        caplog.at_level(logging.ERROR, "bstar.pair"),
+    ):
+        # A directory in the way of the file that is written first.
+        (tmp_path / "epoch.new").mkdir()
+        node.wait_until(lambda machine: node.reactor.now() >= machine.peer_expires_at)
+        client.asks(b"vote")
+        assert client.is_answered(b"vote")
+    assert "could not be stored" in caplog.text
+
+
+# --- opening and closing ----------------------------------------------------------------------------------
+
+
+def star_at(places: Places, **changes: object) -> BinaryStar:
+    fields: dict[str, object] = {
+        "local": places.state[Role.PRIMARY],
+        "remote": places.state[Role.BACKUP],
+    }
+    return BinaryStar("primary", **(fields | changes))  # type: ignore[arg-type]
+
+
+def test_closing_twice_is_closing_once(places: Places) -> None:
+    star = star_at(places)
+    star.close()
+    star.close()
+    with star_at(places):
+        pass
+
+
+def test_a_node_that_cannot_open_leaves_nothing_behind(places: Places) -> None:
+    with star_at(places):
+        with pytest.raises(zmq.ZMQError):
+            star_at(places)
+        with pytest.raises(zmq.ZMQError):
+            star_at(places, local=places.state[Role.BACKUP], remote="nonsense")
+    with star_at(places, local=places.state[Role.BACKUP], remote=places.state[Role.PRIMARY]):
+        pass
+
+
+def test_there_is_one_voter(places: Places) -> None:
+    with star_at(places) as star:
+        star.voter(places.clients[Role.PRIMARY], zmq.ROUTER, lambda socket, frames: None)
+        with pytest.raises(LocalProtocolError, match="one voter"):
+            star.voter(places.clients[Role.BACKUP], zmq.ROUTER, lambda socket, frames: None)
+
+
+def test_what_cannot_be_a_role_is_explained(places: Places) -> None:
+    with pytest.raises(ConfigurationError, match="'primary' or 'backup'"):
+        BinaryStar("leader", local=places.state[Role.PRIMARY], remote=places.state[Role.BACKUP])
