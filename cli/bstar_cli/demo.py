@@ -12,8 +12,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import msgspec
 import typer
@@ -80,12 +79,12 @@ def demo(
 
         bstar demo --json | jq .events
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     show = _Show()
     console = Console(stderr=True)
     is_live = console.is_terminal and not as_json
     stage = Stage(show.refresh)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: stage.interrupt())
     try:
         with stage, Live(show, console=console, refresh_per_second=8) if is_live else nullcontext():
             show.begin(stage, None if is_live else console)
@@ -109,15 +108,10 @@ def demo(
         raise typer.Exit(exits.FAILED)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 # --- the play -----------------------------------------------------------------------------------------------
 
 
 def _play(stage: Stage, show: "_Show", seconds: float, rate: float) -> Report:
-    primary, backup = stage.primary, stage.backup
     steady = [max(1, round(rate * seconds * share)) for share in _SHARES]
     events: list[tuple[str, float]] = []
 
@@ -129,33 +123,33 @@ def _play(stage: Stage, show: "_Show", seconds: float, rate: float) -> Report:
     for node in stage.nodes:
         stage.start_node(node)
     stage.start_workers(rate)
-    _wait_roles(stage, active=primary, passive=backup)
-    show.say(f"the primary serves; the client sends {rate:g} requests per second")
+    active, passive = _wait_pair(stage)
+    show.say(f"the {active.role} serves; the client sends {rate:g} requests per second")
     started = time.monotonic()
     stage.start_load(rate)
     stage.wait_answers(steady[0], "the client gets answers")
 
-    happens("kill -9 of the active primary")
-    stage.kill(primary)
-    stage.wait("the backup takes over", lambda: backup.is_in("ACTIVE"))
-    show.say("the backup has taken over")
+    happens(f"kill -9 of the active {active.role}")
+    stage.kill(active)
+    _wait_takeover(stage, passive)
+    show.say(f"the {passive.role} has taken over")
     stage.wait_answers(steady[1], "the client gets answers after the failover")
 
-    happens("restart of the primary")
-    stage.start_node(primary)
-    _wait_roles(stage, active=backup, passive=primary)
-    show.say("the primary is back and stands by")
-    stage.wait_answers(steady[2], "the client gets answers after the primary's return")
+    happens(f"restart of the {active.role}")
+    stage.start_node(active)
+    active, passive = _wait_pair(stage)
+    show.say(f"the {passive.role} is back and stands by")
+    stage.wait_answers(steady[2], "the client gets answers after the node's return")
 
-    happens("handover: SIGTERM to the active backup")
-    stage.stop(backup)
-    stage.wait("the primary takes over", lambda: primary.is_in("ACTIVE"))
-    show.say("the primary serves again")
+    happens(f"handover: SIGTERM to the active {active.role}")
+    stage.stop(active)
+    _wait_takeover(stage, passive)
+    show.say(f"the {passive.role} serves again")
     stage.wait_answers(steady[3], "the client gets answers after the handover")
 
-    happens("restart of the backup")
-    stage.start_node(backup)
-    _wait_roles(stage, active=primary, passive=backup)
+    happens(f"restart of the {active.role}")
+    stage.start_node(active)
+    _wait_pair(stage)
     show.say("the pair is complete again")
     stage.wait_answers(steady[4], "the client gets answers at the end")
 
@@ -167,11 +161,22 @@ def _play(stage: Stage, show: "_Show", seconds: float, rate: float) -> Report:
     return _report(outcome, executions, events, started=started, ended=ended, rate=rate)
 
 
-def _wait_roles(stage: Stage, *, active: Node, passive: Node) -> None:
-    stage.wait(
-        f"the {active.role} is active and the {passive.role} passive, both with every worker",
-        lambda: active.is_in("ACTIVE") and passive.is_in("PASSIVE"),
-    )
+def _wait_pair(stage: Stage) -> tuple[Node, Node]:
+    """Until one node is active and the other passive, both with every worker; the two in this order.
+
+    Which is which is the pair's business: on a machine that stalls it may fail over unasked.
+    """
+
+    def is_pair() -> bool:
+        return sorted(node.is_in("ACTIVE") - node.is_in("PASSIVE") for node in stage.nodes) == [-1, 1]
+
+    stage.wait("one node is active and one passive, both with every worker", is_pair)
+    active, passive = sorted(stage.nodes, key=lambda node: node.is_in("PASSIVE"))
+    return active, passive
+
+
+def _wait_takeover(stage: Stage, node: Node) -> None:
+    stage.wait(f"the {node.role} takes over", lambda: node.is_in("ACTIVE"))
 
 
 # --- counting -----------------------------------------------------------------------------------------------
@@ -315,7 +320,7 @@ def _print(report: Report) -> None:
         counts.add_row(Text(label), Text(str(number), style="bold red" if is_bad else "bold"))
     events = Table(box=None, pad_edge=False, header_style="bold")
     events.add_column("EVENT", no_wrap=True)
-    for heading in ("AT", "IN FLIGHT", "LONGEST TIME WITHOUT AN ANSWER", "LONGEST CALL"):
+    for heading in ("AT", "IN FLIGHT", "OUTAGE", "LONGEST CALL"):
         events.add_column(heading, justify="right")
     for event in report.events:
         events.add_row(
@@ -329,6 +334,7 @@ def _print(report: Report) -> None:
     for failure in report.failures:
         console.print(Text(failure, style="red"), soft_wrap=True)
     if report.ok:
+        console.print("Outage: the longest time without any answer, as the client saw it.")
         console.print(Text("Nothing was lost and nothing was crossed.", style="bold green"))
     else:
         console.print(Text("Requests were lost or replies crossed.", style="bold red"))

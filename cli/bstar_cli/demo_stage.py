@@ -91,6 +91,7 @@ class Stage:
 
     def __init__(self, on_look: Callable[[], None]) -> None:
         self._on_look = on_look
+        self._is_interrupted = False
         self.folder = Path(tempfile.mkdtemp(prefix="bstar-demo-"))
         self._children: list[subprocess.Popen[bytes]] = []
         self._workers: list[subprocess.Popen[bytes]] = []
@@ -113,6 +114,10 @@ class Stage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def interrupt(self) -> None:
+        """Let ``wait`` raise KeyboardInterrupt. Elsewhere it could come between a start and its note."""
+        self._is_interrupted = True
 
     def close(self) -> None:
         """End every process that was started here. Idempotent."""
@@ -263,6 +268,8 @@ class Stage:
         until = time.monotonic() + limit_s
         while True:
             self._look()
+            if self._is_interrupted:
+                raise KeyboardInterrupt
             if has_come():
                 return
             for child in self._children:

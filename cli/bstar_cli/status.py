@@ -124,7 +124,7 @@ def judge(views: Sequence[NodeView | None]) -> Verdict:
         return Verdict(exits.NONE_ACTIVE, f"no node serves: {states}{hint}")
     if silent:
         return Verdict(
-            exits.FAILED, f"the {active[0]} serves, and {silent} of {len(views)} nodes does not answer"
+            exits.FAILED, f"the {active[0]} serves, but {silent} of {len(views)} nodes did not answer"
         )
     if len(views) > 1 and not all(view.pair.is_peer_fresh for view in known):
         return Verdict(exits.FAILED, f"the {active[0]} serves, but the nodes do not hear each other")

@@ -1,0 +1,391 @@
+"""The command line: exit codes, what goes to which stream, and errors without tracebacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+import bstar
+from bstar.errors import (
+    BstarError,
+    BusyError,
+    CallTimeoutError,
+    ConfigurationError,
+    DualActiveError,
+    DualPassiveError,
+    HandlerError,
+    NoActiveNodeError,
+    OutcomeUnknownError,
+    PeerMismatchError,
+    RejectedError,
+    WorkerError,
+)
+from bstar_cli import exits
+from bstar_cli.main import main
+from bstar_cli.options import DEFAULT_ENDPOINTS, endpoints_of, parse_set
+from bstar_cli.status import NodeView, judge
+from bstar_cli.worker import find_handler
+from bstar_client import Request
+from support.brokers import COMMAND, Broker, lone_broker
+
+VERBS = ["serve", "worker", "call", "status", "check-config", "sample-config", "demo", "version"]
+LIMIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("BSTAR_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def request(*frames: bytes) -> Request:
+    return Request(b"service", frames, b"", False, 1, None, b"")
+
+
+# --- help and usage -------------------------------------------------------------------------------------
+
+
+def test_the_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(verb in shown for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "version"])
+def test_every_verb_explains_itself_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "Example" in shown
+    assert f"bstar {verb}" in shown
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--version"]])
+def test_the_version_is_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == f"bstar {bstar.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["unheard-of"],
+        ["call"],
+        ["worker"],
+        ["call", "echo", "--timeout", "soon"],
+        ["call", "echo", "--raw", "--json"],
+        ["call", "echo", "x", "--endpoints", "here"],
+        ["call", "echo", "x", "--endpoints", ","],
+        ["call", "echo", "@/does/not/exist"],
+        ["status", "--endpoints", "tcp://127.0.0.1:1,tcp://127.0.0.1:1"],
+        ["worker", "--service", "echo", "nothing"],
+        ["worker", "--service", "echo", "--seconds", "1"],
+        ["worker", "--service", "mmi.mine"],
+        ["serve"],
+        ["serve", "--set", "nonsense"],
+        ["serve", "--config", "/does/not/exist.yaml"],
+        ["check-config", "a", "b", "c"],
+        ["sample-config", "--role", "arbiter"],
+        ["demo", "--rate", "0"],
+    ],
+)
+def test_wrong_usage_is_2_without_a_traceback(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err
+    assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigurationError("x"), 2),
+        (HandlerError("x"), 1),
+        (RejectedError("x", code=6), 1),
+        (BusyError("x"), 3),
+        (NoActiveNodeError("x"), 3),
+        (CallTimeoutError("x", may_have_executed=False), 3),
+        (CallTimeoutError("x", may_have_executed=True), 4),
+        (OutcomeUnknownError("x"), 4),
+        (DualActiveError("x"), 70),
+        (DualPassiveError("x"), 71),
+        (PeerMismatchError("x"), 72),
+        (WorkerError("x"), 1),
+    ],
+)
+def test_every_error_has_its_exit_code(error: BstarError, code: int) -> None:
+    assert exits.code_of(error) == code
+
+
+# --- options --------------------------------------------------------------------------------------------
+
+
+def test_endpoints_come_from_the_option_then_the_variable_then_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert endpoints_of(None) == DEFAULT_ENDPOINTS.split(",")
+    monkeypatch.setenv("BSTAR_ENDPOINTS", "tcp://one:1, tcp://two:2")
+    assert endpoints_of(None) == ["tcp://one:1", "tcp://two:2"]
+    assert endpoints_of("tcp://three:3") == ["tcp://three:3"]
+
+
+def test_a_set_option_may_hold_an_equals_sign() -> None:
+    assert parse_set(["pair=a=b", "log.level=debug"]) == {"pair": "a=b", "log.level": "debug"}
+
+
+# --- configuration --------------------------------------------------------------------------------------
+
+
+def test_a_sample_is_right_and_two_are_a_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for role in ("primary", "backup"):
+        assert main(["sample-config", "--role", role]) == 0
+        file = tmp_path / f"{role}.yaml"
+        file.write_text(capsys.readouterr().out)
+        files.append(str(file))
+    assert main(["check-config", files[0]]) == 0
+    assert main(["check-config", *files]) == 0
+    assert "the two are a pair" in capsys.readouterr().out
+
+
+def test_two_of_the_same_role_are_no_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["sample-config"])
+    file = tmp_path / "primary.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert main(["check-config", str(file), str(file)]) == 2
+    assert "both are primary" in capsys.readouterr().err
+
+
+def test_a_wrong_key_is_told_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text("role: primary\nlimits: {worker_max: 3}\n")
+    assert main(["check-config", str(file)]) == 2
+    assert "limits.worker_max: unknown key; did you mean limits.workers_max?" in capsys.readouterr().err
+
+
+# --- handlers -------------------------------------------------------------------------------------------
+
+
+def test_echo_answers_with_the_body() -> None:
+    assert find_handler("echo")(request(b"a", b"b")) == (b"a", b"b")
+
+
+def test_fail_raises_the_body() -> None:
+    with pytest.raises(RuntimeError, match="no luck"):
+        find_handler("fail")(request(b"no", b"luck"))
+
+
+def test_sleep_takes_its_time_from_the_option_or_the_body() -> None:
+    assert find_handler("sleep", seconds=0.0)(request(b"x")) == (b"x",)
+    assert find_handler("sleep")(request(b"0")) == (b"0",)
+    for nonsense in (b"soon", b"-1", b"nan", b"1e99"):
+        with pytest.raises(ValueError, match="seconds"):
+            find_handler("sleep")(request(nonsense))
+
+
+def test_a_function_is_found_by_its_name() -> None:
+    assert find_handler("bstar_cli.demo_worker:handle").__name__ == "handle"
+
+
+@pytest.mark.parametrize(
+    "name", ["echoo", ":f", "json:", "no.such.module:f", "json:no_such_function", "json:__name__"]
+)
+def test_a_handler_that_is_not_there_is_a_configuration_error(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="handler"):
+        find_handler(name)
+
+
+# --- the verdict of status ------------------------------------------------------------------------------
+
+
+def view(role: str, state: str, *, is_peer_fresh: bool = True) -> NodeView:
+    from msgspec import convert
+
+    pair = {
+        "pair": "p",
+        "role": role,
+        "state": state,
+        "is_active": state == "ACTIVE",
+        "epoch": 1,
+        "is_peer_fresh": is_peer_fresh,
+    }
+    return convert(
+        {"version": "1", "pair": pair, "broker": {"workers": 0, "queued": 0, "services": []}}, NodeView
+    )
+
+
+@pytest.mark.parametrize(
+    ("views", "code", "why"),
+    [
+        ([view("primary", "ACTIVE"), view("backup", "PASSIVE")], 0, "the primary serves"),
+        ([view("primary", "ACTIVE")], 0, "the primary serves"),
+        ([None, view("backup", "ACTIVE")], 1, "1 of 2 nodes did not answer"),
+        (
+            [view("primary", "ACTIVE", is_peer_fresh=False), view("backup", "PASSIVE")],
+            1,
+            "do not hear each other",
+        ),
+        ([view("primary", "PASSIVE", is_peer_fresh=False), None], 3, "a request from a client will turn"),
+        ([None, view("backup", "BACKUP", is_peer_fresh=False)], 3, "no node serves: backup BACKUP"),
+        ([None, None], 3, "no node answers"),
+        ([view("primary", "ACTIVE"), view("backup", "ACTIVE")], 4, "2 nodes serve: primary, backup"),
+    ],
+)
+def test_status_judges_the_pair(views: list[NodeView | None], code: int, why: str) -> None:
+    verdict = judge(views)
+    assert verdict.code == code
+    assert why in verdict.why
+
+
+# --- with real processes --------------------------------------------------------------------------------
+
+
+def run(*arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, *arguments], input=given, capture_output=True, timeout=LIMIT_S, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with lone_broker(tmp_path_factory.mktemp("cli")) as broker:
+        yield broker
+
+
+class Child:
+    """A worker process that is ended with the test."""
+
+    def __init__(self, node: Broker, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, "worker", "--endpoints", node.endpoint, "--log-format", "json", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.events: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        assert self.process.stderr is not None
+        while not self.events or self.events[-1]["event"] != "registered":
+            line = self.process.stderr.readline()
+            assert line, "the worker ended"
+            self.events.append(json.loads(line))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def stop(self) -> tuple[int, bytes, bytes]:
+        self.process.send_signal(signal.SIGTERM)
+        out, err = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, out, err
+
+
+@pytest.mark.loopback
+def test_a_call_prints_the_reply_and_nothing_else(node: Broker) -> None:
+    with Child(node, "--service", "cli-echo"):
+        done = run("call", "cli-echo", "hello", "-", "--endpoints", node.endpoint, given=b"there")
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"hello\nthere\n", b"")
+
+
+@pytest.mark.loopback
+def test_a_call_takes_a_file_and_prints_octets_as_they_are(node: Broker, tmp_path: Path) -> None:
+    file = tmp_path / "body"
+    file.write_bytes(bytes(range(256)))
+    with Child(node, "--service", "cli-file"):
+        done = run("call", "cli-file", f"@{file}", "--raw", "--endpoints", node.endpoint)
+        assert done.stdout == bytes(range(256))
+        done = run("call", "cli-file", "@@x", "--json", "--endpoints", node.endpoint)
+        reply = json.loads(done.stdout)
+        assert reply["frames"] == ["@x"]
+        assert reply["endpoint"] == node.endpoint
+        assert reply["final"] is True
+
+
+@pytest.mark.loopback
+def test_a_failed_handler_is_1_and_said_on_stderr(node: Broker) -> None:
+    with Child(node, "--service", "cli-fail", "fail"):
+        done = run("call", "cli-fail", "no luck", "--endpoints", node.endpoint)
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert b"HandlerError: RuntimeError: no luck" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.loopback
+def test_a_call_that_nobody_began_is_3(node: Broker) -> None:
+    done = run("call", "cli-nobody", "x", "--timeout", "0.5", "--json", "--endpoints", node.endpoint)
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["may_have_executed"] is False
+
+
+@pytest.mark.loopback
+def test_a_call_whose_reply_did_not_come_is_4(node: Broker) -> None:
+    with Child(node, "--service", "cli-slow", "sleep", "--seconds", "2"):
+        done = run("call", "cli-slow", "x", "--timeout", "1", "--endpoints", node.endpoint)
+    assert done.returncode == 4
+
+
+@pytest.mark.loopback
+def test_a_worker_stops_in_good_order_on_sigterm(node: Broker) -> None:
+    with Child(node, "--service", "cli-stop") as child:
+        code, out, err = child.stop()
+    assert code == 0
+    assert out == b""
+    assert json.loads(err.splitlines()[-1])["event"] == "stopped"
+
+
+@pytest.mark.loopback
+def test_status_shows_a_lone_node_and_is_not_content_with_half_a_pair(node: Broker) -> None:
+    with Child(node, "--service", "cli-status"):
+        done = run("status", "--endpoints", node.endpoint, "--json")
+        document = json.loads(done.stdout)
+        assert done.returncode == 0
+        assert document["healthy"] is True
+        assert document["nodes"][0]["state"]["pair"]["role"] == "primary"
+        gone = "tcp://127.0.0.1:1"
+        done = run("status", "--endpoints", f"{node.endpoint},{gone}", "--timeout", "1")
+        assert done.returncode == 1
+        assert b"cli-status" in done.stdout
+        assert b"ACTIVE" in done.stdout
+        assert b"1 of 2 nodes did not answer" in done.stderr
+
+
+@pytest.mark.loopback
+def test_a_node_says_when_it_is_ready_and_stops_with_0(tmp_path: Path) -> None:
+    with lone_broker(tmp_path, activate=False) as broker:
+        assert broker.terminate() == 0
+        log = broker.log_path.read_text()
+        events = [json.loads(line) for line in log.splitlines()]
+    ready = next(event for event in events if event["event"] == "ready")
+    assert ready["clients"] == broker.endpoint
+    assert ready["http"] == broker.http_url
+    assert ready["role"] == "primary"
+    assert events[-1]["event"] == "stopped"
+
+
+@pytest.mark.loopback
+def test_a_node_whose_port_is_taken_names_the_key(node: Broker) -> None:
+    done = run("serve", "--config", str(node.config_path))
+    assert done.returncode == 2
+    assert b"endpoints.state: cannot bind" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bstar_cli", "--version"], capture_output=True, timeout=LIMIT_S, check=True
+    )
+    assert done.stdout.startswith(b"bstar ")
