@@ -38,7 +38,7 @@ REQUIREMENTS: dict[str, str] = {
     "MDP1-W-08": "MUST   heartbeats at the agreed interval; a silent broker is gone after a multiple of it",
     "MDP1-R-01": "REC    no input ends the broker",
     "MDP1-R-02": "REC    a pause before coming back after DISCONNECT",
-    "MDP1-R-03": "REC    busy workers expire as well; their request goes to another, a bounded number of times",
+    "MDP1-R-03": "REC    busy workers expire as well; their request goes on, a bounded number of times",
     "MDP1-R-04": "REC    a silent worker is found whatever its place in any list",
     "MDP1-R-05": "REC    queues are bounded; services without workers and requests are forgotten",
     "MDP1-R-06": "REC    READY is accepted from an identity that was disconnected before",
