@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
@@ -37,6 +38,12 @@ Clock = Callable[[], float]
 MessageHandler = Callable[[list[bytes], float], None]
 TimeHandler = Callable[[float], None]
 StallHandler = Callable[[float, float], None]
+
+# Monotonic (BST-R-03), and where there is such a clock one that goes on while the machine is suspended: a
+# node that slept must notice it when it wakes.
+_clock: Clock = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
 
 # Messages read from one socket before others and the timers have a turn: long enough to spread the cost of
 # a poll, short enough (some milliseconds) that no heartbeat waits for it.
@@ -102,7 +109,7 @@ class Reactor:
     """
 
     def __init__(
-        self, *, drain_max: int = DRAIN_MAX, stop_timeout_s: float = 5.0, clock: Clock = time.monotonic
+        self, *, drain_max: int = DRAIN_MAX, stop_timeout_s: float = 5.0, clock: Clock = _clock
     ) -> None:
         self.lag = Lag()
         self.turns = 0
