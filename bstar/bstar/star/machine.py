@@ -130,7 +130,6 @@ _PEER_EVENTS = {
     State.ACTIVE: Event.PEER_ACTIVE,
     State.PASSIVE: Event.PEER_PASSIVE,
 }
-_STARTING = (State.PRIMARY, State.BACKUP)
 _HAS_RULES = frozenset((rule.state, rule.event) for rule in RULES)
 
 
@@ -404,11 +403,10 @@ class StarMachine:
     def status(self, now: float) -> NodeStatus:
         """What this node tells clients and workers about itself. ``epoch`` is the highest it knows."""
         retry_after_s = self.retry_after_s(now)
-        is_silent = self.peer_state is None or now >= self.peer_expires_at
         return NodeStatus(
             state=int(self.state),
             epoch=self.epoch_seen,
-            peer_state=0 if is_silent or self.peer_state is None else int(self.peer_state),
+            peer_state=0 if now >= self.peer_expires_at else int(self.peer_state or 0),
             peer_age_ms=NEVER_MS if self.peer_heard_at is None else _milliseconds(now - self.peer_heard_at),
             retry_after_ms=NEVER_MS if retry_after_s is None else _milliseconds(retry_after_s),
             heartbeat_ms=self.settings.heartbeat_ms,
@@ -533,7 +531,6 @@ class StarMachine:
 
     def _facts(self, now: float, message: PeerState | None = None) -> Facts:
         is_silent = now >= self.peer_expires_at
-        is_rival_silent_or_active = is_silent or self.peer_state is State.ACTIVE
         facts_of_peer = {}
         if message is not None:
             peer_wins = self._does_peer_win(message)
@@ -555,7 +552,8 @@ class StarMachine:
             policy_exit=self.settings.on_dual_active == "exit",
             peer_deaf=self._rival_since is not None and now - self._rival_since >= self._failover_timeout_s,
             peer_ready=not is_silent and self.peer_state is State.PASSIVE and self._is_peer_native,
-            peer_may_be_active=is_rival_silent_or_active and not self._is_ours(self.epoch_seen),
+            peer_may_be_active=(is_silent or self.peer_state is State.ACTIVE)
+            and not self._is_ours(self.epoch_seen),
             released=self._is_released,
             asking=self._asking != 0,
             **facts_of_peer,
