@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 from bstar_client import CallError, HAClient, Handler, LinkSettings, Reply, Request, Worker
+from support.brokers import wait_until
 from support.rawpeers import Zmtp, ZmtpListener
 
 pytestmark = pytest.mark.loopback
@@ -229,6 +230,8 @@ def test_a_final_that_nobody_waits_for_is_not_the_answer_to_the_next_request(
         broker = listener.accept()
         broker.send(b"MDPC02", b"\x02", SERVICE, b"stray")
         broker.send(b"MDPC02", b"\x03", SERVICE, b"stray")
+        # Nothing in MDP tells answers apart, so they have to be read before the question is asked.
+        wait_until(lambda: client.counters.replies_unmatched == 2, "the client has read the stray answers")
         for number in (b"1", b"2"):
             reply = pool.submit(client.request, SERVICE, number)
             # The stray answers were there first and have been read: a round trip of its own proves nothing
