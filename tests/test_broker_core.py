@@ -496,6 +496,17 @@ def test_services_and_workers_are_bounded() -> None:
     assert heard(desk.request(b"c", 1, service=b"third")[0]).command == native.BUSY
 
 
+def test_names_that_only_clients_mention_do_not_lock_workers_out() -> None:
+    desk = Desk(services_max=2)
+    desk.request02(b"c", service=b"junk-1")
+    desk.request02(b"c", service=b"junk-2")
+    desk.ready02(b"w1", b"a")
+    desk.ready02(b"w2", b"b")
+    assert desk.request02(b"c", service=b"a")[0][0] == b"w1"
+    assert desk.ready02(b"w3", b"c") == [[b"w3", *DISCONNECT02]]
+    assert len(desk.broker.services) == 4
+
+
 def test_nothing_is_left_of_clients_that_were_answered() -> None:
     desk = Desk()
     desk.ready(b"w")

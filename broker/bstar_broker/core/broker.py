@@ -215,9 +215,9 @@ class Broker:
             raise AssertionError("management requests are answered by the node")
         service = self.services.get(name)
         if service is None:
-            service = self._add_service(name, now)
-            if service is None:
+            if len(self.services) >= self._settings.services_max:
                 return self._refuse_busy(message, codec, None, "services-full", "too many services")
+            service = self._add_service(name, now)
         identity = message.identity
         sender = message.sender
         if identity:
@@ -433,9 +433,11 @@ class Broker:
             return self._turn_away(sender, codec, message.envelope, Reason.RESERVED, "reserved-service")
         if len(self.workers) >= self._settings.workers_max:
             return self._turn_away(sender, codec, message.envelope, Reason.FULL, "workers-full")
-        service = self.services.get(message.service) or self._add_service(message.service, now)
+        service = self.services.get(message.service)
         if service is None:
-            return self._turn_away(sender, codec, message.envelope, Reason.FULL, "services-full")
+            if not self._has_room_to_offer():
+                return self._turn_away(sender, codec, message.envelope, Reason.FULL, "services-full")
+            service = self._add_service(message.service, now)
         settings = self._settings
         is_native = message.dialect == Dialect.NATIVE
         heartbeat_s = settings.worker_heartbeat_interval_s if is_native else settings.mdp_heartbeat_interval_s
@@ -664,9 +666,13 @@ class Broker:
             elif now - service.used_at >= self._settings.service_ttl_s:
                 del self.services[service.name]
 
-    def _add_service(self, name: bytes, now: float) -> ServiceRecord | None:
-        if len(self.services) >= self._settings.services_max:
-            return None
+    def _add_service(self, name: bytes, now: float) -> ServiceRecord:
         service = ServiceRecord(name, now)
         self.services[name] = service
         return service
+
+    def _has_room_to_offer(self) -> bool:
+        """May a worker bring a new service? Names that only clients have mentioned do not count against it."""
+        services = self.services.values()
+        limit = self._settings.services_max
+        return len(services) < limit or sum(service.workers > 0 for service in services) < limit
