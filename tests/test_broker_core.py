@@ -568,6 +568,18 @@ def test_a_request_repeated_after_a_short_loss_of_the_role_is_not_run_twice() ->
     assert (frames[0], heard(frames).command) == (b"c", native.FINAL)
 
 
+def test_the_body_of_an_ended_request_is_not_kept_until_its_time_is_over() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    for number in range(1, 101):
+        desk.request(b"c", number, bytes(100_000), ttl_ms=30_000)
+    for number in range(1, 101):
+        desk.final(b"w", number)
+    remembered = [request for _, _, request in desk.broker._expiries._heap]
+    assert remembered
+    assert not any(request.body for request in remembered)
+
+
 def test_a_draining_broker_finishes_what_workers_hold_and_starts_nothing() -> None:
     desk = Desk()
     desk.ready(b"w")

@@ -181,7 +181,7 @@ def test_replies_out_of_order_reach_their_own_callers(served: Desk) -> None:
     for call in reversed(calls):
         served.final(0, call, b"re " + call.body[0])
     assert [(call, reply.body) for call, reply in served.replies] == [
-        (call, b"re " + call.body[0]) for call in reversed(calls)
+        (calls[number], b"re %d" % number) for number in (4, 3, 2, 1, 0)
     ]
 
 
@@ -630,6 +630,14 @@ def test_deadlines_of_ended_calls_do_not_pile_up(served: Desk) -> None:
     assert len(served.session._deadlines) < 2_100
 
 
+def test_the_bodies_of_an_ended_call_are_not_kept_until_its_deadline(served: Desk) -> None:
+    call = served.call()
+    served.partial(0, call, 0, b"part")
+    served.final(0, call, partials=1)
+    assert call in [kept for _, _, kept in served.session._deadlines]
+    assert (call.body, call.partials) == ([], [])
+
+
 def test_an_abandoned_call_leaves_nothing_behind(served: Desk) -> None:
     call = served.call()
     served.take(served.session.abandon(call, served.now))
@@ -831,11 +839,11 @@ def test_whatever_happens_replies_are_never_crossed_and_every_call_ends_once(
                 if world.is_up[node]:
                     desk.pong(node, status(ACTIVE, epoch=max(world.epoch - 1, 0)))
     desk.wait(2.1)
-    for call in calls:
+    for number, call in enumerate(calls):
         ends = [reply.body for ended, reply in desk.replies if ended is call]
         failures = [error for ended, error in desk.errors if ended is call]
         assert len(ends) + len(failures) == 1
-        assert all(body == b"re " + call.body[0] for body in ends)
+        assert all(body == b"re %d" % number for body in ends)
         if not call.is_idempotent and call.attempts > 1:
             # Each earlier attempt was refused without having been dispatched.
             assert not call.lost_on

@@ -314,6 +314,9 @@ class Broker:
             self.requests_of.pop(lane, None)
         if request.identity:
             self._by_identity.pop(request.identity, None)
+        # Its entry among the expiries may outlive it by the whole time to live.
+        request.body = []
+        request.held = None
 
     # --- giving work to workers -----------------------------------------------------------------------------
 

@@ -340,8 +340,7 @@ class Session:
         else:
             partials = ()
         self.counters.replies += 1
-        call.is_done = True
-        del self._calls[message.identity]
+        self._forget(call)
         index = count if call.is_stream else call.index
         outputs.append(
             Deliver(
@@ -704,6 +703,9 @@ class Session:
     def _forget(self, call: Call) -> None:
         call.is_done = True
         self._calls.pop(call.identity, None)
+        # The heaps of deadlines and retries keep ended calls for a while; not what was in them.
+        call.body = []
+        call.partials = []
 
 
 # What a node that serves sends in answer to a vote.
