@@ -645,6 +645,14 @@ def test_an_abandoned_call_leaves_nothing_behind(served: Desk) -> None:
     assert (served.replies, served.errors, served.session.outstanding) == ([], [], 0)
 
 
+def test_a_call_abandoned_before_its_turn_to_be_submitted_is_not_sent(served: Desk) -> None:
+    call = Call(b"echo", [b"x"])
+    served.take(served.session.abandon(call, served.now))
+    served.sent.clear()
+    served.take(served.session.submit(call, served.now))
+    assert (served.sent, served.session.outstanding) == ([], 0)
+
+
 # --- partials and streams -----------------------------------------------------------------------------------
 
 

@@ -264,6 +264,14 @@ def test_a_reply_while_idle_is_ignored(desk: Desk) -> None:
     assert desk.replies == []
 
 
+def test_a_call_abandoned_before_its_turn_to_be_submitted_is_not_sent(desk: Desk) -> None:
+    call = Call(b"echo", [b"x"])
+    desk.take(desk.session.abandon(call, desk.now))
+    desk.take(desk.session.submit(call, desk.now))
+    desk.connect(0)
+    assert (desk.sent, desk.session.outstanding) == ([], 0)
+
+
 def test_an_abandoned_call_makes_room_for_the_next(desk: Desk) -> None:
     first, second, third = desk.call(), desk.call(b"second"), desk.call(b"third")
     desk.take(desk.session.abandon(second, desk.now))

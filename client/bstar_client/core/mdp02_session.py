@@ -14,6 +14,7 @@ BST-C-01..04, MDP2-C-01..04.
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -90,6 +91,8 @@ class Mdp02Session:
 
     def submit(self, call: Call, now: float) -> list[Output]:
         """Queue a call behind those before it."""
+        if call.is_done:
+            return []  # abandoned before its turn came
         if self._is_closed:
             return [Fail(call, ClosedError("the client is closed; the request was not sent"))]
         if self.outstanding >= self._settings.outstanding_max:
@@ -113,7 +116,8 @@ class Mdp02Session:
             self._drop_current(outputs)
             self._begin_next(outputs, now)
         else:
-            self._waiting.remove(call)
+            with suppress(ValueError):  # it has not been submitted yet
+                self._waiting.remove(call)
         return outputs
 
     def close(self, now: float) -> list[Output]:

@@ -55,7 +55,7 @@ class ClientCore(Protocol):
         ...
 
     def abandon(self, call: Call, now: float) -> list[Output]:
-        """Nobody waits for this call any more."""
+        """Nobody waits for this call any more. If it comes before ``submit``, that does nothing."""
         ...
 
     def connected(self, node: int, now: float) -> list[Output]:

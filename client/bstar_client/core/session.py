@@ -146,6 +146,8 @@ class Session:
 
     def submit(self, call: Call, now: float) -> list[Output]:
         """Begin a call; its ``service``, ``body`` and the rest of the caller's fields are set."""
+        if call.is_done:
+            return []  # abandoned before its turn came
         if self._is_closed:
             return [Fail(call, ClosedError("the client is closed; the request was not sent"))]
         calls = self._calls
