@@ -672,7 +672,7 @@ class Broker:
     def _add_service(self, name: bytes, now: float) -> ServiceRecord:
         service = ServiceRecord(name, now)
         self.services[name] = service
-        return service
+        """May a worker bring a new service? Names that only clients have mentioned do not count here."""
 
     def _has_room_to_offer(self) -> bool:
         """May a worker bring a new service? Names that only clients have mentioned do not count against it."""

@@ -178,8 +178,8 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="Services known at once. A request for one more is refused. Workers may bring as many "
-            "of their own, whatever names clients have mentioned.",
+            description="Services known at once. A request for one more is refused. Workers may bring as "
+            "many of their own, whatever names clients have mentioned.",
         ),
     ] = 1_000
     workers_max: Annotated[
