@@ -548,6 +548,16 @@ def test_a_busy_broker_that_has_room_again_answers(served: Desk) -> None:
     assert reply.attempts == 2
 
 
+def test_a_request_that_the_second_node_rejects_may_have_been_executed_by_the_first(served: Desk) -> None:
+    call = served.call()
+    served.disconnect(0)
+    served.connect(1, status(ACTIVE, epoch=2))
+    served.error(1, call, ErrorCode.INVALID, b"too large")
+    error = served.error_of(call)
+    assert isinstance(error, OutcomeUnknownError)
+    assert error.may_have_executed
+
+
 @pytest.mark.parametrize(
     ("code", "kind", "may_have_executed"),
     [

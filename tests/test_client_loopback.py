@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -68,6 +69,12 @@ def test_a_body_that_cannot_be_sent_is_refused_before_it_is_sent(client: HAClien
     with pytest.raises((TypeError, LocalProtocolError)):
         client.request("echo", body)  # type: ignore[arg-type]  # that is the point
     assert client.request("echo", b"still well").body == b"still well"
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300, 1e10])
+def test_a_timeout_may_be_as_long_as_a_number_can_say(client: HAClient, timeout: float) -> None:
+    assert client.request("echo", b"hi", timeout=timeout).body == b"hi"
+    assert client.request("echo", b"and another", timeout=5).body == b"and another"
 
 
 def test_a_service_name_must_be_one(client: HAClient) -> None:

@@ -53,6 +53,8 @@ _HEADER_BYTES = 64
 # The session ends calls at their deadline; a caller waits this much longer before it concludes that the
 # client's thread is starved.
 _GRACE_S = 5.0
+# Thirty years and infinity are the same to a caller, but not to the calls of the system that wait.
+_TIMEOUT_S_MAX = 1e9
 _CLOSE_TIMEOUT_S = 5.0
 
 
@@ -344,6 +346,8 @@ class HAClient:
             raise LocalProtocolError(f"the message has more than {self._message_bytes_max} octets")
         if timeout is not None and timeout != timeout:  # noqa: PLR0124 - DEFAULT is not a number
             timeout = self._timeout
+        if timeout is not None and timeout > _TIMEOUT_S_MAX:
+            timeout = None
         deadline = None if timeout is None else time.monotonic() + timeout
         return Call(name, frames, deadline, is_idempotent, is_stream, index, sink)
 

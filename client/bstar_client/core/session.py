@@ -426,7 +426,11 @@ class Session:
                 f"its time ended in the queue of {node.endpoint}; {note}", may_have_executed=may_have_executed
             )
         elif code == ErrorCode.INVALID:
-            error = RejectedError(f"{node.endpoint} rejects the request: {text}", code=code)
+            text = f"{node.endpoint} rejects the request: {text}"
+            if call.may_have_executed:
+                error = self._broken(call, f"{text}; an earlier attempt may have been executed")
+            else:
+                error = RejectedError(text, code=code)
         elif code == ErrorCode.POISON:
             error = self._broken(call, f"every worker that was given the request died (poison): {text}")
         elif code == ErrorCode.WORKER_LOST:
