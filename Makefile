@@ -49,9 +49,10 @@ docs: $(TOOLS) ## write the generated files anew: sample configurations, state d
 	@$(BIN)/python -m bstar.settings --write
 	@$(BIN)/python -m bstar.star.diagram --write docs/binary-star.md
 
-sim: ## the simulator (not there yet)
-	@echo "make sim: there is no simulator yet. It comes with the fault-proof capability; nothing was run." >&2
-	@exit 2
+sim: $(TOOLS) ## a simulated pair under faults: 200 seeds; or SEED=7, RUNS=1000, HOURS=100 (docs/simulation.md)
+	@PYTHONPATH=tests $(BIN)/python -m sim $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) \
+	  $(if $(HOURS),--hours $(HOURS)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(MOOD),--mood $(MOOD)) \
+	  $(if $(PROFILE),--profile $(PROFILE)) $(if $(TRACE),--trace)
 
 chaos: ## faults against real processes (not there yet)
 	@echo "make chaos: there are no chaos tests yet. They come with the fault-proof capability; nothing was run." >&2

@@ -1,0 +1,187 @@
+"""``python -m sim``: many seeds on every core, or one seed again, with what happened in it. See --help."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from itertools import count
+
+import msgspec
+
+from bstar.settings.schema import PROFILES
+from sim.faults import Mood
+from sim.run import Outcome, Setup, play, setup_of, shrink
+
+RUNS = 200
+PROGRESS_S = 5.0
+# Seeds handed to a process at once: enough to keep it busy while another is told of.
+_BATCH = 4
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what was asked for; 1 if an invariant was broken."""
+    options = _parse(arguments)
+    if options.seed is not None and options.runs is None and options.hours is None:
+        return _one(options)
+    return _many(options)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="make sim", description="Simulate a pair under faults. docs/simulation.md explains the output."
+    )
+    parser.add_argument("--seed", type=int, help="the first seed; alone: run just this one and show it")
+    parser.add_argument("--runs", type=int, help=f"how many seeds (default {RUNS})")
+    parser.add_argument("--hours", type=float, help="simulated hours instead of a number of seeds")
+    parser.add_argument("--faults", help="with one seed: only these of its faults, as numbers 0,3,4; or none")
+    parser.add_argument("--mood", choices=[mood.value for mood in Mood], help="this kind of faults only")
+    parser.add_argument("--profile", choices=list(PROFILES), help="this timing only")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--trace", action="store_true", help="with one seed: print all that happened")
+    return parser.parse_args(arguments)
+
+
+def _setup(seed: int, mood: str | None, profile: str | None) -> Setup:
+    return setup_of(
+        seed,
+        mood=None if mood is None else Mood(mood),
+        profile=profile,  # type: ignore[arg-type]  # argparse has checked it
+    )
+
+
+def _play(seed: int, mood: str | None, profile: str | None) -> Outcome:
+    outcome = play(_setup(seed, mood, profile))
+    outcome.trace = []
+    return outcome
+
+
+def command(setup: Setup, faults: tuple[int, ...] | None, options: argparse.Namespace) -> str:
+    """What repeats this run."""
+    words = [f"make sim SEED={setup.seed}"]
+    words += [f"{name.upper()}={value}" for name in ("mood", "profile") if (value := getattr(options, name))]
+    if faults is not None:
+        words.append(f"FAULTS={','.join(map(str, faults)) or 'none'}")
+    return " ".join(words)
+
+
+def _one(options: argparse.Namespace) -> int:
+    setup = whole = _setup(options.seed, options.mood, options.profile)
+    numbers: tuple[int, ...] | None = None
+    if options.faults:
+        numbers = tuple(int(word) for word in options.faults.split(",")) if options.faults != "none" else ()
+        setup = msgspec.structs.replace(setup, faults=tuple(whole.faults[number] for number in numbers))
+    print(
+        f"seed {setup.seed}: {setup.mood.value}, profile {setup.profile}, "
+        f"{'with' if setup.is_durable else 'without'} state directories, {len(setup.workers)} workers, "
+        f"{len(setup.clients)} clients{', some speak plain MDP' if setup.is_plain else ''}"
+    )
+    for number, fault in enumerate(whole.faults):
+        if numbers is None or number in numbers:
+            print(f"{number:4d} {fault}")
+    outcome = play(setup, keep_trace=True)
+    if options.trace or outcome.violation is not None:
+        print("\n".join(outcome.trace if options.trace else outcome.trace[-60:]))
+    for name, number in outcome.counts.items():
+        print(f"{number:8d} {name}")
+    print(f"digest {outcome.digest}")
+    print(f"{outcome.simulated_s:.0f} simulated seconds in {outcome.real_s:.2f} s, {outcome.events} events")
+    if outcome.violation is None:
+        return 0
+    print(f"VIOLATION {outcome.violation}")
+    if numbers is None:
+        _explain(outcome, options)
+    return 1
+
+
+def _explain(outcome: Outcome, options: argparse.Namespace) -> None:
+    """Say which faults it takes."""
+    whole = outcome.setup
+    small, result = shrink(whole)
+    numbers = tuple(whole.faults.index(fault) for fault in small.faults)
+    print(f"It takes {len(small.faults)} of the {len(whole.faults)} faults:")
+    for number, fault in zip(numbers, small.faults, strict=True):
+        print(f"{number:4d} {fault}")
+    print(f"VIOLATION {result.violation}")
+    print(f"repeat:     {command(whole, numbers, options)}")
+
+
+def _seeds(options: argparse.Namespace) -> Iterator[int]:
+    first = options.seed if options.seed is not None else 1
+    if options.hours is not None and options.runs is None:
+        return count(first)
+    return iter(range(first, first + (options.runs if options.runs is not None else RUNS)))
+
+
+def _many(options: argparse.Namespace) -> int:
+    seeds = _seeds(options)
+    began = told = time.perf_counter()
+    counts: Counter[str] = Counter()
+    runs, simulated_s, dual_s_max = 0, 0.0, 0.0
+    wanted_s = float("inf") if options.hours is None else options.hours * 3600
+    broken: list[Outcome] = []
+    futures: set[Future[Outcome]] = set()
+
+    def tell(end: str = "\n") -> None:
+        real_s = time.perf_counter() - began
+        print(
+            f"{runs} runs, {simulated_s / 3600:.1f} simulated hours in {real_s:.0f} s "
+            f"({simulated_s / 3600 / real_s:.2f} simulated hours per second), "
+            f"{counts['faults']} faults, {counts['calls']} calls, {len(broken)} violations",
+            end=end,
+            flush=True,
+        )
+
+    with ProcessPoolExecutor(options.processes) as pool:
+        is_exhausted = False
+        while True:
+            while not is_exhausted and len(futures) < _BATCH * options.processes and simulated_s < wanted_s:
+                seed = next(seeds, None)
+                if seed is None:
+                    is_exhausted = True
+                else:
+                    futures.add(pool.submit(_play, seed, options.mood, options.profile))
+            if not futures:
+                break
+            done, futures = wait(futures, return_when=FIRST_COMPLETED)
+            for future in done:
+                outcome = future.result()
+                runs += 1
+                simulated_s += outcome.simulated_s
+                dual_s_max = max(dual_s_max, outcome.dual_s_max)
+                counts.update(outcome.counts)
+                if outcome.violation is not None:
+                    broken.append(outcome)
+                    print(f"\nseed {outcome.setup.seed}: VIOLATION {outcome.violation}", flush=True)
+                    print(f"repeat:     {command(outcome.setup, None, options)}", flush=True)
+            if time.perf_counter() - told > PROGRESS_S:
+                told = time.perf_counter()
+                tell()
+    tell()
+    _summarise(counts, dual_s_max)
+    if broken:
+        print("The first violation, with as few faults as it takes:")
+        _explain(broken[0], options)
+    return 1 if broken else 0
+
+
+def _summarise(counts: Counter[str], dual_s_max: float) -> None:
+    faults = sorted(
+        (name.removeprefix("fault "), n) for name, n in counts.items() if name.startswith("fault ")
+    )
+    print("faults:   " + ", ".join(f"{name} {number}" for name, number in faults))
+    calls = sorted((name.removeprefix("call "), n) for name, n in counts.items() if name.startswith("call "))
+    print("calls:    " + ", ".join(f"{name} {number}" for name, number in calls))
+    print(
+        f"executed: {counts['executions']}, of them repeated {counts['repeated executions']}; "
+        f"activations: {counts['activations']}; two nodes served at once {counts['overlaps']} times, "
+        f"{dual_s_max:.3f} s at most (see (a) in docs/simulation.md)"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

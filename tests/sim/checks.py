@@ -1,0 +1,296 @@
+"""What must hold in every run; docs/simulation.md says it in prose under the same letters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from bstar.errors import (
+    BstarError,
+    BusyError,
+    CallError,
+    CallTimeoutError,
+    ClosedError,
+    HandlerError,
+    OutcomeUnknownError,
+)
+from bstar_broker.core import BrokerSettings
+from bstar_client.core.calls import Reply
+from bstar_client.core.worker_dialects import Job
+from sim.client import OUTSTANDING_MAX, Issued, SimClient
+from sim.faults import Mood
+from sim.node import SimNode
+from sim.worker import SimWorker
+from sim.world import World
+
+__all__ = ["Checks", "Violation"]
+
+# A call ends at its deadline, not much later.
+LATE_MAX_S = 0.25
+PEER_RUNS_MAX = 16
+
+
+class Violation(AssertionError):  # noqa: N818 - it is what was found, not what went wrong with the simulator
+    """An invariant does not hold. ``rule`` is its letter."""
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"({rule}) {text}")
+        self.rule = rule
+
+
+class Checks:
+    """Told of everything that matters, it raises Violation at once when an invariant is broken."""
+
+    def __init__(self, world: World, mood: Mood, limits: BrokerSettings) -> None:
+        self.world = world
+        self.mood = mood
+        self.limits = limits
+        self.nodes: Sequence[SimNode] = ()
+        self.clients: Sequence[SimClient] = ()
+        self.is_fenced = True  # do all workers speak the native dialect?
+        self.counts: Counter[str] = Counter()
+        self.dual_s_max = 0.0  # of all overlaps, with the peer link sound or not
+        self.recovery_s = 0.0
+        # Intervals in which a fault explains that outcomes are unknown.
+        self.troubles: list[tuple[float, float]] = []
+        # Until when the peer link is not to be relied on.
+        self.peer_unsound_until = 0.0
+        self.travel_s_max = 0.0
+        # After the faults: from when on calls must be answered, and the role must stay where it is.
+        self.answers_due_from: float | None = None
+        self.settled: SimNode | None = None
+        self._dual_since: float | None = None
+        self._dual_number = 0
+        self._calls: dict[str, Issued] = {}
+        self._begun: dict[str, int] = {}
+        self._never: set[str] = set()
+
+    @property
+    def outstanding(self) -> dict[str, Issued]:
+        """Calls that have not ended."""
+        return self._calls
+
+    def _fail(self, rule: str, text: str) -> None:
+        self.world.note(f"VIOLATION ({rule}) {text}")
+        raise Violation(rule, f"at {self.world.now:.3f} s: {text}")
+
+    # --- (a) and (g): who serves ----------------------------------------------------------------------------
+
+    def serving(self) -> list[SimNode]:
+        """The nodes that serve now."""
+        return [node for node in self.nodes if node.is_serving]
+
+    def node_activated(self, node: SimNode, epoch: int) -> None:
+        self.counts["activations"] += 1
+        if self.mood is Mood.QUIET and self.counts["activations"] > 1:
+            self._fail("g", f"{node.name} became active in epoch {epoch} although nothing had failed")
+        if self.settled is not None:
+            self._fail("f", f"{node.name} became active in epoch {epoch} long after the faults were over")
+
+    def node_changed(self, node: SimNode) -> None:
+        if len(self.serving()) < 2:
+            if self._dual_since is not None:
+                self.dual_s_max = max(self.dual_s_max, self.world.now - self._dual_since)
+            self._dual_since = None
+        elif self._dual_since is None:
+            self._dual_since = self.world.now
+            self._dual_number += 1
+            self.counts["overlaps"] += 1
+            self._look_again(self._dual_number)
+
+    def peer_unsound(self, until: float) -> None:
+        """The peer link may fail until then."""
+        self.peer_unsound_until = max(self.peer_unsound_until, until)
+
+    def _look_again(self, number: int) -> None:
+        """Two serve; with a sound link that must be over when the messages under way have arrived."""
+        if number != self._dual_number or self._dual_since is None or len(self.serving()) < 2:
+            return
+        sound_since = max(self._dual_since, self.peer_unsound_until)
+        over_at = sound_since + self.travel_s_max
+        if self.world.now >= over_at:
+            self._fail(
+                "a",
+                f"both nodes have served for {self.world.now - self._dual_since:.3f} s, the last "
+                f"{self.world.now - sound_since:.3f} s of it with a sound peer link",
+            )
+        self.world.at(over_at + 0.001, lambda: self._look_again(number))
+
+    def node_failed(self, node: SimNode, error: Exception) -> None:
+        self._fail("f", f"{node.name} ended: {error}")
+
+    # --- (b): workers ---------------------------------------------------------------------------------------
+
+    def work_begun(self, worker: SimWorker, token: str, job: Job) -> None:
+        self.counts["executions"] += 1
+        if worker.is_native and job.epoch < worker.epoch_seen:
+            self._fail(
+                "b",
+                f"{worker.name} began {token} of epoch {job.epoch} after it had seen {worker.epoch_seen}",
+            )
+        if token in self._never:
+            self._fail("d", f"{worker.name} began {token}, of which its caller was told that it never would")
+        if token in self._calls or token in self._begun:
+            self._begun[token] = self._begun.get(token, 0) + 1
+            if self._begun[token] > 1:
+                self.counts["repeated executions"] += 1
+
+    # --- (c) and (d): calls ---------------------------------------------------------------------------------
+
+    def call_made(self, issued: Issued) -> None:
+        self.counts["calls"] += 1
+        self._calls[issued.token] = issued
+
+    def call_partial(self, issued: Issued, reply: Reply) -> None:
+        self._check_open(issued)
+        expected = (issued.token.encode(), b"%d" % issued.parts)
+        if reply.frames != expected or reply.index != issued.parts:
+            self._fail("c", f"{issued.token} was handed the part {reply.frames!r} instead of {expected!r}")
+        issued.parts += 1
+
+    def call_answered(self, issued: Issued, reply: Reply) -> None:
+        self._check_open(issued)
+        self._check_reply(issued, reply)
+        self._end(issued, "answered")
+
+    def _check_reply(self, issued: Issued, reply: Reply) -> None:
+        frames, token = reply.frames, issued.token.encode()
+        if issued.kind == "mmi":
+            if frames[0] not in (b"200", b"404"):
+                self._fail("c", f"mmi call {issued.token} was handed {frames!r}")
+            return
+        if frames[0] == b"500" and not self.is_fenced:
+            # A plain worker has no other word for a failure.
+            if issued.kind == "fail" and frames[1] != token:
+                self._fail("c", f"{issued.token} was handed the failure of {frames[1]!r}")
+            return
+        if frames[0] != token:
+            self._fail("c", f"{issued.token} was handed the reply to {frames[0]!r}")
+        parts = int(frames[1])
+        got = issued.parts if issued.kind == "stream" else len(reply.partials)
+        if (
+            got != parts
+            or reply.partials != tuple((token, b"%d" % i) for i in range(got))[: len(reply.partials)]
+        ):
+            self._fail("c", f"{issued.token} has {got} parts of {parts}: {reply.partials!r}")
+
+    def _check_open(self, issued: Issued) -> None:
+        if issued.outcome:
+            self._fail("c", f"{issued.token} had ended already: {issued.outcome}")
+
+    def call_failed(self, issued: Issued, error: BstarError) -> None:
+        self._check_open(issued)
+        name = type(error).__name__
+        if isinstance(error, CallError):
+            may_have_executed = error.may_have_executed
+        else:
+            # ClosedError says that it was not sent; a full client refuses at once.
+            may_have_executed = not isinstance(error, ClosedError | BusyError)
+        if not may_have_executed:
+            if issued.token in self._begun:
+                self._fail("d", f"{issued.token} was begun, but its caller was told otherwise: {error}")
+            self._never.add(issued.token)
+        self._end(issued, name)
+        if isinstance(error, HandlerError):
+            if issued.kind != "fail" and "did not return within" not in error.text:
+                self._fail("c", f"{issued.token} was handed another call's failure: {error.text}")
+            if issued.kind == "fail" and error.text != issued.token and "did not" not in error.text:
+                self._fail("c", f"{issued.token} was handed another call's failure: {error.text}")
+            return
+        is_unknown = isinstance(error, OutcomeUnknownError | CallTimeoutError) and may_have_executed
+        if is_unknown and not self._is_explained(issued):
+            self._fail("d", f"{issued.token} ended unknown although nothing had failed: {error}")
+        self._check_liveness(issued, error)
+
+    def _end(self, issued: Issued, outcome: str) -> None:
+        issued.outcome = outcome
+        issued.ended_at = self.world.now
+        issued.call = None
+        self._calls.pop(issued.token, None)
+        self.counts[f"call {outcome}"] += 1
+        self.world.note(f"{issued.token} {issued.kind} {outcome}")
+
+    def _is_explained(self, issued: Issued) -> bool:
+        begin, end = issued.submitted_at - self.recovery_s, issued.ended_at
+        if issued.is_plain and begin < 0.0:
+            # What a plain client sends to a node that has just begun is dropped without a word.
+            return True
+        return any(since <= end and until >= begin for since, until in self.troubles)
+
+    def _check_liveness(self, issued: Issued, error: BstarError) -> None:
+        due_from = self.answers_due_from
+        if due_from is None or isinstance(error, ClosedError):
+            return
+        has_time_left = issued.deadline_at > due_from and issued.ended_at > due_from
+        if issued.submitted_at > due_from or (has_time_left and not issued.is_bound):
+            self._fail("f", f"{issued.token} failed after the faults, with time left: {error}")
+
+    def client_gone(self, client: SimClient) -> None:
+        """Nobody waits for its calls any more."""
+        for token in [token for token, issued in self._calls.items() if issued.client == client.name]:
+            del self._calls[token]
+            self.counts["call lost with its client"] += 1
+
+    # --- every so often -------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """(d) nobody waits past a deadline; (e) no table is over its bound."""
+        frozen = {client.name for client in self.clients if client.is_frozen}
+        now = self.world.now
+        for issued in self._calls.values():
+            if now > issued.deadline_at + LATE_MAX_S and issued.client not in frozen:
+                self._fail(
+                    "d", f"{issued.token} has not ended {now - issued.deadline_at:.3f} s past its deadline"
+                )
+        for node in self.nodes:
+            if node.is_alive:
+                self._check_bounds(node)
+
+    def _check_bounds(self, node: SimNode) -> None:
+        broker, limits, machine = node.node.broker, self.limits, node.node.machine
+        held = sum(len(worker.in_flight) for worker in broker.workers.values())
+        queued = sum(service.queue.length for service in broker.services.values())
+        bounds = {
+            "services": (len(broker.services), limits.services_max),
+            "workers": (len(broker.workers), limits.workers_max),
+            "queue": (queued, limits.queue_length_max * max(1, len(broker.services)) + held),
+            "queued, as counted": (abs(broker.queued - queued), 0),
+            "identities": (len(broker._by_identity), queued + held),
+            "requests of clients": (sum(broker.requests_of.values()), queued + held),
+            "requests of one client": (
+                max(broker.requests_of.values(), default=0),
+                limits.requests_per_client_max,
+            ),
+            "earlier runs of the peer": (len(machine._past_peers), PEER_RUNS_MAX),
+            "strangers": (len(machine._rejected), PEER_RUNS_MAX),
+        }
+        for name, (count, bound) in bounds.items():
+            if count > bound:
+                self._fail("e", f"{node.name}: {name}: {count} of at most {bound}")
+        for client in self.clients:
+            if client.is_alive and client.core.outstanding > OUTSTANDING_MAX:
+                self._fail("e", f"{client.name}: {client.core.outstanding} calls outstanding")
+
+    def check_settled(self) -> None:
+        """(f) the faults are over for so long that exactly one node must be active."""
+        serving = self.serving()
+        if len(serving) != 1:
+            states = ", ".join(f"{node.name} {node.node.machine.state.name}" for node in self.nodes)
+            self._fail("f", f"{len(serving)} nodes are active after the faults: {states}")
+        self.settled = serving[0]
+
+    def check_empty(self) -> None:
+        """At the end, when every call is over: nobody remembers any."""
+        for token, issued in self._calls.items():
+            self._fail("d", f"{token} of {issued.client} never ended")
+        for node in self.nodes:
+            broker = node.node.broker
+            left = {
+                "queued": broker.queued,
+                "octets": broker.queued_bytes,
+                "in flight": sum(len(worker.in_flight) for worker in broker.workers.values()),
+                "identities": len(broker._by_identity),
+                "clients": len(broker.requests_of),
+            }
+            if any(left.values()):
+                self._fail("e", f"{node.name} still remembers calls that are over: {left}")

@@ -1,0 +1,221 @@
+"""A client process: the production session, and what its shell does (client.py, link.py)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from bstar.errors import BstarError
+from bstar_client.core.calls import Call, Reply
+from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
+from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
+from bstar_client.core.session import Session, SessionSettings
+from sim.network import Frames, Link, LinkOwner
+from sim.world import World
+
+__all__ = ["CallWatcher", "Issued", "SimClient"]
+
+OUTSTANDING_MAX = 40
+
+
+class Issued(msgspec.Struct, eq=False):
+    """One call as the simulator sees it. ``token`` begins its body, and so must every reply to it."""
+
+    token: str
+    client: str
+    kind: str
+    submitted_at: float
+    deadline_at: float
+    is_bound: bool
+    is_plain: bool
+    outcome: str = ""
+    ended_at: float = 0.0
+    parts: int = 0
+    call: Call | None = None
+
+
+class CallWatcher(Protocol):
+    """Who is told what becomes of calls."""
+
+    def call_made(self, issued: Issued) -> None:
+        """A call was accepted from its caller."""
+
+    def call_partial(self, issued: Issued, reply: Reply) -> None:
+        """A part of a stream was handed out."""
+
+    def call_answered(self, issued: Issued, reply: Reply) -> None:
+        """Its reply was handed out."""
+
+    def call_failed(self, issued: Issued, error: BstarError) -> None:
+        """It ended with an error."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What a client asks for: calls per second, and their deadlines in seconds."""
+
+    calls_per_s: float
+    deadline_min_s: float
+    deadline_max_s: float
+
+
+class SimClient(LinkOwner):
+    """One client over all its runs; each has an identity of its own."""
+
+    def __init__(
+        self, world: World, name: str, load: Load, watcher: CallWatcher, *, is_native: bool, settle_s: float
+    ) -> None:
+        super().__init__(world, name)
+        self.load = load
+        self.links = []
+        self.is_native = is_native
+        self.core: Session | Mdp02Session
+        self._watcher = watcher
+        self._settle_s = settle_s
+        self._numbers = 0
+        self._messages: deque[tuple[int, Frames]] = deque()
+        self._changes: deque[tuple[int, bool]] = deque()
+
+    def start(self) -> None:
+        """A new run: a new client object."""
+        self.boot()
+        endpoints = [link.node.name for link in self.links]
+        if self.is_native:
+            settings = SessionSettings(outstanding_max=OUTSTANDING_MAX)
+            self.core = Session(
+                endpoints, client_id=self.rng.randbytes(16), now=self.clock(), settings=settings
+            )
+        else:
+            plain = Mdp02Settings(outstanding_max=OUTSTANDING_MAX, settle_delay_s=self._settle_s)
+            self.core = Mdp02Session(endpoints, now=self.clock(), settings=plain)
+        self._messages.clear()
+        self._changes.clear()
+        for link in self.links:
+            link.open()
+        self._ask_later()
+        self.arrange()
+
+    def die(self, *, with_host: bool = False) -> None:
+        """The process is gone, and whoever waited in it."""
+        if self.is_alive:
+            self.world.note(f"{self.name} {'is switched off' if with_host else 'dies'}")
+            self.is_alive = self.is_frozen = False
+            for link in self.links:
+                link.close(is_silent=with_host)
+        self.is_dark = with_host
+
+    def close(self) -> None:
+        """The program closes its client in good order."""
+        if self.is_awake:
+            self._do(self.core.close(self.clock()))
+            self.die()
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    def _ask_later(self) -> None:
+        pause_s = self.rng.expovariate(self.load.calls_per_s)
+        self.world.after(pause_s, partial(self._ask, self.runs))
+
+    def _ask(self, run: int) -> None:
+        if run != self.runs or not self.is_alive:
+            return
+        self._ask_later()
+        if self.is_frozen or self.core.outstanding >= OUTSTANDING_MAX // 2:
+            return
+        rng = self.rng
+        self._numbers += 1
+        kind = rng.choices(("echo", "stream", "parts", "mmi", "fail"), (80, 6, 6, 4, 4))[0]
+        if kind == "fail" and not self.is_native:
+            # Plain MDP has no word for it: the client would wait, and everything behind that call with it.
+            kind = "echo"
+        token = f"{self.name}.{self._numbers}"
+        is_stream = kind == "stream"
+        is_idempotent = rng.random() < 0.8
+        timeout_s = rng.uniform(self.load.deadline_min_s, self.load.deadline_max_s)
+        now = self.clock()
+        issued = Issued(
+            token,
+            self.name,
+            kind,
+            self.world.now,
+            self.true_time(now + timeout_s),
+            is_stream or not is_idempotent,
+            not self.is_native,
+        )
+        body = [f"{token} {kind}".encode()]
+        service = b"work"
+        if kind == "mmi":
+            service, body = b"mmi.service", [b"work"]
+        issued.call = Call(service, body, now + timeout_s, is_idempotent, is_stream, 0, issued)
+        self._watcher.call_made(issued)
+        self._do(self.core.submit(issued.call, now))
+        self.arrange()
+
+    # --- the loop -----------------------------------------------------------------------------------------
+
+    def deadline(self) -> float | None:
+        """The session's."""
+        return self.core.next_deadline()
+
+    def on_time(self) -> None:
+        """What is due."""
+        self._do(self.core.handle_timer(self.clock()))
+
+    def catch_up(self) -> None:
+        """One turn of HAClient._loop: messages, changes of connections, what was due before."""
+        now = self.clock()
+        due = self.core.next_deadline()
+        messages, self._messages = self._messages, deque()
+        changes, self._changes = self._changes, deque()
+        for node, frames in sorted(messages, key=lambda entry: entry[0]):
+            self._do(self.core.receive(node, frames, now))
+        for node, is_up in changes:
+            self._change(node, is_up, now)
+        if due is not None and now >= due:
+            self._do(self.core.handle_timer(now))
+
+    def hear(self, node: int, frames: Frames) -> None:
+        """A message came."""
+        if self.is_frozen:
+            self._messages.append((node, frames))
+            return
+        self._do(self.core.receive(node, frames, self.clock()))
+        self.arrange()
+
+    def change(self, node: int, is_up: bool) -> None:
+        """A connection is up, or is not."""
+        if self.is_frozen:
+            self._changes.append((node, is_up))
+        elif self.is_alive:
+            self._change(node, is_up, self.clock())
+            self.arrange()
+
+    def _change(self, node: int, is_up: bool, now: float) -> None:
+        self._do(self.core.connected(node, now) if is_up else self.core.disconnected(node, now))
+
+    def _do(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            kind = type(output)
+            if kind is Send:
+                self.links[output.node].send(output.frames)  # type: ignore[union-attr]
+            elif kind is Deliver:
+                assert isinstance(output, Deliver)
+                issued: Issued = output.call.sink
+                if output.reply.is_final:
+                    self._watcher.call_answered(issued, output.reply)
+                else:
+                    self._watcher.call_partial(issued, output.reply)
+            elif kind is Fail:
+                assert isinstance(output, Fail)
+                self._watcher.call_failed(output.call.sink, output.error)
+            elif kind is Reset:
+                assert isinstance(output, Reset)
+                self.links[output.node].open()
+
+    @property
+    def links_open(self) -> list[Link]:
+        """The links that have a connection."""
+        return [link for link in self.links if link.connection is not None]

@@ -1,0 +1,152 @@
+"""What befalls a simulated pair: a plan made from the seed beforehand, so that parts can be left out."""
+
+from __future__ import annotations
+
+import enum
+import random
+
+import msgspec
+
+__all__ = ["KINDS", "Fault", "Kind", "Mood", "plan"]
+
+
+class Mood(enum.Enum):
+    """What kind of faults a run has."""
+
+    QUIET = "quiet"  # jitter and pauses that nobody may take for a death
+    PROCESSES = "processes"  # processes die, freeze, leave; the network is sound
+    LINKS = "links"  # the network fails; processes live
+    STORM = "storm"  # everything
+
+
+class Kind(enum.Enum):
+    """One kind of fault; the value says it in words."""
+
+    CRASH = "a node's process dies and comes back"
+    FORGET = "a node's process dies, loses its state directory and comes back"
+    DARK = "a node's host is switched off and comes back"
+    STALL = "a node's process is frozen"
+    JUMP = "a node's clock goes ahead"
+    STOP = "a node is stopped in good order and comes back"
+    HANDOVER = "the operator hands the role over"
+    WORKER_CRASH = "a worker dies and comes back"
+    WORKER_DARK = "a worker's host is switched off and comes back"
+    WORKER_STALL = "a worker is frozen"
+    WORKER_STOP = "a worker leaves in good order and comes back"
+    WORKER_SLOW = "a worker's handlers are slow"
+    CLIENT_CRASH = "a client dies and comes back as another"
+    CLIENT_CLOSE = "a client closes and comes back as another"
+    CLIENT_STALL = "a client is frozen"
+    PEER_CUT = "the peer link is cut"
+    PEER_MUTE = "one node's state is not heard by the other"
+    PEER_CHOKE = "one node's state arrives late, in one burst"
+    PEER_LOSS = "the peer link loses messages"
+    PEER_JITTER = "the peer link is slow at times"
+    PEER_REPEAT = "the peer link repeats messages"
+    PEER_REORDER = "the peer link reorders messages"
+    NET_CUT = "a client or worker is cut off from a node"
+    NET_DEAF = "what a node says to a client or worker does not arrive"
+    NET_MUTE = "what a client or worker says to a node does not arrive"
+    NET_RESET = "a connection is reset"
+    NET_LOSS = "packets between a node and the others are lost and sent again"
+    SPLIT = "the network falls into two halves, one node in each"
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """``target`` is a process; ``amount`` depends on the kind: a probability, seconds, a factor."""
+
+    at: float
+    kind: Kind
+    target: str
+    duration_s: float
+    amount: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.at:9.3f} s  {self.kind.name:<13} {self.target:<10} for {self.duration_s:7.3f} s"
+            f"  {self.amount:.3f}  ({self.kind.value})"
+        )
+
+
+_NODES = frozenset(
+    (
+        Kind.CRASH, Kind.FORGET, Kind.DARK, Kind.STALL, Kind.JUMP, Kind.STOP, Kind.HANDOVER,
+        Kind.NET_LOSS, Kind.SPLIT, *(kind for kind in Kind if kind.name.startswith("PEER")),
+    )
+)  # fmt: skip
+_PROCESSES = {
+    Kind.CRASH: 6, Kind.FORGET: 2, Kind.DARK: 3, Kind.STALL: 8, Kind.JUMP: 2, Kind.STOP: 3, Kind.HANDOVER: 3,
+    Kind.WORKER_CRASH: 5, Kind.WORKER_DARK: 2, Kind.WORKER_STALL: 4, Kind.WORKER_STOP: 3,
+    Kind.WORKER_SLOW: 3, Kind.CLIENT_CRASH: 2, Kind.CLIENT_CLOSE: 2, Kind.CLIENT_STALL: 2,
+    Kind.PEER_REPEAT: 1, Kind.PEER_JITTER: 2,
+}  # fmt: skip
+_LINKS = {
+    Kind.PEER_CUT: 5, Kind.PEER_MUTE: 5, Kind.PEER_CHOKE: 5, Kind.PEER_LOSS: 5, Kind.PEER_JITTER: 4,
+    Kind.PEER_REPEAT: 2, Kind.PEER_REORDER: 4, Kind.NET_CUT: 5, Kind.NET_DEAF: 3, Kind.NET_MUTE: 3,
+    Kind.NET_RESET: 4, Kind.NET_LOSS: 3, Kind.SPLIT: 4,
+}  # fmt: skip
+_QUIET = {
+    Kind.STALL: 6, Kind.WORKER_STALL: 3, Kind.CLIENT_STALL: 3, Kind.PEER_JITTER: 6, Kind.PEER_REPEAT: 2,
+}  # fmt: skip
+KINDS: dict[Mood, dict[Kind, int]] = {
+    Mood.QUIET: _QUIET,
+    Mood.PROCESSES: _PROCESSES,
+    Mood.LINKS: _LINKS,
+    Mood.STORM: _PROCESSES | _LINKS,
+}
+
+
+def plan(
+    rng: random.Random,
+    mood: Mood,
+    *,
+    until: float,
+    timeout_s: float,
+    heartbeat_s: float,
+    workers: list[str],
+    clients: list[str],
+) -> list[Fault]:
+    """Faults from the first second until ``until``, most in bursts, with quiet between."""
+    kinds = KINDS[mood]
+    names, weights = list(kinds), list(kinds.values())
+    faults: list[Fault] = []
+    at = 2.0 + rng.random()
+    while at < until:
+        kind = rng.choices(names, weights)[0]
+        if mood is Mood.QUIET:
+            # A pause, a heartbeat and the jitter together must stay below the timeout.
+            duration_s = rng.uniform(0.1, 0.9) * (timeout_s - heartbeat_s) / 2
+            amount = rng.random() * (timeout_s - heartbeat_s) / 4
+            if kind in (Kind.PEER_JITTER, Kind.PEER_REPEAT):
+                duration_s *= 20
+        else:
+            duration_s = timeout_s * rng.choice(
+                (
+                    rng.uniform(0.1, 0.95),
+                    rng.uniform(0.95, 1.5),
+                    rng.uniform(1.5, 4.0),
+                    rng.uniform(4.0, 20.0),
+                )
+            )
+            amount = rng.random()
+        if kind is Kind.WORKER_SLOW:
+            amount = rng.choice((5.0, 30.0, 200.0))
+        elif kind is Kind.PEER_JITTER and mood is not Mood.QUIET:
+            amount *= timeout_s * 0.4
+        elif kind is Kind.JUMP:
+            amount = duration_s
+        target = _target(rng, kind, workers, clients)
+        faults.append(Fault(round(at, 6), kind, target, round(min(duration_s, until - at + 0.5), 6), amount))
+        # Faults come in bursts: what a pair cannot stand is rarely a single one.
+        at += rng.expovariate(1.0 / timeout_s) if rng.random() < 0.6 else rng.uniform(5, 25) * timeout_s
+    return faults
+
+
+def _target(rng: random.Random, kind: Kind, workers: list[str], clients: list[str]) -> str:
+    if kind in _NODES:
+        return rng.choice(("primary", "backup"))
+    if kind.name.startswith("WORKER"):
+        return rng.choice(workers)
+    if kind.name.startswith("CLIENT"):
+        return rng.choice(clients)
+    return f"{rng.choice(workers + clients)}|{rng.choice(('primary', 'backup'))}"

@@ -1,0 +1,349 @@
+"""A broker process: the production ``Node``, and what its shell does (server.py, pair.py, reactor.py)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from bstar.errors import RemoteProtocolError
+from bstar.settings.schema import Timing
+from bstar.star import (
+    Activated,
+    Deactivated,
+    Fatal,
+    PersistEpoch,
+    Publish,
+    Role,
+    StarMachine,
+    StarSettings,
+    StateChanged,
+)
+from bstar.wire import peer
+from bstar.wire.peer import PeerState
+from bstar_broker.core import BrokerSettings, Dispatch, Node, Send
+from sim.network import Connection, Frames, Link, PeerLink
+from sim.world import Process, World
+
+__all__ = ["NodeWatcher", "SimNode"]
+
+
+class NodeWatcher(Protocol):
+    """Who is told what nodes do."""
+
+    def node_activated(self, node: SimNode, epoch: int) -> None:
+        """It serves."""
+
+    def node_changed(self, node: SimNode) -> None:
+        """Whether it serves may have changed."""
+
+    def node_failed(self, node: SimNode, error: Exception) -> None:
+        """It ended with an error."""
+
+
+class SimNode(Process):
+    """One node of the pair over all its runs. ``disk`` is what its state directory keeps, None without."""
+
+    def __init__(
+        self,
+        world: World,
+        role: Role,
+        timing: Timing,
+        limits: BrokerSettings,
+        watcher: NodeWatcher,
+        *,
+        is_durable: bool,
+    ) -> None:
+        super().__init__(world, role.value)
+        self.role = role
+        self.disk: int | None = 0 if is_durable else None
+        self.router: dict[bytes, Connection] = {}
+        self.publisher: PeerLink
+        self.subscriber: PeerLink
+        self.node: Node
+        self._timing = timing
+        self._limits = limits
+        self._watcher = watcher
+        self._stall_limit_s = timing.heartbeat_interval_s / 2
+        self._routing_ids = 0
+        self._outbox: deque[object] = deque()
+        self._is_emptying = False
+        self._peer_waits: list[Frames] = []
+        self._router_waits: list[tuple[bytes, Frames]] = []
+        self._subscriptions = 0
+        self._turned_at = 0.0
+        self._seen_at: float | None = None  # set while the loop may be away
+        self._stop_by: float | None = None
+        # After a switched-off host comes back, its kernel resets what the others believe to have with it.
+        self._orphans: list[Connection] = []
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests that arrive now are served."""
+        return self.is_awake and self.node.is_active
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """A new run."""
+        self.boot()
+        now = self.clock()
+        node_id = self.rng.randbytes(16)
+        timing = self._timing
+        machine = StarMachine(
+            StarSettings(
+                pair="simulated",
+                role=self.role,
+                heartbeat_interval_s=timing.heartbeat_interval_s,
+                failover_timeout_s=timing.failover_timeout_s,
+            ),
+            node=node_id.hex(),
+            epoch=self.disk or 0,
+            now=now,
+        )
+        self.node = Node(
+            machine,
+            self._limits,
+            node_id=node_id,
+            drain_timeout_s=timing.drain_timeout_s,
+            version="simulated",
+            now=now,
+        )
+        self._outbox.clear()
+        self._peer_waits.clear()
+        self._router_waits.clear()
+        self._subscriptions = 0
+        self._seen_at = self._stop_by = None
+        self._turned_at = now
+        for connection in self._orphans:
+            if connection.is_open_at_link:
+                self.world.after(self.rng.random(), lambda c=connection: c.to_link.send(None))  # type: ignore[misc]
+        self._orphans.clear()
+        self.publisher.renew()
+        self.subscriber.open()
+        self._do(self.node.handle_timer(now))
+        self.arrange()
+
+    def die(self, *, with_host: bool = False) -> None:
+        """The process is gone; its kernel closes its connections, unless the host is gone as well."""
+        if not self.is_alive:
+            self.is_dark = self.is_dark or with_host
+            return
+        self.world.note(f"{self.name} {'is switched off' if with_host else 'dies'}")
+        self.is_alive = self.is_frozen = self.is_stopping = False
+        self.is_dark = with_host
+        for connection in list(self.router.values()):
+            connection.close_at_node(is_silent=with_host)
+            if with_host:
+                self._orphans.append(connection)
+                connection.link.expect_silence()
+        if with_host:
+            self.publisher.expect_silence()
+        else:
+            self.publisher.lose_publisher()
+        self._watcher.node_changed(self)
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        if self.is_awake and self._stop_by is None:
+            self.world.note(f"{self.name} is asked to stop")
+            self.is_stopping = True
+            now = self.clock()
+            self._stop_by = now + self._timing.drain_timeout_s + 2 * self._timing.failover_timeout_s
+            self._turn(lambda: self.node.leave(now))
+
+    def handover(self) -> None:
+        """The operator asks it to give the role away."""
+        if self.is_awake:
+            self.world.note(f"{self.name} is asked to hand over")
+            now = self.clock()
+            self._turn(lambda: self.node.handover(now))
+
+    # --- time ---------------------------------------------------------------------------------------------
+
+    def deadline(self) -> float | None:
+        """The reactor's: of the machine, or of a stop under way."""
+        due = self.node.next_deadline()
+        if self._stop_by is not None and (due is None or self._stop_by < due):
+            return self._stop_by
+        return due
+
+    def on_time(self) -> None:
+        """Reactor._fire_due."""
+        self._turn(lambda: self.node.handle_timer(self.clock()))
+
+    def lose_time(self) -> None:
+        """The loop is about to be away: remember until when it meant to sleep (Reactor.turn)."""
+        now = self.clock()
+        turns = int((now - self._turned_at) / self._stall_limit_s) + 1
+        alarm_at = self._turned_at + turns * self._stall_limit_s
+        due = self.deadline()
+        self._seen_at = alarm_at if due is None else min(alarm_at, max(due, now))
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        if self.is_awake:
+            self.lose_time()
+            super().freeze()
+            for connection in self.router.values():
+                connection.link.expect_silence()
+            self.publisher.expect_silence()
+            self._watcher.node_changed(self)
+
+    def jump(self, seconds: float) -> None:
+        """The clock goes ahead while the loop sleeps."""
+        if self.is_awake:
+            self.lose_time()
+            super().jump(seconds)
+            self._turn(lambda: ())
+            self.arrange()
+
+    def catch_up(self) -> None:
+        """The first turn after a freeze: the stall, what is due, the peer, the clients.
+
+        Whether the peer's words have come in from the kernel before the clients' is up to the scheduler.
+        """
+        router, self._router_waits = self._router_waits, []
+        peers, self._peer_waits = self._peer_waits, []
+        split = self.rng.randrange(len(router) + 1) if router and self.rng.random() < 0.3 else 0
+        self._look()
+        for routing_id, frames in router[:split]:
+            self._receive(routing_id, frames)
+        self._read_peer(peers)
+        for _ in range(self._subscriptions):
+            self._do(self.node.subscribed(self.clock()))
+        self._subscriptions = 0
+        for routing_id, frames in router[split:]:
+            self._receive(routing_id, frames)
+        self._end_turn()
+        self._watcher.node_changed(self)
+
+    def _look(self) -> None:
+        """Reactor._look: tell of a stall before anything else, then serve what is due."""
+        now = self.clock()
+        if self._seen_at is not None:
+            gap_s = now - self._seen_at
+            self._seen_at = None
+            if gap_s > self._stall_limit_s:
+                self._do(self.node.stalled(gap_s, now))
+            due = self.deadline()
+            if due is not None and now >= due:
+                self._do(self.node.handle_timer(now))
+
+    def _turn(self, action: Callable[[], Sequence[object]]) -> None:
+        self._look()
+        self._do(action())
+        self._end_turn()
+        self.arrange()
+
+    def _end_turn(self) -> None:
+        self._turned_at = self.clock()
+        if self._stop_by is not None and self.is_alive:
+            now = self._turned_at
+            if now >= self._stop_by or self.node.has_left(now):
+                self.die()
+
+    # --- what arrives -------------------------------------------------------------------------------------
+
+    def accept(self, link: Link) -> Connection:
+        """Let a client or worker in."""
+        self._routing_ids += 1
+        routing_id = b"\0" + self._routing_ids.to_bytes(4, "big")
+        connection = self.router[routing_id] = Connection(link, routing_id)
+        return connection
+
+    def hear_router(self, routing_id: bytes, frames: Frames) -> None:
+        """A message of a client or worker."""
+        if self.is_frozen:
+            self._router_waits.append((routing_id, frames))
+            return
+        if self._seen_at is not None:
+            self._look()
+        self._receive(routing_id, frames)
+        self._end_turn()
+        self.arrange()
+
+    def _receive(self, routing_id: bytes, frames: Frames) -> None:
+        self._do(self.node.receive_frames([routing_id, *frames], self.clock()))
+
+    def hear_peer(self, frames: Frames) -> None:
+        """A message of the peer."""
+        if self.is_frozen:
+            self._peer_waits.append(frames)
+        elif self.is_alive:
+            self._look()
+            self._read_peer([frames])
+            self._end_turn()
+            self.arrange()
+
+    def _read_peer(self, burst: list[Frames]) -> None:
+        """BinaryStar._on_peer: of a burst only the newest valid message counts."""
+        newest: PeerState | None = None
+        for frames in burst:
+            try:
+                newest = peer.decode(frames)
+            except RemoteProtocolError as error:
+                self._do(self.node.receive_invalid(error, self.clock()))
+        if newest is not None:
+            self._do(self.node.receive(newest, self.clock()))
+
+    def hear_subscription(self, run: int) -> None:
+        """The peer has connected to our publisher."""
+        if run != self.runs or not self.is_alive:
+            return
+        if self.is_frozen:
+            self._subscriptions += 1
+        else:
+            self._turn(lambda: self.node.subscribed(self.clock()))
+
+    # --- what goes out ------------------------------------------------------------------------------------
+
+    def _do(self, outputs: Sequence[object]) -> None:
+        for output in outputs:
+            kind = type(output)
+            if kind is Send or kind is Dispatch:
+                self._enqueue(output)
+            elif kind is Publish:
+                self.publisher.publish(peer.encode(output.message))  # type: ignore[attr-defined]
+            else:
+                self._note(output)
+
+    def _enqueue(self, output: object) -> None:
+        """BrokerServer._enqueue: a failed message leads to others, one behind the other."""
+        self._outbox.append(output)
+        if self._is_emptying:
+            return
+        self._is_emptying = True
+        try:
+            while self._outbox:
+                message = self._outbox.popleft()
+                assert isinstance(message, Send)
+                routing_id = message.frames[0]
+                connection = self.router.get(routing_id)
+                if connection is not None:
+                    connection.to_link.send(message.frames[1:])
+                elif type(message) is Dispatch:
+                    self._do(self.node.undelivered(routing_id, self.clock()))
+                else:
+                    self._do(self.node.unreachable(routing_id, self.clock()))
+        finally:
+            self._is_emptying = False
+
+    def _note(self, output: object) -> None:
+        match output:
+            case PersistEpoch():
+                if self.disk is not None:
+                    self.disk = output.epoch
+            case StateChanged():
+                self.world.note(f"{self.name} {output.old.name} -> {output.new.name}: {output.reason}")
+            case Activated():
+                self.world.note(f"{self.name} active in epoch {output.epoch}")
+                self._watcher.node_activated(self, output.epoch)
+                self._watcher.node_changed(self)
+            case Deactivated():
+                self._watcher.node_changed(self)
+            case Fatal():
+                self.world.note(f"{self.name} fails: {output.error}")
+                self._watcher.node_failed(self, output.error)
+            case _:
+                self.world.note(f"{self.name} {type(output).__name__}")
