@@ -1,12 +1,19 @@
 """The broker core, sans-I/O: queues, dispatch, worker death, bounds, and what it tells whom."""
 
+import json
+
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode, Reason
-from bstar_broker.core.management import broker_state
+from bstar_broker.core import NodeState
+from bstar_broker.core.management import answer, broker_state
 from support.desk import Desk, heard, ident, sent
 
 DISCONNECT02 = [b"MDPW02", b"\x06"]
 HEARTBEAT02 = [b"MDPW02", b"\x05"]
+
+
+def no_state() -> NodeState:
+    raise AssertionError("nobody asked for mmi.state")
 
 
 # --- queue and dispatch -------------------------------------------------------------------------------------
@@ -580,6 +587,24 @@ def test_the_body_of_an_ended_request_is_not_kept_until_its_time_is_over() -> No
     assert not any(request.body for request in remembered)
 
 
+def test_a_new_epoch_does_not_end_the_draining() -> None:
+    desk = Desk()
+    desk.ready(b"w", credit=2)
+    desk.request(b"c", 1)
+    desk.broker.drain()
+    desk.broker.activate(9)
+    assert desk.request(b"c", 2) == []
+
+
+def test_a_services_workers_are_listed_however_many_others_there_are() -> None:
+    desk = Desk()
+    for number in range(1_001):
+        desk.ready(b"w%d" % number, b"common")
+    desk.ready(b"late", b"rare")
+    _, listed = answer(desk.broker, b"mmi.workers", [b"rare"], no_state, desk.now)
+    assert [worker["worker"] for worker in json.loads(listed)] == [b"late".hex()]
+
+
 def test_a_draining_broker_finishes_what_workers_hold_and_starts_nothing() -> None:
     desk = Desk()
     desk.ready(b"w")
@@ -587,7 +612,7 @@ def test_a_draining_broker_finishes_what_workers_hold_and_starts_nothing() -> No
     desk.broker.drain()
     assert desk.request(b"c", 2) == []
     assert [heard(f).identity for f in desk.final(b"w", 1)] == [ident(1)]
-    assert desk.broker.in_flight == 0
+    assert not desk.broker.is_awaited
     (frames,) = sent(desk.broker.deactivate(desk.now))
     assert (heard(frames).command, heard(frames).identity, heard(frames).flags) == (
         native.NOT_ACTIVE,

@@ -128,7 +128,6 @@ class Broker:
         """This node serves from now on, under ``epoch``; again, if it served under a lower one."""
         self.epoch = epoch
         self.is_serving = True
-        self.is_draining = False
 
     def deactivate(self, now: float) -> list[Output]:
         """This node no longer serves: every request it holds goes back to its client as far as that can be
@@ -152,13 +151,18 @@ class Broker:
         return outputs
 
     def drain(self) -> None:
-        """Give no more requests to workers; those that come wait, until ``deactivate`` gives them back."""
+        """Give no more requests to workers, for good; what comes waits for ``deactivate`` to return it."""
         self.is_draining = True
 
     @property
-    def in_flight(self) -> int:
-        """Requests which workers hold and for which this node answers."""
-        return sum(not r.is_abandoned for w in self.workers.values() for r in w.in_flight.values())
+    def is_awaited(self) -> bool:
+        """Does any worker hold a request for which this node answers?"""
+        return any(
+            not request.is_abandoned
+            for worker in self.workers.values()
+            if worker.in_flight
+            for request in worker.in_flight.values()
+        )
 
     def unreachable(self, routing_id: bytes, now: float) -> list[Output]:
         """A Send found no connection: a worker is gone, or a client did not wait for its reply."""
@@ -672,10 +676,10 @@ class Broker:
     def _add_service(self, name: bytes, now: float) -> ServiceRecord:
         service = ServiceRecord(name, now)
         self.services[name] = service
-        """May a worker bring a new service? Names that only clients have mentioned do not count here."""
+        return service
 
     def _has_room_to_offer(self) -> bool:
-        """May a worker bring a new service? Names that only clients have mentioned do not count against it."""
+        """May a worker bring a new service? Names that only clients have mentioned do not count here."""
         services = self.services.values()
         limit = self._settings.services_max
         return len(services) < limit or sum(service.workers > 0 for service in services) < limit

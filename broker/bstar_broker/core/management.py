@@ -49,12 +49,10 @@ def answer(
     if asked is mmi.Service.WORKERS:
         if argument and argument not in broker.services:
             return [mmi.NOT_FOUND]
-        workers = [
-            worker_state(worker, now)
-            for worker in _first(broker.workers.values())
-            if not argument or worker.service.name == argument
-        ]
-        return [mmi.OK, _encode(workers)]
+        asked_for = (
+            worker for worker in broker.workers.values() if not argument or worker.service.name == argument
+        )
+        return [mmi.OK, _encode([worker_state(worker, now) for worker in _first(asked_for)])]
     return [mmi.OK, _encode(state())]
 
 

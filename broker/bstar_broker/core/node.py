@@ -14,7 +14,7 @@ from bstar.errors import RemoteProtocolError
 from bstar.star import Activated, Deactivated, StarMachine
 from bstar.wire import CODECS, decode, mmi, native
 from bstar.wire.dialect import Dialect
-from bstar.wire.messages import Heartbeat, NodeStatus, Ping, Ready, Request, StaleEpoch
+from bstar.wire.messages import Heartbeat, NodeStatus, Partial, Ping, Ready, Request, StaleEpoch
 from bstar.wire.peer import PeerState
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.management import answer, broker_state
@@ -25,6 +25,8 @@ from bstar_broker.core.snapshot import LoopState, NodeState, PairState
 __all__ = ["Node"]
 
 _EPOCH_CARRIERS = frozenset((Heartbeat, Ping, Ready, StaleEpoch))
+# What ends no request. To ask all workers whether one is still awaited is not for each of their heartbeats.
+_NO_ENDS = frozenset((Heartbeat, Ping, Partial))
 
 
 class Node:
@@ -69,7 +71,7 @@ class Node:
             outputs += self.broker.receive(message, now)
         else:
             outputs = self.broker.receive(message, now)
-        if self._drain_until is not None:
+        if self._drain_until is not None and kind not in _NO_ENDS:
             outputs += self._leave_when_drained(now)
         return outputs
 
@@ -168,7 +170,7 @@ class Node:
     def _leave_when_drained(self, now: float) -> list[Output]:
         if self._drain_until is None or self.machine.is_leaving:
             return []
-        if now < self._drain_until and self.broker.in_flight:
+        if now < self._drain_until and self.broker.is_awaited:
             return []
         return self._expand(self.machine.leave(now), now)
 
