@@ -59,6 +59,7 @@ class Checks:
         # After the faults: from when on calls must be answered, and the role must stay where it is.
         self.answers_due_from: float | None = None
         self.settled: SimNode | None = None
+        self._serving_since: dict[str, float] = {}
         self._dual_since: float | None = None
         self._dual_number = 0
         self._calls: dict[str, Issued] = {}
@@ -88,6 +89,11 @@ class Checks:
             self._fail("f", f"{node.name} became active in epoch {epoch} long after the faults were over")
 
     def node_changed(self, node: SimNode) -> None:
+        for each in self.nodes:
+            if each.is_serving:
+                self._serving_since.setdefault(each.name, self.world.now)
+            else:
+                self._serving_since.pop(each.name, None)
         if len(self.serving()) < 2:
             if self._dual_since is not None:
                 self.dual_s_max = max(self.dual_s_max, self.world.now - self._dual_since)
@@ -97,6 +103,19 @@ class Checks:
             self._dual_number += 1
             self.counts["overlaps"] += 1
             self._look_again(self._dual_number)
+
+    def node_dispatched(self, node: SimNode) -> None:
+        """It gives out work: nobody else may have served for longer than a message travels."""
+        if len(self._serving_since) < 2 and node.name in self._serving_since:
+            return
+        for name, since in self._serving_since.items():
+            sound_since = max(since, self.peer_unsound_until)
+            if name != node.name and self.world.now - sound_since > self.travel_s_max:
+                self._fail(
+                    "a",
+                    f"{node.name} gave out work after {name} had served for {self.world.now - since:.3f} s "
+                    "with a sound peer link",
+                )
 
     def peer_unsound(self, until: float) -> None:
         """The peer link may fail until then."""

@@ -37,6 +37,9 @@ class NodeWatcher(Protocol):
     def node_changed(self, node: SimNode) -> None:
         """Whether it serves may have changed."""
 
+    def node_dispatched(self, node: SimNode) -> None:
+        """It gives a request to a worker."""
+
     def node_failed(self, node: SimNode, error: Exception) -> None:
         """It ended with an error."""
 
@@ -301,7 +304,10 @@ class SimNode(Process):
     def _do(self, outputs: Sequence[object]) -> None:
         for output in outputs:
             kind = type(output)
-            if kind is Send or kind is Dispatch:
+            if kind is Send:
+                self._enqueue(output)
+            elif kind is Dispatch:
+                self._watcher.node_dispatched(self)
                 self._enqueue(output)
             elif kind is Publish:
                 self.publisher.publish(peer.encode(output.message))  # type: ignore[attr-defined]

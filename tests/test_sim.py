@@ -1,0 +1,298 @@
+"""The simulator: some seeds of every kind, named scenarios, and broken builds that it must catch.
+
+``make sim`` runs hundreds of seeds; here are as many as fit into some seconds. docs/simulation.md says what
+is checked, under the letters used here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from bstar.star import StarMachine
+from bstar_client.core.session import Session
+from bstar_client.core.worker_session import WorkerCore
+from sim.__main__ import main
+from sim.checks import Violation
+from sim.faults import Fault, Kind, Mood
+from sim.run import Outcome, Setup, Simulation, play, setup_of, shrink
+from sim.worker import SimWorker
+
+TIMEOUT_S = 0.3  # of the lan profile
+HEARTBEAT_S = 0.1
+
+NATIVE = Setup(
+    seed=1,
+    mood=Mood.STORM,
+    profile="lan",
+    is_durable=True,
+    delay_s=0.0005,
+    jitter_s=0.001,
+    workers=(("worker1", True, 1, 0.01), ("worker2", True, 2, 0.01)),
+    clients=(("client1", True), ("client2", True)),
+    calls_per_s=5.0,
+    storm_s=0.0,
+    faults=(),
+)
+
+
+def pair(seed: int = 1, **changes: Any) -> Simulation:
+    """A pair that has found its roles: the primary serves."""
+    simulation = Simulation(msgspec.structs.replace(NATIVE, seed=seed, **changes), keep_trace=True)
+    simulation.start()
+    simulation.run_for(4.0)
+    assert simulation.checks.serving() == [simulation.primary]
+    return simulation
+
+
+def befall(simulation: Simulation, kind: Kind, target: str, duration_s: float, amount: float = 0.5) -> None:
+    """A fault, now."""
+    simulation.inject(Fault(simulation.world.now, kind, target, duration_s, amount))
+
+
+def both_ways(*pairs: tuple[str, str]) -> set[tuple[str, str]]:
+    """Ends to cut, in both directions."""
+    return {ends for one, other in pairs for ends in ((one, other), (other, one))}
+
+
+# --- seeds --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("mood", Mood)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_invariant_breaks_whatever_happens(seed: int, mood: Mood) -> None:
+    outcome = play(setup_of(seed, mood=mood, profile="lan"))
+
+    assert outcome.violation is None, f"{outcome.violation}\nrepeat: make sim SEED={seed} MOOD={mood.value}"
+    assert outcome.counts["faults"] > 10, "a run without faults proves nothing"
+    assert outcome.counts["call answered"] > 100, "a run without traffic proves nothing"
+
+
+def test_one_seed_is_one_run_to_the_last_digit() -> None:
+    setup = setup_of(7, mood=Mood.STORM, profile="lan")
+
+    first, second = play(setup), play(setup)
+
+    assert first.digest == second.digest
+    assert first.counts == second.counts
+    assert play(setup_of(8, mood=Mood.STORM, profile="lan")).digest != first.digest
+
+
+def test_a_run_without_faults_has_no_unknown_outcome_and_one_activation() -> None:
+    outcome = play(msgspec.structs.replace(NATIVE, mood=Mood.QUIET, storm_s=30.0))
+
+    assert outcome.violation is None
+    assert outcome.counts["activations"] == 1
+    assert outcome.counts["call answered"] + outcome.counts["call HandlerError"] == outcome.counts["calls"]
+
+
+def test_the_command_runs_seeds_and_says_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--runs", "2", "--processes", "1", "--mood", "quiet", "--profile", "lan"]) == 0
+
+    said = capsys.readouterr().out
+    assert "2 runs" in said
+    assert "simulated hours per second" in said
+    assert "0 violations" in said
+
+
+# --- broken builds: a test of the tests ---------------------------------------------------------------------
+
+
+def first_violation(mood: Mood, seeds: range) -> Outcome:
+    for seed in seeds:
+        outcome = play(setup_of(seed, mood=mood, profile="lan"))
+        if outcome.violation is not None:
+            return outcome
+    pytest.fail(f"seeds {seeds} found nothing wrong with a broken build")
+
+
+def break_the_stall_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StarMachine, "_notice_absence", lambda self, now: [])
+    monkeypatch.setattr(StarMachine, "stalled", lambda self, gap_s, now: [])
+
+
+def break_the_matching_of_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Session._receive_final
+
+    def to_the_oldest(self: Session, node: Any, message: Any, outputs: Any) -> None:
+        if self._calls:
+            message = msgspec.structs.replace(message, identity=next(iter(self._calls)))
+        sound(self, node, message, outputs)
+
+    monkeypatch.setattr(Session, "_receive_final", to_the_oldest)
+
+
+def break_the_check_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = WorkerCore._take
+
+    def obeys_anybody(self: WorkerCore, session: Any, heard: Any, outputs: Any, now: float) -> None:
+        kept, self.epoch = self.epoch, 0
+        sound(self, session, heard, outputs, now)
+        self.epoch = max(kept, self.epoch)
+
+    monkeypatch.setattr(WorkerCore, "_take", obeys_anybody)
+
+
+@pytest.mark.storm
+def test_a_build_without_the_stall_rule_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_the_stall_rule(monkeypatch)
+    assert first_violation(Mood.PROCESSES, range(1, 41)).rule == "a"
+
+
+@pytest.mark.storm
+def test_a_build_that_does_not_match_replies_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_the_matching_of_replies(monkeypatch)
+    assert first_violation(Mood.PROCESSES, range(1, 6)).rule == "c"
+
+
+@pytest.mark.storm
+def test_a_build_whose_workers_obey_any_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_the_check_of_epochs(monkeypatch)
+    assert first_violation(Mood.LINKS, range(1, 41)).rule == "b"
+
+
+@pytest.mark.storm
+def test_the_shrinker_leaves_only_faults_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_the_check_of_epochs(monkeypatch)
+    found = first_violation(Mood.LINKS, range(1, 41))
+
+    small, outcome = shrink(found.setup)
+
+    assert outcome.rule == found.rule
+    assert 1 <= len(small.faults) <= 3 < len(found.setup.faults)
+    assert play(small).digest == outcome.digest
+    for fault in small.faults:
+        rest = tuple(other for other in small.faults if other is not fault)
+        assert play(msgspec.structs.replace(small, faults=rest)).rule != found.rule
+
+
+# --- named scenarios ----------------------------------------------------------------------------------------
+
+
+def test_a_killed_primary_is_followed_by_the_backup_and_stays_passive_when_it_returns() -> None:
+    simulation = pair()
+    befall(simulation, Kind.CRASH, "primary", 3.0)
+    simulation.run_for(1.0)
+    assert simulation.checks.serving() == [simulation.backup]
+    simulation.run_for(4.0)
+    assert simulation.checks.serving() == [simulation.backup]
+    simulation.finish()
+
+
+def test_a_cut_peer_link_without_clients_on_both_sides_moves_nothing() -> None:
+    simulation = pair()
+    befall(simulation, Kind.PEER_CUT, "primary", 10.0)
+    simulation.run_for(11.0)
+    assert simulation.checks.counts["activations"] == 1
+    simulation.finish()
+
+
+def test_two_serve_while_the_peer_link_is_cut_but_shared_workers_obey_one() -> None:
+    """The bare pair cannot hold (a) here; (b) holds, and the workers tell the lower one of the higher."""
+    simulation = pair()
+    befall(simulation, Kind.PEER_CUT, "primary", 10.0)
+    simulation.cut(both_ways(("client1", "backup"), ("client2", "primary")))
+    simulation.run_for(9.0)
+    assert simulation.checks.counts["overlaps"] >= 1
+    # A worker that refuses a request of a lower epoch ends the overlap, long before the link heals.
+    assert simulation.checks.serving() == [simulation.backup]
+    assert simulation.checks.dual_s_max < 3.0
+    simulation.run_for(1.5)
+    simulation.calm_down()
+    simulation.finish()
+
+
+def test_two_serve_until_the_link_heals_where_the_network_falls_into_halves() -> None:
+    """The limit of a pair without a third party: each half has a node, clients and workers of its own."""
+    simulation = pair()
+    befall(simulation, Kind.PEER_CUT, "primary", 10.0)
+    simulation.cut(
+        both_ways(
+            ("client1", "backup"), ("worker1", "backup"), ("client2", "primary"), ("worker2", "primary")
+        )
+    )
+    simulation.run_for(9.0)
+    assert len(simulation.checks.serving()) == 2
+    simulation.run_for(1.5)
+    simulation.calm_down()
+    simulation.run_for(simulation.checks.travel_s_max + simulation.settle_s)
+    assert len(simulation.checks.serving()) == 1, "the lower epoch yields to the higher"
+    simulation.finish()
+
+
+def test_a_pair_that_lost_its_memory_climbs_above_what_workers_remember() -> None:
+    simulation = pair(is_durable=False)
+    befall(simulation, Kind.CRASH, "primary", 1.0)
+    simulation.run_for(3.0)
+    remembered = max(worker.core.epoch for worker in simulation.workers.values())
+    for node in ("primary", "backup"):
+        befall(simulation, Kind.CRASH, node, 1.0)
+    simulation.run_for(6.0)
+    (serving,) = simulation.checks.serving()
+    assert serving.node.machine.epoch > remembered
+    simulation.finish()
+
+
+def test_a_stalled_node_gives_out_nothing_when_it_goes_on() -> None:
+    simulation = pair()
+    befall(simulation, Kind.STALL, "primary", 2.0)
+    simulation.run_for(1.9)
+    assert simulation.checks.serving() == [simulation.backup]
+    simulation.run_for(0.2)
+    assert simulation.checks.serving() == [simulation.backup]
+    assert simulation.primary.node.machine.stalls == 1
+    simulation.finish()
+
+
+@pytest.mark.storm
+def test_a_pause_that_its_clock_does_not_see_may_let_a_node_give_out_work_which_workers_refuse() -> None:
+    """The limit of the stall rule: a virtual machine whose clock stands still while it is paused."""
+    rules: list[str] = []
+    for seed in range(1, 21):
+        simulation = pair(seed, calls_per_s=20.0)
+        simulation.checks.troubles.append((simulation.world.now, simulation.world.now + 2.0))
+        simulation.primary.freeze()
+        simulation.run_for(2.0)
+        assert simulation.checks.serving() == [simulation.backup]
+        simulation.primary.stop_clock(2.0)
+        try:
+            simulation.primary.thaw()
+        except Violation as violation:
+            rules.append(violation.rule)
+        else:
+            simulation.run_for(0.1)
+            assert simulation.checks.serving() == [simulation.backup], "the peer's next message ends it"
+    # It gives out work, and no worker executes it: that would be (b).
+    assert set(rules) == {"a"}, "the limit that docs/simulation.md describes is not there any more"
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_a_pause_and_a_heartbeat_within_the_timeout_never_move_the_role(share: float) -> None:
+    simulation = pair(mood=Mood.QUIET)
+    for number in range(30):
+        pause_s = share * (TIMEOUT_S - HEARTBEAT_S - 0.01)
+        befall(simulation, Kind.STALL, ("primary", "backup")[number % 2], pause_s)
+        simulation.run_for(0.7)
+    assert simulation.checks.counts["activations"] == 1
+
+
+@pytest.mark.storm
+def test_a_pause_of_nearly_the_timeout_may_move_the_role() -> None:
+    """What the passive node hears of is silence: the pause and what was left of the heartbeat before it."""
+    moved = 0
+    for seed in range(1, 31):
+        simulation = pair(seed, calls_per_s=20.0)
+        befall(simulation, Kind.STALL, "primary", TIMEOUT_S - 0.001)
+        simulation.run_for(2.0)
+        moved += simulation.checks.counts["activations"] - 1
+        assert len(simulation.checks.serving()) == 1
+    assert 0 <= moved <= 30
+
+
+def test_a_worker_takes_note_of_epochs_from_the_octets_that_reach_it() -> None:
+    simulation = pair()
+    workers: list[SimWorker] = list(simulation.workers.values())
+    assert [worker.epoch_seen for worker in workers] == [worker.core.epoch for worker in workers] == [1, 1]
