@@ -289,7 +289,7 @@ def test_a_pause_of_nearly_the_timeout_may_move_the_role() -> None:
         simulation.run_for(2.0)
         moved += simulation.checks.counts["activations"] - 1
         assert len(simulation.checks.serving()) == 1
-    assert 0 <= moved <= 30
+    assert moved > 0, "the limit that docs/simulation.md describes is not there any more"
 
 
 def test_a_worker_takes_note_of_epochs_from_the_octets_that_reach_it() -> None:

@@ -28,6 +28,7 @@ __all__ = ["Checks", "Violation"]
 # A call ends at its deadline, not much later.
 LATE_MAX_S = 0.25
 PEER_RUNS_MAX = 16
+CREDIT_MAX = 4  # of a simulated worker
 
 
 class Violation(AssertionError):  # noqa: N818 - it is what was found, not what went wrong with the simulator
@@ -272,7 +273,8 @@ class Checks:
         bounds = {
             "services": (len(broker.services), limits.services_max),
             "workers": (len(broker.workers), limits.workers_max),
-            "queue": (queued, limits.queue_length_max * max(1, len(broker.services)) + held),
+            # What lost workers held goes back to the front of its queue, full or not.
+            "queue": (queued, limits.queue_length_max + limits.workers_max * CREDIT_MAX),
             "queued, as counted": (abs(broker.queued - queued), 0),
             "identities": (len(broker._by_identity), queued + held),
             "requests of clients": (sum(broker.requests_of.values()), queued + held),

@@ -196,10 +196,15 @@ class Simulation:
     def start(self) -> None:
         """Start everything, in an order of chance."""
         rng = self.world.rng("start")
-        processes = [*self.nodes, *self.owners.values()]
+        processes: list[SimNode | SimWorker | SimClient] = [
+            *self.nodes,
+            *self.workers.values(),
+            *self.clients.values(),
+        ]
         rng.shuffle(processes)
         for process in processes:
-            self.world.at(rng.random() * self.timing.failover_timeout_s, process.start)  # type: ignore[attr-defined]
+            # A fault may have come first and have started it again.
+            self.world.at(rng.random() * self.timing.failover_timeout_s, partial(self._revive, process))
         self._tick()
 
     def _tick(self) -> None:
