@@ -424,6 +424,16 @@ def test_too_many_held_partials_are_given_up_without_harm_to_the_worker() -> Non
     assert desk.request01(b"c")[0][0] == b"w"
 
 
+def test_held_partials_without_an_octet_are_bounded_as_well() -> None:
+    desk = Desk()
+    desk.ready02(b"w")
+    desk.request01(b"c")
+    for _ in range(101):
+        desk.send(b"w", b"MDPW02", b"\x03", b"c", b"", *[b""] * 1_000)
+    assert desk.final02(b"w", b"c") == []
+    assert desk.broker.drops["partials-overflow"] == 1
+
+
 def test_an_envelope_comes_back_as_it_was() -> None:
     desk = Desk()
     desk.ready01(b"w")

@@ -46,6 +46,8 @@ _TIDY_INTERVAL_S = 1.0
 _SWEEPS_PER_HEARTBEAT = 4
 # RemoteProtocolError's reasons for messages that are readable but larger than allowed.
 _BROKEN_BOUNDS = frozenset(("size", "frames"))
+# Frames of PARTIALs held for one reply: each costs an object, even one without an octet.
+_HELD_FRAMES_MAX = 100_000
 # A full queue needs about this long to have room again; the hint of BUSY.
 _BUSY_RETRY_MS = 50
 
@@ -421,6 +423,7 @@ class Broker:
             )
         else:
             request.held = None
+            request.held_bytes = 0
             if not request.has_deadline:
                 request.expires_at = now + self._settings.request_ttl_s
             service.redelivered += 1
@@ -580,7 +583,8 @@ class Broker:
         held = request.held if request.held is not None else []
         held += body
         request.held = held
-        if sum(map(len, held)) > self._settings.partials_buffer_bytes_max:
+        request.held_bytes += sum(map(len, body))
+        if request.held_bytes > self._settings.partials_buffer_bytes_max or len(held) > _HELD_FRAMES_MAX:
             # The client hears nothing and the worker may finish; its reply is then late.
             self.drop("partials-overflow")
             request.service.lost += 1

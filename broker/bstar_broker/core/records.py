@@ -45,6 +45,7 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     deliveries: int = 0
     partials: int = 0
     held: list[bytes] | None = None
+    held_bytes: int = 0
     is_queued: bool = False
     is_abandoned: bool = False
     # Its client says that an earlier attempt may have been executed, here or at the other node.
