@@ -294,6 +294,19 @@ def test_of_a_burst_only_the_newest_word_counts(context: Context) -> None:
 # --- what a node keeps ------------------------------------------------------------------------------------
 
 
+def test_a_long_subscription_is_not_taken(context: Context, places: Places) -> None:
+    with (
+        RunningNode(places, Role.PRIMARY),
+        context.socket(zmq.XSUB) as stranger,
+        stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor,
+    ):
+        stranger.linger = 0
+        stranger.connect(places.state[Role.PRIMARY])
+        stranger.send(b"\x01" + bytes(100_000))
+        assert monitor.poll(int(LIMIT_S * 1000))
+        stranger.disable_monitor()
+
+
 def test_the_epoch_survives_a_restart(context: Context, places: Places, tmp_path: Path) -> None:
     for epoch in (1, 3):
         with (
@@ -307,9 +320,10 @@ def test_the_epoch_survives_a_restart(context: Context, places: Places, tmp_path
         assert (tmp_path / "new" / "state" / "epoch").read_text() == f"{epoch}\n"
 
 
-def test_a_broken_epoch_file_is_explained(places: Places, tmp_path: Path) -> None:
-    (tmp_path / "epoch").write_text("seven\n")
-    with pytest.raises(ConfigurationError, match=r"holds 'seven.*delete it"):
+@pytest.mark.parametrize("text", ["seven\n", f"{2**62 + 1}\n", "7" * 5_000])
+def test_a_broken_epoch_file_is_explained(places: Places, tmp_path: Path, text: str) -> None:
+    (tmp_path / "epoch").write_text(text)
+    with pytest.raises(ConfigurationError, match=rf"holds '{text[:5]}.*delete it"):
         BinaryStar(
             "primary",
             local=places.state[Role.PRIMARY],

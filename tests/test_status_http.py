@@ -188,6 +188,12 @@ def test_other_methods_are_405(site: Site, method: str) -> None:
     assert response.headers["Allow"] == "GET, HEAD"
 
 
+def test_a_length_of_thousands_of_digits_is_answered(site: Site) -> None:
+    headers = b"Content-Length: " + b"9" * 5_000 + b"\r\n"
+    # The little that does come is cut off, or the answer would wait for the rest.
+    assert site.say(b"POST / HTTP/1.1\r\n" + headers + b"\r\n" + bytes(16_384)).startswith(b"HTTP/1.1 405 ")
+
+
 def test_a_request_too_large_is_refused(site: Site) -> None:
     headers = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 1_000) for number in range(20))
     assert site.say(b"GET /healthz HTTP/1.1\r\n" + headers + b"\r\n").startswith(b"HTTP/1.1 431 ")

@@ -262,7 +262,8 @@ class _Handler(BaseHTTPRequestHandler):
         # What came with the request is read, or the connection's reset could overtake our answer.
         length = self.headers.get("Content-Length", "0")
         if length.isdecimal():
-            self.rfile.read(min(int(length), REQUEST_BYTES_MAX))
+            # Of more digits than it needs to be too much, the first ones will do.
+            self.rfile.read(min(int(length[:9]), REQUEST_BYTES_MAX))
         page = _probe(HTTPStatus.METHOD_NOT_ALLOWED, f"{self.command} is not possible here; GET and HEAD are")
         self._send(page, with_body=True, allow="GET, HEAD")
 

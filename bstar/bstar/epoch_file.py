@@ -11,6 +11,9 @@ from bstar.errors import ConfigurationError
 
 __all__ = ["EpochFile"]
 
+# Whatever has no more than these is below 2^62, above which no node takes an epoch.
+_DIGITS_MAX = 18
+
 
 class EpochFile:
     """``STATE_DIR/epoch``: one decimal number and a newline."""
@@ -28,12 +31,13 @@ class EpochFile:
             return 0
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"state_dir: cannot read {self.path}: {error}") from error
-        if not text.strip().isdecimal():
+        digits = text.strip()
+        if not digits.isdecimal() or len(digits) > _DIGITS_MAX:
             raise ConfigurationError(
                 f"state_dir: {self.path} holds {text[:40]!r}, not an epoch: restore it, or delete it while "
                 "the peer is running (this node then learns the epoch from the peer)"
             )
-        return int(text)
+        return int(digits)
 
     def save(self, epoch: int) -> None:
         """Store ``epoch`` durably; OSError if that fails."""

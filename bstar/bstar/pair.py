@@ -53,6 +53,11 @@ _log = logging.getLogger("bstar.pair")
 
 # State messages read in one turn; more than a stale burst of a healed link brings.
 _PEER_MESSAGES_MAX = 1_000
+# All that a subscriber sends: one octet, and a handshake of some dozens. libzmq keeps some forty octets for
+# each octet of a subscription, so one message of 200 MB would take eight gigabytes and stop the loop.
+_SUBSCRIPTION_BYTES_MAX = 1_024
+# A state message has some 4 KB at most. What is longer is still read and reported, within reason.
+_STATE_BYTES_MAX = 1_048_576
 # A node that cannot go on stays for this long, without serving, so that its peer hears who it was: a peer
 # that has just started connects anew at least once a second (see ``_open_subscriber``).
 _LAST_WORD_S = 1.5
@@ -179,6 +184,7 @@ class BinaryStar:
     def _open_publisher(self, local: str) -> "zmq.Socket[bytes]":
         socket = self._socket(zmq.XPUB)
         socket.set(zmq.XPUB_VERBOSE, 1)
+        socket.maxmsgsize = _SUBSCRIPTION_BYTES_MAX
         socket.bind(local)
         return socket
 
@@ -191,6 +197,7 @@ class BinaryStar:
         socket.connect_timeout = max(200, timeout_ms)
         socket.heartbeat_ivl = max(100, timeout_ms)
         socket.heartbeat_timeout = max(1_000, 3 * timeout_ms)
+        socket.maxmsgsize = _STATE_BYTES_MAX
         socket.subscribe(b"")
         socket.connect(remote)
         return socket
