@@ -103,6 +103,7 @@ class SimClient(LinkOwner):
         if self.is_alive:
             self.world.note(f"{self.name} {'is switched off' if with_host else 'dies'}")
             self.is_alive = self.is_frozen = False
+            self.release()
             for link in self.links:
                 link.close(is_silent=with_host)
         self.is_dark = with_host

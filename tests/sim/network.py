@@ -27,6 +27,7 @@ Frames = list[bytes]
 RETRANSMIT_S = 0.2
 # client/bstar_client/link.py: LinkSettings.
 CONNECT_TIMEOUT_S = 1.0
+HANDSHAKE_TIMEOUT_S = 1.0
 RECONNECT_MIN_S = 0.02
 RECONNECT_MAX_S = 0.25
 SILENCE_MIN_S = 5.0
@@ -267,22 +268,36 @@ class Link:
         if attempt != self._attempt or self.connection is not None or not self.owner.is_alive:
             return
         node = self.node
-        if self.there.is_blocked or self.back.is_blocked or node.is_dark or node.is_frozen:
+        if self.there.is_blocked or self.back.is_blocked or node.is_dark:
             self.world.after(CONNECT_TIMEOUT_S, partial(self._fail, attempt))
             return
         travel_s = self.there.travel_s() + self.back.travel_s()
-        self.world.after(travel_s, partial(self._finish, attempt, node.runs if node.is_alive else -1))
+        run = node.runs if node.is_alive else -1
+        self.world.after(travel_s, partial(self._finish, attempt, run))
 
     def _fail(self, attempt: int) -> None:
         if attempt == self._attempt and self.owner.is_alive:
             self.owner.change(self.index, False)
             self._again(attempt)
 
+    def _tell_of_no_handshake(self, attempt: int) -> None:
+        # The socket tries again once a second, so one attempt is always waiting.
+        if attempt == self._attempt and self.owner.is_alive and self.connection is None:
+            if self.node.is_frozen:
+                self.world.after(HANDSHAKE_TIMEOUT_S, partial(self._tell_of_no_handshake, attempt))
+            self.owner.change(self.index, False)
+
     def _finish(self, attempt: int, run: int) -> None:
-        if attempt != self._attempt or not self.owner.is_alive:
+        if attempt != self._attempt or not self.owner.is_alive or self.connection is not None:
             return
         node = self.node
-        if run != node.runs or not node.is_awake or self.there.is_blocked or not self.owner.is_awake:
+        for process in (node, self.owner):
+            # The kernels have connected; the handshake is the processes' own.
+            if process.is_frozen:
+                process.when_it_goes_on(partial(self._finish, attempt, run))
+                self.world.after(HANDSHAKE_TIMEOUT_S, partial(self._tell_of_no_handshake, attempt))
+                return
+        if run != node.runs or not node.is_alive or self.there.is_blocked:
             self._fail(attempt)
             return
         self._pause_s = RECONNECT_MIN_S
@@ -370,17 +385,22 @@ class PeerLink:
         if attempt != self._attempt or self._connection or not self.subscriber.is_alive:
             return
         publisher, path = self.publisher, self.path
-        if path.is_blocked or publisher.is_dark or publisher.is_frozen or self.subscriber.is_frozen:
+        if path.is_blocked or publisher.is_dark:
             self._world.after(self._connect_timeout_s, partial(self._again, attempt))
             return
         run = publisher.runs if publisher.is_alive else -1
         self._world.after(2 * path.travel_s(), partial(self._finish, attempt, run))
 
     def _finish(self, attempt: int, run: int) -> None:
-        if attempt != self._attempt or not self.subscriber.is_alive:
+        if attempt != self._attempt or not self.subscriber.is_alive or self._connection:
             return
         publisher = self.publisher
-        if run != publisher.runs or not publisher.is_awake or self.path.is_blocked:
+        for process in (publisher, self.subscriber):
+            # The kernels have connected; the handshake is the processes' own.
+            if process.is_frozen:
+                process.when_it_goes_on(partial(self._finish, attempt, run))
+                return
+        if run != publisher.runs or not publisher.is_alive or self.path.is_blocked:
             self._again(attempt)
             return
         self._pause_s = self._reconnect_min_s

@@ -134,6 +134,7 @@ class SimNode(Process):
             return
         self.world.note(f"{self.name} {'is switched off' if with_host else 'dies'}")
         self.is_alive = self.is_frozen = self.is_stopping = False
+        self.release()
         self.is_dark = with_host
         for connection in list(self.router.values()):
             connection.close_at_node(is_silent=with_host)

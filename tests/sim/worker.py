@@ -91,6 +91,7 @@ class SimWorker(LinkOwner):
         if self.is_alive:
             self.world.note(f"{self.name} {'is switched off' if with_host else 'ends'}")
             self.is_alive = self.is_frozen = self.is_stopping = False
+            self.release()
             for link in self.links:
                 link.close(is_silent=with_host)
         self.is_dark = with_host

@@ -85,6 +85,7 @@ class Process:
         self.is_stopping = False
         self.runs = 0
         self.frozen_at = 0.0
+        self._waiting: list[Action] = []
         self._rate = 1.0
         self._offset = 0.0
         self._wake_at = math.inf
@@ -163,8 +164,22 @@ class Process:
             self.is_frozen = False
             self._wake_at = math.inf
             self.world.note(f"{self.name} goes on after {self.world.now - self.frozen_at:.3f} s")
+            self.release()
             self.catch_up()
             self.arrange()
+
+    def when_it_goes_on(self, action: Action) -> None:
+        """Do this as soon as the process is not frozen any more, dead or alive; at once if it is not now."""
+        if self.is_frozen:
+            self._waiting.append(action)
+        else:
+            action()
+
+    def release(self) -> None:
+        """What its frozen threads kept waiting goes on."""
+        waiting, self._waiting = self._waiting, []
+        for action in waiting:
+            self.world.after(0.0, action)
 
     def catch_up(self) -> None:
         """Serve what has waited."""
