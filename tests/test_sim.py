@@ -12,10 +12,12 @@ import msgspec
 import pytest
 
 from bstar.star import StarMachine
+from bstar_broker.core.broker import Broker
 from bstar_client.core.session import Session
 from bstar_client.core.worker_session import WorkerCore
 from sim.__main__ import main
 from sim.checks import Violation
+from sim.client import Load
 from sim.faults import Fault, Kind, Mood
 from sim.run import Outcome, Setup, Simulation, play, setup_of, shrink
 from sim.worker import SimWorker
@@ -234,6 +236,31 @@ def test_a_pair_that_lost_its_memory_climbs_above_what_workers_remember() -> Non
     (serving,) = simulation.checks.serving()
     assert serving.node.machine.epoch > remembered
     simulation.finish()
+
+
+def while_workers_die() -> int:
+    """How many calls run out of time although one worker is always there."""
+    simulation = pair()
+    for client in simulation.clients.values():
+        client.load = Load(5.0, 6.0, 10.0)
+    simulation.run_for(2.0)
+    for number in range(12):
+        befall(
+            simulation, (Kind.WORKER_CRASH, Kind.WORKER_DARK)[number // 2 % 2], f"worker{1 + number % 2}", 0.7
+        )
+        simulation.run_for(2.5)
+    simulation.run_for(10.0)
+    assert simulation.checks.counts["call answered"] > 100
+    return simulation.checks.counts["call CallTimeoutError"]
+
+
+def test_what_dying_workers_held_is_done_by_others_in_time() -> None:
+    assert while_workers_die() == 0
+
+
+def test_a_build_that_forgets_what_dying_workers_held_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broker, "_redeliver", lambda self, request, now, outputs: self._forget(request))
+    assert while_workers_die() > 0
 
 
 def test_a_stalled_node_gives_out_nothing_when_it_goes_on() -> None:

@@ -156,7 +156,7 @@ class Simulation:
             for name, is_native, credit, handler_s in setup.workers
         }
         # A call must be able to outlast a failover, and the time in which a dead worker is found.
-        load = Load(setup.calls_per_s, 4 * timeout_s, 20 * timeout_s + 4.0)
+        load = Load(setup.calls_per_s, 4 * timeout_s, 20 * timeout_s + 15.0)
         self.clients = {
             name: SimClient(
                 self.world, name, load, self.checks, is_native=is_native, settle_s=1.2 * timeout_s
