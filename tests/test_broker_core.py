@@ -2,9 +2,12 @@
 
 import json
 
-from bstar.wire import native
+import pytest
+
+from bstar.errors import RemoteProtocolError
+from bstar.wire import decode, native
 from bstar.wire.messages import ErrorCode, Reason
-from bstar_broker.core import NodeState
+from bstar_broker.core import NodeState, Notice
 from bstar_broker.core.management import answer, broker_state
 from support.desk import Desk, heard, ident, sent
 
@@ -134,8 +137,35 @@ def test_the_remaining_time_travels_with_the_request() -> None:
     assert request.value == 750
 
 
+def test_a_plain_worker_may_be_silent_while_it_works() -> None:
+    desk = Desk(mdp_busy_timeout_s=60)
+    desk.ready02(b"w")
+    desk.request02(b"c")
+    desk.wait(59)
+    assert desk.final02(b"w", b"c") == [[b"c", b"MDPC02", b"\x03", b"echo", b"done"]]
+
+
+def test_a_plain_worker_that_heartbeats_while_it_works_is_missed_as_soon_as_it_stops() -> None:
+    desk = Desk(mdp_busy_timeout_s=60)
+    desk.ready02(b"w")
+    desk.request02(b"c")
+    desk.wait(2.6)
+    desk.send(b"w", *HEARTBEAT02)
+    desk.wait(8)
+    assert b"w" not in desk.broker.workers
+
+
+def test_a_heartbeat_that_crossed_the_request_proves_nothing() -> None:
+    desk = Desk(mdp_busy_timeout_s=60)
+    desk.ready02(b"w")
+    desk.request02(b"c")
+    desk.send(b"w", *HEARTBEAT02)
+    desk.wait(30)
+    assert b"w" in desk.broker.workers
+
+
 def test_a_silent_worker_is_forgotten_and_its_request_given_to_another() -> None:
-    desk = Desk()
+    desk = Desk(mdp_busy_timeout_s=7.5)
     desk.ready02(b"w1")
     desk.request02(b"c", b"hi")
     frames = desk.wait(7.6)
@@ -359,9 +389,31 @@ def test_a_worker_that_knows_a_later_epoch_gives_the_request_back() -> None:
     desk = Desk()
     desk.ready(b"w")
     desk.request(b"c", 1)
+    desk.broker.activate(11)  # the node has learned of epoch 9 and is active anew
     (frames,) = desk.send(b"w", *native.encode_stale_epoch(ident(1), 9))
     again = heard(frames)
     assert (again.command, again.identity, again.flags) == (native.REQUEST, ident(1), 0)
+
+
+def test_a_worker_that_claims_an_epoch_nobody_believes_is_sent_away() -> None:
+    desk = Desk(deliveries_max=1)
+    desk.ready(b"w")
+    desk.request(b"c", 1)
+    told = desk.send(b"w", *native.encode_stale_epoch(ident(1), 2**60))
+    assert [heard(frames).command for frames in told] == [native.DISCONNECT, native.ERROR]
+
+
+def test_the_first_drop_of_each_kind_is_worth_a_line_in_the_log() -> None:
+    desk = Desk()
+    seen: list[object] = []
+    for _ in range(3):
+        frames = [b"c", b"", b"MDPC02", b"\x02", b"echo", b"hi"]
+        with pytest.raises(RemoteProtocolError) as caught:
+            decode(frames)
+        seen += desk.broker.receive_invalid(frames, caught.value, desk.now)
+    (notice,) = seen
+    assert isinstance(notice, Notice)
+    assert "invalid-client-command" in notice.text
 
 
 # --- dialects meet ------------------------------------------------------------------------------------------

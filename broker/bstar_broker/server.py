@@ -24,7 +24,7 @@ from bstar.settings import Settings
 from bstar.sockets import send
 from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire.limits import MESSAGE_BYTES_MAX
-from bstar_broker.core import BrokerSettings, Dispatch, Node, NodeState, Send
+from bstar_broker.core import BrokerSettings, Dispatch, Node, NodeState, Notice, Send
 from bstar_broker.core.snapshot import LoopState
 from bstar_broker.status import StatusServer
 
@@ -32,8 +32,9 @@ __all__ = ["BrokerServer"]
 
 _log = logging.getLogger("bstar.broker")
 
-# Replies that wait for one slow client; beyond it they are dropped and counted, and the client asks again.
-_SEND_QUEUE_MESSAGES = 20_000
+# A client's pipe has room for the answers to all that it may have asked for, and for some more; what does not
+# fit, PARTIALs for a client that stopped reading, is dropped and counted.
+_SPARE_ANSWERS = 10_000
 # Requests that wait in one connection's pipe before TCP pushes back on the client.
 _RECEIVE_QUEUE_MESSAGES = 10_000
 # Thousands of clients may come back in the same moment.
@@ -111,6 +112,7 @@ class BrokerServer:
             worker_liveness=timing.worker_liveness,
             mdp_heartbeat_interval_s=timing.mdp_heartbeat_interval_s,
             mdp_liveness=timing.mdp_liveness,
+            mdp_busy_timeout_s=timing.mdp_busy_timeout_s,
             request_ttl_s=timing.request_ttl_s,
             service_ttl_s=timing.service_ttl_s,
             services_max=limits.services_max,
@@ -139,7 +141,7 @@ class BrokerServer:
         # peer of fixed identity is not let in again before its old connection is found dead (T-03).
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.ROUTER_HANDOVER, 1)
-        socket.sndhwm = _SEND_QUEUE_MESSAGES
+        socket.sndhwm = self.settings.limits.requests_per_client_max + _SPARE_ANSWERS
         socket.rcvhwm = _RECEIVE_QUEUE_MESSAGES
         # libzmq only hangs up on a frame beyond its limit; the broker's own limit is answered in words.
         socket.maxmsgsize = max(self.settings.limits.message_bytes_max, MESSAGE_BYTES_MAX)
@@ -210,6 +212,9 @@ class BrokerServer:
         try:
             while self._outbox:
                 output = self._outbox.popleft()
+                if type(output) is Notice:
+                    _log.warning("%s", output.text)
+                    continue
                 assert isinstance(output, Send), f"nobody performs {output!r}"
                 try:
                     send(self._router, output.frames)

@@ -378,6 +378,8 @@ def _report(
             _log.info("%s -> %s on %s: %s", old, new, event, output.reason)
         case PeerSeen():
             _log.info("peer is there: %s, run %s", output.state.name, output.node or "unknown")
+        case PeerLost(has_left=True):
+            _log.info("peer has left")
         case PeerLost():
             _log.warning("peer silent for %.3f s", output.silent_s)
         case PeerAsked():

@@ -50,5 +50,3 @@ def configure_logs(level: str, form: str) -> None:
     root.setLevel(level.upper())
     # The state machine's library tells each of its steps; the pair logs what they mean.
     logging.getLogger("transitions").setLevel(logging.WARNING)
-    # Our own log tells each change of state in one line; the library below needs four for it.
-    logging.getLogger("transitions").setLevel(max(logging.WARNING, root.level))

@@ -31,7 +31,7 @@ def worker(
         float | None,
         typer.Option("--seconds", min=0, help="sleep: how long; otherwise the request's body says it."),
     ] = None,
-    credit: Annotated[int, typer.Option("--credit", min=1, help="How many requests at once.")] = 1,
+    credit: Annotated[int, typer.Option("--credit", min=1, max=1_000, help="How many requests at once.")] = 1,
     handler_timeout: Annotated[
         float | None,
         typer.Option("--handler-timeout", min=0.001, help="Give a handler up after so many seconds."),

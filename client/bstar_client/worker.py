@@ -47,6 +47,9 @@ __all__ = ["Handler", "Request", "Worker", "WorkerHooks"]
 
 _log = logging.getLogger("bstar_client")
 
+# Each request that a worker holds has a thread of its own.
+_CREDIT_MAX = 1_000
+
 # How long a DISCONNECT or a last reply may take to leave the process; with no linger it vanishes (T-09).
 _LINGER_MS = 300
 # Parts of replies that wait to be sent; a handler that yields faster than the network takes them waits here.
@@ -158,6 +161,8 @@ class Worker:
         self.service = to_name(service)
         if self.service.startswith(PREFIX):
             raise LocalProtocolError(f"services named mmi. belong to the broker: {self.service!r}")
+        if not 1 <= credit <= _CREDIT_MAX:
+            raise ConfigurationError(f"credit is 1 to {_CREDIT_MAX}, a handler thread for each, not {credit}")
         language: WorkerDialect
         if dialect == "native":
             language = NativeWorker()

@@ -457,6 +457,7 @@ def _limits(timing: Timing) -> BrokerSettings:
         worker_liveness=timing.worker_liveness,
         mdp_heartbeat_interval_s=timing.mdp_heartbeat_interval_s,
         mdp_liveness=timing.mdp_liveness,
+        mdp_busy_timeout_s=timing.mdp_heartbeat_interval_s * timing.mdp_liveness,
         request_ttl_s=timing.request_ttl_s,
         service_ttl_s=timing.service_ttl_s,
         services_max=4,

@@ -33,7 +33,7 @@ from bstar.wire.messages import (
     StaleEpoch,
 )
 from bstar_broker.core.expiry import Expiries
-from bstar_broker.core.outputs import Dispatch, Output, Send
+from bstar_broker.core.outputs import Dispatch, Notice, Output, Send
 from bstar_broker.core.records import Accepted, ServiceRecord, WorkerRecord
 from bstar_broker.core.settings import BrokerSettings
 
@@ -108,15 +108,16 @@ class Broker:
         A registered worker whose command could not be read is invalid (MDP1-B-05); so is one whose message
         breaks a bound, because the request it answers would wait for ever.
         """
-        self.drop(f"invalid-{error.reason}")
+        outputs = self._note(f"invalid-{error.reason}", error.text)
         worker = self.workers.get(frames[0])
         if worker is not None and (error.from_worker or error.reason in _BROKEN_BOUNDS):
-            return [self._disconnect(worker, Reason.INVALID), *self._lose(worker, now)]
-        identity = native.request_identity(frames)
-        if identity is None:
-            return []
-        text = error.text.encode()
-        return [Send(native.CODEC.failure(frames[0], (), identity, self.epoch, ErrorCode.INVALID, text))]
+            outputs.append(self._disconnect(worker, Reason.INVALID))
+            outputs += self._lose(worker, now)
+        elif (identity := native.request_identity(frames)) is not None:
+            text = error.text.encode()
+            failure = native.CODEC.failure(frames[0], (), identity, self.epoch, ErrorCode.INVALID, text)
+            outputs.append(Send(failure))
+        return outputs
 
     def refuse(self, request: Request, now: float) -> list[Output]:
         """A request that this node may not serve: say so if the client's dialect can."""
@@ -212,6 +213,13 @@ class Broker:
         """Count a message that leads to nothing. Reasons are slugs of our own, never taken from the wire."""
         self.drops[reason] = self.drops.get(reason, 0) + 1
 
+    def _note(self, reason: str, text: str) -> list[Output]:
+        """Count a drop, and say so the first time: a peer that hears nothing has no other sign of it."""
+        self.drop(reason)
+        if self.drops[reason] > 1:
+            return []
+        return [Notice(f"dropped, {reason}: {text}; the next ones of this kind are only counted")]
+
     # --- clients --------------------------------------------------------------------------------------------
 
     def _on_request(self, message: Request, now: float) -> list[Output]:
@@ -281,13 +289,15 @@ class Broker:
     def _refuse_busy(
         self, message: Request, codec: BrokerCodec, service: ServiceRecord | None, reason: str, text: str
     ) -> list[Output]:
-        self.drop(reason)
+        outputs = self._note(reason, text)
         if service is not None:
             service.refused += 1
         frames = codec.busy(
             message.sender, message.envelope, message.identity, self.epoch, _BUSY_RETRY_MS, text.encode()
         )
-        return [Send(frames)] if frames is not None else []
+        if frames is not None:
+            outputs.append(Send(frames))
+        return outputs
 
     def _on_ping(self, message: Ping, now: float) -> list[Output]:
         return [Send(native.CODEC.pong(message.sender, message.identity, self._describe(now)))]
@@ -338,6 +348,9 @@ class Broker:
             identity = b""
             worker.in_flight[request.sender] = request
             ttl_ms = 0
+            if not worker.beats_while_busy:
+                worker.given_at = now
+                worker.expires_at = now + worker.busy_s
         worker.sent_at = now
         if len(worker.in_flight) < worker.credit:
             request.service.idle[worker] = None
@@ -411,6 +424,7 @@ class Broker:
             outputs += self._fail(request, ErrorCode.WORKER_LOST, "the worker died after sending PARTIALs")
         elif request.deliveries >= self._settings.deliveries_max:
             service.poisoned += 1
+            outputs += self._note("poison", f"a request of service {service.name!r} lost all its workers")
             outputs += self._fail(
                 request,
                 ErrorCode.POISON,
@@ -461,6 +475,7 @@ class Broker:
             credit=message.credit,
             heartbeat_s=heartbeat_s,
             expiry_s=expiry_s,
+            busy_s=expiry_s if is_native else max(expiry_s, settings.mdp_busy_timeout_s),
             now=now,
         )
         self.workers[sender] = worker
@@ -553,7 +568,7 @@ class Broker:
         if request is None:
             self.drop("unexpected-reply")
             return [self._disconnect(worker, Reason.UNEXPECTED), *self._lose(worker, now)]
-        worker.expires_at = now + worker.expiry_s
+        worker.expires_at = now + (worker.expiry_s if worker.beats_while_busy else worker.busy_s)
         if request.is_abandoned:
             self.drop("late-reply")
             # Counted all the same, so that a client who comes back for the rest sees the gap (BSN-B-15).
@@ -596,6 +611,10 @@ class Broker:
         worker = self.workers.get(message.sender)
         if worker is None:
             return self._unknown_worker(message.sender, message.dialect, message.envelope)
+        if not worker.beats_while_busy and worker.in_flight:
+            if now - worker.given_at < worker.heartbeat_s:
+                return []  # sent before it had the request
+            worker.beats_while_busy = True
         worker.expires_at = now + worker.expiry_s
         return []
 
@@ -611,6 +630,9 @@ class Broker:
         if worker is None:
             return self._unknown_worker(message.sender, Dialect.NATIVE, ())
         self.drop("stale-epoch")
+        if self.is_serving and message.epoch > self.epoch:
+            # A later activation would have been learned; this one is not believed.
+            return [self._disconnect(worker, Reason.INVALID), *self._lose(worker, now)]
         worker.expires_at = now + worker.expiry_s
         request = worker.in_flight.pop(message.address, None)
         outputs: list[Output] = []

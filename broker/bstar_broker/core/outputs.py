@@ -5,7 +5,7 @@ Outputs of the Binary Star machine travel in the same lists (see ``node``); the 
 
 import msgspec
 
-__all__ = ["Dispatch", "Output", "Send"]
+__all__ = ["Dispatch", "Notice", "Output", "Send"]
 
 
 class Send(msgspec.Struct, gc=False):
@@ -21,6 +21,12 @@ class Dispatch(Send, gc=False):
     """A Send that gives a request to a worker; if it fails, the delivery did not happen
     (``Node.undelivered``).
     """
+
+
+class Notice(msgspec.Struct, frozen=True, gc=False):
+    """Something that an operator should read: the first of its kind, the others are only counted."""
+
+    text: str
 
 
 # Star outputs pass through as well, hence object: the shell dispatches on the type.

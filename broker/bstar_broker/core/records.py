@@ -53,14 +53,21 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
 
 
 class WorkerRecord:
-    """A registered worker: one routing id, one service, up to ``credit`` requests at once."""
+    """A registered worker: one routing id, one service, up to ``credit`` requests at once.
+
+    ``expiry_s`` is the silence after which it counts as gone. Published MDP workers are silent while they
+    work, so until one has shown that it is not (``beats_while_busy``) it has ``busy_s`` for each request.
+    """
 
     __slots__ = (
+        "beats_while_busy",
+        "busy_s",
         "codec",
         "credit",
         "envelope",
         "expires_at",
         "expiry_s",
+        "given_at",
         "heartbeat_s",
         "in_flight",
         "is_native",
@@ -80,6 +87,7 @@ class WorkerRecord:
         credit: int,
         heartbeat_s: float,
         expiry_s: float,
+        busy_s: float,
         now: float,
     ) -> None:
         self.routing_id = routing_id
@@ -90,6 +98,9 @@ class WorkerRecord:
         self.credit = credit
         self.heartbeat_s = heartbeat_s
         self.expiry_s = expiry_s
+        self.busy_s = busy_s
+        self.beats_while_busy = is_native
+        self.given_at = now
         self.expires_at = now + expiry_s
         self.sent_at = now
         # By what the worker will send back: the client address (MDP) or the request's identity (native).

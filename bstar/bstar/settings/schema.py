@@ -140,6 +140,16 @@ class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "counts as gone: its expiry is mdp_heartbeat_interval_s × mdp_liveness.",
         ),
     ]
+    mdp_busy_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0.02,
+            le=86_400,
+            description="Seconds that a plain Majordomo worker may be silent while it works on a request. "
+            "Published workers send no heartbeats then; one that does is held to mdp_liveness instead. A "
+            "worker whose process or machine dies is noticed earlier, by its connection.",
+        ),
+    ]
     request_ttl_s: Annotated[
         float,
         Meta(
@@ -211,7 +221,7 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             le=100_000_000,
             description="Requests that one client may have waiting or executing at once.",
         ),
-    ] = 20_000
+    ] = 100_000
     deliveries_max: Annotated[
         int,
         Meta(
@@ -339,6 +349,7 @@ class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
 _COMMON = {
     "mdp_heartbeat_interval_s": 2.5,
     "mdp_liveness": 3,
+    "mdp_busy_timeout_s": 60.0,
     "request_ttl_s": 60.0,
     "service_ttl_s": 60.0,
     "drain_timeout_s": 5.0,

@@ -196,6 +196,7 @@ class StarMachine:
         self._answers_told = 0
         self._is_released = False
         self._is_peer_seen = False
+        self._has_peer_left = False
         self._is_peer_native = False
         self._peer_node: str | None = None
         self._peer_seq = 0
@@ -269,6 +270,7 @@ class StarMachine:
         else:
             outputs += self._refresh(message, now)
             outputs += self._follow(message, is_peer_fresh, now)
+        self._has_peer_left = message.leaving
         if message.leaving:
             # It neither serves nor votes any more, so clients need not wait for its silence.
             self.peer_expires_at = now
@@ -385,7 +387,7 @@ class StarMachine:
         if self._is_peer_seen and now >= self.peer_expires_at:
             self._is_peer_seen = False
             self._rival_since = None
-            outputs.append(PeerLost(now - (self.peer_heard_at or now)))
+            outputs.append(PeerLost(now - (self.peer_heard_at or now), self._has_peer_left))
         if now >= self._publish_at:
             outputs += self._publish(now)
         return outputs

@@ -77,9 +77,10 @@ class PeerSeen(msgspec.Struct, frozen=True, gc=False):
 
 
 class PeerLost(msgspec.Struct, frozen=True, gc=False):
-    """The peer has been silent for the failover timeout."""
+    """The peer has been silent for the failover timeout, or ``has_left`` and said so."""
 
     silent_s: float
+    has_left: bool = False
 
 
 class PeerRejected(msgspec.Struct, frozen=True, gc=False):
