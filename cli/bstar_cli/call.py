@@ -78,7 +78,16 @@ def call(
             else:
                 reply = client.request(service, frames, idempotent=not once)
                 for index, partial in enumerate(reply.partials):
-                    show(Reply(partial, index=index, endpoint=reply.endpoint, is_final=False))
+                    show(
+                        Reply(
+                            partial,
+                            index=index,
+                            attempts=reply.attempts,
+                            epoch=reply.epoch,
+                            endpoint=reply.endpoint,
+                            is_final=False,
+                        )
+                    )
                 show(reply)
     except CallError as error:
         if as_json:
