@@ -272,6 +272,27 @@ def test_a_worker_that_cannot_be_reached_does_not_use_up_a_delivery() -> None:
     ]
 
 
+def test_the_last_reply_of_a_worker_that_has_closed_is_read_before_its_request_is_given_away() -> None:
+    desk = Desk()
+    desk.ready(b"w1")
+    desk.ready(b"w2")
+    desk.request(b"c", 1)
+    assert sent(desk.broker.unreachable(b"w1", desk.now)) == []  # a heartbeat found it gone
+    (frames,) = desk.final(b"w1", 1)
+    assert (frames[0], heard(frames).command) == (b"c", native.FINAL)
+    assert set(desk.broker.workers) == {b"w2"}
+
+
+def test_what_a_worker_held_whose_connection_is_gone_is_given_away_at_the_next_sweep() -> None:
+    desk = Desk()
+    desk.ready(b"w1")
+    desk.ready(b"w2")
+    desk.request(b"c", 1)
+    desk.broker.unreachable(b"w1", desk.now)
+    moved = [frames for frames in desk.wait(0.6) if heard(frames).command == native.REQUEST]
+    assert [frames[0] for frames in moved] == [b"w2"]
+
+
 def test_after_a_partial_a_dead_workers_request_is_not_run_again() -> None:
     desk = Desk()
     desk.ready02(b"w1")

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bstar.wire import native
-from support.desk import Desk, heard, ident
+from support.desk import Desk, heard, ident, sent
 
 CLIENTS = st.sampled_from([b"c1", b"c2", b"c3"])
 SERVICES = st.sampled_from([b"a", b"b"])
@@ -34,9 +34,9 @@ class BrokerModel(RuleBasedStateMachine):
         # What each worker was given last and still owes: the way to address its reply.
         self.owed: dict[bytes, list[tuple[bool, bytes]]] = {}
 
-    def note(self, sent: list[list[bytes]]) -> None:
+    def note(self, told: list[list[bytes]]) -> None:
         """Watch what the broker sends: to clients the ends of requests, to workers their work."""
-        for frames in sent:
+        for frames in told:
             to = frames[0]
             if frames[1][:2] == native.MAGIC:
                 message = heard(frames)
@@ -99,8 +99,7 @@ class BrokerModel(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def vanish(self, worker: bytes) -> None:
-        self.owed.pop(worker, None)
-        self.note([o.frames for o in self.desk.broker.unreachable(worker, self.desk.now)])  # type: ignore[attr-defined]
+        self.note(sent(self.desk.broker.unreachable(worker, self.desk.now)))
 
     @rule(seconds=st.sampled_from([0.2, 1.5, 6.0]))
     def wait(self, seconds: float) -> None:
@@ -108,7 +107,7 @@ class BrokerModel(RuleBasedStateMachine):
 
     @rule()
     def lose_the_role_for_a_moment(self) -> None:
-        self.note([o.frames for o in self.desk.broker.deactivate(self.desk.now)])  # type: ignore[attr-defined]
+        self.note(sent(self.desk.broker.deactivate(self.desk.now)))
         self.desk.broker.activate(9)
 
     @invariant()
@@ -149,7 +148,7 @@ class BrokerModel(RuleBasedStateMachine):
     def idle_workers_have_credit_and_the_rest_have_not(self) -> None:
         for worker in self.desk.broker.workers.values():
             has_credit = len(worker.in_flight) < worker.credit
-            assert (worker in worker.service.idle) == has_credit
+            assert (worker in worker.service.idle) == (has_credit and worker.gone_at is None)
 
     @invariant()
     def no_request_waits_beside_an_idle_worker(self) -> None:

@@ -45,7 +45,11 @@ SERVICE = "work"
 QUICK = Timing(failover_timeout_s=0.6)
 # A pause or a restart fits into this failover timeout on any machine.
 PATIENT = replace(
-    QUICK, failover_timeout_s=5.0, worker_heartbeat_interval_s=1.5, mdp_heartbeat_interval_s=1.5
+    QUICK,
+    failover_timeout_s=5.0,
+    worker_heartbeat_interval_s=1.5,
+    mdp_heartbeat_interval_s=1.5,
+    mdp_busy_timeout_s=15.0,
 )
 # What a call may take at most; whatever happens to the pair meanwhile, it must be answered.
 CALL_S = 45.0

@@ -174,17 +174,29 @@ class Broker:
             self.drop("undeliverable")
             return []
         self.drop("worker-unreachable")
-        return self._lose(worker, now)
+        if not worker.in_flight:
+            return self._lose(worker, now)
+        # A worker that leaves sends its last reply and closes; the reply may still wait to be read here. So
+        # what it holds is given to others a sweep later, and until then it gets nothing more.
+        worker.service.idle.pop(worker, None)
+        if worker.gone_at is None:
+            worker.gone_at = now
+        return []
 
     def undelivered(self, routing_id: bytes, now: float) -> list[Output]:
         """A Dispatch found no connection: its worker is gone, and the request never reached it."""
         worker = self.workers.get(routing_id)
         if worker is None:
             return []
-        last = next(reversed(worker.in_flight.values()), None)
-        if last is not None:
-            last.deliveries -= 1
-        return self.unreachable(routing_id, now)
+        outputs: list[Output] = []
+        if worker.in_flight:
+            _, request = worker.in_flight.popitem()
+            request.deliveries -= 1
+            self._redeliver(request, now, outputs)
+        outputs += self.unreachable(routing_id, now)
+        if self.is_serving:
+            self._dispatch_queued(worker.service, now, outputs)
+        return outputs
 
     def next_deadline(self) -> float:
         """When ``handle_timer`` has something to do."""
@@ -555,7 +567,10 @@ class Broker:
     def _has_room(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> None:
         """A worker ended a request: give it the next, or let it wait its turn."""
         service = worker.service
-        if len(worker.in_flight) == worker.credit - 1:
+        if worker.gone_at is not None:
+            if not worker.in_flight:
+                outputs += self._lose(worker, now)
+        elif len(worker.in_flight) == worker.credit - 1:
             service.idle[worker] = None
         if service.queue.length and self.is_serving:
             self._dispatch_queued(service, now, outputs)
@@ -678,7 +693,9 @@ class Broker:
         expired: list[WorkerRecord] = []
         status = self._describe(now)
         for worker in self.workers.values():
-            if now >= worker.expires_at:
+            if now >= worker.expires_at or (
+                worker.gone_at is not None and now >= worker.gone_at + self._sweep_interval_s
+            ):
                 expired.append(worker)
             elif horizon >= worker.sent_at + worker.heartbeat_s:
                 worker.sent_at = now

@@ -68,6 +68,7 @@ class WorkerRecord:
         "expires_at",
         "expiry_s",
         "given_at",
+        "gone_at",
         "heartbeat_s",
         "in_flight",
         "is_native",
@@ -101,6 +102,8 @@ class WorkerRecord:
         self.busy_s = busy_s
         self.beats_while_busy = is_native
         self.given_at = now
+        # When its connection was found to be gone; what it had sent before that may still be read.
+        self.gone_at: float | None = None
         self.expires_at = now + expiry_s
         self.sent_at = now
         # By what the worker will send back: the client address (MDP) or the request's identity (native).
