@@ -10,7 +10,7 @@ from typing import Protocol
 
 from bstar.wire.messages import NodeStatus
 
-__all__ = ["BrokerCodec", "Dialect", "Envelope", "Frames"]
+__all__ = ["BrokerCodec", "Dialect", "Envelope", "Frames", "PlainMdp"]
 
 Frames = list[bytes]
 Envelope = tuple[bytes, ...]
@@ -97,3 +97,27 @@ class BrokerCodec(Protocol):
         self, to: bytes, envelope: Envelope, identity: bytes, status: NodeStatus, was_dispatched: bool
     ) -> Frames | None:
         """Tell the client that this node does not answer for its request."""
+
+
+class PlainMdp:
+    """What both versions of plain Majordomo have no words for."""
+
+    def welcome(
+        self, to: bytes, envelope: Envelope, status: NodeStatus, heartbeat_ms: int, expiry_ms: int
+    ) -> None:
+        """A registration has no answer (MDP1-W-03)."""
+
+    def failure(
+        self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, code: int, text: bytes
+    ) -> None:
+        """A reply stands for success; a failed request has none (7/MDP)."""
+
+    def busy(
+        self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, retry_after_ms: int, text: bytes
+    ) -> None:
+        """A refused request is not answered."""
+
+    def not_active(
+        self, to: bytes, envelope: Envelope, identity: bytes, status: NodeStatus, was_dispatched: bool
+    ) -> None:
+        """The client's timeout takes it to the other node."""

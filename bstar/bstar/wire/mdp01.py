@@ -12,10 +12,10 @@ request id) belong to the client and go back with its reply.
 """
 
 from bstar.errors import RemoteProtocolError
-from bstar.wire.dialect import Dialect, Envelope, Frames
+from bstar.wire.dialect import Dialect, Envelope, Frames, PlainMdp
 from bstar.wire.limits import SERVICE_BYTES_MAX
 from bstar.wire.mdp02 import ClientReply, WorkerCommand, WorkerVerb, check_body, check_service
-from bstar.wire.messages import Disconnect, Final, FromPeer, Heartbeat, NodeStatus, Ready, Request
+from bstar.wire.messages import Disconnect, Final, FromPeer, Heartbeat, Ready, Request
 
 __all__ = [
     "CLIENT",
@@ -91,7 +91,7 @@ def decode_worker(frames: Frames, at: int, envelope: Envelope) -> FromPeer:
 # --- the broker says ----------------------------------------------------------------------------------------
 
 
-class Mdp01Codec:
+class Mdp01Codec(PlainMdp):
     """The broker's side; shapes as in the module's table. See ``BrokerCodec``."""
 
     dialect = Dialect.MDP01
@@ -111,11 +111,6 @@ class Mdp01Codec:
         extensions: bytes,
     ) -> Frames:
         return [to, *envelope, WORKER, _W_REQUEST, address, b"", *body]
-
-    def welcome(
-        self, to: bytes, envelope: Envelope, status: NodeStatus, heartbeat_ms: int, expiry_ms: int
-    ) -> None:
-        return None
 
     def heartbeat(self, to: bytes, envelope: Envelope, state: int, epoch: int) -> Frames:
         return [to, *envelope, WORKER, _W_HEARTBEAT]
@@ -148,21 +143,6 @@ class Mdp01Codec:
         header: bytes,
     ) -> Frames:
         return [to, *envelope, CLIENT, service, *body]
-
-    def failure(
-        self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, code: int, text: bytes
-    ) -> None:
-        return None
-
-    def busy(
-        self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, retry_after_ms: int, text: bytes
-    ) -> None:
-        return None
-
-    def not_active(
-        self, to: bytes, envelope: Envelope, identity: bytes, status: NodeStatus, was_dispatched: bool
-    ) -> None:
-        return None
 
 
 CODEC = Mdp01Codec()

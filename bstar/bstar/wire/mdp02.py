@@ -17,9 +17,9 @@ import enum
 import msgspec
 
 from bstar.errors import LocalProtocolError, RemoteProtocolError
-from bstar.wire.dialect import Dialect, Envelope, Frames
+from bstar.wire.dialect import Dialect, Envelope, Frames, PlainMdp
 from bstar.wire.limits import SERVICE_BYTES_MAX
-from bstar.wire.messages import Disconnect, Final, FromPeer, Heartbeat, NodeStatus, Partial, Ready, Request
+from bstar.wire.messages import Disconnect, Final, FromPeer, Heartbeat, Partial, Ready, Request
 
 __all__ = [
     "CLIENT",
@@ -108,7 +108,7 @@ def decode_worker(frames: Frames, at: int, envelope: Envelope) -> FromPeer:
 # --- the broker says ----------------------------------------------------------------------------------------
 
 
-class Mdp02Codec:
+class Mdp02Codec(PlainMdp):
     """The broker's side; shapes as in the module's table. See ``BrokerCodec``."""
 
     dialect = Dialect.MDP02
@@ -128,11 +128,6 @@ class Mdp02Codec:
         extensions: bytes,
     ) -> Frames:
         return [to, *envelope, WORKER, _W_REQUEST, address, b"", *body]
-
-    def welcome(
-        self, to: bytes, envelope: Envelope, status: NodeStatus, heartbeat_ms: int, expiry_ms: int
-    ) -> None:
-        return None
 
     def heartbeat(self, to: bytes, envelope: Envelope, state: int, epoch: int) -> Frames:
         return [to, *envelope, WORKER, _W_HEARTBEAT]
@@ -165,21 +160,6 @@ class Mdp02Codec:
         header: bytes,
     ) -> Frames:
         return [to, *envelope, CLIENT, _C_FINAL, service, *body]
-
-    def failure(
-        self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, code: int, text: bytes
-    ) -> None:
-        return None
-
-    def busy(
-        self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, retry_after_ms: int, text: bytes
-    ) -> None:
-        return None
-
-    def not_active(
-        self, to: bytes, envelope: Envelope, identity: bytes, status: NodeStatus, was_dispatched: bool
-    ) -> None:
-        return None
 
 
 CODEC = Mdp02Codec()
