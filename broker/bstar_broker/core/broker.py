@@ -463,8 +463,7 @@ class Broker:
         codec = CODECS[message.dialect]
         worker = self.workers.get(sender)
         if worker is not None:
-            self.drop("second-ready")
-            return [self._disconnect(worker, Reason.UNEXPECTED), *self._lose(worker, now)]
+            return self._unexpected(worker, "second-ready", now)
         if message.service.startswith(mmi.PREFIX):
             return self._turn_away(sender, codec, message.envelope, Reason.RESERVED, "reserved-service")
         if len(self.workers) >= self._settings.workers_max:
@@ -509,8 +508,7 @@ class Broker:
             return self._unknown_worker(message.sender, message.dialect, message.envelope)
         request = worker.in_flight.pop(message.address, None)
         if request is None:
-            self.drop("unexpected-reply")
-            return [self._disconnect(worker, Reason.UNEXPECTED), *self._lose(worker, now)]
+            return self._unexpected(worker, "unexpected-reply", now)
         worker.expires_at = now + worker.expiry_s
         outputs: list[Output] = []
         if request.is_abandoned:
@@ -546,8 +544,7 @@ class Broker:
             return self._unknown_worker(message.sender, Dialect.NATIVE, ())
         request = worker.in_flight.pop(message.address, None)
         if request is None:
-            self.drop("unexpected-reply")
-            return [self._disconnect(worker, Reason.UNEXPECTED), *self._lose(worker, now)]
+            return self._unexpected(worker, "unexpected-reply", now)
         worker.expires_at = now + worker.expiry_s
         outputs: list[Output] = []
         if request.is_abandoned:
@@ -581,8 +578,7 @@ class Broker:
             return self._unknown_worker(message.sender, message.dialect, message.envelope)
         request = worker.in_flight.get(message.address)
         if request is None:
-            self.drop("unexpected-reply")
-            return [self._disconnect(worker, Reason.UNEXPECTED), *self._lose(worker, now)]
+            return self._unexpected(worker, "unexpected-reply", now)
         worker.expires_at = now + (worker.expiry_s if worker.beats_while_busy else worker.busy_s)
         if request.is_abandoned:
             self.drop("late-reply")
@@ -669,6 +665,11 @@ class Broker:
 
     def _disconnect(self, worker: WorkerRecord, reason: Reason) -> Send:
         return Send(worker.codec.disconnect(worker.routing_id, worker.envelope, reason, self.epoch))
+
+    def _unexpected(self, worker: WorkerRecord, slug: str, now: float) -> list[Output]:
+        """A valid command at a moment that does not allow it ends the registration (MDP1-B-04, MDP2-B-04)."""
+        self.drop(slug)
+        return [self._disconnect(worker, Reason.UNEXPECTED), *self._lose(worker, now)]
 
     def _lose(self, worker: WorkerRecord, now: float) -> list[Output]:
         """Forget a worker, in whatever way it went, and give its requests to others."""
