@@ -274,6 +274,20 @@ def test_a_stalled_node_gives_out_nothing_when_it_goes_on() -> None:
     simulation.finish()
 
 
+def test_a_goodbye_in_the_backlog_of_a_stall_does_not_let_a_node_serve_beside_its_returned_peer() -> None:
+    """The primary stops while the backup is frozen, comes back alone and serves; then the backup goes on."""
+    simulation = pair(calls_per_s=20.0)
+    befall(simulation, Kind.STALL, "backup", 3.0)
+    befall(simulation, Kind.STOP, "primary", 0.1)
+    simulation.run_for(2.9)
+    assert simulation.primary.runs == 2
+    assert simulation.checks.serving() == [simulation.primary]
+    simulation.run_for(1.0)
+    assert simulation.checks.serving() == [simulation.primary]
+    assert simulation.checks.counts["activations"] == 2, "both are of the primary"
+    simulation.finish()
+
+
 @pytest.mark.storm
 def test_a_pause_that_its_clock_does_not_see_may_let_a_node_give_out_work_which_workers_refuse() -> None:
     """The limit of the stall rule: a virtual machine whose clock stands still while it is paused."""

@@ -895,6 +895,20 @@ def test_the_votes_of_clients_need_not_wait_for_a_peer_that_said_it_leaves() -> 
     assert machine.is_active
 
 
+def test_a_goodbye_that_queued_up_while_the_node_was_away_does_not_make_votes_count_at_once() -> None:
+    """The peer may have come back meanwhile, as another run that is yet to be heard, and serve."""
+    peer = Peer()
+    machine = in_state(PASSIVE, peer=peer)
+    machine.stalled(60.0, FRESH + 60)
+    machine.receive(peer.says(PASSIVE, epoch=1, released=True, leaving=True), FRESH + 60)
+    machine.client_request(FRESH + 60)
+    assert machine.state is PASSIVE
+    assert machine.peer_ignored[Ignored.BACKLOG] == 1
+    machine.handle_timer(FRESH + 61)
+    machine.client_request(FRESH + 62)
+    assert machine.is_active, "nobody has answered for a failover timeout"
+
+
 # --- strangers --------------------------------------------------------------------------------------------
 
 STRANGE = [

@@ -270,10 +270,11 @@ class StarMachine:
         else:
             outputs += self._refresh(message, now)
             outputs += self._follow(message, is_peer_fresh, now)
-        self._has_peer_left = message.leaving
-        if message.leaving:
-            # It neither serves nor votes any more, so clients need not wait for its silence.
-            self.peer_expires_at = now
+            self._has_peer_left = message.leaving
+            if message.leaving:
+                # It neither serves nor votes any more, so clients need not wait for its silence. In a backlog
+                # that is old: the peer may have come back and serve.
+                self.peer_expires_at = now
         if self._answers != self._answers_told:
             outputs += self._publish(now)
         return outputs
