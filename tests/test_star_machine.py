@@ -36,6 +36,7 @@ from bstar.star import (
     State,
     StateChanged,
 )
+from bstar.star.machine import VERDICT_RETRY_S, VERDICT_TIMEOUT_S
 from bstar.wire.messages import NEVER_MS
 from bstar.wire.peer import PeerState, decode
 
@@ -322,6 +323,102 @@ def test_the_peer_is_dead_after_the_failover_timeout_and_not_before() -> None:
     [lost] = machine.handle_timer(2.5)
     assert lost == PeerLost(2.0)
     assert Activated in kinds(machine.client_request(2.5))
+
+
+def broken(machine: StarMachine, now: float) -> None:
+    """Its link to the peer, heard at 9.5, breaks."""
+    assert machine.link_lost(now) == []
+
+
+def test_a_peer_whose_endpoint_refuses_after_the_link_broke_is_dead_at_once() -> None:
+    machine = in_state(PASSIVE)
+    broken(machine, FRESH)
+    assert kinds(machine.client_request(FRESH)) == [], "a broken link alone is no death"
+    silent_s = FRESH + 0.002 - (machine.peer_heard_at or 0.0)
+    assert machine.peer_refused(FRESH + 0.002) == [PeerLost(silent_s, is_gone=True)]
+    assert machine.is_peer_gone
+    assert machine.peers_gone == 1
+    assert machine.retry_after_s(FRESH + 0.002) == 0.0
+    assert machine.status(FRESH + 0.002).peer_state == 0
+    assert Activated in kinds(machine.client_request(FRESH + 0.002))
+
+
+def test_a_refusal_alone_moves_nothing() -> None:
+    """BST-S-04: without a vote nobody takes over."""
+    machine = in_state(PASSIVE)
+    broken(machine, FRESH)
+    machine.peer_refused(FRESH)
+    for tick in range(100):
+        assert Activated not in kinds(machine.handle_timer(FRESH + tick * 0.1))
+
+
+def test_a_refusal_counts_only_after_a_link_that_had_worked() -> None:
+    machine = in_state(PASSIVE)
+    assert machine.peer_refused(FRESH) == []
+    assert machine.client_request(FRESH) == []
+
+    lonely = machine_of(Role.PRIMARY)
+    lonely.link_lost(0.5)
+    lonely.peer_refused(0.5)
+    assert lonely.client_request(1.0) == [], "a starting primary waits as long as ever"
+
+
+def test_a_refusal_is_void_once_the_peer_is_heard_again() -> None:
+    machine = in_state(PASSIVE)
+    broken(machine, FRESH)
+    machine.receive(Peer(node="restarted").says(ACTIVE, epoch=5), FRESH + 0.01)
+    assert machine.peer_refused(FRESH + 0.02) == []
+    assert machine.client_request(FRESH + 0.02) == []
+
+
+def test_a_peer_that_was_gone_and_speaks_again_is_alive() -> None:
+    machine = in_state(PASSIVE)
+    broken(machine, FRESH)
+    machine.peer_refused(FRESH)
+    machine.receive(Peer(node="restarted").says(ACTIVE, epoch=5), FRESH + 0.1)
+    assert not machine.is_peer_gone
+    assert machine.client_request(FRESH + 0.2) == []
+
+
+def test_a_refusal_from_before_a_stall_says_nothing() -> None:
+    """Meanwhile the peer may have been started again, and have taken over."""
+    machine = in_state(PASSIVE)
+    broken(machine, FRESH)
+    woken = FRESH + 10 * TIMEOUT_S
+    machine.stalled(10 * TIMEOUT_S, woken)
+    assert machine.peer_refused(woken) == []
+    assert machine.client_request(woken + 0.9 * TIMEOUT_S) == []
+
+
+def test_a_short_stall_does_not_bring_a_dead_peer_back() -> None:
+    machine = in_state(PASSIVE)
+    broken(machine, FRESH)
+    machine.peer_refused(FRESH)
+    machine.stalled(0.5, FRESH + 0.5)
+    assert Activated in kinds(machine.client_request(FRESH + 0.5))
+
+
+def test_clients_that_ask_between_the_break_and_the_verdict_are_told_to_ask_again_soon() -> None:
+    machine = in_state(PASSIVE)
+    usual_s = machine.retry_after_s(FRESH)
+    assert usual_s is not None
+    assert usual_s > 1.0
+    broken(machine, FRESH)
+    assert machine.retry_after_s(FRESH) == VERDICT_RETRY_S
+    assert machine.status(FRESH).retry_after_ms == 20
+    no_verdict = FRESH + VERDICT_TIMEOUT_S
+    assert machine.retry_after_s(no_verdict) == pytest.approx(usual_s - VERDICT_TIMEOUT_S)
+
+
+def test_an_active_node_whose_peer_is_gone_serves_on_and_need_not_wait_for_it_to_leave() -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    broken(machine, FRESH)
+    machine.peer_refused(FRESH)
+    assert machine.is_active
+    [refused] = machine.handover(FRESH)
+    assert refused == HandoverRefused("the peer is silent: start it first")
+    machine.leave(FRESH)
+    assert machine.has_left(FRESH)
 
 
 def test_silence_alone_moves_nothing() -> None:

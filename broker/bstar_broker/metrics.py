@@ -130,6 +130,11 @@ def _pair(pair: PairState) -> Iterator[Metric]:
         transitions.add_metric((old, new), count)
     yield transitions
     yield _counter("bstar_votes", "Requests that counted as a vote for this node.", pair.votes)
+    yield _counter(
+        "bstar_peers_gone",
+        "Times that the peer's process was found gone: its connection broke and its endpoint refused.",
+        pair.peers_gone,
+    )
     yield _counter("bstar_stalls", "Pauses of this process that cost it the active role.", pair.stalls)
     yield _counter(
         "bstar_requests_not_admitted",

@@ -89,6 +89,12 @@ class PairMachine(Protocol):
     def subscribed(self, now: float) -> Outputs:
         """The peer has connected to our publisher."""
 
+    def link_lost(self, now: float) -> Outputs:
+        """The connection on which the peer was heard broke."""
+
+    def peer_refused(self, now: float) -> Outputs:
+        """After that, the peer's endpoint refused a new one."""
+
     def handover(self, now: float) -> Outputs:
         """Give the role to the peer."""
 
@@ -380,6 +386,10 @@ def _report(
             _log.info("peer is there: %s, run %s", output.state.name, output.node or "unknown")
         case PeerLost(has_left=True):
             _log.info("peer has left")
+        case PeerLost(is_gone=True):
+            _log.warning(
+                "peer is gone: its endpoint refuses connections, %.3f s after its last word", output.silent_s
+            )
         case PeerLost():
             _log.warning("peer silent for %.3f s", output.silent_s)
         case PeerAsked():

@@ -41,6 +41,7 @@ class _Pair(msgspec.Struct, frozen=True):
     peer_state: str | None = None
     peer_age_s: float | None = None
     is_peer_fresh: bool = False
+    is_peer_gone: bool = False
 
 
 class NodeView(msgspec.Struct, frozen=True):
@@ -167,7 +168,9 @@ def _nodes_table(reports: Sequence[NodeReport], views: Sequence[NodeView | None]
             Text(pair.role),
             Text(pair.state, style="bold green" if pair.is_active else ""),
             Text(str(pair.epoch)),
-            Text(pair.peer_state or "-") if pair.is_peer_fresh else Text("silent", style="red"),
+            Text(pair.peer_state or "-")
+            if pair.is_peer_fresh
+            else Text("gone" if pair.is_peer_gone else "silent", style="red"),
             Text("-" if pair.peer_age_s is None else f"{pair.peer_age_s:.3f} s"),
             Text(str(len(broker.services))),
             Text(str(broker.workers)),

@@ -77,6 +77,8 @@ for _name in (
     "handover",
     "leave",
     "subscribed",
+    "link_lost",
+    "peer_refused",
     "handle_timer",
     "learn_epoch",
 ):

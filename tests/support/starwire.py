@@ -344,6 +344,8 @@ def _describe(output: Output) -> str:
             return f"  asks: {reason}"
         case PeerSeen(state, node):
             return f"  sees its peer, {state.name}, {node or 'of the published kind'}"
+        case PeerLost(is_gone=True):
+            return "  finds that its peer's process is gone"
         case PeerLost(silent_s):
             return f"  has not heard its peer for {silent_s:.1f} s"
         case PeerRejected(reason, text):

@@ -150,6 +150,14 @@ class Node:
         """The peer has connected to our state publisher."""
         return self._expand(self.machine.subscribed(now), now)
 
+    def link_lost(self, now: float) -> list[Output]:
+        """The connection on which the peer was heard broke."""
+        return self._expand(self.machine.link_lost(now), now)
+
+    def peer_refused(self, now: float) -> list[Output]:
+        """After that, the peer's endpoint refused a new one: its process is gone."""
+        return self._expand(self.machine.peer_refused(now), now)
+
     def stalled(self, gap_s: float, now: float) -> list[Output]:
         """The process was away for ``gap_s`` seconds; call this before anything that queued up meanwhile."""
         return self._expand(self.machine.stalled(gap_s, now), now)
@@ -234,6 +242,8 @@ class Node:
                     f"{old.name}->{new.name}": count for (old, new), count in machine.transitions.items()
                 },
                 is_peer_fresh=machine.peer_heard_at is not None and now < machine.peer_expires_at,
+                is_peer_gone=machine.is_peer_gone,
+                peers_gone=machine.peers_gone,
                 retry_after_s=machine.retry_after_s(now),
                 failover_timeout_s=machine.settings.failover_timeout_s,
                 stalls=machine.stalls,

@@ -61,8 +61,8 @@ class PairState(msgspec.Struct, frozen=True):
     """The Binary Star: this node and what it knows of its peer. ``peer_age_s`` is None if it was never heard.
 
     ``retry_after_s`` tells how long until a request could turn this node active: 0 at once, None not by a
-    request. Counters count since the node started; ``peer_ignored`` counts state messages that were no
-    evidence, by reason.
+    request. ``is_peer_gone``: the peer is silent because its process no longer exists. Counters count since
+    the node started; ``peer_ignored`` counts state messages that were no evidence, by reason.
     """
 
     pair: str
@@ -85,6 +85,8 @@ class PairState(msgspec.Struct, frozen=True):
     peer_ignored: dict[str, int] = {}
     epochs_ignored: int = 0
     is_leaving: bool = False
+    is_peer_gone: bool = False
+    peers_gone: int = 0
 
 
 class LoopState(msgspec.Struct, frozen=True):

@@ -17,6 +17,10 @@ backlog.
 **Silence.** The peer is silent when no valid message has come for the failover timeout *while this node
 listened*: time during which the process was away does not count, for the messages of that time may still be
 on the way.
+
+**A refused connection.** A process that dies closes its connections and its listening socket. When the link
+to a peer that was heard breaks (``link_lost``) and its endpoint then refuses a new connection
+(``peer_refused``), the peer counts as silent at once. Whether both are to be told is the shell's choice.
 """
 
 import enum
@@ -68,6 +72,11 @@ HEARTBEAT_INTERVAL_MAX_S = 30.0
 # peer that restarts in a loop must not grow the tables.
 PEER_RUNS_MAX = 16
 
+# A broken link leads to a verdict within this time (``bstar.peer_link`` asks for 0.2 s), or the failover
+# timeout decides as always. Clients that are refused meanwhile are told to ask again soon: the verdict takes
+# a few milliseconds on a LAN, and who was told to wait for the rest of the timeout would miss it.
+VERDICT_TIMEOUT_S = 0.25
+VERDICT_RETRY_S = 0.02
 
 OnDualActive = Literal["yield", "exit"]
 
@@ -159,7 +168,8 @@ class StarMachine:
 
     Attributes are plain and may be read at any time: ``is_active``, ``state``, ``epoch`` (of the last
     activation), ``epoch_seen`` (the highest known), ``peer_state`` (the last heard), ``peer_heard_at``,
-    ``peer_expires_at``, and the counters below them. ``is_active`` is the question of the request path.
+    ``peer_expires_at``, ``is_peer_gone`` (silent because its endpoint refused us), and the counters below
+    them. ``is_active`` is the question of the request path.
 
     Every method takes ``now`` in seconds of one monotonic clock (BST-R-03) and returns outputs in the order
     in which they must be carried out.
@@ -175,12 +185,14 @@ class StarMachine:
         self.peer_heard_at: float | None = None
         # A primary waits one expiry before a lone start: an active backup must have had the time to speak up.
         self.peer_expires_at = now + settings.failover_timeout_s
+        self.is_peer_gone = False
 
         self.transitions: Counter[tuple[State, State]] = Counter()
         self.votes = 0
         self.requests_refused = 0
         self.peer_messages = 0
         self.peer_ignored: Counter[Ignored] = Counter()
+        self.peers_gone = 0
         self.stalls = 0
         self.epochs_ignored = 0
 
@@ -198,6 +210,7 @@ class StarMachine:
         self._is_peer_seen = False
         self._has_peer_left = False
         self._is_peer_native = False
+        self._link_lost_at: float | None = None
         self._peer_node: str | None = None
         self._peer_seq = 0
         self._past_peers: dict[str, int] = {}
@@ -254,6 +267,7 @@ class StarMachine:
         is_peer_fresh = now < self.peer_expires_at
         self._recognise(message)
         self.peer_heard_at = now
+        self._link_lost_at = None
         if message.epoch is not None:
             self.epoch_seen = max(self.epoch_seen, message.epoch)
             if message.epoch > self.epoch:
@@ -314,10 +328,36 @@ class StarMachine:
         it. If our own last publication is older than the failover timeout the peer may have taken over, and
         an active node steps down and asks.
         """
-        self.peer_expires_at = max(
-            self.peer_expires_at, min(self.peer_expires_at + gap_s, now + self._failover_timeout_s)
-        )
+        if not self.is_peer_gone:
+            self.peer_expires_at = max(
+                self.peer_expires_at, min(self.peer_expires_at + gap_s, now + self._failover_timeout_s)
+            )
         return self._notice_absence(now)
+
+    def link_lost(self, now: float) -> list[Output]:
+        """The connection on which the peer was heard broke. Only a peer that is not silent can be missed."""
+        if self.state is State.ERROR:
+            return []
+        outputs = self._notice_absence(now)
+        if self._is_peer_seen and now < self.peer_expires_at:
+            self._link_lost_at = now
+        return outputs
+
+    def peer_refused(self, now: float) -> list[Output]:
+        """After ``link_lost`` the peer's endpoint refused a new connection: its process is gone, so it is
+        silent from now on. Without effect if it was heard since, or if this process was away since, because
+        then nobody knows how old the refusal is.
+        """
+        if self.state is State.ERROR:
+            return []
+        outputs = self._notice_absence(now)
+        if self._link_lost_at is None:
+            return outputs
+        self._link_lost_at = None
+        self.is_peer_gone = True
+        self.peers_gone += 1
+        self.peer_expires_at = now
+        return outputs + self._lose_peer(now)
 
     def handover(self, now: float) -> list[Output]:
         """The operator asks to give the role to the peer; refused if the peer could not take it now."""
@@ -386,9 +426,7 @@ class StarMachine:
             return []
         outputs = self._notice_absence(now)
         if self._is_peer_seen and now >= self.peer_expires_at:
-            self._is_peer_seen = False
-            self._rival_since = None
-            outputs.append(PeerLost(now - (self.peer_heard_at or now), self._has_peer_left))
+            outputs += self._lose_peer(now)
         if now >= self._publish_at:
             outputs += self._publish(now)
         return outputs
@@ -401,7 +439,10 @@ class StarMachine:
             return 0.0
         if self.is_leaving or self.state in (State.BACKUP, State.ERROR):
             return None
-        return max(0.0, self.peer_expires_at - now)
+        silent_in_s = max(0.0, self.peer_expires_at - now)
+        if self._link_lost_at is not None and now < self._link_lost_at + VERDICT_TIMEOUT_S:
+            return min(silent_in_s, VERDICT_RETRY_S)
+        return silent_in_s
 
     def status(self, now: float) -> NodeStatus:
         """What this node tells clients and workers about itself. ``epoch`` is the highest it knows."""
@@ -502,10 +543,16 @@ class StarMachine:
     def _refresh(self, message: PeerState, now: float) -> list[Output]:
         self.peer_state = State(message.state)
         self.peer_expires_at = now + self._failover_timeout_s
+        self.is_peer_gone = False
         if self._is_peer_seen or message.leaving:
             return []
         self._is_peer_seen = True
         return [PeerSeen(self.peer_state, message.node)]
+
+    def _lose_peer(self, now: float) -> list[Output]:
+        self._is_peer_seen = False
+        self._rival_since = None
+        return [PeerLost(now - (self.peer_heard_at or now), self._has_peer_left, self.is_peer_gone)]
 
     def _follow(self, message: PeerState, is_peer_fresh: bool, now: float) -> list[Output]:
         """Let the peer's word move us."""
@@ -581,6 +628,8 @@ class StarMachine:
             return []
         self.stalls += 1
         self.peer_expires_at = now + self._failover_timeout_s
+        self.is_peer_gone = False
+        self._link_lost_at = None
         return self._fire(Event.STALL, self._facts(now), now) or self._publish(now)
 
     def _fire(self, event: Event, facts: Facts, now: float, text: str = "") -> list[Output]:
@@ -620,6 +669,7 @@ class StarMachine:
             self._token += 1
             self._asking = self._token
             self.peer_expires_at = now + self._failover_timeout_s
+            self.is_peer_gone = False
             outputs.append(PeerAsked(rule.reason))
         if new is State.ERROR:
             outputs.append(Fatal(self._error(effect, text)))

@@ -77,10 +77,13 @@ class PeerSeen(msgspec.Struct, frozen=True, gc=False):
 
 
 class PeerLost(msgspec.Struct, frozen=True, gc=False):
-    """The peer has been silent for the failover timeout, or ``has_left`` and said so."""
+    """The peer has been silent for the failover timeout, ``has_left`` and said so, or ``is_gone``: its
+    process no longer exists.
+    """
 
     silent_s: float
     has_left: bool = False
+    is_gone: bool = False
 
 
 class PeerRejected(msgspec.Struct, frozen=True, gc=False):
