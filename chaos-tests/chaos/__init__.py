@@ -1,0 +1,1 @@
+"""Faults against real processes: what starts them, what breaks them, and what judges what they did."""
