@@ -894,10 +894,19 @@ def test_a_node_whose_offer_nobody_takes_serves_again_after_silence_and_a_vote()
     machine = in_state(ACTIVE, peer=Peer())
     machine.handover(FRESH)
     machine.handle_timer(FRESH + 1)
-    machine.client_request(FRESH + 1.4)
+    machine.client_request(FRESH + 1.9)
     assert not machine.is_active
-    machine.client_request(FRESH + 1.5)
+    machine.client_request(FRESH + 2.0)
     assert machine.is_active
+
+
+def test_an_offer_to_a_peer_last_heard_a_while_ago_is_not_taken_back_while_the_answer_travels() -> None:
+    machine = in_state(ACTIVE, peer=(peer := Peer()))
+    machine.handover(SILENT - 0.01)
+    machine.client_request(SILENT)
+    assert machine.state is PASSIVE
+    machine.receive(peer.says(ACTIVE, epoch=2), SILENT + 0.05)
+    assert machine.state is PASSIVE
 
 
 @pytest.mark.parametrize(

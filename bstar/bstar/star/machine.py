@@ -369,6 +369,8 @@ class StarMachine:
             return [*outputs, HandoverRefused(f"this node is {self.state.name}: ask the active node")]
         if not facts.peer_ready:
             return [*outputs, HandoverRefused(self._why_peer_is_not_ready(now))]
+        # The peer has a whole timeout to take the role, or we would take it back while its answer travels.
+        self.peer_expires_at = now + self._failover_timeout_s
         return outputs + self._fire(Event.HANDOVER, facts, now)
 
     def leave(self, now: float) -> list[Output]:
