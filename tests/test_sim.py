@@ -238,6 +238,27 @@ def test_a_pair_that_lost_its_memory_climbs_above_what_workers_remember() -> Non
     simulation.finish()
 
 
+@pytest.mark.storm
+def test_a_primary_that_returns_over_a_link_too_slow_to_connect_in_time_may_serve_beside_its_peer() -> None:
+    """What a lone start waits is one failover timeout; the peer's first word must come within it."""
+    both = 0
+    for seed in range(1, 11):
+        simulation = pair(seed, calls_per_s=20.0)
+        befall(simulation, Kind.CRASH, "primary", 1.0)
+        simulation.run_for(0.9)
+        assert simulation.checks.serving() == [simulation.backup]
+        befall(simulation, Kind.PEER_JITTER, "primary", 5.0, amount=TIMEOUT_S / 2)
+        heal = simulation.cut(both_ways(("client1", "backup")))
+        simulation.run_for(1.5)
+        heal()
+        both += simulation.checks.counts["overlaps"]
+        simulation.run_for(4.0)
+        assert len(simulation.checks.serving()) == 1, "one yields as soon as they hear each other"
+        assert simulation.checks.dual_s_max < 3 * TIMEOUT_S
+        simulation.finish()
+    assert both > 0, "the limit that docs/simulation.md describes is not there any more"
+
+
 def while_workers_die() -> int:
     """How many calls run out of time although one worker is always there."""
     simulation = pair()
@@ -286,6 +307,18 @@ def test_a_goodbye_in_the_backlog_of_a_stall_does_not_let_a_node_serve_beside_it
     assert simulation.checks.serving() == [simulation.primary]
     assert simulation.checks.counts["activations"] == 2, "both are of the primary"
     simulation.finish()
+
+
+def test_a_handover_to_a_peer_that_has_just_come_back_is_not_taken_back_before_its_answer_can_come() -> None:
+    """The backup's host was off for a moment, so the primary's subscription is half-open and deaf."""
+    for seed in range(1, 11):
+        simulation = pair(seed, calls_per_s=20.0)
+        befall(simulation, Kind.DARK, "backup", 0.2)
+        simulation.run_for(0.26)
+        befall(simulation, Kind.HANDOVER, "primary", 0.0)
+        simulation.run_for(0.2)
+        assert simulation.checks.counts["activations"] <= 2, "a handover is one activation"
+        simulation.finish()
 
 
 @pytest.mark.storm

@@ -8,6 +8,7 @@ connected is lost, and it may also lose, repeat and reorder.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -68,6 +69,11 @@ class Path:
     def is_blocked(self) -> bool:
         """Whether nothing gets through."""
         return self.cuts > 0 or self.chokes > 0
+
+    @property
+    def travel_max_s(self) -> float:
+        """How long a message is under way at most, as things are."""
+        return self.delay_s + self.jitter_s + self.extra_s
 
     def travel_s(self) -> float:
         """How long the next message is under way."""
@@ -324,16 +330,41 @@ class PeerLink:
         self._reconnect_max_s = max(0.01, min(timing.failover_timeout_s, 1.0))
         self._connect_timeout_s = max(0.2, timing.failover_timeout_s)
         self._silence_s = max(0.1, timing.failover_timeout_s) + max(1.0, 3 * timing.failover_timeout_s)
+        self._failover_timeout_s = timing.failover_timeout_s
         self._pause_s = self._reconnect_min_s
+        self._opened_at = 0.0
+        self._heard_at = math.inf  # for the first time in this run of the subscriber
+        self._began_slow = False
 
     @property
     def is_up(self) -> bool:
         """Whether the subscriber hears what is published."""
         return self._connection != 0
 
+    @property
+    def late_until(self) -> float:
+        """When a subscriber that began while the link was slow heard its first word, if that came later than
+        the failover timeout; else 0.
+        """
+        is_late = self._heard_at - self._opened_at > self._failover_timeout_s
+        return self._heard_at if is_late and self._began_slow else 0.0
+
+    @property
+    def _is_slow(self) -> bool:
+        # Connecting takes two messages, the subscription one, the first word another.
+        return 4 * self.path.travel_max_s > self._failover_timeout_s
+
+    def slow_down(self) -> None:
+        """The path has become slower."""
+        if math.isinf(self._heard_at):
+            self._began_slow |= self._is_slow
+
     def open(self) -> None:
         """The subscriber's process has begun."""
         self._connection = 0
+        self._opened_at = self._world.now
+        self._heard_at = math.inf
+        self._began_slow = self._is_slow
         self._attempt += 1
         self._held.clear()
         self._pause_s = self._reconnect_min_s
@@ -433,6 +464,7 @@ class PeerLink:
         if self.path.is_blocked:
             self._held.append((connection, run, frames))
         elif run == self.subscriber.runs and (connection == self._connection or self.path.reorders):
+            self._heard_at = min(self._heard_at, self._world.now)
             self.subscriber.hear_peer(frames)
 
     def heal(self) -> None:

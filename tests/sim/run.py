@@ -170,6 +170,7 @@ class Simulation:
                 there, back = self._path(owner.name, node.name), self._path(node.name, owner.name)
                 owner.links.append(Link(owner, index, node, there, back))
         self.checks.nodes = self.nodes
+        self.checks.settle_s = self.settle_s
         self.checks.clients = list(self.clients.values())
         self.checks.is_fenced = all(worker[1] for worker in setup.workers)
         worker_expiry_s = self.timing.worker_heartbeat_interval_s * self.timing.worker_liveness
@@ -189,7 +190,7 @@ class Simulation:
 
     def _travel_s_max(self) -> float:
         paths = [link.path for link in self.peer_links.values()]
-        return max(path.delay_s + path.jitter_s + path.extra_s for path in paths) + 0.002
+        return max(path.travel_max_s for path in paths) + 0.002
 
     # --- the course of a run ------------------------------------------------------------------------------
 
@@ -362,6 +363,7 @@ class Simulation:
                     path.loss = fault.amount
                 case Kind.PEER_JITTER:
                     path.extra_s = fault.amount
+                    link.slow_down()
                 case Kind.PEER_REPEAT:
                     path.duplicates = fault.amount
                 case _:
