@@ -18,6 +18,7 @@ from bstar_client import FailedOver, HAClient, NoActiveNodeError
 from bstar_client.status import node_states
 from support.brokers import wait_until
 from support.pairs import (
+    NEVER,
     PATIENT,
     SERVICE,
     Answered,
@@ -126,6 +127,40 @@ def test_no_request_is_lost_when_the_active_node_is_killed_and_the_roles_may_cha
         assert {call.epoch for call in load.answered} == {1, 2, 3, 4}
         # What the dead nodes' workers were doing could not be told to anyone: it was done again, marked so.
         assert pair.repeated()
+
+
+GONE = "peer is gone: its endpoint refuses connections"
+
+
+def test_a_killed_node_is_replaced_at_once_because_its_endpoint_refuses() -> None:
+    """With a failover timeout as long as this one, waiting for silence would end every call first."""
+    with standing_pair(NEVER) as pair, pair.load() as load:
+        load.wait_for_replies()
+        killed_at = time.monotonic()
+        pair.primary.kill()
+        state = pair.backup.wait_for_state("ACTIVE")
+        assert (state["is_peer_gone"], state["peers_gone"], state["votes"]) == (True, 1, 1)
+        assert GONE in pair.backup.log()
+        load.wait_for_replies()
+        show("kill -9 of the active, failover timeout 60 s", load, killed_at)
+        pair.primary.start()
+        pair.primary.wait_for_state("PASSIVE")
+        pair.backup.wait_for("with its peer again", lambda state: not state["pair"]["is_peer_gone"])
+        load.verify()
+        pair.verify_executions(load)
+
+
+def test_without_expire_on_refused_the_timeout_decides() -> None:
+    off: dict[str, Any] = {"timing": {"expire_on_refused": False}}
+    with standing_pair(primary=off, backup=off) as pair, pair.load() as load:
+        load.wait_for_replies()
+        pair.primary.kill()
+        state = pair.backup.wait_for_state("ACTIVE")
+        assert (state["is_peer_gone"], state["peers_gone"]) == (False, 0)
+        assert GONE not in pair.backup.log()
+        assert "peer silent for" in pair.backup.log()
+        load.wait_for_replies()
+        load.verify()
 
 
 def test_nobody_notices_that_the_passive_node_is_killed_and_comes_back() -> None:
@@ -278,6 +313,9 @@ def test_two_nodes_never_both_serve_when_the_active_one_stands_still_for_long() 
         states = [node.pair_state() for node in pair.nodes]
         assert [state["state"] for state in states] == ["PASSIVE", "ACTIVE"]
         assert [state["epoch_seen"] for state in states] == [2, 2]
+        # It refused nobody while it stood still: its kernel went on letting clients in.
+        assert [state["peers_gone"] for state in states] == [0, 0]
+        assert GONE not in pair.backup.log()
         load.verify()
         load.verify_epochs()
         pair.verify_executions(load)

@@ -77,6 +77,7 @@ class BrokerServer:
                 pair=settings.pair,
                 heartbeat_interval_s=timing.heartbeat_interval_s,
                 failover_timeout_s=timing.failover_timeout_s,
+                expire_on_refused=timing.expire_on_refused,
                 state_dir=settings.state_dir,
                 reactor=self._reactor,
                 context=self._context,

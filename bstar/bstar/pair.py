@@ -16,7 +16,7 @@ Source: zguide chapter 4, Binary Star and its reactor class; BST-S-01 to BST-R-0
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
@@ -25,8 +25,8 @@ import zmq
 
 from bstar.epoch_file import EpochFile
 from bstar.errors import ConfigurationError, LocalProtocolError, PairError, RemoteProtocolError
+from bstar.peer_link import PeerLink
 from bstar.reactor import Reactor
-from bstar.sockets import receive
 from bstar.star import (
     Activated,
     Deactivated,
@@ -51,15 +51,11 @@ __all__ = ["BinaryStar", "PairMachine"]
 
 _log = logging.getLogger("bstar.pair")
 
-# State messages read in one turn; more than a stale burst of a healed link brings.
-_PEER_MESSAGES_MAX = 1_000
 # All that a subscriber sends: one octet, and a handshake of some dozens. libzmq keeps some forty octets for
 # each octet of a subscription, so one message of 200 MB would take eight gigabytes and stop the loop.
 _SUBSCRIPTION_BYTES_MAX = 1_024
-# A state message has some 4 KB at most. What is longer is still read and reported, within reason.
-_STATE_BYTES_MAX = 1_048_576
 # A node that cannot go on stays for this long, without serving, so that its peer hears who it was: a peer
-# that has just started connects anew at least once a second (see ``_open_subscriber``).
+# that has just started connects anew at least once a second (see ``bstar.peer_link``).
 _LAST_WORD_S = 1.5
 
 Outputs = Iterable[object]
@@ -120,6 +116,9 @@ class BinaryStar:
     ``role`` is "primary" or "backup". ``local`` is the endpoint where this node publishes its state
     (bound), ``remote`` the peer's (connected to). Both nodes must agree on ``pair`` and on the timing, in
     seconds. ``state_dir`` keeps the epoch across restarts. ``on_dual_active`` is "yield" or "exit".
+    ``expire_on_refused``: a peer whose connection broke and whose endpoint then refuses connections is dead
+    at once, without the failover timeout. It needs a direct link: whatever stands between the nodes and
+    refuses in the peer's name (a proxy, a firewall that rejects) would be believed.
     ``machine`` and ``perform`` are for servers that wrap the state machine in one of their own: outputs
     that are not the Binary Star's go to ``perform``.
 
@@ -136,6 +135,7 @@ class BinaryStar:
         heartbeat_interval_s: float = 1.0,
         failover_timeout_s: float = 2.0,
         on_dual_active: str = "yield",
+        expire_on_refused: bool = True,
         state_dir: str | os.PathLike[str] | None = None,
         reactor: Reactor | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
@@ -165,16 +165,25 @@ class BinaryStar:
         self._on_passive: list[Handler] = []
         self._voter: zmq.Socket[bytes] | None = None
         self._sockets: list[zmq.Socket[bytes]] = []
+        self._link: PeerLink | None = None
         self._is_closed = False
         self._context = context if context is not None else zmq.Context()
-        heartbeat_ms = round(heartbeat_interval_s * 1000)
         try:
             self._publisher = self._open_publisher(local)
-            self._subscriber = self._open_subscriber(remote, heartbeat_ms, round(failover_timeout_s * 1000))
+            self._link = PeerLink(
+                self._context,
+                self.reactor,
+                remote,
+                heartbeat_ms=settings.heartbeat_ms,
+                timeout_ms=settings.failover_timeout_ms,
+                expire_on_refused=expire_on_refused,
+                on_messages=self._on_peer,
+                on_lost=lambda now: self.carry_out(self.machine.link_lost(now)),
+                on_refused=lambda now: self.carry_out(self.machine.peer_refused(now)),
+            )
         except BaseException:
             self.close()
             raise
-        self.reactor.add_source(self._subscriber, self._on_peer)
         self.reactor.add_reader(self._publisher, self._on_subscription)
         self.reactor.add_machine(machine.next_deadline, self._on_deadline)
         self.reactor.on_stall(heartbeat_interval_s / 2, self._on_stall)
@@ -192,20 +201,6 @@ class BinaryStar:
         socket.set(zmq.XPUB_VERBOSE, 1)
         socket.maxmsgsize = _SUBSCRIPTION_BYTES_MAX
         socket.bind(local)
-        return socket
-
-    def _open_subscriber(self, remote: str, heartbeat_ms: int, timeout_ms: int) -> "zmq.Socket[bytes]":
-        socket = self._socket(zmq.SUB)
-        # Come back fast, and notice a connection that is only half there: the defaults need minutes for both.
-        socket.reconnect_ivl = max(10, heartbeat_ms // 2)
-        socket.reconnect_ivl_max = max(10, min(timeout_ms, 1_000))
-        socket.handshake_ivl = 1_000
-        socket.connect_timeout = max(200, timeout_ms)
-        socket.heartbeat_ivl = max(100, timeout_ms)
-        socket.heartbeat_timeout = max(1_000, 3 * timeout_ms)
-        socket.maxmsgsize = _STATE_BYTES_MAX
-        socket.subscribe(b"")
-        socket.connect(remote)
         return socket
 
     # --- for the server -----------------------------------------------------------------------------------
@@ -262,6 +257,8 @@ class BinaryStar:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._link is not None:
+            self._link.close()
         for socket in self._sockets:
             with suppress(KeyError):  # it could not be bound and was never served
                 self.reactor.remove(socket)
@@ -281,14 +278,10 @@ class BinaryStar:
 
     # --- events -------------------------------------------------------------------------------------------
 
-    def _on_peer(self, now: float) -> None:
+    def _on_peer(self, messages: Iterator[list[bytes]], now: float) -> None:
         """Read what the peer sent; of a burst only the newest valid message still says how things are."""
         newest: PeerState | None = None
-        for _ in range(_PEER_MESSAGES_MAX):
-            try:
-                frames = receive(self._subscriber)
-            except zmq.Again:
-                break
+        for frames in messages:
             try:
                 newest = peer.decode(frames)
             except RemoteProtocolError as error:

@@ -51,6 +51,16 @@ PATIENT = replace(
     mdp_heartbeat_interval_s=1.5,
     mdp_busy_timeout_s=15.0,
 )
+# No call of the load lives as long as this failover timeout.
+NEVER = replace(
+    QUICK,
+    failover_timeout_s=60.0,
+    worker_heartbeat_interval_s=15.0,
+    mdp_heartbeat_interval_s=15.0,
+    mdp_busy_timeout_s=150.0,
+    request_ttl_s=200.0,
+    service_ttl_s=200.0,
+)
 # What a call may take at most; whatever happens to the pair meanwhile, it must be answered.
 CALL_S = 45.0
 

@@ -174,8 +174,12 @@ def _default(field: Field) -> str:
 def _by_profile(field: Field) -> str:
     numbers = {name: numbers[field.name] for name, numbers in PROFILES.items()}
     if len(set(numbers.values())) == 1:
-        return f"{numbers['lan']:g}"
-    return ", ".join(f"{name} {number:g}" for name, number in numbers.items())
+        return _number(numbers["lan"])
+    return ", ".join(f"{name} {_number(number)}" for name, number in numbers.items())
+
+
+def _number(number: float) -> str:
+    return _scalar(number) if isinstance(number, bool) else f"{number:g}"
 
 
 def _scalar(value: object) -> str:

@@ -81,7 +81,7 @@ class Endpoints(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast things are noticed. All in seconds; null takes the number of the profile."""
+    """How fast things are noticed. Times in seconds; null takes what the profile says."""
 
     heartbeat_interval_s: Annotated[
         float,
@@ -101,6 +101,16 @@ class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "heartbeat_interval_s. Also the longest pause of this process after which it may go on as "
             "active. Shorter fails over faster and more often without cause. Clients need a longer deadline "
             "than this, or their calls end before the other node may serve them.",
+        ),
+    ]
+    expire_on_refused: Annotated[
+        bool,
+        Meta(
+            description="Whether a peer whose connection broke and whose endpoints.state then refuses "
+            "connections counts as dead at once instead of after failover_timeout_s: a killed process is "
+            "noticed in milliseconds. Say false if anything between the nodes (a proxy, a NAT, a firewall "
+            "that rejects rather than drops, a service address of a container platform) could refuse in the "
+            "name of a process that lives, or both nodes may serve.",
         ),
     ]
     worker_heartbeat_interval_s: Annotated[
@@ -358,6 +368,7 @@ PROFILES: dict[ProfileName, dict[str, float]] = {
     "lan": {
         "heartbeat_interval_s": 0.1,
         "failover_timeout_s": 0.3,
+        "expire_on_refused": True,
         "worker_heartbeat_interval_s": 0.25,
         "worker_liveness": 4,
         **_COMMON,
@@ -365,6 +376,8 @@ PROFILES: dict[ProfileName, dict[str, float]] = {
     "wan": {
         "heartbeat_interval_s": 1.0,
         "failover_timeout_s": 4.0,
+        # What lies between two sites is rarely a cable.
+        "expire_on_refused": False,
         "worker_heartbeat_interval_s": 2.0,
         "worker_liveness": 3,
         **_COMMON,
@@ -372,6 +385,7 @@ PROFILES: dict[ProfileName, dict[str, float]] = {
     "guide": {
         "heartbeat_interval_s": 1.0,
         "failover_timeout_s": 2.0,
+        "expire_on_refused": True,
         "worker_heartbeat_interval_s": 2.5,
         "worker_liveness": 3,
         **_COMMON,

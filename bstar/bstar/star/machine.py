@@ -328,6 +328,7 @@ class StarMachine:
         it. If our own last publication is older than the failover timeout the peer may have taken over, and
         an active node steps down and asks.
         """
+        self._link_lost_at = None
         if not self.is_peer_gone:
             self.peer_expires_at = max(
                 self.peer_expires_at, min(self.peer_expires_at + gap_s, now + self._failover_timeout_s)

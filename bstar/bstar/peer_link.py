@@ -1,0 +1,150 @@
+"""This node's ear to its peer: the SUB socket, what its connection does, and the proof that the peer is dead.
+
+State messages are handed on as they come. With ``expire_on_refused`` the link also watches its connection:
+when one on which the peer was heard breaks, ``on_lost`` is called and the peer's endpoint is asked
+(``bstar.refusal``); if it refuses before a new connection is up, ``on_refused`` is called. What follows from
+either is the state machine's business.
+
+The monitor of a ZeroMQ socket runs behind: it tells what its I/O thread did a moment ago, beside the
+messages that came with it. So what the connection did is read before any message, messages before the loss
+of the connection that brought them, and once more before a verdict.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from bstar.reactor import Reactor
+from bstar.refusal import RefusalProbe
+from bstar.settings.endpoints import parse_endpoint
+from bstar.sockets import receive
+
+__all__ = ["PeerLink"]
+
+_log = logging.getLogger("bstar.pair")
+
+# State messages read in one turn; more than a stale burst of a healed link brings.
+_PEER_MESSAGES_MAX = 1_000
+# A state message has some 4 KB at most. What is longer is still read and reported, within reason.
+_STATE_BYTES_MAX = 1_048_576
+
+TimeHandler = Callable[[float], None]
+
+
+class PeerLink:
+    """The connection to ``remote``, where the peer publishes. Everything from the reactor's thread.
+
+    ``on_messages(messages, now)`` gets an iterator over the frames of each message that has come; it must be
+    read to its end. Raises zmq.ZMQError if ``remote`` is no endpoint.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        reactor: Reactor,
+        remote: str,
+        *,
+        heartbeat_ms: int,
+        timeout_ms: int,
+        expire_on_refused: bool,
+        on_messages: Callable[[Iterator[list[bytes]], float], None],
+        on_lost: TimeHandler,
+        on_refused: TimeHandler,
+    ) -> None:
+        self._reactor = reactor
+        self._on_messages = on_messages
+        self._on_lost = on_lost
+        self._on_refused = on_refused
+        # Was anything heard on the connection that is up?
+        self._is_heard = False
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._probe = self._make_probe(remote) if expire_on_refused else None
+        self._socket = socket = context.socket(zmq.SUB)
+        try:
+            socket.linger = 0
+            socket.ipv6 = True
+            # Come back fast, and notice a connection that is only half there: the defaults need minutes for
+            # both.
+            socket.reconnect_ivl = max(10, heartbeat_ms // 2)
+            socket.reconnect_ivl_max = max(10, min(timeout_ms, 1_000))
+            socket.handshake_ivl = 1_000
+            socket.connect_timeout = max(200, timeout_ms)
+            socket.heartbeat_ivl = max(100, timeout_ms)
+            socket.heartbeat_timeout = max(1_000, 3 * timeout_ms)
+            socket.maxmsgsize = _STATE_BYTES_MAX
+            socket.subscribe(b"")
+            if self._probe is not None:
+                self._monitor = socket.get_monitor_socket(
+                    zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+                )
+                self._monitor.linger = 0
+            socket.connect(remote)
+        except BaseException:
+            self._close_sockets()
+            raise
+        if self._monitor is not None:
+            reactor.add_source(self._monitor, self._on_readable)
+        reactor.add_source(socket, self._on_readable)
+
+    def _make_probe(self, remote: str) -> RefusalProbe | None:
+        try:
+            endpoint = parse_endpoint(remote, bind=False)
+        except ValueError as error:
+            _log.warning("expire_on_refused has no effect: %s", error)
+            return None
+        return RefusalProbe(self._reactor, endpoint, self._on_verdict)
+
+    def close(self) -> None:
+        """Listen no more. Once; before the reactor is closed."""
+        if self._probe is not None:
+            self._probe.cancel()
+        self._reactor.remove(self._socket)
+        if self._monitor is not None:
+            self._reactor.remove(self._monitor)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        if self._monitor is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+        self._socket.close(0)
+
+    def _on_readable(self, now: float) -> None:
+        self._follow_connection(now)
+        self._on_messages(self._burst(), now)
+
+    def _burst(self) -> Iterator[list[bytes]]:
+        for _ in range(_PEER_MESSAGES_MAX):
+            try:
+                frames = receive(self._socket)
+            except zmq.Again:
+                return
+            self._is_heard = True
+            yield frames
+
+    def _follow_connection(self, now: float) -> bool:
+        """Read what the monitor tells. Was it anything that a probe under way is too old for?"""
+        is_news = False
+        if self._monitor is None or self._probe is None:
+            return is_news
+        while self._monitor.poll(0):
+            if recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                is_news = True
+                self._is_heard = False
+                self._probe.cancel()
+                self._probe.prepare()
+                continue
+            self._on_messages(self._burst(), now)
+            if self._is_heard:
+                is_news = True
+                self._is_heard = False
+                self._on_lost(now)
+                self._probe.start(now)
+        return is_news
+
+    def _on_verdict(self, now: float) -> None:
+        # A peer that was restarted quickly may be connected again; the refusal was of its predecessor.
+        if not self._follow_connection(now):
+            self._on_refused(now)
