@@ -1113,6 +1113,25 @@ def test_an_earlier_run_is_heard_again_when_the_later_one_was_a_passing_guest() 
     assert machine.state is PASSIVE
 
 
+def test_a_late_word_of_a_run_never_met_does_not_hide_the_run_that_serves() -> None:
+    """Else the node counts the peer as silent that speaks all the time, and serves beside it."""
+    unmet, peer = Peer(node="run-1"), Peer(node="run-2")
+    machine = in_state(PASSIVE, peer=peer)
+    machine.receive(unmet.says(ACTIVE, epoch=2), FRESH)
+    machine.receive(peer.says(ACTIVE, epoch=4), FRESH + 1)
+    assert machine.peer_expires_at == FRESH + 1 + TIMEOUT_S
+    assert machine.epoch_seen == 4
+
+
+def test_a_node_that_a_late_word_of_a_run_never_met_made_active_yields_to_the_run_that_serves() -> None:
+    unmet, peer = Peer(Role.PRIMARY, "run-1"), Peer(Role.PRIMARY, "run-2")
+    machine = in_state(PASSIVE, peer=peer, role=Role.BACKUP)
+    machine.receive(unmet.says(PRIMARY), FRESH)
+    assert machine.is_active
+    machine.receive(peer.says(ACTIVE, epoch=machine.epoch + 1), FRESH)
+    assert machine.state is PASSIVE
+
+
 def test_a_peer_that_restarts_in_a_loop_does_not_grow_our_memory() -> None:
     machine = in_state(ACTIVE, peer=Peer())
     for number in range(1000):

@@ -472,9 +472,22 @@ class StarMachine:
             return Ignored.STALE if message.seq <= self._peer_seq else None
         # An earlier run of the peer is over, unless the later one turned out to be a passing guest.
         last_seq = self._past_peers.get(message.node)
-        if last_seq is None or (now >= self.peer_expires_at and message.seq > last_seq):
+        if last_seq is None:
+            return None
+        if message.seq > last_seq and (now >= self.peer_expires_at or self._is_highest_claim(message)):
             return None
         return Ignored.STALE
+
+    def _is_highest_claim(self, message: PeerState) -> bool:
+        """Whether the peer serves in the highest epoch there is. A late word of a run that we had never met may
+        have displaced the run that says so, but no earlier run can say it of an epoch taken since.
+        """
+        return (
+            message.state == State.ACTIVE
+            and message.epoch is not None
+            and message.epoch > self.epoch
+            and message.epoch >= self.epoch_seen
+        )
 
     def _mismatch(self, message: PeerState) -> tuple[str, str] | None:
         """Why the sender cannot be our peer: a slug and a text that says what to change."""
