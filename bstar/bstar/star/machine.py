@@ -479,8 +479,8 @@ class StarMachine:
         return Ignored.STALE
 
     def _is_highest_claim(self, message: PeerState) -> bool:
-        """Whether the peer serves in the highest epoch there is. A late word of a run that we had never met may
-        have displaced the run that says so, but no earlier run can say it of an epoch taken since.
+        """Whether the peer serves in the highest epoch there is. A late word of a run that we had never met
+        may have displaced the run that says so, but no earlier run can say it of an epoch taken since.
         """
         return (
             message.state == State.ACTIVE
