@@ -232,6 +232,47 @@ def test_an_idle_client_pings_rarely(served: Desk) -> None:
     assert served.pings(0) - before <= 1
 
 
+# --- looking for the successor ------------------------------------------------------------------------------
+
+
+def test_what_the_passive_node_told_before_the_loss_is_asked_again_within_milliseconds(served: Desk) -> None:
+    """It said that nothing could be done for a second; a moment later it knows that its peer is gone."""
+    call = served.call()
+    served.wait(0.01)
+    served.disconnect(0)
+    served.wait(0.0)
+    served.pong(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=990))
+    before = served.pings(1)
+    served.wait(0.006)
+    assert served.pings(1) == before + 1
+    served.pong(1, status(PASSIVE, retry_after_ms=0))
+    assert served.requests(1) == [(1, call.identity)]
+
+
+def test_a_drain_of_any_length_is_looked_at_ever_more_rarely_but_ten_times_a_second(served: Desk) -> None:
+    served.call()
+    asked: list[int] = []
+    served.refuse(0, served.call(), status(PASSIVE, peer=ACTIVE))
+    for _ in range(20):
+        before = served.pings(1)
+        served.wait(0.1)
+        served.pong(0, status(PASSIVE, peer=PASSIVE))
+        served.pong(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
+        asked.append(served.pings(1) - before)
+    assert asked[0] >= 5
+    assert set(asked[3:]) <= {1, 2}
+
+
+def test_the_first_request_after_a_quiet_loss_asks_who_serves_now(served: Desk) -> None:
+    served.disconnect(0)
+    served.wait(3.0)
+    served.pong(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
+    before = served.pings(1)
+    served.call()
+    served.wait(0.0)
+    assert served.pings(1) == before + 1
+
+
 # --- the first connect --------------------------------------------------------------------------------------
 
 

@@ -48,6 +48,12 @@ __all__ = ["Counters", "Session", "SessionSettings"]
 _PING_INTERVAL_S = 0.25
 _SILENCE_LIMIT_S = 1.0
 _PINGS_PER_SILENCE = 4
+# When the active node was lost its successor may be found in milliseconds, or when a drain has ended: ask at
+# once, then at growing distances, so that looking costs at most half of what has passed already, and at most
+# ten PINGs a second. What a node told before the loss is no longer true.
+_SEARCH_PAUSE_MIN_S = 0.005
+_SEARCH_PAUSE_MAX_S = 0.1
+_SEARCH_GROWTH = 1.5
 # While nothing is outstanding, PING only so that observers learn of changes.
 _IDLE_PING_INTERVAL_S = 5.0
 # A BUSY broker's hint grows by this factor with each BUSY for the same request, up to the limit.
@@ -127,6 +133,7 @@ class Session:
         self._silence_limit_s = self._settings.silence_limit_s or _SILENCE_LIMIT_S
         self._failover_timeout_s = self._silence_limit_s
         self._ping_at = now + _IDLE_PING_INTERVAL_S
+        self._search_pause_s = _SEARCH_PAUSE_MAX_S
         self._is_closed = False
         self.epoch = 0
         self._ping = native.encode_ping(epoch=0)
@@ -160,7 +167,9 @@ class Session:
         self.counters.requests += 1
         self._number = number = self._number + 1
         call.identity = identity = self._client_id + number.to_bytes(8, "big")
-        if not calls:
+        if not calls and self._target is None:
+            self._search(now)
+        elif not calls:
             self._ping_at = min(self._ping_at, now + self._ping_interval_s)
         calls[identity] = call
         if deadline is not None:
@@ -293,7 +302,7 @@ class Session:
             for node in self._nodes:
                 if node.is_connected:
                     self._send_ping(node, outputs, now)
-            self._ping_at = now + (self._ping_interval_s if self._calls else _IDLE_PING_INTERVAL_S)
+            self._ping_at = now + self._ping_pause_s()
         target = self._target
         while self._retries and self._retries[0][0] <= now:
             call = heappop(self._retries)[2]
@@ -302,6 +311,20 @@ class Session:
         if target is None:
             self._choose(outputs, now)
         return outputs
+
+    def _search(self, now: float) -> None:
+        """Nobody is followed: what the nodes are now is to be known soon."""
+        self._ping_at = now
+        self._search_pause_s = _SEARCH_PAUSE_MIN_S
+
+    def _ping_pause_s(self) -> float:
+        if not self._calls:
+            return _IDLE_PING_INTERVAL_S
+        if self._target is not None:
+            return self._ping_interval_s
+        pause_s = min(self._search_pause_s, self._ping_interval_s)
+        self._search_pause_s = min(self._search_pause_s * _SEARCH_GROWTH, _SEARCH_PAUSE_MAX_S)
+        return pause_s
 
     def _end_overdue(self, outputs: list[Output], now: float) -> None:
         deadlines = self._deadlines
@@ -607,7 +630,7 @@ class Session:
             self._target = None
             self._left = (node.endpoint, reason, now, len(self._calls))
             outputs.append(Announce(ActiveLost(node.endpoint, reason, len(self._calls))))
-            self._ping_at = now  # whoever is left should tell its state now
+            self._search(now)
         if reason == "not active":
             return  # it is alive: what it has, it will answer or refuse
         connection = node.connection
