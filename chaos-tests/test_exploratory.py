@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import pytest
 
-from chaos.cluster import Cluster
+from chaos.faults import Kind, Step, apply
+from chaos.stage import stage
 
 
-def test_a_killed_active_node_is_followed_by_its_peer(tmp_path: Path) -> None:
-    with Cluster(tmp_path) as cluster:
-        cluster.start()
-        cluster.add_worker()
-        client = cluster.add_client()
-        client.wait_for_answers(50)
-        active = cluster.active()
-        active.kill()
-        client.wait_for_answers(50)
-        assert cluster.active() is not active
-        active.restart()
-        active.wait_for_state("PASSIVE")
-        cluster.finish_traffic()
+def test_nothing_fails_over_without_a_fault() -> None:
+    with stage("control", is_control=True) as run:
+        run.wait_for_answers(200)
+
+
+@pytest.mark.parametrize("target", ["active", "passive", "worker1"])
+def test_processes(target: str) -> None:
+    with stage(f"processes-{target}") as run:
+        for kind in (Kind.KILL, Kind.TERM, Kind.STOP):
+            with apply(run, Step(kind, target)):
+                run.last(1.0)
+            run.calm()
+
+
+@pytest.mark.parametrize("target", ["peer", "hears-active", "hears-passive"])
+def test_the_peer_link(target: str) -> None:
+    with stage(f"links-{target}") as run:
+        for kind in (
+            Kind.LATENCY,
+            Kind.JITTER,
+            Kind.STALL,
+            Kind.TIMEOUT,
+            Kind.RESET,
+            Kind.SLICER,
+            Kind.LIMIT,
+            Kind.DOWN,
+        ):
+            with apply(run, Step(kind, target)):
+                run.last(0.9)
+            run.calm()

@@ -204,7 +204,8 @@ class Cluster:
                 "peer_state": f"tcp://{self._route(f'{role}-{peer}', self._state_addresses[peer])}",
             },
             "http": {"bind": http_address, "allow_remote": not http_address.startswith("127.")},
-            "log": {"level": "info", "format": "json"},
+            # At debug a node tells each time it was kept from running; nothing else is said at that level.
+            "log": {"level": "debug", "format": "json"},
         }
         for path, value in self.profile.settings.items():
             assert path in FIELDS, f"no such key: {path}"

@@ -176,6 +176,7 @@ class Writer:
     """
 
     def __init__(self, path: Path) -> None:
+        _mend(path)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._lock = threading.Lock()
         self._is_closed = False
@@ -203,6 +204,13 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _mend(path: Path) -> None:
+    """Cut off the line in which an earlier run of the process was killed, so that the next starts anew."""
+    if path.exists():
+        whole, newline, _ = path.read_bytes().rpartition(b"\n")
+        os.truncate(path, len(whole) + len(newline))
 
 
 class Tail:

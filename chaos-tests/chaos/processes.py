@@ -16,6 +16,7 @@ from pathlib import Path
 
 from chaos.history import Note, Writer
 from chaos.hosts import Host
+from chaos.reaper import REAPER
 
 __all__ = ["LIMIT_S", "HarnessError", "Process", "wait_until"]
 
@@ -68,6 +69,8 @@ class Process:
         self._process: subprocess.Popen[bytes] | None = None
         self._log_offset = 0
         self.is_paused = False
+        self.is_noted_running = False
+        """Whether its start was noted and its end was not: a process that ended by itself shows by it."""
 
     # --- looking ------------------------------------------------------------------------------------------
 
@@ -115,6 +118,7 @@ class Process:
         """Start it; returns at once."""
         assert not self.is_running, f"{self.name} runs already"
         self.is_paused = False
+        self.is_noted_running = True
         self._close_stdin()
         with self.log_path.open("ab") as log:
             self._log_offset = log.tell()
@@ -126,6 +130,7 @@ class Process:
                 env=_environment() | self._extra,
                 start_new_session=True,
             )
+        REAPER.began(self.pid)
         self.note("start", f"pid {self.pid}")
 
     def kill(self) -> None:
@@ -145,7 +150,10 @@ class Process:
         except subprocess.TimeoutExpired:
             raise HarnessError(f"{self.name} did not end within {limit_s:g} s\n{self.trouble()}") from None
         self.is_paused = False
-        self.note("exit", str(code))
+        if self.is_noted_running:
+            self.is_noted_running = False
+            REAPER.ended(self.pid)
+            self.note("exit", str(code))
         return code
 
     def pause(self) -> None:
@@ -164,6 +172,8 @@ class Process:
         """Kill it, whatever state it is in. Idempotent."""
         if self.is_running:
             self.kill()
+        elif self.is_noted_running:
+            self.wait_exit()
         self._close_stdin()
 
     def _close_stdin(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.history import Failed, Invoke, Line, Ok, Registered, Started, Tail, Writer, read
+from chaos.history import Failed, Invoke, Line, Ok, Registered, Tail, Writer, read
 from chaos.hosts import Host
 from chaos.processes import LIMIT_S, HarnessError, Process
 
@@ -52,6 +52,16 @@ class _Historian(Process):
         self.history_path = folder / f"{name}.jsonl"
         argv = (sys.executable, "-m", *module, "--name", name, "--history", str(self.history_path), *options)
         super().__init__(name, host, argv, folder=folder, journal=journal)
+        self._lines_before = 0
+
+    def start(self) -> None:
+        """Start it; its history goes on."""
+        self._lines_before = len(self.history())
+        super().start()
+
+    def history_of_run(self) -> list[Line]:
+        """What the present run has written so far."""
+        return self.history()[self._lines_before :]
 
     def history(self) -> list[Line]:
         """Everything it has written so far, in all its runs."""
@@ -145,9 +155,11 @@ class WorkerProcess(_Historian):
         """Wait until the present run is on the lists of so many nodes."""
 
         def count() -> bool:
-            lines = self.history()
-            starts = [index for index, line in enumerate(lines) if isinstance(line, Started)]
-            run = lines[starts[-1] :] if starts else []
+            run = self.history_of_run()
             return len({line.endpoint for line in run if isinstance(line, Registered)}) >= nodes
 
         self.wait_until(count, f"registered with {nodes} nodes")
+
+    def wait_for_start(self) -> None:
+        """Wait until the present run is on the list of a node."""
+        self.wait_registered(1)

@@ -1,0 +1,200 @@
+"""One run from its beginning to its judgement.
+
+    with stage("name", repeat="make chaos …") as run:
+        with run.fault("kill", "primary"): …
+        run.calm()
+
+It starts a Toxiproxy server, a pair of which every link leads through it, workers and clients, and waits for
+enough traffic to show something. In the block faults are made. At the end it waits until the pair has
+recovered and calls are answered again, ends the traffic in good order, and lets ``chaos.validate`` judge the
+histories. A run in which a rule was broken raises RunFailedError with a report; one that shows nothing,
+InvalidRunError.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from bstar.settings.schema import FIELDS, PROFILES
+from chaos.cluster import Cluster, Profile, Role
+from chaos.history import Note, Writer
+from chaos.model import Manifest, Run, load
+from chaos.processes import HarnessError
+from chaos.report import RunFailedError, describe, new_folder, remove
+from chaos.toxics import Links
+from chaos.toxiproxy import Server
+from chaos.traffic import BOTH, ClientLoad, WorkerLoad
+from chaos.validate import Violation, check
+
+__all__ = ["Cast", "Stage", "stage"]
+
+_WARM_UP_ANSWERS = 25
+_FINAL_ANSWERS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who takes part. Each entry of ``workers`` and ``clients`` names the nodes that one of them knows."""
+
+    profile: Profile = field(default_factory=Profile)
+    workers: tuple[Sequence[str], ...] = (BOTH, BOTH)
+    clients: tuple[Sequence[str], ...] = (BOTH, BOTH)
+    worker_load: WorkerLoad = field(default_factory=WorkerLoad)
+    client_load: ClientLoad = field(default_factory=ClientLoad)
+    launchers: Mapping[Role, Sequence[str]] = field(default_factory=dict)
+    worker_module: Sequence[str] = ("chaos.worker",)
+    client_module: Sequence[str] = ("chaos.client",)
+
+
+class Stage:
+    """A run while it goes on."""
+
+    def __init__(self, folder: Path, cluster: Cluster, links: Links, manifest: Manifest) -> None:
+        self.folder = folder
+        self.cluster = cluster
+        self.links = links
+        self.manifest = manifest
+        self.violations: list[Violation] = []
+        self._spans = itertools.count(1)
+        self._is_calm = True
+
+    def note(self, what: str, target: str = "", text: str = "", span: int = 0) -> float:
+        """Write down what the harness does."""
+        return self.cluster.journal.write(Note(at=0.0, what=what, target=target, text=text, span=span))
+
+    @contextmanager
+    def fault(self, kind: str, target: str, *, hits_peer_link: bool = False) -> Iterator[None]:
+        """The time from before something is broken until it is whole again."""
+        self._is_calm = False
+        span = next(self._spans)
+        self.note("fault begins", target, f"{kind} peer-link" if hits_peer_link else kind, span)
+        try:
+            yield
+        finally:
+            self.note("fault ends", target, kind, span)
+
+    def last(self, seconds: float) -> None:
+        """Let a fault last. Its length is what it is about; nothing is awaited by it."""
+        time.sleep(seconds)
+
+    def wait_for_answers(self, count: int) -> None:
+        """Wait until each client that runs has had so many calls answered that it begins from now on."""
+        for client in self.cluster.clients:
+            if client.is_running and not client.is_paused:
+                client.wait_for_answers(count)
+
+    def calm(self) -> None:
+        """The faults are over: wait until exactly one node is active, and calls are answered."""
+        self.note("calm")
+        self.cluster.active()
+        self.note("settled")
+        self._is_calm = True
+        self.wait_for_answers(5)
+
+    def finish(self) -> None:
+        """Wait for recovery and end the traffic."""
+        if not self._is_calm or not self.manifest.is_control:
+            self.calm()
+            self.last(self.manifest.half_open_s)
+        self.wait_for_answers(_FINAL_ANSWERS)
+        self.note("traffic ends")
+        self.cluster.finish_traffic()
+
+    def note_odd_exits(self) -> None:
+        """Write down which processes have ended by themselves."""
+        for process in self.cluster.processes:
+            if process.is_noted_running and not process.is_running:
+                process.note("odd exit", f"{process.exit_code} by itself")
+
+    def judge(self) -> Run:
+        """Let the rules judge what has been written so far."""
+        run = load(self.folder)
+        self.violations = check(run)
+        return run
+
+
+@contextmanager
+def stage(
+    name: str,
+    *,
+    cast: Cast | None = None,
+    repeat: str = "",
+    plan: str = "",
+    is_control: bool = False,
+    is_judged: bool = True,
+) -> Iterator[Stage]:
+    """One run. ``is_judged`` False: violations are left in ``violations`` and raise nothing."""
+    cast = cast or Cast()
+    folder = new_folder(name)
+    timing = PROFILES["lan"] | {
+        key.removeprefix("timing."): value
+        for key, value in cast.profile.settings.items()
+        if key.startswith("timing.")
+    }
+    manifest = Manifest(
+        name,
+        tuple(f"client{number + 1}" for number in range(len(cast.clients))),
+        tuple(f"worker{number + 1}" for number in range(len(cast.workers))),
+        failover_timeout_s=float(timing["failover_timeout_s"]),  # type: ignore[arg-type]  # it is a number
+        heartbeat_s=float(timing["heartbeat_interval_s"]),  # type: ignore[arg-type]
+        is_control=is_control,
+        plan=plan,
+        repeat=repeat or f"make chaos SCENARIO={name}",
+    )
+    (folder / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+    with ExitStack() as resources:
+        journal = resources.enter_context(Writer(folder / "toxiproxy.jsonl"))
+        server = resources.enter_context(Server(folder, journal))
+        links = Links(server, journal)
+        resources.callback(links.close)
+        cluster = resources.enter_context(
+            Cluster(folder, profile=_proxied(cast.profile), route=links.route, launchers=cast.launchers)
+        )
+        run = Stage(folder, cluster, links, manifest)
+        _note_clock(run)
+        trouble: HarnessError | None = None
+        try:
+            cluster.start()
+            for nodes in cast.workers:
+                cluster.add_worker(nodes=nodes, load=cast.worker_load, module=cast.worker_module)
+            for nodes in cast.clients:
+                cluster.add_client(nodes=nodes, load=cast.client_load, module=cast.client_module)
+            run.wait_for_answers(_WARM_UP_ANSWERS)
+            yield run
+            run.finish()
+        except HarnessError as error:
+            trouble = error
+        run.note_odd_exits()
+        _note_clock(run)
+        _judge(run, trouble, is_judged=is_judged)
+    remove(folder)
+
+
+def _proxied(profile: Profile) -> Profile:
+    """Behind a proxy a refusal does not prove a death: a link that is down refuses for a living node."""
+    if "timing.expire_on_refused" not in FIELDS:
+        return profile
+    return replace(profile, settings={"timing.expire_on_refused": False, **profile.settings})
+
+
+def _note_clock(run: Stage) -> None:
+    run.note("clock", text=repr(time.time() - time.monotonic()))
+
+
+def _judge(stage: Stage, trouble: HarnessError | None, *, is_judged: bool) -> None:
+    run = stage.judge()
+    if not is_judged:
+        return
+    if trouble is not None:
+        violation = Violation("f", f"what should have come after the faults did not come: {trouble}")
+        report = describe(stage.folder, run, [*stage.violations, violation])
+        raise RunFailedError(report, [*stage.violations, violation]) from trouble
+    if stage.violations:
+        raise RunFailedError(describe(stage.folder, run, stage.violations), stage.violations)
