@@ -321,6 +321,23 @@ def test_a_handover_to_a_peer_that_has_just_come_back_is_not_taken_back_before_i
         simulation.finish()
 
 
+def test_a_node_that_wakes_up_beside_its_returned_peer_hears_it_before_a_vote_counts() -> None:
+    """While it was frozen its peer came back and served; its subscriber must connect within the timeout."""
+    for seed in range(1, 11):
+        simulation = pair(seed, calls_per_s=20.0)
+        befall(simulation, Kind.CRASH, "primary", 3.0)
+        simulation.run_for(2.5 + seed / 100)
+        assert simulation.checks.serving() == [simulation.backup]
+        befall(simulation, Kind.STALL, "backup", 2.0)
+        simulation.run_for(2.0)
+        assert simulation.checks.serving() == [simulation.primary]
+        for _ in range(20):
+            simulation.run_for(TIMEOUT_S / 10)
+            simulation.backup.vote()
+        assert simulation.checks.serving() == [simulation.primary]
+        assert simulation.checks.counts["activations"] == 3
+
+
 @pytest.mark.storm
 def test_a_pause_that_its_clock_does_not_see_may_let_a_node_give_out_work_which_workers_refuse() -> None:
     """The limit of the stall rule: a virtual machine whose clock stands still while it is paused."""

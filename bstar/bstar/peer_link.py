@@ -21,7 +21,7 @@ from bstar.refusal import RefusalProbe
 from bstar.settings.endpoints import parse_endpoint
 from bstar.sockets import receive
 
-__all__ = ["PeerLink"]
+__all__ = ["PeerLink", "reconnect_interval_ms"]
 
 _log = logging.getLogger("bstar.pair")
 
@@ -30,7 +30,19 @@ _PEER_MESSAGES_MAX = 1_000
 # A state message has some 4 KB at most. What is longer is still read and reported, within reason.
 _STATE_BYTES_MAX = 1_048_576
 
+# A connection is tried again after this and up to twice this, by chance. A peer that is about to end stays for
+# a second and a half to be heard (``bstar.pair``).
+_RECONNECT_MIN_MS = 10
+_RECONNECT_MAX_MS = 500
+
 TimeHandler = Callable[[float], None]
+
+
+def reconnect_interval_ms(heartbeat_ms: int) -> int:
+    """The pause before connecting again, which does not grow with the attempts: a node that waits for its
+    peer's answer votes after the failover timeout, connected or not.
+    """
+    return min(max(_RECONNECT_MIN_MS, heartbeat_ms // 2), _RECONNECT_MAX_MS)
 
 
 class PeerLink:
@@ -67,8 +79,7 @@ class PeerLink:
             socket.ipv6 = True
             # Come back fast, and notice a connection that is only half there: the defaults need minutes for
             # both.
-            socket.reconnect_ivl = max(10, heartbeat_ms // 2)
-            socket.reconnect_ivl_max = max(10, min(timeout_ms, 1_000))
+            socket.reconnect_ivl = reconnect_interval_ms(heartbeat_ms)
             socket.handshake_ivl = 1_000
             socket.connect_timeout = max(200, timeout_ms)
             socket.heartbeat_ivl = max(100, timeout_ms)

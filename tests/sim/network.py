@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from bstar.peer_link import reconnect_interval_ms
 from bstar.settings.schema import Timing
 from sim.world import Process, World
 
@@ -326,12 +327,11 @@ class PeerLink:
         self._attempt = 0
         self._arrives_at = 0.0
         self._held: list[tuple[int, int, Frames]] = []
-        self._reconnect_min_s = max(0.01, timing.heartbeat_interval_s / 2)
-        self._reconnect_max_s = max(0.01, min(timing.failover_timeout_s, 1.0))
+        self._reconnect_s = reconnect_interval_ms(round(timing.heartbeat_interval_s * 1000)) / 1000
+        self._heartbeat_s = max(0.1, timing.failover_timeout_s)
         self._connect_timeout_s = max(0.2, timing.failover_timeout_s)
-        self._silence_s = max(0.1, timing.failover_timeout_s) + max(1.0, 3 * timing.failover_timeout_s)
+        self._silence_s = self._heartbeat_s + max(1.0, 3 * timing.failover_timeout_s)
         self._failover_timeout_s = timing.failover_timeout_s
-        self._pause_s = self._reconnect_min_s
         self._opened_at = 0.0
         self._heard_at = math.inf  # for the first time in this run of the subscriber
         self._began_slow = False
@@ -367,13 +367,12 @@ class PeerLink:
         self._began_slow = self._is_slow
         self._attempt += 1
         self._held.clear()
-        self._pause_s = self._reconnect_min_s
         self._connect(self._attempt)
 
     def renew(self) -> None:
         """The publisher's host is back; its kernel resets a connection that it knows nothing of."""
         if self._connection:
-            delay_s = self._rng.random() * self._reconnect_max_s
+            delay_s = self._rng.random() * self._heartbeat_s
             self._world.after(delay_s, partial(self._drop_if, self._connection))
 
     def _drop_if(self, connection: int) -> None:
@@ -408,8 +407,7 @@ class PeerLink:
             self.drop()
 
     def _again(self, attempt: int) -> None:
-        pause_s = self._pause_s * (1.0 + self._rng.random())
-        self._pause_s = min(self._pause_s * 2.0, self._reconnect_max_s)
+        pause_s = self._reconnect_s * (1.0 + self._rng.random())
         self._world.after(pause_s, partial(self._connect, attempt))
 
     def _connect(self, attempt: int) -> None:
@@ -434,7 +432,6 @@ class PeerLink:
         if run != publisher.runs or not publisher.is_alive or self.path.is_blocked:
             self._again(attempt)
             return
-        self._pause_s = self._reconnect_min_s
         self._connections += 1
         self._connection = self._connections
         self._run = run

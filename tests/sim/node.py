@@ -163,6 +163,11 @@ class SimNode(Process):
             now = self.clock()
             self._turn(lambda: self.node.handover(now))
 
+    def vote(self) -> None:
+        """A client that came from nowhere asks to be served."""
+        if self.is_awake:
+            self._turn(lambda: self.node.client_request(self.clock()))
+
     # --- time ---------------------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
