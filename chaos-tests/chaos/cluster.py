@@ -97,6 +97,7 @@ class Node(Process):
         host, port = self.http_address.rsplit(":", 1)
         connection = http.client.HTTPConnection(host, int(port), timeout=_HTTP_S_MAX)
         try:
+            connection.sock = self.host.connect((host, int(port)), _HTTP_S_MAX)
             connection.request("GET", "/status")
             response = connection.getresponse()
             if response.status != http.HTTPStatus.OK:

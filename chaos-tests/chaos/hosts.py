@@ -26,13 +26,16 @@ class Host(Protocol):
 
     @property
     def control_address(self) -> str:
-        """The IP address where the harness reaches HTTP endpoints, whatever happens to ``address``."""
+        """The IP address of HTTP endpoints: ``connect`` reaches it, whatever happens to ``address``."""
 
     def ports(self, count: int) -> list[int]:
         """Ports that nobody else on this host is given, until ``close``."""
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` on this host, as the same process (exec, not fork)."""
+
+    def connect(self, address: tuple[str, int], timeout_s: float) -> socket.socket:
+        """A TCP connection made from this host itself, for the harness to use."""
 
     def close(self) -> None:
         """Give back what the host holds. Idempotent."""
@@ -62,6 +65,10 @@ class LoopbackHost:
     def command(self, argv: Sequence[str]) -> list[str]:
         """The command itself."""
         return list(argv)
+
+    def connect(self, address: tuple[str, int], timeout_s: float) -> socket.socket:
+        """A connection as any process makes it."""
+        return socket.create_connection(address, timeout_s)
 
     def close(self) -> None:
         """Give the ports back."""
