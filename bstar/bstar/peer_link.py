@@ -30,8 +30,8 @@ _PEER_MESSAGES_MAX = 1_000
 # A state message has some 4 KB at most. What is longer is still read and reported, within reason.
 _STATE_BYTES_MAX = 1_048_576
 
-# A connection is tried again after this and up to twice this, by chance. A peer that is about to end stays for
-# a second and a half to be heard (``bstar.pair``).
+# A connection is tried again after this, or up to twice this, by chance. A peer that is about to end stays
+# for a second and a half to be heard (``bstar.pair``).
 _RECONNECT_MIN_MS = 10
 _RECONNECT_MAX_MS = 500
 
