@@ -263,6 +263,27 @@ def test_a_drain_of_any_length_is_looked_at_ever_more_rarely_but_ten_times_a_sec
     assert set(asked[3:]) <= {1, 2}
 
 
+def test_a_node_that_refused_many_requests_at_once_is_asked_again_although_its_pongs_come_often(
+    served: Desk,
+) -> None:
+    """It was frozen while it served: what lay in its socket is refused when it wakes up. Then its peer dies.
+
+    Every PONG put the next vote off by the pause of the last refusal, which was longer than the time to the
+    next PONG: no vote was ever sent.
+    """
+    calls = [served.call() for _ in range(12)]
+    served.disconnect(1)
+    served.connect(1, status(ACTIVE, epoch=2, timeout_ms=300))
+    for call in calls:
+        served.refuse(0, call, status(PASSIVE, peer=ACTIVE, retry_after_ms=300, timeout_ms=300))
+    assert served.requests(1)[-12:] == [(1, call.identity) for call in calls]
+    served.disconnect(1)
+    for _ in range(20):
+        served.wait(0.075)
+        served.pong(0, status(PASSIVE, retry_after_ms=0, timeout_ms=300))
+    assert served.requests(0)[12:] == [(0, calls[0].identity)]
+
+
 def test_the_first_request_after_a_quiet_loss_asks_who_serves_now(served: Desk) -> None:
     served.disconnect(0)
     served.wait(3.0)

@@ -38,6 +38,8 @@ class Node:
         # When a request could turn it active.
         self.ask_at = 0.0
         self._refusals = 0
+        # After a refusal it is left in peace until then, whatever it says meanwhile.
+        self._rests_until = 0.0
         self._created_at = now
 
     def connect(self, connection: int) -> None:
@@ -61,6 +63,7 @@ class Node:
         self.heard_at = None
         self.ask_at = 0.0
         self._refusals = 0
+        self._rests_until = 0.0
 
     def tell(self, status: NodeStatus, now: float) -> None:
         """Take the status that it told in a PONG."""
@@ -69,20 +72,23 @@ class Node:
         if self.is_active:
             self.epoch = status.epoch
             self._refusals = 0
+            self._rests_until = 0.0
             self.ask_at = now
         elif status.retry_after_ms == NEVER_MS:
             self.ask_at = math.inf
         else:
-            # A vote that was refused a moment ago is not repeated because of a PONG that was on its way.
-            pause_s = self._ask_pause_s() if self._refusals else 0.0
-            self.ask_at = now + max(status.retry_after_ms / 1000, pause_s)
+            # A vote that was refused a moment ago is not repeated because of a PONG that was on its way; nor
+            # do PONGs, which come more often than votes, put the next one off.
+            self.ask_at = max(now + status.retry_after_ms / 1000, self._rests_until)
 
     def refuse(self, status: NodeStatus, now: float, retry_after_max_s: float) -> None:
-        """Take the status that it told in a NOT_ACTIVE."""
-        self._refusals += 1
+        """Take the status that it told in a NOT_ACTIVE. A burst of them is one refusal."""
+        if now >= self._rests_until:
+            self._refusals += 1
+            self._rests_until = now + min(self._ask_pause_s(), retry_after_max_s)
         self.tell(status, now)
         if not self.is_active and status.retry_after_ms != NEVER_MS:
-            self.ask_at = now + min(max(status.retry_after_ms / 1000, self._ask_pause_s()), retry_after_max_s)
+            self.ask_at = min(self.ask_at, max(now + retry_after_max_s, self._rests_until))
 
     def _ask_pause_s(self) -> float:
         return min(_ASK_PAUSE_MIN_S * 2.0 ** min(self._refusals - 1, 8), _ASK_PAUSE_MAX_S)
