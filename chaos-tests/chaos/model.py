@@ -40,10 +40,10 @@ class Manifest(msgspec.Struct, frozen=True):
     """``run.json``: what cannot be read from histories. ``plan`` and ``repeat`` are for people."""
 
     name: str
-    clients: tuple[str, ...]
-    workers: tuple[str, ...]
     failover_timeout_s: float
     heartbeat_s: float
+    clients: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()
     is_control: bool = False
     """Nothing is broken on purpose, so nothing may fail over."""
     calls_before_faults_min: int = 40

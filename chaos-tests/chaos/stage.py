@@ -30,12 +30,12 @@ from chaos.processes import HarnessError
 from chaos.report import RunFailedError, describe, new_folder, remove
 from chaos.toxics import Links
 from chaos.toxiproxy import Server
-from chaos.traffic import BOTH, ClientLoad, WorkerLoad
+from chaos.traffic import BOTH, ClientLoad, ClientProcess, WorkerLoad
 from chaos.validate import Violation, check
 
 __all__ = ["Cast", "Stage", "stage"]
 
-_WARM_UP_ANSWERS = 25
+_WARM_UP_ANSWERS = 50
 _FINAL_ANSWERS = 15
 
 
@@ -56,8 +56,9 @@ class Cast:
 class Stage:
     """A run while it goes on."""
 
-    def __init__(self, folder: Path, cluster: Cluster, links: Links, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, cast: Cast, cluster: Cluster, links: Links, manifest: Manifest) -> None:
         self.folder = folder
+        self.cast = cast
         self.cluster = cluster
         self.links = links
         self.manifest = manifest
@@ -83,6 +84,12 @@ class Stage:
     def last(self, seconds: float) -> None:
         """Let a fault last. Its length is what it is about; nothing is awaited by it."""
         time.sleep(seconds)
+
+    def add_client(self, *, nodes: Sequence[str] = BOTH) -> ClientProcess:
+        """One client more, with the load of the others."""
+        return self.cluster.add_client(
+            nodes=nodes, load=self.cast.client_load, module=self.cast.client_module
+        )
 
     def wait_for_answers(self, count: int) -> None:
         """Wait until each client that runs has had so many calls answered that it begins from now on."""
@@ -113,8 +120,17 @@ class Stage:
             if process.is_noted_running and not process.is_running:
                 process.note("odd exit", f"{process.exit_code} by itself")
 
+    def _write_manifest(self) -> None:
+        manifest = msgspec.structs.replace(
+            self.manifest,
+            clients=tuple(client.name for client in self.cluster.clients),
+            workers=tuple(worker.name for worker in self.cluster.workers),
+        )
+        (self.folder / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+
     def judge(self) -> Run:
         """Let the rules judge what has been written so far."""
+        self._write_manifest()
         run = load(self.folder)
         self.violations = check(run)
         return run
@@ -140,15 +156,12 @@ def stage(
     }
     manifest = Manifest(
         name,
-        tuple(f"client{number + 1}" for number in range(len(cast.clients))),
-        tuple(f"worker{number + 1}" for number in range(len(cast.workers))),
         failover_timeout_s=float(timing["failover_timeout_s"]),  # type: ignore[arg-type]  # it is a number
         heartbeat_s=float(timing["heartbeat_interval_s"]),  # type: ignore[arg-type]
         is_control=is_control,
         plan=plan,
         repeat=repeat or f"make chaos SCENARIO={name}",
     )
-    (folder / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
     with ExitStack() as resources:
         journal = resources.enter_context(Writer(folder / "toxiproxy.jsonl"))
         server = resources.enter_context(Server(folder, journal))
@@ -157,7 +170,7 @@ def stage(
         cluster = resources.enter_context(
             Cluster(folder, profile=_proxied(cast.profile), route=links.route, launchers=cast.launchers)
         )
-        run = Stage(folder, cluster, links, manifest)
+        run = Stage(folder, cast, cluster, links, manifest)
         _note_clock(run)
         trouble: HarnessError | None = None
         try:
@@ -166,7 +179,7 @@ def stage(
                 cluster.add_worker(nodes=nodes, load=cast.worker_load, module=cast.worker_module)
             for nodes in cast.clients:
                 cluster.add_client(nodes=nodes, load=cast.client_load, module=cast.client_module)
-            run.wait_for_answers(_WARM_UP_ANSWERS)
+            run.wait_for_answers(-(-_WARM_UP_ANSWERS // len(cast.clients)))
             yield run
             run.finish()
         except HarnessError as error:

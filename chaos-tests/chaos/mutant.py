@@ -1,0 +1,67 @@
+"""A deliberately broken build: ``python -m chaos.mutant MUTATION -- COMMAND ARGUMENT…``.
+
+It patches one rule out of a production class in its own process and then runs what would have run anyway:
+``serve …`` (the bstar command), ``client …`` (``chaos.client``) or ``worker …`` (``chaos.worker``). Scenarios
+that are run with such builds must fail; that is the test of the tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from bstar.star import StarMachine
+from bstar_cli.main import main as bstar
+from bstar_client.core.session import Session
+from bstar_client.core.worker_session import WorkerCore
+from chaos.client import main as client
+from chaos.worker import main as worker
+
+__all__ = ["MUTATIONS", "main"]
+
+
+def _without_the_stall_rule() -> None:
+    """A node does not notice that it was away."""
+    StarMachine._notice_absence = lambda self, now: []  # type: ignore[method-assign]
+    StarMachine.stalled = lambda self, gap_s, now: []  # type: ignore[method-assign]
+
+
+def _without_the_matching_of_replies() -> None:
+    """A client gives each reply to its oldest call."""
+    sound = Session._receive_final
+
+    def to_the_oldest(self: Session, node: Any, message: Any, outputs: Any) -> None:
+        if self._calls:
+            message = msgspec.structs.replace(message, identity=next(iter(self._calls)))
+        sound(self, node, message, outputs)
+
+    Session._receive_final = to_the_oldest  # type: ignore[method-assign]
+
+
+def _without_the_check_of_epochs() -> None:
+    """A worker takes no note of epochs, so it obeys any node, and tells none of another."""
+    WorkerCore._learn = lambda self, epoch, source, outputs, now: None  # type: ignore[method-assign]
+
+
+MUTATIONS: dict[str, Callable[[], None]] = {
+    "stall-rule": _without_the_stall_rule,
+    "reply-matching": _without_the_matching_of_replies,
+    "epoch-check": _without_the_check_of_epochs,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Break it, then run it."""
+    mutation, separator, command, *rest = arguments
+    assert separator == "--", __doc__
+    MUTATIONS[mutation]()
+    if command == "serve":
+        return bstar([command, *rest])
+    return {"client": client, "worker": worker}[command](rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

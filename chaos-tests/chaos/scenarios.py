@@ -1,0 +1,69 @@
+"""Scenarios that need more than one fault after another. Broken builds can play them: each takes a cast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from chaos.cluster import STATE_LINKS
+from chaos.stage import Cast, Stage, stage
+from chaos.toxics import DOWN
+
+__all__ = ["clients_on_both_sides", "plain_traffic", "stalled_node_wakes_up"]
+
+PRIMARY, BACKUP = ("primary",), ("backup",)
+
+
+def stalled_node_wakes_up(name: str, cast: Cast | None = None, *, is_judged: bool = True) -> Stage:
+    """The active node stands still, its peer takes over, and nobody can tell it so when it goes on.
+
+    It has a worker and a client of its own, and what its peer says is held back. Only its own clock tells it
+    that it was away.
+    """
+    cast = replace(cast or Cast(), workers=(PRIMARY, BACKUP), clients=(PRIMARY,))
+    with stage(name, cast=cast, is_judged=is_judged) as run:
+        primary, own = run.cluster.primary, run.cluster.clients[0]
+        with run.fault("stop+stall", "primary", hits_peer_link=True):
+            with run.links["primary-backup"].stall(stream=DOWN):
+                primary.pause()
+                other = run.add_client(nodes=BACKUP)
+                other.wait_for_answers(20)
+                primary.resume()
+                own.wait_for_answers(20)
+            own.finish()
+            other.finish()
+            run.add_client()
+        run.calm()
+    return run
+
+
+def clients_on_both_sides(
+    name: str, cast: Cast | None = None, *, workers: tuple[Sequence[str], ...] = (), is_judged: bool = True
+) -> Stage:
+    """The peer link is cut and each node has a client of its own, so both serve; they may share workers."""
+    cast = replace(cast or Cast(), clients=(PRIMARY,))
+    if workers:
+        cast = replace(cast, workers=workers)
+    with stage(name, cast=cast, is_judged=is_judged) as run:
+        own = run.cluster.clients[0]
+        with run.fault("timeout+clients", ",".join(STATE_LINKS), hits_peer_link=True):
+            with ExitStack() as cuts:
+                for link in STATE_LINKS:
+                    cuts.enter_context(run.links[link].timeout())
+                other = run.add_client(nodes=BACKUP)
+                for _ in range(3):
+                    other.wait_for_answers(10)
+                    own.wait_for_answers(10)
+            own.finish()
+            other.finish()
+            run.add_client()
+        run.calm()
+    return run
+
+
+def plain_traffic(name: str, cast: Cast | None = None, *, is_judged: bool = True) -> Stage:
+    """Nothing is broken."""
+    with stage(name, cast=cast, is_control=True, is_judged=is_judged) as run:
+        run.wait_for_answers(150)
+    return run

@@ -1,0 +1,46 @@
+"""Tests of the tests: a build with one rule taken out breaks just the rule of the histories that covers it.
+
+The same scenarios with the build as it is are in test_regressions.py, and hold.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from chaos.scenarios import clients_on_both_sides, plain_traffic, stalled_node_wakes_up
+from chaos.stage import Cast, Stage
+
+
+def rules(run: Stage) -> Counter[str]:
+    return Counter(violation.rule for violation in run.violations)
+
+
+def test_a_node_without_the_stall_rule_is_caught() -> None:
+    launcher = ("chaos.mutant", "stall-rule", "--")
+    run = stalled_node_wakes_up(
+        "mutant-stall-rule", Cast(launchers={"primary": launcher, "backup": launcher}), is_judged=False
+    )
+
+    assert rules(run)["a"] > 0, run.violations
+    assert any("went on to serve in epoch 1" in violation.text for violation in run.violations)
+
+
+def test_a_client_that_does_not_match_replies_is_caught() -> None:
+    run = plain_traffic(
+        "mutant-reply-matching",
+        Cast(client_module=("chaos.mutant", "reply-matching", "--", "client")),
+        is_judged=False,
+    )
+
+    assert rules(run)["c"] > 10, run.violations
+    assert any("was handed the reply to" in violation.text for violation in run.violations)
+
+
+def test_a_worker_that_does_not_check_epochs_is_caught() -> None:
+    run = clients_on_both_sides(
+        "mutant-epoch-check",
+        Cast(worker_module=("chaos.mutant", "epoch-check", "--", "worker")),
+        is_judged=False,
+    )
+
+    assert rules(run)["b"] > 10, run.violations
