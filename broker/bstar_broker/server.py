@@ -164,8 +164,14 @@ class BrokerServer:
         return self._status.url if self._status is not None else None
 
     def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or ``stop``. Raises PairError when the pair cannot go on."""
-        self._pair.start()
+        """Serve until SIGTERM, SIGINT or ``stop``. Raises PairError when the pair cannot go on. Once."""
+        try:
+            self._pair.start()
+        finally:
+            # Before everything else ends, which takes a while: clients that still ask here, where nobody
+            # reads any more, learn of it by their connection and go to the other node.
+            self._reactor.remove(self._router)
+            self._router.close()
 
     def stop(self) -> None:
         """Ask for an orderly stop, from any thread: drain, hand the role over, end."""

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 from bstar_client import BstarError, CallError, ClosedError, Event, FailedOver, HAClient
@@ -44,12 +45,13 @@ class _Caller:
             thread.join()
 
     def _run(self, pause_s: float, first_s: float) -> None:
-        if self.stopping.wait(first_s):
-            return
-        while True:
+        # Each thread has a timetable, or all of them would call in the same moment ever after an outage in
+        # which all of them waited. What was missed is not made up for.
+        due = time.monotonic() + first_s
+        while not self.stopping.wait(max(0.0, due - time.monotonic())):
             self._call()
-            if self.stopping.wait(pause_s):
-                return
+            missed = max(0.0, time.monotonic() - due) // pause_s
+            due += pause_s * (1 + missed)
 
     def _call(self) -> None:
         options = self._options
