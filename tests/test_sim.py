@@ -30,6 +30,7 @@ NATIVE = Setup(
     mood=Mood.STORM,
     profile="lan",
     is_durable=True,
+    is_probing=True,
     delay_s=0.0005,
     jitter_s=0.001,
     workers=(("worker1", True, 1, 0.01), ("worker2", True, 2, 0.01)),
@@ -164,7 +165,7 @@ def test_the_shrinker_leaves_only_faults_that_it_takes(monkeypatch: pytest.Monke
     small, outcome = shrink(found.setup)
 
     assert outcome.rule == found.rule
-    assert 1 <= len(small.faults) <= 3 < len(found.setup.faults)
+    assert 1 <= len(small.faults) <= 5 < len(found.setup.faults) / 2
     assert play(small).digest == outcome.digest
     for fault in small.faults:
         rest = tuple(other for other in small.faults if other is not fault)
@@ -307,6 +308,64 @@ def test_a_goodbye_in_the_backlog_of_a_stall_does_not_let_a_node_serve_beside_it
     assert simulation.checks.serving() == [simulation.primary]
     assert simulation.checks.counts["activations"] == 2, "both are of the primary"
     simulation.finish()
+
+
+@pytest.mark.parametrize("is_probing", [True, False])
+def test_a_killed_node_is_replaced_at_once_where_a_refused_connection_proves_its_death(
+    is_probing: bool,
+) -> None:
+    simulation = pair(is_probing=is_probing, calls_per_s=20.0)
+    befall(simulation, Kind.CRASH, "primary", 3.0)
+    simulation.run_for(0.15)
+    assert simulation.checks.serving() == ([simulation.backup] if is_probing else [])
+    simulation.run_for(0.5)
+    assert simulation.checks.serving() == [simulation.backup]
+    assert simulation.backup.node.machine.peers_gone == is_probing
+    simulation.finish()
+
+
+@pytest.mark.parametrize("kind", [Kind.DARK, Kind.STALL, Kind.PEER_CUT, Kind.PEER_MUTE, Kind.PEER_RESET])
+def test_only_a_dead_process_on_a_host_that_lives_refuses(kind: Kind) -> None:
+    simulation = pair(calls_per_s=20.0)
+    befall(simulation, kind, "primary", 5.0)
+    simulation.run_for(6.0)
+    assert simulation.backup.node.machine.peers_gone == 0
+    simulation.calm_down()
+    simulation.finish()
+
+
+def while_a_refusal_waits_for_a_frozen_node() -> int:
+    """How often somebody became active: the primary dies, the backup asks its endpoint and freezes before it
+    reads the refusal; the primary comes back and serves alone; then the backup goes on.
+    """
+    simulation = pair(delay_s=0.002, jitter_s=0.0)
+    befall(simulation, Kind.CRASH, "primary", 0.05)
+    simulation.run_for(0.003)  # the end of the connection has come, the refusal has not
+    befall(simulation, Kind.STALL, "backup", 1.0)
+    simulation.run_for(0.9)
+    assert simulation.checks.serving() == [simulation.primary]
+    simulation.run_for(0.1001)
+    simulation.backup.vote()
+    return simulation.checks.counts["activations"]
+
+
+def test_a_refusal_from_before_a_stall_proves_nothing() -> None:
+    assert while_a_refusal_waits_for_a_frozen_node() == 2
+
+
+def test_a_build_that_believes_a_refusal_from_before_a_stall_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sound = StarMachine.stalled
+
+    def keeps_waiting_for_the_verdict(self: StarMachine, gap_s: float, now: float) -> Any:
+        kept = self._link_lost_at
+        outputs = sound(self, gap_s, now)
+        self._link_lost_at = kept
+        return outputs
+
+    monkeypatch.setattr(StarMachine, "stalled", keeps_waiting_for_the_verdict)
+    assert while_a_refusal_waits_for_a_frozen_node() == 3
 
 
 def test_a_handover_to_a_peer_that_has_just_come_back_is_not_taken_back_before_its_answer_can_come() -> None:

@@ -44,6 +44,7 @@ class Kind(enum.Enum):
     PEER_JITTER = "the peer link is slow at times"
     PEER_REPEAT = "the peer link repeats messages"
     PEER_REORDER = "the peer link reorders messages"
+    PEER_RESET = "a connection of the peer link is reset"
     NET_CUT = "a client or worker is cut off from a node"
     NET_DEAF = "what a node says to a client or worker does not arrive"
     NET_MUTE = "what a client or worker says to a node does not arrive"
@@ -82,8 +83,8 @@ _PROCESSES = {
 }  # fmt: skip
 _LINKS = {
     Kind.PEER_CUT: 5, Kind.PEER_MUTE: 5, Kind.PEER_CHOKE: 5, Kind.PEER_LOSS: 5, Kind.PEER_JITTER: 4,
-    Kind.PEER_REPEAT: 2, Kind.PEER_REORDER: 4, Kind.NET_CUT: 5, Kind.NET_DEAF: 3, Kind.NET_MUTE: 3,
-    Kind.NET_RESET: 4, Kind.NET_LOSS: 3, Kind.SPLIT: 4,
+    Kind.PEER_REPEAT: 2, Kind.PEER_REORDER: 4, Kind.PEER_RESET: 2, Kind.NET_CUT: 5, Kind.NET_DEAF: 3,
+    Kind.NET_MUTE: 3, Kind.NET_RESET: 4, Kind.NET_LOSS: 3, Kind.SPLIT: 4,
 }  # fmt: skip
 _QUIET = {
     Kind.STALL: 6, Kind.WORKER_STALL: 3, Kind.CLIENT_STALL: 3, Kind.PEER_JITTER: 6, Kind.PEER_REPEAT: 2,

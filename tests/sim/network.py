@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bstar.peer_link import reconnect_interval_ms
+from bstar.refusal import _ATTEMPTS_AT_S, PROBE_S
 from bstar.settings.schema import Timing
 from sim.world import Process, World
 
@@ -313,9 +314,14 @@ class Link:
 
 
 class PeerLink:
-    """From one node's publisher to the other's subscriber, which connects and connects again (bstar.pair)."""
+    """From one node's publisher to the other's subscriber, which connects and connects again, and asks for
+    refusals if ``is_probing`` (bstar.peer_link, bstar.refusal). ``None`` among messages is the end of the
+    connection that brought them.
+    """
 
-    def __init__(self, publisher: SimNode, subscriber: SimNode, path: Path, timing: Timing) -> None:
+    def __init__(
+        self, publisher: SimNode, subscriber: SimNode, path: Path, timing: Timing, *, is_probing: bool
+    ) -> None:
         self.publisher = publisher
         self.subscriber = subscriber
         self.path = path
@@ -326,7 +332,10 @@ class PeerLink:
         self._run = 0  # the publisher's, that the connection leads to
         self._attempt = 0
         self._arrives_at = 0.0
-        self._held: list[tuple[int, int, Frames]] = []
+        self._held: list[tuple[int, int, Frames | None]] = []
+        self._is_probing = is_probing
+        self._probes = 0  # the number of the probe under way, or of the last one
+        self._is_heard = False  # was anything heard on this connection?
         self._reconnect_s = reconnect_interval_ms(round(timing.heartbeat_interval_s * 1000)) / 1000
         self._heartbeat_s = max(0.1, timing.failover_timeout_s)
         self._connect_timeout_s = max(0.2, timing.failover_timeout_s)
@@ -348,6 +357,11 @@ class PeerLink:
         """
         is_late = self._heard_at - self._opened_at > self._failover_timeout_s
         return self._heard_at if is_late and self._began_slow else 0.0
+
+    @property
+    def _is_blocked(self) -> bool:
+        # Whoever connects needs both directions. The other one is that of the other link.
+        return self.path.is_blocked or self.publisher.subscriber.path.is_blocked
 
     @property
     def _is_slow(self) -> bool:
@@ -381,10 +395,9 @@ class PeerLink:
 
     def lose_publisher(self) -> None:
         """The publisher's process is gone; whether that is heard depends on the path."""
-        if self.path.cuts:
+        if self._connection:
             self.expect_silence()
-        else:
-            self.drop()
+            self._send(None)
 
     def drop(self) -> None:
         """The connection broke; what was on its way is lost."""
@@ -392,6 +405,9 @@ class PeerLink:
             self._connection = 0
             self._held.clear()
             self._again(self._attempt)
+            if self._is_heard and self._is_probing:
+                self.subscriber.hear_peer(None)
+            self._is_heard = False
 
     def expect_silence(self) -> None:
         """The publisher may not be heard from now on. The heartbeats of the connection find out."""
@@ -414,7 +430,7 @@ class PeerLink:
         if attempt != self._attempt or self._connection or not self.subscriber.is_alive:
             return
         publisher, path = self.publisher, self.path
-        if path.is_blocked or publisher.is_dark:
+        if self._is_blocked or publisher.is_dark:
             self._world.after(self._connect_timeout_s, partial(self._again, attempt))
             return
         run = publisher.runs if publisher.is_alive else -1
@@ -429,9 +445,10 @@ class PeerLink:
             if process.is_frozen:
                 process.when_it_goes_on(partial(self._finish, attempt, run))
                 return
-        if run != publisher.runs or not publisher.is_alive or self.path.is_blocked:
+        if run != publisher.runs or not publisher.is_alive or self._is_blocked:
             self._again(attempt)
             return
+        self._probes += 1  # what is under way is too old from now on
         self._connections += 1
         self._connection = self._connections
         self._run = run
@@ -444,24 +461,31 @@ class PeerLink:
             return
         if path.loss and path.rng.random() < path.loss:
             return
+        self._send(frames)
+
+    def _send(self, frames: Frames | None) -> None:
+        path, connection = self.path, self._connection
         if path.is_blocked:
             self._held.append((connection, self.subscriber.runs, frames))
             return
         when = self._world.now + path.travel_s()
-        if path.reorders and path.rng.random() < path.reorders:
+        if frames is not None and path.reorders and path.rng.random() < path.reorders:
             when += path.rng.random() * path.rng.choice((0.05, 0.5, 3.0))
         else:
             self._arrives_at = when = max(when, self._arrives_at)
         arrive = partial(self._arrive, connection, self.subscriber.runs, frames)
         self._world.at(when, arrive)
-        if path.duplicates and path.rng.random() < path.duplicates:
+        if frames is not None and path.duplicates and path.rng.random() < path.duplicates:
             self._world.at(when + path.rng.random() * 0.5, arrive)
 
-    def _arrive(self, connection: int, run: int, frames: Frames) -> None:
+    def _arrive(self, connection: int, run: int, frames: Frames | None) -> None:
         if self.path.is_blocked:
             self._held.append((connection, run, frames))
+        elif frames is None:
+            self._drop_if(connection)
         elif run == self.subscriber.runs and (connection == self._connection or self.path.reorders):
             self._heard_at = min(self._heard_at, self._world.now)
+            self._is_heard |= connection == self._connection
             self.subscriber.hear_peer(frames)
 
     def heal(self) -> None:
@@ -472,3 +496,27 @@ class PeerLink:
         self._arrives_at = when = self._world.now + self.path.travel_s()
         for connection, run, frames in held:
             self._world.at(when, partial(self._arrive, connection, run, frames))
+
+    # --- refusals -----------------------------------------------------------------------------------------
+
+    def probe(self) -> None:
+        """The subscriber asks the publisher's endpoint whether anybody listens (bstar.refusal)."""
+        self._probes += 1
+        ends = (*_ATTEMPTS_AT_S[1:], PROBE_S)
+        for begins_s, ends_s in zip(_ATTEMPTS_AT_S, ends, strict=True):
+            ask = partial(self._ask, self._probes, self._world.now + ends_s)
+            self._world.after(begins_s, partial(self.subscriber.when_it_goes_on, ask))
+
+    def _ask(self, probe: int, until: float) -> None:
+        publisher = self.publisher
+        if probe != self._probes or self._is_blocked or publisher.is_alive or publisher.is_dark:
+            return  # a partition and a dark host say nothing; a process that lives is connected to
+        when = self._world.now + 2 * self.path.travel_s()
+        if when < until:
+            refuse = partial(self._refuse, probe, self.subscriber.runs)
+            self._world.at(when, partial(self.subscriber.when_it_goes_on, refuse))
+
+    def _refuse(self, probe: int, run: int) -> None:
+        if probe == self._probes and run == self.subscriber.runs and not self._is_blocked:
+            self._probes += 1
+            self.subscriber.hear_refusal()

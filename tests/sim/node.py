@@ -71,7 +71,7 @@ class SimNode(Process):
         self._routing_ids = 0
         self._outbox: deque[object] = deque()
         self._is_emptying = False
-        self._peer_waits: list[Frames] = []
+        self._peer_waits: list[Frames | None] = []
         self._router_waits: list[tuple[bytes, Frames]] = []
         self._subscriptions = 0
         self._turned_at = 0.0
@@ -275,8 +275,8 @@ class SimNode(Process):
     def _receive(self, routing_id: bytes, frames: Frames) -> None:
         self._do(self.node.receive_frames([routing_id, *frames], self.clock()))
 
-    def hear_peer(self, frames: Frames) -> None:
-        """A message of the peer."""
+    def hear_peer(self, frames: Frames | None) -> None:
+        """A message of the peer; None if the connection that brought such messages broke."""
         if self.is_frozen:
             self._peer_waits.append(frames)
         elif self.is_alive:
@@ -285,16 +285,30 @@ class SimNode(Process):
             self._end_turn()
             self.arrange()
 
-    def _read_peer(self, burst: list[Frames]) -> None:
+    def _read_peer(self, burst: list[Frames | None]) -> None:
         """BinaryStar._on_peer: of a burst only the newest valid message counts."""
         newest: PeerState | None = None
         for frames in burst:
+            if frames is None:
+                self._receive_peer(newest)
+                newest = None
+                self._do(self.node.link_lost(self.clock()))
+                self.subscriber.probe()
+                continue
             try:
                 newest = peer.decode(frames)
             except RemoteProtocolError as error:
                 self._do(self.node.receive_invalid(error, self.clock()))
+        self._receive_peer(newest)
+
+    def _receive_peer(self, newest: PeerState | None) -> None:
         if newest is not None:
             self._do(self.node.receive(newest, self.clock()))
+
+    def hear_refusal(self) -> None:
+        """The peer's endpoint refused, after the connection to it broke."""
+        if self.is_alive:
+            self._turn(lambda: self.node.peer_refused(self.clock()))
 
     def hear_subscription(self, run: int) -> None:
         """The peer has connected to our publisher."""

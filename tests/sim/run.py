@@ -36,6 +36,7 @@ class Setup(msgspec.Struct, frozen=True):
     mood: Mood
     profile: ProfileName
     is_durable: bool
+    is_probing: bool  # expire_on_refused
     delay_s: float
     jitter_s: float
     workers: tuple[tuple[str, bool, int, float], ...]  # name, native?, credit, seconds per step
@@ -100,6 +101,7 @@ def setup_of(seed: int, *, mood: Mood | None = None, profile: ProfileName | None
         mood,
         profile,
         rng.random() < 0.5,
+        rng.random() < 0.8,
         rng.choice((0.0001, 0.0005, 0.002)),
         rng.choice((0.0002, 0.002, 0.01)),
         workers,
@@ -137,7 +139,7 @@ class Simulation:
         self.peer_links: dict[str, PeerLink] = {}
         for publisher, subscriber in (self.nodes, self.nodes[::-1]):
             path = Path(self.world, f"peer {publisher.name}", setup.delay_s, setup.jitter_s)
-            link = PeerLink(publisher, subscriber, path, self.timing)
+            link = PeerLink(publisher, subscriber, path, self.timing, is_probing=setup.is_probing)
             publisher.publisher = subscriber.subscriber = link
             self.peer_links[publisher.name] = link
         # Until a subscriber is connected again after a fault of the link, and one more expiry.
@@ -366,6 +368,8 @@ class Simulation:
                     link.slow_down()
                 case Kind.PEER_REPEAT:
                     path.duplicates = fault.amount
+                case Kind.PEER_RESET:
+                    link.drop()
                 case _:
                     path.reorders = fault.amount
         self.checks.travel_s_max = max(self.checks.travel_s_max, self._travel_s_max())
@@ -383,8 +387,10 @@ class Simulation:
                         path.extra_s = 0.0
                     case Kind.PEER_REPEAT:
                         path.duplicates = 0.0
-                    case _:
+                    case Kind.PEER_REORDER:
                         path.reorders = 0.0
+                    case _:
+                        pass
             for link in links:
                 link.heal()
 
