@@ -35,7 +35,7 @@ from bstar_cli.worker import find_handler
 from bstar_client import Request
 from support.brokers import COMMAND, Broker, lone_broker
 
-VERBS = ["serve", "worker", "call", "status", "check-config", "sample-config", "demo", "version"]
+VERBS = ["serve", "worker", "call", "load", "status", "check-config", "sample-config", "demo", "version"]
 LIMIT_S = 60.0
 
 
@@ -95,6 +95,8 @@ def test_the_version_is_told(arguments: list[str], capsys: pytest.CaptureFixture
         ["check-config", "a", "b", "c"],
         ["sample-config", "--role", "arbiter"],
         ["demo", "--rate", "0"],
+        ["load", "--rate", "0"],
+        ["load", "--endpoints", "here"],
     ],
 )
 def test_wrong_usage_is_2_without_a_traceback(

@@ -73,6 +73,12 @@ def test_transitions_votes_and_stalls_are_counters() -> None:
     assert value(found, "bstar_peer_messages_ignored_total", reason="stale") == 7
 
 
+def test_activations_are_there_from_the_start_and_counted_whatever_came_before() -> None:
+    assert value(samples(node_state(transitions={})), "bstar_activations_total") == 0
+    moved = {"PRIMARY->ACTIVE": 1, "ACTIVE->PASSIVE": 3, "PASSIVE->ACTIVE": 2}
+    assert value(samples(node_state(transitions=moved)), "bstar_activations_total") == 3
+
+
 def test_requests_are_counted_by_service_and_outcome() -> None:
     echo = service_state("echo", accepted=9, answered=5, failed=1, expired=2, redelivered=3, duplicates=4)
     found = samples(node_state(echo))

@@ -129,6 +129,12 @@ def _pair(pair: PairState) -> Iterator[Metric]:
         old, _, new = transition.partition("->")
         transitions.add_metric((old, new), count)
     yield transitions
+    # Beside the transitions because it is there from the first scrape on: an increase from nothing is none.
+    yield _counter(
+        "bstar_activations",
+        "Times this node became active.",
+        sum(count for transition, count in pair.transitions.items() if transition.endswith("->ACTIVE")),
+    )
     yield _counter("bstar_votes", "Requests that counted as a vote for this node.", pair.votes)
     yield _counter(
         "bstar_peers_gone",

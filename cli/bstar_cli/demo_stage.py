@@ -24,7 +24,8 @@ import msgspec
 
 from bstar.settings import RoleName
 from bstar_broker.core.snapshot import NodeState
-from bstar_cli.demo_load import CALL_TIMEOUT_S, Outcome, Progress
+from bstar_cli.demo_load import CALL_TIMEOUT_S, Outcome
+from bstar_cli.steady import Counts
 
 __all__ = ["SERVICE", "WORKERS", "DemoError", "Node", "Stage"]
 
@@ -37,7 +38,7 @@ _LOOK_S = 0.05
 _HTTP_S_MAX = 1.0
 
 _decode_state = msgspec.json.Decoder(NodeState).decode
-_decode_progress = msgspec.json.Decoder(Progress).decode
+_decode_progress = msgspec.json.Decoder(Counts).decode
 
 
 class DemoError(Exception):
@@ -98,7 +99,7 @@ class Stage:
         self._load: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._pending = b""
-        self.progress = Progress(0, 0, 0, 0)
+        self.progress = Counts(0, 0, 0, 0)
         # A socket that is bound and never listens keeps a port ours while no broker holds it.
         self._holders = [_hold() for _ in range(6)]
         ports = [int(holder.getsockname()[1]) for holder in self._holders]

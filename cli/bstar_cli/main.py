@@ -15,6 +15,7 @@ from bstar_cli import exits
 from bstar_cli.call import call
 from bstar_cli.configuration import check_config, sample_config
 from bstar_cli.demo import demo
+from bstar_cli.load import load
 from bstar_cli.serve import serve
 from bstar_cli.status import status
 from bstar_cli.worker import worker
@@ -53,7 +54,7 @@ def version() -> None:
     _print_version(is_wanted=True)
 
 
-for _command in (serve, worker, call, status, check_config, sample_config, demo, version):
+for _command in (serve, worker, call, load, status, check_config, sample_config, demo, version):
     app.command()(_command)
 
 

@@ -1,0 +1,259 @@
+"""``bstar load``: calls at a steady rate, and a line per second of what became of them.
+
+What to watch a pair with while something is done to it: a deployment, a drill, a failover. A line per
+failover says how long it took, and the sum at the end whether anything was lost.
+"""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Annotated
+
+import msgspec
+import typer
+
+from bstar.errors import BstarError
+from bstar_cli import exits
+from bstar_cli.options import EndpointsOption, endpoints_of
+from bstar_cli.steady import SteadyCalls
+from bstar_client import ActiveFound, Event, FailedOver, HAClient
+
+__all__ = ["load", "percentile"]
+
+_PERIOD_S = 1.0
+# Enough for a failover of a second and a half at the greatest rate there is use for; each is a thread.
+_WINDOW_MAX = 1_000
+
+
+class Second(msgspec.Struct, frozen=True, tag="second", tag_field="type"):
+    """About a second of the load; the counts are those since the start, times are null without an answer."""
+
+    at: float
+    sent: int
+    answered: int
+    waiting: int
+    lost: int
+    crossed: int
+    resends: int
+    failovers: int
+    per_second: float
+    p50_s: float | None
+    p99_s: float | None
+    max_s: float | None
+    active: str | None
+    epoch: int | None
+
+
+class Failover(msgspec.Struct, frozen=True, tag="failover", tag_field="type"):
+    """Another node took over."""
+
+    at: float
+    from_endpoint: str
+    to_endpoint: str
+    reason: str
+    epoch: int
+    outstanding: int
+    gap_s: float
+
+
+class Lost(msgspec.Struct, frozen=True, tag="lost", tag_field="type"):
+    """A call ended with an error."""
+
+    at: float
+    number: int
+    error: str
+    text: str
+
+
+class Sum(msgspec.Struct, frozen=True, tag="sum", tag_field="type"):
+    """All of it. ``longest_gap_s`` is the longest time without any answer, from the first one on."""
+
+    at: float
+    ok: bool
+    sent: int
+    answered: int
+    lost: int
+    crossed: int
+    resends: int
+    failovers: int
+    seconds: float
+    longest_call_s: float
+    longest_gap_s: float
+
+
+def load(
+    service: Annotated[
+        str, typer.Argument(metavar="SERVICE", help="A service that answers with the body, as echo does.")
+    ] = "echo",
+    endpoints: EndpointsOption = None,
+    rate: Annotated[float, typer.Option("--rate", min=0.1, max=5000, help="Calls per second.")] = 50.0,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=0.1, help="End after so long; otherwise when told to.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", "-t", min=0.001, help="Deadline of each call, in seconds.")
+    ] = 15.0,
+    window: Annotated[
+        int, typer.Option("--window", min=1, max=_WINDOW_MAX, help="Calls outstanding at most.")
+    ] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """Call a service at a steady rate until SIGTERM or Ctrl-C, and show how the calls fare.
+
+    A line per second, one per failover, one per call that was lost, and a sum at the end. When told to stop
+    it first waits for what is outstanding; a second signal ends it at once.
+
+    Exit codes: 0 every call was answered, with its own body; 1 not so, or none was answered; 2 wrong usage.
+
+    Examples:
+
+        bstar load
+
+        bstar load price --rate 200 --seconds 60
+
+        bstar load -e tcp://10.0.0.1:5001,tcp://10.0.0.2:5001 --json | jq 'select(.type == "failover")'
+    """
+    report = _Report(as_json)
+    stop = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    with HAClient(endpoints_of(endpoints), timeout=timeout, on_event=report.event) as client:
+        began = time.monotonic()
+        calls = SteadyCalls(
+            client, service, rate=rate, window=window, on_answer=report.answer, on_failure=report.failure
+        )
+        lasts = math.inf if seconds is None else began + seconds
+        due = began
+        while not stop.is_set() and time.monotonic() < lasts:
+            due += _PERIOD_S
+            stop.wait(max(0.0, min(due, lasts) - time.monotonic()))
+            report.second(calls, client)
+        calls.finish()
+        is_ok = report.sum(calls, client, time.monotonic() - began)
+    if not is_ok:
+        raise typer.Exit(exits.FAILED)
+
+
+class _Report:
+    """What was seen, and its lines; called from the threads of the calls, of the client and the main one."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._lock = threading.Lock()
+        self._durations: list[float] = []
+        self._since = time.monotonic()
+        self._epoch: int | None = None
+        self._last_answer: float | None = None
+        self._longest_call_s = 0.0
+        self._longest_gap_s = 0.0
+
+    def answer(self, sent_at: float, answered_at: float) -> None:
+        """Note a call that was answered."""
+        with self._lock:
+            self._durations.append(answered_at - sent_at)
+            self._longest_call_s = max(self._longest_call_s, answered_at - sent_at)
+            if self._last_answer is not None:
+                self._longest_gap_s = max(self._longest_gap_s, answered_at - self._last_answer)
+            self._last_answer = answered_at
+
+    def failure(self, number: int, error: BstarError) -> None:
+        """Tell of a call that was lost."""
+        self._print(
+            Lost(time.time(), number, type(error).__name__, str(error)),
+            f"lost: call {number}: {type(error).__name__}: {error}",
+        )
+
+    def event(self, event: Event) -> None:
+        """Tell of a failover."""
+        if isinstance(event, ActiveFound | FailedOver):
+            self._epoch = event.epoch
+        if isinstance(event, FailedOver):
+            self._print(
+                Failover(
+                    time.time(),
+                    event.from_endpoint,
+                    event.to_endpoint,
+                    event.reason,
+                    event.epoch,
+                    event.outstanding,
+                    round(event.gap_s, 6),
+                ),
+                f"failover: {event.from_endpoint} ({event.reason}) -> {event.to_endpoint}, epoch "
+                f"{event.epoch}, {event.gap_s:.3f} s without an active node, {event.outstanding} waiting",
+            )
+
+    def second(self, calls: SteadyCalls, client: HAClient) -> None:
+        """Tell of the calls that ended since the last time."""
+        now = time.monotonic()
+        with self._lock:
+            durations, self._durations = sorted(self._durations), []
+            elapsed, self._since = now - self._since, now
+        counts, counters = calls.counts(), client.counters
+        p50, p99, longest = (percentile(durations, share) for share in (0.5, 0.99, 1.0))
+        line = Second(
+            time.time(),
+            counts.sent,
+            counts.answered,
+            counts.waiting,
+            counts.failed,
+            counts.crossed,
+            counters.resends,
+            counters.failovers,
+            round(len(durations) / elapsed, 1) if elapsed else 0.0,
+            p50,
+            p99,
+            longest,
+            client.active,
+            self._epoch,
+        )
+        self._print(
+            line,
+            f"calls {line.sent}  waiting {line.waiting}  lost {line.lost}  crossed {line.crossed}  | "
+            f"{line.per_second:g}/s  p50 {_ms(p50)}  p99 {_ms(p99)}  max {_ms(longest)}  | "
+            f"{line.active or 'no active node known'}",
+        )
+
+    def sum(self, calls: SteadyCalls, client: HAClient, seconds: float) -> bool:
+        """Tell the sum; whether every call was answered with its own body."""
+        counts, counters = calls.counts(), client.counters
+        is_ok = counts.answered == counts.sent > 0 and counts.crossed == 0
+        line = Sum(
+            time.time(),
+            is_ok,
+            counts.sent,
+            counts.answered,
+            counts.failed,
+            counts.crossed,
+            counters.resends,
+            counters.failovers,
+            round(seconds, 3),
+            round(self._longest_call_s, 6),
+            round(self._longest_gap_s, 6),
+        )
+        self._print(
+            line,
+            f"sum: {line.sent} calls in {line.seconds:g} s, {line.answered} answered, {line.lost} lost, "
+            f"{line.crossed} crossed, {line.resends} sent again, {line.failovers} failovers; longest call "
+            f"{line.longest_call_s:.3f} s, longest time without an answer {line.longest_gap_s:.3f} s",
+        )
+        return is_ok
+
+    def _print(self, line: msgspec.Struct, text: str) -> None:
+        typer.echo(msgspec.json.encode(line).decode() if self._as_json else f"{time.strftime('%T')}  {text}")
+
+
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least ``share`` of them do not exceed (nearest rank); None of none."""
+    return ordered[max(1, math.ceil(share * len(ordered))) - 1] if ordered else None
+
+
+def _ms(duration_s: float | None) -> str:
+    return "-" if duration_s is None else f"{duration_s * 1000:.1f} ms"

@@ -1,0 +1,96 @@
+"""``bstar load``: every call is counted once, what was lost is told, and the exit code says which it was."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bstar_cli.load import percentile
+from support.brokers import COMMAND
+from support.pairs import SERVICE, standing_pair
+from support.waiting import LIMIT_S
+
+
+def load(endpoints: list[str], *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, "load", *arguments, "--json", "--endpoints", ",".join(endpoints)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def lines(text: str, kind: str) -> list[dict[str, Any]]:
+    return [line for line in map(json.loads, text.splitlines()) if line["type"] == kind]
+
+
+@pytest.mark.parametrize(("share", "wanted"), [(0.5, 2), (0.99, 4), (1.0, 4), (0.25, 1), (0.0, 1)])
+def test_a_percentile_is_one_of_the_values(share: float, wanted: float) -> None:
+    assert percentile([1, 2, 3, 4], share) == wanted
+
+
+def test_of_no_calls_there_is_no_percentile() -> None:
+    assert percentile([], 0.5) is None
+
+
+@pytest.mark.loopback
+def test_the_load_goes_on_through_a_failover_and_loses_nothing() -> None:
+    with standing_pair() as pair:
+        process = load(pair.endpoints, SERVICE, "--rate", "50")
+        try:
+            assert process.stdout is not None
+            seen = ""
+            while not lines(seen, "failover"):
+                seen += process.stdout.readline()
+                told = lines(seen, "second")
+                if told and told[-1]["answered"] > 20 and pair.primary.is_running():
+                    pair.primary.kill()
+            before = lines(seen, "second")[-1]["answered"]
+            while lines(seen, "second")[-1]["answered"] < before + 50:
+                seen += process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+            rest, err = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    [failover] = lines(seen, "failover")
+    assert (failover["from_endpoint"], failover["to_endpoint"]) == tuple(pair.endpoints)
+    assert failover["gap_s"] > 0
+    [total] = lines(rest, "sum")
+    assert total["ok"] is True
+    assert (total["lost"], total["crossed"], total["failovers"]) == (0, 0, 1)
+    assert total["answered"] == total["sent"] > 70
+    assert total["longest_call_s"] >= lines(seen, "second")[0]["p50_s"] > 0
+
+
+@pytest.mark.loopback
+def test_calls_that_nobody_answers_are_lost_and_counted(tmp_path: Path) -> None:
+    nobody = f"ipc://{tmp_path}/nobody"
+    process = load([nobody], "echo", "--rate", "20", "--seconds", "0.5", "--timeout", "0.2")
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1, err
+    [total] = lines(out, "sum")
+    assert total["ok"] is False
+    assert total["answered"] == 0
+    assert total["lost"] == total["sent"] == len(lines(out, "lost")) > 0
+    assert {line["error"] for line in lines(out, "lost")} == {"NoActiveNodeError"}
+
+
+@pytest.mark.loopback
+def test_people_get_sentences(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "load", "-e", f"ipc://{tmp_path}/nobody", "--seconds", "0.3", "-t", "0.1"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "no active node known" in done.stdout
+    assert "lost: call 1: NoActiveNodeError" in done.stdout
+    assert done.stdout.splitlines()[-1].split("  ", 1)[1].startswith("sum: ")
