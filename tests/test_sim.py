@@ -31,6 +31,7 @@ NATIVE = Setup(
     profile="lan",
     is_durable=True,
     is_probing=True,
+    on_dual_active="yield",
     delay_s=0.0005,
     jitter_s=0.001,
     workers=(("worker1", True, 1, 0.01), ("worker2", True, 2, 0.01)),
@@ -223,6 +224,27 @@ def test_two_serve_until_the_link_heals_where_the_network_falls_into_halves() ->
     simulation.calm_down()
     simulation.run_for(simulation.checks.travel_s_max + simulation.settle_s)
     assert len(simulation.checks.serving()) == 1, "the lower epoch yields to the higher"
+    simulation.finish()
+
+
+def test_where_both_end_when_both_were_active_their_supervisors_bring_the_pair_back() -> None:
+    simulation = pair(on_dual_active="exit")
+    befall(simulation, Kind.PEER_CUT, "primary", 4.0)
+    heal = simulation.cut(
+        both_ways(
+            ("client1", "backup"), ("worker1", "backup"), ("client2", "primary"), ("worker2", "primary")
+        )
+    )
+    simulation.run_for(3.9)
+    assert len(simulation.checks.serving()) == 2
+    simulation.run_for(1.0)
+    assert simulation.checks.serving() == []
+    assert simulation.checks.counts["ended with status 70"] == 2
+    assert [node.is_alive for node in simulation.nodes] == [True, True], "they stay to be heard"
+    simulation.run_for(4.0)
+    heal()
+    assert [node.runs for node in simulation.nodes] == [2, 2]
+    assert len(simulation.checks.serving()) == 1
     simulation.finish()
 
 

@@ -75,13 +75,7 @@ def _one(options: argparse.Namespace) -> int:
     if options.faults:
         numbers = tuple(int(word) for word in options.faults.split(",")) if options.faults != "none" else ()
         setup = msgspec.structs.replace(setup, faults=tuple(whole.faults[number] for number in numbers))
-    refusals = "" if setup.is_probing else "refused connections prove nothing, "
-    print(
-        f"seed {setup.seed}: {setup.mood.value}, profile {setup.profile}, "
-        f"{'with' if setup.is_durable else 'without'} state directories, {refusals}"
-        f"{len(setup.workers)} workers, {len(setup.clients)} clients"
-        f"{', some speak plain MDP' if setup.is_plain else ''}"
-    )
+    print(setup)
     for number, fault in enumerate(whole.faults):
         if numbers is None or number in numbers:
             print(f"{number:4d} {fault}")

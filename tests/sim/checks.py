@@ -11,8 +11,10 @@ from bstar.errors import (
     CallError,
     CallTimeoutError,
     ClosedError,
+    DualActiveError,
     HandlerError,
     OutcomeUnknownError,
+    PairError,
 )
 from bstar_broker.core import BrokerSettings
 from bstar_client.core.calls import Reply
@@ -145,8 +147,17 @@ class Checks:
         again_at = min(over_at, self.world.now + self.settle_s) + 0.001
         self.world.at(again_at, lambda: self._look_again(number))
 
-    def node_failed(self, node: SimNode, error: Exception) -> None:
-        self._fail("f", f"{node.name} ended: {error}")
+    def node_failed(self, node: SimNode, error: PairError) -> None:
+        """Both were active, and on_dual_active is exit. Nothing else may end a node."""
+        self.counts[f"ended with status {error.exit_code}"] += 1
+        if self.mood is Mood.QUIET:
+            self._fail("g", f"{node.name} ended although nothing had failed: {error}")
+        if not isinstance(error, DualActiveError) or node.on_dual_active != "exit":
+            self._fail("f", f"{node.name} ended: {error}")
+        if not self._dual_number and not self.peer_unsound_until:
+            self._fail("f", f"{node.name} ended, but two never served at once: {error}")
+        if self.settled is not None:
+            self._fail("f", f"{node.name} ended long after the faults were over: {error}")
 
     # --- (b): workers ---------------------------------------------------------------------------------------
 

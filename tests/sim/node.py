@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
-from bstar.errors import RemoteProtocolError
+from bstar.errors import PairError, RemoteProtocolError
+from bstar.pair import _LAST_WORD_S
 from bstar.settings.schema import Timing
 from bstar.star import (
     Activated,
@@ -19,6 +21,7 @@ from bstar.star import (
     StarSettings,
     StateChanged,
 )
+from bstar.star.machine import OnDualActive
 from bstar.wire import peer
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node, Send
@@ -26,6 +29,10 @@ from sim.network import Connection, Frames, Link, PeerLink
 from sim.world import Process, World
 
 __all__ = ["NodeWatcher", "SimNode"]
+
+# What a supervisor waits before it starts a process again that ended with an error.
+RESTART_MIN_S = 0.1
+RESTART_MAX_S = 1.0
 
 
 class NodeWatcher(Protocol):
@@ -40,7 +47,7 @@ class NodeWatcher(Protocol):
     def node_dispatched(self, node: SimNode) -> None:
         """It gives a request to a worker."""
 
-    def node_failed(self, node: SimNode, error: Exception) -> None:
+    def node_failed(self, node: SimNode, error: PairError) -> None:
         """It ended with an error."""
 
 
@@ -56,9 +63,11 @@ class SimNode(Process):
         watcher: NodeWatcher,
         *,
         is_durable: bool,
+        on_dual_active: OnDualActive = "yield",
     ) -> None:
         super().__init__(world, role.value)
         self.role = role
+        self.on_dual_active = on_dual_active
         self.disk: int | None = 0 if is_durable else None
         self.router: dict[bytes, Connection] = {}
         self.publisher: PeerLink
@@ -77,6 +86,9 @@ class SimNode(Process):
         self._turned_at = 0.0
         self._seen_at: float | None = None  # set while the loop may be away
         self._stop_by: float | None = None
+        # It cannot go on, and stays until then to be heard.
+        self._ends_at: float | None = None
+        self._last_word: Frames = []
         # After a switched-off host comes back, its kernel resets what the others believe to have with it.
         self._orphans: list[Connection] = []
 
@@ -99,6 +111,7 @@ class SimNode(Process):
                 role=self.role,
                 heartbeat_interval_s=timing.heartbeat_interval_s,
                 failover_timeout_s=timing.failover_timeout_s,
+                on_dual_active=self.on_dual_active,
             ),
             node=node_id.hex(),
             epoch=self.disk or 0,
@@ -116,7 +129,8 @@ class SimNode(Process):
         self._peer_waits.clear()
         self._router_waits.clear()
         self._subscriptions = 0
-        self._seen_at = self._stop_by = None
+        self._seen_at = self._stop_by = self._ends_at = None
+        self._last_word = []
         self._turned_at = now
         for connection in self._orphans:
             if connection.is_open_at_link:
@@ -171,11 +185,11 @@ class SimNode(Process):
     # --- time ---------------------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
-        """The reactor's: of the machine, or of a stop under way."""
+        """The reactor's: of the machine, of a stop under way, or of an end after an error."""
         due = self.node.next_deadline()
-        if self._stop_by is not None and (due is None or self._stop_by < due):
-            return self._stop_by
-        return due
+        if self._stop_by is None and self._ends_at is None:
+            return due
+        return min(at for at in (due, self._stop_by, self._ends_at) if at is not None)
 
     def on_time(self) -> None:
         """Reactor._fire_due."""
@@ -247,10 +261,19 @@ class SimNode(Process):
 
     def _end_turn(self) -> None:
         self._turned_at = self.clock()
-        if self._stop_by is not None and self.is_alive:
+        if self._ends_at is not None and self._turned_at >= self._ends_at and self.is_alive:
+            self.die()
+            pause_s = self.rng.uniform(RESTART_MIN_S, RESTART_MAX_S)
+            self.world.after(pause_s, partial(self._start_again, self.runs))
+        elif self._stop_by is not None and self.is_alive:
             now = self._turned_at
             if now >= self._stop_by or self.node.has_left(now):
                 self.die()
+
+    def _start_again(self, run: int) -> None:
+        """The supervisor's part, unless somebody else has started it or its host is off."""
+        if run == self.runs and not self.is_alive and not self.is_dark:
+            self.start()
 
     # --- what arrives -------------------------------------------------------------------------------------
 
@@ -316,6 +339,8 @@ class SimNode(Process):
             return
         if self.is_frozen:
             self._subscriptions += 1
+        elif self._ends_at is not None:
+            self.publisher.publish(self._last_word)
         else:
             self._turn(lambda: self.node.subscribed(self.clock()))
 
@@ -330,7 +355,8 @@ class SimNode(Process):
                 self._watcher.node_dispatched(self)
                 self._enqueue(output)
             elif kind is Publish:
-                self.publisher.publish(peer.encode(output.message))  # type: ignore[attr-defined]
+                self._last_word = peer.encode(output.message)  # type: ignore[attr-defined]
+                self.publisher.publish(self._last_word)
             else:
                 self._note(output)
 
@@ -370,6 +396,9 @@ class SimNode(Process):
                 self._watcher.node_changed(self)
             case Fatal():
                 self.world.note(f"{self.name} fails: {output.error}")
+                self._watcher.node_changed(self)
                 self._watcher.node_failed(self, output.error)
+                self.publisher.publish(self._last_word)
+                self._ends_at = self.clock() + _LAST_WORD_S
             case _:
                 self.world.note(f"{self.name} {type(output).__name__}")

@@ -11,15 +11,17 @@ from functools import partial
 
 import msgspec
 
+from bstar.pair import _LAST_WORD_S
 from bstar.settings.schema import ProfileName, Timing, timing_of
 from bstar.star import Role
+from bstar.star.machine import OnDualActive
 from bstar_broker.core import BrokerSettings
 from bstar_client.core.worker_session import WorkerCore
 from sim.checks import Checks, Violation
 from sim.client import Load, SimClient
 from sim.faults import Fault, Kind, Mood, plan
 from sim.network import Link, LinkOwner, Path, PeerLink
-from sim.node import SimNode
+from sim.node import RESTART_MAX_S, SimNode
 from sim.worker import SimWorker
 from sim.world import World
 
@@ -37,6 +39,7 @@ class Setup(msgspec.Struct, frozen=True):
     profile: ProfileName
     is_durable: bool
     is_probing: bool  # expire_on_refused
+    on_dual_active: OnDualActive
     delay_s: float
     jitter_s: float
     workers: tuple[tuple[str, bool, int, float], ...]  # name, native?, credit, seconds per step
@@ -49,6 +52,18 @@ class Setup(msgspec.Struct, frozen=True):
     def is_plain(self) -> bool:
         """Do any peers speak plain MDP, which knows neither epochs nor errors?"""
         return not all(worker[1] for worker in self.workers) or not all(client[1] for client in self.clients)
+
+    def __str__(self) -> str:
+        words = [
+            self.mood.value,
+            f"profile {self.profile}",
+            f"{'with' if self.is_durable else 'without'} state directories",
+            f"refused connections prove {'death' if self.is_probing else 'nothing'}",
+            f"both active: {self.on_dual_active}",
+            f"{len(self.workers)} workers",
+            f"{len(self.clients)} clients{', some speak plain MDP' if self.is_plain else ''}",
+        ]
+        return f"seed {self.seed}: {', '.join(words)}"
 
 
 class Outcome(msgspec.Struct):
@@ -102,6 +117,7 @@ def setup_of(seed: int, *, mood: Mood | None = None, profile: ProfileName | None
         profile,
         rng.random() < 0.5,
         rng.random() < 0.8,
+        rng.choices(("yield", "exit"), (4, 1))[0],
         rng.choice((0.0001, 0.0005, 0.002)),
         rng.choice((0.0002, 0.002, 0.01)),
         workers,
@@ -131,7 +147,15 @@ class Simulation:
         self.checks = checks(self.world, setup.mood, limits)
         timeout_s = self.timing.failover_timeout_s
         self.primary, self.backup = (
-            node_class(self.world, role, self.timing, limits, self.checks, is_durable=setup.is_durable)
+            node_class(
+                self.world,
+                role,
+                self.timing,
+                limits,
+                self.checks,
+                is_durable=setup.is_durable,
+                on_dual_active=setup.on_dual_active,
+            )
             for role in (Role.PRIMARY, Role.BACKUP)
         )
         self.nodes = (self.primary, self.backup)
@@ -183,6 +207,9 @@ class Simulation:
             self.recovery_s += 3 * plain_expiry_s + 10.0
         self.checks.recovery_s = self.recovery_s
         self.settle_bound_s = 10 * timeout_s + 3.0
+        if setup.on_dual_active == "exit":
+            # The link heals, both find the other active, say a last word and are started again.
+            self.settle_bound_s += _LAST_WORD_S + RESTART_MAX_S
         self._is_over = False
 
     def _path(self, source: str, target: str) -> Path:
