@@ -54,8 +54,12 @@ sim: $(TOOLS) ## a simulated pair under faults: 200 seeds; or SEED=7, RUNS=1000,
 	  $(if $(HOURS),--hours $(HOURS)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(MOOD),--mood $(MOOD)) \
 	  $(if $(PROFILE),--profile $(PROFILE)) $(if $(TRACE),--trace)
 
-chaos: $(TOOLS) ## faults against real processes, their histories validated (chaos-tests/README.md)
-	@$(BIN)/python -m pytest chaos-tests
+chaos: $(TOOLS) ## faults against real processes, or at random: RUNS=20, SEED=7 (chaos-tests/README.md)
+ifneq ($(RUNS)$(SEED),)
+	@PYTHONPATH=chaos-tests $(BIN)/python -m chaos.explore $(if $(RUNS),--runs $(RUNS)) $(if $(SEED),--seed $(SEED))
+else
+	@$(BIN)/python -m pytest chaos-tests $(if $(SCENARIO),-k '$(SCENARIO)')
+endif
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -30,6 +30,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from bstar.settings import ProfileName
 from bstar.settings.schema import FIELDS
 from bstar_broker.core.snapshot import NodeState
 from chaos.history import Writer
@@ -37,13 +38,13 @@ from chaos.hosts import Host, LoopbackHost
 from chaos.processes import HarnessError, Process, wait_until
 from chaos.traffic import BOTH, ClientLoad, ClientProcess, WorkerLoad, WorkerProcess
 
-__all__ = ["STATE_LINKS", "Cluster", "Node", "Profile", "Role", "Route", "direct"]
+__all__ = ["ROLES", "STATE_LINKS", "Cluster", "Node", "Profile", "Role", "Route", "direct"]
 
 Role = Literal["primary", "backup"]
 Route = Callable[[str, str], str]
 
 STATE_LINKS = ("primary-backup", "backup-primary")
-_ROLES: tuple[Role, Role] = ("primary", "backup")
+ROLES: tuple[Role, Role] = ("primary", "backup")
 _HTTP_S_MAX = 2.0
 _decode_state = msgspec.json.Decoder(NodeState).decode
 
@@ -60,7 +61,7 @@ class Profile:
     ``settings`` replace keys of the configuration by their dotted paths, ``{"timing.drain_timeout_s": 1}``.
     """
 
-    name: str = "lan"
+    name: ProfileName = "lan"
     settings: Mapping[str, object] = field(default_factory=dict)
     has_state_dir: bool = False
 
@@ -164,7 +165,7 @@ class Cluster:
         self.folder = folder
         self.profile = profile or Profile()
         self._own_host = LoopbackHost()
-        self.hosts: dict[Role, Host] = {role: (hosts or {}).get(role) or self._own_host for role in _ROLES}
+        self.hosts: dict[Role, Host] = {role: (hosts or {}).get(role) or self._own_host for role in ROLES}
         self._route = route
         self.journal = Writer(folder / "harness.jsonl")
         self.workers: list[WorkerProcess] = []

@@ -69,7 +69,8 @@ def apply(stage: Stage, *steps: Step) -> Iterator[None]:
     """All of these at once. Who is active is asked once, before the first begins."""
     names = _names(stage.cluster, steps)
     with ExitStack() as stack:
-        for step in steps:
+        # Processes first: they come back last, when the links are whole again.
+        for step in sorted(steps, key=lambda step: step.kind not in PROCESS_KINDS):
             stack.enter_context(_begin(stage, step, names))
         yield
 

@@ -22,15 +22,16 @@ from pathlib import Path
 
 import msgspec
 
-from bstar.settings.schema import FIELDS, PROFILES
-from chaos.cluster import Cluster, Profile, Role
+from bstar.settings.schema import PROFILES
+from chaos.cluster import ROLES, Cluster, Profile, Role, Route, direct
 from chaos.history import Note, Writer
+from chaos.hosts import Host
 from chaos.model import Manifest, Run, load
 from chaos.processes import HarnessError
 from chaos.report import RunFailedError, describe, new_folder, remove
 from chaos.toxics import Links
 from chaos.toxiproxy import Server
-from chaos.traffic import BOTH, ClientLoad, ClientProcess, WorkerLoad
+from chaos.traffic import BOTH, ClientLoad, ClientProcess, WorkerLoad, WorkerProcess
 from chaos.validate import Violation, check
 
 __all__ = ["Cast", "Stage", "stage"]
@@ -41,7 +42,12 @@ _FINAL_ANSWERS = 15
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who takes part. Each entry of ``workers`` and ``clients`` names the nodes that one of them knows."""
+    """Who takes part. Each entry of ``workers`` and ``clients`` names the nodes that one of them knows.
+
+    ``hosts`` says by name (``primary``, ``worker1``, …) what runs elsewhere than on this machine's loopback
+    interface; then the links are the network's, and ``is_proxied`` must be False. ``half_open_s``: how long
+    connections may be dead without anybody noticing, after the faults are over.
+    """
 
     profile: Profile = field(default_factory=Profile)
     workers: tuple[Sequence[str], ...] = (BOTH, BOTH)
@@ -51,20 +57,31 @@ class Cast:
     launchers: Mapping[Role, Sequence[str]] = field(default_factory=dict)
     worker_module: Sequence[str] = ("chaos.worker",)
     client_module: Sequence[str] = ("chaos.client",)
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+    is_proxied: bool = True
+    half_open_s: float = 1.5
 
 
 class Stage:
     """A run while it goes on."""
 
-    def __init__(self, folder: Path, cast: Cast, cluster: Cluster, links: Links, manifest: Manifest) -> None:
+    def __init__(
+        self, folder: Path, cast: Cast, cluster: Cluster, links: Links | None, manifest: Manifest
+    ) -> None:
         self.folder = folder
         self.cast = cast
         self.cluster = cluster
-        self.links = links
+        self._links = links
         self.manifest = manifest
         self.violations: list[Violation] = []
         self._spans = itertools.count(1)
         self._is_calm = True
+
+    @property
+    def links(self) -> Links:
+        """The proxied links."""
+        assert self._links is not None, "this run's links lead through no proxies"
+        return self._links
 
     def note(self, what: str, target: str = "", text: str = "", span: int = 0) -> float:
         """Write down what the harness does."""
@@ -87,8 +104,16 @@ class Stage:
 
     def add_client(self, *, nodes: Sequence[str] = BOTH) -> ClientProcess:
         """One client more, with the load of the others."""
+        host = self.cast.hosts.get(f"client{len(self.cluster.clients) + 1}")
         return self.cluster.add_client(
-            nodes=nodes, load=self.cast.client_load, module=self.cast.client_module
+            host=host, nodes=nodes, load=self.cast.client_load, module=self.cast.client_module
+        )
+
+    def add_worker(self, *, nodes: Sequence[str] = BOTH) -> WorkerProcess:
+        """One worker more, like the others."""
+        host = self.cast.hosts.get(f"worker{len(self.cluster.workers) + 1}")
+        return self.cluster.add_worker(
+            host=host, nodes=nodes, load=self.cast.worker_load, module=self.cast.worker_module
         )
 
     def wait_for_answers(self, count: int) -> None:
@@ -149,7 +174,7 @@ def stage(
     """One run. ``is_judged`` False: violations are left in ``violations`` and raise nothing."""
     cast = cast or Cast()
     folder = new_folder(name)
-    timing = PROFILES["lan"] | {
+    timing = PROFILES[cast.profile.name] | {
         key.removeprefix("timing."): value
         for key, value in cast.profile.settings.items()
         if key.startswith("timing.")
@@ -159,16 +184,23 @@ def stage(
         failover_timeout_s=float(timing["failover_timeout_s"]),  # type: ignore[arg-type]  # it is a number
         heartbeat_s=float(timing["heartbeat_interval_s"]),  # type: ignore[arg-type]
         is_control=is_control,
+        half_open_s=cast.half_open_s,
         plan=plan,
         repeat=repeat or f"make chaos SCENARIO={name}",
     )
     with ExitStack() as resources:
-        journal = resources.enter_context(Writer(folder / "toxiproxy.jsonl"))
-        server = resources.enter_context(Server(folder, journal))
-        links = Links(server, journal)
-        resources.callback(links.close)
+        links: Links | None = None
+        route: Route = direct
+        profile = cast.profile
+        if cast.is_proxied:
+            journal = resources.enter_context(Writer(folder / "toxiproxy.jsonl"))
+            server = resources.enter_context(Server(folder, journal))
+            links = Links(server, journal)
+            resources.callback(links.close)
+            route, profile = links.route, _proxied(profile)
+        hosts: dict[Role, Host] = {role: cast.hosts[role] for role in ROLES if role in cast.hosts}
         cluster = resources.enter_context(
-            Cluster(folder, profile=_proxied(cast.profile), route=links.route, launchers=cast.launchers)
+            Cluster(folder, profile=profile, hosts=hosts, route=route, launchers=cast.launchers)
         )
         run = Stage(folder, cast, cluster, links, manifest)
         _note_clock(run)
@@ -176,9 +208,9 @@ def stage(
         try:
             cluster.start()
             for nodes in cast.workers:
-                cluster.add_worker(nodes=nodes, load=cast.worker_load, module=cast.worker_module)
+                run.add_worker(nodes=nodes)
             for nodes in cast.clients:
-                cluster.add_client(nodes=nodes, load=cast.client_load, module=cast.client_module)
+                run.add_client(nodes=nodes)
             run.wait_for_answers(-(-_WARM_UP_ANSWERS // len(cast.clients)))
             yield run
             run.finish()
@@ -192,8 +224,6 @@ def stage(
 
 def _proxied(profile: Profile) -> Profile:
     """Behind a proxy a refusal does not prove a death: a link that is down refuses for a living node."""
-    if "timing.expire_on_refused" not in FIELDS:
-        return profile
     return replace(profile, settings={"timing.expire_on_refused": False, **profile.settings})
 
 

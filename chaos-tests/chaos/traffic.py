@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.history import Failed, Invoke, Line, Ok, Registered, Tail, Writer, read
+from chaos.history import Failed, Invoke, Line, Ok, Registered, Started, Tail, Writer, read
 from chaos.hosts import Host
 from chaos.processes import LIMIT_S, HarnessError, Process
 
@@ -161,5 +161,7 @@ class WorkerProcess(_Historian):
         self.wait_until(count, f"registered with {nodes} nodes")
 
     def wait_for_start(self) -> None:
-        """Wait until the present run is on the list of a node."""
-        self.wait_registered(1)
+        """Wait until the present run can be asked to end in good order."""
+        self.wait_until(
+            lambda: any(isinstance(line, Started) for line in self.history_of_run()), "has started"
+        )

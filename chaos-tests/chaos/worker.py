@@ -121,12 +121,13 @@ def main(arguments: list[str] | None = None) -> int:
             history.write(End(at=0.0, number=number))
             return request.body + f"|{options.name}|{number}".encode()
 
-        history.write(Started(at=0.0, name=options.name, pid=os.getpid(), endpoints=endpoints))
         worker = Worker(
             list(endpoints), options.service, handle, credit=options.credit, hooks=_Hooks(history)
         )
         worker._jobs = jobs
         _watch(worker, history)
+        signal.signal(signal.SIGTERM, lambda number, frame: worker.stop())  # until run() takes it over
+        history.write(Started(at=0.0, name=options.name, pid=os.getpid(), endpoints=endpoints))
         threading.Thread(target=_watch_stdin, daemon=True).start()
         worker.run()
         history.write(Stopped(at=0.0))
