@@ -18,7 +18,7 @@ NEWS_ONLY := | awk '!/^Requirement already satisfied/ { print; fflush() }'
 PROGRAM := $(VENV)/.program-installed
 TOOLS := $(VENV)/.tools-installed
 
-.PHONY: help setup setup-dev demo check test sim chaos bench docs clean
+.PHONY: help setup setup-dev demo check test sim chaos bench bench-failover docs clean
 
 help: ## this list
 	@printf 'bstar: make VERB\n\n'
@@ -44,6 +44,13 @@ check: $(TOOLS) ## style, types, layers of the house, generated files up to date
 
 bench: $(TOOLS) ## benchmarks, printed as a table
 	@$(BIN)/python benchmarks/run.py
+
+bench-failover: $(TOOLS) ## the outage that clients see: 30 trials of each fault, 25 minutes; or TRIALS=5, PROFILES=lan, FAULTS=kill,stop, OVERLOAD_S=60
+	@command='make bench-failover$(if $(TRIALS), TRIALS=$(TRIALS))$(if $(PROFILES), PROFILES=$(PROFILES))$(if $(FAULTS), FAULTS=$(FAULTS))$(if $(OVERLOAD_S), OVERLOAD_S=$(OVERLOAD_S))'; \
+	BSTAR_BENCH_COMMAND="$$command" PYTHONPATH=chaos-tests:benchmarks $(BIN)/python -m failover \
+	  $(if $(TRIALS),--trials $(TRIALS)) $(if $(PROFILES),--profiles $(PROFILES)) $(if $(FAULTS),--faults $(FAULTS)) \
+	  $(if $(OVERLOAD_S),--overload-s $(OVERLOAD_S)) \
+	  $(if $(TRIALS)$(PROFILES)$(FAULTS)$(OVERLOAD_S),,--write docs/failover.md)
 
 docs: $(TOOLS) ## write the generated files anew: sample configurations, state diagram
 	@$(BIN)/python -m bstar.settings --write
