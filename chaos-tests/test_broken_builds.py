@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 
+from chaos.needs import CHAOS, until_valid
 from chaos.scenarios import clients_on_both_sides, plain_traffic, stalled_node_wakes_up
 from chaos.stage import Cast, Stage
+
+pytestmark = CHAOS
 
 
 def rules(run: Stage) -> Counter[str]:
     return Counter(violation.rule for violation in run.violations)
 
 
+@until_valid
 def test_a_node_without_the_stall_rule_is_caught() -> None:
     launcher = ("chaos.mutant", "stall-rule", "--")
     run = stalled_node_wakes_up(
@@ -25,6 +29,7 @@ def test_a_node_without_the_stall_rule_is_caught() -> None:
     assert any("went on to serve in epoch 1" in violation.text for violation in run.violations)
 
 
+@until_valid
 def test_a_client_that_does_not_match_replies_is_caught() -> None:
     run = plain_traffic(
         "mutant-reply-matching",
@@ -36,6 +41,7 @@ def test_a_client_that_does_not_match_replies_is_caught() -> None:
     assert any("was handed the reply to" in violation.text for violation in run.violations)
 
 
+@until_valid
 def test_a_worker_that_does_not_check_epochs_is_caught() -> None:
     run = clients_on_both_sides(
         "mutant-epoch-check",

@@ -6,18 +6,23 @@ import pytest
 
 from chaos.explore import draw, play
 from chaos.faults import LINK_KINDS, PROCESS_KINDS, Kind, Step, apply
+from chaos.needs import CHAOS, until_valid
 from chaos.scenarios import plain_traffic
 from chaos.stage import stage
+
+pytestmark = CHAOS
 
 # Three failover timeouts of the lan profile.
 FAULT_S = 0.9
 
 
+@until_valid
 def test_nothing_fails_over_without_a_fault() -> None:
     plain_traffic("control")
 
 
 @pytest.mark.parametrize("target", ["active", "passive", "worker1"])
+@until_valid
 def test_processes_are_killed_stopped_and_frozen(target: str) -> None:
     with stage(f"processes-{target}") as run:
         for kind in PROCESS_KINDS:
@@ -39,6 +44,7 @@ def test_processes_are_killed_stopped_and_frozen(target: str) -> None:
         ("worker1", "up"),
     ],
 )
+@until_valid
 def test_links_suffer_from_every_toxic(target: str, stream: str) -> None:
     with stage(f"links-{target}-{stream}") as run:
         for kind in LINK_KINDS:
@@ -64,6 +70,7 @@ COMBINATIONS = {
 
 
 @pytest.mark.parametrize("half", [0, 1])
+@until_valid
 def test_faults_come_together(half: int) -> None:
     chosen = list(COMBINATIONS.items())[half::2]
     with stage(f"combinations-{half}") as run:
@@ -75,5 +82,6 @@ def test_faults_come_together(half: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
+@until_valid
 def test_a_plan_drawn_from_a_seed(seed: int) -> None:
     play(draw(seed))

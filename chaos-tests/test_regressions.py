@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from chaos.needs import CHAOS, until_valid
 from chaos.scenarios import clients_on_both_sides, stalled_node_wakes_up
 
+pytestmark = CHAOS
 
+
+@until_valid
 def test_a_stalled_node_gives_nothing_out_when_it_wakes_up_alone() -> None:
     stalled_node_wakes_up("stalled-node-wakes-up")
 
 
+@until_valid
 def test_shared_workers_obey_one_node_while_two_serve() -> None:
     clients_on_both_sides("clients-on-both-sides")
 
 
+@until_valid
 def test_two_halves_serve_until_the_link_heals() -> None:
     clients_on_both_sides("two-halves", workers=(("primary",), ("backup",)))

@@ -14,6 +14,7 @@ InvalidRunError.
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,6 +28,7 @@ from chaos.cluster import ROLES, Cluster, Profile, Role, Route, direct
 from chaos.history import Note, Writer
 from chaos.hosts import Host
 from chaos.model import Manifest, Run, load
+from chaos.needs import need_toxiproxy
 from chaos.processes import HarnessError
 from chaos.report import RunFailedError, describe, new_folder, remove
 from chaos.toxics import Links
@@ -186,13 +188,14 @@ def stage(
         is_control=is_control,
         half_open_s=cast.half_open_s,
         plan=plan,
-        repeat=repeat or f"make chaos SCENARIO={name}",
+        repeat=repeat or _command(),
     )
     with ExitStack() as resources:
         links: Links | None = None
         route: Route = direct
         profile = cast.profile
         if cast.is_proxied:
+            need_toxiproxy()
             journal = resources.enter_context(Writer(folder / "toxiproxy.jsonl"))
             server = resources.enter_context(Server(folder, journal))
             links = Links(server, journal)
@@ -220,6 +223,12 @@ def stage(
         _note_clock(run)
         _judge(run, trouble, is_judged=is_judged)
     remove(folder)
+
+
+def _command() -> str:
+    """What runs the present test again."""
+    test = os.environ.get("PYTEST_CURRENT_TEST", "chaos-tests").rpartition(" (")[0] or "chaos-tests"
+    return f".venv/bin/python -m pytest '{test}'"
 
 
 def _proxied(profile: Profile) -> Profile:
