@@ -190,6 +190,11 @@ class Wire:
 
     # --- life ---------------------------------------------------------------------------------------------
 
+    @property
+    def pid(self) -> int:
+        """The process that carries the packets."""
+        return self._process.pid
+
     def close(self) -> None:
         """Unplug everybody: the interfaces vanish. Idempotent."""
         with self._lock:
