@@ -13,6 +13,7 @@ import pytest
 
 from bstar.star import StarMachine
 from bstar_broker.core.broker import Broker
+from bstar_broker.core.records import Accepted
 from bstar_client.core.session import Session
 from bstar_client.core.worker_session import WorkerCore
 from sim.__main__ import main
@@ -34,8 +35,8 @@ NATIVE = Setup(
     on_dual_active="yield",
     delay_s=0.0005,
     jitter_s=0.001,
-    workers=(("worker1", True, 1, 0.01), ("worker2", True, 2, 0.01)),
-    clients=(("client1", True), ("client2", True)),
+    workers=(("worker1", "native", 1, 0.01), ("worker2", "native", 2, 0.01)),
+    clients=(("client1", "native"), ("client2", "native")),
     calls_per_s=5.0,
     storm_s=0.0,
     faults=(),
@@ -305,6 +306,37 @@ def test_what_dying_workers_held_is_done_by_others_in_time() -> None:
 def test_a_build_that_forgets_what_dying_workers_held_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Broker, "_redeliver", lambda self, request, now, outputs: self._forget(request))
     assert while_workers_die() > 0
+
+
+def while_workers_die_over_parts_for_mdp01() -> Simulation:
+    """A client of MDP/0.1 gets all parts in one reply; those of a worker that died must not be among them."""
+    simulation = pair(
+        clients=(("client1", "mdp01"),), workers=(("worker1", "native", 1, 0.2), NATIVE.workers[1])
+    )
+    for _ in range(20):
+        befall(simulation, Kind.WORKER_CRASH, "worker1", 0.1)
+        simulation.run_for(1.5)
+    simulation.finish()
+    return simulation
+
+
+def test_parts_for_a_client_of_mdp01_are_of_one_worker() -> None:
+    simulation = while_workers_die_over_parts_for_mdp01()
+    assert simulation.checks.counts["repeated executions"] > 5
+    assert simulation.checks.counts["call answered"] > 30
+
+
+def test_a_build_that_mixes_the_parts_of_two_workers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Broker._redeliver
+
+    def keeps_the_parts(self: Broker, request: Accepted, now: float, outputs: Any) -> None:
+        held = request.held
+        sound(self, request, now, outputs)
+        request.held = held
+
+    monkeypatch.setattr(Broker, "_redeliver", keeps_the_parts)
+    with pytest.raises(Violation, match=r"^\(c\)"):
+        while_workers_die_over_parts_for_mdp01()
 
 
 def test_a_stalled_node_gives_out_nothing_when_it_goes_on() -> None:

@@ -199,6 +199,9 @@ class Checks:
             if frames[0] not in (b"200", b"404"):
                 self._fail("c", f"mmi call {issued.token} was handed {frames!r}")
             return
+        if issued.dialect == "mdp01":
+            self._check_joined(issued, frames)
+            return
         if frames[0] == b"500" and not self.is_fenced:
             # A plain worker has no other word for a failure.
             if issued.kind == "fail" and frames[1] != token and b"did not return within" not in frames[1]:
@@ -213,6 +216,15 @@ class Checks:
             or reply.partials != tuple((token, b"%d" % i) for i in range(got))[: len(reply.partials)]
         ):
             self._fail("c", f"{issued.token} has {got} parts of {parts}: {reply.partials!r}")
+
+    def _check_joined(self, issued: Issued, frames: tuple[bytes, ...]) -> None:
+        """A client of MDP/0.1 gets the frames of all parts in one reply."""
+        token = issued.token.encode()
+        pairs = [frames[at : at + 2] for at in range(0, len(frames), 2)]
+        if pairs[-1][0] == b"500" and not self.is_fenced:
+            del pairs[-1]
+        if pairs != [(token, b"%d" % number) for number in range(len(pairs))]:
+            self._fail("c", f"{issued.token} was handed {frames!r}")
 
     def _check_open(self, issued: Issued) -> None:
         if issued.outcome:
@@ -252,7 +264,7 @@ class Checks:
 
     def _is_explained(self, issued: Issued) -> bool:
         begin, end = issued.submitted_at - self.recovery_s, issued.ended_at
-        if issued.is_plain and begin < 0.0:
+        if issued.dialect != "native" and begin < 0.0:
             # What a plain client sends to a node that has just begun is dropped without a word.
             return True
         return any(since <= end and until >= begin for since, until in self.troubles)

@@ -14,6 +14,7 @@ from bstar_client.core.calls import Call, Reply
 from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
 from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
 from bstar_client.core.session import Session, SessionSettings
+from sim.dialects import Dialect, for_mdp01, from_mdp01
 from sim.network import Frames, Link, LinkOwner
 from sim.world import World
 
@@ -31,7 +32,7 @@ class Issued(msgspec.Struct, eq=False):
     submitted_at: float
     deadline_at: float
     is_bound: bool
-    is_plain: bool
+    dialect: Dialect
     outcome: str = ""
     ended_at: float = 0.0
     parts: int = 0
@@ -66,12 +67,12 @@ class SimClient(LinkOwner):
     """One client over all its runs; each has an identity of its own."""
 
     def __init__(
-        self, world: World, name: str, load: Load, watcher: CallWatcher, *, is_native: bool, settle_s: float
+        self, world: World, name: str, load: Load, watcher: CallWatcher, *, dialect: Dialect, settle_s: float
     ) -> None:
         super().__init__(world, name)
         self.load = load
         self.links = []
-        self.is_native = is_native
+        self.dialect = dialect
         self.core: Session | Mdp02Session
         self._watcher = watcher
         self._settle_s = settle_s
@@ -83,7 +84,7 @@ class SimClient(LinkOwner):
         """A new run: a new client object."""
         self.boot()
         endpoints = [link.node.name for link in self.links]
-        if self.is_native:
+        if self.dialect == "native":
             settings = SessionSettings(outstanding_max=OUTSTANDING_MAX)
             self.core = Session(
                 endpoints, client_id=self.rng.randbytes(16), now=self.clock(), settings=settings
@@ -129,9 +130,11 @@ class SimClient(LinkOwner):
         rng = self.rng
         self._numbers += 1
         kind = rng.choices(("echo", "stream", "parts", "mmi", "fail"), (80, 6, 6, 4, 4))[0]
-        if kind == "fail" and not self.is_native:
+        if kind == "fail" and self.dialect != "native":
             # Plain MDP has no word for it: the client would wait, and everything behind that call with it.
             kind = "echo"
+        elif kind == "stream" and self.dialect == "mdp01":
+            kind = "parts"  # all that it gets is one reply
         token = f"{self.name}.{self._numbers}"
         is_stream = kind == "stream"
         is_idempotent = rng.random() < 0.8
@@ -144,7 +147,7 @@ class SimClient(LinkOwner):
             self.world.now,
             self.true_time(now + timeout_s),
             is_stream or not is_idempotent,
-            not self.is_native,
+            self.dialect,
         )
         body = [f"{token} {kind}".encode()]
         service = b"work"
@@ -180,6 +183,8 @@ class SimClient(LinkOwner):
 
     def hear(self, node: int, frames: Frames) -> None:
         """A message came."""
+        if self.dialect == "mdp01":
+            frames = from_mdp01(frames)
         if self.is_frozen:
             self._messages.append((node, frames))
             return
@@ -201,7 +206,8 @@ class SimClient(LinkOwner):
         for output in outputs:
             kind = type(output)
             if kind is Send:
-                self.links[output.node].send(output.frames)  # type: ignore[union-attr]
+                frames = output.frames  # type: ignore[union-attr]
+                self.links[output.node].send(for_mdp01(frames) if self.dialect == "mdp01" else frames)  # type: ignore[union-attr]
             elif kind is Deliver:
                 assert isinstance(output, Deliver)
                 issued: Issued = output.call.sink

@@ -19,6 +19,7 @@ from bstar_broker.core import BrokerSettings
 from bstar_client.core.worker_session import WorkerCore
 from sim.checks import Checks, Violation
 from sim.client import Load, SimClient
+from sim.dialects import Dialect
 from sim.faults import Fault, Kind, Mood, plan
 from sim.network import Link, LinkOwner, Path, PeerLink
 from sim.node import RESTART_MAX_S, SimNode
@@ -42,8 +43,8 @@ class Setup(msgspec.Struct, frozen=True):
     on_dual_active: OnDualActive
     delay_s: float
     jitter_s: float
-    workers: tuple[tuple[str, bool, int, float], ...]  # name, native?, credit, seconds per step
-    clients: tuple[tuple[str, bool], ...]  # name, native?
+    workers: tuple[tuple[str, Dialect, int, float], ...]  # name, dialect, credit, seconds per step
+    clients: tuple[tuple[str, Dialect], ...]  # name, dialect
     calls_per_s: float
     storm_s: float
     faults: tuple[Fault, ...]
@@ -51,7 +52,7 @@ class Setup(msgspec.Struct, frozen=True):
     @property
     def is_plain(self) -> bool:
         """Do any peers speak plain MDP, which knows neither epochs nor errors?"""
-        return not all(worker[1] for worker in self.workers) or not all(client[1] for client in self.clients)
+        return any(peer[1] != "native" for peer in (*self.workers, *self.clients))
 
     def __str__(self) -> str:
         words = [
@@ -89,17 +90,18 @@ def setup_of(seed: int, *, mood: Mood | None = None, profile: ProfileName | None
     mood, profile = mood or drawn_mood, profile or drawn_profile
     timing = timing_of(profile)
     is_plain = rng.random() < 0.25
+    worker_dialects, client_dialects = _dialects(rng, is_plain), _dialects(rng, is_plain)
     workers = tuple(
         (
             f"worker{number}",
-            not (is_plain and number == 1),
+            worker_dialects[number - 1],
             rng.choice((1, 1, 2, 4)),
             rng.choice((0.002, 0.01, 0.05)),
         )
         for number in range(1, rng.randint(2, 4) + 1)
     )
     clients = tuple(
-        (f"client{number}", not (is_plain and number == 1)) for number in range(1, rng.randint(2, 4) + 1)
+        (f"client{number}", client_dialects[number - 1]) for number in range(1, rng.randint(2, 4) + 1)
     )
     storm_s = STORM_TIMEOUTS * timing.failover_timeout_s
     faults = plan(
@@ -126,6 +128,14 @@ def setup_of(seed: int, *, mood: Mood | None = None, profile: ProfileName | None
         storm_s,
         tuple(faults),
     )
+
+
+def _dialects(rng: random.Random, is_plain: bool) -> list[Dialect]:
+    """Of four peers; one or two of them speak plain MDP, if any do."""
+    plain: list[Dialect] = ["mdp01", "mdp02"]
+    rng.shuffle(plain)
+    del plain[rng.randint(1, 2) if is_plain else 0 :]
+    return [*plain, *(["native"] * (4 - len(plain)))]  # type: ignore[list-item]
 
 
 class Simulation:
@@ -175,19 +185,17 @@ class Simulation:
                 name,
                 self.checks,
                 core_class=worker_core,
-                is_native=is_native,
+                dialect=dialect,
                 credit=credit,
                 handler_s=handler_s,
             )
-            for name, is_native, credit, handler_s in setup.workers
+            for name, dialect, credit, handler_s in setup.workers
         }
         # A call must be able to outlast a failover, and the time in which a dead worker is found.
         load = Load(setup.calls_per_s, 4 * timeout_s, 20 * timeout_s + 15.0)
         self.clients = {
-            name: SimClient(
-                self.world, name, load, self.checks, is_native=is_native, settle_s=1.2 * timeout_s
-            )
-            for name, is_native in setup.clients
+            name: SimClient(self.world, name, load, self.checks, dialect=dialect, settle_s=1.2 * timeout_s)
+            for name, dialect in setup.clients
         }
         self.load = load
         self.owners: dict[str, LinkOwner] = {**self.workers, **self.clients}
@@ -198,7 +206,7 @@ class Simulation:
         self.checks.nodes = self.nodes
         self.checks.settle_s = self.settle_s
         self.checks.clients = list(self.clients.values())
-        self.checks.is_fenced = all(worker[1] for worker in setup.workers)
+        self.checks.is_fenced = all(worker.is_native for worker in self.workers.values())
         worker_expiry_s = self.timing.worker_heartbeat_interval_s * self.timing.worker_liveness
         plain_expiry_s = self.timing.mdp_heartbeat_interval_s * self.timing.mdp_liveness
         # Half-open connections are found by heartbeats, then workers come back after a pause.

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+from bstar.wire import mdp01
 from bstar_client.core.outputs import Send
-from bstar_client.core.worker_dialects import Job, Mdp02Worker, NativeWorker
+from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_session import (
     Begin,
     Close,
@@ -18,6 +19,7 @@ from bstar_client.core.worker_session import (
     WorkerOutput,
     WorkerSettings,
 )
+from sim.dialects import Dialect, worker_dialect
 from sim.network import Frames, LinkOwner
 from sim.world import World
 
@@ -28,6 +30,7 @@ HANDLER_TIMEOUT_S = 4.0
 PARTS_MAX = 4
 _NATIVE_MAGIC = 0xB5
 _EPOCH = slice(28, 36)
+_MDP01_HEARTBEAT = mdp01.encode_heartbeat()
 
 
 class WorkWatcher(Protocol):
@@ -47,20 +50,21 @@ class SimWorker(LinkOwner):
         watcher: WorkWatcher,
         *,
         core_class: type[WorkerCore],
-        is_native: bool,
+        dialect: Dialect,
         credit: int,
         handler_s: float,
     ) -> None:
         super().__init__(world, name)
         self.links = []
         self.core: WorkerCore
-        self.is_native = is_native
+        self.dialect = dialect
+        self.is_native = dialect == "native"
         self.epoch_seen = 0
         self.slowness = 1.0
         self.has_ended = False
         self._core_class = core_class
         self._watcher = watcher
-        self._credit = credit if is_native else 1
+        self._credit = credit if self.is_native else 1
         self._handler_s = handler_s
         self._messages: deque[tuple[int, Frames]] = deque()
         self._changes: deque[tuple[int, bool]] = deque()
@@ -76,7 +80,7 @@ class SimWorker(LinkOwner):
         self.core = self._core_class(
             [link.node.name for link in self.links],
             b"work",
-            NativeWorker() if self.is_native else Mdp02Worker(),
+            worker_dialect(self.dialect),
             jitter=self.rng.random,
             settings=WorkerSettings(
                 credit=self._credit, handler_timeout_s=HANDLER_TIMEOUT_S, drain_timeout_s=DRAIN_TIMEOUT_S
@@ -157,6 +161,8 @@ class SimWorker(LinkOwner):
     def _do(self, outputs: Sequence[WorkerOutput]) -> None:
         for output in outputs:
             if isinstance(output, Send):
+                if self.dialect == "mdp01" and self.core.running and output.frames == _MDP01_HEARTBEAT:
+                    continue  # published workers are silent while their handler runs
                 self.links[output.node].send(output.frames)
             elif isinstance(output, Begin):
                 self._begin(output.job)
@@ -194,7 +200,7 @@ class SimWorker(LinkOwner):
             return
         now = self.clock()
         token, _, kind = job.body[0].partition(b" ")
-        parts = 1 + token[-1] % PARTS_MAX if kind in (b"stream", b"parts") else 0
+        parts = 1 + token[-1] % PARTS_MAX if kind in (b"stream", b"parts") and self.dialect != "mdp01" else 0
         if step < parts:
             self._do(self.core.partial(job, [token, b"%d" % step], now))
             if not job.is_ended:

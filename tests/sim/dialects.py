@@ -1,0 +1,74 @@
+"""What simulated clients and workers speak, and the plain MDP/0.1 that the product itself speaks to nobody.
+
+A 0.1 client is the plain client's session with its frames translated: it has one request under way, and one
+reply to it. A 0.1 worker is the worker's core with a dialect of 7/MDP; like the published ones it sends no
+heartbeats while its handler runs, and it has no PARTIALs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from bstar.wire import mdp01, mdp02
+from bstar_client.core.worker_dialects import Heard, Hearing, Job, Mdp02Worker, NativeWorker, WorkerDialect
+from sim.network import Frames
+
+__all__ = ["Dialect", "Mdp01Worker", "for_mdp01", "from_mdp01", "worker_dialect"]
+
+Dialect = Literal["native", "mdp02", "mdp01"]
+
+
+def worker_dialect(dialect: Dialect) -> WorkerDialect:
+    """What the core of such a worker speaks."""
+    if dialect == "native":
+        return NativeWorker()
+    return Mdp02Worker() if dialect == "mdp02" else Mdp01Worker()
+
+
+def for_mdp01(frames: Frames) -> Frames:
+    """A REQUEST of 0.2 as one of 0.1."""
+    _, _, service, *body = frames
+    return mdp01.encode_request(service, body)
+
+
+def from_mdp01(frames: Frames) -> Frames:
+    """The REPLY of 0.1 as a FINAL of 0.2, as its client reads it."""
+    reply = mdp01.decode_for_client(frames)
+    return [mdp02.CLIENT, b"\x03", reply.service, *reply.body]
+
+
+class Mdp01Worker(Mdp02Worker):
+    """Plain MDP/0.1 (7/MDP)."""
+
+    def ready(self, service: bytes, credit: int, epoch: int) -> Frames:
+        """``[] [MDPW01] [01] [service]``"""
+        return mdp01.encode_ready(service)
+
+    def heartbeat(self, epoch: int) -> Frames:
+        """``[] [MDPW01] [04]``"""
+        return mdp01.encode_heartbeat()
+
+    def disconnect(self, epoch: int) -> Frames:
+        """``[] [MDPW01] [05]``"""
+        return mdp01.encode_disconnect()
+
+    def partial(self, job: Job, body: Frames) -> Frames:
+        """MDP/0.1 has none."""
+        raise AssertionError("MDP/0.1 has no PARTIAL")
+
+    def final(self, job: Job, body: Frames) -> Frames:
+        """``[] [MDPW01] [03] [client] [] [body…]``"""
+        return mdp01.encode_reply(job.identity, body)
+
+    def failure(self, job: Job, code: int, text: str) -> Frames:
+        """The same, with ``[500] [text]`` for a body."""
+        return mdp01.encode_reply(job.identity, [b"500", text.encode()])
+
+    def read(self, frames: Frames) -> Heard:
+        """Read REQUEST, HEARTBEAT or DISCONNECT."""
+        command = mdp01.decode_for_worker(frames)
+        if command.verb is mdp02.WorkerVerb.REQUEST:
+            return Heard(Hearing.REQUEST, 0, command.client, command.body)
+        if command.verb is mdp02.WorkerVerb.HEARTBEAT:
+            return Heard(Hearing.HEARTBEAT)
+        return Heard(Hearing.DISCONNECT, reason="told by the broker")
