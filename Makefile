@@ -59,7 +59,7 @@ docs: $(TOOLS) ## write the generated files anew: sample configurations, state d
 sim: $(TOOLS) ## a simulated pair under faults: 200 seeds; or SEED=7, RUNS=1000, HOURS=100 (docs/simulation.md)
 	@PYTHONPATH=tests $(BIN)/python -m sim $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) \
 	  $(if $(HOURS),--hours $(HOURS)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(MOOD),--mood $(MOOD)) \
-	  $(if $(PROFILE),--profile $(PROFILE)) $(if $(TRACE),--trace)
+	  $(if $(PROFILE),--profile $(PROFILE)) $(if $(ARBITER),--arbiter $(ARBITER)) $(if $(TRACE),--trace)
 
 chaos: $(TOOLS) ## faults against real processes, or at random: RUNS=20, SEED=7 (chaos-tests/README.md)
 ifneq ($(RUNS)$(SEED),)

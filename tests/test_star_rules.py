@@ -22,33 +22,48 @@ from bstar.star import (
 PRIMARY, BACKUP, ACTIVE, PASSIVE, ERROR = State
 DOCUMENT = Path(__file__).parents[1] / "docs" / "binary-star.md"
 
-# (state, event) -> what is tried in turn: (the fact that must hold, the next state, what else happens).
+# (state, event) -> what is tried in turn: (the facts that must hold, the next state, what else happens).
 Choices = tuple[tuple[str, State, str], ...]
+WITHOUT_MAJORITY = "majority_missing"
 TWIN: dict[tuple[str, str], Choices] = {
-    ("PRIMARY", "PEER_BACKUP"): (("", ACTIVE, ""),),
+    ("PRIMARY", "PEER_BACKUP"): ((WITHOUT_MAJORITY, PRIMARY, "CLAIM"), ("", ACTIVE, "")),
     ("PRIMARY", "PEER_ACTIVE"): (("", PASSIVE, ""),),
-    ("PRIMARY", "PEER_PASSIVE"): (("peer_leaving", ACTIVE, ""),),
-    ("PRIMARY", "CLIENT_REQUEST"): (("peer_silent", ACTIVE, ""),),
+    ("PRIMARY", "PEER_PASSIVE"): (
+        ("peer_leaving majority_missing", PRIMARY, "CLAIM"),
+        ("peer_leaving", ACTIVE, ""),
+    ),
+    ("PRIMARY", "CLIENT_REQUEST"): (
+        ("peer_silent majority_missing", PRIMARY, "CLAIM"),
+        ("peer_silent", ACTIVE, ""),
+    ),
     ("PRIMARY", "PEER_MISMATCH"): (("", ERROR, "MISMATCH"),),
+    ("PRIMARY", "MAJORITY_WON"): (("", ACTIVE, ""),),
     ("BACKUP", "PEER_ACTIVE"): (("", PASSIVE, ""),),
-    ("BACKUP", "PEER_PASSIVE"): (("peer_leaving", ACTIVE, ""),),
+    ("BACKUP", "PEER_PASSIVE"): (
+        ("peer_leaving majority_missing", BACKUP, "CLAIM"),
+        ("peer_leaving", ACTIVE, ""),
+    ),
     ("BACKUP", "PEER_MISMATCH"): (("", ERROR, "MISMATCH"),),
+    ("BACKUP", "MAJORITY_WON"): (("", ACTIVE, ""),),
     ("ACTIVE", "PEER_ACTIVE"): (
         ("policy_exit", ERROR, "DUAL_ACTIVE"),
         ("peer_wins", PASSIVE, ""),
         ("peer_deaf", PASSIVE, "ASK"),
     ),
     ("ACTIVE", "STALL"): (("", PASSIVE, "ASK"),),
+    ("ACTIVE", "MAJORITY_LOST"): (("", PASSIVE, "ASK"),),
     ("ACTIVE", "HANDOVER"): (("peer_ready", PASSIVE, "RELEASE"),),
     ("ACTIVE", "LEAVE"): (("", PASSIVE, "RELEASE"),),
     ("ACTIVE", "EPOCH_LEARNED"): (("peer_may_be_active", PASSIVE, "ASK"), ("", ACTIVE, "")),
     ("ACTIVE", "PEER_MISMATCH"): (("peer_outranks", ERROR, "MISMATCH"),),
-    ("PASSIVE", "PEER_PRIMARY"): (("", ACTIVE, ""),),
-    ("PASSIVE", "PEER_BACKUP"): (("", ACTIVE, ""),),
+    ("PASSIVE", "PEER_PRIMARY"): ((WITHOUT_MAJORITY, PASSIVE, "CLAIM"), ("", ACTIVE, "")),
+    ("PASSIVE", "PEER_BACKUP"): ((WITHOUT_MAJORITY, PASSIVE, "CLAIM"), ("", ACTIVE, "")),
     ("PASSIVE", "PEER_ACTIVE"): (("", PASSIVE, "SETTLE"),),
     ("PASSIVE", "PEER_PASSIVE"): (
+        ("peer_released majority_missing", PASSIVE, "CLAIM"),
         ("peer_released", ACTIVE, ""),
         ("released", PASSIVE, ""),
+        ("answered majority_missing", PASSIVE, "CLAIM"),
         ("answered", ACTIVE, ""),
         ("asking", PASSIVE, ""),
         ("peer_asking", PASSIVE, ""),
@@ -56,22 +71,27 @@ TWIN: dict[tuple[str, str], Choices] = {
         ("", ERROR, "DUAL_PASSIVE"),
     ),
     ("PASSIVE", "STALL"): (("", PASSIVE, "ASK"),),
-    ("PASSIVE", "CLIENT_REQUEST"): (("peer_silent", ACTIVE, ""),),
+    ("PASSIVE", "CLIENT_REQUEST"): (
+        ("peer_silent majority_missing", PASSIVE, "CLAIM"),
+        ("peer_silent", ACTIVE, ""),
+    ),
+    ("PASSIVE", "MAJORITY_WON"): (("", ACTIVE, ""),),
 }
 
 FACT_NAMES = Facts.__struct_fields__
 
 
 def expected(state: State, event: Event, facts: dict[str, bool]) -> tuple[State, str] | None:
-    for fact, next_state, effect in TWIN.get((state.name, event.name), ()):
-        if not fact or facts[fact]:
+    for needed, next_state, effect in TWIN.get((state.name, event.name), ()):
+        if all(facts[fact] for fact in needed.split()):
             return next_state, effect
     return None
 
 
 def combinations(state: State, event: Event) -> list[dict[str, bool]]:
     """Every combination of the facts this pair looks at, with all the others once false and once true."""
-    relevant = [fact for fact, _, _ in TWIN.get((state.name, event.name), ()) if fact]
+    choices = TWIN.get((state.name, event.name), ())
+    relevant = list(dict.fromkeys(fact for needed, _, _ in choices for fact in needed.split()))
     return [
         dict.fromkeys(FACT_NAMES, rest) | dict(zip(relevant, values, strict=True))
         for rest in (False, True)
@@ -112,8 +132,16 @@ def test_every_rule_can_apply() -> None:
     for rule in RULES:
         pair = (rule.state, rule.event)
         assert pair not in closed, rule
-        if rule.guard is Guard.ALWAYS:
+        if rule.guard is rule.also is Guard.ALWAYS:
             closed.add(pair)
+
+
+def test_no_rule_begins_to_serve_without_the_majority_where_there_is_an_arbiter() -> None:
+    for index, rule in enumerate(RULES):
+        if rule.next_state is ACTIVE and rule.state is not ACTIVE and rule.event is not Event.MAJORITY_WON:
+            before = RULES[index - 1]
+            assert (before.state, before.event, before.guard) == (rule.state, rule.event, rule.guard)
+            assert (before.also, before.next_state) == (Guard.MAJORITY_MISSING, rule.state)
 
 
 def test_every_rule_gives_a_sentence_for_its_reason() -> None:

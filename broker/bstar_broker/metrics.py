@@ -27,7 +27,14 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from bstar_broker.core.records import LATENCY_BOUNDS_S
-from bstar_broker.core.snapshot import BrokerState, LoopState, NodeState, PairState, ServiceState
+from bstar_broker.core.snapshot import (
+    BrokerState,
+    LoopState,
+    NodeState,
+    PairState,
+    QuorumState,
+    ServiceState,
+)
 
 __all__ = ["OTHER", "SERVICES_MAX", "NodeCollector", "make_registry"]
 
@@ -73,6 +80,8 @@ class NodeCollector(Collector):
         info = {"version": state.version, "pair": pair.pair, "role": pair.role, "node": pair.node}
         yield InfoMetricFamily("bstar", "What this node is; node names this run of the process.", info)
         yield from _pair(pair)
+        if pair.quorum is not None:
+            yield from _quorum(pair.quorum)
         yield from _broker(state.broker)
         yield from _services(self._bounded(state.broker.services))
         if state.loop is not None:
@@ -155,6 +164,30 @@ def _pair(pair: PairState) -> Iterator[Metric]:
         "bstar_epochs_ignored",
         "Epochs that clients or workers told and nobody can believe.",
         pair.epochs_ignored,
+    )
+
+
+def _quorum(quorum: QuorumState) -> Iterator[Metric]:
+    yield _gauge(
+        "bstar_majority",
+        "1 if this node holds the majority of the two nodes and the arbiter. Absent without an arbiter.",
+        quorum.has_majority,
+    )
+    yield _gauge(
+        "bstar_arbiter_fresh",
+        "1 if the arbiter answered within the failover timeout, on both nodes.",
+        quorum.is_arbiter_heard,
+    )
+    grants = GaugeMetricFamily(
+        "bstar_grant_fresh", "1 while this node may rely on that voter's ballot.", labels=("voter",)
+    )
+    grants.add_metric(("arbiter",), float(quorum.is_arbiter_granting))
+    grants.add_metric(("peer",), float(quorum.is_peer_granting))
+    yield grants
+    yield _counter(
+        "bstar_majorities_lost",
+        "Times that this node stopped serving because neither its peer nor the arbiter confirmed it.",
+        quorum.majorities_lost,
     )
 
 

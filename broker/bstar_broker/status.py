@@ -73,6 +73,8 @@ def readiness(state: NodeState) -> Readiness:
         return Readiness(True, f"serves, epoch {pair.epoch}")
     if pair.state == "ERROR":
         return Readiness(False, "the pair cannot go on: see this node's log")
+    if pair.quorum is not None and not (pair.is_peer_fresh or pair.quorum.is_arbiter_heard):
+        return Readiness(False, "neither the peer nor the arbiter answers, and alone this node never serves")
     if pair.state == "BACKUP":
         return Readiness(False, "has not met the primary yet, and a backup never starts alone")
     if pair.retry_after_s == 0:

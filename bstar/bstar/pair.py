@@ -23,12 +23,17 @@ from typing import Protocol, Self
 
 import zmq
 
+from bstar.arbiter_link import Arbiter, ArbiterLink
 from bstar.epoch_file import EpochFile
 from bstar.errors import ConfigurationError, LocalProtocolError, PairError, RemoteProtocolError
 from bstar.peer_link import PeerLink
 from bstar.reactor import Reactor
 from bstar.star import (
     Activated,
+    ArbiterLost,
+    ArbiterSeen,
+    AskArbiter,
+    Claimed,
     Deactivated,
     Fatal,
     HandoverRefused,
@@ -44,6 +49,7 @@ from bstar.star import (
     StateChanged,
 )
 from bstar.wire import peer
+from bstar.wire.arbiter import Answer
 from bstar.wire.messages import NodeStatus
 from bstar.wire.peer import PeerState
 
@@ -67,8 +73,8 @@ class PairMachine(Protocol):
     """What the shell runs: a ``StarMachine``, or a machine of the same face that wraps one."""
 
     @property
-    def is_active(self) -> bool:
-        """May this node serve?"""
+    def serve_until(self) -> float:
+        """This node may serve before that time."""
 
     def receive(self, message: PeerState, now: float) -> Outputs:
         """A state message of the peer."""
@@ -76,8 +82,11 @@ class PairMachine(Protocol):
     def receive_invalid(self, error: RemoteProtocolError, now: float) -> Outputs:
         """Something else on the peer link."""
 
+    def hear_arbiter(self, answer: Answer, now: float) -> Outputs:
+        """An answer of the arbiter."""
+
     def client_request(self, now: float) -> Outputs:
-        """A vote; ``is_active`` is the verdict."""
+        """A vote; ``serve_until`` is the verdict."""
 
     def stalled(self, gap_s: float, now: float) -> Outputs:
         """The process was away."""
@@ -119,8 +128,10 @@ class BinaryStar:
     ``expire_on_refused``: a peer whose connection broke and whose endpoint then refuses connections is dead
     at once, without the failover timeout. It needs a direct link: whatever stands between the nodes and
     refuses in the peer's name (a proxy, a firewall that rejects) would be believed.
-    ``machine`` and ``perform`` are for servers that wrap the state machine in one of their own: outputs
-    that are not the Binary Star's go to ``perform``.
+    ``arbiter`` is the endpoint of a ``bstar arbiter`` process, or an arbiter of another kind
+    (``bstar.arbiter_link.Arbiter``): with one at most one node serves whatever the network does. Both nodes
+    must have it. ``machine`` and ``perform`` are for servers that wrap the state machine in one of their own:
+    outputs that are not the Binary Star's go to ``perform``.
 
     Raises ConfigurationError for settings that cannot work and zmq.ZMQError if an endpoint cannot be bound.
     """
@@ -136,6 +147,7 @@ class BinaryStar:
         failover_timeout_s: float = 2.0,
         on_dual_active: str = "yield",
         expire_on_refused: bool = True,
+        arbiter: str | Arbiter | None = None,
         state_dir: str | os.PathLike[str] | None = None,
         reactor: Reactor | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
@@ -152,6 +164,7 @@ class BinaryStar:
             heartbeat_interval_s=heartbeat_interval_s,
             failover_timeout_s=failover_timeout_s,
             on_dual_active=on_dual_active,  # type: ignore[arg-type]  # the settings check it
+            arbiter=arbiter if isinstance(arbiter, str) else "" if arbiter is None else arbiter.name,
         )
         epoch = self._epochs.load() if self._epochs is not None and machine is None else 0
         self.reactor = reactor if reactor is not None else Reactor()
@@ -166,6 +179,7 @@ class BinaryStar:
         self._voter: zmq.Socket[bytes] | None = None
         self._sockets: list[zmq.Socket[bytes]] = []
         self._link: PeerLink | None = None
+        self._arbiter: Arbiter | None = None
         self._is_closed = False
         self._context = context if context is not None else zmq.Context()
         try:
@@ -181,6 +195,8 @@ class BinaryStar:
                 on_lost=lambda now: self.carry_out(self.machine.link_lost(now)),
                 on_refused=lambda now: self.carry_out(self.machine.peer_refused(now)),
             )
+            if arbiter is not None:
+                self._open_arbiter(arbiter, settings)
         except BaseException:
             self.close()
             raise
@@ -202,6 +218,17 @@ class BinaryStar:
         socket.maxmsgsize = _SUBSCRIPTION_BYTES_MAX
         socket.bind(local)
         return socket
+
+    def _open_arbiter(self, arbiter: str | Arbiter, settings: StarSettings) -> None:
+        if isinstance(arbiter, str):
+            arbiter = ArbiterLink(
+                self._context,
+                arbiter,
+                heartbeat_ms=settings.heartbeat_ms,
+                timeout_ms=settings.failover_timeout_ms,
+            )
+        self._arbiter = arbiter
+        arbiter.open(self.reactor, self._on_answer)
 
     # --- for the server -----------------------------------------------------------------------------------
 
@@ -226,9 +253,9 @@ class BinaryStar:
 
     def may_serve(self, now: float) -> bool:
         """Ask whether this node serves one client request; a vote while the node is not active."""
-        if not self.machine.is_active:
+        if now >= self.machine.serve_until:
             self.carry_out(self.machine.client_request(now))
-        return self.machine.is_active
+        return now < self.machine.serve_until
 
     def on_active(self, handler: Handler) -> Handler:
         """Call ``handler()`` whenever this node begins to serve; usable as a decorator."""
@@ -259,6 +286,8 @@ class BinaryStar:
         self._is_closed = True
         if self._link is not None:
             self._link.close()
+        if self._arbiter is not None:
+            self._arbiter.close()
         for socket in self._sockets:
             with suppress(KeyError):  # it could not be bound and was never served
                 self.reactor.remove(socket)
@@ -287,7 +316,8 @@ class BinaryStar:
             except RemoteProtocolError as error:
                 self.carry_out(self.machine.receive_invalid(error, now))
         if newest is not None:
-            self.carry_out(self.machine.receive(newest, now))
+            # The clock is read after the message was: no promise may begin before what it answers came.
+            self.carry_out(self.machine.receive(newest, self.reactor.now()))
 
     def _on_subscription(self, frames: list[bytes], now: float) -> None:
         if frames[0][:1] != b"\x01":
@@ -296,6 +326,9 @@ class BinaryStar:
             self._say(self._last_word)
         else:
             self.carry_out(self.machine.subscribed(now))
+
+    def _on_answer(self, answer: Answer) -> None:
+        self.carry_out(self.machine.hear_arbiter(answer, self.reactor.now()))
 
     def _on_deadline(self, now: float) -> None:
         self.carry_out(self.machine.handle_timer(now))
@@ -316,6 +349,9 @@ class BinaryStar:
                 case Publish():
                     self._last_word = peer.encode(output.message)
                     self._say(self._last_word)
+                case AskArbiter():
+                    assert self._arbiter is not None, "a machine with an arbiter needs a shell with one"
+                    self._arbiter.ask(output.question)
                 case PersistEpoch():
                     self._persist(output.epoch)
                 case Activated():
@@ -339,6 +375,9 @@ class BinaryStar:
                     | PeerAsked()
                     | PeerRejected()
                     | HandoverRefused()
+                    | Claimed()
+                    | ArbiterSeen()
+                    | ArbiterLost()
                 ):
                     _report(output)
                 case _ if self._perform is not None:
@@ -368,7 +407,15 @@ def _role(role: Role | str) -> Role:
 
 
 def _report(
-    output: StateChanged | PeerSeen | PeerLost | PeerAsked | PeerRejected | HandoverRefused,
+    output: StateChanged
+    | PeerSeen
+    | PeerLost
+    | PeerAsked
+    | PeerRejected
+    | HandoverRefused
+    | Claimed
+    | ArbiterSeen
+    | ArbiterLost,
 ) -> None:
     """Log what needs no other action."""
     match output:
@@ -391,3 +438,9 @@ def _report(
             _log.error("peer rejected: %s", output.text)
         case HandoverRefused():
             _log.warning("no handover: %s", output.text)
+        case Claimed():
+            _log.info("claims the majority: %s", output.reason)
+        case ArbiterSeen():
+            _log.info("arbiter is there")
+        case ArbiterLost():
+            _log.warning("arbiter has not answered for %.3f s", output.silent_s)

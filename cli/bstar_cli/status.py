@@ -32,6 +32,11 @@ class _Broker(msgspec.Struct, frozen=True):
     services: list[_Service]
 
 
+class _Quorum(msgspec.Struct, frozen=True):
+    is_arbiter_heard: bool = False
+    is_arbiter_granting: bool = False
+
+
 class _Pair(msgspec.Struct, frozen=True):
     pair: str
     role: str
@@ -42,6 +47,7 @@ class _Pair(msgspec.Struct, frozen=True):
     peer_age_s: float | None = None
     is_peer_fresh: bool = False
     is_peer_gone: bool = False
+    quorum: _Quorum | None = None
 
 
 class NodeView(msgspec.Struct, frozen=True):
@@ -71,7 +77,8 @@ def status(
     Looking is no vote: it never changes which node is active.
 
     Exit codes: 0 every node answers and exactly one serves; 1 exactly one serves, but a node does not answer,
-    or the one that serves does not hear its peer; 2 wrong usage; 3 none serves; 4 more than one serves.
+    or the one that serves does not hear its peer, or the arbiter does not answer a node; 2 wrong usage; 3
+    none serves; 4 more than one serves.
 
     Examples:
 
@@ -129,11 +136,22 @@ def judge(views: Sequence[NodeView | None]) -> Verdict:
         )
     if len(views) > 1 and not all(view.pair.is_peer_fresh for view in known):
         return Verdict(exits.FAILED, f"the {active[0]} serves, but the nodes do not hear each other")
+    deaf = [view.pair.role for view in known if view.pair.quorum and not view.pair.quorum.is_arbiter_heard]
+    if deaf:
+        return Verdict(
+            exits.FAILED,
+            f"the {active[0]} serves, but the arbiter does not answer the {' and the '.join(deaf)}",
+        )
     return Verdict(exits.OK, f"the {active[0]} serves")
 
 
 def _may_be_voted(known: Sequence[NodeView]) -> bool:
-    return any(view.pair.state in ("PASSIVE", "PRIMARY") and not view.pair.is_peer_fresh for view in known)
+    return any(
+        view.pair.state in ("PASSIVE", "PRIMARY")
+        and not view.pair.is_peer_fresh
+        and (view.pair.quorum is None or view.pair.quorum.is_arbiter_heard)
+        for view in known
+    )
 
 
 def _view(report: NodeReport) -> NodeView | None:
@@ -157,6 +175,9 @@ def _nodes_table(reports: Sequence[NodeReport], views: Sequence[NodeView | None]
         table.add_column(heading, no_wrap=True)
     for heading in ("EPOCH", "PEER", "PEER AGE", "SERVICES", "WORKERS", "QUEUED"):
         table.add_column(heading, justify="right")
+    has_arbiter = any(view is not None and view.pair.quorum is not None for view in views)
+    if has_arbiter:
+        table.add_column("ARBITER", justify="right")
     for report, view in zip(reports, views, strict=True):
         # Text, because a name or an error may look like markup.
         if view is None:
@@ -175,8 +196,17 @@ def _nodes_table(reports: Sequence[NodeReport], views: Sequence[NodeView | None]
             Text(str(len(broker.services))),
             Text(str(broker.workers)),
             Text(str(broker.queued)),
+            *([_arbiter_cell(pair)] if has_arbiter else []),
         )
     return table
+
+
+def _arbiter_cell(pair: _Pair) -> Text:
+    if pair.quorum is None:
+        return Text("none", style="red")
+    if not pair.quorum.is_arbiter_heard:
+        return Text("silent", style="red")
+    return Text("grants" if pair.quorum.is_arbiter_granting else "answers")
 
 
 def _services_table(views: Sequence[NodeView | None]) -> Table | None:

@@ -41,21 +41,25 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--faults", help="with one seed: only these of its faults, as numbers 0,3,4; or none")
     parser.add_argument("--mood", choices=[mood.value for mood in Mood], help="this kind of faults only")
     parser.add_argument("--profile", choices=list(PROFILES), help="this timing only")
+    parser.add_argument(
+        "--arbiter", choices=["yes", "no"], help="with or without only (default: a third with)"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--trace", action="store_true", help="with one seed: print all that happened")
     return parser.parse_args(arguments)
 
 
-def _setup(seed: int, mood: str | None, profile: str | None) -> Setup:
+def _setup(seed: int, mood: str | None, profile: str | None, arbiter: str | None) -> Setup:
     return setup_of(
         seed,
         mood=None if mood is None else Mood(mood),
         profile=profile,  # type: ignore[arg-type]  # argparse has checked it
+        arbiter=None if arbiter is None else arbiter == "yes",
     )
 
 
-def _play(seed: int, mood: str | None, profile: str | None) -> Outcome:
-    outcome = play(_setup(seed, mood, profile))
+def _play(seed: int, mood: str | None, profile: str | None, arbiter: str | None) -> Outcome:
+    outcome = play(_setup(seed, mood, profile, arbiter))
     outcome.trace = []
     return outcome
 
@@ -63,14 +67,15 @@ def _play(seed: int, mood: str | None, profile: str | None) -> Outcome:
 def command(setup: Setup, faults: tuple[int, ...] | None, options: argparse.Namespace) -> str:
     """What repeats this run."""
     words = [f"make sim SEED={setup.seed}"]
-    words += [f"{name.upper()}={value}" for name in ("mood", "profile") if (value := getattr(options, name))]
+    names = ("mood", "profile", "arbiter")
+    words += [f"{name.upper()}={value}" for name in names if (value := getattr(options, name))]
     if faults is not None:
         words.append(f"FAULTS={','.join(map(str, faults)) or 'none'}")
     return " ".join(words)
 
 
 def _one(options: argparse.Namespace) -> int:
-    setup = whole = _setup(options.seed, options.mood, options.profile)
+    setup = whole = _setup(options.seed, options.mood, options.profile, options.arbiter)
     numbers: tuple[int, ...] | None = None
     if options.faults:
         numbers = tuple(int(word) for word in options.faults.split(",")) if options.faults != "none" else ()
@@ -140,7 +145,7 @@ def _many(options: argparse.Namespace) -> int:
                 if seed is None:
                     is_exhausted = True
                 else:
-                    futures.add(pool.submit(_play, seed, options.mood, options.profile))
+                    futures.add(pool.submit(_play, seed, options.mood, options.profile, options.arbiter))
             if not futures:
                 break
             done, futures = wait(futures, return_when=FIRST_COMPLETED)

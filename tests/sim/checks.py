@@ -50,6 +50,7 @@ class Checks:
         self.limits = limits
         self.nodes: Sequence[SimNode] = ()
         self.clients: Sequence[SimClient] = ()
+        self.has_arbiter = False
         self.is_fenced = True  # do all workers speak the native dialect?
         self.counts: Counter[str] = Counter()
         self.dual_s_max = 0.0  # of all overlaps, with the peer link sound or not
@@ -91,6 +92,7 @@ class Checks:
             self._fail("g", f"{node.name} became active in epoch {epoch} although nothing had failed")
         if self.settled is not None:
             self._fail("f", f"{node.name} became active in epoch {epoch} long after the faults were over")
+        self._check_alone(node, "became active")
 
     def node_changed(self, node: SimNode) -> None:
         for each in self.nodes:
@@ -109,7 +111,12 @@ class Checks:
             self._look_again(self._dual_number)
 
     def node_dispatched(self, node: SimNode) -> None:
-        """It gives out work: nobody else may have served for longer than a message travels."""
+        """It gives out work: nobody else may have served for longer than a message travels. With an arbiter
+        nobody else may have the right to serve at all, whatever the links are like.
+        """
+        self._check_alone(node, "gave out work")
+        if self.has_arbiter and not node.has_role:
+            self._fail("a", f"{node.name} gave out work without the majority")
         if len(self._serving_since) < 2 and node.name in self._serving_since:
             return
         for name, since in self._serving_since.items():
@@ -119,6 +126,20 @@ class Checks:
                     "a",
                     f"{node.name} gave out work after {name} had served for {self.world.now - since:.3f} s "
                     "with a sound peer link",
+                )
+
+    def node_leased(self, node: SimNode) -> None:
+        """Its majority lasts longer than before."""
+        self._check_alone(node, "won the majority")
+
+    def _check_alone(self, node: SimNode, what: str) -> None:
+        if not self.has_arbiter or not node.has_role:
+            return
+        for other in self.nodes:
+            if other is not node and other.has_role:
+                left_s = other.node.machine.serve_until - other.clock()
+                self._fail(
+                    "a", f"{node.name} {what} while {other.name} had the majority for {left_s:.4f} s more"
                 )
 
     def peer_unsound(self, until: float) -> None:

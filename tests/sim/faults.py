@@ -7,7 +7,7 @@ import random
 
 import msgspec
 
-__all__ = ["KINDS", "Fault", "Kind", "Mood", "plan"]
+__all__ = ["ARBITER_KINDS", "KINDS", "Fault", "Kind", "Mood", "plan"]
 
 
 class Mood(enum.Enum):
@@ -51,6 +51,14 @@ class Kind(enum.Enum):
     NET_RESET = "a connection is reset"
     NET_LOSS = "packets between a node and the others are lost and sent again"
     SPLIT = "the network falls into two halves, one node in each"
+    ARBITER_CRASH = "the arbiter dies and comes back, having forgotten everything"
+    ARBITER_STALL = "the arbiter is frozen"
+    ARBITER_CUT = "a node and the arbiter are cut off from each other"
+    ARBITER_DEAF = "what the arbiter says to a node does not arrive"
+    ARBITER_MUTE = "what a node says to the arbiter does not arrive"
+    ARBITER_LOSS = "packets between a node and the arbiter are lost and sent again"
+    ARBITER_SLOW = "messages between a node and the arbiter are slow, and some come out of order"
+    ISOLATED = "a node is cut off from its peer and from the arbiter, but not from clients and workers"
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -72,7 +80,8 @@ class Fault(msgspec.Struct, frozen=True):
 _NODES = frozenset(
     (
         Kind.CRASH, Kind.FORGET, Kind.DARK, Kind.STALL, Kind.JUMP, Kind.STOP, Kind.HANDOVER,
-        Kind.NET_LOSS, Kind.SPLIT, *(kind for kind in Kind if kind.name.startswith("PEER")),
+        Kind.NET_LOSS, Kind.SPLIT, Kind.ISOLATED,
+        *(kind for kind in Kind if kind.name.startswith(("PEER", "ARBITER"))),
     )
 )  # fmt: skip
 _PROCESSES = {
@@ -89,6 +98,17 @@ _LINKS = {
 _QUIET = {
     Kind.STALL: 6, Kind.WORKER_STALL: 3, Kind.CLIENT_STALL: 3, Kind.PEER_JITTER: 6, Kind.PEER_REPEAT: 2,
 }  # fmt: skip
+_ARBITER = {
+    Kind.ARBITER_CUT: 4, Kind.ARBITER_DEAF: 3, Kind.ARBITER_MUTE: 3, Kind.ARBITER_LOSS: 3,
+    Kind.ARBITER_SLOW: 4, Kind.ISOLATED: 5,
+}  # fmt: skip
+# Faults of runs with an arbiter, beside the others of their mood.
+ARBITER_KINDS: dict[Mood, dict[Kind, int]] = {
+    Mood.QUIET: {Kind.ARBITER_CRASH: 2, Kind.ARBITER_STALL: 2, Kind.ARBITER_CUT: 2, Kind.ARBITER_SLOW: 2},
+    Mood.PROCESSES: {Kind.ARBITER_CRASH: 5, Kind.ARBITER_STALL: 4},
+    Mood.LINKS: _ARBITER,
+    Mood.STORM: {Kind.ARBITER_CRASH: 5, Kind.ARBITER_STALL: 4, **_ARBITER},
+}
 KINDS: dict[Mood, dict[Kind, int]] = {
     Mood.QUIET: _QUIET,
     Mood.PROCESSES: _PROCESSES,
@@ -106,9 +126,10 @@ def plan(
     heartbeat_s: float,
     workers: list[str],
     clients: list[str],
+    has_arbiter: bool = False,
 ) -> list[Fault]:
     """Faults from the first second until ``until``, most in bursts, with quiet between."""
-    kinds = KINDS[mood]
+    kinds = KINDS[mood] | (ARBITER_KINDS[mood] if has_arbiter else {})
     names, weights = list(kinds), list(kinds.values())
     faults: list[Fault] = []
     at = 2.0 + rng.random()
@@ -118,7 +139,7 @@ def plan(
             # A pause, a heartbeat and the jitter together must stay below the timeout.
             duration_s = rng.uniform(0.1, 0.9) * (timeout_s - heartbeat_s) / 2
             amount = rng.random() * (timeout_s - heartbeat_s) / 4
-            if kind in (Kind.PEER_JITTER, Kind.PEER_REPEAT):
+            if kind in (Kind.PEER_JITTER, Kind.PEER_REPEAT) or kind.name.startswith("ARBITER"):
                 duration_s *= 20
         else:
             duration_s = timeout_s * rng.choice(
@@ -136,6 +157,9 @@ def plan(
             amount *= timeout_s * 0.4
         elif kind is Kind.JUMP:
             amount = duration_s
+            if has_arbiter:
+                # A jump that the loop cannot notice ends a ballot early, and no voter can know of it.
+                amount = duration_s = max(duration_s, 2 * heartbeat_s)
         target = _target(rng, kind, workers, clients)
         faults.append(Fault(round(at, 6), kind, target, round(min(duration_s, until - at + 0.5), 6), amount))
         # Faults come in bursts: what a pair cannot stand is rarely a single one.
@@ -144,6 +168,8 @@ def plan(
 
 
 def _target(rng: random.Random, kind: Kind, workers: list[str], clients: list[str]) -> str:
+    if kind in (Kind.ARBITER_CRASH, Kind.ARBITER_STALL):
+        return "arbiter"
     if kind in _NODES:
         return rng.choice(("primary", "backup"))
     if kind.name.startswith("WORKER"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Protocol
 
 from bstar.errors import PairError, RemoteProtocolError
@@ -12,6 +13,7 @@ from bstar.pair import _LAST_WORD_S
 from bstar.settings.schema import Timing
 from bstar.star import (
     Activated,
+    AskArbiter,
     Deactivated,
     Fatal,
     PersistEpoch,
@@ -22,9 +24,10 @@ from bstar.star import (
     StateChanged,
 )
 from bstar.star.machine import OnDualActive
-from bstar.wire import peer
+from bstar.wire import arbiter, peer
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node, Send
+from sim.arbiter import ArbiterLink
 from sim.network import Connection, Frames, Link, PeerLink
 from sim.world import Process, World
 
@@ -46,6 +49,9 @@ class NodeWatcher(Protocol):
 
     def node_dispatched(self, node: SimNode) -> None:
         """It gives a request to a worker."""
+
+    def node_leased(self, node: SimNode) -> None:
+        """It may serve for longer than before."""
 
     def node_failed(self, node: SimNode, error: PairError) -> None:
         """It ended with an error."""
@@ -73,6 +79,8 @@ class SimNode(Process):
         self.publisher: PeerLink
         self.subscriber: PeerLink
         self.node: Node
+        # None without an arbiter.
+        self.arbiter_link: ArbiterLink | None = None
         self._timing = timing
         self._limits = limits
         self._watcher = watcher
@@ -81,6 +89,8 @@ class SimNode(Process):
         self._outbox: deque[object] = deque()
         self._is_emptying = False
         self._peer_waits: list[Frames | None] = []
+        self._arbiter_waits: list[Frames] = []
+        self._leased_until = -inf
         self._router_waits: list[tuple[bytes, Frames]] = []
         self._subscriptions = 0
         self._turned_at = 0.0
@@ -95,7 +105,12 @@ class SimNode(Process):
     @property
     def is_serving(self) -> bool:
         """Whether requests that arrive now are served."""
-        return self.is_awake and self.node.is_active
+        return self.is_awake and self.has_role
+
+    @property
+    def has_role(self) -> bool:
+        """Whether it would serve if it were asked, awake or not."""
+        return self.is_alive and self.node.is_active and self.clock() < self.node.machine.serve_until
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -112,6 +127,7 @@ class SimNode(Process):
                 heartbeat_interval_s=timing.heartbeat_interval_s,
                 failover_timeout_s=timing.failover_timeout_s,
                 on_dual_active=self.on_dual_active,
+                arbiter="simulated" if self.arbiter_link is not None else "",
             ),
             node=node_id.hex(),
             epoch=self.disk or 0,
@@ -127,6 +143,8 @@ class SimNode(Process):
         )
         self._outbox.clear()
         self._peer_waits.clear()
+        self._arbiter_waits.clear()
+        self._leased_until = -inf
         self._router_waits.clear()
         self._subscriptions = 0
         self._seen_at = self._stop_by = self._ends_at = None
@@ -228,11 +246,14 @@ class SimNode(Process):
         """
         router, self._router_waits = self._router_waits, []
         peers, self._peer_waits = self._peer_waits, []
+        answers, self._arbiter_waits = self._arbiter_waits, []
         split = self.rng.randrange(len(router) + 1) if router and self.rng.random() < 0.3 else 0
         self._look()
         for routing_id, frames in router[:split]:
             self._receive(routing_id, frames)
         self._read_peer(peers)
+        for frames in answers:
+            self._do(self.node.hear_arbiter(arbiter.decode_answer(frames), self.clock()))
         for _ in range(self._subscriptions):
             self._do(self.node.subscribed(self.clock()))
         self._subscriptions = 0
@@ -333,6 +354,13 @@ class SimNode(Process):
         if self.is_alive:
             self._turn(lambda: self.node.peer_refused(self.clock()))
 
+    def hear_arbiter(self, frames: Frames) -> None:
+        """An answer of the arbiter."""
+        if self.is_frozen:
+            self._arbiter_waits.append(frames)
+        elif self.is_alive:
+            self._turn(lambda: self.node.hear_arbiter(arbiter.decode_answer(frames), self.clock()))
+
     def hear_subscription(self, run: int) -> None:
         """The peer has connected to our publisher."""
         if run != self.runs or not self.is_alive:
@@ -357,8 +385,14 @@ class SimNode(Process):
             elif kind is Publish:
                 self._last_word = peer.encode(output.message)  # type: ignore[attr-defined]
                 self.publisher.publish(self._last_word)
+            elif kind is AskArbiter:
+                assert self.arbiter_link is not None
+                self.arbiter_link.ask(output.question)  # type: ignore[attr-defined]
             else:
                 self._note(output)
+        if self.node.machine.serve_until != self._leased_until:
+            self._leased_until = self.node.machine.serve_until
+            self._watcher.node_leased(self)
 
     def _enqueue(self, output: object) -> None:
         """BrokerServer._enqueue: a failed message leads to others, one behind the other."""

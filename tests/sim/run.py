@@ -17,6 +17,8 @@ from bstar.star import Role
 from bstar.star.machine import OnDualActive
 from bstar_broker.core import BrokerSettings
 from bstar_client.core.worker_session import WorkerCore
+from sim.arbiter import NAME as ARBITER
+from sim.arbiter import ArbiterLink, SimArbiter
 from sim.checks import Checks, Violation
 from sim.client import Load, SimClient
 from sim.dialects import Dialect
@@ -26,10 +28,14 @@ from sim.node import RESTART_MAX_S, SimNode
 from sim.worker import SimWorker
 from sim.world import World
 
+Startable = SimNode | SimWorker | SimClient | SimArbiter
+
 __all__ = ["Outcome", "Setup", "Simulation", "play", "setup_of", "shrink"]
 
 STORM_TIMEOUTS = 220
 TICK_S = 0.5
+# Of all runs, those in which the pair has an arbiter.
+ARBITER_SHARE = 1 / 3
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -48,6 +54,7 @@ class Setup(msgspec.Struct, frozen=True):
     calls_per_s: float
     storm_s: float
     faults: tuple[Fault, ...]
+    has_arbiter: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -61,6 +68,7 @@ class Setup(msgspec.Struct, frozen=True):
             f"{'with' if self.is_durable else 'without'} state directories",
             f"refused connections prove {'death' if self.is_probing else 'nothing'}",
             f"both active: {self.on_dual_active}",
+            f"{'an' if self.has_arbiter else 'no'} arbiter",
             f"{len(self.workers)} workers",
             f"{len(self.clients)} clients{', some speak plain MDP' if self.is_plain else ''}",
         ]
@@ -82,7 +90,9 @@ class Outcome(msgspec.Struct):
     trace: list[str]
 
 
-def setup_of(seed: int, *, mood: Mood | None = None, profile: ProfileName | None = None) -> Setup:
+def setup_of(
+    seed: int, *, mood: Mood | None = None, profile: ProfileName | None = None, arbiter: bool | None = None
+) -> Setup:
     """What this seed stands for."""
     rng = random.Random(f"{seed}/setup")
     drawn_mood = rng.choices(list(Mood), (2, 4, 3, 4))[0]
@@ -103,6 +113,7 @@ def setup_of(seed: int, *, mood: Mood | None = None, profile: ProfileName | None
     clients = tuple(
         (f"client{number}", client_dialects[number - 1]) for number in range(1, rng.randint(2, 4) + 1)
     )
+    has_arbiter = random.Random(f"{seed}/arbiter").random() < ARBITER_SHARE if arbiter is None else arbiter
     storm_s = STORM_TIMEOUTS * timing.failover_timeout_s
     faults = plan(
         random.Random(f"{seed}/faults"),
@@ -112,6 +123,7 @@ def setup_of(seed: int, *, mood: Mood | None = None, profile: ProfileName | None
         heartbeat_s=timing.heartbeat_interval_s,
         workers=[worker[0] for worker in workers],
         clients=[client[0] for client in clients],
+        has_arbiter=has_arbiter,
     )
     return Setup(
         seed,
@@ -127,6 +139,7 @@ def setup_of(seed: int, *, mood: Mood | None = None, profile: ProfileName | None
         rng.choice((1.0, 2.0, 4.0)) * 0.3 / timing.failover_timeout_s,
         storm_s,
         tuple(faults),
+        has_arbiter,
     )
 
 
@@ -176,6 +189,14 @@ class Simulation:
             link = PeerLink(publisher, subscriber, path, self.timing, is_probing=setup.is_probing)
             publisher.publisher = subscriber.subscriber = link
             self.peer_links[publisher.name] = link
+        self.arbiter = SimArbiter(self.world) if setup.has_arbiter else None
+        self.arbiter_links: dict[str, ArbiterLink] = {}
+        if self.arbiter is not None:
+            for node in self.nodes:
+                node.arbiter_link = self.arbiter_links[node.name] = ArbiterLink(
+                    node, self.arbiter, self._path(node.name, ARBITER), self._path(ARBITER, node.name)
+                )
+        self.checks.has_arbiter = setup.has_arbiter
         # Until a subscriber is connected again after a fault of the link, and one more expiry.
         self.settle_s = 3 * timeout_s + 2 * max(0.2, timeout_s) + self.timing.heartbeat_interval_s
         self.checks.travel_s_max = self._travel_s_max()
@@ -234,11 +255,9 @@ class Simulation:
     def start(self) -> None:
         """Start everything, in an order of chance."""
         rng = self.world.rng("start")
-        processes: list[SimNode | SimWorker | SimClient] = [
-            *self.nodes,
-            *self.workers.values(),
-            *self.clients.values(),
-        ]
+        processes: list[Startable] = [*self.nodes, *self.workers.values(), *self.clients.values()]
+        if self.arbiter is not None:
+            processes.append(self.arbiter)
         rng.shuffle(processes)
         for process in processes:
             # A fault may have come first and have started it again.
@@ -286,11 +305,11 @@ class Simulation:
             path.heal()
         for link in self.peer_links.values():
             link.heal()
-        processes: list[SimNode | SimWorker | SimClient] = [
-            *self.nodes,
-            *self.workers.values(),
-            *self.clients.values(),
-        ]
+        for asking in self.arbiter_links.values():
+            asking.heal()
+        processes: list[Startable] = [*self.nodes, *self.workers.values(), *self.clients.values()]
+        if self.arbiter is not None:
+            processes.append(self.arbiter)
         for process in processes:
             process.thaw()
             if process.is_stopping:
@@ -322,6 +341,8 @@ class Simulation:
         name = fault.kind.name
         if name.startswith("PEER"):
             return self._start_peer_fault(fault)
+        if name.startswith("ARBITER") or fault.kind is Kind.ISOLATED:
+            return self._start_arbiter_fault(fault)
         if name.startswith("NET") or fault.kind is Kind.SPLIT:
             return self._start_net_fault(fault)
         if name.startswith("WORKER"):
@@ -375,7 +396,7 @@ class Simulation:
             self.checks.client_gone(client)
         return partial(self._revive, client)
 
-    def _revive(self, process: SimNode | SimWorker | SimClient) -> None:
+    def _revive(self, process: Startable) -> None:
         if process.is_stopping:
             self.world.after(self.timing.heartbeat_interval_s, partial(self._revive, process))
         elif not process.is_alive:
@@ -431,6 +452,48 @@ class Simulation:
 
         return end
 
+    def _start_arbiter_fault(self, fault: Fault) -> Callable[[], None]:
+        arbiter = self.arbiter
+        assert arbiter is not None
+        if fault.kind is Kind.ARBITER_CRASH:
+            arbiter.die()
+            return partial(self._revive, arbiter)
+        if fault.kind is Kind.ARBITER_STALL:
+            arbiter.freeze()
+            return arbiter.thaw
+        link = self.arbiter_links[fault.target]
+        paths = [link.there, link.back]
+        if fault.kind is Kind.ARBITER_LOSS:
+            for path in paths:
+                path.loss = fault.amount / 2
+        elif fault.kind is Kind.ARBITER_SLOW:
+            for path in paths:
+                path.extra_s = fault.amount * self.timing.failover_timeout_s / 2
+                path.reorders = fault.amount / 2
+        else:
+            paths = {Kind.ARBITER_DEAF: [link.back], Kind.ARBITER_MUTE: [link.there]}.get(fault.kind, paths)
+            for path in paths:
+                path.cuts += 1
+        end_peer = (
+            self._start_peer_fault(msgspec.structs.replace(fault, kind=Kind.PEER_CUT))
+            if fault.kind is Kind.ISOLATED
+            else None
+        )
+
+        def end() -> None:
+            for path in paths:
+                if fault.kind is Kind.ARBITER_LOSS:
+                    path.loss = 0.0
+                elif fault.kind is Kind.ARBITER_SLOW:
+                    path.extra_s = path.reorders = 0.0
+                else:
+                    path.cuts = max(0, path.cuts - 1)
+            link.heal()
+            if end_peer is not None:
+                end_peer()
+
+        return end
+
     def _start_net_fault(self, fault: Fault) -> Callable[[], None] | None:
         if fault.kind is Kind.SPLIT:
             return self._split(fault)
@@ -463,6 +526,13 @@ class Simulation:
             node = rng.choice(self.nodes).name
             ends |= {(owner, node), (node, owner)}
         end = self.cut(ends)
+        end_arbiter = None
+        if self.arbiter is not None:
+            # It is in one of the halves.
+            cut_off = rng.choice(("primary", "backup"))
+            end_arbiter = self._start_arbiter_fault(
+                msgspec.structs.replace(fault, kind=Kind.ARBITER_CUT, target=cut_off)
+            )
         end_peer = self._start_peer_fault(
             msgspec.structs.replace(fault, kind=Kind.PEER_CUT, target="primary")
         )
@@ -470,6 +540,8 @@ class Simulation:
         def heal() -> None:
             end()
             end_peer()
+            if end_arbiter is not None:
+                end_arbiter()
 
         return heal
 

@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 
 from bstar.star import (
     Activated,
+    ArbiterLost,
+    ArbiterSeen,
+    AskArbiter,
+    Claimed,
     Deactivated,
     Fatal,
     HandoverRefused,
@@ -352,5 +356,7 @@ def _describe(output: Output) -> str:
             return f"  rejects a stranger ({reason}): {text}"
         case HandoverRefused(text):
             return f"  refuses to hand over: {text}"
+        case AskArbiter() | Claimed() | ArbiterSeen() | ArbiterLost():
+            return ""
         case Fatal(error):
             return f"  ends with status {error.exit_code}: {error}"

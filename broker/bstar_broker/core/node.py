@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from bstar.errors import RemoteProtocolError
 from bstar.star import Activated, Deactivated, StarMachine
 from bstar.wire import CODECS, decode, mmi, native
+from bstar.wire.arbiter import Answer
 from bstar.wire.dialect import Dialect
 from bstar.wire.messages import Heartbeat, NodeStatus, Partial, Ping, Ready, Request, StaleEpoch
 from bstar.wire.peer import PeerState
@@ -20,7 +21,7 @@ from bstar_broker.core.broker import Broker
 from bstar_broker.core.management import answer, broker_state
 from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.settings import BrokerSettings
-from bstar_broker.core.snapshot import LoopState, NodeState, PairState
+from bstar_broker.core.snapshot import LoopState, NodeState, PairState, QuorumState
 
 __all__ = ["Node"]
 
@@ -59,6 +60,10 @@ class Node:
 
     def receive_frames(self, frames: list[bytes], now: float) -> list[Output]:
         """One message of a client or worker, the routing id first. Bad ones are counted, never raised."""
+        if now >= self.machine.serve_until and self.machine.is_active:
+            # The majority has run out, and any message may lead to a dispatch.
+            outputs = self._expand(self.machine.handle_timer(now), now)
+            return outputs + self.receive_frames(frames, now)
         try:
             message = decode(frames, self._message_bytes_max)
         except RemoteProtocolError as error:
@@ -82,9 +87,9 @@ class Node:
         if message.service.startswith(mmi.PREFIX):
             outputs += self._manage(message, now)
             return outputs
-        if not self.machine.is_active:
+        if now >= self.machine.serve_until:
             outputs += self._expand(self.machine.client_request(now), now)
-            if not self.machine.is_active:
+            if now >= self.machine.serve_until:
                 outputs += self.broker.refuse(message, now)
                 return outputs
         if outputs:
@@ -125,14 +130,22 @@ class Node:
 
     def undelivered(self, routing_id: bytes, now: float) -> list[Output]:
         """The shell could not carry out a Dispatch to this worker."""
-        return self.broker.undelivered(routing_id, now)
+        outputs: list[Output] = []
+        if now >= self.machine.serve_until and self.machine.is_active:
+            outputs = self._expand(self.machine.handle_timer(now), now)
+        return outputs + self.broker.undelivered(routing_id, now)
 
     # --- the Binary Star ------------------------------------------------------------------------------------
 
     @property
     def is_active(self) -> bool:
-        """May this node serve?"""
+        """Is this the node that serves?"""
         return self.machine.is_active
+
+    @property
+    def serve_until(self) -> float:
+        """May this node serve ``now``? Only before this time."""
+        return self.machine.serve_until
 
     def receive(self, message: PeerState, now: float) -> list[Output]:
         """A state message of the peer."""
@@ -141,6 +154,10 @@ class Node:
     def receive_invalid(self, error: RemoteProtocolError, now: float) -> list[Output]:
         """A message on the peer link that is no state message."""
         return self._expand(self.machine.receive_invalid(error, now), now)
+
+    def hear_arbiter(self, answer: Answer, now: float) -> list[Output]:
+        """The arbiter's answer to one of this node's questions."""
+        return self._expand(self.machine.hear_arbiter(answer, now), now)
 
     def client_request(self, now: float) -> list[Output]:
         """A vote that arrived on another socket."""
@@ -243,6 +260,7 @@ class Node:
                 },
                 is_peer_fresh=machine.peer_heard_at is not None and now < machine.peer_expires_at,
                 is_peer_gone=machine.is_peer_gone,
+                quorum=self._quorum_state(now),
                 peers_gone=machine.peers_gone,
                 retry_after_s=machine.retry_after_s(now),
                 failover_timeout_s=machine.settings.failover_timeout_s,
@@ -255,4 +273,17 @@ class Node:
             ),
             broker=broker_state(self.broker),
             loop=self._loop(now) if self._loop is not None else None,
+        )
+
+    def _quorum_state(self, now: float) -> QuorumState | None:
+        machine, quorum = self.machine, self.machine.quorum
+        if quorum is None:
+            return None
+        return QuorumState(
+            arbiter=machine.settings.arbiter,
+            has_majority=now < quorum.until,
+            is_arbiter_heard=quorum.is_arbiter_there is True,
+            is_arbiter_granting=now < quorum.arbiter.until,
+            is_peer_granting=now < quorum.peer.until,
+            majorities_lost=machine.majorities_lost,
         )

@@ -86,7 +86,22 @@ class PairState(msgspec.Struct, frozen=True):
     epochs_ignored: int = 0
     is_leaving: bool = False
     is_peer_gone: bool = False
+    quorum: "QuorumState | None" = None
     peers_gone: int = 0
+
+
+class QuorumState(msgspec.Struct, frozen=True):
+    """The three voters, where there is an arbiter. ``is_arbiter_heard``: it answered within the failover
+    timeout. A grant is fresh while this node may rely on it. ``majorities_lost`` counts how often this node
+    had to stop serving because neither confirmed it.
+    """
+
+    arbiter: str
+    has_majority: bool
+    is_arbiter_heard: bool
+    is_arbiter_granting: bool
+    is_peer_granting: bool
+    majorities_lost: int = 0
 
 
 class LoopState(msgspec.Struct, frozen=True):

@@ -133,7 +133,8 @@ def node_problems(settings: Settings) -> Iterator[Problem]:
             )
 
     places: dict[str, Endpoint] = {}
-    for path in ("endpoints.clients", "endpoints.state", "endpoints.peer_state", "http.bind"):
+    connected = ("endpoints.peer_state", "endpoints.arbiter")
+    for path in ("endpoints.clients", "endpoints.state", *connected, "http.bind"):
         text = flatten(settings)[path]
         if text is None:
             continue
@@ -142,7 +143,7 @@ def node_problems(settings: Settings) -> Iterator[Problem]:
             places[path] = (
                 parse_http_bind(text)
                 if path == "http.bind"
-                else parse_endpoint(text, bind=path != "endpoints.peer_state")
+                else parse_endpoint(text, bind=path not in connected)
             )
         except ValueError as error:
             yield Problem((path,), str(error))
@@ -166,6 +167,15 @@ def node_problems(settings: Settings) -> Iterator[Problem]:
         for other in bound[:at]:
             if places[path].collides(places[other]):
                 yield Problem((path, other), f"is the same address as {other}: each needs its own")
+    if {"endpoints.arbiter", "endpoints.peer_state"} <= places.keys():
+        arbiter, peer = places["endpoints.arbiter"], places["endpoints.peer_state"]
+        if arbiter.is_loopback and not peer.is_loopback:
+            yield Problem(
+                ("endpoints.arbiter", "endpoints.peer_state"),
+                "is an address of this machine only, and the peer, on another one, would ask another arbiter",
+            )
+        if any(path in places and arbiter.collides(places[path]) for path in bound):
+            yield Problem(("endpoints.arbiter",), "is an address that this node itself listens on")
     if {"endpoints.state", "endpoints.peer_state"} <= places.keys():
         state, peer = places["endpoints.state"], places["endpoints.peer_state"]
         # Every address and the same port is how two machines are configured alike; only a certain match is
@@ -179,6 +189,7 @@ def node_problems(settings: Settings) -> Iterator[Problem]:
 
 # What both nodes must say alike, and why.
 _ALIKE = {
+    "endpoints.arbiter": "with two arbiters, or with one on one node only, both nodes could serve",
     "pair": "a node ignores the state of another pair",
     "on_dual_active": "one node would step down for a peer that ends itself",
     **{

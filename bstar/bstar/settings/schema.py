@@ -78,6 +78,15 @@ class Endpoints(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "this machine (an address to connect to, so never *)."
         ),
     ]
+    arbiter: Annotated[
+        str | None,
+        Meta(
+            description="Where the arbiter of the pair (bstar arbiter) listens: an address to connect to, on "
+            "both nodes, in the same words, or on none. With one, a node serves only while its peer or the "
+            "arbiter confirms it, so that at most one serves whatever the network does. null: no arbiter, "
+            "and while the link between the nodes is cut both may serve."
+        ),
+    ] = None
 
 
 class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,10 @@ table into the documentation.
 from bstar.star.machine import EPOCH_MAX, EPOCH_STEP_MAX, Ignored, StarMachine, StarSettings
 from bstar.star.outputs import (
     Activated,
+    ArbiterLost,
+    ArbiterSeen,
+    AskArbiter,
+    Claimed,
     Deactivated,
     Fatal,
     HandoverRefused,
@@ -26,6 +30,10 @@ __all__ = [
     "EPOCH_STEP_MAX",
     "RULES",
     "Activated",
+    "ArbiterLost",
+    "ArbiterSeen",
+    "AskArbiter",
+    "Claimed",
     "Deactivated",
     "Effect",
     "Event",

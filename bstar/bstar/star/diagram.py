@@ -75,7 +75,8 @@ def _rules() -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for rule in RULES:
-        guard = "" if rule.guard is Guard.ALWAYS else f"`{rule.guard.name}`"
+        guards = [guard for guard in (rule.guard, rule.also) if guard is not Guard.ALWAYS]
+        guard = " and ".join(f"`{guard.name}`" for guard in guards)
         effect = "" if rule.effect is Effect.NONE else rule.effect.value
         next_state = "stays" if rule.next_state is rule.state else rule.next_state.name
         if rule.state is State.ACTIVE and rule.next_state is State.ACTIVE:

@@ -21,9 +21,14 @@ on the way.
 **A refused connection.** A process that dies closes its connections and its listening socket. When the link
 to a peer that was heard breaks (``link_lost``) and its endpoint then refuses a new connection
 (``peer_refused``), the peer counts as silent at once. Whether both are to be told is the shell's choice.
+
+**The majority.** Where there is an arbiter, a rule that begins to serve is followed only with the majority of
+three voters (``quorum``), and ``serve_until`` says until when it lasts. Leases are no matter of the peer's
+silence: nothing that shortens the one shortens the other.
 """
 
 import enum
+import math
 from collections import Counter
 from functools import partial
 from typing import Literal, get_args
@@ -42,6 +47,10 @@ from bstar.errors import (
 )
 from bstar.star.outputs import (
     Activated,
+    ArbiterLost,
+    ArbiterSeen,
+    AskArbiter,
+    Claimed,
     Deactivated,
     Fatal,
     HandoverRefused,
@@ -54,7 +63,9 @@ from bstar.star.outputs import (
     Publish,
     StateChanged,
 )
+from bstar.star.quorum import Quorum
 from bstar.star.rules import RULES, Effect, Event, Facts, Guard, Role, Rule, State, holds
+from bstar.wire.arbiter import Answer, Question, Verb
 from bstar.wire.messages import NEVER_MS, NodeStatus
 from bstar.wire.peer import PeerState
 
@@ -71,6 +82,9 @@ HEARTBEAT_INTERVAL_MAX_S = 30.0
 # Earlier runs of the peer whose late messages are recognised, and strangers that are reported once each. A
 # peer that restarts in a loop must not grow the tables.
 PEER_RUNS_MAX = 16
+
+# Of what a stranger says, in a text for people.
+_TEXT_MAX = 100
 
 # A broken link leads to a verdict within this time (``bstar.peer_link`` asks for 0.2 s), or the failover
 # timeout decides as always. Clients that are refused meanwhile are told to ask again soon: the verdict takes
@@ -98,7 +112,8 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
     silence after which the peer counts as dead, at least two intervals (BST-S-02); it should exceed the
     longest pause and the longest network hiccup that must not move the role. ``on_dual_active`` says what
     happens when both nodes turn out to be active: ``yield`` lets the one with the lower epoch step down,
-    ``exit`` ends the process.
+    ``exit`` ends the process. ``arbiter`` names the third voter, without whom or the peer a node does not
+    serve; both nodes must name the same. Empty: none.
     """
 
     pair: str
@@ -106,6 +121,7 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_interval_s: float = 1.0
     failover_timeout_s: float = 2.0
     on_dual_active: OnDualActive = "yield"
+    arbiter: str = ""
 
     def __post_init__(self) -> None:
         if not HEARTBEAT_INTERVAL_MIN_S <= self.heartbeat_interval_s <= HEARTBEAT_INTERVAL_MAX_S:
@@ -168,8 +184,9 @@ class StarMachine:
 
     Attributes are plain and may be read at any time: ``is_active``, ``state``, ``epoch`` (of the last
     activation), ``epoch_seen`` (the highest known), ``peer_state`` (the last heard), ``peer_heard_at``,
-    ``peer_expires_at``, ``is_peer_gone`` (silent because its endpoint refused us), and the counters below
-    them. ``is_active`` is the question of the request path.
+    ``peer_expires_at``, ``is_peer_gone`` (silent because its endpoint refused us), ``quorum`` (None without
+    an arbiter), and the counters below them. The question of the request path is ``now < serve_until``: the
+    end of the majority while active, never without an arbiter, and always past while not active.
 
     Every method takes ``now`` in seconds of one monotonic clock (BST-R-03) and returns outputs in the order
     in which they must be carried out.
@@ -186,6 +203,9 @@ class StarMachine:
         # A primary waits one expiry before a lone start: an active backup must have had the time to speak up.
         self.peer_expires_at = now + settings.failover_timeout_s
         self.is_peer_gone = False
+        self.serve_until = -math.inf
+        # As it travels: a lease is as long for whoever gives it as for whoever has it.
+        self.quorum = Quorum(settings.failover_timeout_ms / 1000, now=now) if settings.arbiter else None
 
         self.transitions: Counter[tuple[State, State]] = Counter()
         self.votes = 0
@@ -195,6 +215,8 @@ class StarMachine:
         self.peers_gone = 0
         self.stalls = 0
         self.epochs_ignored = 0
+        self.majorities_lost = 0
+        self.arbiter_answers = 0
 
         self._failover_timeout_s = settings.failover_timeout_s
         self._seq = 0
@@ -207,6 +229,7 @@ class StarMachine:
         self._answers = 0
         self._answers_told = 0
         self._is_released = False
+        self._is_grant_due = False
         self._is_peer_seen = False
         self._has_peer_left = False
         self._is_peer_native = False
@@ -228,7 +251,10 @@ class StarMachine:
                     "trigger": rule.event.name,
                     "source": rule.state,
                     "dest": rule.next_state,
-                    "conditions": partial(self._position.allows, rule.guard),
+                    "conditions": [
+                        partial(self._position.allows, guard)
+                        for guard in dict.fromkeys((rule.guard, rule.also))
+                    ],
                     "before": partial(self._position.follow, rule),
                 }
                 for rule in RULES
@@ -275,6 +301,7 @@ class StarMachine:
                 self._is_released = False
         if message.asks:
             self._answers = message.asks
+        outputs += self._hear_ballot(message, now)
 
         if self._is_backlog(message):
             self.peer_ignored[Ignored.BACKLOG] += 1
@@ -289,9 +316,26 @@ class StarMachine:
                 # It neither serves nor votes any more, so clients need not wait for its silence. In a backlog
                 # that is old: the peer may have come back and serve.
                 self.peer_expires_at = now
-        if self._answers != self._answers_told:
+        if self._answers != self._answers_told or self._is_grant_due:
             outputs += self._publish(now)
         return outputs
+
+    def hear_arbiter(self, answer: Answer, now: float) -> list[Output]:
+        """The arbiter's answer to one of our questions, as ``bstar.wire.arbiter`` read it."""
+        quorum = self.quorum
+        if quorum is None or self.state is State.ERROR or answer.node != self.node:
+            return []
+        outputs = self._notice_absence(now)
+        self.arbiter_answers += 1
+        quorum.arbiter_heard_at = now
+        if not quorum.is_arbiter_there:
+            quorum.is_arbiter_there = True
+            outputs.append(ArbiterSeen())
+        if answer.is_granted:
+            quorum.hear_grant(quorum.arbiter, answer.number)
+        else:
+            quorum.hear_refusal(answer.free_in_ms / 1000, now)
+        return outputs + self._use_majority(now)
 
     def receive_invalid(self, error: RemoteProtocolError, now: float) -> list[Output]:
         """Something that is no state message arrived from the peer: counted, never a sign of life (BST-R-02).
@@ -313,7 +357,11 @@ class StarMachine:
         """
         outputs = self._notice_absence(now)
         # What the guard of both rules says, without walking the table for every refused request.
-        if now >= self.peer_expires_at and not self.is_leaving:
+        if now < self.peer_expires_at or self.is_leaving:
+            pass
+        elif self.quorum is not None and self.quorum.is_claiming:
+            self.quorum.want(now)
+        else:
             outputs += self._fire(Event.CLIENT_REQUEST, self._facts(now), now)
         if self.is_active:
             self.votes += 1
@@ -333,6 +381,8 @@ class StarMachine:
             self.peer_expires_at = max(
                 self.peer_expires_at, min(self.peer_expires_at + gap_s, now + self._failover_timeout_s)
             )
+        if self.quorum is not None:
+            self.quorum.was_away(gap_s, now)
         return self._notice_absence(now)
 
     def link_lost(self, now: float) -> list[Output]:
@@ -383,6 +433,8 @@ class StarMachine:
         outputs = self._notice_absence(now)
         self.is_leaving = True
         self._is_mute = not (self.is_active or self._is_released)
+        if self.quorum is not None and not self.is_active:
+            self.quorum.release()
         if self.is_active:
             return outputs + self._fire(Event.LEAVE, self._facts(now), now)
         return outputs if self._is_mute else outputs + self._publish(now)
@@ -418,10 +470,12 @@ class StarMachine:
         """When ``handle_timer`` has something to do."""
         if self.state is State.ERROR:
             return None
-        deadline = None if self._is_mute else self._publish_at
-        if self._is_peer_seen and (deadline is None or self.peer_expires_at < deadline):
-            return self.peer_expires_at
-        return deadline
+        deadline = math.inf if self._is_mute else self._publish_at
+        if self._is_peer_seen and self.peer_expires_at < deadline:
+            deadline = self.peer_expires_at
+        if self.quorum is not None:
+            deadline = min(deadline, self.serve_until if self.is_active else self.quorum.next_deadline())
+        return None if deadline == math.inf else deadline
 
     def handle_timer(self, now: float) -> list[Output]:
         """Publish when it is time, and notice that the peer has fallen silent."""
@@ -430,6 +484,7 @@ class StarMachine:
         outputs = self._notice_absence(now)
         if self._is_peer_seen and now >= self.peer_expires_at:
             outputs += self._lose_peer(now)
+        outputs += self._tend_claim(now)
         if now >= self._publish_at:
             outputs += self._publish(now)
         return outputs
@@ -444,8 +499,10 @@ class StarMachine:
             return None
         silent_in_s = max(0.0, self.peer_expires_at - now)
         if self._link_lost_at is not None and now < self._link_lost_at + VERDICT_TIMEOUT_S:
-            return min(silent_in_s, VERDICT_RETRY_S)
-        return silent_in_s
+            silent_in_s = min(silent_in_s, VERDICT_RETRY_S)
+        if self.quorum is None:
+            return silent_in_s
+        return max(silent_in_s, self.quorum.retry_after_s(now, self.settings.heartbeat_interval_s))
 
     def status(self, now: float) -> NodeStatus:
         """What this node tells clients and workers about itself. ``epoch`` is the highest it knows."""
@@ -491,9 +548,14 @@ class StarMachine:
 
     def _mismatch(self, message: PeerState) -> tuple[str, str] | None:
         """Why the sender cannot be our peer: a slug and a text that says what to change."""
-        if message.node is None:
-            return None
         ours = self.settings
+        if message.node is None:
+            if not ours.arbiter:
+                return None
+            return "published", (
+                "the other node speaks the published one-frame message, which knows no leases: run this "
+                "release on both nodes, or none with an arbiter"
+            )
         if message.node == self.node:
             return (
                 "self",
@@ -512,6 +574,10 @@ class StarMachine:
         if message.timeout_ms != ours.failover_timeout_ms:
             return "timeout", _unequal(
                 "failover_timeout_s", ours.failover_timeout_ms, message.timeout_ms, " ms"
+            )
+        if message.arbiter != ours.arbiter:
+            return "arbiter", _unequal(
+                "endpoints.arbiter", ours.arbiter or "none", (message.arbiter or "none")[:_TEXT_MAX]
             )
         return None
 
@@ -593,6 +659,70 @@ class StarMachine:
             return []
         return self._fire(Event.EPOCH_LEARNED, self._facts(now), now)
 
+    # --- the majority ---------------------------------------------------------------------------------------
+
+    def _hear_ballot(self, message: PeerState, now: float) -> list[Output]:
+        """What the peer's message says of its ballot and asks of ours."""
+        quorum = self.quorum
+        if quorum is None:
+            return []
+        assert message.node is not None, "a published peer is a mismatch"
+        assert message.seq is not None
+        if message.claims:
+            # Who serves is not disturbed. If both only claim, one must leave the other its ballot.
+            has_to_yield = message.state == State.ACTIVE or self.settings.role is Role.BACKUP
+            if quorum.is_claiming and not self.is_active and has_to_yield:
+                quorum.release()
+            self._is_grant_due = quorum.hear_claim(message.node, message.seq, now)
+        else:
+            quorum.hear_no_claim()
+        if message.granted_to == self.node:
+            quorum.hear_grant(quorum.peer, message.granted)
+        return self._tend_claim(now) + self._use_majority(now)
+
+    def _use_majority(self, now: float) -> list[Output]:
+        """A lease may be longer than before: go on serving, or begin."""
+        quorum = self.quorum
+        assert quorum is not None
+        if self.is_active:
+            self.serve_until = quorum.until
+            return []
+        if now >= quorum.until or self.is_leaving:
+            return []
+        return self._fire(Event.MAJORITY_WON, self._facts(now), now)
+
+    def _claim(self, reason: str, now: float) -> list[Output]:
+        """A rule says that we should serve: claim the majority, as soon as our own ballot is ours to use."""
+        quorum = self.quorum
+        assert quorum is not None
+        quorum.want(now)
+        if quorum.is_claiming or not quorum.claim(now):
+            return []
+        return [Claimed(reason), *self._publish(now)]
+
+    def _tend_claim(self, now: float) -> list[Output]:
+        """Whatever is due of a reason to serve that has not led to the majority yet."""
+        quorum = self.quorum
+        if quorum is None:
+            return []
+        outputs: list[Output] = []
+        if quorum.is_arbiter_there is not False and now - quorum.arbiter_heard_at >= self._failover_timeout_s:
+            quorum.is_arbiter_there = False
+            outputs.append(ArbiterLost(now - quorum.arbiter_heard_at))
+        if self.is_active or quorum.wanted_until == -math.inf:
+            return outputs
+        if now >= quorum.wanted_until:
+            was_claiming = quorum.is_claiming
+            quorum.release()
+            return outputs + (self._publish(now) if was_claiming else [])
+        if not quorum.is_claiming:
+            if quorum.claim(now):
+                outputs += [Claimed("Our own ballot is free again."), *self._publish(now)]
+        elif now >= quorum.ask_again_at:
+            quorum.ask_again_at = math.inf
+            outputs += self._publish(now)
+        return outputs
+
     # --- the rules ------------------------------------------------------------------------------------------
 
     def _facts(self, now: float, message: PeerState | None = None) -> Facts:
@@ -622,6 +752,7 @@ class StarMachine:
             and not self._is_ours(self.epoch_seen),
             released=self._is_released,
             asking=self._asking != 0,
+            majority_missing=self.quorum is not None and now >= self.quorum.until,
             **facts_of_peer,
         )
 
@@ -635,14 +766,19 @@ class StarMachine:
         return (epoch % 2 == 1) == (self.settings.role is Role.PRIMARY)
 
     def _notice_absence(self, now: float) -> list[Output]:
-        """If our last publication is older than the failover timeout, the peer may have taken over."""
-        if (
-            now - self._published_at < self._failover_timeout_s
-            or self.is_leaving
-            or self.state is State.ERROR
-        ):
+        """If our last publication is older than the failover timeout, the peer may have taken over; and if
+        the majority has run out, it may have a right to.
+        """
+        away_s = now - self._published_at
+        if away_s < self._failover_timeout_s or self.is_leaving or self.state is State.ERROR:
+            if self.is_active and now >= self.serve_until:
+                self.majorities_lost += 1
+                return self._fire(Event.MAJORITY_LOST, self._facts(now), now)
             return []
         self.stalls += 1
+        if self.quorum is not None:
+            self.quorum.was_away(away_s, now)
+            self.quorum.arbiter_heard_at = now
         self.peer_expires_at = now + self._failover_timeout_s
         self.is_peer_gone = False
         self._link_lost_at = None
@@ -661,17 +797,24 @@ class StarMachine:
     def _carry_out(self, rule: Rule, now: float, text: str) -> list[Output]:
         old, new, effect = rule.state, rule.next_state, rule.effect
         is_change = old is not new
+        if effect is Effect.CLAIM:
+            return self._claim(rule.reason, now)
         if not is_change and new is State.PASSIVE and effect is not Effect.ASK:
             if effect is Effect.SETTLE:
                 self._asking = 0
                 self._is_released = False
             return []
+        quorum = self.quorum
+        if quorum is not None and new is not State.ACTIVE:
+            quorum.release()
 
         outputs: list[Output] = []
         self.transitions[old, new] += 1
         self._rival_since = None
         self.is_active = new is State.ACTIVE
+        self.serve_until = -math.inf
         if self.is_active:
+            self.serve_until = math.inf if quorum is None else quorum.until
             self.epoch = self._next_epoch()
             self.epoch_seen = self.epoch
             outputs.append(PersistEpoch(self.epoch))
@@ -710,24 +853,41 @@ class StarMachine:
             # neither answer nor be handed the role; left in silence, it takes over with the next vote.
             return []
         self._seq += 1
-        return [
-            Publish(
-                PeerState(
-                    state=int(self.state),
-                    pair=self.settings.pair,
-                    role=self.settings.role.value,
-                    node=self.node,
-                    seq=self._seq,
-                    epoch=self.epoch,
-                    heartbeat_ms=self.settings.heartbeat_ms,
-                    timeout_ms=self.settings.failover_timeout_ms,
-                    asks=self._asking,
-                    answers=self._answers,
-                    released=self._is_released,
-                    leaving=self.is_leaving,
-                )
-            )
-        ]
+        self._is_grant_due = False
+        quorum = self.quorum
+        if quorum is None:
+            return [Publish(self._message())]
+        quorum.sent(self._seq, now)
+        message = self._message()
+        if now < quorum.peers_until:
+            message = msgspec.structs.replace(message, granted=quorum.granted, granted_to=quorum.granted_to)
+        return [Publish(message), AskArbiter(self._question(quorum))]
+
+    def _question(self, quorum: Quorum) -> Question:
+        verb: Verb = "claim" if quorum.is_claiming else "release" if quorum.is_release_due else "look"
+        quorum.is_release_due = False
+        settings = self.settings
+        return Question(
+            verb, settings.pair, settings.role.value, self.node, self._seq, settings.failover_timeout_ms
+        )
+
+    def _message(self) -> PeerState:
+        return PeerState(
+            state=int(self.state),
+            pair=self.settings.pair,
+            role=self.settings.role.value,
+            node=self.node,
+            seq=self._seq,
+            epoch=self.epoch,
+            heartbeat_ms=self.settings.heartbeat_ms,
+            timeout_ms=self.settings.failover_timeout_ms,
+            asks=self._asking,
+            answers=self._answers,
+            released=self._is_released,
+            leaving=self.is_leaving,
+            arbiter=self.settings.arbiter,
+            claims=self.quorum is not None and self.quorum.is_claiming,
+        )
 
     # --- texts for people -----------------------------------------------------------------------------------
 

@@ -9,10 +9,15 @@ import msgspec
 
 from bstar.errors import PairError
 from bstar.star.rules import Event, State
+from bstar.wire.arbiter import Question
 from bstar.wire.peer import PeerState
 
 __all__ = [
     "Activated",
+    "ArbiterLost",
+    "ArbiterSeen",
+    "AskArbiter",
+    "Claimed",
     "Deactivated",
     "Fatal",
     "HandoverRefused",
@@ -37,6 +42,28 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     """Send ``message`` to the peer."""
 
     message: PeerState
+
+
+class AskArbiter(msgspec.Struct, frozen=True, gc=False):
+    """Send ``question`` to the arbiter, now or never: one that waits would be answered for a claim of old."""
+
+    question: Question
+
+
+class Claimed(msgspec.Struct, frozen=True, gc=False):
+    """The node has a reason to serve and claims the majority. Once per claim."""
+
+    reason: str
+
+
+class ArbiterSeen(msgspec.Struct, frozen=True, gc=False):
+    """The arbiter answers: for the first time, or again."""
+
+
+class ArbiterLost(msgspec.Struct, frozen=True, gc=False):
+    """The arbiter has not answered for the failover timeout. Nothing else happens because of it."""
+
+    silent_s: float
 
 
 class StateChanged(msgspec.Struct, frozen=True, gc=False):
@@ -118,5 +145,9 @@ Output = (
     | PeerLost
     | PeerRejected
     | HandoverRefused
+    | AskArbiter
+    | Claimed
+    | ArbiterSeen
+    | ArbiterLost
     | Fatal
 )

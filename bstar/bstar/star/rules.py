@@ -9,6 +9,10 @@ This is the published table (PROTOCOLS 9.3, BST-S-03) plus what it leaves open: 
 active, how a node that was away finds its place again, how the role is handed over, and what epochs change.
 For a peer that speaks the published one-frame message only the published rows and the yielding remain.
 
+Where there is an arbiter a node may serve only with the majority of three voters (``quorum``). So every rule
+that begins to serve has another one before it, for the time while the majority is missing: the node stays
+what it is and claims. ``_with_claims`` writes them, so that none can be forgotten.
+
 ``StarMachine`` obeys this table, ``diagram`` draws it, and the tests compare both with a twin written by
 hand.
 """
@@ -55,6 +59,8 @@ class Event(enum.Enum):
     HANDOVER = "the operator asks to hand over"
     LEAVE = "this process is about to end"
     EPOCH_LEARNED = "an epoch above our own turned up"
+    MAJORITY_WON = "with an arbiter: the majority that we claimed is ours"
+    MAJORITY_LOST = "with an arbiter: neither the peer nor the arbiter confirms us any more"
 
 
 class Guard(enum.Enum):
@@ -77,6 +83,7 @@ class Guard(enum.Enum):
     ASKING = "we have asked the peer"
     PEER_ASKING = "the peer asks us"
     PEER_NATIVE = "the peer speaks our dialect"
+    MAJORITY_MISSING = "there is an arbiter, and the majority is not ours"
 
 
 class Effect(enum.Enum):
@@ -86,6 +93,7 @@ class Effect(enum.Enum):
     ASK = "asks the peer"
     RELEASE = "gives the role up"
     SETTLE = "neither asks nor offers any more"
+    CLAIM = "claims the majority"
     DUAL_ACTIVE = "ends with status 70"
     DUAL_PASSIVE = "ends with status 71"
     MISMATCH = "ends with status 72"
@@ -108,6 +116,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     asking: bool = False
     peer_asking: bool = False
     peer_native: bool = False
+    majority_missing: bool = False
 
 
 def holds(guard: Guard, facts: Facts) -> bool:
@@ -116,8 +125,8 @@ def holds(guard: Guard, facts: Facts) -> bool:
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """In ``state``, on ``event``, if ``guard`` holds: go to ``next_state`` with ``effect``, because of
-    ``reason``.
+    """In ``state``, on ``event``, if ``guard`` and ``also`` hold: go to ``next_state`` with ``effect``,
+    because of ``reason``.
     """
 
     state: State
@@ -126,12 +135,38 @@ class Rule(msgspec.Struct, frozen=True):
     reason: str
     guard: Guard = Guard.ALWAYS
     effect: Effect = Effect.NONE
+    also: Guard = Guard.ALWAYS
+
+
+def _with_claims(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """Put before every rule that begins to serve the one for the time while the majority is missing."""
+    expanded: list[Rule] = []
+    for rule in rules:
+        if (
+            rule.next_state is State.ACTIVE
+            and rule.state is not State.ACTIVE
+            and rule.event is not Event.MAJORITY_WON
+        ):
+            reason = f"{rule.reason.rstrip('.')}, but the majority is to be won."
+            expanded.append(
+                Rule(
+                    rule.state,
+                    rule.event,
+                    rule.state,
+                    reason,
+                    rule.guard,
+                    Effect.CLAIM,
+                    Guard.MAJORITY_MISSING,
+                )
+            )
+        expanded.append(rule)
+    return tuple(expanded)
 
 
 _PRIMARY, _BACKUP, _ACTIVE, _PASSIVE, _ERROR = State
 on, when, then = Event, Guard, Effect
 
-RULES: tuple[Rule, ...] = (
+_RULES: tuple[Rule, ...] = (
     # --- starting as the primary ----------------------------------------------------------------------------
     Rule(_PRIMARY, on.PEER_BACKUP, _ACTIVE, "The backup waits for us to begin."),
     Rule(_PRIMARY, on.PEER_ACTIVE, _PASSIVE, "The backup took over; recovery is manual."),
@@ -139,10 +174,12 @@ RULES: tuple[Rule, ...] = (
     # Not before one expiry: the backup may be active and its first message still on the way (BST-R-01).
     Rule(_PRIMARY, on.CLIENT_REQUEST, _ACTIVE, "No backup is to be heard.", when.PEER_SILENT),
     Rule(_PRIMARY, on.PEER_MISMATCH, _ERROR, "The two nodes cannot be a pair.", effect=then.MISMATCH),
+    Rule(_PRIMARY, on.MAJORITY_WON, _ACTIVE, "The majority that we claimed is ours."),
     # --- starting as the backup: alone it never serves, however long it waits -------------------------------
     Rule(_BACKUP, on.PEER_ACTIVE, _PASSIVE, "The primary serves."),
     Rule(_BACKUP, on.PEER_PASSIVE, _ACTIVE, "The active primary leaves the role to us.", when.PEER_LEAVING),
     Rule(_BACKUP, on.PEER_MISMATCH, _ERROR, "The two nodes cannot be a pair.", effect=then.MISMATCH),
+    Rule(_BACKUP, on.MAJORITY_WON, _ACTIVE, "The majority that we claimed is ours."),
     # --- serving --------------------------------------------------------------------------------------------
     Rule(_ACTIVE, on.PEER_ACTIVE, _ERROR, "Both are active.", when.POLICY_EXIT, then.DUAL_ACTIVE),
     Rule(_ACTIVE, on.PEER_ACTIVE, _PASSIVE, "Both are active; the peer's claim is better.", when.PEER_WINS),
@@ -150,6 +187,10 @@ RULES: tuple[Rule, ...] = (
     Rule(_ACTIVE, on.PEER_ACTIVE, _PASSIVE, "Both are active; the peer is deaf.", when.PEER_DEAF, then.ASK),
     # The peer may have taken over meanwhile, so nothing that queued up may be served before it has answered.
     Rule(_ACTIVE, on.STALL, _PASSIVE, "We were away; the peer may have taken over.", effect=then.ASK),
+    # Whoever the majority is for now, it is not certain to be us any more; what we lost may be the network.
+    Rule(
+        _ACTIVE, on.MAJORITY_LOST, _PASSIVE, "Neither the peer nor the arbiter confirms us.", effect=then.ASK
+    ),
     Rule(_ACTIVE, on.HANDOVER, _PASSIVE, "The operator asked for it.", when.PEER_READY, then.RELEASE),
     Rule(_ACTIVE, on.LEAVE, _PASSIVE, "This process is about to end.", effect=then.RELEASE),
     Rule(_ACTIVE, on.EPOCH_LEARNED, _PASSIVE, "The peer may serve.", when.PEER_MAY_BE_ACTIVE, then.ASK),
@@ -172,4 +213,7 @@ RULES: tuple[Rule, ...] = (
     # Messages that queued up meanwhile may tell of a peer that was just starting; it may serve by now.
     Rule(_PASSIVE, on.STALL, _PASSIVE, "We were away; what we know of the peer is old.", effect=then.ASK),
     Rule(_PASSIVE, on.CLIENT_REQUEST, _ACTIVE, "The peer is silent: failover.", when.PEER_SILENT),
+    Rule(_PASSIVE, on.MAJORITY_WON, _ACTIVE, "The majority that we claimed is ours."),
 )
+
+RULES = _with_claims(_RULES)

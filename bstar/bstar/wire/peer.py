@@ -41,6 +41,10 @@ class _Detail(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     answers: _Count = 0
     released: bool = False
     leaving: bool = False
+    arbiter: str = ""
+    claims: bool = False
+    granted: _Count = 0
+    granted_to: str = ""
 
 
 class PeerState(msgspec.Struct, frozen=True, gc=False):
@@ -51,6 +55,10 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
     ``asks``/``answers``: a node that woke from a stall asks with a token; its peer echoes the last token it
     read, which proves that the answer is younger than the question. ``released``: the sender gave the active
     role up on purpose; ``leaving``: and its process is about to end.
+
+    ``arbiter`` is where the sender's arbiter is, empty if it has none. With one, ``claims``: it keeps its own
+    ballot for itself, to serve or to begin; ``granted``/``granted_to``: its ballot is the reader's, and the
+    last claim it read was number ``granted`` of the run ``granted_to``.
     """
 
     state: int
@@ -65,6 +73,10 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
     answers: int = 0
     released: bool = False
     leaving: bool = False
+    arbiter: str = ""
+    claims: bool = False
+    granted: int = 0
+    granted_to: str = ""
 
 
 _decode_detail = msgspec.json.Decoder(_Detail).decode

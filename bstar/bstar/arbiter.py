@@ -1,0 +1,148 @@
+"""The arbiter as a process runs it: one ROUTER socket around the pure ``ArbiterMachine``.
+
+It serves any number of pairs, keeps nothing on disk, and may be stopped and started at any time: what it
+costs then is in docs/operations.md. There is no logic here.
+"""
+
+import logging
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from bstar.errors import ConfigurationError, RemoteProtocolError
+from bstar.reactor import Reactor
+from bstar.sockets import receive, send
+from bstar.star.arbiter import (
+    ArbiterMachine,
+    ArbiterOutput,
+    BallotGiven,
+    BallotReturned,
+    Reply,
+    TableFull,
+)
+from bstar.wire.arbiter import decode_question, encode_answer
+
+__all__ = ["ArbiterServer"]
+
+_log = logging.getLogger("bstar.arbiter")
+
+# Two nodes a pair; whoever asks faster than it reads is pushed back by TCP.
+_QUEUE_MESSAGES = 1_000
+_MESSAGE_BYTES_MAX = 65_536
+_BURST_MAX = 200
+# A pause of the process beyond this is told to the machine, whose promises are longer than that.
+_STALL_LIMIT_S = 0.05
+
+
+class ArbiterServer:
+    """The third voter, listening at ``endpoint``. ``run`` blocks until SIGTERM, SIGINT or ``stop``.
+
+    Raises ConfigurationError when the endpoint cannot be bound.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.drops: Counter[str] = Counter()
+        self._is_closed = False
+        self._reactor = Reactor()
+        self.machine = ArbiterMachine(now=self._reactor.now())
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = socket = self._context.socket(zmq.ROUTER)
+        socket.linger = 0
+        socket.ipv6 = True
+        socket.sndhwm = socket.rcvhwm = _QUEUE_MESSAGES
+        socket.maxmsgsize = _MESSAGE_BYTES_MAX
+        socket.handshake_ivl = 2_000
+        socket.tcp_keepalive = 1
+        socket.tcp_keepalive_idle = 10
+        socket.tcp_keepalive_intvl = 5
+        socket.tcp_keepalive_cnt = 3
+        # Half-open connections of nodes whose hosts are gone.
+        socket.heartbeat_ivl = 5_000
+        socket.heartbeat_timeout = 15_000
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            socket.close(0)
+            self._context.term()
+            self._reactor.close()
+            raise ConfigurationError(
+                f"--bind: cannot bind {endpoint}: {error.strerror}. Does another arbiter run here, or is the "
+                "address not one of this machine?"
+            ) from error
+        self._reactor.add_source(socket, self._on_readable)
+        self._reactor.add_machine(self.machine.next_deadline, self._on_deadline)
+        self._reactor.on_stall(_STALL_LIMIT_S, self._on_stall)
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        self._reactor.run()
+
+    def stop(self) -> None:
+        """Ask ``run`` to end, from any thread."""
+        self._reactor.stop()
+
+    def close(self) -> None:
+        """Free the socket and the context. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._reactor.remove(self._socket)
+        self._socket.close(0)
+        self._reactor.close()
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- in and out ---------------------------------------------------------------------------------------
+
+    def _on_readable(self, now: float) -> None:
+        for _ in range(_BURST_MAX):
+            try:
+                frames = receive(self._socket)
+            except zmq.Again:
+                return
+            try:
+                question = decode_question(frames[1:])
+            except RemoteProtocolError as error:
+                self.drops[error.reason] += 1
+                if self.drops[error.reason] == 1:
+                    _log.warning("%s: %s; the next ones are only counted", error.reason, error.text)
+                continue
+            # The clock is read after the message was: a promise must not begin before the question came.
+            self._carry_out(self.machine.receive(question, self._reactor.now()), frames[0])
+
+    def _on_deadline(self, now: float) -> None:
+        self._carry_out(self.machine.handle_timer(now))
+
+    def _on_stall(self, gap_s: float, now: float) -> None:
+        self._carry_out(self.machine.stalled(gap_s, now))
+
+    def _carry_out(self, outputs: list[ArbiterOutput], routing_id: bytes = b"") -> None:
+        for output in outputs:
+            match output:
+                case Reply():
+                    self._send([routing_id, *encode_answer(output.answer)])
+                case BallotGiven():
+                    _log.info(
+                        "pair %s: the ballot is the %s's, run %s", output.pair, output.role, output.node
+                    )
+                case BallotReturned(has_expired=True):
+                    _log.warning("pair %s: the ballot is free, the %s fell silent", output.pair, output.role)
+                case BallotReturned():
+                    _log.info("pair %s: the ballot is free, the %s gave it back", output.pair, output.role)
+                case TableFull():
+                    _log.error("pair %s is refused: there are too many pairs", output.pair)
+
+    def _send(self, frames: list[bytes]) -> None:
+        try:
+            send(self._socket, frames)
+        except zmq.Again:
+            self.drops["reader-too-slow"] += 1

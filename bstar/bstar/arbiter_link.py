@@ -1,0 +1,121 @@
+"""A node's connection to its arbiter, and the seam at which another kind of arbiter can be put in.
+
+``Arbiter`` is all that ``BinaryStar`` needs: a way to ask, and to be told the answers. ``ArbiterLink`` asks
+the process that ``bstar arbiter`` runs. An arbiter of another kind, such as a lock on storage that both nodes
+share, keeps these promises, and no others are relied upon:
+
+- A claim that is granted belongs to that node for the whole ``ttl_ms``, counted from a moment after the claim
+  was asked, and within that time nobody else's claim for the same pair is granted.
+- The answer carries the number of the question that it answers. It may come late, out of order or never.
+- ``ask`` does not block: it is called from the node's loop. What takes time goes into a thread, and its
+  answer comes back through ``reactor.call_threadsafe``.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+import zmq
+
+from bstar.errors import RemoteProtocolError
+from bstar.reactor import Reactor
+from bstar.sockets import receive, send
+from bstar.wire.arbiter import Answer, Question, decode_answer, encode_question
+
+__all__ = ["Arbiter", "ArbiterLink"]
+
+_log = logging.getLogger("bstar.pair")
+
+# Questions that wait for a slow network. Older than a few heartbeats none of them is of use.
+_QUESTIONS_MAX = 8
+_ANSWERS_MAX = 1_000
+_MESSAGE_BYTES_MAX = 65_536
+
+
+class Arbiter(Protocol):
+    """The third voter, as one node sees it. The nodes compare ``name``: both must have the same arbiter."""
+
+    name: str
+
+    def open(self, reactor: Reactor, hear: Callable[[Answer], None]) -> None:
+        """Begin; call ``hear(answer)`` in the reactor's thread for every answer."""
+
+    def ask(self, question: Question) -> None:
+        """Ask now or never; nothing is repeated and nothing waits for a connection."""
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+
+
+class ArbiterLink:
+    """The DEALER to ``bstar arbiter`` at ``endpoint``. It connects and connects again by itself.
+
+    ``heartbeat_ms`` and ``timeout_ms`` are the pair's; they say how fast the connection must be found broken.
+    """
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, *, heartbeat_ms: int, timeout_ms: int
+    ) -> None:
+        self._context = context
+        self.name = endpoint
+        self._endpoint = endpoint
+        self._heartbeat_ms = heartbeat_ms
+        self._timeout_ms = timeout_ms
+        self._reactor: Reactor | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._is_garbage_told = False
+
+    def open(self, reactor: Reactor, hear: Callable[[Answer], None]) -> None:
+        """Connect. Raises zmq.ZMQError if the endpoint is none."""
+        socket = self._context.socket(zmq.DEALER)
+        self._socket = socket
+        socket.linger = 0
+        socket.ipv6 = True
+        # A question must not wait for a connection: it would be answered when its claim is over.
+        socket.immediate = True
+        socket.sndhwm = _QUESTIONS_MAX
+        socket.maxmsgsize = _MESSAGE_BYTES_MAX
+        # Come back fast, and notice a connection that is only half there: the defaults need minutes for both.
+        socket.reconnect_ivl = min(max(10, self._heartbeat_ms // 2), 500)
+        socket.handshake_ivl = 1_000
+        socket.connect_timeout = max(200, self._timeout_ms)
+        socket.heartbeat_ivl = max(100, self._timeout_ms)
+        socket.heartbeat_timeout = max(1_000, 3 * self._timeout_ms)
+        socket.connect(self._endpoint)
+
+        def on_readable(now: float) -> None:
+            for _ in range(_ANSWERS_MAX):
+                try:
+                    frames = receive(socket)
+                except zmq.Again:
+                    return
+                try:
+                    answer = decode_answer(frames)
+                except RemoteProtocolError as error:
+                    self._tell_of_garbage(error)
+                    continue
+                hear(answer)
+
+        reactor.add_source(socket, on_readable)
+        self._reactor = reactor
+
+    def _tell_of_garbage(self, error: RemoteProtocolError) -> None:
+        if not self._is_garbage_told:
+            self._is_garbage_told = True
+            _log.error("what answers at %s is no arbiter: %s", self._endpoint, error.text)
+
+    def ask(self, question: Question) -> None:
+        """Send it if there is a connection with room, else drop it: the next heartbeat asks again."""
+        assert self._socket is not None, "open first"
+        with suppress(zmq.Again):
+            send(self._socket, encode_question(question))
+
+    def close(self) -> None:
+        """Close the socket. Idempotent; before the reactor is closed."""
+        socket, self._socket = self._socket, None
+        if socket is None:
+            return
+        if self._reactor is not None:
+            self._reactor.remove(socket)
+        socket.close(0)

@@ -1,0 +1,188 @@
+"""The third voter: one ballot for each pair, given to one node at a time. Pure, as the nodes' machines are.
+
+``receive`` a node's question, and send the answer that comes back. A claim is granted if the ballot is free
+or that node's already, and from then on the ballot is that node's for the ttl it asked for, by this machine's
+clock. The arbiter never decides who should serve: it only keeps two from being told yes at the same time.
+
+It keeps nothing across restarts. What it promised before it started it cannot know, so a new one grants
+nothing to anybody until a ttl has passed since its start. That costs nothing while the nodes hear each other.
+
+What it deliberately does not do: it does not talk to nodes by itself, it does not know whether they live, and
+it does not tell one node anything about the other but who holds the ballot.
+"""
+
+from math import ceil
+
+import msgspec
+
+from bstar.wire.arbiter import Answer, Question
+
+__all__ = [
+    "PAIRS_MAX",
+    "ArbiterMachine",
+    "ArbiterOutput",
+    "BallotGiven",
+    "BallotReturned",
+    "Reply",
+    "TableFull",
+]
+
+# Ballots at once. A stranger that invents pairs must not grow the table; a record has some 300 octets.
+PAIRS_MAX = 10_000
+
+# How often ballots that ran out are looked for: for the log, and to make room.
+_SWEEP_INTERVAL_S = 1.0
+
+
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """Send ``answer`` to whoever asked."""
+
+    answer: Answer
+
+
+class BallotGiven(msgspec.Struct, frozen=True, gc=False):
+    """The ballot of ``pair`` is that node's, and was not before."""
+
+    pair: str
+    role: str
+    node: str
+
+
+class BallotReturned(msgspec.Struct, frozen=True, gc=False):
+    """The ballot of ``pair`` is free: its holder gave it back, or ``has_expired`` because it fell silent."""
+
+    pair: str
+    role: str
+    node: str
+    has_expired: bool
+
+
+class TableFull(msgspec.Struct, frozen=True, gc=False):
+    """A pair was refused because there are ``PAIRS_MAX`` others. Once, until there is room again."""
+
+    pair: str
+
+
+ArbiterOutput = Reply | BallotGiven | BallotReturned | TableFull
+
+
+class _Ballot(msgspec.Struct, gc=False):
+    """``number`` is the last question of its holder that counted: what is older came late."""
+
+    role: str
+    node: str
+    number: int
+    until: float
+    is_given: bool = True
+
+
+class ArbiterMachine:
+    """Ballots of any number of pairs, up to ``PAIRS_MAX``. ``now`` is in seconds of one monotonic clock."""
+
+    def __init__(self, *, now: float, pairs_max: int = PAIRS_MAX) -> None:
+        self.questions = 0
+        self.refusals = 0
+        self._started_at = now
+        self._pairs_max = pairs_max
+        self._ballots: dict[str, _Ballot] = {}
+        self._sweep_at = now + _SWEEP_INTERVAL_S
+        self._was_full = False
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of which a node holds the ballot, or held it a moment ago."""
+        return len(self._ballots)
+
+    def receive(self, question: Question, now: float) -> list[ArbiterOutput]:
+        """A node's question. ``now`` must have been read after the message was."""
+        self.questions += 1
+        ballot = self._ballots.get(question.pair)
+        outputs: list[ArbiterOutput] = []
+        if ballot is not None and ballot.is_given and now >= ballot.until:
+            outputs.append(self._take_back(question.pair, ballot, now, has_expired=True))
+        is_holders = ballot is not None and ballot.node == question.node
+        if is_holders and ballot is not None and question.number <= ballot.number:
+            return outputs  # it came by an older connection, and younger ones have been answered
+        is_granted = False
+        if question.verb == "claim":
+            is_granted = self._claim(question, ballot, now, outputs)
+        elif question.verb == "release" and is_holders and ballot is not None:
+            ballot.number = question.number
+            if ballot.is_given:
+                outputs.append(self._take_back(question.pair, ballot, now, has_expired=False))
+        outputs.append(Reply(self._answer(question, is_granted, now)))
+        return outputs
+
+    def stalled(self, gap_s: float, now: float) -> list[ArbiterOutput]:
+        """The process was away for ``gap_s``: what was promised about then is kept for as long again."""
+        for ballot in self._ballots.values():
+            if ballot.is_given and ballot.until > now - gap_s:
+                ballot.until += gap_s
+        return []
+
+    def next_deadline(self) -> float | None:
+        """When ``handle_timer`` has something to do."""
+        return self._sweep_at if self._ballots else None
+
+    def handle_timer(self, now: float) -> list[ArbiterOutput]:
+        """Take back what has run out."""
+        if now < self._sweep_at:
+            return []
+        self._sweep_at = now + _SWEEP_INTERVAL_S
+        outputs: list[ArbiterOutput] = []
+        for pair, ballot in list(self._ballots.items()):
+            if now < ballot.until:
+                continue
+            if ballot.is_given:
+                outputs.append(self._take_back(pair, ballot, now, has_expired=True))
+            else:
+                del self._ballots[pair]
+                self._was_full = False
+        return outputs
+
+    def _claim(
+        self, question: Question, ballot: _Ballot | None, now: float, outputs: list[ArbiterOutput]
+    ) -> bool:
+        ttl_s = question.ttl_ms / 1000
+        is_new = now < self._started_at + ttl_s
+        is_others = ballot is not None and ballot.is_given and ballot.node != question.node
+        if is_new or is_others:
+            self.refusals += 1
+            return False
+        if ballot is None:
+            if len(self._ballots) >= self._pairs_max:
+                self.refusals += 1
+                if not self._was_full:
+                    self._was_full = True
+                    outputs.append(TableFull(question.pair))
+                return False
+            if not self._ballots:
+                self._sweep_at = now + _SWEEP_INTERVAL_S
+        until = now + ttl_s
+        if ballot is not None and ballot.is_given:
+            ballot.number = question.number
+            ballot.until = max(ballot.until, until)
+        else:
+            self._ballots[question.pair] = _Ballot(question.role, question.node, question.number, until)
+            outputs.append(BallotGiven(question.pair, question.role, question.node))
+        return True
+
+    def _take_back(self, pair: str, ballot: _Ballot, now: float, *, has_expired: bool) -> BallotReturned:
+        """Free it, but remember for a sweep what its holder asked last."""
+        ballot.is_given = False
+        ballot.until = now
+        return BallotReturned(pair, ballot.role, ballot.node, has_expired)
+
+    def _answer(self, question: Question, is_granted: bool, now: float) -> Answer:
+        ballot = self._ballots.get(question.pair)
+        is_given = ballot is not None and ballot.is_given
+        free_at = self._started_at + question.ttl_ms / 1000
+        if ballot is not None and ballot.is_given:
+            free_at = max(free_at, ballot.until)
+        return Answer(
+            question.node,
+            question.number,
+            is_granted,
+            ballot.role if is_given and ballot is not None else "",  # type: ignore[arg-type]  # as it was asked
+            max(0, ceil((free_at - now) * 1000)),
+        )

@@ -1,0 +1,170 @@
+"""Who may serve where there is an arbiter: three voters, one ballot each, and leases on them.
+
+The voters are the primary, the backup and the arbiter. A node may serve only while it holds the majority: its
+own ballot, and a lease on the ballot of its peer or of the arbiter. As no ballot is given to two at once, no
+two nodes ever hold a majority at the same moment.
+
+**A ballot** is kept by its voter, by its voter's own monotonic clock: it is taken until a time, by one
+holder, and within that time it is given to nobody else. A voter that has just started does not know what it
+promised before: a node takes its own ballot for its peer's, for one ttl.
+
+**A lease** is what the holder knows of somebody else's ballot. It counts from the moment at which the holder
+SENT the message that the grant answers, and is shorter than the voter's promise by ``DRIFT_MAX``: so it ends
+before the promise does, without synchronised clocks, whatever the network does to either message. A grant
+counts only for a message of the present claim; whoever gives a claim up forgets what it sent.
+
+No clock, no socket: time comes in, and ``StarMachine`` says what goes out.
+"""
+
+import math
+
+__all__ = ["DRIFT_MAX", "Lease", "Quorum"]
+
+# How much faster than the holder's clock a voter's may run. Quartz differs by 100 parts in a million and NTP
+# slews by 500, but chrony may by its defaults slew by 8.3 % while it makes up for a second or more.
+DRIFT_MAX = 0.1
+
+# An answer that comes at all comes in this time; clients that are refused meanwhile are to ask again soon.
+_VERDICT_TIMEOUT_S = 0.25
+_VERDICT_RETRY_S = 0.02
+
+# Claims whose grants may still come. As many are sent within a ttl only if somebody makes us publish.
+_CLAIMS_MAX = 256
+
+
+class Lease:
+    """The ballot of another voter, as its holder may rely on it: until ``until`` on the holder's clock."""
+
+    __slots__ = ("_span_s", "until")
+
+    def __init__(self, ttl_s: float) -> None:
+        self.until = -math.inf
+        self._span_s = ttl_s * (1.0 - DRIFT_MAX)
+
+    def extend(self, sent_at: float) -> None:
+        """The voter has granted what was asked at ``sent_at``."""
+        self.until = max(self.until, sent_at + self._span_s)
+
+
+class Quorum:
+    """One node's part: its own ballot, its claim, and its leases. ``ttl_s`` is the failover timeout."""
+
+    def __init__(self, ttl_s: float, *, now: float) -> None:
+        self.is_claiming = False  # our own ballot is ours
+        self.wanted_until = -math.inf  # a reason to serve stands until then
+        # Until when our own ballot is the peer's. Before this run it may have been promised.
+        self.peers_until = now + ttl_s
+        self.granted = 0
+        self.granted_to = ""
+        self.peer = Lease(ttl_s)
+        self.arbiter = Lease(ttl_s)
+        self.is_release_due = False
+        self.ask_again_at = math.inf
+        # Not None once it is known whether the arbiter answers.
+        self.is_arbiter_there: bool | None = None
+        self.arbiter_heard_at = now
+        self._refused_until = -math.inf
+        self._claimed_at = now
+        self._ttl_s = ttl_s
+        self._sent: dict[int, float] = {}
+
+    # --- our own ballot -------------------------------------------------------------------------------------
+
+    def hear_claim(self, node: str, number: int, now: float) -> bool:
+        """The peer's message ``number`` says that it claims: extend the ballot that is its own or free.
+        False if the ballot is ours.
+        """
+        if self.is_claiming:
+            return False
+        self.peers_until = max(self.peers_until, now + self._ttl_s)
+        self.granted, self.granted_to = number, node
+        return True
+
+    def hear_no_claim(self) -> None:
+        """The peer holds nothing, and what it may still hear was for an earlier claim: our ballot is free."""
+        self.peers_until = -math.inf
+        self.granted, self.granted_to = 0, ""
+
+    def was_away(self, gap_s: float, now: float) -> None:
+        """We did not look at our clock for ``gap_s``: what we promised about then we keep for a whole ttl."""
+        if self.peers_until > now - gap_s - self._ttl_s:
+            self.peers_until = max(self.peers_until, now + self._ttl_s)
+
+    def is_free(self, now: float) -> bool:
+        """Whether our own ballot could be ours."""
+        return self.is_claiming or now >= self.peers_until
+
+    # --- our claim ------------------------------------------------------------------------------------------
+
+    def want(self, now: float) -> None:
+        """There is a reason to serve; it stands for one ttl."""
+        self.wanted_until = now + self._ttl_s
+
+    def claim(self, now: float) -> bool:
+        """Take our own ballot; False while it is the peer's."""
+        if now < self.peers_until:
+            return False
+        if not self.is_claiming:
+            self.is_claiming = True
+            self.is_release_due = False
+            self.granted, self.granted_to = 0, ""
+            self._claimed_at = now
+            self._forget()
+        return True
+
+    def release(self) -> None:
+        """Give up the claim, our own ballot and every lease."""
+        self.is_release_due = self.is_release_due or self.is_claiming
+        self.is_claiming = False
+        self.wanted_until = -math.inf
+        self._forget()
+
+    def _forget(self) -> None:
+        self.peer.until = self.arbiter.until = self._refused_until = -math.inf
+        self.ask_again_at = math.inf
+        self._sent.clear()
+
+    def sent(self, number: int, now: float) -> None:
+        """Message ``number`` goes out, to the peer and as a question to the arbiter."""
+        if not self.is_claiming:
+            return
+        sent = self._sent
+        while sent and (len(sent) >= _CLAIMS_MAX or now - next(iter(sent.values())) > self._ttl_s):
+            del sent[next(iter(sent))]
+        sent[number] = now
+
+    def hear_grant(self, lease: Lease, number: int) -> None:
+        """A voter has granted our claim ``number``. A number that is not of this claim changes nothing."""
+        sent_at = self._sent.get(number)
+        if sent_at is not None:
+            lease.extend(sent_at)
+
+    def hear_refusal(self, free_in_s: float, now: float) -> None:
+        """The arbiter's ballot is another's for that long, as things are. Ask when it may be free."""
+        if self.is_claiming:
+            self._refused_until = self.ask_again_at = now + max(free_in_s, _VERDICT_RETRY_S / 4)
+
+    # --- the majority ---------------------------------------------------------------------------------------
+
+    @property
+    def until(self) -> float:
+        """Until when the majority is ours; the past if it is not."""
+        return max(self.peer.until, self.arbiter.until) if self.is_claiming else -math.inf
+
+    def retry_after_s(self, now: float, heartbeat_interval_s: float) -> float:
+        """How long until a request at a node whose peer is silent has a chance."""
+        if not self.is_claiming:
+            return max(0.0, self.peers_until - now)
+        if now < self._refused_until:
+            return self._refused_until - now + _VERDICT_RETRY_S
+        if now < self._claimed_at + _VERDICT_TIMEOUT_S:
+            return _VERDICT_RETRY_S
+        return heartbeat_interval_s
+
+    def next_deadline(self) -> float:
+        """When a node that wants to serve has something to do."""
+        if self.wanted_until == -math.inf:
+            return math.inf
+        if not self.is_claiming and self.peers_until < self.wanted_until:
+            return self.peers_until
+        return min(self.wanted_until, self.ask_again_at)

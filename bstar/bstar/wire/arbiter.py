@@ -1,0 +1,113 @@
+"""What a node and the arbiter say to each other: one question, one answer.
+
+Frames: ``[BSTA01] [JSON object]`` in both directions. A node asks with a verb and a number that rises with
+every question of its run; the answer repeats run and number, so that the node knows when it had asked.
+Unknown keys of the object are skipped, so that a newer release may say more.
+
+Every question says everything, so any of them may be lost; nothing is repeated.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from bstar.errors import RemoteProtocolError
+
+__all__ = [
+    "HEADER",
+    "Answer",
+    "Question",
+    "Verb",
+    "decode_answer",
+    "decode_question",
+    "encode_answer",
+    "encode_question",
+]
+
+HEADER = b"BSTA01"
+# Every version's header begins so.
+_FAMILY = b"BSTA"
+_DETAIL_BYTES_MAX = 1_024
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+# An hour: no failover timeout is longer, and no stranger may keep a ballot for longer.
+_Ttl = Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+Verb = Literal["claim", "release", "look"]
+
+
+class Question(msgspec.Struct, frozen=True, gc=False):
+    """What a node asks. ``claim``: give me your ballot, or go on giving it to me, for ``ttl_ms``.
+    ``release``: I need it no more. ``look``: how do things stand? It changes nothing.
+
+    ``node`` names one run of one process of ``role`` in ``pair``; ``number`` counts its questions.
+    """
+
+    verb: Verb
+    pair: _Name
+    role: Literal["primary", "backup"]
+    node: _Name
+    number: _Count
+    ttl_ms: _Ttl
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The arbiter's answer to question ``number`` of ``node``. ``is_granted``: the ballot is that node's for
+    the ttl it asked for. ``holder`` is the role that has the ballot now, empty if nobody has, and
+    ``free_in_ms`` how long it will stay taken, as things are.
+    """
+
+    node: _Name
+    number: _Count
+    is_granted: bool = False
+    holder: Literal["", "primary", "backup"] = ""
+    free_in_ms: _Milliseconds = 0
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_question = msgspec.json.Decoder(Question).decode
+_decode_answer = msgspec.json.Decoder(Answer).decode
+
+
+def encode_question(question: Question) -> list[bytes]:
+    """Frames ``[BSTA01] [JSON]``."""
+    return [HEADER, _encode(question)]
+
+
+def encode_answer(answer: Answer) -> list[bytes]:
+    """Frames ``[BSTA01] [JSON]``."""
+    return [HEADER, _encode(answer)]
+
+
+def decode_question(frames: list[bytes]) -> Question:
+    """Read a node's question; anything else raises RemoteProtocolError."""
+    detail = _detail(frames)
+    try:
+        return _decode_question(detail)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError("arbiter-detail", str(error)) from error
+
+
+def decode_answer(frames: list[bytes]) -> Answer:
+    """Read the arbiter's answer; anything else raises RemoteProtocolError."""
+    detail = _detail(frames)
+    try:
+        return _decode_answer(detail)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError("arbiter-detail", str(error)) from error
+
+
+def _detail(frames: list[bytes]) -> bytes:
+    header = frames[0] if frames else b""
+    if header != HEADER:
+        if header[: len(_FAMILY)] == _FAMILY:
+            raise RemoteProtocolError(
+                "arbiter-version",
+                f"the other side speaks {header[:16]!r}, this one {HEADER!r}: run one release everywhere",
+            )
+        raise RemoteProtocolError("arbiter-header", f"no message between node and arbiter: {header[:16]!r}")
+    if len(frames) < 2 or len(frames[1]) > _DETAIL_BYTES_MAX:
+        raise RemoteProtocolError("arbiter-detail", "the detail frame is missing or too long")
+    return frames[1]
