@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos.needs import CHAOS, until_valid
-from chaos.scenarios import clients_on_both_sides, stalled_node_wakes_up
+from chaos.scenarios import clients_on_both_sides, refused_for_a_living_peer, stalled_node_wakes_up
 
 pytestmark = CHAOS
 
@@ -21,3 +21,13 @@ def test_shared_workers_obey_one_node_while_two_serve() -> None:
 @until_valid
 def test_two_halves_serve_until_the_link_heals() -> None:
     clients_on_both_sides("two-halves", workers=(("primary",), ("backup",)))
+
+
+@until_valid
+def test_a_refusal_in_the_name_of_a_living_node_lets_both_serve() -> None:
+    """What ``timing.expire_on_refused`` must not be used for: something between the nodes that refuses."""
+    run = refused_for_a_living_peer("refused-for-a-living-peer").run
+
+    assert run is not None
+    taken_over_at = next(term.since for term in run.terms if term.node == "backup")
+    assert any(term.node == "primary" and term.since < taken_over_at < term.until for term in run.terms)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from chaos.cluster import STATE_LINKS
+from chaos.cluster import STATE_LINKS, Profile
 from chaos.stage import Cast, Stage, stage
 from chaos.toxics import DOWN
 
-__all__ = ["clients_on_both_sides", "plain_traffic", "stalled_node_wakes_up"]
+__all__ = ["clients_on_both_sides", "plain_traffic", "refused_for_a_living_peer", "stalled_node_wakes_up"]
 
 PRIMARY, BACKUP = ("primary",), ("backup",)
 
@@ -55,6 +55,34 @@ def clients_on_both_sides(
                 for _ in range(3):
                     other.wait_for_answers(10)
                     own.wait_for_answers(10)
+            own.finish()
+            other.finish()
+            run.add_client()
+        run.calm()
+    return run
+
+
+def refused_for_a_living_peer(name: str) -> Stage:
+    """A proxy between the nodes refuses connections while both live, and ``expire_on_refused`` is on.
+
+    The failover timeout is long: it is the refusal that moves the role.
+    """
+    timing = {
+        "timing.expire_on_refused": True,
+        "timing.failover_timeout_s": 5.0,
+        "timing.worker_heartbeat_interval_s": 1.5,
+    }
+    cast = Cast(profile=Profile(settings=timing), clients=(PRIMARY,))
+    with stage(name, cast=cast) as run:
+        own = run.cluster.clients[0]
+        with run.fault("down", ",".join(STATE_LINKS), hits_peer_link=True):
+            with ExitStack() as cuts:
+                for link in STATE_LINKS:
+                    cuts.enter_context(run.links[link].down())
+                backup = run.cluster.backup
+                backup.wait_until(lambda: "peer is gone" in backup.log_since_start(), "believes the refusal")
+                other = run.add_client(nodes=BACKUP)
+                other.wait_for_answers(10)
             own.finish()
             other.finish()
             run.add_client()

@@ -34,7 +34,7 @@ from chaos.report import RunFailedError, describe, new_folder, remove
 from chaos.toxics import Links
 from chaos.toxiproxy import Server
 from chaos.traffic import BOTH, ClientLoad, ClientProcess, WorkerLoad, WorkerProcess
-from chaos.validate import Violation, check
+from chaos.validate import InvalidRunError, Violation, check
 
 __all__ = ["Cast", "Stage", "stage"]
 
@@ -76,6 +76,8 @@ class Stage:
         self._links = links
         self.manifest = manifest
         self.violations: list[Violation] = []
+        self.run: Run | None = None
+        """What the histories came to, once they have been judged."""
         self._spans = itertools.count(1)
         self._is_calm = True
 
@@ -160,6 +162,7 @@ class Stage:
         self._write_manifest()
         run = load(self.folder)
         self.violations = check(run)
+        self.run = run
         return run
 
 
@@ -241,8 +244,15 @@ def _note_clock(run: Stage) -> None:
 
 
 def _judge(stage: Stage, trouble: HarnessError | None, *, is_judged: bool) -> None:
-    run = stage.judge()
+    try:
+        run = stage.judge()
+    except InvalidRunError:
+        if trouble is not None:
+            raise trouble from None  # it explains why there is nothing to judge
+        raise
     if not is_judged:
+        if trouble is not None and not stage.violations:
+            raise trouble
         return
     if trouble is not None:
         violation = Violation("f", f"what should have come after the faults did not come: {trouble}")
