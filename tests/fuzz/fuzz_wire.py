@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bstar import wire
 from bstar.errors import RemoteProtocolError
-from bstar.wire import limits, mdp01, mdp02, messages, native, peer
+from bstar.wire import arbiter, limits, mdp01, mdp02, messages, native, peer
 
 __all__ = ["CORPUS", "TARGETS", "Mutator", "check", "describe", "frames_from", "main", "read_corpus"]
 
@@ -31,6 +31,7 @@ CORPUS = Path(__file__).with_name("wire_corpus.txt")
 TOKENS = (
     b"", b"\x00", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05", b"\x06", b"\x07", b"1", b"4", b"5",
     mdp01.CLIENT, mdp01.WORKER, mdp02.CLIENT, mdp02.WORKER, b"MDPC0X", native.MAGIC, b"\xb5\x02", peer.HEADER,
+    arbiter.HEADER, b"BSTA02",
     b"mmi.service", b"x" * limits.SERVICE_BYTES_MAX, b"x" * (limits.SERVICE_BYTES_MAX + 1),
     b"\xff" * native.HEADER_BYTES, native.MAGIC + b"\xff" * (native.HEADER_BYTES - 2),
     b"{}", b"[" * 4_000, b"\xff\xfe",
@@ -131,6 +132,22 @@ def _fuzz_peer(frames: Frames) -> None:
         assert number is None or 0 <= number < 2**63
 
 
+def _fuzz_arbiter(frames: Frames) -> None:
+    """What an arbiter reads."""
+    question = arbiter.decode_question(frames)
+    assert 0 < len(question.pair) <= 64
+    assert 0 < len(question.node) <= 64
+    assert 0 < question.ttl_ms <= 3_600_000
+    assert 0 <= question.number < 2**63
+
+
+def _fuzz_node(frames: Frames) -> None:
+    """What a node reads from its arbiter."""
+    answer = arbiter.decode_answer(frames)
+    assert 0 <= answer.free_in_ms < 2**32
+    assert 0 <= answer.number < 2**63
+
+
 TARGETS: dict[str, Callable[[Frames], None]] = {
     "broker": _fuzz_broker,
     "native": _fuzz_native,
@@ -139,6 +156,8 @@ TARGETS: dict[str, Callable[[Frames], None]] = {
     "mdp02-client": _fuzz_mdp02_client,
     "mdp02-worker": _fuzz_mdp02_worker,
     "peer": _fuzz_peer,
+    "arbiter": _fuzz_arbiter,
+    "node": _fuzz_node,
 }
 
 
