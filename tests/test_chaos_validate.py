@@ -112,7 +112,8 @@ def test_two_that_serve_at_once_with_a_sound_link_are_found() -> None:
         terms=(Term("primary", 1, 0.05, INFINITE), Term("backup", 2, 4.0, 6.0)),
         processes={},
     )
-    assert "both served for 2.000 s" in found(run, "a").text
+    assert rules(run) == ["a", "g"]
+    assert "both served for 2.000 s" in check(run)[0].text
 
 
 def test_two_may_serve_while_the_peer_link_is_cut_and_for_the_time_it_takes_to_connect_again() -> None:
@@ -254,7 +255,8 @@ def test_a_role_that_moves_after_the_faults_is_found() -> None:
     run = good()
     moved = Term("primary", 3, 17.0, INFINITE, "for no reason")
     run = replace(run, terms=(run.terms[0], replace(run.terms[1], until=17.0), moved))
-    assert "for no reason" in found(run, "f").text
+    assert rules(run) == ["f", "g"]
+    assert all("for no reason" in violation.text for violation in check(run))
 
 
 def test_a_role_that_moves_because_the_machine_itself_stood_still_is_no_violation() -> None:
@@ -293,7 +295,22 @@ def test_a_run_without_faults_breaks_no_rule() -> None:
 def test_a_failover_without_a_fault_is_found() -> None:
     run = control()
     terms = (replace(run.terms[0], until=5.0), Term("backup", 2, 5.1, INFINITE))
-    assert "although nothing had failed" in found(replace(run, terms=terms), "g").text
+    assert "neither node nor the link" in found(replace(run, terms=terms), "g").text
+
+
+@pytest.mark.parametrize(("target", "hits_peer_link"), [("peer", True), ("backup", False)])
+def test_a_failover_for_a_fault_of_a_node_or_the_peer_link_is_no_violation(
+    target: str, hits_peer_link: bool
+) -> None:
+    run = good()
+    run = replace(run, faults=(Fault("stall", target, FAULT_AT, 11.0, hits_peer_link),))
+    assert check(run) == []
+
+
+def test_a_failover_because_a_client_is_cut_off_is_found() -> None:
+    run = good()
+    run = replace(run, faults=(Fault("down", "client1-primary", FAULT_AT, 11.0, hits_peer_link=False),))
+    assert "neither node nor the link" in found(run, "g").text
 
 
 def test_a_failover_on_a_machine_that_stood_still_shows_nothing() -> None:

@@ -5,7 +5,8 @@ timeout gives out nothing in the epoch that it had before. (b) No worker begins 
 than the highest that has reached it. (c) A reply belongs to the call it is given to, was made by an
 execution of that call's request, and comes once. (d) A call ends once, by its deadline; it fails only while a
 fault explains it; and one that was said not to have been executed has no execution. (f) After faults one node
-is active within a bound and stays so, and every call is answered. (g) Without faults nothing fails over.
+is active within a bound and stays so, and every call is answered. (g) The role moves only when a node or the
+link between the nodes was hit.
 
 A run that cannot show anything (too little traffic before the first fault, a machine that stood still by
 itself) is *invalid*, which is neither good nor bad: ``InvalidRunError``.
@@ -303,11 +304,22 @@ def _is_machine_noise(run: Run, term: Term) -> bool:
 
 
 def _nothing_without_a_fault(run: Run) -> Iterator[Violation]:
-    if not run.manifest.is_control:
-        return
+    """What moves the role is the peer link or a node; clients' and workers' links are no reason."""
+    after_s = RECONNECT_S + run.manifest.failover_timeout_s
+    reasons = [
+        Span(fault.begin, fault.end + after_s)
+        for fault in run.faults
+        if fault.hits_peer_link or fault.target in ("primary", "backup")
+    ]
     for term in run.terms[1:]:
+        if any(reason.overlaps(term.since, term.since) for reason in reasons):
+            continue
+        if not run.manifest.is_control and _is_machine_noise(run, term):
+            continue
         yield Violation(
-            "g", f"{term.node} became active in epoch {term.epoch} although nothing had failed: {term.why}"
+            "g",
+            f"{term.node} became active in epoch {term.epoch} although neither node nor the link between "
+            f"them had failed: {term.why}",
         )
 
 
