@@ -21,7 +21,7 @@ def test_nothing_fails_over_without_a_fault() -> None:
     plain_traffic("control")
 
 
-@pytest.mark.parametrize("target", ["active", "passive", "worker1"])
+@pytest.mark.parametrize("target", ["active", "passive", "worker1", "client1"])
 @until_valid
 def test_processes_are_killed_stopped_and_frozen(target: str) -> None:
     with stage(f"processes-{target}") as run:

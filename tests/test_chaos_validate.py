@@ -58,7 +58,6 @@ def good() -> Run:
         (Fault("kill", "primary", FAULT_AT, 11.0, hits_peer_link=False),),
         (Round(11.0, 11.1, 20.0),),
         {"primary": Watch(dead=(Span(FAULT_AT, 10.9),))},
-        frozenset({"client1"}),
         21.0,
     )
 
@@ -215,8 +214,7 @@ def test_a_call_that_never_ends_is_found() -> None:
 
 
 def test_a_call_of_a_client_that_was_killed_need_not_end() -> None:
-    run = with_call(Call("client1", 500, "x", 9.0, 14.0, True))
-    assert check(replace(run, finished_clients=frozenset())) == []
+    assert check(with_call(Call("client1", 500, "x", 9.0, 14.0, True, is_orphan=True))) == []
 
 
 def test_a_call_that_ends_long_after_its_deadline_is_found() -> None:
@@ -428,4 +426,4 @@ def test_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
     assert [(fault.kind, fault.target) for fault in run.faults] == [("stop", "primary")]
     assert len(run.processes["primary"].paused) == len(run.processes["primary"].dead) == 1
     assert [quiet.settled_at is not None for quiet in run.rounds] == [True]
-    assert run.finished_clients == {"client1"}
+    assert [call.is_orphan for call in run.calls] == [False]

@@ -23,12 +23,14 @@ __all__ = ["main"]
 
 
 class _Caller:
-    def __init__(self, options: argparse.Namespace, history: Writer, client: HAClient) -> None:
+    def __init__(
+        self, options: argparse.Namespace, history: Writer, client: HAClient, stopping: threading.Event
+    ) -> None:
         self._options = options
         self._history = history
         self._client = client
         self._numbers = itertools.count(1)
-        self.stopping = threading.Event()
+        self._stopping = stopping
         # Each thread starts anywhere in its first pause, so that calls are spread over time.
         pause_s = options.threads / options.rate
         self._threads = [
@@ -48,7 +50,7 @@ class _Caller:
         # Each thread has a timetable, or all of them would call in the same moment ever after an outage in
         # which all of them waited. What was missed is not made up for.
         due = time.monotonic() + first_s
-        while not self.stopping.wait(max(0.0, due - time.monotonic())):
+        while not self._stopping.wait(max(0.0, due - time.monotonic())):
             self._call()
             missed = max(0.0, time.monotonic() - due) // pause_s
             due += pause_s * (1 + missed)
@@ -56,7 +58,8 @@ class _Caller:
     def _call(self) -> None:
         options = self._options
         number = next(self._numbers)
-        body = f"{options.name}-{number}"
+        # Unique in the whole run, also when this client is killed and starts counting anew.
+        body = f"{options.name}-{os.getpid()}-{number}"
         is_idempotent = options.bound_every == 0 or number % options.bound_every != 0
         self._history.write(
             Invoke(
@@ -124,14 +127,15 @@ def main(arguments: list[str] | None = None) -> int:
         endpoint = event.to_endpoint if isinstance(event, FailedOver) else event.endpoint
         history.write(ClientSaw(at=0.0, event=type(event).__name__, endpoint=endpoint, text=repr(event)))
 
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
     with Writer(options.history) as history:
         history.write(Started(at=0.0, name=options.name, pid=os.getpid(), endpoints=endpoints))
         with HAClient(
             list(endpoints), timeout=options.deadline, on_event=observe, outstanding_max=options.threads * 4
         ) as client:
-            caller = _Caller(options, history, client)
-            signal.signal(signal.SIGTERM, lambda number, frame: caller.stopping.set())
-            threading.Thread(target=_watch_stdin, args=(caller.stopping,), daemon=True).start()
+            caller = _Caller(options, history, client, stopping)
+            threading.Thread(target=_watch_stdin, args=(stopping,), daemon=True).start()
             caller.start()
             caller.join()
         history.write(Stopped(at=0.0))

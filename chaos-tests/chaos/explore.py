@@ -24,7 +24,7 @@ from chaos.validate import InvalidRunError
 
 __all__ = ["Act", "Plan", "draw", "main", "play"]
 
-_PROCESSES = ("active", "passive", "worker1", "worker2")
+_PROCESSES = ("active", "passive", "active", "passive", "worker1", "worker2", "client1")
 # At most one of each row at a time, so that no link is given the same toxic twice.
 _LINKS = (
     ("peer", "hears-active", "hears-passive"),

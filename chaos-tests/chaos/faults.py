@@ -21,7 +21,7 @@ from chaos.cluster import STATE_LINKS, Cluster, Node
 from chaos.processes import Process
 from chaos.stage import Stage
 from chaos.toxics import BOTH, DOWN, UP, Link, Stream
-from chaos.traffic import WorkerProcess
+from chaos.traffic import Historian
 
 __all__ = ["LINK_KINDS", "PROCESS_KINDS", "Kind", "Step", "apply"]
 
@@ -115,11 +115,9 @@ def _process_fault(stage: Stage, step: Step, process: Process) -> Iterator[None]
         finally:
             if isinstance(process, Node):
                 process.restart()
-            elif isinstance(process, WorkerProcess):
+            elif isinstance(process, Historian):
                 process.start()
                 process.wait_for_start()
-            else:
-                process.start()
 
 
 # --- links --------------------------------------------------------------------------------------------------

@@ -64,6 +64,8 @@ class Call:
     deadline_at: float
     is_idempotent: bool
     ends: tuple[Ok | Failed, ...] = ()
+    is_orphan: bool = False
+    """Its client's process was killed, so nobody waited for it any more."""
 
     @property
     def name(self) -> str:
@@ -151,8 +153,6 @@ class Run:
     faults: tuple[Fault, ...]
     rounds: tuple[Round, ...]
     processes: dict[str, Watch]
-    finished_clients: frozenset[str]
-    """Clients that ended in good order, so that every call of theirs must have ended."""
     ended_at: float
     unplanned: tuple[Span, ...] = ()
     """Times in which the machine itself kept a node waiting for long."""
@@ -180,12 +180,8 @@ def load(folder: Path) -> Run:
         terms += terms_of(node, events, watches.get(node, Watch()).dead)
         unplanned += _unplanned(events, watches.get(node, Watch()))
     calls: list[Call] = []
-    finished: set[str] = set()
     for client in manifest.clients:
-        lines = read(folder / f"{client}.jsonl")
-        calls += _calls(client, lines)
-        if lines and isinstance(lines[-1], Stopped):
-            finished.add(client)
+        calls += _calls(client, read(folder / f"{client}.jsonl"))
     executions: list[Execution] = []
     for worker in manifest.workers:
         executions += _executions(worker, read(folder / f"{worker}.jsonl"))
@@ -197,7 +193,6 @@ def load(folder: Path) -> Run:
         _faults(notes, ended_at),
         _rounds(notes, ended_at),
         watches,
-        frozenset(finished),
         ended_at,
         tuple(unplanned),
         max(clocks) - min(clocks),
@@ -211,9 +206,12 @@ def load(folder: Path) -> Run:
 def _calls(client: str, lines: list[Line]) -> list[Call]:
     calls: dict[tuple[int, int], Call] = {}
     run = 0
+    finished: set[int] = set()
     for line in lines:
         if isinstance(line, Started):
             run += 1
+        elif isinstance(line, Stopped):
+            finished.add(run)
         elif isinstance(line, Invoke):
             calls[run, line.id] = Call(
                 client, line.id, line.body, line.at, line.at + line.deadline_s, line.is_idempotent
@@ -221,7 +219,7 @@ def _calls(client: str, lines: list[Line]) -> list[Call]:
         elif isinstance(line, Ok | Failed):
             call = calls[run, line.id]
             calls[run, line.id] = replace(call, ends=(*call.ends, line))
-    return list(calls.values())
+    return [replace(call, is_orphan=key[0] not in finished) for key, call in calls.items()]
 
 
 def _executions(worker: str, lines: list[Line]) -> list[Execution]:

@@ -11,7 +11,7 @@ from chaos.history import Failed, Invoke, Line, Ok, Registered, Started, Tail, W
 from chaos.hosts import Host
 from chaos.processes import LIMIT_S, HarnessError, Process
 
-__all__ = ["BOTH", "ClientLoad", "ClientProcess", "WorkerLoad", "WorkerProcess"]
+__all__ = ["BOTH", "ClientLoad", "ClientProcess", "Historian", "WorkerLoad", "WorkerProcess"]
 
 BOTH = ("primary", "backup")
 
@@ -37,7 +37,7 @@ class WorkerLoad:
     work_ms: float = 5.0
 
 
-class _Historian(Process):
+class Historian(Process):
     """A process that writes a history."""
 
     def __init__(
@@ -58,6 +58,12 @@ class _Historian(Process):
         """Start it; its history goes on."""
         self._lines_before = len(self.history())
         super().start()
+
+    def wait_for_start(self) -> None:
+        """Wait until the present run can be asked to end in good order."""
+        self.wait_until(
+            lambda: any(isinstance(line, Started) for line in self.history_of_run()), "has started"
+        )
 
     def history_of_run(self) -> list[Line]:
         """What the present run has written so far."""
@@ -83,7 +89,7 @@ class _Historian(Process):
             raise HarnessError(f"{self.name} ended; expected: {what}\n{self.trouble()}")
 
 
-class ClientProcess(_Historian):
+class ClientProcess(Historian):
     """``python -m chaos.client``."""
 
     def __init__(
@@ -130,7 +136,7 @@ class ClientProcess(_Historian):
         self.wait_exit(LIMIT_S + self.load.deadline_s)
 
 
-class WorkerProcess(_Historian):
+class WorkerProcess(Historian):
     """``python -m chaos.worker``."""
 
     def __init__(
@@ -159,9 +165,3 @@ class WorkerProcess(_Historian):
             return len({line.endpoint for line in run if isinstance(line, Registered)}) >= nodes
 
         self.wait_until(count, f"registered with {nodes} nodes")
-
-    def wait_for_start(self) -> None:
-        """Wait until the present run can be asked to end in good order."""
-        self.wait_until(
-            lambda: any(isinstance(line, Started) for line in self.history_of_run()), "has started"
-        )

@@ -224,7 +224,7 @@ def _calls_end(run: Run) -> Iterator[Violation]:
         begun.setdefault(each.body, each)
     for call in run.calls:
         if not call.ends:
-            if call.client in run.finished_clients:
+            if not call.is_orphan:
                 yield Violation("d", f"{call.name} never ended")
             continue
         if len(call.ends) > 1:
