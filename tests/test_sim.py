@@ -6,6 +6,7 @@ is checked, under the letters used here.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ NATIVE = Setup(
     is_durable=True,
     is_probing=True,
     on_dual_active="yield",
+    pipe_max=math.inf,
     delay_s=0.0005,
     jitter_s=0.001,
     workers=(("worker1", "native", 1, 0.01), ("worker2", "native", 2, 0.01)),
@@ -337,6 +339,37 @@ def test_a_build_that_mixes_the_parts_of_two_workers_is_caught(monkeypatch: pyte
     monkeypatch.setattr(Broker, "_redeliver", keeps_the_parts)
     with pytest.raises(Violation, match=r"^\(c\)"):
         while_workers_die_over_parts_for_mdp01()
+
+
+def while_parts_find_full_pipes() -> Simulation:
+    """A frozen client reads nothing, so that what it is owed does not fit into the pipe of its connection."""
+    workers = (("worker1", "native", 4, 0.1), ("worker2", "native", 4, 0.1))
+    simulation = pair(pipe_max=1.0, calls_per_s=15.0, workers=workers)
+    for _ in range(20):
+        befall(simulation, Kind.CLIENT_STALL, "client1", 0.5)
+        simulation.run_for(1.5)
+    return simulation
+
+
+def test_parts_that_found_no_room_are_missed_by_their_client() -> None:
+    simulation = while_parts_find_full_pipes()
+    assert simulation.checks.counts["full pipes"] > 10
+    simulation.finish()
+
+
+def test_a_build_whose_clients_miss_no_parts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Session._receive_partial
+
+    def takes_any(self: Session, node: Any, message: Any, outputs: Any) -> None:
+        call = self._calls.get(message.identity)
+        if call is not None:
+            call.partials_count = message.value
+            call.partials_from = node.connection
+        sound(self, node, message, outputs)
+
+    monkeypatch.setattr(Session, "_receive_partial", takes_any)
+    with pytest.raises(Violation, match=r"\(c\)"):
+        while_parts_find_full_pipes()
 
 
 def test_a_stalled_node_gives_out_nothing_when_it_goes_on() -> None:

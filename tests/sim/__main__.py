@@ -178,6 +178,10 @@ def _summarise(counts: Counter[str], dual_s_max: float) -> None:
     calls = sorted((name.removeprefix("call "), n) for name, n in counts.items() if name.startswith("call "))
     print("calls:    " + ", ".join(f"{name} {number}" for name, number in calls))
     print(
+        f"sends that found a full pipe: {counts['full pipes']}; nodes that ended with status 70: "
+        f"{counts['ended with status 70']}"
+    )
+    print(
         f"executed: {counts['executions']}, of them repeated {counts['repeated executions']}; "
         f"activations: {counts['activations']}; two nodes served at once {counts['overlaps']} times, "
         f"{dual_s_max:.3f} s at most (see (a) in docs/simulation.md)"

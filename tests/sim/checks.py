@@ -70,6 +70,8 @@ class Checks:
         self._calls: dict[str, Issued] = {}
         self._begun: dict[str, int] = {}
         self._never: set[str] = set()
+        # When a client's pipe last had no room for what may have been the end of a call.
+        self._deprived_at: dict[str, float] = {}
 
     @property
     def outstanding(self) -> dict[str, Issued]:
@@ -167,6 +169,10 @@ class Checks:
         # It may become sound later than now foreseen; look in between, too.
         again_at = min(over_at, self.world.now + self.settle_s) + 0.001
         self.world.at(again_at, lambda: self._look_again(number))
+
+    def node_refused_by_pipe(self, peer: str) -> None:
+        self.counts["full pipes"] += 1
+        self._deprived_at[peer] = self.world.now
 
     def node_failed(self, node: SimNode, error: PairError) -> None:
         """Both were active, and on_dual_active is exit. Nothing else may end a node."""
@@ -293,6 +299,8 @@ class Checks:
     def _check_liveness(self, issued: Issued, error: BstarError) -> None:
         due_from = self.answers_due_from
         if due_from is None or isinstance(error, ClosedError):
+            return
+        if issued.submitted_at <= self._deprived_at.get(issued.client, -1.0):
             return
         has_time_left = issued.deadline_at > due_from and issued.ended_at > due_from
         if issued.submitted_at > due_from or (has_time_left and not issued.is_bound):

@@ -128,6 +128,11 @@ class _Stream:
             self._path.waiting.append(self)
         self._owed += 1
 
+    @property
+    def stuck(self) -> int:
+        """How many wait for the path to heal."""
+        return self._owed
+
     def release(self) -> None:
         owed, self._owed = self._owed, 0
         when = self._path.world.now + self._path.travel_s() + self._path.rng.random() * RETRANSMIT_S
@@ -146,6 +151,11 @@ class Connection:
         self.is_open_at_node = True
         self.to_node = _Stream(link.there, self._arrive_at_node)
         self.to_link = _Stream(link.back, self._arrive_at_link)
+
+    @property
+    def waiting_for_link(self) -> int:
+        """How many messages of the node wait, because they do not get through or nobody reads them."""
+        return self.to_link.stuck + self.link.owner.unread(self.link.index)
 
     def _arrive_at_node(self, frames: Frames | None) -> None:
         if frames is None:
@@ -184,6 +194,11 @@ class LinkOwner(Process):
     """A client's or worker's process, with one link to each node."""
 
     links: list[Link]
+    _messages: deque[tuple[int, Frames]]  # what has come while it was frozen
+
+    def unread(self, node: int) -> int:
+        """How many messages of this node wait to be read."""
+        return sum(index == node for index, _ in self._messages) if self.is_frozen else 0
 
     def hear(self, node: int, frames: Frames) -> None:
         """A message came by the link with this index."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -53,6 +54,9 @@ class NodeWatcher(Protocol):
     def node_leased(self, node: SimNode) -> None:
         """It may serve for longer than before."""
 
+    def node_refused_by_pipe(self, peer: str) -> None:
+        """A message did not fit into the pipe of a connection to this client or worker."""
+
     def node_failed(self, node: SimNode, error: PairError) -> None:
         """It ended with an error."""
 
@@ -70,6 +74,7 @@ class SimNode(Process):
         *,
         is_durable: bool,
         on_dual_active: OnDualActive = "yield",
+        pipe_max: float = math.inf,
     ) -> None:
         super().__init__(world, role.value)
         self.role = role
@@ -81,6 +86,7 @@ class SimNode(Process):
         self.node: Node
         # None without an arbiter.
         self.arbiter_link: ArbiterLink | None = None
+        self._pipe_max = pipe_max  # messages that fit into one connection's pipe
         self._timing = timing
         self._limits = limits
         self._watcher = watcher
@@ -406,6 +412,9 @@ class SimNode(Process):
                 assert isinstance(message, Send)
                 routing_id = message.frames[0]
                 connection = self.router.get(routing_id)
+                if connection is not None and connection.waiting_for_link >= self._pipe_max:
+                    self._watcher.node_refused_by_pipe(connection.link.owner.name)
+                    connection = None  # which is the same to it
                 if connection is not None:
                     connection.to_link.send(message.frames[1:])
                 elif type(message) is Dispatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 import traceback
@@ -47,6 +48,7 @@ class Setup(msgspec.Struct, frozen=True):
     is_durable: bool
     is_probing: bool  # expire_on_refused
     on_dual_active: OnDualActive
+    pipe_max: float  # messages that wait in a connection before its node cannot send
     delay_s: float
     jitter_s: float
     workers: tuple[tuple[str, Dialect, int, float], ...]  # name, dialect, credit, seconds per step
@@ -69,6 +71,7 @@ class Setup(msgspec.Struct, frozen=True):
             f"refused connections prove {'death' if self.is_probing else 'nothing'}",
             f"both active: {self.on_dual_active}",
             f"{'an' if self.has_arbiter else 'no'} arbiter",
+            f"pipes of {self.pipe_max:g}",
             f"{len(self.workers)} workers",
             f"{len(self.clients)} clients{', some speak plain MDP' if self.is_plain else ''}",
         ]
@@ -132,6 +135,7 @@ def setup_of(
         rng.random() < 0.5,
         rng.random() < 0.8,
         rng.choices(("yield", "exit"), (4, 1))[0],
+        rng.choice((4.0, 35.0, math.inf)) if mood is not Mood.QUIET else math.inf,
         rng.choice((0.0001, 0.0005, 0.002)),
         rng.choice((0.0002, 0.002, 0.01)),
         workers,
@@ -178,6 +182,7 @@ class Simulation:
                 self.checks,
                 is_durable=setup.is_durable,
                 on_dual_active=setup.on_dual_active,
+                pipe_max=setup.pipe_max,
             )
             for role in (Role.PRIMARY, Role.BACKUP)
         )
