@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from chaos.history import Ok
 from chaos.needs import CHAOS, until_valid
-from chaos.scenarios import clients_on_both_sides, refused_for_a_living_peer, stalled_node_wakes_up
+from chaos.scenarios import (
+    arbiter_decides,
+    arbiter_dies,
+    clients_on_both_sides,
+    refused_for_a_living_peer,
+    stalled_node_wakes_up,
+)
 
 pytestmark = CHAOS
 
@@ -31,3 +38,21 @@ def test_a_refusal_in_the_name_of_a_living_node_lets_both_serve() -> None:
     assert run is not None
     taken_over_at = next(term.since for term in run.terms if term.node == "backup")
     assert any(term.node == "primary" and term.since < taken_over_at < term.until for term in run.terms)
+
+
+@until_valid
+def test_with_an_arbiter_only_one_half_serves() -> None:
+    run = arbiter_decides("arbiter-decides").run
+
+    assert run is not None
+    [cut] = run.faults
+    answered = [
+        end for call in run.calls if call.client == "client2" for end in call.ends if isinstance(end, Ok)
+    ]
+    died_at = next(term.until for term in run.terms if term.node == "primary")
+    assert min(end.at for end in answered) > died_at > cut.begin
+
+
+@until_valid
+def test_without_its_arbiter_a_pair_serves_as_long_as_its_nodes_hear_each_other() -> None:
+    arbiter_dies("arbiter-dies")

@@ -427,3 +427,15 @@ def test_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
     assert len(run.processes["primary"].paused) == len(run.processes["primary"].dead) == 1
     assert [quiet.settled_at is not None for quiet in run.rounds] == [True]
     assert [call.is_orphan for call in run.calls] == [False]
+
+
+def test_with_an_arbiter_a_cut_peer_link_excuses_nobody() -> None:
+    run = replace(
+        good(),
+        terms=(Term("primary", 1, 0.05, 12.5), Term("backup", 2, 10.4, INFINITE)),
+        faults=(Fault("timeout", "peer", FAULT_AT, 11.0, hits_peer_link=True),),
+        processes={},
+        rounds=(Round(11.0, 12.6, 20.0),),
+    )
+    run = replace(run, manifest=msgspec.structs.replace(run.manifest, has_arbiter=True))
+    assert found(run, "a").rule == "a"

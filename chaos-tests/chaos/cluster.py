@@ -38,11 +38,12 @@ from chaos.hosts import Host, LoopbackHost
 from chaos.processes import HarnessError, Process, wait_until
 from chaos.traffic import BOTH, ClientLoad, ClientProcess, WorkerLoad, WorkerProcess
 
-__all__ = ["ROLES", "STATE_LINKS", "Cluster", "Node", "Profile", "Role", "Route", "direct"]
+__all__ = ["ARBITER_LINK", "ROLES", "STATE_LINKS", "Cluster", "Node", "Profile", "Role", "Route", "direct"]
 
 Role = Literal["primary", "backup"]
 Route = Callable[[str, str], str]
 
+ARBITER_LINK = "nodes-arbiter"
 STATE_LINKS = ("primary-backup", "backup-primary")
 ROLES: tuple[Role, Role] = ("primary", "backup")
 _HTTP_S_MAX = 2.0
@@ -160,6 +161,7 @@ class Cluster:
         hosts: Mapping[Role, Host] | None = None,
         route: Route = direct,
         launchers: Mapping[Role, Sequence[str]] | None = None,
+        has_arbiter: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -177,6 +179,7 @@ class Cluster:
         at = {role: self.hosts[role].address for role in self.hosts}
         self._client_addresses = {role: f"{at[role]}:{ports[role][0]}" for role in self.hosts}
         self._state_addresses = {role: f"{at[role]}:{ports[role][1]}" for role in self.hosts}
+        self.arbiter: Process | None = self._make_arbiter() if has_arbiter else None
         self._nodes: dict[Role, Node] = {}
         for role in self.hosts:
             http_address = f"{self.hosts[role].control_address}:{ports[role][2]}"
@@ -190,6 +193,13 @@ class Cluster:
                 journal=self.journal,
                 launcher=(launchers or {}).get(role, ("bstar_cli",)),
             )
+
+    def _make_arbiter(self) -> Process:
+        """The third voter, on this machine. Both nodes reach it over one link: they must name it alike."""
+        self._arbiter_address = f"{self._own_host.address}:{self._own_host.ports(1)[0]}"
+        bind = ("--bind", f"tcp://{self._arbiter_address}", "--log-format", "json")
+        argv = (sys.executable, "-m", "bstar_cli", "arbiter", *bind)
+        return Process("arbiter", self._own_host, argv, folder=self.folder, journal=self.journal)
 
     def _config(self, role: Role, http_address: str) -> dict[str, Any]:
         peer: Role = "backup" if role == "primary" else "primary"
@@ -209,6 +219,8 @@ class Cluster:
             # At debug a node tells each time it was kept from running; nothing else is said at that level.
             "log": {"level": "debug", "format": "json"},
         }
+        if self.arbiter is not None:
+            config["endpoints"]["arbiter"] = f"tcp://{self._route(ARBITER_LINK, self._arbiter_address)}"
         for path, value in self.profile.settings.items():
             assert path in FIELDS, f"no such key: {path}"
             section, _, name = path.rpartition(".")
@@ -238,6 +250,8 @@ class Cluster:
 
     def start(self) -> None:
         """Start both nodes and wait until the primary is active and the backup passive."""
+        if self.arbiter is not None:
+            self.arbiter.start()
         for node in self.nodes:
             node.start()
         for node in self.nodes:
@@ -327,7 +341,8 @@ class Cluster:
     @property
     def processes(self) -> list[Process]:
         """Everything that was ever started here."""
-        return [*self.clients, *self.workers, *self.nodes]
+        arbiter = [self.arbiter] if self.arbiter is not None else []
+        return [*self.clients, *self.workers, *self.nodes, *arbiter]
 
     # --- the end ------------------------------------------------------------------------------------------
 

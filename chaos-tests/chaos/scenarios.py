@@ -9,8 +9,16 @@ from dataclasses import replace
 from chaos.cluster import STATE_LINKS, Profile
 from chaos.stage import Cast, Stage, stage
 from chaos.toxics import DOWN
+from chaos.traffic import ClientLoad
 
-__all__ = ["clients_on_both_sides", "plain_traffic", "refused_for_a_living_peer", "stalled_node_wakes_up"]
+__all__ = [
+    "arbiter_decides",
+    "arbiter_dies",
+    "clients_on_both_sides",
+    "plain_traffic",
+    "refused_for_a_living_peer",
+    "stalled_node_wakes_up",
+]
 
 PRIMARY, BACKUP = ("primary",), ("backup",)
 
@@ -86,6 +94,60 @@ def refused_for_a_living_peer(name: str) -> Stage:
             own.finish()
             other.finish()
             run.add_client()
+        run.calm()
+    return run
+
+
+def arbiter_decides(name: str) -> Stage:
+    """The network has fallen into halves, each with a client and a worker; the arbiter hears both.
+
+    Only the primary serves. When it dies, and only then, the backup gets the majority.
+    """
+    cast = Cast(
+        has_arbiter=True,
+        workers=(PRIMARY, BACKUP),
+        clients=(PRIMARY,),
+        client_load=ClientLoad(deadline_s=1.5),
+    )
+    with stage(name, cast=cast) as run:
+        primary, own = run.cluster.primary, run.cluster.clients[0]
+        with run.fault("timeout+kill", "primary", hits_peer_link=True):
+            with ExitStack() as cuts:
+                for link in STATE_LINKS:
+                    cuts.enter_context(run.links[link].timeout())
+                other = run.add_client(nodes=BACKUP)
+                other.wait_for_ends(16)
+                own.wait_for_answers(20)
+                own.finish()
+                primary.kill()
+                other.wait_for_answers(20)
+                primary.restart()
+            other.finish()
+            run.add_client()
+        run.calm()
+    return run
+
+
+def arbiter_dies(name: str) -> Stage:
+    """Without the arbiter nothing changes; with the peer link cut as well nobody serves until one is back."""
+    with stage(name, cast=Cast(has_arbiter=True, client_load=ClientLoad(deadline_s=1.5))) as run:
+        arbiter = run.cluster.arbiter
+        assert arbiter is not None
+        with run.fault("kill", "arbiter"):
+            arbiter.kill()
+            run.wait_for_answers(20)
+            arbiter.start()
+        run.calm()
+        with run.fault("kill+timeout", "arbiter", hits_peer_link=True):
+            with ExitStack() as cuts:
+                for link in STATE_LINKS:
+                    cuts.enter_context(run.links[link].timeout())
+                arbiter.kill()
+                for node in run.cluster.nodes:
+                    node.wait_for("not active", lambda state: not state.pair.is_active)
+                for client in run.cluster.clients:
+                    client.wait_for_ends(8)
+            arbiter.start()
         run.calm()
     return run
 

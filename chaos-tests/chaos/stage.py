@@ -62,6 +62,7 @@ class Cast:
     hosts: Mapping[str, Host] = field(default_factory=dict)
     is_proxied: bool = True
     half_open_s: float = 1.5
+    has_arbiter: bool = False
 
 
 class Stage:
@@ -190,6 +191,7 @@ def stage(
         heartbeat_s=float(timing["heartbeat_interval_s"]),  # type: ignore[arg-type]
         is_control=is_control,
         half_open_s=cast.half_open_s,
+        has_arbiter=cast.has_arbiter,
         plan=plan,
         repeat=repeat or _command(),
     )
@@ -206,7 +208,14 @@ def stage(
             route, profile = links.route, _proxied(profile)
         hosts: dict[Role, Host] = {role: cast.hosts[role] for role in ROLES if role in cast.hosts}
         cluster = resources.enter_context(
-            Cluster(folder, profile=profile, hosts=hosts, route=route, launchers=cast.launchers)
+            Cluster(
+                folder,
+                profile=profile,
+                hosts=hosts,
+                route=route,
+                launchers=cast.launchers,
+                has_arbiter=cast.has_arbiter,
+            )
         )
         run = Stage(folder, cast, cluster, links, manifest)
         _note_clock(run)

@@ -1,12 +1,12 @@
 """The rules that histories must obey, under the letters of docs/simulation.md.
 
-(a) With a sound peer link at most one node serves, and a node that stood still for longer than the failover
-timeout gives out nothing in the epoch that it had before. (b) No worker begins a request of a lower epoch
-than the highest that has reached it. (c) A reply belongs to the call it is given to, was made by an
-execution of that call's request, and comes once. (d) A call ends once, by its deadline; it fails only while a
-fault explains it; and one that was said not to have been executed has no execution. (f) After faults one node
-is active within a bound and stays so, and every call is answered. (g) The role moves only when a node or the
-link between the nodes was hit.
+(a) With a sound peer link, or with an arbiter, at most one node serves, and a node that stood still for
+longer than the failover timeout gives out nothing in the epoch that it had before. (b) No worker begins a
+request of a lower epoch than the highest that has reached it. (c) A reply belongs to the call it is given
+to, was made by an execution of that call's request, and comes once. (d) A call ends once, by its deadline;
+it fails only while a fault explains it; and one that was said not to have been executed has no execution.
+(f) After faults one node is active within a bound and stays so, and every call is answered. (g) The role
+moves only when a node or the link between the nodes was hit.
 
 A run that cannot show anything (too little traffic before the first fault, a machine that stood still by
 itself) is *invalid*, which is neither good nor bad: ``InvalidRunError``.
@@ -130,13 +130,17 @@ def _unsound(run: Run) -> list[Span]:
     for node in ("primary", "backup"):
         watch = run.processes.get(node, Watch())
         spans += [Span(dead.begin, dead.end + after_s) for dead in watch.dead]
-    # A machine that stands still delays messages as a bad link does.
-    spans += [Span(span.begin, span.end + TRAVEL_S) for span in run.unplanned]
-    return spans
+    return spans + _machine_delays(run)
+
+
+def _machine_delays(run: Run) -> list[Span]:
+    """A machine that stands still delays messages as a bad link does."""
+    return [Span(span.begin, span.end + TRAVEL_S) for span in run.unplanned]
 
 
 def _one_serves(run: Run) -> Iterator[Violation]:
-    unsound = _unsound(run)
+    # With a third voter the link between the nodes does not matter; what the machine itself does, does.
+    unsound = _machine_delays(run) if run.manifest.has_arbiter else _unsound(run)
     for one, other in combinations(run.terms, 2):
         if one.node == other.node:
             continue
