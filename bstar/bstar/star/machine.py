@@ -671,7 +671,7 @@ class StarMachine:
         if message.claims:
             # Who serves is not disturbed. If both only claim, one must leave the other its ballot.
             has_to_yield = message.state == State.ACTIVE or self.settings.role is Role.BACKUP
-            if quorum.is_claiming and not self.is_active and has_to_yield:
+            if has_to_yield and not self.is_active:
                 quorum.release()
             self._is_grant_due = quorum.hear_claim(message.node, message.seq, now)
         else:
@@ -805,7 +805,7 @@ class StarMachine:
                 self._is_released = False
             return []
         quorum = self.quorum
-        if quorum is not None and new is not State.ACTIVE:
+        if quorum is not None and (is_change or rule.event is Event.STALL) and new is not State.ACTIVE:
             quorum.release()
 
         outputs: list[Output] = []
