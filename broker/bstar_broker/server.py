@@ -18,6 +18,7 @@ import zmq
 import bstar
 from bstar.epoch_file import EpochFile
 from bstar.errors import ConfigurationError
+from bstar.io_threads import keep_apart, new_context
 from bstar.pair import BinaryStar
 from bstar.reactor import LAG_BOUNDS_S, Reactor
 from bstar.settings import Settings
@@ -62,7 +63,7 @@ class BrokerServer:
 
     def _open(self) -> None:
         settings, timing = self.settings, self.settings.timing
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = new_context(2)  # one I/O thread for what is bound, one for the peer
         self._context.setsockopt(zmq.IPV6, 1)  # of every socket made from it
         self._resources.callback(self._context.destroy, linger=_LINGER_MS)
         self._reactor = Reactor(stop_timeout_s=timing.drain_timeout_s + 2 * timing.failover_timeout_s)
@@ -139,6 +140,7 @@ class BrokerServer:
 
     def _open_router(self) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.ROUTER)
+        keep_apart(socket, 0)
         socket.linger = _LINGER_MS
         # Without MANDATORY a message to a peer that is gone vanishes in silence (T-07); without HANDOVER a
         # peer of fixed identity is not let in again before its old connection is found dead (T-03).

@@ -26,6 +26,7 @@ import zmq
 from bstar.arbiter_link import Arbiter, ArbiterLink
 from bstar.epoch_file import EpochFile
 from bstar.errors import ConfigurationError, LocalProtocolError, PairError, RemoteProtocolError
+from bstar.io_threads import keep_apart, new_context
 from bstar.peer_link import PeerLink
 from bstar.reactor import Reactor
 from bstar.star import (
@@ -181,7 +182,7 @@ class BinaryStar:
         self._link: PeerLink | None = None
         self._arbiter: Arbiter | None = None
         self._is_closed = False
-        self._context = context if context is not None else zmq.Context()
+        self._context = context if context is not None else new_context(2)
         try:
             self._publisher = self._open_publisher(local)
             self._link = PeerLink(
@@ -208,6 +209,7 @@ class BinaryStar:
     def _socket(self, socket_type: int) -> "zmq.Socket[bytes]":
         socket = self._context.socket(socket_type)
         self._sockets.append(socket)
+        keep_apart(socket, 0)
         socket.linger = 0
         socket.ipv6 = True
         return socket

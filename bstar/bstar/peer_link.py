@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from bstar.io_threads import keep_apart
 from bstar.reactor import Reactor
 from bstar.refusal import RefusalProbe
 from bstar.settings.endpoints import parse_endpoint
@@ -77,6 +78,7 @@ class PeerLink:
         try:
             socket.linger = 0
             socket.ipv6 = True
+            keep_apart(socket, 1)  # clients are served by another thread while the peer's name is looked up
             # Come back fast, and notice a connection that is only half there: the defaults need minutes for
             # both.
             socket.reconnect_ivl = reconnect_interval_ms(heartbeat_ms)

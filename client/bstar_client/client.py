@@ -29,6 +29,7 @@ from bstar.errors import (
     RemoteProtocolError,
     StreamInterruptedError,
 )
+from bstar.io_threads import new_context
 from bstar.wire.mmi import OK, Service
 from bstar_client.bodies import Body, to_frames, to_name
 from bstar_client.core.calls import Call, Reply
@@ -123,7 +124,7 @@ class HAClient:
         self._has_ended = False
         self._close_lock = threading.Lock()
         self._pid = os.getpid()
-        self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
+        self._context = context or new_context(len(self.endpoints))
         self._owns_context = context is None
         self._wakeup = WakeUp()
         settings = link or LinkSettings(high_water_mark=max(outstanding_max, 1_000))

@@ -13,6 +13,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from bstar.io_threads import keep_apart
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["Link", "LinkSettings", "Links"]
@@ -52,11 +53,16 @@ class Link:
     """A DEALER and its monitor. Everything is called from the thread that owns it."""
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, settings: LinkSettings
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        endpoint: str,
+        settings: LinkSettings,
+        place: int = 0,
     ) -> None:
         self._context = context
         self.endpoint = endpoint
         self._settings = settings
+        self._place = place
         self.backlog: deque[list[bytes]] = deque()
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
@@ -66,6 +72,7 @@ class Link:
         assert self.socket is None, "the link is open already"
         settings = self._settings
         socket = self._context.socket(zmq.DEALER)
+        keep_apart(socket, self._place)
         socket.linger = 0
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.HANDSHAKE_IVL, settings.handshake_ms)
@@ -171,7 +178,7 @@ class Links:
         settings: LinkSettings,
         wakeup: WakeUp,
     ) -> None:
-        self._links = [Link(context, endpoint, settings) for endpoint in endpoints]
+        self._links = [Link(context, endpoint, settings, place) for place, endpoint in enumerate(endpoints)]
         self._wakeup = wakeup
         self._poller = zmq.Poller()
         self._poller.register(wakeup.fd, zmq.POLLIN)

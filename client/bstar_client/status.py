@@ -11,6 +11,7 @@ import msgspec
 import zmq
 
 from bstar.errors import RemoteProtocolError
+from bstar.io_threads import new_context
 from bstar.wire import native
 from bstar.wire.mmi import OK, Service
 from bstar_client.link import Links, LinkSettings
@@ -33,7 +34,7 @@ def node_states(endpoints: str | Sequence[str], timeout: float = 2.0) -> list[No
     It ends as soon as every node has answered or refused the connection.
     """
     listed = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context = new_context(len(listed))
     links = Links(context, listed, LinkSettings(), WakeUp())
     try:
         return _ask(links, listed, time.monotonic() + timeout)

@@ -23,6 +23,7 @@ import msgspec
 import zmq
 
 from bstar.errors import BstarError, ClosedError, ConfigurationError, ForkedError, LocalProtocolError
+from bstar.io_threads import new_context
 from bstar.wire.mmi import PREFIX
 from bstar_client.bodies import Body, to_frames, to_name
 from bstar_client.core.outputs import Send
@@ -306,7 +307,7 @@ class Worker:
             self._error = error
 
     def _serve(self) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = self._given_context or zmq.Context()
+        context = self._given_context or new_context(len(self.endpoints))
         links = Links(context, self.endpoints, self._link_settings, self._wakeup)
         for _ in range(self._credit):
             self._add_handler_thread()

@@ -1,0 +1,30 @@
+"""I/O threads of a ZeroMQ context, one for each other machine, so that one that is gone holds up nobody else.
+
+libzmq looks a host name up in the I/O thread that connects, with a call that blocks until the name server
+answers or the resolver gives up: five to twenty seconds for the name of a container that is down, where no
+name server can be reached. Whatever else that thread carries stands still meanwhile, on every attempt. With
+one I/O thread for all (libzmq's default) the death of one node takes the connection to the other one with it.
+
+So a socket that connects gets an I/O thread for itself, as far as its context has so many. A context that the
+user hands in is left as it is.
+"""
+
+import zmq
+
+__all__ = ["THREADS_MAX", "keep_apart", "new_context"]
+
+# Pairs have two nodes. A list of many more shares these; each thread costs a stack and two descriptors.
+THREADS_MAX = 8
+
+
+def new_context(places: int) -> "zmq.Context[zmq.Socket[bytes]]":
+    """A context for sockets that connect to so many places, or are bound, which is one place for all."""
+    return zmq.Context(io_threads=min(max(places, 1), THREADS_MAX))
+
+
+def keep_apart(socket: "zmq.Socket[bytes]", place: int) -> None:
+    """Serve what the socket binds or connects from now on by the I/O thread of this place, from 0."""
+    threads = socket.context.get(zmq.IO_THREADS)
+    assert isinstance(threads, int)
+    if threads > 1:
+        socket.set(zmq.AFFINITY, 1 << (place % min(threads, 64)))
