@@ -18,11 +18,11 @@ NEWS_ONLY := | awk '!/^Requirement already satisfied/ { print; fflush() }'
 PROGRAM := $(VENV)/.program-installed
 TOOLS := $(VENV)/.tools-installed
 
-.PHONY: help setup setup-dev demo check test sim chaos bench bench-failover docs clean
+.PHONY: help setup setup-dev demo check test sim chaos compose-test bench bench-failover docs clean
 
 help: ## this list
 	@printf 'bstar: make VERB\n\n'
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(PROGRAM) ## make .venv with the program in it (does nothing the second time)
 
@@ -67,6 +67,9 @@ ifneq ($(RUNS)$(SEED),)
 else
 	@$(BIN)/python -m pytest chaos-tests $(if $(SCENARIO),-k '$(SCENARIO)')
 endif
+
+compose-test: $(TOOLS) ## the pair of docker-compose.yml under faults (Docker; docs/deployment.md)
+	@PYTHONPATH=tests $(BIN)/python -m compose $(if $(COMPOSE),--compose '$(COMPOSE)') $(if $(BUSY),--busy)
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,111 @@
+"""The files that users copy agree with each other and with the program; whether they work, compose tells."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bstar.settings import Settings, load
+from bstar.settings.relations import pair_problems
+
+ROOT = Path(__file__).parents[1]
+FILES = ("docker-compose.yml", "docker-compose.chaos.yml")
+NODES = ("primary", "backup")
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
+
+def compose(name: str = FILES[0]) -> dict[str, dict[str, Any]]:
+    document: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+    return document
+
+
+def settings(role: str, environ: dict[str, str] | None = None) -> Settings:
+    return load(ROOT / "configs" / f"compose-{role}.yaml", environ=environ or {})
+
+
+def test_the_two_configurations_are_a_pair() -> None:
+    primary, backup = (settings(role) for role in NODES)
+    assert (primary.role, backup.role) == NODES
+    assert pair_problems(primary, backup) == []
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_a_node_hears_its_peer_in_the_peers_network_only(node: str) -> None:
+    peer = NODES[1 - NODES.index(node)]
+    host = settings(node).endpoints.peer_state.removeprefix("tcp://").partition(":")[0]
+    assert compose()["services"][peer]["networks"]["peers"]["aliases"] == [host]
+    assert host not in compose()["services"]
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_a_node_has_the_time_to_hand_over_before_it_is_killed(node: str) -> None:
+    timing = settings(node).timing
+    grace_s = float(compose()["services"][node]["stop_grace_period"].removesuffix("s"))
+    assert grace_s > timing.drain_timeout_s + 2 * timing.failover_timeout_s
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_a_node_has_no_rights_and_writes_to_its_volume_only(node: str) -> None:
+    service = compose()["services"][node]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["init"] is True
+    assert [mount for mount in service["volumes"] if not mount.endswith(":ro")] == [
+        f"{node}-state:{settings(node).state_dir}"
+    ]
+    assert f"{settings(node).state_dir}\n" in DOCKERFILE
+    assert re.search(r"^USER 10001:10001$", DOCKERFILE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_ports_are_published_on_loopback_only(name: str) -> None:
+    published = [port for each in compose(name)["services"].values() for port in each.get("ports", ())]
+    assert published
+    assert [port for port in published if not port.startswith("127.0.0.1:")] == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_images_have_short_names(name: str) -> None:
+    for service in compose(name)["services"].values():
+        image = re.sub(r"\$\{\w+:-(.*)\}", r"\1", service.get("image", "bstar"))
+        assert "." not in image.partition("/")[0].partition(":")[0], image
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_a_proxied_link_proves_nothing_by_refusing(node: str) -> None:
+    environment = compose(FILES[1])["services"][node]["environment"]
+    assert settings(node, environment).timing.expire_on_refused is False
+    assert settings(node).timing.expire_on_refused is True
+    proxies = {each["listen"].rpartition(":")[2]: each for each in yaml.safe_load(_toxiproxy())}
+    proxy = proxies[settings(node, environment).endpoints.peer_state.rpartition(":")[2]]
+    assert f"tcp://{proxy['upstream']}" == settings(node).endpoints.peer_state
+    assert proxy["name"].startswith(f"{node}_hears_")
+
+
+def _toxiproxy() -> str:
+    return (ROOT / "configs" / "toxiproxy.json").read_text(encoding="utf-8")
+
+
+def test_the_image_is_built_from_all_that_the_package_is_made_of() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    let_in = set(re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(encoding="utf-8"), re.MULTILINE))
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert {package.partition("/")[0] for package in packages} <= let_in
+    assert {"pyproject.toml", "constraints.txt", "README.md", *project["project"]["license-files"]} <= let_in
+    # The layer of the dependencies, which is kept while only the program changes.
+    names = {re.split(r"[<>=~! ]", each)[0] for each in project["project"]["dependencies"]}
+    layer = re.search(r"constraints\.txt \\\n +([\w -]+)\n", DOCKERFILE)
+    assert layer is not None
+    assert set(layer[1].split()) == names
+
+
+def test_the_health_check_asks_where_the_node_listens() -> None:
+    for node in NODES:
+        bind = settings(node).http.bind
+        assert bind is not None
+        assert f"http://127.0.0.1:{bind.rpartition(':')[2]}/healthz" in DOCKERFILE
