@@ -56,10 +56,14 @@ docs: $(TOOLS) ## write the generated files anew: sample configurations, state d
 	@$(BIN)/python -m bstar.settings --write
 	@$(BIN)/python -m bstar.star.diagram --write docs/binary-star.md
 
-sim: $(TOOLS) ## a simulated pair under faults: 200 seeds; or SEED=7, RUNS=1000, HOURS=100 (docs/simulation.md)
+sim: $(TOOLS) ## a simulated pair under faults: 200 seeds; or SEED=7, RUNS=1000, HOURS=100; or EXPLORE=all: every state once
+ifdef EXPLORE
+	@PYTHONPATH=tests $(BIN)/python -m explorer $(EXPLORE) $(if $(STATES),--states $(STATES)) $(if $(WRITE),--write)
+else
 	@PYTHONPATH=tests $(BIN)/python -m sim $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) \
 	  $(if $(HOURS),--hours $(HOURS)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(MOOD),--mood $(MOOD)) \
 	  $(if $(PROFILE),--profile $(PROFILE)) $(if $(ARBITER),--arbiter $(ARBITER)) $(if $(TRACE),--trace)
+endif
 
 chaos: $(TOOLS) ## faults against real processes, or at random: RUNS=20, SEED=7 (chaos-tests/README.md)
 ifneq ($(RUNS)$(SEED),)

@@ -306,7 +306,7 @@ class Wire:
         self.trace.append(f"{self.now:7.3f}  {node.name:<8} {text}")
 
     def _trace(self, node: Node, output: Output) -> None:
-        text = _describe(output)
+        text = describe(output)
         if isinstance(output, Publish):
             message = output.message
             said = (
@@ -325,7 +325,7 @@ class Wire:
             self._note(node, text)
 
 
-def _describe(output: Output) -> str:
+def describe(output: Output) -> str:
     match output:
         case Publish(message):
             extras = [

@@ -1,0 +1,449 @@
+"""A production ``StarMachine`` as a value: what it remembers, and what it does next with that.
+
+A machine is copied by its plain fields, never as an object: its ``transitions`` table is large and always
+the same. One vessel per role is filled with a memory, does one step, and is read out again; a step that was
+done before is looked up. Every field of the machine is named here, either as part of the memory or with the
+reason why it does not decide anything; a field that is neither is an error, so that none can be forgotten.
+
+Times are relative to now and end where the machine no longer tells them apart: a deadline that has passed
+is 0, an age above the failover timeout is the timeout.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+from bstar.star import (
+    Activated,
+    Fatal,
+    Output,
+    PersistEpoch,
+    Publish,
+    Role,
+    StarMachine,
+    StarSettings,
+    State,
+)
+from bstar.wire.peer import PeerState
+
+__all__ = [
+    "INTERVAL_S",
+    "NEVER",
+    "NOBODY",
+    "ROLES",
+    "Done",
+    "Event",
+    "LiveMachines",
+    "Machines",
+    "Memory",
+    "Vessels",
+    "Word",
+    "message_of",
+    "word_of",
+]
+
+ROLES = (Role.PRIMARY, Role.BACKUP)
+INTERVAL_S = 1.0
+NEVER = float("inf")
+# The run of a peer that has not been heard, and the start of a rivalry that has not begun.
+NOBODY = -1
+_NONE = -1.0
+
+# What a machine is asked to do: its name and, for some, one or two arguments.
+Event = tuple[object, ...]
+
+
+class Word(NamedTuple):
+    """A state message: what decides something, without what both nodes have in common."""
+
+    state: int
+    epoch: int
+    run: int
+    seq: int
+    asks: int
+    answers: int
+    is_released: bool
+    is_leaving: bool
+
+
+class Memory(NamedTuple):
+    """All that decides what a machine does next. ``due_in`` and ``has_left`` are its own answers about it."""
+
+    state: int
+    is_leaving: bool
+    is_mute: bool
+    epoch: int
+    epoch_seen: int
+    peer_state: int
+    expires_in: float
+    published_ago: float
+    publish_in: float
+    run: int
+    seq: int
+    token: int
+    asking: int
+    answers: int
+    answers_told: int
+    is_released: bool
+    is_peer_seen: bool
+    is_peer_native: bool
+    is_peer_gone: bool
+    is_link_lost: bool
+    peer_run: int
+    peer_seq: int
+    past_peers: tuple[tuple[int, int], ...]
+    rival_ago: float
+    due_in: float
+    has_left: bool
+
+
+class Done(NamedTuple):
+    """What came of an event. ``error`` is what the machine raised, or why it ended."""
+
+    memory: Memory
+    words: tuple[Word, ...] = ()
+    activated: tuple[int, ...] = ()
+    persisted: int | None = None
+    error: str = ""
+
+
+# What a machine counts or reports, what it is made of, and what is the same for every node of the pair.
+_DECIDES_NOTHING = frozenset(
+    {
+        "settings",
+        "_failover_timeout_s",
+        "_table",
+        "_position",  # its state is read; its facts and rule are those of the moment
+        "is_active",  # always state is ACTIVE, which is checked
+        "node",
+        "peer_heard_at",  # for reports; the silence is counted from peer_expires_at
+        "transitions",
+        "votes",
+        "requests_refused",
+        "peer_messages",
+        "peer_ignored",
+        "peers_gone",
+        "stalls",
+        "epochs_ignored",
+        "majorities_lost",
+        "arbiter_answers",
+        "quorum",  # None: there is no arbiter here
+        "serve_until",  # for ever while active
+        "_is_grant_due",
+        "_has_peer_left",  # only chooses the words of a report
+        "_rejected",  # strangers reported; there are none here
+    }
+)
+_REMEMBERED = frozenset(
+    {
+        "is_leaving",
+        "epoch",
+        "epoch_seen",
+        "peer_state",
+        "peer_expires_at",
+        "_seq",
+        "_published_at",
+        "_publish_at",
+        "_is_mute",
+        "_token",
+        "_asking",
+        "_answers",
+        "_answers_told",
+        "_is_released",
+        "_is_peer_seen",
+        "_is_peer_native",
+        "is_peer_gone",
+        "_link_lost_at",
+        "_peer_node",
+        "_peer_seq",
+        "_past_peers",
+        "_rival_since",
+    }
+)
+
+
+def check_fields(machine: StarMachine) -> None:
+    """Every field of the machine is known here."""
+    fields = vars(machine).keys()
+    unknown = fields - _REMEMBERED - _DECIDES_NOTHING
+    gone = (_REMEMBERED | _DECIDES_NOTHING) - fields
+    assert not unknown, (
+        f"tests/explorer/memory.py does not say what these fields of StarMachine decide: {unknown}"
+    )
+    assert not gone, f"tests/explorer/memory.py names fields that StarMachine no longer has: {gone}"
+
+
+def settings_of(role: Role, timeout_s: float) -> StarSettings:
+    return StarSettings(
+        pair="explored", role=role, heartbeat_interval_s=INTERVAL_S, failover_timeout_s=timeout_s
+    )
+
+
+def name_of(role: Role, run: int) -> str:
+    return f"{role.value}-{run}"
+
+
+def run_of(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def message_of(word: Word, role: Role, settings: StarSettings) -> PeerState:
+    """The word as the node of ``role`` says it."""
+    return PeerState(
+        state=word.state,
+        pair=settings.pair,
+        role=role.value,
+        node=name_of(role, word.run),
+        seq=word.seq,
+        epoch=word.epoch,
+        heartbeat_ms=settings.heartbeat_ms,
+        timeout_ms=settings.failover_timeout_ms,
+        asks=word.asks,
+        answers=word.answers,
+        released=word.is_released,
+        leaving=word.is_leaving,
+    )
+
+
+def word_of(message: PeerState) -> Word:
+    assert message.node is not None
+    assert message.seq is not None
+    assert message.epoch is not None
+    return Word(
+        message.state,
+        message.epoch,
+        run_of(message.node),
+        message.seq,
+        message.asks,
+        message.answers,
+        message.released,
+        message.leaving,
+    )
+
+
+def recall(machine: StarMachine, now: float) -> Memory:
+    """Read the machine out."""
+    assert machine.is_active == (machine.state is State.ACTIVE) == (now < machine.serve_until)
+    assert machine.quorum is None
+    timeout_s = machine.settings.failover_timeout_s
+    due = machine.next_deadline()
+    rival = machine._rival_since
+    return Memory(
+        state=int(machine.state),
+        is_leaving=machine.is_leaving,
+        is_mute=machine._is_mute,
+        epoch=machine.epoch,
+        epoch_seen=machine.epoch_seen,
+        peer_state=int(machine.peer_state or 0),
+        expires_in=max(0.0, machine.peer_expires_at - now),
+        published_ago=min(timeout_s, now - machine._published_at),
+        publish_in=0.0 if machine._is_mute else max(0.0, machine._publish_at - now),
+        run=run_of(machine.node),
+        seq=machine._seq,
+        token=machine._token,
+        asking=machine._asking,
+        answers=machine._answers,
+        answers_told=machine._answers_told,
+        is_released=machine._is_released,
+        is_peer_seen=machine._is_peer_seen,
+        is_peer_native=machine._is_peer_native,
+        is_peer_gone=machine.is_peer_gone,
+        # When it was lost is for clients: it tells them when to ask again.
+        is_link_lost=machine._link_lost_at is not None,
+        peer_run=NOBODY if machine._peer_node is None else run_of(machine._peer_node),
+        peer_seq=machine._peer_seq,
+        past_peers=tuple(sorted((run_of(name), seq) for name, seq in machine._past_peers.items())),
+        rival_ago=_NONE if rival is None else min(timeout_s, now - rival),
+        due_in=NEVER if due is None else max(0.0, due - now),
+        has_left=machine.has_left(now),
+    )
+
+
+def remind(machine: StarMachine, memory: Memory, now: float) -> None:
+    """Make the machine one that remembers this."""
+    role = machine.settings.role
+    machine._position.state = State(memory.state)
+    machine.is_active = machine.state is State.ACTIVE
+    machine.serve_until = math.inf if machine.is_active else -math.inf
+    machine.node = name_of(role, memory.run)
+    machine.is_leaving = memory.is_leaving
+    machine.epoch = memory.epoch
+    machine.epoch_seen = memory.epoch_seen
+    machine.peer_state = State(memory.peer_state) if memory.peer_state else None
+    machine.peer_heard_at = None
+    machine.peer_expires_at = now + memory.expires_in
+    machine._seq = memory.seq
+    machine._published_at = now - memory.published_ago
+    machine._publish_at = now + memory.publish_in
+    machine._is_mute = memory.is_mute
+    machine._token = memory.token
+    machine._asking = memory.asking
+    machine._answers = memory.answers
+    machine._answers_told = memory.answers_told
+    machine._is_released = memory.is_released
+    machine._is_peer_seen = memory.is_peer_seen
+    machine._is_peer_native = memory.is_peer_native
+    machine.is_peer_gone = memory.is_peer_gone
+    machine._link_lost_at = now if memory.is_link_lost else None
+    machine._peer_node = None if memory.peer_run == NOBODY else name_of(role.peer, memory.peer_run)
+    machine._peer_seq = memory.peer_seq
+    machine._past_peers = {name_of(role.peer, run): seq for run, seq in memory.past_peers}
+    machine._rival_since = None if memory.rival_ago == _NONE else now - memory.rival_ago
+
+
+def perform(machine: StarMachine, event: Event, now: float) -> list[Output]:
+    """Do with the machine what its shell does on this event."""
+    match event:
+        case ("begin",) | ("timer",):
+            return machine.handle_timer(now)
+        case ("vote",):
+            return machine.client_request(now)
+        case ("hear", Word() as word):
+            role = machine.settings.role.peer
+            return machine.receive(message_of(word, role, machine.settings), now)
+        case ("subscribed",):
+            return machine.subscribed(now)
+        case ("missed",):
+            return machine.link_lost(now)
+        case ("refused",):
+            return machine.peer_refused(now)
+        case ("learn", int() as epoch):
+            return machine.learn_epoch(epoch, now)
+        case ("handover",):
+            return machine.handover(now)
+        case ("leave",):
+            return machine.leave(now)
+        case ("thaw", float() as gap_s):
+            # Reactor._look: the stall first, then what is due, then what came meanwhile.
+            outputs = machine.stalled(gap_s, now) if gap_s > INTERVAL_S / 2 else []
+            due = machine.next_deadline()
+            return outputs if due is None or now < due else outputs + machine.handle_timer(now)
+    raise AssertionError(f"no such event: {event!r}")
+
+
+def _sum_up(machine: StarMachine, outputs: list[Output], now: float) -> Done:
+    persisted: int | None = None
+    error = ""
+    words: list[Word] = []
+    activated: list[int] = []
+    for output in outputs:
+        match output:
+            case Publish(message):
+                words.append(word_of(message))
+            case PersistEpoch(epoch):
+                persisted = epoch
+            case Activated(epoch, _):
+                activated.append(epoch)
+            case Fatal(fatal):
+                error = f"ended with status {fatal.exit_code}: {fatal}"
+            case _:
+                pass
+    return Done(recall(machine, now), tuple(words), tuple(activated), persisted, error)
+
+
+class Machines(Protocol):
+    """Who steps the nodes of the model."""
+
+    def start(self, who: int, run: int, epoch: int, token: int) -> Memory:
+        """A new run. Its tokens differ from those of every earlier run; here they are above ``token``."""
+
+    def call(self, who: int, memory: Memory, event: Event, after_s: float = 0.0) -> Done:
+        """Let the node who remembers this do that, ``after_s`` seconds later without a turn of its loop."""
+
+    def later(self, who: int, memory: Memory, after_s: float) -> Memory:
+        """The same memory after some time."""
+
+    def pass_time(self, seconds: float) -> None:
+        """The clock goes on."""
+
+
+class Vessels:
+    """The production machines, one per role, that do each step once; afterwards it is looked up.
+
+    ``machine_class`` is StarMachine, or a broken one in a test that wants to see it caught.
+    """
+
+    def __init__(self, timeout_s: float, machine_class: type[StarMachine] = StarMachine) -> None:
+        self._machine_class = machine_class
+        self._settings = [settings_of(role, timeout_s) for role in ROLES]
+        self._machines = [
+            machine_class(settings, node=name_of(settings.role, 0), epoch=0, now=0.0)
+            for settings in self._settings
+        ]
+        for machine in self._machines:
+            check_fields(machine)
+        self._begun: dict[tuple[int, int], Memory] = {}
+        self._done: dict[tuple[object, ...], Done] = {}
+        self._later: dict[tuple[int, float, Memory], Memory] = {}
+        self.steps = 0
+
+    def start(self, who: int, run: int, epoch: int, token: int) -> Memory:
+        memory = self._begun.get((who, epoch))
+        if memory is None:
+            machine = self._machine_class(
+                self._settings[who], node=name_of(ROLES[who], 0), epoch=epoch, now=0.0
+            )
+            memory = self._begun[who, epoch] = recall(machine, 0.0)
+        return memory._replace(run=run, token=token)
+
+    def call(self, who: int, memory: Memory, event: Event, after_s: float = 0.0) -> Done:
+        key = (who, memory, event, after_s)
+        done = self._done.get(key)
+        if done is None:
+            self.steps += 1
+            machine = self._machines[who]
+            remind(machine, memory, 0.0)
+            try:
+                done = _sum_up(machine, perform(machine, event, after_s), after_s)
+            except Exception as error:  # noqa: BLE001 - whatever it raises is what was looked for
+                done = Done(memory, error=f"raised {type(error).__name__}: {error}")
+            self._done[key] = done
+        return done
+
+    def pass_time(self, seconds: float) -> None:
+        """Memories know only of now."""
+
+    def later(self, who: int, memory: Memory, after_s: float) -> Memory:
+        key = (who, after_s, memory)
+        later = self._later.get(key)
+        if later is None:
+            machine = self._machines[who]
+            remind(machine, memory, 0.0)
+            later = self._later[key] = recall(machine, after_s)
+        return later
+
+
+class LiveMachines:
+    """The same face over machines that live through everything themselves, with a clock that goes on."""
+
+    def __init__(self, timeout_s: float, machine_class: type[StarMachine] = StarMachine) -> None:
+        self.now = 1_000.0
+        self.outputs: list[tuple[int, list[Output]]] = []
+        self._machine_class = machine_class
+        self._settings = [settings_of(role, timeout_s) for role in ROLES]
+        self._machines: list[StarMachine | None] = [None, None]
+        self._runs = 0
+
+    def start(self, who: int, run: int, epoch: int, token: int) -> Memory:
+        """A new run, named by ourselves: a machine remembers names that the model has forgotten."""
+        self._runs += 1
+        machine = self._machines[who] = self._machine_class(
+            self._settings[who], node=name_of(ROLES[who], self._runs), epoch=epoch, now=self.now
+        )
+        return recall(machine, self.now)
+
+    def call(self, who: int, memory: Memory, event: Event, after_s: float = 0.0) -> Done:
+        machine = self._machines[who]
+        assert machine is not None
+        outputs = perform(machine, event, self.now)
+        self.outputs.append((who, outputs))
+        return _sum_up(machine, outputs, self.now)
+
+    def later(self, who: int, memory: Memory, after_s: float) -> Memory:
+        machine = self._machines[who]
+        assert machine is not None
+        return recall(machine, self.now)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
