@@ -561,6 +561,26 @@ def test_a_learned_epoch_in_which_the_silent_peer_may_serve_is_respected() -> No
     assert machine.epoch == 7
 
 
+def test_a_node_that_was_cut_off_does_not_take_the_role_back_because_it_hears_a_worker_first() -> None:
+    """The peer took over one timeout after it had last heard us, when for us its own last word, PASSIVE, was
+    younger than that: the cut fell between two heartbeats. The link heals, and a worker's word of the new
+    epoch comes before the peer's.
+    """
+    peer = Peer()
+    machine = in_state(ACTIVE, peer=peer)
+    heard_at = machine.peer_heard_at
+    assert heard_at is not None
+    machine.subscribed(FRESH + 0.5)
+    now = heard_at + TIMEOUT_S - 0.99
+    assert now < machine.peer_expires_at
+    machine.learn_epoch(6, now)
+    assert machine.state is PASSIVE
+    assert machine.is_asking
+    machine.receive(peer.says(ACTIVE, epoch=6), now + 0.01)
+    assert machine.state is PASSIVE
+    assert machine.epoch == 1
+
+
 def test_an_epoch_learned_while_passive_is_remembered_for_the_next_activation() -> None:
     peer = Peer()
     machine = in_state(PASSIVE, peer=peer)

@@ -81,7 +81,7 @@ def run(folder: Path, seconds: float, say: Callable[[str], None]) -> Overload:
         stand.follower.wait_for_answers(5)
         began = time.monotonic()
         say(f"overload: {count} busy processes and {JITTER_MS} ms jitter for {seconds:.0f} s")
-        _last(stand, began, seconds, say)
+        _last(stand, began, seconds, before, say)
         until = time.monotonic()
         load_average = os.getloadavg()[0]
         states = [node.wait_for("any state", lambda _: True) for node in stand.cluster.nodes]
@@ -110,7 +110,7 @@ def _changes(stand: Stand) -> int:
     return sum(count for state in states for count in state.pair.transitions.values())
 
 
-def _last(stand: Stand, began: float, seconds: float, say: Callable[[str], None]) -> None:
+def _last(stand: Stand, began: float, seconds: float, before: int, say: Callable[[str], None]) -> None:
     """Let the time pass that is to be measured; look on meanwhile that there is something to measure."""
     said_at = began
     while (now := time.monotonic()) < began + seconds:
@@ -119,7 +119,7 @@ def _last(stand: Stand, began: float, seconds: float, say: Callable[[str], None]
         wait_until(lambda seen=seen: _has_more(stand, seen), "replies under overload")  # type: ignore[misc]
         if now - said_at >= _SAY_S:
             said_at = now
-            say(f"overload: {now - began:4.0f} s, {_changes(stand)} changes of state since the start")
+            say(f"overload: {now - began:4.0f} s, {_changes(stand) - before} changes of state")
 
 
 def _has_more(stand: Stand, seen: int) -> bool:

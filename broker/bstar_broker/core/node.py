@@ -26,6 +26,11 @@ from bstar_broker.core.snapshot import LoopState, NodeState, PairState, QuorumSt
 __all__ = ["Node"]
 
 _EPOCH_CARRIERS = frozenset((Heartbeat, Ping, Ready, StaleEpoch))
+# A node that has handed over goes on refusing requests for so long before it ends. Clients send until they
+# have been told, and what is unread when a node ends may have been executed for all they know; a refused
+# request was not. It is to be longer than a message to a client and its next request take.
+FAREWELL_S = 0.2
+
 # What ends no request. To ask all workers whether one is still awaited is not for each of their heartbeats.
 _NO_ENDS = frozenset((Heartbeat, Ping, Partial))
 
@@ -53,6 +58,7 @@ class Node:
         self._message_bytes_max = settings.message_bytes_max
         self._drain_timeout_s = drain_timeout_s
         self._drain_until: float | None = None
+        self._farewell_until: float | None = None
         self._version = version
         self._loop = loop
 
@@ -197,11 +203,13 @@ class Node:
             return []
         if now < self._drain_until and self.broker.is_awaited:
             return []
+        if self.machine.is_active:
+            self._farewell_until = now + FAREWELL_S
         return self._expand(self.machine.leave(now), now)
 
     def has_left(self, now: float) -> bool:
         """After ``leave``: may the process end?"""
-        return self.machine.has_left(now)
+        return self.machine.has_left(now) and self._farewell_until is None
 
     def status(self, now: float) -> NodeStatus:
         """What this node tells clients and workers about itself."""
@@ -215,10 +223,16 @@ class Node:
         """When ``handle_timer`` has something to do."""
         deadline = self.broker.next_deadline()
         star = self.machine.next_deadline()
-        return deadline if star is None or deadline < star else star
+        if star is not None and star < deadline:
+            deadline = star
+        if self._farewell_until is not None and self._farewell_until < deadline:
+            return self._farewell_until
+        return deadline
 
     def handle_timer(self, now: float) -> list[Output]:
         """Everything whose time has come, of the machine and of the broker."""
+        if self._farewell_until is not None and now >= self._farewell_until:
+            self._farewell_until = None
         outputs = self._expand(self.machine.handle_timer(now), now)
         outputs += self.broker.handle_timer(now)
         return outputs + self._leave_when_drained(now)

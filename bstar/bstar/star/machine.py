@@ -748,13 +748,21 @@ class StarMachine:
             policy_exit=self.settings.on_dual_active == "exit",
             peer_deaf=self._rival_since is not None and now - self._rival_since >= self._failover_timeout_s,
             peer_ready=not is_silent and self.peer_state is State.PASSIVE and self._is_peer_native,
-            peer_may_be_active=(is_silent or self.peer_state is State.ACTIVE)
+            peer_may_be_active=(is_silent or self.peer_state is State.ACTIVE or self._is_peer_overdue(now))
             and not self._is_ours(self.epoch_seen),
             released=self._is_released,
             asking=self._asking != 0,
             majority_missing=self.quorum is not None and now >= self.quorum.until,
             **facts_of_peer,
         )
+
+    def _is_peer_overdue(self, now: float) -> bool:
+        """Whether the peer may have fallen out of hearing and taken over since its last word. It must have
+        missed us for the failover timeout, and its last word came at most one heartbeat interval after ours;
+        a tenth of an interval is for heartbeats that are late.
+        """
+        unheard_s = self._failover_timeout_s - 1.1 * self.settings.heartbeat_interval_s
+        return self.peer_heard_at is not None and now - self.peer_heard_at > unheard_s
 
     def _does_peer_win(self, message: PeerState) -> bool:
         if message.epoch is None or message.epoch == self.epoch:

@@ -1,0 +1,78 @@
+"""The pure node, broker and Binary Star together: what neither of them does alone. In virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bstar.star import Publish, Role, StarMachine, StarSettings
+from bstar.wire import native
+from bstar.wire.peer import PeerState
+from bstar_broker.core import BrokerSettings, Node, Send
+from bstar_broker.core.node import FAREWELL_S
+
+CLIENT = b"client"
+REQUEST = native.encode_request(bytes(range(24)), b"echo", [b"x"], ttl_ms=0, epoch=0, is_repeated=False)
+
+
+def word(seq: int, state: int, **changes: Any) -> PeerState:
+    fields: dict[str, Any] = {
+        "state": state,
+        "pair": "test",
+        "role": "backup",
+        "node": "they",
+        "seq": seq,
+        "epoch": 0,
+        "heartbeat_ms": 1000,
+        "timeout_ms": 2000,
+    }
+    return PeerState(**(fields | changes))
+
+
+@pytest.fixture
+def node() -> Node:
+    """An active node whose passive peer was heard a moment ago."""
+    machine = StarMachine(StarSettings(pair="test", role=Role.PRIMARY), node="we", epoch=0, now=0.0)
+    made = Node(machine, BrokerSettings(), node_id=bytes(16), drain_timeout_s=5.0, version="test", now=0.0)
+    made.receive(word(1, 2), 0.0)
+    made.receive(word(2, 4), 0.0)
+    assert made.is_active
+    return made
+
+
+def answers(node: Node, now: float) -> list[int]:
+    """The commands with which it answers a request."""
+    outputs = node.receive_frames([CLIENT, *REQUEST], now)
+    return [native.decode(output.frames[1:]).command for output in outputs if isinstance(output, Send)]
+
+
+def test_a_node_that_has_handed_over_refuses_for_a_while_before_it_ends(node: Node) -> None:
+    """What is unread when it ends may have been executed, for all that its sender knows."""
+    node.leave(1.0)
+    node.receive(word(3, 3, epoch=2), 1.0)
+    assert not node.has_left(1.0), "the peer serves, but clients do not know yet"
+    assert answers(node, 1.1) == [native.NOT_ACTIVE]
+    node.handle_timer(1.1)  # its heartbeat
+    assert node.next_deadline() == 1.0 + FAREWELL_S
+    node.handle_timer(1.0 + FAREWELL_S)
+    assert node.has_left(1.0 + FAREWELL_S)
+
+
+def test_a_node_whose_peer_is_slow_to_take_over_waits_for_it_and_not_in_a_spin(node: Node) -> None:
+    node.leave(1.0)
+    node.handle_timer(1.0 + FAREWELL_S)
+    assert not node.has_left(1.0 + FAREWELL_S)
+    due = node.next_deadline()
+    assert due is not None
+    assert due > 1.0 + FAREWELL_S
+    node.receive(word(3, 3, epoch=2), 1.5)
+    assert node.has_left(1.5)
+
+
+def test_a_passive_node_ends_at_once(node: Node) -> None:
+    node.receive(word(3, 3, epoch=2), 0.5)
+    assert not node.is_active
+    outputs = node.leave(1.0)
+    assert not [output for output in outputs if isinstance(output, Publish)]
+    assert node.has_left(1.0)
