@@ -58,8 +58,8 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     ),
     Configuration(
         name="operator",
-        about="3 of: 2 handovers, 1 stop, 1 pause, 1 crash",
-        budget=Budget(handovers=2, stops=1, freezes=1, crashes=1, total=3),
+        about="2 of: 2 handovers, stop, pause, crash; from a settled pair on",
+        budget=Budget(handovers=2, stops=1, freezes=1, crashes=1, total=2),
         prefix=SETTLED,
         expected=_MESSAGE,
     ),
