@@ -13,10 +13,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from bstar_broker.core.snapshot import QuorumState
 from bstar_broker.metrics import NodeCollector
 from support.node_states import node_state, service_state
 
@@ -102,7 +104,10 @@ def test_the_runbook_knows_no_alert_that_is_not_there() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_alert_asks_for_metrics_that_a_node_has(name: str) -> None:
     registry = CollectorRegistry()
-    registry.register(NodeCollector(lambda: node_state(service_state("echo", answered=1))))
+    quorum = QuorumState("tcp://arbiter:5010", True, True, True, True)
+    state = node_state(service_state("echo", answered=1))
+    state = msgspec.structs.replace(state, pair=msgspec.structs.replace(state.pair, quorum=quorum))
+    registry.register(NodeCollector(lambda: state))
     known = {sample.name for family in registry.collect() for sample in family.samples}
     asked = set(re.findall(r"\bbstar_\w+", rules()[name]["expr"]))
     assert asked <= known

@@ -63,7 +63,7 @@ class BrokerServer:
 
     def _open(self) -> None:
         settings, timing = self.settings, self.settings.timing
-        self._context = new_context(2)  # one I/O thread for what is bound, one for the peer
+        self._context = new_context(3)  # I/O threads for what is bound, for the peer, for the arbiter
         self._context.setsockopt(zmq.IPV6, 1)  # of every socket made from it
         self._resources.callback(self._context.destroy, linger=_LINGER_MS)
         self._reactor = Reactor(stop_timeout_s=timing.drain_timeout_s + 2 * timing.failover_timeout_s)

@@ -19,6 +19,7 @@ from typing import Protocol
 import zmq
 
 from bstar.errors import RemoteProtocolError
+from bstar.io_threads import keep_apart
 from bstar.reactor import Reactor
 from bstar.sockets import receive, send
 from bstar.wire.arbiter import Answer, Question, decode_answer, encode_question
@@ -70,6 +71,7 @@ class ArbiterLink:
         """Connect. Raises zmq.ZMQError if the endpoint is none."""
         socket = self._context.socket(zmq.DEALER)
         self._socket = socket
+        keep_apart(socket, 2)  # while the dead peer's name is looked up, it is the arbiter who counts
         socket.linger = 0
         socket.ipv6 = True
         # A question must not wait for a connection: it would be answered when its claim is over.

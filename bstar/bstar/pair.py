@@ -182,7 +182,7 @@ class BinaryStar:
         self._link: PeerLink | None = None
         self._arbiter: Arbiter | None = None
         self._is_closed = False
-        self._context = context if context is not None else new_context(2)
+        self._context = context if context is not None else new_context(3)
         try:
             self._publisher = self._open_publisher(local)
             self._link = PeerLink(
