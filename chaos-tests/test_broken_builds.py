@@ -37,7 +37,7 @@ def test_a_client_that_does_not_match_replies_is_caught() -> None:
         is_judged=False,
     )
 
-    assert rules(run)["c"] > 10, run.violations
+    assert rules(run)["c"] > 0, run.violations
     assert any("was handed the reply to" in violation.text for violation in run.violations)
 
 
@@ -49,4 +49,4 @@ def test_a_worker_that_does_not_check_epochs_is_caught() -> None:
         is_judged=False,
     )
 
-    assert rules(run)["b"] > 10, run.violations
+    assert rules(run)["b"] > 0, run.violations

@@ -53,23 +53,29 @@ class Plan:
 
     seed: int
     has_state_dir: bool
+    has_arbiter: bool
     work_ms: float
     acts: tuple[Act, ...]
 
     def __str__(self) -> str:
         kept = "with" if self.has_state_dir else "without"
-        return f"seed {self.seed}, {kept} state directories: {'; '.join(map(str, self.acts))}"
+        arbiter = "an" if self.has_arbiter else "no"
+        acts = "; ".join(map(str, self.acts))
+        return f"seed {self.seed}, {kept} state directories, {arbiter} arbiter: {acts}"
 
 
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
     chance = random.Random(seed)
-    acts = tuple(_act(chance) for _ in range(chance.randint(3, 5)))
-    return Plan(seed, chance.random() < 0.5, chance.choice((2.0, 5.0, 15.0)), acts)
+    has_arbiter = chance.random() < 0.3
+    acts = tuple(_act(chance, has_arbiter=has_arbiter) for _ in range(chance.randint(3, 5)))
+    return Plan(seed, chance.random() < 0.5, has_arbiter, chance.choice((2.0, 5.0, 15.0)), acts)
 
 
-def _act(chance: random.Random) -> Act:
+def _act(chance: random.Random, *, has_arbiter: bool) -> Act:
     steps: list[Step] = []
+    if has_arbiter and chance.random() < 0.3:
+        steps.append(Step(chance.choice((Kind.KILL, Kind.STOP)), "arbiter"))
     rooms: list[tuple[str, ...]] = [_PROCESSES, *_LINKS]
     for row in chance.sample(rooms, chance.choice((1, 1, 2, 2, 3))):
         kinds: tuple[Kind, ...] = PROCESS_KINDS if row is _PROCESSES else LINK_KINDS
@@ -87,6 +93,7 @@ def play(plan: Plan, *, name: str = "") -> None:
         workers=(BOTH, BOTH),
         clients=(BOTH, BOTH),
         worker_load=WorkerLoad(work_ms=plan.work_ms),
+        has_arbiter=plan.has_arbiter,
     )
     repeat = f"make chaos SEED={plan.seed}"
     with stage(name or f"seed-{plan.seed}", cast=cast, repeat=repeat, plan=str(plan)) as run:

@@ -113,11 +113,16 @@ def _process_fault(stage: Stage, step: Step, process: Process) -> Iterator[None]
         try:
             yield
         finally:
-            if isinstance(process, Node):
-                process.restart()
-            elif isinstance(process, Historian):
-                process.start()
-                process.wait_for_start()
+            _bring_back(process)
+
+
+def _bring_back(process: Process) -> None:
+    if isinstance(process, Node):
+        process.restart()
+        return
+    process.start()
+    if isinstance(process, Historian):
+        process.wait_for_start()
 
 
 # --- links --------------------------------------------------------------------------------------------------
