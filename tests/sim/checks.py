@@ -366,13 +366,21 @@ class Checks:
         for token, issued in self._calls.items():
             self._fail("d", f"{token} of {issued.client} never ended")
         for node in self.nodes:
-            broker = node.node.broker
-            left = {
-                "queued": broker.queued,
-                "octets": broker.queued_bytes,
-                "in flight": sum(len(worker.in_flight) for worker in broker.workers.values()),
-                "identities": len(broker._by_identity),
-                "clients": len(broker.requests_of),
-            }
+            left = self._left(node)
             if any(left.values()):
                 self._fail("e", f"{node.name} still remembers calls that are over: {left}")
+
+    @property
+    def is_empty(self) -> bool:
+        """Is every call over, and forgotten?"""
+        return not self._calls and not any(any(self._left(node).values()) for node in self.nodes)
+
+    def _left(self, node: SimNode) -> dict[str, int]:
+        broker = node.node.broker
+        return {
+            "queued": broker.queued,
+            "octets": broker.queued_bytes,
+            "in flight": sum(len(worker.in_flight) for worker in broker.workers.values()),
+            "identities": len(broker._by_identity),
+            "clients": len(broker.requests_of),
+        }

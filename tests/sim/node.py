@@ -102,6 +102,7 @@ class SimNode(Process):
         self._turned_at = 0.0
         self._seen_at: float | None = None  # set while the loop may be away
         self._stop_by: float | None = None
+        self._pause_in_burst_s = 0.0
         # It cannot go on, and stays until then to be heard.
         self._ends_at: float | None = None
         self._last_word: Frames = []
@@ -217,7 +218,9 @@ class SimNode(Process):
 
     def on_time(self) -> None:
         """Reactor._fire_due."""
-        self._turn(lambda: self.node.handle_timer(self.clock()))
+        self._look()
+        self._do(self.node.handle_timer(self.clock()))
+        self._end_turn()
 
     def lose_time(self) -> None:
         """The loop is about to be away: remember until when it meant to sleep (Reactor.turn)."""
@@ -245,6 +248,21 @@ class SimNode(Process):
             self._turn(lambda: ())
             self.arrange()
 
+    def thaw_for_a_moment(self, pause_s: float) -> None:
+        """Let it go on, and freeze it again for so long when it has read half of what waits."""
+        self._pause_in_burst_s = pause_s
+        self.thaw()
+        self._pause_in_burst_s = 0.0
+
+    def _pause_in_burst(self, rest: list[tuple[bytes, Frames]]) -> None:
+        self.freeze()
+        self._router_waits = rest
+        self.world.after(self._pause_in_burst_s, partial(self._thaw_if, self.runs))
+
+    def _thaw_if(self, run: int) -> None:
+        if run == self.runs:
+            self.thaw()
+
     def catch_up(self) -> None:
         """The first turn after a freeze: the stall, what is due, the peer, the clients.
 
@@ -263,10 +281,13 @@ class SimNode(Process):
         for _ in range(self._subscriptions):
             self._do(self.node.subscribed(self.clock()))
         self._subscriptions = 0
-        for routing_id, frames in router[split:]:
+        half = (split + len(router)) // 2 if self._pause_in_burst_s else len(router)
+        for routing_id, frames in router[split:half]:
             self._receive(routing_id, frames)
         self._end_turn()
         self._watcher.node_changed(self)
+        if half < len(router) and self.is_alive:
+            self._pause_in_burst(router[half:])
 
     def _look(self) -> None:
         """Reactor._look: tell of a stall before anything else, then serve what is due."""
@@ -357,7 +378,9 @@ class SimNode(Process):
 
     def hear_refusal(self) -> None:
         """The peer's endpoint refused, after the connection to it broke."""
-        if self.is_alive:
+        if self.is_frozen:
+            self.when_it_goes_on(self.hear_refusal)
+        elif self.is_alive:
             self._turn(lambda: self.node.peer_refused(self.clock()))
 
     def hear_arbiter(self, frames: Frames) -> None:
