@@ -211,10 +211,12 @@ def test_a_handler_that_is_not_there_is_a_configuration_error(name: str) -> None
 # --- the verdict of status ------------------------------------------------------------------------------
 
 
-def view(role: str, state: str, *, is_peer_fresh: bool = True) -> NodeView:
+def view(
+    role: str, state: str, *, is_peer_fresh: bool = True, is_arbiter_heard: bool | None = None
+) -> NodeView:
     from msgspec import convert
 
-    pair = {
+    pair: dict[str, object] = {
         "pair": "p",
         "role": role,
         "state": state,
@@ -222,6 +224,8 @@ def view(role: str, state: str, *, is_peer_fresh: bool = True) -> NodeView:
         "epoch": 1,
         "is_peer_fresh": is_peer_fresh,
     }
+    if is_arbiter_heard is not None:
+        pair["quorum"] = {"is_arbiter_heard": is_arbiter_heard}
     return convert(
         {"version": "1", "pair": pair, "broker": {"workers": 0, "queued": 0, "services": []}}, NodeView
     )
@@ -241,6 +245,14 @@ def view(role: str, state: str, *, is_peer_fresh: bool = True) -> NodeView:
         ([view("primary", "PASSIVE", is_peer_fresh=False), None], 3, "a request from a client will turn"),
         ([None, view("backup", "BACKUP", is_peer_fresh=False)], 3, "no node serves: backup BACKUP"),
         ([None, None], 3, "no node answers"),
+        (
+            [
+                view("primary", "ACTIVE", is_arbiter_heard=True),
+                view("backup", "PASSIVE", is_arbiter_heard=False),
+            ],
+            1,
+            "the arbiter does not answer the backup",
+        ),
         ([view("primary", "ACTIVE"), view("backup", "ACTIVE")], 4, "2 nodes serve: primary, backup"),
     ],
 )

@@ -10,7 +10,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from bstar_broker.core.snapshot import NodeState
+from bstar_broker.core.snapshot import NodeState, QuorumState
 from bstar_broker.metrics import NodeCollector, make_registry
 from support.node_states import node_state, service_state
 
@@ -77,6 +77,17 @@ def test_activations_are_there_from_the_start_and_counted_whatever_came_before()
     assert value(samples(node_state(transitions={})), "bstar_activations_total") == 0
     moved = {"PRIMARY->ACTIVE": 1, "ACTIVE->PASSIVE": 3, "PASSIVE->ACTIVE": 2}
     assert value(samples(node_state(transitions=moved)), "bstar_activations_total") == 3
+
+
+def test_the_three_voters_are_gauges_where_there_is_an_arbiter_and_absent_elsewhere() -> None:
+    quorum = QuorumState("tcp://arbiter:5010", True, True, False, True, 2)
+    found = samples(node_state(quorum=quorum))
+    assert value(found, "bstar_majority") == 1
+    assert value(found, "bstar_arbiter_fresh") == 1
+    assert value(found, "bstar_grant_fresh", voter="arbiter") == 0
+    assert value(found, "bstar_grant_fresh", voter="peer") == 1
+    assert value(found, "bstar_majorities_lost_total") == 2
+    assert not {name for name, _ in samples(node_state()) if "majorit" in name or "arbiter" in name}
 
 
 def test_requests_are_counted_by_service_and_outcome() -> None:
