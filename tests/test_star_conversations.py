@@ -335,8 +335,8 @@ def stop_of_the_active_node_while_its_peer_starts(wire: Wire) -> None:
 @script
 def pair_restarted_without_memory_and_workers_remember(wire: Wire) -> None:
     settled(wire)
-    wire.run_for(0.3)  # the backup has just been heard: it stands by
     wire.call(wire.primary, lambda machine: machine.learn_epoch(6, wire.now))
+    wire.run_for(0.3)
     assert wire.primary.is_active
     assert wire.primary.machine is not None
     assert wire.primary.machine.epoch == 7

@@ -532,10 +532,22 @@ def test_an_epoch_heard_from_the_peer_is_exceeded() -> None:
 
 def test_a_learned_epoch_in_which_nobody_serves_is_exceeded() -> None:
     machine = in_state(ACTIVE, peer=Peer())
+    outputs = machine.learn_epoch(7, FRESH)
+    assert machine.is_active
+    assert machine.epoch == 9
+    assert kinds(outputs) == [PersistEpoch, Publish, Activated]
+
+
+def test_a_learned_epoch_of_the_peer_is_exceeded_when_the_peer_answers_that_it_does_not_serve() -> None:
+    peer = Peer()
+    machine = in_state(ACTIVE, peer=peer)
     outputs = machine.learn_epoch(6, FRESH)
+    assert machine.state is PASSIVE
+    assert kinds(outputs) == [StateChanged, Deactivated, PeerAsked, Publish]
+    (question,) = [output.message.asks for output in outputs if isinstance(output, Publish)]
+    machine.receive(peer.says(PASSIVE, answers=question), FRESH + 0.01)
     assert machine.is_active
     assert machine.epoch == 7
-    assert kinds(outputs) == [PersistEpoch, Publish, Activated]
 
 
 def test_an_own_epoch_of_a_run_long_gone_is_exceeded_though_the_peer_is_silent() -> None:
@@ -562,17 +574,13 @@ def test_a_learned_epoch_in_which_the_silent_peer_may_serve_is_respected() -> No
 
 
 def test_a_node_that_was_cut_off_does_not_take_the_role_back_because_it_hears_a_worker_first() -> None:
-    """The peer took over one timeout after it had last heard us, when for us its own last word, PASSIVE, was
-    younger than that: the cut fell between two heartbeats. The link heals, and a worker's word of the new
-    epoch comes before the peer's.
+    """The peer could not hear us and took over, a moment after its last word, PASSIVE, had reached us. A
+    worker's word of the new epoch comes before the peer's.
     """
     peer = Peer()
     machine = in_state(ACTIVE, peer=peer)
-    heard_at = machine.peer_heard_at
-    assert heard_at is not None
-    machine.subscribed(FRESH + 0.5)
-    now = heard_at + TIMEOUT_S - 0.99
-    assert now < machine.peer_expires_at
+    now = FRESH + 0.5
+    machine.receive(peer.says(PASSIVE), now)
     machine.learn_epoch(6, now)
     assert machine.state is PASSIVE
     assert machine.is_asking
@@ -792,13 +800,13 @@ def test_questions_of_different_runs_have_different_tokens() -> None:
     assert len(tokens) == 2
 
 
-@pytest.mark.parametrize(("own", "theirs", "is_resuming"), [(3, 2, True), (3, 4, False)])
-def test_when_both_ask_the_one_that_was_active_last_resumes(own: int, theirs: int, is_resuming: bool) -> None:
+@pytest.mark.parametrize(("theirs", "is_resuming"), [(2, True), (6, False)])
+def test_when_both_ask_the_one_that_was_active_last_resumes(theirs: int, is_resuming: bool) -> None:
     """BST-S-05: two nodes that slept together must not have moved the role when they wake."""
     peer = Peer()
     machine = in_state(ACTIVE, peer=peer)
-    machine.learn_epoch(own - 1, FRESH)
-    assert machine.epoch == own
+    machine.learn_epoch(3, FRESH)
+    assert machine.epoch == 5
     now = FRESH + 60
     token = published(machine.stalled(60.0, now))[0].asks
     machine.receive(peer.says(PASSIVE, epoch=theirs, asks=99, answers=token), now)
@@ -839,7 +847,7 @@ def test_an_active_node_whose_active_peer_cannot_hear_it_steps_down() -> None:
     """Of two that serve one must stop; the one that can hear is the one that can know."""
     peer = Peer()
     machine = in_state(ACTIVE, peer=peer)
-    machine.learn_epoch(6, FRESH)
+    machine.learn_epoch(7, FRESH)
     at = FRESH
     while at < FRESH + TIMEOUT_S:
         machine.handle_timer(at)
@@ -854,7 +862,7 @@ def test_an_active_node_whose_active_peer_cannot_hear_it_steps_down() -> None:
 def test_a_rival_that_yields_and_comes_back_is_not_deaf() -> None:
     peer = Peer()
     machine = in_state(ACTIVE, peer=peer)
-    machine.learn_epoch(6, FRESH)
+    machine.learn_epoch(7, FRESH)
     for tick in range(8):
         at = FRESH + tick / 2
         machine.handle_timer(at)

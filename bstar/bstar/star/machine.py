@@ -458,7 +458,7 @@ class StarMachine:
             return []
         outputs = self._notice_absence(now)
         self.epoch_seen = epoch
-        return outputs + self._climb(now)
+        return outputs + self._climb(now, is_hearsay=True)
 
     def subscribed(self, now: float) -> list[Output]:
         """Somebody has just subscribed to our publisher: it need not wait for the next heartbeat."""
@@ -653,11 +653,11 @@ class StarMachine:
             outputs += self._climb(now)
         return outputs
 
-    def _climb(self, now: float) -> list[Output]:
+    def _climb(self, now: float, *, is_hearsay: bool = False) -> list[Output]:
         """An active node cannot stay below an epoch that it knows of."""
         if not self.is_active or self.is_leaving or self.epoch_seen <= self.epoch:
             return []
-        return self._fire(Event.EPOCH_LEARNED, self._facts(now), now)
+        return self._fire(Event.EPOCH_LEARNED, self._facts(now, is_hearsay=is_hearsay), now)
 
     # --- the majority ---------------------------------------------------------------------------------------
 
@@ -725,7 +725,7 @@ class StarMachine:
 
     # --- the rules ------------------------------------------------------------------------------------------
 
-    def _facts(self, now: float, message: PeerState | None = None) -> Facts:
+    def _facts(self, now: float, message: PeerState | None = None, *, is_hearsay: bool = False) -> Facts:
         is_silent = now >= self.peer_expires_at
         facts_of_peer = {}
         if message is not None:
@@ -748,21 +748,17 @@ class StarMachine:
             policy_exit=self.settings.on_dual_active == "exit",
             peer_deaf=self._rival_since is not None and now - self._rival_since >= self._failover_timeout_s,
             peer_ready=not is_silent and self.peer_state is State.PASSIVE and self._is_peer_native,
-            peer_may_be_active=(is_silent or self.peer_state is State.ACTIVE or self._is_peer_overdue(now))
+            # A worker may have heard of the peer's new epoch a moment before we do, however fresh the peer's
+            # last word is; the peer itself says in the same message whether it serves.
+            peer_may_be_active=(
+                is_silent or self.peer_state is State.ACTIVE or (is_hearsay and self._is_peer_native)
+            )
             and not self._is_ours(self.epoch_seen),
             released=self._is_released,
             asking=self._asking != 0,
             majority_missing=self.quorum is not None and now >= self.quorum.until,
             **facts_of_peer,
         )
-
-    def _is_peer_overdue(self, now: float) -> bool:
-        """Whether the peer may have fallen out of hearing and taken over since its last word. It must have
-        missed us for the failover timeout, and its last word came at most one heartbeat interval after ours;
-        a tenth of an interval is for heartbeats that are late.
-        """
-        unheard_s = self._failover_timeout_s - 1.1 * self.settings.heartbeat_interval_s
-        return self.peer_heard_at is not None and now - self.peer_heard_at > unheard_s
 
     def _does_peer_win(self, message: PeerState) -> bool:
         if message.epoch is None or message.epoch == self.epoch:

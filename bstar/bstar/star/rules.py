@@ -76,7 +76,9 @@ class Guard(enum.Enum):
     PEER_WINS = "the peer's epoch is higher (equal or unknown: the peer is the primary)"
     PEER_DEAF = "the peer has gone on for a failover timeout although our epoch is higher"
     PEER_READY = "the peer was heard of late, is PASSIVE and speaks our dialect"
-    PEER_MAY_BE_ACTIVE = "the learned epoch is of the peer's parity, and it is silent, overdue or ACTIVE"
+    PEER_MAY_BE_ACTIVE = (
+        "the learned epoch is of the peer's parity and not the word of a PASSIVE peer itself"
+    )
     PEER_RELEASED = "the peer gave the role up, in an epoch above our own"
     RELEASED = "we gave the role up and the peer has not taken it yet"
     ANSWERED = "the peer answered our question (and, if it asks as well, our epoch is higher)"
@@ -193,6 +195,7 @@ _RULES: tuple[Rule, ...] = (
     ),
     Rule(_ACTIVE, on.HANDOVER, _PASSIVE, "The operator asked for it.", when.PEER_READY, then.RELEASE),
     Rule(_ACTIVE, on.LEAVE, _PASSIVE, "This process is about to end.", effect=then.RELEASE),
+    # If it was only a memory, the peer's answer, or its silence and a vote, brings us back above it.
     Rule(_ACTIVE, on.EPOCH_LEARNED, _PASSIVE, "The peer may serve.", when.PEER_MAY_BE_ACTIVE, then.ASK),
     # Workers obey the highest epoch they have seen; without this they would refuse us for ever.
     Rule(_ACTIVE, on.EPOCH_LEARNED, _ACTIVE, "A higher epoch is remembered in which nobody serves."),
