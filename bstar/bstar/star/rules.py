@@ -76,9 +76,7 @@ class Guard(enum.Enum):
     PEER_WINS = "the peer's epoch is higher (equal or unknown: the peer is the primary)"
     PEER_DEAF = "the peer has gone on for a failover timeout although our epoch is higher"
     PEER_READY = "the peer was heard of late, is PASSIVE and speaks our dialect"
-    PEER_MAY_BE_ACTIVE = (
-        "the learned epoch is of the peer's parity and not the word of a PASSIVE peer itself"
-    )
+    PEER_MAY_BE_ACTIVE = "the learned epoch is of the peer's parity and not the word of a PASSIVE peer itself"
     PEER_RELEASED = "the peer gave the role up, in an epoch above our own"
     RELEASED = "we gave the role up and the peer has not taken it yet"
     ANSWERED = "the peer answered our question (and, if it asks as well, our epoch is higher)"
