@@ -211,8 +211,8 @@ def test_the_other_node_serves_while_the_active_one_hears_or_is_heard_only(
 ) -> None:
     """A cut of one direction, between the active node and everybody. TCP needs both.
 
-    A mute node may hear of its peer's new epoch from a worker before the peer itself says so; the role must not
-    come back to it for that when the network heals.
+    A mute node may hear of its peer's new epoch from a worker before the peer itself says so; the role must
+    not come back to it for that when the network heals.
     """
     others = set(EVERYONE - {"primary"})
     sides = ({"primary"}, others) if kind == "mute" else (others, {"primary"})
