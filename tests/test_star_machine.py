@@ -1103,7 +1103,7 @@ def test_reports_about_strangers_do_not_pile_up() -> None:
     machine = in_state(ACTIVE, peer=Peer())
     for number in range(1000):
         machine.receive(Peer(node=f"stranger {number}").says(BACKUP, pair="x"), FRESH)
-    assert len(machine._rejected) <= 16
+    assert len(machine._strangers.reported) <= 16
 
 
 # --- late messages ----------------------------------------------------------------------------------------
@@ -1164,7 +1164,7 @@ def test_a_peer_that_restarts_in_a_loop_does_not_grow_our_memory() -> None:
     machine = in_state(ACTIVE, peer=Peer())
     for number in range(1000):
         machine.receive(Peer(node=f"run {number}").says(BACKUP), FRESH)
-    assert len(machine._past_peers) <= 16
+    assert len(machine._runs.past) <= 16
 
 
 def test_a_new_run_of_the_peer_is_not_told_the_answer_to_its_predecessor() -> None:

@@ -103,15 +103,14 @@ def combinations(state: State, event: Event) -> list[dict[str, bool]]:
 @pytest.mark.parametrize("state", State, ids=lambda state: state.name)
 def test_the_machine_obeys_the_twin_for_every_combination_of_facts(state: State, event: Event) -> None:
     machine = StarMachine(StarSettings(pair="p", role=Role.PRIMARY), node="n", epoch=0, now=0.0)
-    position = machine._position
+    table = machine._table
     for facts in combinations(state, event):
-        position.state = state
-        position.face(Facts(**facts))
-        machine._table.events[event.name].trigger(position)
-        found = None if position.rule is None else (position.rule.next_state, position.rule.effect)
+        table.state = state
+        rule = table.obey(event, Facts(**facts))
+        found = None if rule is None else (rule.next_state, rule.effect)
         twin = expected(state, event, facts)
         assert found == (None if twin is None else (twin[0], Effect[twin[1] or "NONE"])), facts
-        assert position.state is (state if twin is None else twin[0])
+        assert table.state is (state if twin is None else twin[0])
 
 
 @pytest.mark.parametrize("fact", FACT_NAMES)

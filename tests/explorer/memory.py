@@ -113,8 +113,7 @@ _DECIDES_NOTHING = frozenset(
     {
         "settings",
         "_failover_timeout_s",
-        "_table",
-        "_position",  # its state is read; its facts and rule are those of the moment
+        "_table",  # its state is read; its facts and rule are those of the moment
         "is_active",  # always state is ACTIVE, which is checked
         "node",
         "peer_heard_at",  # for reports; the silence is counted from peer_expires_at
@@ -132,7 +131,7 @@ _DECIDES_NOTHING = frozenset(
         "serve_until",  # for ever while active
         "_is_grant_due",
         "_has_peer_left",  # only chooses the words of a report
-        "_rejected",  # strangers reported; there are none here
+        "_strangers.reported",  # there are none here
     }
 )
 _REMEMBERED = frozenset(
@@ -146,26 +145,31 @@ _REMEMBERED = frozenset(
         "_published_at",
         "_publish_at",
         "_is_mute",
-        "_token",
-        "_asking",
-        "_answers",
-        "_answers_told",
+        "_questions.token",
+        "_questions.asking",
+        "_questions.answers",
+        "_questions.answers_told",
         "_is_released",
         "_is_peer_seen",
-        "_is_peer_native",
+        "_runs.is_native",
         "is_peer_gone",
         "_link_lost_at",
-        "_peer_node",
-        "_peer_seq",
-        "_past_peers",
+        "_runs.node",
+        "_runs.seq",
+        "_runs.past",
         "_rival_since",
     }
 )
 
 
+# Parts of the machine whose fields count as its own.
+_PARTS = ("_questions", "_runs", "_strangers")
+
+
 def check_fields(machine: StarMachine) -> None:
     """Every field of the machine is known here."""
-    fields = vars(machine).keys()
+    fields = {name for name in vars(machine) if name not in _PARTS}
+    fields |= {f"{part}.{name}" for part in _PARTS for name in vars(getattr(machine, part))}
     unknown = fields - _REMEMBERED - _DECIDES_NOTHING
     gone = (_REMEMBERED | _DECIDES_NOTHING) - fields
     assert not unknown, (
@@ -241,19 +245,19 @@ def recall(machine: StarMachine, now: float) -> Memory:
         publish_in=0.0 if machine._is_mute else max(0.0, machine._publish_at - now),
         run=run_of(machine.node),
         seq=machine._seq,
-        token=machine._token,
-        asking=machine._asking,
-        answers=machine._answers,
-        answers_told=machine._answers_told,
+        token=machine._questions.token,
+        asking=machine._questions.asking,
+        answers=machine._questions.answers,
+        answers_told=machine._questions.answers_told,
         is_released=machine._is_released,
         is_peer_seen=machine._is_peer_seen,
-        is_peer_native=machine._is_peer_native,
+        is_peer_native=machine._runs.is_native,
         is_peer_gone=machine.is_peer_gone,
         # When it was lost is for clients: it tells them when to ask again.
         is_link_lost=machine._link_lost_at is not None,
-        peer_run=NOBODY if machine._peer_node is None else run_of(machine._peer_node),
-        peer_seq=machine._peer_seq,
-        past_peers=tuple(sorted((run_of(name), seq) for name, seq in machine._past_peers.items())),
+        peer_run=NOBODY if machine._runs.node is None else run_of(machine._runs.node),
+        peer_seq=machine._runs.seq,
+        past_peers=tuple(sorted((run_of(name), seq) for name, seq in machine._runs.past.items())),
         rival_ago=_NONE if rival is None else min(timeout_s, now - rival),
         due_in=NEVER if due is None else max(0.0, due - now),
         has_left=machine.has_left(now),
@@ -263,7 +267,7 @@ def recall(machine: StarMachine, now: float) -> Memory:
 def remind(machine: StarMachine, memory: Memory, now: float) -> None:
     """Make the machine one that remembers this."""
     role = machine.settings.role
-    machine._position.state = State(memory.state)
+    machine._table.state = State(memory.state)
     machine.is_active = machine.state is State.ACTIVE
     machine.serve_until = math.inf if machine.is_active else -math.inf
     machine.node = name_of(role, memory.run)
@@ -277,18 +281,18 @@ def remind(machine: StarMachine, memory: Memory, now: float) -> None:
     machine._published_at = now - memory.published_ago
     machine._publish_at = now + memory.publish_in
     machine._is_mute = memory.is_mute
-    machine._token = memory.token
-    machine._asking = memory.asking
-    machine._answers = memory.answers
-    machine._answers_told = memory.answers_told
+    machine._questions.token = memory.token
+    machine._questions.asking = memory.asking
+    machine._questions.answers = memory.answers
+    machine._questions.answers_told = memory.answers_told
     machine._is_released = memory.is_released
     machine._is_peer_seen = memory.is_peer_seen
-    machine._is_peer_native = memory.is_peer_native
+    machine._runs.is_native = memory.is_peer_native
     machine.is_peer_gone = memory.is_peer_gone
     machine._link_lost_at = now if memory.is_link_lost else None
-    machine._peer_node = None if memory.peer_run == NOBODY else name_of(role.peer, memory.peer_run)
-    machine._peer_seq = memory.peer_seq
-    machine._past_peers = {name_of(role.peer, run): seq for run, seq in memory.past_peers}
+    machine._runs.node = None if memory.peer_run == NOBODY else name_of(role.peer, memory.peer_run)
+    machine._runs.seq = memory.peer_seq
+    machine._runs.past = {name_of(role.peer, run): seq for run, seq in memory.past_peers}
     machine._rival_since = None if memory.rival_ago == _NONE else now - memory.rival_ago
 
 

@@ -343,8 +343,8 @@ class Checks:
                 max(broker.requests_of.values(), default=0),
                 limits.requests_per_client_max,
             ),
-            "earlier runs of the peer": (len(machine._past_peers), PEER_RUNS_MAX),
-            "strangers": (len(machine._rejected), PEER_RUNS_MAX),
+            "earlier runs of the peer": (len(machine._runs.past), PEER_RUNS_MAX),
+            "strangers": (len(machine._strangers.reported), PEER_RUNS_MAX),
         }
         for name, (count, bound) in bounds.items():
             if count > bound:

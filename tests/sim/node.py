@@ -24,7 +24,7 @@ from bstar.star import (
     StarSettings,
     StateChanged,
 )
-from bstar.star.machine import OnDualActive
+from bstar.star.settings import OnDualActive
 from bstar.wire import arbiter, peer
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node, Send

@@ -16,7 +16,7 @@ import msgspec
 from bstar.pair import _LAST_WORD_S
 from bstar.settings.schema import ProfileName, Timing, timing_of
 from bstar.star import Role
-from bstar.star.machine import OnDualActive
+from bstar.star.settings import OnDualActive
 from bstar_broker.core import BrokerSettings
 from bstar_client.core.worker_session import WorkerCore
 from sim.arbiter import NAME as ARBITER

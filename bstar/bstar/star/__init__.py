@@ -1,10 +1,14 @@
 """The Binary Star: who of two nodes serves. Pure: no socket, no clock, no randomness.
 
-``rules`` is the table, ``machine`` obeys it, ``outputs`` are what a shell carries out, ``diagram`` writes the
-table into the documentation.
+``rules`` is the table, ``table`` walks it, ``machine`` does what it says, ``outputs`` are what a shell
+carries out, ``diagram`` writes the table into the documentation. Of the machine's parts ``settings`` says how
+a node takes part, ``peer`` whose messages count, ``epochs`` whose claim is better, ``questions`` what is
+asked and answered, ``quorum`` who has the majority, ``texts`` what people are told. ``arbiter`` is the third
+voter.
 """
 
-from bstar.star.machine import EPOCH_MAX, EPOCH_STEP_MAX, Ignored, StarMachine, StarSettings
+from bstar.star.epochs import EPOCH_MAX, EPOCH_STEP_MAX
+from bstar.star.machine import StarMachine
 from bstar.star.outputs import (
     Activated,
     ArbiterLost,
@@ -23,7 +27,9 @@ from bstar.star.outputs import (
     Publish,
     StateChanged,
 )
+from bstar.star.peer import Ignored
 from bstar.star.rules import RULES, Effect, Event, Facts, Guard, Role, Rule, State, holds
+from bstar.star.settings import StarSettings
 
 __all__ = [
     "EPOCH_MAX",

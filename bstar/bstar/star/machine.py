@@ -2,17 +2,9 @@
 
 It holds no socket and no clock. The shell (``bstar.pair``, or a simulator) calls ``receive``,
 ``client_request``, ``stalled`` and so on with the time, carries out what comes back in order, and calls
-``handle_timer`` at ``next_deadline``. Which state follows from which event is the table in ``rules``;
-``transitions`` walks it. What is here are the facts the guards ask about, and what a change of state entails:
-epochs, questions, publications.
-
-**Epochs.** Every activation takes an epoch above every epoch the node has seen, and of its own parity (the
-primary odd, the backup even), so that no two activations ever share one. While active, ``epoch ==
-epoch_seen``.
-
-**Questions.** A node that was away asks its peer with a fresh token. Only a message that echoes the token is
-surely younger than the question; until then everything but a plainly better claim to be active is taken for
-backlog.
+``handle_timer`` at ``next_deadline``. Which state follows from which event is the table in ``rules``, which
+``table`` walks. What is here are the facts the guards ask about, and what a change of state entails: an
+epoch (``epochs``), a question (``questions``), a publication. While active, ``epoch == epoch_seen``.
 
 **Silence.** The peer is silent when no valid message has come for the failover timeout *while this node
 listened*: time during which the process was away does not count, for the messages of that time may still be
@@ -27,23 +19,20 @@ three voters (``quorum``), and ``serve_until`` says until when it lasts. Leases 
 silence: nothing that shortens the one shortens the other.
 """
 
-import enum
 import math
 from collections import Counter
-from functools import partial
-from typing import Literal, get_args
-from zlib import crc32
 
 import msgspec
-from transitions import Machine
 
-from bstar.errors import (
-    ConfigurationError,
-    DualActiveError,
-    DualPassiveError,
-    PairError,
-    PeerMismatchError,
-    RemoteProtocolError,
+from bstar.errors import RemoteProtocolError
+from bstar.star.epochs import (
+    EPOCH_MAX,
+    EPOCH_STEP_MAX,
+    does_peer_outrank,
+    does_peer_win,
+    is_highest_claim,
+    is_of,
+    next_epoch,
 )
 from bstar.star.outputs import (
     Activated,
@@ -63,28 +52,18 @@ from bstar.star.outputs import (
     Publish,
     StateChanged,
 )
+from bstar.star.peer import Ignored, PeerRuns, Strangers
+from bstar.star.questions import Questions
 from bstar.star.quorum import Quorum
-from bstar.star.rules import RULES, Effect, Event, Facts, Guard, Role, Rule, State, holds
+from bstar.star.rules import Effect, Event, Facts, Role, Rule, State
+from bstar.star.settings import StarSettings
+from bstar.star.table import Table
+from bstar.star.texts import fatal_error, mismatch
 from bstar.wire.arbiter import Answer, Question, Verb
 from bstar.wire.messages import NEVER_MS, NodeStatus
 from bstar.wire.peer import PeerState
 
-__all__ = ["EPOCH_MAX", "EPOCH_STEP_MAX", "Ignored", "StarMachine", "StarSettings"]
-
-# Epochs are 64 bits wide. Whoever may name epochs to us (peer, worker, client) must not be able to use them
-# up: none above EPOCH_MAX is believed, and a worker or client may raise ours by EPOCH_STEP_MAX at once.
-EPOCH_MAX = 2**62
-EPOCH_STEP_MAX = 2**32
-
-HEARTBEAT_INTERVAL_MIN_S = 0.01
-HEARTBEAT_INTERVAL_MAX_S = 30.0
-
-# Earlier runs of the peer whose late messages are recognised, and strangers that are reported once each. A
-# peer that restarts in a loop must not grow the tables.
-PEER_RUNS_MAX = 16
-
-# Of what a stranger says, in a text for people.
-_TEXT_MAX = 100
+__all__ = ["StarMachine"]
 
 # A broken link leads to a verdict within this time (``bstar.peer_link`` asks for 0.2 s), or the failover
 # timeout decides as always. Clients that are refused meanwhile are told to ask again soon: the verdict takes
@@ -92,89 +71,12 @@ _TEXT_MAX = 100
 VERDICT_TIMEOUT_S = 0.25
 VERDICT_RETRY_S = 0.02
 
-OnDualActive = Literal["yield", "exit"]
-
-
-class Ignored(enum.StrEnum):
-    """Why a peer message was not taken for a sign of life. Also the label of a metric."""
-
-    STALE = "stale"  # its number does not increase, or it is of an earlier run of the peer
-    BACKLOG = "backlog"  # older than our question
-    MISMATCH = "mismatch"  # of a node that cannot be our peer
-    EPOCH = "epoch"  # names an epoch that cannot be
-    INVALID = "invalid"  # no state message at all
-
-
-class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How this node takes part in its pair. The two nodes differ in ``role`` and in nothing else.
-
-    ``heartbeat_interval_s`` is the time between state messages (0.01 to 30). ``failover_timeout_s`` is the
-    silence after which the peer counts as dead, at least two intervals (BST-S-02); it should exceed the
-    longest pause and the longest network hiccup that must not move the role. ``on_dual_active`` says what
-    happens when both nodes turn out to be active: ``yield`` lets the one with the lower epoch step down,
-    ``exit`` ends the process. ``arbiter`` names the third voter, without whom or the peer a node does not
-    serve; both nodes must name the same. Empty: none.
-    """
-
-    pair: str
-    role: Role
-    heartbeat_interval_s: float = 1.0
-    failover_timeout_s: float = 2.0
-    on_dual_active: OnDualActive = "yield"
-    arbiter: str = ""
-
-    def __post_init__(self) -> None:
-        if not HEARTBEAT_INTERVAL_MIN_S <= self.heartbeat_interval_s <= HEARTBEAT_INTERVAL_MAX_S:
-            raise ConfigurationError(
-                f"heartbeat_interval_s is {self.heartbeat_interval_s:g}: "
-                f"choose {HEARTBEAT_INTERVAL_MIN_S:g} to {HEARTBEAT_INTERVAL_MAX_S:g} seconds"
-            )
-        # Compared as they travel, in milliseconds: 3 × 0.1 must not be less than 0.3.
-        if self.failover_timeout_ms < 2 * self.heartbeat_ms:
-            raise ConfigurationError(
-                f"failover_timeout_s is {self.failover_timeout_s:g}: choose at least two times "
-                f"heartbeat_interval_s ({self.heartbeat_interval_s:g}), or one lost message moves the role"
-            )
-        if self.on_dual_active not in get_args(OnDualActive):
-            raise ConfigurationError(f"on_dual_active is {self.on_dual_active!r}: choose 'yield' or 'exit'")
-
-    @property
-    def heartbeat_ms(self) -> int:
-        """The heartbeat interval as it is told to the peer."""
-        return round(self.heartbeat_interval_s * 1000)
-
-    @property
-    def failover_timeout_ms(self) -> int:
-        """The failover timeout as it is told to the peer."""
-        return round(self.failover_timeout_s * 1000)
-
-
 _PEER_EVENTS = {
     State.PRIMARY: Event.PEER_PRIMARY,
     State.BACKUP: Event.PEER_BACKUP,
     State.ACTIVE: Event.PEER_ACTIVE,
     State.PASSIVE: Event.PEER_PASSIVE,
 }
-_HAS_RULES = frozenset((rule.state, rule.event) for rule in RULES)
-
-
-class _Position:
-    """The model that ``transitions`` moves: its state, the facts of the moment, the rule found."""
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self.facts = Facts()
-        self.rule: Rule | None = None
-
-    def face(self, facts: Facts) -> None:
-        self.facts = facts
-        self.rule = None
-
-    def allows(self, guard: Guard) -> bool:
-        return holds(guard, self.facts)
-
-    def follow(self, rule: Rule) -> None:
-        self.rule = rule
 
 
 class StarMachine:
@@ -223,56 +125,26 @@ class StarMachine:
         self._published_at = now
         self._publish_at = now
         self._is_mute = False
-        # Tokens differ between runs as well, or the echo of an earlier run's question would answer ours.
-        self._token = crc32(node.encode()) << 16
-        self._asking = 0
-        self._answers = 0
-        self._answers_told = 0
+        self._questions = Questions(node)
         self._is_released = False
         self._is_grant_due = False
         self._is_peer_seen = False
         self._has_peer_left = False
-        self._is_peer_native = False
         self._link_lost_at: float | None = None
-        self._peer_node: str | None = None
-        self._peer_seq = 0
-        self._past_peers: dict[str, int] = {}
+        self._runs = PeerRuns()
         self._rival_since: float | None = None
-        self._rejected: dict[tuple[str | None, str], None] = {}
-
-        start = State.PRIMARY if settings.role is Role.PRIMARY else State.BACKUP
-        self._position = _Position(start)
-        self._table = Machine(
-            model=self._position,
-            states=State,
-            initial=start,
-            transitions=[
-                {
-                    "trigger": rule.event.name,
-                    "source": rule.state,
-                    "dest": rule.next_state,
-                    "conditions": [
-                        partial(self._position.allows, guard)
-                        for guard in dict.fromkeys((rule.guard, rule.also))
-                    ],
-                    "before": partial(self._position.follow, rule),
-                }
-                for rule in RULES
-            ],
-            auto_transitions=False,
-            ignore_invalid_triggers=True,
-            queued=False,
-        )
+        self._strangers = Strangers()
+        self._table = Table(State.PRIMARY if settings.role is Role.PRIMARY else State.BACKUP)
 
     @property
     def state(self) -> State:
         """What this node is now."""
-        return self._position.state
+        return self._table.state
 
     @property
     def is_asking(self) -> bool:
         """Whether the node waits for its peer to answer whether it serves."""
-        return self._asking != 0
+        return self._questions.asking != 0
 
     # --- what may happen ------------------------------------------------------------------------------------
 
@@ -286,12 +158,15 @@ class StarMachine:
         if ignored is not None:
             self.peer_ignored[ignored] += 1
             return outputs
-        mismatch = self._mismatch(message)
-        if mismatch is not None:
-            return outputs + self._reject(*mismatch, message, now)
+        misfit = mismatch(message, self.settings, self.node)
+        if misfit is not None:
+            return outputs + self._reject(*misfit, message, now)
 
         is_peer_fresh = now < self.peer_expires_at
-        self._recognise(message)
+        if self._runs.recognise(message):
+            self._is_peer_seen = False
+            self._rival_since = None
+            self._questions.forget()
         self.peer_heard_at = now
         self._link_lost_at = None
         if message.epoch is not None:
@@ -299,11 +174,10 @@ class StarMachine:
             if message.epoch > self.epoch:
                 # The peer has been active above us since, so what we offered was taken.
                 self._is_released = False
-        if message.asks:
-            self._answers = message.asks
+        self._questions.hear(message)
         outputs += self._hear_ballot(message, now)
 
-        if self._is_backlog(message):
+        if self._questions.is_backlog(message, self.epoch):
             self.peer_ignored[Ignored.BACKLOG] += 1
             if message.state == State.ACTIVE:
                 # It may be old, but as long as the peer says that it serves, nobody's vote counts here.
@@ -316,7 +190,7 @@ class StarMachine:
                 # It neither serves nor votes any more, so clients need not wait for its silence. In a backlog
                 # that is old: the peer may have come back and serve.
                 self.peer_expires_at = now
-        if self._answers != self._answers_told or self._is_grant_due:
+        if self._questions.answers != self._questions.answers_told or self._is_grant_due:
             outputs += self._publish(now)
         return outputs
 
@@ -446,7 +320,7 @@ class StarMachine:
         if not self.is_leaving:
             return False
         return (
-            self._is_mute or not self._is_released or not self._is_peer_native or now >= self.peer_expires_at
+            self._is_mute or not self._is_released or not self._runs.is_native or now >= self.peer_expires_at
         )
 
     def learn_epoch(self, epoch: int, now: float) -> list[Output]:
@@ -523,63 +397,8 @@ class StarMachine:
         """Late messages must not undo what younger ones said."""
         if message.epoch is not None and message.epoch > EPOCH_MAX:
             return Ignored.EPOCH
-        if message.node is None or message.seq is None:
-            return None
-        if message.node == self._peer_node:
-            return Ignored.STALE if message.seq <= self._peer_seq else None
-        # An earlier run of the peer is over, unless the later one turned out to be a passing guest.
-        last_seq = self._past_peers.get(message.node)
-        if last_seq is None:
-            return None
-        if message.seq > last_seq and (now >= self.peer_expires_at or self._is_highest_claim(message)):
-            return None
-        return Ignored.STALE
-
-    def _is_highest_claim(self, message: PeerState) -> bool:
-        """Whether the peer serves in the highest epoch there is. A late word of a run that we had never met
-        may have displaced the run that says so, but no earlier run can say it of an epoch taken since.
-        """
-        return (
-            message.state == State.ACTIVE
-            and message.epoch is not None
-            and message.epoch > self.epoch
-            and message.epoch >= self.epoch_seen
-        )
-
-    def _mismatch(self, message: PeerState) -> tuple[str, str] | None:
-        """Why the sender cannot be our peer: a slug and a text that says what to change."""
-        ours = self.settings
-        if message.node is None:
-            if not ours.arbiter:
-                return None
-            return "published", (
-                "the other node speaks the published one-frame message, which knows no leases: run this "
-                "release on both nodes, or none with an arbiter"
-            )
-        if message.node == self.node:
-            return (
-                "self",
-                "this node hears itself: its peer's state endpoint must be the other node's, not its own",
-            )
-        if message.pair != ours.pair:
-            return "pair", _unequal("pair", ours.pair, message.pair)
-        if message.role == ours.role.value:
-            return "role", (
-                f"role is {ours.role.value} on both nodes: make it {ours.role.peer.value} on one of them"
-            )
-        if message.heartbeat_ms != ours.heartbeat_ms:
-            return "heartbeat", _unequal(
-                "heartbeat_interval_s", ours.heartbeat_ms, message.heartbeat_ms, " ms"
-            )
-        if message.timeout_ms != ours.failover_timeout_ms:
-            return "timeout", _unequal(
-                "failover_timeout_s", ours.failover_timeout_ms, message.timeout_ms, " ms"
-            )
-        if message.arbiter != ours.arbiter:
-            return "arbiter", _unequal(
-                "endpoints.arbiter", ours.arbiter or "none", (message.arbiter or "none")[:_TEXT_MAX]
-            )
-        return None
+        may_return = now >= self.peer_expires_at or is_highest_claim(message, self.epoch, self.epoch_seen)
+        return Ignored.STALE if self._runs.is_late(message, may_return=may_return) else None
 
     def _reject(self, reason: str, text: str, message: PeerState | None, now: float) -> list[Output]:
         self.peer_ignored[Ignored.MISMATCH] += 1
@@ -589,38 +408,8 @@ class StarMachine:
         return outputs
 
     def _report(self, reason: str, text: str, message: PeerState | None) -> list[Output]:
-        key = (message.node if message is not None else None, reason)
-        if key in self._rejected:
-            return []
-        while len(self._rejected) >= PEER_RUNS_MAX:
-            del self._rejected[next(iter(self._rejected))]
-        self._rejected[key] = None
-        return [PeerRejected(reason, text)]
-
-    def _recognise(self, message: PeerState) -> None:
-        """Take note of which run of the peer speaks; a new one knows nothing of our earlier questions."""
-        if message.node != self._peer_node:
-            if self._peer_node is not None:
-                while len(self._past_peers) >= PEER_RUNS_MAX:
-                    del self._past_peers[next(iter(self._past_peers))]
-                self._past_peers[self._peer_node] = self._peer_seq
-            if message.node is not None:
-                self._past_peers.pop(message.node, None)
-            self._peer_node = message.node
-            self._is_peer_seen = False
-            self._rival_since = None
-            self._answers = self._answers_told = 0
-        self._peer_seq = message.seq or 0
-        self._is_peer_native = message.node is not None
-
-    def _is_backlog(self, message: PeerState) -> bool:
-        """Whether the message may have been sent before the question we wait to have answered."""
-        if not self._asking or message.answers == self._asking:
-            return False
-        is_better_claim = message.state == State.ACTIVE and (
-            message.epoch is None or message.epoch > self.epoch
-        )
-        return not is_better_claim
+        is_news = self._strangers.is_news(message.node if message is not None else None, reason)
+        return [PeerRejected(reason, text)] if is_news else []
 
     def _refresh(self, message: PeerState, now: float) -> list[Output]:
         self.peer_state = State(message.state)
@@ -729,17 +518,14 @@ class StarMachine:
         is_silent = now >= self.peer_expires_at
         facts_of_peer = {}
         if message is not None:
-            peer_wins = self._does_peer_win(message)
+            peer_wins = does_peer_win(message, self.settings.role, self.epoch)
             is_claim = message.epoch is not None and message.epoch > self.epoch
             facts_of_peer = {
                 "peer_wins": peer_wins,
-                "peer_outranks": message.state == State.ACTIVE
-                and (message.epoch or 0, message.node or "") > (self.epoch, self.node),
+                "peer_outranks": does_peer_outrank(message, self.epoch, self.node),
                 "peer_released": message.released and is_claim,
                 "peer_leaving": message.released and message.leaving,
-                "answered": self._asking != 0
-                and message.answers == self._asking
-                and not (message.asks != 0 and peer_wins),
+                "answered": self._questions.is_answered_by(message) and not (message.asks != 0 and peer_wins),
                 "peer_asking": message.asks != 0,
                 "peer_native": message.node is not None,
             }
@@ -747,27 +533,25 @@ class StarMachine:
             peer_silent=is_silent,
             policy_exit=self.settings.on_dual_active == "exit",
             peer_deaf=self._rival_since is not None and now - self._rival_since >= self._failover_timeout_s,
-            peer_ready=not is_silent and self.peer_state is State.PASSIVE and self._is_peer_native,
+            peer_ready=not is_silent and self.peer_state is State.PASSIVE and self._runs.is_native,
             # A worker may have heard of the peer's new epoch a moment before we do, however fresh the peer's
             # last word is; the peer itself says in the same message whether it serves.
             peer_may_be_active=(
-                is_silent or self.peer_state is State.ACTIVE or (is_hearsay and self._is_peer_native)
+                is_silent or self.peer_state is State.ACTIVE or (is_hearsay and self._runs.is_native)
             )
-            and not self._is_ours(self.epoch_seen),
+            and not is_of(self.settings.role, self.epoch_seen),
             released=self._is_released,
-            asking=self._asking != 0,
+            asking=self._questions.asking != 0,
             majority_missing=self.quorum is not None and now >= self.quorum.until,
             **facts_of_peer,
         )
 
-    def _does_peer_win(self, message: PeerState) -> bool:
-        if message.epoch is None or message.epoch == self.epoch:
-            return self.settings.role is Role.BACKUP
-        return message.epoch > self.epoch
-
-    def _is_ours(self, epoch: int) -> bool:
-        """The primary's epochs are odd, the backup's even."""
-        return (epoch % 2 == 1) == (self.settings.role is Role.PRIMARY)
+    def _why_peer_is_not_ready(self, now: float) -> str:
+        if self.peer_state is None or now >= self.peer_expires_at:
+            return "the peer is silent: start it first"
+        if not self._runs.is_native:
+            return "the peer speaks the published one-frame message, which has no word for a handover"
+        return f"the peer is {self.peer_state.name}, not PASSIVE: try again when it stands by"
 
     def _notice_absence(self, now: float) -> list[Output]:
         """If our last publication is older than the failover timeout, the peer may have taken over; and if
@@ -790,12 +574,7 @@ class StarMachine:
 
     def _fire(self, event: Event, facts: Facts, now: float, text: str = "") -> list[Output]:
         """Find the rule for ``event`` and do what it says."""
-        position = self._position
-        if (position.state, event) not in _HAS_RULES:
-            return []
-        position.face(facts)
-        self._table.events[event.name].trigger(position)
-        rule = position.rule
+        rule = self._table.obey(event, facts)
         return [] if rule is None else self._carry_out(rule, now, text)
 
     def _carry_out(self, rule: Rule, now: float, text: str) -> list[Output]:
@@ -805,7 +584,7 @@ class StarMachine:
             return self._claim(rule.reason, now)
         if not is_change and new is State.PASSIVE and effect is not Effect.ASK:
             if effect is Effect.SETTLE:
-                self._asking = 0
+                self._questions.settle()
                 self._is_released = False
             return []
         quorum = self.quorum
@@ -823,19 +602,18 @@ class StarMachine:
             self.epoch_seen = self.epoch
             outputs.append(PersistEpoch(self.epoch))
         if is_change:
-            self._asking = 0
+            self._questions.settle()
             self._is_released = effect is Effect.RELEASE
             outputs.append(StateChanged(old, new, rule.event, rule.reason))
             if old is State.ACTIVE:
                 outputs.append(Deactivated(rule.reason))
         if effect is Effect.ASK:
-            self._token += 1
-            self._asking = self._token
+            self._questions.ask()
             self.peer_expires_at = now + self._failover_timeout_s
             self.is_peer_gone = False
             outputs.append(PeerAsked(rule.reason))
         if new is State.ERROR:
-            outputs.append(Fatal(self._error(effect, text)))
+            outputs.append(Fatal(fatal_error(effect, text, self.settings)))
             return outputs
         outputs += self._publish(now)
         if self.is_active:
@@ -843,16 +621,15 @@ class StarMachine:
         return outputs
 
     def _next_epoch(self) -> int:
-        epoch = self.epoch_seen + 1
-        return epoch if self._is_ours(epoch) else epoch + 1
+        return next_epoch(self.settings.role, self.epoch_seen)
 
     def _publish(self, now: float) -> list[Output]:
         if self._is_mute or self.state is State.ERROR:
             return []
         self._published_at = now
         self._publish_at = now + self.settings.heartbeat_interval_s
-        self._answers_told = self._answers
-        if self.state is State.PASSIVE and self.peer_state is State.PASSIVE and not self._is_peer_native:
+        self._questions.answers_told = self._questions.answers
+        if self.state is State.PASSIVE and self.peer_state is State.PASSIVE and not self._runs.is_native:
             # A published peer that is passive takes our PASSIVE for the end of the pair and exits. It can
             # neither answer nor be handed the role; left in silence, it takes over with the next vote.
             return []
@@ -885,42 +662,14 @@ class StarMachine:
             epoch=self.epoch,
             heartbeat_ms=self.settings.heartbeat_ms,
             timeout_ms=self.settings.failover_timeout_ms,
-            asks=self._asking,
-            answers=self._answers,
+            asks=self._questions.asking,
+            answers=self._questions.answers,
             released=self._is_released,
             leaving=self.is_leaving,
             arbiter=self.settings.arbiter,
             claims=self.quorum is not None and self.quorum.is_claiming,
         )
 
-    # --- texts for people -----------------------------------------------------------------------------------
-
-    def _why_peer_is_not_ready(self, now: float) -> str:
-        if self.peer_state is None or now >= self.peer_expires_at:
-            return "the peer is silent: start it first"
-        if not self._is_peer_native:
-            return "the peer speaks the published one-frame message, which has no word for a handover"
-        return f"the peer is {self.peer_state.name}, not PASSIVE: try again when it stands by"
-
-    def _error(self, effect: Effect, text: str) -> PairError:
-        pair = f"pair {self.settings.pair!r}, {self.settings.role.value}"
-        if effect is Effect.MISMATCH:
-            return PeerMismatchError(f"{pair}: {text}")
-        if effect is Effect.DUAL_ACTIVE:
-            return DualActiveError(
-                f"{pair}: both nodes are active and on_dual_active is exit. The other node ends as well: "
-                "find out why they could not hear each other, then start first the one whose work you keep"
-            )
-        assert effect is Effect.DUAL_PASSIVE
-        return DualPassiveError(
-            f"{pair}: both nodes are passive, and the peer speaks the published dialect, in which neither "
-            "can take over. The peer ends as well: start both again"
-        )
-
 
 def _milliseconds(seconds: float) -> int:
     return min(max(0, round(seconds * 1000)), NEVER_MS - 1)
-
-
-def _unequal(key: str, ours: object, theirs: object, unit: str = "") -> str:
-    return f"{key} is {ours}{unit} here and {theirs}{unit} on the other node: give both nodes the same {key}"

@@ -1,0 +1,52 @@
+"""What a node that was away asks its peer, and what it answers.
+
+The question is a fresh token, the answer its echo, and both travel in the state messages. Only a message
+that echoes the token is surely younger than the question; until then everything but a plainly better claim
+to be active is taken for backlog. When to ask, and what follows from the answer, is in ``rules``.
+"""
+
+from zlib import crc32
+
+from bstar.star.epochs import is_better_claim
+from bstar.wire.peer import PeerState
+
+__all__ = ["Questions"]
+
+
+class Questions:
+    """Our question (``asking``, 0: none) and the peer's that we answer (``answers``, 0: none)."""
+
+    def __init__(self, node: str) -> None:
+        self.asking = 0
+        self.answers = 0
+        self.answers_told = 0  # the last that was published
+        # Tokens differ between runs as well, or the echo of an earlier run's question would answer ours.
+        self.token = crc32(node.encode()) << 16
+
+    def ask(self) -> None:
+        """Ask anew; what answers an earlier question answers nothing."""
+        self.token += 1
+        self.asking = self.token
+
+    def settle(self) -> None:
+        """Nothing is to be asked any more."""
+        self.asking = 0
+
+    def hear(self, message: PeerState) -> None:
+        """Remember what the peer asks."""
+        if message.asks:
+            self.answers = message.asks
+
+    def forget(self) -> None:
+        """A new run of the peer has asked nothing. Of our question it knows nothing: it stands."""
+        self.answers = self.answers_told = 0
+
+    def is_answered_by(self, message: PeerState) -> bool:
+        """Whether the message echoes our question."""
+        return self.asking != 0 and message.answers == self.asking
+
+    def is_backlog(self, message: PeerState, epoch: int) -> bool:
+        """Whether the message may have been sent before the question we wait to have answered."""
+        if not self.asking or message.answers == self.asking:
+            return False
+        return not is_better_claim(message, epoch)

@@ -1,0 +1,62 @@
+"""How a node takes part in its pair: which of the two it is, how fast it tells, and when it gives up on the
+other. Built once and never changed. What cannot work is an error that says what to choose; whether the two
+nodes agree is seen only when they hear each other (``texts.mismatch``).
+"""
+
+from typing import Literal, get_args
+
+import msgspec
+
+from bstar.errors import ConfigurationError
+from bstar.star.rules import Role
+
+__all__ = ["OnDualActive", "StarSettings"]
+
+HEARTBEAT_INTERVAL_MIN_S = 0.01
+HEARTBEAT_INTERVAL_MAX_S = 30.0
+
+OnDualActive = Literal["yield", "exit"]
+
+
+class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How this node takes part in its pair. The two nodes differ in ``role`` and in nothing else.
+
+    ``heartbeat_interval_s`` is the time between state messages (0.01 to 30). ``failover_timeout_s`` is the
+    silence after which the peer counts as dead, at least two intervals (BST-S-02); it should exceed the
+    longest pause and the longest network hiccup that must not move the role. ``on_dual_active`` says what
+    happens when both nodes turn out to be active: ``yield`` lets the one with the lower epoch step down,
+    ``exit`` ends the process. ``arbiter`` names the third voter, without whom or the peer a node does not
+    serve; both nodes must name the same. Empty: none.
+    """
+
+    pair: str
+    role: Role
+    heartbeat_interval_s: float = 1.0
+    failover_timeout_s: float = 2.0
+    on_dual_active: OnDualActive = "yield"
+    arbiter: str = ""
+
+    def __post_init__(self) -> None:
+        if not HEARTBEAT_INTERVAL_MIN_S <= self.heartbeat_interval_s <= HEARTBEAT_INTERVAL_MAX_S:
+            raise ConfigurationError(
+                f"heartbeat_interval_s is {self.heartbeat_interval_s:g}: "
+                f"choose {HEARTBEAT_INTERVAL_MIN_S:g} to {HEARTBEAT_INTERVAL_MAX_S:g} seconds"
+            )
+        # Compared as they travel, in milliseconds: 3 × 0.1 must not be less than 0.3.
+        if self.failover_timeout_ms < 2 * self.heartbeat_ms:
+            raise ConfigurationError(
+                f"failover_timeout_s is {self.failover_timeout_s:g}: choose at least two times "
+                f"heartbeat_interval_s ({self.heartbeat_interval_s:g}), or one lost message moves the role"
+            )
+        if self.on_dual_active not in get_args(OnDualActive):
+            raise ConfigurationError(f"on_dual_active is {self.on_dual_active!r}: choose 'yield' or 'exit'")
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """The heartbeat interval as it is told to the peer."""
+        return round(self.heartbeat_interval_s * 1000)
+
+    @property
+    def failover_timeout_ms(self) -> int:
+        """The failover timeout as it is told to the peer."""
+        return round(self.failover_timeout_s * 1000)

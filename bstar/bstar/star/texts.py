@@ -1,0 +1,66 @@
+"""What people are told when two nodes cannot be a pair, or cannot be one any longer: who, what, and what to
+do about it. ``mismatch`` also decides it, because each reason is a text of its own; when that ends a node is
+in ``rules``.
+"""
+
+from bstar.errors import DualActiveError, DualPassiveError, PairError, PeerMismatchError
+from bstar.star.rules import Effect
+from bstar.star.settings import StarSettings
+from bstar.wire.peer import PeerState
+
+__all__ = ["fatal_error", "mismatch"]
+
+# Of what a stranger says, in a text for people.
+_TEXT_MAX = 100
+
+
+def mismatch(message: PeerState, ours: StarSettings, node: str) -> tuple[str, str] | None:
+    """Why the sender cannot be the peer of ``node``: a slug and a text that says what to change."""
+    if message.node is None:
+        if not ours.arbiter:
+            return None
+        return "published", (
+            "the other node speaks the published one-frame message, which knows no leases: run this "
+            "release on both nodes, or none with an arbiter"
+        )
+    if message.node == node:
+        return (
+            "self",
+            "this node hears itself: its peer's state endpoint must be the other node's, not its own",
+        )
+    if message.pair != ours.pair:
+        return "pair", _unequal("pair", ours.pair, message.pair)
+    if message.role == ours.role.value:
+        return "role", (
+            f"role is {ours.role.value} on both nodes: make it {ours.role.peer.value} on one of them"
+        )
+    if message.heartbeat_ms != ours.heartbeat_ms:
+        return "heartbeat", _unequal("heartbeat_interval_s", ours.heartbeat_ms, message.heartbeat_ms, " ms")
+    if message.timeout_ms != ours.failover_timeout_ms:
+        return "timeout", _unequal("failover_timeout_s", ours.failover_timeout_ms, message.timeout_ms, " ms")
+    if message.arbiter != ours.arbiter:
+        return "arbiter", _unequal(
+            "endpoints.arbiter", ours.arbiter or "none", (message.arbiter or "none")[:_TEXT_MAX]
+        )
+    return None
+
+
+def fatal_error(effect: Effect, text: str, settings: StarSettings) -> PairError:
+    """What ends a node that followed a rule with ``effect`` into ERROR; ``text`` is that of the mismatch."""
+    pair = f"pair {settings.pair!r}, {settings.role.value}"
+    if effect is Effect.MISMATCH:
+        return PeerMismatchError(f"{pair}: {text}")
+    if effect is Effect.DUAL_ACTIVE:
+        return DualActiveError(
+            f"{pair}: both nodes are active and on_dual_active is exit. The other node ends as well: "
+            "find out why they could not hear each other, then start first the one whose work you keep"
+        )
+    assert effect is Effect.DUAL_PASSIVE
+    return DualPassiveError(
+        f"{pair}: both nodes are passive, and the peer speaks the published dialect, in which neither "
+        "can take over. The peer ends as well: start both again"
+    )
+
+
+def _unequal(key: str, ours: object, theirs: object, unit: str = "") -> str:
+    return f"{key} is {ours}{unit} here and {theirs}{unit} on the other node: give both nodes the same {key}"
