@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
@@ -58,12 +59,21 @@ def _tell(outcome: Outcome) -> None:
 def _explore(chosen: list[Configuration], options: argparse.Namespace) -> int:
     print(f"{'configuration':14}{'states':>9}{'transitions':>13}{'depth':>7}{'seconds':>9}{'calm':>6}  found")
     is_good = True
-    with ProcessPoolExecutor(min(options.processes, len(chosen))) as pool:
+    with ProcessPoolExecutor(min(options.processes, len(chosen)), initializer=_end_on_interrupt) as pool:
         run = partial(explore, tell=_tell, states_max=options.states)
         futures = [pool.submit(run, configuration) for configuration in chosen]
-        for future in as_completed(futures):
-            is_good &= _report(future.result(), is_written=options.write)
+        try:
+            for future in as_completed(futures):
+                is_good &= _report(future.result(), is_written=options.write)
+        except KeyboardInterrupt:
+            print("interrupted: what has no line above was not exhausted", file=sys.stderr)
+            return 130
     return 0 if is_good else 1
+
+
+def _end_on_interrupt() -> None:
+    """Ctrl-C goes to every process of the terminal; those that explore end without a word."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _report(outcome: Outcome, *, is_written: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -137,37 +138,52 @@ def _many(options: argparse.Namespace) -> int:
             flush=True,
         )
 
-    with ProcessPoolExecutor(options.processes) as pool:
-        is_exhausted = False
-        while True:
-            while not is_exhausted and len(futures) < _BATCH * options.processes and simulated_s < wanted_s:
-                seed = next(seeds, None)
-                if seed is None:
-                    is_exhausted = True
-                else:
-                    futures.add(pool.submit(_play, seed, options.mood, options.profile, options.arbiter))
-            if not futures:
-                break
-            done, futures = wait(futures, return_when=FIRST_COMPLETED)
-            for future in done:
-                outcome = future.result()
-                runs += 1
-                simulated_s += outcome.simulated_s
-                dual_s_max = max(dual_s_max, outcome.dual_s_max)
-                counts.update(outcome.counts)
-                if outcome.violation is not None:
-                    broken.append(outcome)
-                    print(f"\nseed {outcome.setup.seed}: VIOLATION {outcome.violation}", flush=True)
-                    print(f"repeat:     {command(outcome.setup, None, options)}", flush=True)
-            if time.perf_counter() - told > PROGRESS_S:
-                told = time.perf_counter()
-                tell()
+    is_interrupted = False
+    # Ctrl-C goes to every process of the terminal; only this one acts on it, and says what came of it so far.
+    with ProcessPoolExecutor(options.processes, initializer=_ignore_interrupts) as pool:
+        try:
+            is_exhausted = False
+            while True:
+                while (
+                    not is_exhausted and len(futures) < _BATCH * options.processes and simulated_s < wanted_s
+                ):
+                    seed = next(seeds, None)
+                    if seed is None:
+                        is_exhausted = True
+                    else:
+                        futures.add(pool.submit(_play, seed, options.mood, options.profile, options.arbiter))
+                if not futures:
+                    break
+                done, futures = wait(futures, return_when=FIRST_COMPLETED)
+                for future in done:
+                    outcome = future.result()
+                    runs += 1
+                    simulated_s += outcome.simulated_s
+                    dual_s_max = max(dual_s_max, outcome.dual_s_max)
+                    counts.update(outcome.counts)
+                    if outcome.violation is not None:
+                        broken.append(outcome)
+                        print(f"\nseed {outcome.setup.seed}: VIOLATION {outcome.violation}", flush=True)
+                        print(f"repeat:     {command(outcome.setup, None, options)}", flush=True)
+                if time.perf_counter() - told > PROGRESS_S:
+                    told = time.perf_counter()
+                    tell()
+        except KeyboardInterrupt:
+            is_interrupted = True
+            pool.shutdown(cancel_futures=True)
+            print("\ninterrupted; what was complete by then:", flush=True)
     tell()
     _summarise(counts, dual_s_max)
     if broken:
         print("The first violation, with as few faults as it takes:")
         _explain(broken[0], options)
+    if is_interrupted:
+        return 130
     return 1 if broken else 0
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _summarise(counts: Counter[str], dual_s_max: float) -> None:
