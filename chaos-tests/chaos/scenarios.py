@@ -9,7 +9,7 @@ from dataclasses import replace
 from chaos.cluster import STATE_LINKS, Profile
 from chaos.stage import Cast, Stage, stage
 from chaos.toxics import DOWN
-from chaos.traffic import ClientLoad
+from chaos.traffic import ClientLoad, WorkerLoad
 
 __all__ = [
     "arbiter_decides",
@@ -36,7 +36,8 @@ def stalled_node_wakes_up(name: str, cast: Cast | None = None, *, is_judged: boo
             with run.links["primary-backup"].stall(stream=DOWN):
                 primary.pause()
                 other = run.add_client(nodes=BACKUP)
-                other.wait_for_answers(20)
+                # At 80 a second: well beyond the failover timeout, so that nobody takes the pause for less.
+                other.wait_for_answers(60)
                 primary.resume()
                 own.wait_for_answers(20)
             own.finish()
@@ -153,7 +154,8 @@ def arbiter_dies(name: str) -> Stage:
 
 
 def plain_traffic(name: str, cast: Cast | None = None, *, is_judged: bool = True) -> Stage:
-    """Nothing is broken."""
+    """Nothing is broken. More calls are outstanding than workers at work, so replies overtake each other."""
+    cast = replace(cast or Cast(), worker_load=WorkerLoad(work_ms=20.0))
     with stage(name, cast=cast, is_control=True, is_judged=is_judged) as run:
         run.wait_for_answers(150)
     return run
