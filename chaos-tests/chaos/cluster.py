@@ -271,6 +271,20 @@ class Cluster:
         wait_until(look, "exactly one node is active")
         return found[0]
 
+    def settled(self) -> None:
+        """Wait until exactly one node is active and nodes that run hear each other.
+
+        Without the second, a segment that was lost on the link and waits to be sent again could move the
+        role after the fault is over: it is the fault's doing.
+        """
+
+        def look() -> bool:
+            seen = [state.pair for state in (node.look() for node in self.nodes) if state]
+            is_linked = len(seen) < 2 or all(pair.is_peer_fresh for pair in seen)
+            return is_linked and [pair.is_active for pair in seen].count(True) == 1
+
+        wait_until(look, "exactly one node is active and the nodes hear each other")
+
     def passive(self) -> Node:
         """The peer of the active node, alive or not."""
         return self.peer_of(self.active())

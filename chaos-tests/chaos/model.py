@@ -5,7 +5,7 @@ was kept can be judged again. No rule is here; ``chaos.validate`` has them.
 
 A *term* is the time from one activation of a node to its end, as the node's log tells it, cut short by the
 death of the process. A *round* begins when all faults of a kind are over (``calm``), goes on when exactly one
-node is active (``settled``), and lasts until the next fault.
+node is active and the nodes hear each other (``settled``), and lasts until the next fault.
 """
 
 from __future__ import annotations
