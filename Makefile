@@ -109,5 +109,5 @@ $(PROGRAM): pyproject.toml constraints.txt | $(BIN)/python
 
 $(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "make: installing bstar and the tools for checks and tests into $(VENV) (the first time takes about a minute)"
-	@$(PIP_INSTALL) --editable '.[dev]' $(NEWS_ONLY)
+	@$(PIP_INSTALL) --editable '.[dev,spark]' $(NEWS_ONLY)
 	@touch $@ $(PROGRAM)

@@ -1,0 +1,167 @@
+"""The tables of the pipeline: what each holds, and what its columns mean.
+
+Three layers. *Bronze* is the journals as they came, typed, with what could not be read beside it. *Silver*
+joins the records of nodes, clients and workers to requests, processes and intervals. *Gold* answers
+questions. Every table is a folder of Parquet below one root, ``<root>/<layer>/<name>``, in partitions by
+``day`` (UTC) and ``pair``; a job replaces the partitions that its input belongs to and leaves the others
+alone, so the same input twice gives the same tables.
+
+Columns ending in ``_us`` are microseconds; those called ``…_at_us`` are microseconds since 1970 on the
+pair's common timeline, which is free of clock steps (see silver.runs.offset_us). This module imports
+nothing of Spark, so that anybody may read it; ``bstar_pipeline.store`` reads and writes the tables.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["TABLES", "Table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table. ``columns`` in Spark's DDL, without ``day`` and ``pair``, which all tables have."""
+
+    layer: Literal["bronze", "silver", "gold"]
+    name: str
+    about: str
+    columns: str
+    partitions: tuple[str, ...] = ("day", "pair")
+
+    @property
+    def path(self) -> str:
+        """Below the root."""
+        return f"{self.layer}/{self.name}"
+
+
+_TABLES = (
+    # bronze.records has one column for each field of bstar.records, made by bstar_pipeline.schema.
+    Table(
+        "bronze",
+        "records",
+        "Every record that could be read, once. topic: requests, calls, executions, or events (the rest).",
+        "<fields of bstar.records>, time TIMESTAMP, file STRING, topic STRING",
+        ("day", "pair", "topic"),
+    ),
+    Table(
+        "bronze",
+        "rejected",
+        "Every line that could not be read, and why: unreadable, newer-version, incomplete (a field that its "
+        "kind needs is missing or of another type). day and pair as the file's name says, or 1970-01-01 and "
+        "unknown.",
+        "file STRING, reason STRING, version INT, line STRING",
+    ),
+    Table(
+        "bronze",
+        "files",
+        "One row a file. state: whole (its last record says how many there are, and they are), open (a file "
+        "that is being written or whose writer was killed), truncated (a packed file without its end), "
+        "duplicate (its records came in another file, too).",
+        "file STRING, node STRING, boot STRING, state STRING, lines BIGINT, rejected BIGINT, duplicates "
+        "BIGINT, first_seq BIGINT, last_seq BIGINT, first_at_us BIGINT, last_at_us BIGINT",
+    ),
+    Table(
+        "silver",
+        "runs",
+        "One row for each run of a process. offset_us turns its monotonic clock into the common timeline: "
+        "the median of at - mono, so that steps of the wall clock do not move it; processes with the same "
+        "machine share one. is_clean: it said that it stopped. missing counts records that it wrote and that "
+        "are not here (gaps in seq), dropped those that it could not write. is_sampled: its records of "
+        "requests are a sample.",
+        "node STRING, boot STRING, source STRING, machine STRING, host STRING, version STRING, config "
+        "STRING, service STRING, heartbeat_us BIGINT, failover_timeout_us BIGINT, offset_us BIGINT, "
+        "started_at_us BIGINT, last_at_us BIGINT, is_clean BOOLEAN, records BIGINT, missing BIGINT, "
+        "dropped BIGINT, is_sampled BOOLEAN",
+    ),
+    Table(
+        "silver",
+        "requests",
+        "One row for each request, by identity (client, number), whoever recorded it. outcome: as its client "
+        "was told if that wrote a journal, else the best that a node recorded. evidence: bits 1 a node's "
+        "record, 2 its client's, 4 a worker's. accepted_at_us: when the first node took it (or the client "
+        "sent it, or a worker began it). queued_us, busy_us, total_us are those of the record that answered. "
+        "answers: node records with outcome answered or failed. executions: how often a worker ran it; "
+        "unmarked: how many of the runs after the first were not marked as repeated. reply_crc: what the "
+        "client got; execution_crcs: what workers answered to this very request.",
+        "client STRING, number BIGINT, service STRING, sender STRING, node STRING, worker STRING, "
+        "outcome STRING, evidence INT, accepted_at_us BIGINT, ended_at_us BIGINT, epoch BIGINT, "
+        "total_us BIGINT, queued_us BIGINT, busy_us BIGINT, deliveries INT, is_repeated BOOLEAN, "
+        "node_records INT, answers INT, returned INT, executions INT, unmarked INT, call_outcome STRING, "
+        "call_total_us BIGINT, attempts INT, busy INT, is_idempotent BOOLEAN, bytes_in BIGINT, "
+        "bytes_out BIGINT, reply_crc BIGINT, execution_crcs ARRAY<BIGINT>, weight DOUBLE",
+    ),
+    Table(
+        "silver",
+        "states",
+        "Intervals of each node's state, in order, without gaps within a run. until_at_us is the next "
+        "change, or the last sign of life of the run. is_serving: state ACTIVE and the process was not away: "
+        "the time of a stall is cut out of it. text: why it began; ended_by: state, stop, kill (no more "
+        "records), end (the journal ends here).",
+        "node STRING, boot STRING, state STRING, is_serving BOOLEAN, epoch BIGINT, since_at_us BIGINT, "
+        "until_at_us BIGINT, event STRING, text STRING, ended_by STRING, votes BIGINT",
+    ),
+    Table(
+        "gold",
+        "incidents",
+        "What moved the role or ended a node. kind: crash (killed, or gone without a word), stop (in good "
+        "order), handover, pause (the process was away), partition (both nodes lived and did not hear each "
+        "other), both-active, start (the pair begins). began_at_us: when it happened, as exactly as the "
+        "journals tell (began_error_us); detected_at_us: the first sign at another process; "
+        "taken_over_at_us: the other node serves; recovered_at_us: both nodes are there again. outage_us: "
+        "the longest time without an answer that clients saw around it. retried, refused, unknown, affected "
+        "count requests.",
+        "id STRING, kind STRING, node STRING, boot STRING, successor STRING, epoch BIGINT, "
+        "began_at_us BIGINT, began_error_us BIGINT, detected_at_us BIGINT, taken_over_at_us BIGINT, "
+        "recovered_at_us BIGINT, detection_us BIGINT, takeover_us BIGINT, outage_us BIGINT, "
+        "retried BIGINT, refused BIGINT, unknown BIGINT, affected BIGINT, cause STRING",
+    ),
+    Table(
+        "gold",
+        "audit",
+        "One row for each finding. rule: lost, executed-twice, answered-twice, crossed, both-active. "
+        "verdict: violated; excused (a repetition that the guarantees allow: counted, not listed one by "
+        "one); unproven (the journals cannot tell: sampled, dropped, or no journal of a client or worker).",
+        "rule STRING, verdict STRING, client STRING, number BIGINT, service STRING, node STRING, "
+        "at_us BIGINT, duration_us BIGINT, count BIGINT, text STRING",
+    ),
+    Table(
+        "gold",
+        "sketches",
+        "Mergeable histograms: one row for each service, minute, measure (queued, busy, total) and bucket; "
+        "bucket b holds values in (G^(b-1), G^b] microseconds, see bstar_pipeline.sketch. batch is 0 for a "
+        "batch job, the micro-batch otherwise.",
+        "service STRING, minute TIMESTAMP, measure STRING, bucket INT, weight DOUBLE, batch BIGINT",
+    ),
+    Table(
+        "gold",
+        "objectives",
+        "One row for each service and minute: requests per second, share that was not answered, percentiles "
+        "in microseconds, and burn rate: the error share over the error budget (1 = the budget is used up "
+        "exactly at the end of its period).",
+        "service STRING, minute TIMESTAMP, requests DOUBLE, rate DOUBLE, errors DOUBLE, error_share DOUBLE, "
+        "slow_share DOUBLE, queued_p50_us DOUBLE, queued_p95_us DOUBLE, queued_p99_us DOUBLE, "
+        "busy_p50_us DOUBLE, busy_p95_us DOUBLE, busy_p99_us DOUBLE, total_p50_us DOUBLE, "
+        "total_p95_us DOUBLE, total_p99_us DOUBLE, burn_rate DOUBLE",
+    ),
+    Table(
+        "gold",
+        "capacity",
+        "One row for each service and hour: workers and their utilisation, arrivals, queue growth, and a "
+        "forecast by a straight line through the hours of the input: when utilisation reaches 1 (null: not "
+        "within a year, or too few hours to tell).",
+        "service STRING, hour TIMESTAMP, workers DOUBLE, credit DOUBLE, utilisation DOUBLE, "
+        "peak_utilisation DOUBLE, arrivals_per_s DOUBLE, queued_mean DOUBLE, queued_max BIGINT, "
+        "queue_growth_per_s DOUBLE, trend_per_day DOUBLE, saturates_at TIMESTAMP",
+    ),
+    Table(
+        "gold",
+        "clients",
+        "One row for each client and day: what it asked, how often it had to ask again, what was refused, "
+        "its share of all requests and its busiest minute.",
+        "client STRING, node STRING, requests DOUBLE, answered DOUBLE, failed DOUBLE, not_answered DOUBLE, "
+        "retries BIGINT, busy BIGINT, bytes_in BIGINT, bytes_out BIGINT, share DOUBLE, "
+        "peak_per_s DOUBLE, total_p99_us DOUBLE, is_flooding BOOLEAN, is_retrying BOOLEAN",
+    ),
+)
+
+TABLES: dict[str, Table] = {f"{table.layer}.{table.name}": table for table in _TABLES}
+"""Every table by ``layer.name``."""
