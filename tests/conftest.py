@@ -1,3 +1,3 @@
 """Fixtures that several test modules share live in tests/support."""
 
-pytest_plugins = ["support.broker_fixtures"]
+pytest_plugins = ["support.broker_fixtures", "support.spark_fixtures"]

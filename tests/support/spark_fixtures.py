@@ -1,0 +1,51 @@
+"""One Spark session for all tests that ask for it: starting a JVM takes seconds.
+
+A machine without Java skips these tests and says so; with ``CI=true`` they fail.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bstar.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.log.level": "ERROR",
+}
+"""For small data on a small machine that nobody else should reach."""
+
+
+def need_java() -> None:
+    """Skip the test if there is no Java that Spark can use; in CI, fail."""
+    from bstar_pipeline.session import find_java
+
+    try:
+        find_java()
+    except ConfigurationError as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+    """A local session with two cores."""
+    need_java()
+    from bstar_pipeline.session import open_session
+
+    warehouse: Path = tmp_path_factory.mktemp("warehouse")
+    session = open_session(
+        "bstar tests", master="local[2]", settings={**SETTINGS, "spark.sql.warehouse.dir": str(warehouse)}
+    )
+    yield session
+    session.stop()

@@ -1,0 +1,50 @@
+"""The Spark session: Java is found or asked for in words, and days are UTC."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bstar.errors import ConfigurationError
+from bstar_pipeline.session import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def java_that_says(folder: Path, text: str) -> None:
+    java = folder / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
+    java.chmod(0o755)
+
+
+def test_the_java_of_java_home_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java_that_says(tmp_path, 'openjdk version "21.0.1" 2023-10-17')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert find_java() == str(tmp_path / "bin" / "java")
+
+
+@pytest.mark.parametrize(
+    "told", ['openjdk version "11.0.2" 2019-01-15', 'java version "1.8.0_292"', "nonsense"]
+)
+def test_an_old_java_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    java_that_says(tmp_path, told)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="openjdk-17-jre-headless"):
+        find_java()
+
+
+def test_no_java_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="Java 17 or newer"):
+        find_java()
+
+
+@pytest.mark.spark
+def test_a_session_counts_days_in_utc(spark: "SparkSession") -> None:
+    row = spark.sql("SELECT CAST(timestamp_micros(86399999999) AS STRING) AS t").collect()[0]
+    assert row["t"] == "1970-01-01 23:59:59.999999"
