@@ -22,8 +22,8 @@ JAVA_MIN = 17
 """Spark 4 runs on Java 17 and newer."""
 
 _HOW = (
-    f"Spark needs Java {JAVA_MIN} or newer. Debian and Ubuntu: apt-get install openjdk-17-jre-headless (make setup "
-    "does it). Elsewhere install any JDK and let JAVA_HOME name its folder."
+    f"Spark needs Java {JAVA_MIN} or newer. Debian and Ubuntu: apt-get install openjdk-17-jre-headless "
+    "(make setup does it). Elsewhere install any JDK and let JAVA_HOME name its folder."
 )
 # What holds whatever the job is. Times are UTC: a day is the same everywhere.
 _SETTINGS = {
