@@ -41,6 +41,7 @@ check: $(TOOLS) ## style, types, layers of the house, generated files up to date
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m bstar.settings --check
 	$(BIN)/python -m bstar.star.diagram --check docs/binary-star.md
+	$(BIN)/python -m bstar_pipeline.tables_page --check docs/pipeline.md
 
 bench: $(TOOLS) ## benchmarks, printed as a table
 	@$(BIN)/python benchmarks/run.py
@@ -52,9 +53,10 @@ bench-failover: $(TOOLS) ## the outage that clients see: 30 trials of each fault
 	  $(if $(OVERLOAD_S),--overload-s $(OVERLOAD_S)) \
 	  $(if $(TRIALS)$(PROFILES)$(FAULTS)$(OVERLOAD_S),,--write docs/failover.md)
 
-docs: $(TOOLS) ## write the generated files anew: sample configurations, state diagram
+docs: $(TOOLS) ## write the generated files anew: sample configurations, state diagram, tables of the pipeline
 	@$(BIN)/python -m bstar.settings --write
 	@$(BIN)/python -m bstar.star.diagram --write docs/binary-star.md
+	@$(BIN)/python -m bstar_pipeline.tables_page --write docs/pipeline.md
 
 sim: $(TOOLS) ## a simulated pair under faults: 200 seeds; or SEED=7, RUNS=1000, HOURS=100; or EXPLORE=all: every state once
 ifdef EXPLORE
