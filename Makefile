@@ -1,5 +1,6 @@
 # Every verb works from a fresh clone: whatever it needs is set up first.
-# Needed on the machine: Python 3.11 or newer with its venv module, make, git.
+# Needed on the machine: Python 3.11 or newer with its venv module, make, git. Java 17 or newer for the Spark pipeline
+# (setup, test, pipeline-demo); root on Debian or Ubuntu gets it installed.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -14,24 +15,27 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-inp
 # What is installed already is no news.
 NEWS_ONLY := | awk '!/^Requirement already satisfied/ { print; fflush() }'
 
-# Two stamps: the demo needs only the program; checks and tests need the tools of the dev extra as well.
+# The demo needs only the program (70 MB), the pipeline needs Spark as well (1 GB) and Java, checks and tests need the
+# tools of the dev extra, too. Each stamp says that its part is there.
 PROGRAM := $(VENV)/.program-installed
+SPARK := $(VENV)/.spark-installed
 TOOLS := $(VENV)/.tools-installed
+JAVA := $(VENV)/.java-found
 
 .PHONY: help setup setup-dev demo check test sim chaos compose-test bench bench-failover docs clean
 
 help: ## this list
 	@printf 'bstar: make VERB\n\n'
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: $(PROGRAM) ## make .venv with the program in it (does nothing the second time)
+setup: $(JAVA) $(SPARK) ## make .venv with the program and Spark in it, find Java (does nothing the second time)
 
-setup-dev: $(TOOLS) ## the same with the tools for checks and tests
+setup-dev: $(JAVA) $(TOOLS) ## the same with the tools for checks and tests
 
 demo: $(PROGRAM) ## start a pair, kill the active broker, watch the other take over
 	@$(BIN)/bstar demo
 
-test: $(TOOLS) ## all tests except those that break real processes
+test: $(JAVA) $(TOOLS) ## all tests except those that break real processes
 	@$(BIN)/python -m pytest
 
 check: $(TOOLS) ## style, types, layers of the house, generated files up to date
@@ -109,7 +113,17 @@ $(PROGRAM): pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP_INSTALL) --editable . $(NEWS_ONLY)
 	@touch $@
 
-$(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "make: installing bstar and the tools for checks and tests into $(VENV) (the first time takes about a minute)"
-	@$(PIP_INSTALL) --editable '.[dev,spark]' $(NEWS_ONLY)
+# Before Spark: who lacks Java should know it before a gigabyte is there.
+$(JAVA): tools/install-java | $(BIN)/python
+	@tools/install-java
+	@touch $@
+
+$(SPARK): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "make: installing bstar and Spark into $(VENV), 1 GB (the first time takes a minute or more)"
+	@$(PIP_INSTALL) --editable '.[spark]' $(NEWS_ONLY)
 	@touch $@ $(PROGRAM)
+
+$(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "make: installing bstar, Spark and the tools for checks and tests into $(VENV) (the first time takes two minutes or more)"
+	@$(PIP_INSTALL) --editable '.[dev,spark]' $(NEWS_ONLY)
+	@touch $@ $(PROGRAM) $(SPARK)
