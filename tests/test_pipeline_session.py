@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bstar.errors import ConfigurationError
+from bstar_pipeline import session
 from bstar_pipeline.session import find_java
 
 if TYPE_CHECKING:
@@ -42,6 +43,27 @@ def test_no_java_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="Java 17 or newer"):
         find_java()
+
+
+@pytest.mark.parametrize(
+    ("limit", "share"),
+    [
+        ("1500000000", 1 << 30),
+        (str(6 << 30), 3 << 30),
+        (str(64 << 30), 4 << 30),
+        ("max", 4 << 30),
+        (None, 4 << 30),
+    ],
+)
+def test_a_driver_gets_half_of_what_the_container_has_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str | None, share: int
+) -> None:
+    file = tmp_path / "memory.max"
+    if limit is not None:
+        file.write_text(limit + "\n")
+    monkeypatch.setattr(session, "_MEMORY_LIMITS", (file,))
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": (32 << 30) // 4096}.__getitem__)
+    assert session._driver_memory() == share
 
 
 @pytest.mark.spark

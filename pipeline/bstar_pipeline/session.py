@@ -30,8 +30,13 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
     "spark.sql.adaptive.enabled": "true",
-    "spark.ui.showConsoleProgress": "false",
 }
+# What a driver in this process needs besides; a Connect server has its own.
+_DRIVER_SETTINGS = {"spark.ui.showConsoleProgress": "false"}
+_DRIVER_MEMORY_MAX = 4 << 30
+_DRIVER_MEMORY_MIN = 1 << 30
+# A container's limit, of cgroups version 2 and 1; "max" or a huge number if there is none.
+_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _JAVA_TIMEOUT_S = 30
 
 
@@ -67,11 +72,16 @@ def open_session(
 ) -> SparkSession:
     """A session, the one there is already if there is one.
 
+    A driver started here gets half of this machine's (or container's) memory, at most 4 GB, at least Spark's
+    own default of 1 GB; SPARK_DRIVER_MEMORY, ``spark.driver.memory`` and spark-submit's --driver-memory say
+    otherwise.
+
     ``master`` as spark-submit takes it ("local[4]", "spark://host:7077", "yarn"); None: what spark-submit or
     the configuration says, else all cores of this machine. ``remote``: a Spark Connect address ("sc://host",
     or "local[2]", which starts a server of its own). ``settings`` override everything.
     """
     builder = SparkSession.builder.appName(app)
+    defaults = _SETTINGS
     if remote is not None:
         if master is not None:
             raise ConfigurationError("a session is either of a master or of a remote server, not of both")
@@ -80,9 +90,25 @@ def open_session(
         find_java()
         # Executors on this machine run the interpreter that runs now, not the first on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        # A default that gives way to everything else that can say it.
+        os.environ.setdefault("SPARK_DRIVER_MEMORY", f"{_driver_memory() >> 20}m")
+        defaults = _SETTINGS | _DRIVER_SETTINGS
         if master is not None:
             builder = builder.master(master)
-    for key, value in {**_SETTINGS, **(settings or {})}.items():
+    for key, value in {**defaults, **(settings or {})}.items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
     return session
+
+
+def _driver_memory() -> int:
+    """Octets for the JVM that runs the driver, and in local mode the whole job."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for file in _MEMORY_LIMITS:
+        try:
+            limit = file.read_text().strip()
+        except OSError:
+            continue
+        if limit.isdecimal():
+            there = min(there, int(limit))
+    return max(_DRIVER_MEMORY_MIN, min(_DRIVER_MEMORY_MAX, there // 2))

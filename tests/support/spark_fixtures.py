@@ -21,6 +21,7 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.log.level": "ERROR",
+    "spark.driver.memory": "1g",
 }
 """For small data on a small machine that nobody else should reach."""
 
