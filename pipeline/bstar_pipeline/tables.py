@@ -126,21 +126,39 @@ _TABLES = (
     Table(
         "gold",
         "sketches",
-        "Mergeable histograms: one row for each service, minute, measure (queued, busy, total) and bucket; "
-        "bucket b holds values in (G^(b-1), G^b] microseconds, see bstar_pipeline.sketch. batch is 0 for a "
-        "batch job, the micro-batch otherwise.",
-        "service STRING, minute TIMESTAMP, measure STRING, bucket INT, weight DOUBLE, batch BIGINT",
+        "Mergeable histograms of the requests that ended at a node: one row for each service, minute, "
+        "outcome, measure (queued, busy, total) and bucket; bucket b holds values in (G^(b-1), G^b] "
+        "microseconds, see bstar_pipeline.sketch. outcome as in bstar.records, without returned and late, "
+        "which did not end there; or the reason of a refusal (queue-full, ...): those have the measure "
+        "total, and no bucket. batch is 0 for a batch job, the micro-batch otherwise.",
+        "service STRING, minute TIMESTAMP, outcome STRING, measure STRING, bucket INT, weight DOUBLE, "
+        "batch BIGINT",
     ),
     Table(
         "gold",
         "objectives",
-        "One row for each service and minute: requests per second, share that was not answered, percentiles "
-        "in microseconds, and burn rate: the error share over the error budget (1 = the budget is used up "
-        "exactly at the end of its period).",
+        "One row for each service and minute in which anything ended: requests per second, the share of "
+        "them that are errors and, of those that a worker finished, the share that was slower than the "
+        "objective; percentiles of the finished ones in microseconds; and burn rate: the share over the "
+        "budget (1 = the budget is used up exactly at the end of its period), of errors in this minute "
+        "(burn_rate) and in the last 5 minutes, 1 and 6 hours, of slow ones in this minute "
+        "(slow_burn_rate). alert: fast (an hour and 5 minutes burn so fast that an hour costs 2 % of the "
+        "budget), slow (6 hours and an hour, 5 %), or null; see bstar_pipeline.slo.",
         "service STRING, minute TIMESTAMP, requests DOUBLE, rate DOUBLE, errors DOUBLE, error_share DOUBLE, "
         "slow_share DOUBLE, queued_p50_us DOUBLE, queued_p95_us DOUBLE, queued_p99_us DOUBLE, "
         "busy_p50_us DOUBLE, busy_p95_us DOUBLE, busy_p99_us DOUBLE, total_p50_us DOUBLE, "
-        "total_p95_us DOUBLE, total_p99_us DOUBLE, burn_rate DOUBLE",
+        "total_p95_us DOUBLE, total_p99_us DOUBLE, burn_rate DOUBLE, slow_burn_rate DOUBLE, burn_5m DOUBLE, "
+        "burn_1h DOUBLE, burn_6h DOUBLE, alert STRING",
+    ),
+    Table(
+        "gold",
+        "budgets",
+        "One row for each service and day: its objectives, what the day brought, and how much of the error "
+        "budget and of the budget of slow requests the period that ends with this day has used (1 = all). "
+        "is_kept: neither is overdrawn. The period is as long as the objectives say, or as the input is.",
+        "service STRING, availability DOUBLE, latency_us BIGINT, latency_share DOUBLE, requests DOUBLE, "
+        "errors DOUBLE, slow DOUBLE, period_requests DOUBLE, period_errors DOUBLE, period_slow DOUBLE, "
+        "budget_used DOUBLE, slow_budget_used DOUBLE, is_kept BOOLEAN",
     ),
     Table(
         "gold",

@@ -1,0 +1,232 @@
+"""Are we within our objectives? Rates, errors, percentiles and burn rates for each service and minute.
+
+``sketches`` reads the records once and adds them up by service, minute, outcome, measure and bucket; that is
+the only step that sees requests one by one, it needs no join, and what it makes can be added to what other
+runs of it made. Everything else is computed from those sums. A request counts in the minute in which it
+ended, by the wall clock of the node that recorded it.
+
+Requests that a node gave back ("returned", and "late" after it) did not end there: they are in the records of
+the node that answered them, and left out here. Percentiles and slowness are those of requests that a worker
+finished; the rest has no meaningful times, and is an error anyway.
+"""
+
+from collections.abc import Callable
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from bstar_pipeline import sketch
+from bstar_pipeline.slo import REFUSALS, Objective, Objectives
+
+__all__ = ["budgets", "objectives", "sketches"]
+
+MEASURES = ("queued", "busy", "total")
+SHARES = (0.5, 0.95, 0.99)
+FINISHED = ("answered", "failed")
+ENDED = (*FINISHED, "expired", "poison", "lost")
+
+_MINUTE_US = 60_000_000
+_KEY = ("day", "pair", "service", "minute")
+
+
+def sketches(records: DataFrame, batch: int = 0) -> DataFrame:
+    """gold.sketches of bronze records. One pass: rows are added up where they lie, only sums are shuffled."""
+    ended = (F.col("kind") == "request") & F.col("outcome").isin(*ENDED)
+    refused = (F.col("kind") == "refused") & F.col("reason").isin(*REFUSALS) & (F.col("service") != "")
+    counted = records.where(F.col("topic").isin("requests", "events")).where(ended | refused)
+    # Measures go by number until the sums are made: whole numbers are grouped faster than words.
+    rows = counted.select(
+        "pair",
+        "service",
+        F.expr(f"at DIV {_MINUTE_US}").alias("at_minute"),
+        F.when(ended, F.col("outcome")).otherwise(F.col("reason")).alias("outcome"),
+        F.when(ended, F.col("weight")).otherwise(F.col("count").cast("double")).alias("weight"),
+        F.explode(
+            F.when(ended, F.array(*(_entry(i, f"{name}_us") for i, name in enumerate(MEASURES)))).otherwise(
+                F.array(_entry(MEASURES.index("total"), "CAST(NULL AS BIGINT)"))
+            )
+        ).alias("entry"),
+    )
+    sums = rows.groupBy(
+        "pair",
+        "service",
+        "at_minute",
+        "outcome",
+        F.col("entry.measure").alias("measure"),
+        F.col("entry.bucket").alias("bucket"),
+    ).agg(sketch.total("weight").alias("weight"))
+    minute = F.timestamp_micros(F.col("at_minute") * _MINUTE_US)
+    names = F.array(*map(F.lit, MEASURES))
+    return sums.select(
+        "service",
+        minute.alias("minute"),
+        "outcome",
+        F.element_at(names, F.col("measure") + 1).alias("measure"),
+        "bucket",
+        "weight",
+        F.lit(batch).cast("bigint").alias("batch"),
+        F.to_date(minute).alias("day"),
+        "pair",
+    )
+
+
+def _entry(measure: int, column: str) -> Column:
+    return F.struct(F.lit(measure).alias("measure"), sketch.bucket(column).alias("bucket"))
+
+
+def objectives(sketches: DataFrame, slo: Objectives | None = None) -> DataFrame:
+    """gold.objectives of sketches, of one run or of many together."""
+    slo = slo or Objectives()
+    minutes = _minutes(sketches, slo)
+    budget = 1 - _of(slo, lambda objective: objective.availability)
+    slow_budget = 1 - _of(slo, lambda objective: objective.latency_share)
+    error_share = F.col("errors") / F.col("requests")
+    slow_share = F.col("slow") / F.nullif("finished", F.lit(0.0))
+
+    def burn(back_s: int) -> Column:
+        window = (
+            Window.partitionBy("pair", "service")
+            .orderBy(F.unix_timestamp("minute"))
+            .rangeBetween(60 - back_s, Window.currentRow)
+        )
+        return F.sum("errors").over(window) / F.sum("requests").over(window) / budget
+
+    burning = minutes.select(
+        *_KEY,
+        "requests",
+        (F.col("requests") / 60).alias("rate"),
+        "errors",
+        error_share.alias("error_share"),
+        slow_share.alias("slow_share"),
+        *(f"{name}_p{share * 100:.0f}_us" for name in MEASURES for share in SHARES),
+        (error_share / budget).alias("burn_rate"),
+        (slow_share / slow_budget).alias("slow_burn_rate"),
+        burn(300).alias("burn_5m"),
+        burn(3600).alias("burn_1h"),
+        burn(21_600).alias("burn_6h"),
+    )
+    alert = F.when(
+        (F.col("burn_1h") >= slo.fast_burn) & (F.col("burn_5m") >= slo.fast_burn), F.lit("fast")
+    ).when((F.col("burn_6h") >= slo.slow_burn) & (F.col("burn_1h") >= slo.slow_burn), F.lit("slow"))
+    columns = [name for name in burning.columns if name not in {"day", "pair"}]
+    return burning.select(*columns, alert.alias("alert"), "day", "pair")
+
+
+def budgets(sketches: DataFrame, slo: Objectives | None = None) -> DataFrame:
+    """gold.budgets of sketches: what each day brought, and what its period has used up."""
+    slo = slo or Objectives()
+    days = (
+        _minutes(sketches, slo, with_percentiles=False)
+        .groupBy("day", "pair", "service")
+        .agg(*(sketch.total(name).alias(name) for name in ("requests", "errors", "slow", "finished")))
+    )
+    period = (
+        Window.partitionBy("pair", "service")
+        .orderBy(F.unix_date("day"))
+        .rangeBetween(1 - slo.period_days, Window.currentRow)
+    )
+    summed = days.select(
+        "*",
+        *(
+            F.sum(name).over(period).alias(f"period_{name}")
+            for name in ("requests", "errors", "slow", "finished")
+        ),
+        _of(slo, lambda objective: objective.availability).alias("availability"),
+        _of(slo, lambda objective: objective.latency_us).cast("bigint").alias("latency_us"),
+        _of(slo, lambda objective: objective.latency_share).alias("latency_share"),
+    )
+    used = F.col("period_errors") / F.col("period_requests") / (1 - F.col("availability"))
+    slow_used = F.coalesce(
+        F.col("period_slow") / F.nullif("period_finished", F.lit(0.0)) / (1 - F.col("latency_share")),
+        F.lit(0.0),
+    )
+    return summed.select(
+        "service",
+        "availability",
+        "latency_us",
+        "latency_share",
+        "requests",
+        "errors",
+        "slow",
+        "period_requests",
+        "period_errors",
+        "period_slow",
+        used.alias("budget_used"),
+        slow_used.alias("slow_budget_used"),
+        ((used <= 1) & (slow_used <= 1)).alias("is_kept"),
+        "day",
+        "pair",
+    )
+
+
+def _minutes(sketches: DataFrame, slo: Objectives, with_percentiles: bool = True) -> DataFrame:
+    """One row for each service and minute: requests, errors, finished, slow, and the percentiles."""
+    error = F.lit(False)
+    for service, objective in slo.services.items():
+        error = error | ((F.col("service") == service) & F.col("outcome").isin(*objective.errors))
+    error = error | (
+        ~F.col("service").isin(*slo.services) & F.col("outcome").isin(*slo.default.errors)
+        if slo.services
+        else F.col("outcome").isin(*slo.default.errors)
+    )
+    finished = F.col("outcome").isin(*FINISHED)
+    # Refusals that the objective does not count as errors are no requests either: they came again.
+    ended = F.col("outcome").isin(*ENDED) | error
+    is_total = F.col("measure") == "total"
+    buckets = sketches.where(ended).groupBy(*_KEY, "measure", "bucket")
+    sums = buckets.agg(
+        sketch.millionths("weight").alias("weight"),
+        sketch.millionths(F.when(error, F.col("weight")).otherwise(0.0)).alias("errors"),
+        sketch.millionths(F.when(finished, F.col("weight")).otherwise(0.0)).alias("finished"),
+    )
+    border = _of(slo, lambda objective: sketch.bucket_of(objective.latency_us))
+    counts = [
+        (F.sum(F.when(condition, F.col(column)).otherwise(0)) / 1e6).alias(name)
+        for name, column, condition in (
+            ("requests", "weight", is_total),
+            ("errors", "errors", is_total),
+            ("finished", "finished", is_total),
+            ("slow", "finished", is_total & (F.col("bucket") > border)),
+        )
+    ]
+    if not with_percentiles:
+        return sums.groupBy(*_KEY).agg(*counts)
+    whole = Window.partitionBy(*_KEY, "measure")
+    running = whole.orderBy("bucket").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    ranked = sums.select(
+        "*",
+        F.sum("finished").over(running).alias("running"),
+        F.sum("finished").over(whole).alias("whole"),
+    )
+    quantiles = [
+        sketch.percentile(
+            share, F.when(F.col("measure") == name, F.col("bucket")), F.col("running"), F.col("whole")
+        ).alias(f"{name}_p{share * 100:.0f}")
+        for name in MEASURES
+        for share in SHARES
+    ]
+    grouped = ranked.groupBy(*_KEY).agg(*counts, *quantiles)
+    return grouped.select(
+        *_KEY,
+        "requests",
+        "errors",
+        "finished",
+        "slow",
+        *(
+            sketch.value(f"{name}_p{share * 100:.0f}").alias(f"{name}_p{share * 100:.0f}_us")
+            for name in MEASURES
+            for share in SHARES
+        ),
+    )
+
+
+def _of(slo: Objectives, field: Callable[[Objective], float]) -> Column:
+    """A field of the objective that the row's service has."""
+    if not slo.services:
+        return F.lit(field(slo.default))
+    services = iter(slo.services.items())
+    name, objective = next(services)
+    chosen = F.when(F.col("service") == name, F.lit(field(objective)))
+    for name, objective in services:
+        chosen = chosen.when(F.col("service") == name, F.lit(field(objective)))
+    return chosen.otherwise(F.lit(field(slo.default)))

@@ -1,0 +1,100 @@
+"""What a service promises: the objectives that the pipeline measures against, from a small file.
+
+    default: {availability: 0.999, latency_us: 100000, latency_share: 0.99}
+    services:
+      resize: {latency_us: 2000000}
+      search: {availability: 0.9999, errors: [expired, poison, lost, queue-full]}
+    period_days: 30
+
+A service takes from ``default`` what it does not say itself. The *error budget* is what the objective leaves
+over: of 0.999, one request in a thousand over the period. An alert is due when a window burns so fast that
+the stated part of the whole budget goes in it, and a shorter window says that it is still burning (Site
+Reliability Workbook, chapter 5, "Alerting on SLOs").
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+
+from bstar.errors import ConfigurationError
+
+__all__ = ["ERRORS", "REFUSALS", "Objective", "Objectives", "load"]
+
+Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+Outcome = Literal[
+    "failed", "expired", "poison", "lost", "queue-full", "client-full", "bytes-full", "services-full"
+]
+
+REFUSALS: tuple[Outcome, ...] = ("queue-full", "client-full", "bytes-full", "services-full")
+"""Reasons of refusal that a client hears as BUSY; other messages that led to nothing were no requests."""
+
+ERRORS: tuple[Outcome, ...] = ("failed", "expired", "poison", "lost", *REFUSALS)
+"""Outcomes of requests, and reasons of refusal, that use up the budget if the objective says no other."""
+
+
+class Objective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The promise of one service.
+
+    ``availability``: the share of requests that must not end in one of ``errors``. Of those that a worker
+    finished, ``latency_share`` must take no longer than ``latency_us`` from acceptance to the end.
+    """
+
+    availability: Share = 0.999
+    latency_us: Annotated[int, msgspec.Meta(gt=0)] = 100_000
+    latency_share: Share = 0.99
+    errors: tuple[Outcome, ...] = ERRORS
+
+
+class Objectives(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The promises of all services; budgets are for ``period_days``.
+
+    ``fast_share`` of a budget gone within an hour, or ``slow_share`` of it within six, is an alert.
+    """
+
+    default: Objective = Objective()
+    services: dict[str, Objective] = {}
+    period_days: Annotated[int, msgspec.Meta(gt=0)] = 30
+    fast_share: Share = 0.02
+    slow_share: Share = 0.05
+
+    def of(self, service: str) -> Objective:
+        """What one service promises."""
+        return self.services.get(service, self.default)
+
+    @property
+    def fast_burn(self) -> float:
+        """The burn rate that uses up ``fast_share`` in an hour: 14.4 for 2 % of 30 days."""
+        return self.fast_share * self.period_days * 24
+
+    @property
+    def slow_burn(self) -> float:
+        """The burn rate that uses up ``slow_share`` in six hours: 6 for 5 % of 30 days."""
+        return self.slow_share * self.period_days * 24 / 6
+
+
+def load(path: Path) -> Objectives:
+    """Read a YAML or JSON file. Raises ConfigurationError with the place of what is wrong in it."""
+    try:
+        told = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not YAML or JSON: {error}") from error
+    try:
+        return msgspec.convert(_with_defaults({} if told is None else told), Objectives)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+
+
+def _with_defaults(told: Any) -> Any:
+    """Lay each service's own words over those of the default."""
+    if not isinstance(told, dict) or not isinstance(told.get("services"), dict):
+        return told
+    default = told.get("default", {})
+    services = {
+        name: {**default, **own} if isinstance(default, dict) and isinstance(own, dict) else own
+        for name, own in told["services"].items()
+    }
+    return {**told, "services": services}
