@@ -9,6 +9,7 @@ from bstar.wire import decode, native
 from bstar.wire.messages import ErrorCode, Reason
 from bstar_broker.core import NodeState, Notice
 from bstar_broker.core.management import answer, broker_state
+from bstar_broker.core.records import ASKERS_MAX
 from support.desk import Desk, heard, ident, sent
 
 DISCONNECT02 = [b"MDPW02", b"\x06"]
@@ -544,6 +545,92 @@ def test_the_same_number_of_another_client_is_another_request() -> None:
     other = native.identity(b"O" * 16, 1)
     (frames,) = desk.send(b"b", *native.encode_request(other, b"echo", [b"hi"]))
     assert heard(frames).identity == other
+
+
+# --- keys ---------------------------------------------------------------------------------------------------
+
+
+def ask(desk: Desk, client: bytes, body: bytes = b"hi", *, ttl_ms: int = 0) -> list[native.Message]:
+    """A request with a key, and what the broker says to anybody because of it."""
+    frames = native.encode_request(KEYED, b"echo", [body], ttl_ms=ttl_ms)
+    return [heard(frames) for frames in desk.send(client, *frames)]
+
+
+KEYED = native.keyed_identity(b"echo", b"order 7")
+
+
+def test_all_who_ask_with_one_key_get_the_answer_of_one_execution() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    (given,) = ask(desk, b"a")
+    assert given.identity == KEYED
+    assert ask(desk, b"b") == ask(desk, b"c") == ask(desk, b"b") == []
+    replies = desk.send(b"w", *native.encode_final(KEYED, 7, 0, [b"done"]))
+    assert [frames[0] for frames in replies] == [b"a", b"b", b"c"]
+    assert {heard(frames).body[0] for frames in replies} == {b"done"}
+    assert desk.broker.services[b"echo"].duplicates == 3
+    assert desk.broker.requests_of == {}
+
+
+def test_an_error_and_the_end_of_the_role_reach_all_who_asked_with_one_key() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    for client in (b"a", b"b"):
+        ask(desk, client)
+    failed = desk.send(b"w", *native.encode_error(KEYED, 7, ErrorCode.HANDLER_FAILED, b"no"))
+    assert [(frames[0], heard(frames).command) for frames in failed] == [
+        (b"a", native.ERROR),
+        (b"b", native.ERROR),
+    ]
+    for client in (b"a", b"b"):
+        ask(desk, client)
+    told = sent(desk.broker.deactivate(desk.now))
+    assert [(frames[0], heard(frames).flags) for frames in told] == [
+        (b"a", native.FLAG_DISPATCHED),
+        (b"b", native.FLAG_DISPATCHED),
+    ]
+    assert desk.send(b"w", *native.encode_final(KEYED, 7, 0, [b"late"])) == []
+
+
+def test_a_key_lives_as_long_as_the_most_patient_of_those_who_asked() -> None:
+    desk = Desk()
+    ask(desk, b"hasty", ttl_ms=100)
+    ask(desk, b"patient", ttl_ms=5_000)
+    assert desk.wait(1.0) == []
+    (given,) = (heard(frames) for frames in desk.ready(b"w") if heard(frames).command == native.REQUEST)
+    assert 3_900 < given.value <= 4_000
+
+
+def test_a_key_with_another_body_is_rejected() -> None:
+    desk = Desk()
+    ask(desk, b"a", b"one")
+    (told,) = ask(desk, b"b", b"two")
+    assert (told.command, told.value, told.identity) == (native.ERROR, ErrorCode.INVALID, KEYED)
+    assert desk.broker.drops["other-body"] == 1
+
+
+def test_who_asks_when_too_many_wait_for_a_key_or_its_partials_have_begun_is_told_to_come_back() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    for number in range(1 + ASKERS_MAX):
+        ask(desk, b"client %d" % number)
+    assert [told.command for told in ask(desk, b"one more")] == [native.BUSY]
+    assert ask(desk, b"client 3") == [], "who waits already does not count again"
+    parts = desk.send(b"w", *native.encode_partial(KEYED, 7, 0, [b"part"]))
+    assert len(parts) == 1 + ASKERS_MAX
+    desk.send(b"w", *native.encode_final(KEYED, 7, 1, [b"done"]))
+    ask(desk, b"a")
+    desk.send(b"w", *native.encode_partial(KEYED, 7, 0, [b"part"]))
+    assert [told.command for told in ask(desk, b"b")] == [native.BUSY]
+    assert (desk.broker.drops["askers-full"], desk.broker.drops["askers-late"]) == (1, 1)
+
+
+def test_a_keyed_identity_fits_into_63_bits_and_is_no_counted_number() -> None:
+    assert native.is_keyed(KEYED)
+    assert not native.is_keyed(ident(1))
+    number = int.from_bytes(KEYED[16:], "big")
+    assert native.KEYED_NUMBER_MIN <= number < 1 << 63
+    assert native.keyed_identity(b"echo", b"order 8") != KEYED != native.keyed_identity(b"ech", b"oorder 7")
 
 
 # --- bounds -------------------------------------------------------------------------------------------------

@@ -73,9 +73,10 @@ class Desk:
         idempotent: bool = True,
         stream: bool = False,
         service: bytes = b"echo",
+        key: bytes | None = None,
     ) -> Call:
         deadline = None if timeout is None else self.now + timeout
-        call = Call(service, [body], deadline, idempotent, stream)
+        call = Call(service, [body], deadline, idempotent, stream, key=key, begun_at=self.now)
         self.take(self.session.submit(call, self.now))
         return call
 
@@ -942,4 +943,100 @@ def test_no_octets_end_the_session(messages: list[list[bytes]], tail: bytes) -> 
         head = native.header(command, identity=call.identity)
         desk.take(desk.session.receive(0, [head + tail, tail], desk.now))
     desk.wait(1.5)
+    assert desk.session.outstanding == 0
+
+
+# --- keys ---------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_the_same_request_in_every_client_and_another_in_every_service(served: Desk) -> None:
+    one = served.call(key=b"k")
+    two = served.call(key=b"k", service=b"other")
+    assert one.identity == native.keyed_identity(b"echo", b"k")
+    assert two.identity not in (one.identity, native.keyed_identity(b"other", b"j"))
+    assert len(served.requests(0)) == 2
+
+
+def test_of_two_calls_with_one_key_one_is_sent_and_both_are_answered(served: Desk) -> None:
+    calls = [served.call(key=b"k") for _ in range(3)]
+    assert served.requests() == [(0, calls[0].identity)]
+    assert served.session.outstanding == 3
+    served.wait(0.5)
+    served.final(0, calls[0], b"done")
+    assert [(call, reply.body, reply.attempts) for call, reply in served.replies] == [
+        (call, b"done", 1) for call in calls
+    ]
+    assert [reply.elapsed_s for _, reply in served.replies] == pytest.approx([0.5] * 3)
+    assert (served.session.outstanding, served.session.counters.joined) == (0, 2)
+    again = served.call(key=b"k")
+    assert len(served.requests()) == 2, "what has ended is over: it is asked anew"
+    served.error(0, again, ErrorCode.HANDLER_FAILED, b"no")
+
+
+def test_an_error_of_the_service_is_everybodys_who_asked_with_the_key(served: Desk) -> None:
+    calls = [served.call(key=b"k") for _ in range(2)]
+    served.error(0, calls[0], ErrorCode.HANDLER_FAILED, b"no")
+    assert [type(served.error_of(call)) for call in calls] == [HandlerError, HandlerError]
+    assert served.session.outstanding == 0
+
+
+def test_when_the_first_callers_time_is_over_the_next_one_takes_its_place(served: Desk) -> None:
+    hasty = served.call(key=b"k", timeout=1.0)
+    patient = served.call(key=b"k", timeout=20.0)
+    later = served.call(key=b"k", timeout=2.0)
+    served.wait(1.5)
+    assert isinstance(served.error_of(hasty), CallTimeoutError)
+    assert served.requests() == [(0, patient.identity)] * 2
+    repeated = [message for _, message in served.sent if message.command == native.REQUEST][-1]
+    assert repeated.flags == native.FLAG_REDELIVERED
+    served.wait(1.0)
+    assert isinstance(served.error_of(later), CallTimeoutError)
+    assert served.session.outstanding == 1
+    served.final(0, patient)
+    assert [(call, reply.attempts) for call, reply in served.replies] == [(patient, 2)]
+    assert served.session.outstanding == 0
+
+
+def test_when_the_first_caller_goes_away_the_next_one_takes_its_place(served: Desk) -> None:
+    first, second = served.call(key=b"k"), served.call(key=b"k")
+    served.take(served.session.abandon(first, served.now))
+    served.wait(0.1)
+    assert served.requests() == [(0, second.identity)] * 2
+    served.take(served.session.abandon(second, served.now))
+    assert served.session.outstanding == 0
+
+
+def test_an_expiry_of_somebody_elses_time_is_no_end_for_who_has_time_left(served: Desk) -> None:
+    call = served.call(key=b"k", timeout=20.0)
+    served.error(0, call, ErrorCode.EXPIRED)
+    served.wait(0.2)
+    assert served.requests() == [(0, call.identity)] * 2
+    served.final(0, call)
+    assert [reply.body for _, reply in served.replies] == [b"done"]
+
+
+def test_a_key_that_is_outstanding_is_not_sent_with_another_body(served: Desk) -> None:
+    served.call(b"one", key=b"k")
+    other = served.call(b"two", key=b"k")
+    assert isinstance(served.error_of(other), RejectedError)
+    assert len(served.requests()) == 1
+
+
+def test_calls_with_one_key_survive_a_failover_and_a_close_ends_each(served: Desk) -> None:
+    calls = [served.call(key=b"k") for _ in range(2)]
+    served.connect(1, status(PASSIVE))
+    served.disconnect(0)
+    served.pong(1, status(ACTIVE, epoch=2))
+    assert served.requests(1) == [(1, calls[0].identity)]
+    served.take(served.session.close(served.now))
+    assert [type(served.error_of(call)) for call in calls] == [OutcomeUnknownError] * 2
+    assert served.session.outstanding == 0
+
+
+def test_calls_that_wait_for_another_with_their_key_count_as_outstanding() -> None:
+    desk = Desk(options=SessionSettings(outstanding_max=2))
+    desk.connect(0, status(ACTIVE))
+    first, _ = desk.call(key=b"k"), desk.call(key=b"k")
+    assert isinstance(desk.error_of(desk.call(key=b"k")), BusyError)
+    desk.final(0, first)
     assert desk.session.outstanding == 0

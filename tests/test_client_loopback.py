@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -26,7 +27,17 @@ from bstar.errors import (
 )
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode, Ping, Request
-from bstar_client import ActiveFound, Disconnected, Event, FailedOver, HAClient, Reply, node_states
+from bstar_client import (
+    ActiveFound,
+    Ask,
+    CallFailed,
+    Disconnected,
+    Event,
+    FailedOver,
+    HAClient,
+    Reply,
+    node_states,
+)
 from support.scripted import PASSIVE, WAIT_S, ScriptedBroker, final, partial, status
 
 pytestmark = pytest.mark.loopback
@@ -282,6 +293,84 @@ def test_map_raises_the_first_failure_and_gives_the_rest_up(client: HAClient, br
     with pytest.raises(HandlerError) as caught:
         list(client.map("echo", (b"%d" % number for number in range(1_000)), window=4))
     assert caught.value.__notes__ == ["body 3 of map()"]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_map_that_returns_errors_goes_on_after_each(
+    client: HAClient, broker: ScriptedBroker, ordered: bool
+) -> None:
+    """Every third fails at the service, 7 is too large to be sent, and 8's own time is over at once."""
+
+    def fail_every_third(request: Request) -> list[list[bytes]]:
+        if int(request.body[0]) % 3:
+            return [final(request, *request.body)]
+        failure = native.CODEC.failure(
+            request.sender, (), request.identity, 1, ErrorCode.HANDLER_FAILED, b"three"
+        )
+        return [failure]
+
+    broker.on_request = fail_every_third
+    bodies: list[bytes | Ask] = [b"%d" % number for number in range(100)]
+    bodies[7] = Ask(bytes(65 * 1024 * 1024))
+    bodies[8] = Ask(b"8", timeout=0.0)
+    outcomes = list(client.map("echo", bodies, window=8, ordered=ordered, errors="return"))
+    if ordered:
+        assert [outcome.index for outcome in outcomes] == list(range(100))
+    told = {outcome.index: outcome for outcome in outcomes}
+    assert sorted(told) == list(range(100))
+    for number, outcome in told.items():
+        if isinstance(outcome, Reply):
+            assert (number % 3, number in (7, 8), outcome.body) == (number % 3 or -1, False, b"%d" % number)
+        else:
+            kind = {7: LocalProtocolError, 8: NoActiveNodeError}.get(number, HandlerError)
+            assert type(outcome.error) is kind
+            assert outcome.attempts == (number not in (7, 8))
+    assert sum(isinstance(outcome, CallFailed) for outcome in outcomes) == 34 + 2
+
+
+def test_map_waits_as_a_busy_broker_says_and_every_body_is_answered(
+    client: HAClient, broker: ScriptedBroker
+) -> None:
+    """The queue takes each request at its fourth attempt only."""
+    turns: Counter[bytes] = Counter()
+
+    def mostly_busy(request: Request) -> list[list[bytes]]:
+        turns[request.identity] += 1
+        if turns[request.identity] % 4:
+            return [native.CODEC.busy(request.sender, (), request.identity, 1, 1, b"full")]
+        return [final(request, *request.body)]
+
+    broker.on_request = mostly_busy
+    replies = list(client.map("echo", (b"%d" % number for number in range(200)), window=20, errors="return"))
+    assert [isinstance(reply, Reply) and reply.body for reply in replies] == [b"%d" % n for n in range(200)]
+    assert client.counters.busy == 600
+
+
+def test_bodies_with_one_key_in_one_window_are_one_request(client: HAClient, broker: ScriptedBroker) -> None:
+    held: list[Request] = []
+
+    def hold(request: Request) -> list[list[bytes]]:
+        held.append(request)
+        return [final(request, b"done")]
+
+    broker.on_request = hold
+    asks = [Ask(b"x", key=b"k%d" % (number % 5)) for number in range(50)]
+    replies = list(client.map("echo", asks, window=50))
+    assert [(reply.index, reply.body) for reply in replies] == [(number, b"done") for number in range(50)]
+    assert {request.identity for request in held} == {
+        native.keyed_identity(b"echo", b"k%d" % number) for number in range(5)
+    }
+    assert client.request("echo", b"x", key="k1").body == b"done"
+
+
+def test_a_key_has_an_octet_and_a_dialect_that_can_carry_it(client: HAClient, broker: ScriptedBroker) -> None:
+    with pytest.raises(LocalProtocolError, match="one octet"):
+        client.request("echo", b"x", key=b"")
+    with (
+        HAClient(broker.endpoint, dialect="mdp02") as plain,
+        pytest.raises(LocalProtocolError, match="no identities"),
+    ):
+        plain.request("echo", b"x", key=b"k")
 
 
 def test_a_stream_yields_partials_and_then_the_final(client: HAClient, broker: ScriptedBroker) -> None:

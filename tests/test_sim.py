@@ -124,10 +124,10 @@ def break_the_stall_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 def break_the_matching_of_replies(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Session._receive_final
 
-    def to_the_oldest(self: Session, node: Any, message: Any, outputs: Any) -> None:
+    def to_the_oldest(self: Session, node: Any, message: Any, outputs: Any, now: float) -> None:
         if self._calls:
             message = msgspec.structs.replace(message, identity=next(iter(self._calls)))
-        sound(self, node, message, outputs)
+        sound(self, node, message, outputs, now)
 
     monkeypatch.setattr(Session, "_receive_final", to_the_oldest)
 

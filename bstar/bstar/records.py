@@ -269,7 +269,8 @@ class Request(Base, frozen=True, tag="request"):
     Its identity is ``client`` (32 hex digits) and ``number``, the same at both nodes, in every repetition
     and in the records of client and worker. A plain Majordomo client has no numbers: then ``client`` is
     "mdp-" with its routing id, and ``number`` this process's own. ``sender`` is the routing id it came from,
-    ``worker`` the one that had it last.
+    ``worker`` the one that had it last. A ``number`` of 2^62 or more was derived from a key of the caller
+    (BSN-G-14): whoever repeats the key, later or elsewhere, asks and is answered under the same identity.
 
     ``outcome``: "answered"; "failed" (the handler raised); told to the client as not answered: "expired",
     "poison", "lost" (the worker died after PARTIALs or at the request's end), "returned" (the node gave up

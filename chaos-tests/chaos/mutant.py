@@ -33,10 +33,10 @@ def _without_the_matching_of_replies() -> None:
     """A client gives each reply to its oldest call."""
     sound = Session._receive_final
 
-    def to_the_oldest(self: Session, node: Any, message: Any, outputs: Any) -> None:
+    def to_the_oldest(self: Session, node: Any, message: Any, outputs: Any, now: float) -> None:
         if self._calls:
             message = msgspec.structs.replace(message, identity=next(iter(self._calls)))
-        sound(self, node, message, outputs)
+        sound(self, node, message, outputs, now)
 
     Session._receive_final = to_the_oldest  # type: ignore[method-assign]
 

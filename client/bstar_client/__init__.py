@@ -29,7 +29,7 @@ from bstar.errors import (
     WorkerError,
 )
 from bstar_client.client import HAClient
-from bstar_client.core.calls import Reply
+from bstar_client.core.calls import Ask, CallFailed, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
 from bstar_client.link import LinkSettings
 from bstar_client.status import NodeReport, node_states
@@ -38,9 +38,11 @@ from bstar_client.worker import Handler, Request, Worker, WorkerHooks
 __all__ = [
     "ActiveFound",
     "ActiveLost",
+    "Ask",
     "BstarError",
     "BusyError",
     "CallError",
+    "CallFailed",
     "CallTimeoutError",
     "ClosedError",
     "ConfigurationError",

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, cast, overload
 
 import msgspec
 import zmq
@@ -32,7 +32,7 @@ from bstar.errors import (
 from bstar.io_threads import new_context
 from bstar.wire.mmi import OK, Service
 from bstar_client.bodies import Body, to_frames, to_name
-from bstar_client.core.calls import Call, Reply
+from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
 from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
@@ -115,6 +115,7 @@ class HAClient:
             )
         else:
             raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
+        self._has_keys = dialect == "native"
         self._observers: list[Callable[[Event], object]] = [on_event] if on_event is not None else []
         self._inbox: deque[Call] = deque()
         self._abandoned: deque[Call] = deque()
@@ -141,7 +142,13 @@ class HAClient:
     # --- calls --------------------------------------------------------------------------------------------
 
     def request(
-        self, service: str | bytes, body: Body, *, timeout: float | None = DEFAULT, idempotent: bool = True
+        self,
+        service: str | bytes,
+        body: Body,
+        *,
+        timeout: float | None = DEFAULT,
+        idempotent: bool = True,
+        key: bytes | str | None = None,
     ) -> Reply:
         """Send a request and wait for its reply.
 
@@ -149,12 +156,17 @@ class HAClient:
         limit. ``idempotent=False``: when an attempt may have been executed and its reply is lost, do not
         send it again but raise OutcomeUnknownError.
 
+        ``key``: the caller's own name for this request (text is UTF-8). Whoever asks the service with the
+        same key asks for the same request: while it is under way all of them get its one answer, and a worker
+        that keeps its replies (``Worker(dedupe=…)``) answers later ones with it, too. A key belongs to one
+        body; with another one it is rejected as far as that is noticed.
+
         Raises BusyError, RejectedError (not executed), NoActiveNodeError (deadline, not executed),
         CallTimeoutError (deadline), HandlerError (the service's handler failed), OutcomeUnknownError,
         ClosedError, ForkedError.
         """
         sink: _Sink = queue.SimpleQueue()
-        call = self._call(service, body, timeout, idempotent, sink)
+        call = self._call(service, body, timeout, idempotent, sink, key=_to_key(key))
         self._submit(call)
         try:
             return self._take(call, sink)
@@ -187,41 +199,75 @@ class HAClient:
             if not call.is_done:
                 self._abandon([call])
 
+    @overload
     def map(
         self,
         service: str | bytes,
-        bodies: Iterable[Body],
+        bodies: Iterable[Body | Ask],
+        *,
+        window: int = ...,
+        ordered: bool = ...,
+        timeout: float | None = ...,
+        idempotent: bool = ...,
+        errors: Literal["raise"] = ...,
+    ) -> Iterator[Reply]: ...
+
+    @overload
+    def map(
+        self,
+        service: str | bytes,
+        bodies: Iterable[Body | Ask],
+        *,
+        window: int = ...,
+        ordered: bool = ...,
+        timeout: float | None = ...,
+        idempotent: bool = ...,
+        errors: Literal["return"],
+    ) -> Iterator[Reply | CallFailed]: ...
+
+    def map(
+        self,
+        service: str | bytes,
+        bodies: Iterable[Body | Ask],
         *,
         window: int = 512,
         ordered: bool = True,
         timeout: float | None = DEFAULT,
         idempotent: bool = True,
-    ) -> Iterator[Reply]:
+        errors: Literal["raise", "return"] = "raise",
+    ) -> Iterator[Reply] | Iterator[Reply | CallFailed]:
         """Send a request for each body, ``window`` of them at a time, and yield the replies.
 
         ``Reply.index`` is the body's position. With ``ordered`` the replies come in the order of the
         bodies, and replies that wait for their turn count against the window. ``timeout`` is each
-        request's own deadline, from the moment it is sent. ``bodies`` is read as the window moves. The
-        first failure is raised (with the body's position in a note), and what is in flight then is given
-        up.
+        request's own deadline, from the moment it is sent. ``bodies`` is read as the window moves; an
+        ``Ask`` in place of a body brings a key or a timeout of its own.
+
+        ``errors="raise"``: the first failure is raised (with the body's position in a note), and what is in
+        flight then is given up. ``errors="return"``: a CallFailed takes the place of the reply, and the
+        others go on; what is raised then is no single call's failure (ClosedError, a body of a wrong type).
         """
         if window < 1:
             raise LocalProtocolError(f"a window is one request or more, not {window}")
+        if errors not in ("raise", "return"):
+            raise LocalProtocolError(f"errors is 'raise' or 'return', not {errors!r}")
         self._check()
-        return self._map(service, iter(bodies), window, ordered, timeout, idempotent)
+        outcomes = self._map(service, iter(bodies), window, ordered, timeout, idempotent, errors == "return")
+        return outcomes if errors == "return" else cast("Iterator[Reply]", outcomes)
 
     def _map(
         self,
         service: str | bytes,
-        bodies: Iterator[Body],
+        bodies: Iterator[Body | Ask],
         window: int,
         ordered: bool,
         timeout: float | None,
         idempotent: bool,
-    ) -> Iterator[Reply]:
+        is_returning: bool,
+    ) -> Iterator[Reply | CallFailed]:
         sink: _Sink = queue.SimpleQueue()
         flying: dict[int, Call] = {}
-        waiting: dict[int, Reply] = {}
+        waiting: dict[int, Reply | CallFailed] = {}
         begun = ended = 0
         is_exhausted = False
         # Refilling in bursts wakes the client's thread once for many requests.
@@ -235,32 +281,65 @@ class HAClient:
                         except StopIteration:
                             is_exhausted = True
                             break
-                        call = self._call(service, body, timeout, idempotent, sink, index=begun)
-                        flying[begun] = call
-                        self._inbox.append(call)
+                        try:
+                            call = self._call_for(body, service, timeout, idempotent, sink, begun)
+                        except LocalProtocolError as error:
+                            if not is_returning:
+                                raise
+                            waiting[begun] = CallFailed(error, begun)
+                        else:
+                            flying[begun] = call
+                            self._inbox.append(call)
                         begun += 1
                     self._wake()
                 if begun == ended:
                     return
-                while True:
-                    first = next(iter(flying.values()))
-                    reply = self._take(first, sink)
-                    del flying[reply.index]
-                    waiting[reply.index] = reply
-                    if sink.empty() or not flying:
+                while flying:
+                    outcome = self._next_outcome(next(iter(flying.values())), sink, is_returning)
+                    del flying[outcome.index]
+                    waiting[outcome.index] = outcome
+                    if sink.empty():
                         break
                 if ordered:
                     while ended in waiting:
-                        reply = waiting.pop(ended)
+                        outcome = waiting.pop(ended)
                         ended += 1
-                        yield reply
+                        yield outcome
                 else:
                     ready, waiting = waiting, {}
-                    for reply in ready.values():
+                    for outcome in ready.values():
                         ended += 1
-                        yield reply
+                        yield outcome
         finally:
             self._abandon([call for call in flying.values() if not call.is_done])
+
+    def _call_for(
+        self,
+        body: Body | Ask,
+        service: str | bytes,
+        timeout: float | None,
+        is_idempotent: bool,
+        sink: _Sink,
+        index: int,
+    ) -> Call:
+        if type(body) is not Ask:
+            assert not isinstance(body, Ask), "its type is exactly Ask"
+            return self._call(service, body, timeout, is_idempotent, sink, index=index)
+        own = body.timeout
+        if own is None or own == own:  # noqa: PLR0124 - "not told" is not a number
+            timeout = own
+        return self._call(
+            service, body.body, timeout, is_idempotent, sink, index=index, key=_to_key(body.key)
+        )
+
+    def _next_outcome(self, call: Call, sink: _Sink, is_returning: bool) -> Reply | CallFailed:
+        if not is_returning:
+            return self._take(call, sink)
+        ended, outcome = self._get(call, sink)
+        if type(outcome) is Reply:
+            return outcome
+        assert isinstance(outcome, BstarError)
+        return CallFailed(outcome, ended.index, ended.attempts, ended.elapsed_s)
 
     def discover(self, service: str | bytes, *, timeout: float | None = DEFAULT) -> bool:
         """Does a worker offer the service? A hint: the worker can be dead for up to its expiry (MMI-C-01)."""
@@ -339,8 +418,11 @@ class HAClient:
         sink: _Sink,
         is_stream: bool = False,
         index: int = 0,
+        key: bytes | None = None,
     ) -> Call:
         self._check()
+        if key is not None and not self._has_keys:
+            raise LocalProtocolError("plain MDP/0.2 has no identities, so a request cannot have a key")
         name = to_name(service)
         frames = [body] if type(body) is bytes else to_frames(body)
         if sum(map(len, frames)) + len(name) + _HEADER_BYTES > self._message_bytes_max:
@@ -349,8 +431,9 @@ class HAClient:
             timeout = self._timeout
         if timeout is not None and timeout > _TIMEOUT_S_MAX:
             timeout = None
-        deadline = None if timeout is None else time.monotonic() + timeout
-        return Call(name, frames, deadline, is_idempotent, is_stream, index, sink)
+        now = time.monotonic()
+        deadline = None if timeout is None else now + timeout
+        return Call(name, frames, deadline, is_idempotent, is_stream, index, sink, key, now)
 
     def _submit(self, call: Call) -> None:
         self._inbox.append(call)
@@ -369,16 +452,20 @@ class HAClient:
             self._fail_inbox()
 
     @staticmethod
-    def _take(call: Call, sink: _Sink) -> Reply:
-        """The next reply in the queue; raises the error if that is what came. ``call`` bounds the wait."""
+    def _get(call: Call, sink: _Sink) -> tuple[Call, Reply | BstarError]:
+        """The next outcome in the queue. ``call`` bounds the wait."""
         if call.deadline is None:
-            ended, outcome = sink.get()
-        else:
-            try:
-                ended, outcome = sink.get(timeout=max(call.deadline - time.monotonic(), 0.0) + _GRACE_S)
-            except queue.Empty:
-                text = "the client's own thread did not answer; is an observer blocking it?"
-                raise CallTimeoutError(text, may_have_executed=True) from None
+            return sink.get()
+        try:
+            return sink.get(timeout=max(call.deadline - time.monotonic(), 0.0) + _GRACE_S)
+        except queue.Empty:
+            text = "the client's own thread did not answer; is an observer blocking it?"
+            raise CallTimeoutError(text, may_have_executed=True) from None
+
+    @classmethod
+    def _take(cls, call: Call, sink: _Sink) -> Reply:
+        """The next reply in the queue; raises the error if that is what came."""
+        ended, outcome = cls._get(call, sink)
         if type(outcome) is Reply:
             return outcome
         assert isinstance(outcome, BstarError)
@@ -448,7 +535,9 @@ class HAClient:
             elif isinstance(output, Deliver):
                 self._deliver(output.call, output.reply)
             elif isinstance(output, Fail):
-                output.call.sink.put((output.call, output.error))
+                call = output.call
+                call.elapsed_s = time.monotonic() - call.begun_at
+                call.sink.put((call, output.error))
             elif isinstance(output, Reset):
                 link = self._links[output.node]
                 link.close()
@@ -471,3 +560,12 @@ class HAClient:
                 observer(event)
             except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
                 _log.exception("an observer failed on %r", event)
+
+
+def _to_key(key: bytes | str | None) -> bytes | None:
+    if key is None:
+        return None
+    octets = key.encode() if isinstance(key, str) else bytes(key)
+    if not octets:
+        raise LocalProtocolError("a key is one octet or more; None means that the request has none")
+    return octets

@@ -34,7 +34,7 @@ from bstar.wire.messages import (
 )
 from bstar_broker.core.expiry import Expiries
 from bstar_broker.core.outputs import Dispatch, Notice, Output, Send
-from bstar_broker.core.records import Accepted, ServiceRecord, WorkerRecord
+from bstar_broker.core.records import ASKERS_MAX, Accepted, ServiceRecord, WorkerRecord
 from bstar_broker.core.settings import BrokerSettings
 
 __all__ = ["Broker"]
@@ -249,7 +249,7 @@ class Broker:
         if identity:
             known = self._by_identity.get(identity)
             if known is not None:
-                return self._take_again(known, message)
+                return self._take_again(known, message, now)
         settings = self._settings
         held = self.requests_of.get(sender, 0)
         if held >= settings.requests_per_client_max:
@@ -290,13 +290,50 @@ class Broker:
             self._by_identity[identity] = request
         return outputs
 
-    def _take_again(self, request: Accepted, message: Request) -> list[Output]:
-        """A client repeats what is queued or being worked on: answer it at its new address, once."""
-        request.service.duplicates += 1
-        request.sender = message.sender
-        request.envelope = message.envelope
-        request.is_abandoned = False
+    def _take_again(self, request: Accepted, message: Request, now: float) -> list[Output]:
+        """The same identity as one that is queued or being worked on: answer it, do not execute it again.
+
+        Only one client has an identity of its own, so it asks from a new address. One that was derived from a
+        key may be asked for by others: all of them get the answer (BSN-B-16).
+        """
+        service = request.service
+        sender = message.sender
+        if message.service != service.name or message.body != request.body:
+            text = "its identity belongs to a request with another body"
+            frames = request.codec.failure(
+                sender, message.envelope, message.identity, self.epoch, ErrorCode.INVALID, text.encode()
+            )
+            return [*self._note("other-body", text), *([Send(frames)] if frames is not None else [])]
+        if request.is_abandoned or not native.is_keyed(request.identity):
+            request.sender = sender
+            request.envelope = message.envelope
+            request.is_abandoned = False
+        else:
+            askers = request.askers if request.askers is not None else []
+            if sender != request.sender and sender not in askers:
+                if len(askers) >= ASKERS_MAX:
+                    return self._refuse_busy(
+                        message, request.codec, service, "askers-full", "too many wait for this key"
+                    )
+                if request.partials:
+                    return self._refuse_busy(
+                        message, request.codec, service, "askers-late", "the answer to this key has begun"
+                    )
+                askers.append(sender)
+                request.askers = askers
+            self._extend(request, message, now)
+        service.duplicates += 1
         return []
+
+    def _extend(self, request: Accepted, message: Request, now: float) -> None:
+        """Whoever asks with a key may wait for longer than those before: it lives as long as the last."""
+        ttl_ms = message.ttl_ms
+        expires_at = now + (ttl_ms / 1000 if ttl_ms else self._settings.request_ttl_s)
+        request.has_deadline = request.has_deadline and ttl_ms > 0
+        if expires_at > request.expires_at:
+            request.expires_at = expires_at
+            if request.is_queued:
+                self._expiries.push(request, self.queued)
 
     def _refuse_busy(
         self, message: Request, codec: BrokerCodec, service: ServiceRecord | None, reason: str, text: str
@@ -322,7 +359,8 @@ class Broker:
             request.sender, request.envelope, request.identity, status, was_dispatched
         )
         if frames is not None:
-            outputs.append(Send(frames))
+            self._tell(request, frames, outputs)
+        request.askers = None
 
     def _fail(self, request: Accepted, code: ErrorCode, text: str) -> list[Output]:
         """End a request without a reply of a worker; the client is told if its dialect can say it."""
@@ -330,7 +368,17 @@ class Broker:
         frames = request.codec.failure(
             request.sender, request.envelope, request.identity, self.epoch, code, text.encode()
         )
-        return [Send(frames)] if frames is not None else []
+        outputs: list[Output] = []
+        if frames is not None:
+            self._tell(request, frames, outputs)
+        return outputs
+
+    @staticmethod
+    def _tell(request: Accepted, frames: list[bytes], outputs: list[Output]) -> None:
+        """Send to everybody who waits for this request."""
+        outputs.append(Send(frames))
+        if request.askers is not None:
+            outputs += [Send([asker, *frames[1:]]) for asker in request.askers]
 
     def _forget(self, request: Accepted) -> None:
         """A request has ended: remove every trace but the counters."""
@@ -520,20 +568,17 @@ class Broker:
             body = message.body
             if request.held is not None:
                 body = [*request.held, *body]
-            outputs.append(
-                Send(
-                    request.codec.final(
-                        request.sender,
-                        request.envelope,
-                        service.name,
-                        request.identity,
-                        self.epoch,
-                        request.partials,
-                        body,
-                        message.header,
-                    )
-                )
+            frames = request.codec.final(
+                request.sender,
+                request.envelope,
+                service.name,
+                request.identity,
+                self.epoch,
+                request.partials,
+                body,
+                message.header,
             )
+            self._tell(request, frames, outputs)
         self._forget(request)
         self._has_room(worker, now, outputs)
         return outputs
@@ -556,7 +601,7 @@ class Broker:
                 request.sender, request.envelope, request.identity, self.epoch, message.code, message.text
             )
             if frames is not None:
-                outputs.append(Send(frames))
+                self._tell(request, frames, outputs)
         self._forget(request)
         self._has_room(worker, now, outputs)
         return outputs
@@ -589,20 +634,19 @@ class Broker:
             return self._hold_partial(request, message.body)
         index = request.partials
         request.partials = index + 1
-        return [
-            Send(
-                request.codec.partial(
-                    request.sender,
-                    request.envelope,
-                    request.service.name,
-                    request.identity,
-                    self.epoch,
-                    index,
-                    message.body,
-                    message.header,
-                )
-            )
-        ]
+        frames = request.codec.partial(
+            request.sender,
+            request.envelope,
+            request.service.name,
+            request.identity,
+            self.epoch,
+            index,
+            message.body,
+            message.header,
+        )
+        outputs: list[Output] = []
+        self._tell(request, frames, outputs)
+        return outputs
 
     def _hold_partial(self, request: Accepted, body: list[bytes]) -> list[Output]:
         """Keep a PARTIAL for a client that can take one reply only; all go out as one (6.7-3)."""

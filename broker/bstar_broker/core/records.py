@@ -12,7 +12,11 @@ import msgspec
 from bstar.wire.dialect import BrokerCodec, Envelope
 from bstar_broker.core.queues import FairQueue
 
-__all__ = ["LATENCY_BOUNDS_S", "Accepted", "ServiceRecord", "WorkerRecord"]
+__all__ = ["ASKERS_MAX", "LATENCY_BOUNDS_S", "Accepted", "ServiceRecord", "WorkerRecord"]
+
+# Others who wait for the same key: a repeated task, a speculative one, a few programs that do the same. Each
+# costs an address here and a copy of the reply on its way out.
+ASKERS_MAX = 16
 
 # Upper bounds of the latency histogram: from what a loopback answers to what a patient client waits.
 LATENCY_BOUNDS_S = (
@@ -50,6 +54,8 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     is_abandoned: bool = False
     # Its client says that an earlier attempt may have been executed, here or at the other node.
     is_repeated: bool = False
+    # Routing ids of further clients that asked for the same key and get the same answers (``ASKERS_MAX``).
+    askers: list[bytes] | None = None
 
 
 class WorkerRecord:

@@ -10,11 +10,13 @@ fixed part, so that one unpack reads it:
 
 An identity is a client id (16 octets, random, one per client object) and a message number (8 octets). It
 comes back on every reply and it goes to the worker, on every node and in every repetition of the same
-request. Numbers are big-endian.
+request. A request with a key of its caller has one that is derived from service and key instead, so that
+whoever repeats the key repeats the request (BSN-G-14). Numbers are big-endian.
 """
 
 import struct
 from collections.abc import Iterator
+from hashlib import blake2b
 
 import msgspec
 
@@ -48,6 +50,7 @@ __all__ = [
     "HEADER_BYTES",
     "HEARTBEAT",
     "IDENTITY_BYTES",
+    "KEYED_NUMBER_MIN",
     "MAGIC",
     "NOT_ACTIVE",
     "NO_IDENTITY",
@@ -75,7 +78,9 @@ __all__ = [
     "encode_request",
     "encode_stale_epoch",
     "identity",
+    "is_keyed",
     "iter_extensions",
+    "keyed_identity",
     "request_identity",
 ]
 
@@ -122,6 +127,27 @@ def identity(client_id: bytes, number: int) -> bytes:
     """The 24 octets that name one request for ever: 16 octets of client id, then its message number."""
     assert len(client_id) == IDENTITY_BYTES - 8
     return client_id + number.to_bytes(8, "big")
+
+
+# Message numbers count from 1 and never come near; what is above was derived from a key (BSN-G-14).
+KEYED_NUMBER_MIN = 1 << 62
+
+
+def keyed_identity(service: bytes, key: bytes) -> bytes:
+    """The identity of every request to ``service`` with this key, whoever sends it (BSN-G-14).
+
+    The first 24 octets of BLAKE2b over the service's length, its name and the key. The number's two highest
+    bits are 01: it cannot be a counted number, and fits into 63 bits.
+    """
+    digest = blake2b(len(service).to_bytes(1, "big") + service + key, digest_size=IDENTITY_BYTES).digest()
+    return digest[:16] + (
+        int.from_bytes(digest[16:], "big") & (KEYED_NUMBER_MIN - 1) | KEYED_NUMBER_MIN
+    ).to_bytes(8, "big")
+
+
+def is_keyed(identity: bytes) -> bool:
+    """Was it derived from a key, so that others may ask for the same request?"""
+    return identity[16] & 0xC0 == 0x40
 
 
 def header(

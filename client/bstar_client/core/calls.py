@@ -5,11 +5,26 @@ was sent and what became of each attempt, because that decides what may be told 
 that was refused was certainly not executed, one whose connection broke may have been.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-__all__ = ["Call", "Reply"]
+from bstar.errors import BstarError
+
+__all__ = ["Ask", "Call", "CallFailed", "Reply"]
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False):
+    """One body for ``map`` with what is its own: a key (see ``HAClient.request``), a deadline.
+
+    ``timeout`` in seconds; not a number: the one that ``map`` was given.
+    """
+
+    body: bytes | Sequence[bytes]
+    key: bytes | None = None
+    timeout: float | None = math.nan
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
@@ -19,7 +34,8 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     before it (empty for a stream, which hands each of them out as a Reply of its own with ``is_final``
     False). ``index`` is the position of the request among the bodies given to ``map``, or of a PARTIAL
     within its stream. ``attempts`` counts how often the request was sent, ``epoch`` is the epoch it was
-    executed under (0 in plain MDP), and ``endpoint`` the node it came from.
+    executed under (0 in plain MDP), and ``endpoint`` the node it came from. ``elapsed_s`` is the time since
+    the caller asked (0 for PARTIALs of a stream).
     """
 
     frames: tuple[bytes, ...]
@@ -29,6 +45,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     epoch: int = 0
     endpoint: str = ""
     is_final: bool = True
+    elapsed_s: float = 0.0
 
     @property
     def body(self) -> bytes:
@@ -40,12 +57,26 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
         return self.frames[0]
 
 
+class CallFailed(msgspec.Struct, frozen=True):
+    """What ``map(errors="return")`` yields in place of the reply to a body that got none.
+
+    ``error`` is what would have been raised, ``index`` the body's position, ``attempts`` counts how often the
+    request was sent, ``elapsed_s`` is the time since it was begun.
+    """
+
+    error: BstarError
+    index: int = 0
+    attempts: int = 0
+    elapsed_s: float = 0.0
+
+
 class Call(msgspec.Struct, eq=False):
     """One request and everything that is known of its attempts.
 
     The caller sets the first fields; the rest belongs to the core. ``deadline`` is on the clock that the
     core is given, None waits for ever. ``sink`` is where the shell hands the result out; no core looks at
-    it.
+    it. ``key`` makes the request the same as every other with this service and key. ``begun_at`` is when the
+    caller asked, ``elapsed_s`` how long it took (set by the shell when the call has failed).
     """
 
     service: bytes
@@ -55,6 +86,9 @@ class Call(msgspec.Struct, eq=False):
     is_stream: bool = False
     index: int = 0
     sink: Any = None  # the shell's: a queue, a future
+    key: bytes | None = None
+    begun_at: float = 0.0
+    elapsed_s: float = 0.0
 
     identity: bytes = b""
     attempts: int = 0
@@ -71,6 +105,9 @@ class Call(msgspec.Struct, eq=False):
     # The connection that the PARTIALs so far came from.
     partials_from: int = 0
     is_done: bool = False
+    # Calls with the same key that wait for this one's end; and the one that this waits for.
+    followers: "list[Call] | None" = None
+    leader: "Call | None" = None
 
     @property
     def may_have_executed(self) -> bool:

@@ -189,7 +189,19 @@ class Mdp02Session:
             self._attempt_ends_at = None
             index = call.partials_count if call.is_stream else call.index
             outputs.append(
-                Deliver(call, Reply(body, tuple(call.partials), index, call.attempts, 0, endpoint, True))
+                Deliver(
+                    call,
+                    Reply(
+                        body,
+                        tuple(call.partials),
+                        index,
+                        call.attempts,
+                        0,
+                        endpoint,
+                        True,
+                        now - call.begun_at,
+                    ),
+                )
             )
             self._begin_next(outputs, now)
             return outputs

@@ -97,6 +97,7 @@ class Counters:
         self.busy = 0
         self.refusals = 0
         self.refusals_stale = 0
+        self.joined = 0
         self.replies_unmatched = 0
         self.partials_unmatched = 0
         self.messages_invalid = 0
@@ -121,6 +122,9 @@ class Session:
         self._deadlines: list[tuple[float, int, Call]] = []
         self._retries: list[tuple[float, int, Call]] = []
         self._number = 0
+        # Calls that wait for another one with their key, and the order of what is to be sent again.
+        self._following = 0
+        self._retry_number = 0
         self._connections = 0
         self._target: Node | None = None
         # The node that was sent a vote and has not answered it, and the vote's identity.
@@ -142,7 +146,7 @@ class Session:
     @property
     def outstanding(self) -> int:
         """How many calls wait for their replies."""
-        return len(self._calls)
+        return len(self._calls) + self._following
 
     @property
     def active(self) -> str | None:
@@ -158,15 +162,21 @@ class Session:
         if self._is_closed:
             return [Fail(call, ClosedError("the client is closed; the request was not sent"))]
         calls = self._calls
-        if len(calls) >= self._settings.outstanding_max:
-            text = f"{len(calls)} requests are outstanding already (outstanding_max); wait for replies first"
+        if len(calls) + self._following >= self._settings.outstanding_max:
+            text = f"{self.outstanding} requests are outstanding (outstanding_max); wait for replies first"
             return [Fail(call, BusyError(text))]
         deadline = call.deadline
         if deadline is not None and deadline <= now:
             return [Fail(call, NoActiveNodeError("the deadline had passed before the request could be sent"))]
         self.counters.requests += 1
         self._number = number = self._number + 1
-        call.identity = identity = self._client_id + number.to_bytes(8, "big")
+        if call.key is None:
+            call.identity = identity = self._client_id + number.to_bytes(8, "big")
+        else:
+            call.identity = identity = native.keyed_identity(call.service, call.key)
+            leader = calls.get(identity)
+            if leader is not None:
+                return self._follow(call, leader, number)
         if not calls and self._target is None:
             self._search(now)
         elif not calls:
@@ -183,6 +193,8 @@ class Session:
 
     def abandon(self, call: Call, now: float) -> list[Output]:
         """Nobody waits for this call any more. What it started is not recalled: there is no word for it."""
+        if call.followers:
+            self._replace(call)
         self._forget(call)
         return []
 
@@ -200,6 +212,51 @@ class Session:
                 )
             self._fail(call, error, outputs)
         return outputs
+
+    # --- calls with the same key --------------------------------------------------------------------------
+
+    def _follow(self, call: Call, leader: Call, number: int) -> list[Output]:
+        """The same key is outstanding: one request answers both (BSN-C-10)."""
+        if call.body != leader.body:
+            text = "the key belongs to a request with another body, which is outstanding; it was not sent"
+            self.counters.failures += 1
+            call.is_done = True
+            return [Fail(call, RejectedError(text, code=ErrorCode.INVALID))]
+        self.counters.joined += 1
+        self._following += 1
+        call.leader = leader
+        if leader.followers is None:
+            leader.followers = []
+        leader.followers.append(call)
+        # The strictest of them counts.
+        leader.is_idempotent = leader.is_idempotent and call.is_idempotent
+        if call.deadline is not None:
+            heappush(self._deadlines, (call.deadline, number, call))
+        return []
+
+    def _replace(self, call: Call) -> None:
+        """This call ends early, but others wait for its request: the first of them takes its place."""
+        assert call.followers is not None
+        heir, *others = call.followers
+        call.followers = None
+        self._following -= 1
+        self._give_up_attempt(call)
+        heir.leader = None
+        heir.followers = others
+        for other in others:
+            other.leader = heir
+        heir.attempts = call.attempts
+        heir.lost_on = call.lost_on
+        heir.was_dispatched = call.was_dispatched
+        heir.is_idempotent = call.is_idempotent
+        heir.partials, heir.partials_count, heir.partials_from = (
+            call.partials,
+            call.partials_count,
+            call.partials_from,
+        )
+        call.partials = []
+        self._calls[heir.identity] = heir
+        self._retry_later(heir, 0.0, -math.inf)
 
     # --- the connection's side ----------------------------------------------------------------------------
 
@@ -250,7 +307,7 @@ class Session:
             record.epoch = message.epoch
             self._adopt(record, outputs, now)
         if command == native.FINAL:
-            self._receive_final(record, message, outputs)
+            self._receive_final(record, message, outputs, now)
         elif command == native.PARTIAL:
             self._receive_partial(record, message, outputs)
         elif command == native.PONG:
@@ -260,7 +317,7 @@ class Session:
         elif command == native.BUSY:
             self._receive_busy(record, message, now)
         elif command == native.ERROR:
-            self._receive_error(record, message, outputs)
+            self._receive_error(record, message, outputs, now)
         else:
             self.counters.messages_invalid += 1
         if record.is_silent:
@@ -331,8 +388,8 @@ class Session:
         while deadlines and deadlines[0][0] <= now:
             call = heappop(deadlines)[2]
             if not call.is_done:
-                self._fail(call, self._overdue(call, now), outputs)
-        if len(deadlines) > _DEADLINES_SLACK and len(deadlines) > 2 * len(self._calls):
+                self._fail(call, self._overdue(call.leader or call, now), outputs)
+        if len(deadlines) > _DEADLINES_SLACK and len(deadlines) > 2 * self.outstanding:
             self._deadlines = [entry for entry in deadlines if not entry[2].is_done]
             heapify(self._deadlines)
 
@@ -351,7 +408,7 @@ class Session:
 
     # --- replies ------------------------------------------------------------------------------------------
 
-    def _receive_final(self, node: Node, message: native.Message, outputs: list[Output]) -> None:
+    def _receive_final(self, node: Node, message: native.Message, outputs: list[Output], now: float) -> None:
         call = self._calls.get(message.identity)
         if call is None:
             self.counters.replies_unmatched += 1
@@ -364,17 +421,18 @@ class Session:
             partials = tuple(call.partials)
         else:
             partials = ()
-        self.counters.replies += 1
-        self._forget(call)
-        index = count if call.is_stream else call.index
-        outputs.append(
-            Deliver(
-                call,
-                Reply(
-                    tuple(message.body), partials, index, call.attempts, message.epoch, node.endpoint, True
-                ),
+        followers = call.followers
+        calls = (call,) if followers is None else (call, *followers)
+        frames = tuple(message.body)
+        for each in calls:
+            self.counters.replies += 1
+            self._forget(each)
+            index = count if each.is_stream else each.index
+            elapsed_s = now - each.begun_at
+            reply = Reply(
+                frames, partials, index, call.attempts, message.epoch, node.endpoint, True, elapsed_s
             )
-        )
+            outputs.append(Deliver(each, reply))
 
     @staticmethod
     def _are_partials_whole(call: Call, node: Node, count: int) -> bool:
@@ -427,7 +485,7 @@ class Session:
             )
             self._fail(call, OutcomeUnknownError(text), outputs)
 
-    def _receive_error(self, node: Node, message: native.Message, outputs: list[Output]) -> None:
+    def _receive_error(self, node: Node, message: native.Message, outputs: list[Output], now: float) -> None:
         call = self._calls.get(message.identity)
         if call is None:
             self.counters.replies_unmatched += 1
@@ -443,6 +501,12 @@ class Session:
             return
         error: BstarError
         if code == ErrorCode.EXPIRED:
+            if call.key is not None and (
+                call.deadline is None or now + 2 * _TTL_MARGIN_MAX_S < call.deadline
+            ):
+                # The time was that of another one who asked with the same key.
+                self._retry_later(call, _REFUSED_PAUSE_S, now)
+                return
             may_have_executed = call.may_have_executed
             note = "an earlier attempt may have been executed" if may_have_executed else "it was not executed"
             error = CallTimeoutError(
@@ -474,7 +538,8 @@ class Session:
         self._retry_later(call, pause_s, now)
 
     def _retry_later(self, call: Call, pause_s: float, now: float) -> None:
-        heappush(self._retries, (now + pause_s, int.from_bytes(call.identity[16:], "big"), call))
+        self._retry_number += 1
+        heappush(self._retries, (now + pause_s, self._retry_number, call))
 
     @staticmethod
     def _end_attempt(call: Call, node: Node, *, keep: bool) -> bool:
@@ -725,13 +790,25 @@ class Session:
         return OutcomeUnknownError(text)
 
     def _fail(self, call: Call, error: BstarError, outputs: list[Output]) -> None:
-        self.counters.failures += 1
-        self._forget(call)
-        outputs.append(Fail(call, error))
+        followers = call.followers
+        if followers and not self._is_closed and isinstance(error, CallTimeoutError | BusyError):
+            self._replace(call)  # only this caller's time is over
+            followers = None
+        for each in (call,) if followers is None else (call, *followers):
+            self.counters.failures += 1
+            self._forget(each)
+            outputs.append(Fail(each, error))
 
     def _forget(self, call: Call) -> None:
         call.is_done = True
-        self._calls.pop(call.identity, None)
+        leader = call.leader
+        if leader is not None:
+            self._following -= 1
+            call.leader = None
+            if leader.followers is not None and not leader.is_done:
+                leader.followers.remove(call)
+        elif self._calls.get(call.identity) is call:
+            del self._calls[call.identity]
         # The heaps of deadlines and retries keep ended calls for a while; not what was in them.
         call.body = []
         call.partials = []
