@@ -1,0 +1,76 @@
+"""The times of a record: from the clock of whoever tells something to those that a journal keeps.
+
+The hot path brings the time that it has already, on its own clock. Once per flush the writer reads the
+clocks and lays them side by side. Both of the machine's clocks are slewed alike, so the distance between wall
+clock and monotonic clock changes only when somebody sets the wall clock: that is a step, and is recorded.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+__all__ = ["Anchor", "mono_ns", "wall_ns"]
+
+NsClock = Callable[[], int]
+
+mono_ns: NsClock = (
+    partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
+    if hasattr(time, "CLOCK_BOOTTIME")
+    else time.monotonic_ns
+)
+"""The machine's monotonic clock, in nanoseconds; one that goes on while it sleeps, where there is one."""
+
+wall_ns: NsClock = time.time_ns
+
+# A smaller one is the uncertainty of reading two clocks one after the other.
+STEP_US_MIN = 10_000
+_READ_NS_MAX = 200_000
+_READS_MAX = 5
+
+
+class Anchor:
+    """Where the clocks stood when ``update`` was last called.
+
+    ``source`` is the clock, in seconds, of the times that ``mono_us`` is given; None means the machine's
+    monotonic clock itself.
+    """
+
+    def __init__(
+        self, source: Callable[[], float] | None, *, mono: NsClock = mono_ns, wall: NsClock = wall_ns
+    ) -> None:
+        self._source = source
+        self._mono = mono
+        self._wall = wall
+        self._shift_us = 0.0
+        self.offset_us = 0
+        self.update()
+
+    def update(self) -> int:
+        """Read the clocks; by how many microseconds the wall clock was set since the last time, or 0."""
+        if self._source is not None:
+            shift_us = self._mono() / 1e3 - self._source() * 1e6
+            # They drift apart only while the machine sleeps; what is smaller is the time of reading.
+            if abs(shift_us - self._shift_us) > STEP_US_MIN / 10:
+                self._shift_us = shift_us
+        offset_us = self._read()
+        step_us = offset_us - self.offset_us
+        self.offset_us = offset_us
+        return step_us if abs(step_us) > STEP_US_MIN else 0
+
+    def _read(self) -> int:
+        """The wall clock's lead; read again if this thread was interrupted in between."""
+        best: tuple[int, int] | None = None
+        for _ in range(_READS_MAX):
+            before = self._mono()
+            wall = self._wall()
+            took = self._mono() - before
+            if best is None or took < best[0]:
+                best = (took, (wall - before - took // 2) // 1_000)
+            if took <= _READ_NS_MAX:
+                break
+        assert best is not None
+        return best[1]
+
+    def mono_us(self, now: float) -> int:
+        """The monotonic time of a moment on the source's clock."""
+        return int(now * 1e6 + self._shift_us)

@@ -1,0 +1,252 @@
+"""The files of a journal: names, the one that is written, how it is closed, packed and in the end removed.
+
+One file is a *segment*, ``PAIR.NODE.TIME.BOOT.NUMBER.ndjson`` and ``.open`` while it is written. Its writer
+holds a lock on it (``flock``), which ends with the process in whatever way that ends, so a successor knows
+which files of the same pair and node are orphans. A closed segment appears under its final name by a rename,
+whole; packed it is written as ``.part`` before. So a program that lists ``*.ndjson`` and ``*.ndjson.gz`` sees
+every segment once, and never a half.
+
+Nothing here knows of threads. ``Disk`` is the operating system, and tests put another in its place.
+"""
+
+import fcntl
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["Disk", "Folder", "Pruned", "Segment", "SegmentName", "is_name"]
+
+_PAIR_OR_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_NAME = re.compile(
+    r"(?P<pair>[A-Za-z0-9][A-Za-z0-9._-]*)\.(?P<node>[A-Za-z0-9][A-Za-z0-9_-]*)\.(?P<time>\d{8}T\d{6}Z)"
+    r"\.(?P<boot>[0-9a-f]{8})\.(?P<number>\d{4,9})\.ndjson(?P<suffix>|\.gz|\.open|\.gz\.part)",
+    re.ASCII,
+)
+_TIME = "%Y%m%dT%H%M%SZ"
+
+OPEN = ".open"
+PART = ".gz.part"
+PACKED = ".gz"
+
+# Packed at once: some milliseconds, so that records which come meanwhile need not wait for the whole file.
+_PACK_BYTES = 256 * 1024
+# A quarter of the time of zlib's default for lines that it packs to a tenth instead of a twelfth.
+_PACK_LEVEL = 1
+_GZIP_WBITS = 31
+
+
+def is_name(text: str) -> bool:
+    """May a node be called that? Letters, digits, ``_`` and ``-``, 64 at most: a file name's part."""
+    return _PAIR_OR_NODE.fullmatch(text) is not None
+
+
+class SegmentName(msgspec.Struct, frozen=True):
+    """A segment's name, taken apart. ``suffix`` is "", ".gz", ".open" or ".gz.part"."""
+
+    pair: str
+    node: str
+    time: str
+    boot: str
+    number: int
+    suffix: str = ""
+
+    @classmethod
+    def parse(cls, name: str) -> "SegmentName | None":
+        """None for a file that is no segment."""
+        found = _NAME.fullmatch(name)
+        if found is None:
+            return None
+        return cls(
+            found["pair"], found["node"], found["time"], found["boot"], int(found["number"]), found["suffix"]
+        )
+
+    @property
+    def stem(self) -> str:
+        """The name without its suffix."""
+        return f"{self.pair}.{self.node}.{self.time}.{self.boot}.{self.number:04}.ndjson"
+
+    @property
+    def is_sealed(self) -> bool:
+        """Is it whole, and nobody's any more?"""
+        return self.suffix in ("", PACKED)
+
+
+class Disk:
+    """The calls of the operating system that may fail because the disk is full, or gone."""
+
+    def open(self, path: Path, flags: int) -> int:
+        """A descriptor."""
+        return os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def write(self, descriptor: int, data: bytes | memoryview) -> int:
+        """How many octets it took."""
+        return os.write(descriptor, data)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """In one step."""
+        old.rename(new)
+
+
+class Segment:
+    """An open file with its lock. ``size`` counts octets, ``lines`` whole lines."""
+
+    def __init__(self, path: Path, descriptor: int, disk: Disk) -> None:
+        self.path = path
+        self.descriptor = descriptor
+        self._disk = disk
+        self._inode = os.fstat(descriptor).st_ino
+        self.size = 0
+        self.lines = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        """How many octets went out, maybe not all. OSError if none could."""
+        count = self._disk.write(self.descriptor, data)
+        self.size += count
+        return count
+
+    def is_there(self) -> bool:
+        """Is the file still in the directory under its name?"""
+        try:
+            return self.path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Give up file and lock. Idempotent."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """What retention removed."""
+
+    files: int
+    octets: int
+    newest: str
+
+
+class Folder:
+    """The directory, as one process of one pair and node uses it. Other files in it are left alone."""
+
+    def __init__(self, path: str | os.PathLike[str], pair: str, node: str, boot: str, disk: Disk) -> None:
+        self.path = Path(path)
+        self._pair = pair
+        self._node = node
+        self._boot = boot[:8]
+        self._disk = disk
+        self._number = 0
+
+    def open(self, at_s: float) -> Segment:
+        """Begin the next segment; makes the directory. OSError."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        time = datetime.fromtimestamp(at_s, UTC).strftime(_TIME)
+        name = SegmentName(self._pair, self._node, time, self._boot, self._number + 1)
+        path = self.path / (name.stem + OPEN)
+        descriptor = self._disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        self._number += 1
+        # A file system without locks keeps journals all the same; nobody then takes this one for an orphan.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return Segment(path, descriptor, self._disk)
+
+    def orphans(self) -> Iterator[Segment]:
+        """Segments of earlier processes of this pair and node that nobody writes any more, now locked."""
+        for name in self._segments():
+            if name.suffix != OPEN or name.boot == self._boot:
+                continue
+            path = self.path / (name.stem + OPEN)
+            with suppress(FileNotFoundError):  # another process was quicker
+                descriptor = self._disk.open(path, os.O_RDWR)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:  # its writer lives, or nobody can tell
+                    os.close(descriptor)
+                    continue
+                segment = Segment(path, descriptor, self._disk)
+                if segment.is_there():
+                    yield segment
+                else:
+                    segment.close()
+
+    def seal(self, segment: Segment, *, gzip: bool) -> Iterator[None]:
+        """Give a segment its final name, packed or not; a step for each ``next``. OSError.
+
+        If packing fails the segment keeps its name and may be sealed again, unpacked.
+        """
+        final = segment.path.with_suffix("")
+        packed = final.with_name(final.name + PACKED)
+        # A run that was killed right here may have done it already.
+        is_packed = packed.exists()
+        if not gzip and not is_packed:
+            self._disk.rename(segment.path, final)
+            segment.close()
+            return
+        if not is_packed:
+            part = final.with_name(final.name + PART)
+            try:
+                yield from self._pack(segment, part)
+                self._disk.rename(part, packed)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+        # From here on readers may see it twice for a moment, if they read open segments; never not at all.
+        segment.path.unlink()
+        segment.close()
+
+    def _pack(self, segment: Segment, part: Path) -> Iterator[None]:
+        descriptor = self._disk.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            packer = zlib.compressobj(_PACK_LEVEL, zlib.DEFLATED, _GZIP_WBITS)
+            position = 0
+            while data := os.pread(segment.descriptor, _PACK_BYTES, position):
+                position += len(data)
+                self._write_all(descriptor, packer.compress(data))
+                yield
+            self._write_all(descriptor, packer.flush())
+        finally:
+            os.close(descriptor)
+
+    def _write_all(self, descriptor: int, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._disk.write(descriptor, rest) :]
+
+    def prune(self, *, keep_bytes: int, oldest_s: float | None) -> Pruned | None:
+        """Remove the oldest sealed segments above ``keep_bytes`` (0: no bound), and those last written
+        before ``oldest_s`` (seconds since 1970; None: no bound). OSError.
+        """
+        sealed = []
+        for name in self._segments():
+            if name.is_sealed:
+                path = self.path / (name.stem + name.suffix)
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    sealed.append((name.time, name.boot, name.number, path, status.st_size, status.st_mtime))
+        sealed.sort()
+        total = sum(size for *_, size, _ in sealed)
+        files = octets = 0
+        newest = ""
+        for *_, path, size, written_s in sealed:
+            is_too_much = bool(keep_bytes) and total > keep_bytes
+            if not is_too_much and (oldest_s is None or written_s >= oldest_s):
+                continue
+            path.unlink(missing_ok=True)
+            total -= size
+            files += 1
+            octets += size
+            newest = path.name
+        return Pruned(files, octets, newest) if files else None
+
+    def _segments(self) -> Iterator[SegmentName]:
+        """This pair's and node's, in the order of their names."""
+        for entry in sorted(entry.name for entry in os.scandir(self.path)):
+            name = SegmentName.parse(entry)
+            if name is not None and name.pair == self._pair and name.node == self._node:
+                yield name
