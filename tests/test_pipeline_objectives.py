@@ -9,36 +9,17 @@ import pytest
 from bstar import records
 from bstar.errors import ConfigurationError
 from bstar_pipeline import sketch, slo
-from support.journal_lines import Scribe
+from support.journal_lines import Scribe, frame_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 MINUTE_US = 60_000_000
-COLUMNS = (
-    "pair STRING, kind STRING, topic STRING, at BIGINT, service STRING, outcome STRING, reason STRING, "
-    "count BIGINT, weight DOUBLE, queued_us BIGINT, busy_us BIGINT, total_us BIGINT"
-)
 
 
 def us(moment: datetime) -> int:
     return int(moment.timestamp()) * 1_000_000
-
-
-def frame_of(spark: "SparkSession", of: list[records.Base]) -> "DataFrame":
-    names = [column.split()[0] for column in COLUMNS.split(", ")]
-    rows = [
-        tuple(
-            {
-                "kind": record.__struct_config__.tag,
-                "topic": "requests" if isinstance(record, records.Request) else "events",
-            }.get(name, getattr(record, name, None))
-            for name in names
-        )
-        for record in of
-    ]
-    return spark.createDataFrame(rows, COLUMNS)
 
 
 def minutes_of(frame: "DataFrame") -> dict[tuple[str, int], dict[str, Any]]:
@@ -91,7 +72,6 @@ def test_objectives_of_a_service_say_what_its_requests_met(spark: "SparkSession"
     for measure in ("busy", "total"):
         for share in (50, 95, 99):
             exact = times[share - 1]
-            assert calm[f"{measure}_p{share}_us"] == sketch.value_of(sketch.bucket_of(exact))
             assert calm[f"{measure}_p{share}_us"] == pytest.approx(exact, rel=sketch.ERROR * 1.0001)
     assert calm["queued_p99_us"] == 0
     slow = sum(sketch.bucket_of(total) > sketch.bucket_of(90_000) for total in times)
@@ -104,8 +84,8 @@ def test_objectives_of_a_service_say_what_its_requests_met(spark: "SparkSession"
     assert bad["error_share"] == 7 / 15
     assert bad["burn_rate"] == pytest.approx(7 / 15 / 0.01)
     assert bad["slow_share"] == 1 / 9  # of those that a worker finished
-    assert bad["total_p50_us"] == sketch.value_of(sketch.bucket_of(50_000))
-    assert bad["queued_p99_us"] == sketch.value_of(sketch.bucket_of(20_000)) or bad["queued_p99_us"] == 0
+    assert bad["total_p50_us"] == pytest.approx(50_000, rel=0.01)
+    assert bad["queued_p50_us"] == pytest.approx(20_000, rel=0.01)
     for window in ("burn_5m", "burn_1h", "burn_6h"):
         assert bad[window] == pytest.approx(7 / 115 / 0.01)
     assert bad["alert"] == "slow"  # 6.1 is above 6, and below 14.4

@@ -163,9 +163,11 @@ _TABLES = (
     Table(
         "gold",
         "capacity",
-        "One row for each service and hour: workers and their utilisation, arrivals, queue growth, and a "
-        "forecast by a straight line through the hours of the input: when utilisation reaches 1 (null: not "
-        "within a year, or too few hours to tell).",
+        "One row for each service and hour in which a node served it: workers, the credit (requests at once) "
+        "that they gave, the share of it in use in the hour and in the worst interval of it, requests "
+        "accepted per second, queue and its growth. trend_per_day: the slope of a straight line through the "
+        "utilisation of all hours of the input, saturates_at when that line reaches 1 (both null with fewer "
+        "than two days; saturates_at if not within a year).",
         "service STRING, hour TIMESTAMP, workers DOUBLE, credit DOUBLE, utilisation DOUBLE, "
         "peak_utilisation DOUBLE, arrivals_per_s DOUBLE, queued_mean DOUBLE, queued_max BIGINT, "
         "queue_growth_per_s DOUBLE, trend_per_day DOUBLE, saturates_at TIMESTAMP",
@@ -173,8 +175,11 @@ _TABLES = (
     Table(
         "gold",
         "clients",
-        "One row for each client and day: what it asked, how often it had to ask again, what was refused, "
-        "its share of all requests and its busiest minute.",
+        "One row for each client and day: what it asked, how often it had to ask again, its share of all "
+        "requests and its busiest minute. By its own journal if it keeps one (node names it), else by what "
+        "nodes recorded of it (node and busy are null). is_flooding: in its busiest minute at least half of "
+        "all requests were its, and 10 times what the median client sends in its own; is_retrying: at least "
+        "10 requests and 5 % of all went out again.",
         "client STRING, node STRING, requests DOUBLE, answered DOUBLE, failed DOUBLE, not_answered DOUBLE, "
         "retries BIGINT, busy BIGINT, bytes_in BIGINT, bytes_out BIGINT, share DOUBLE, "
         "peak_per_s DOUBLE, total_p99_us DOUBLE, is_flooding BOOLEAN, is_retrying BOOLEAN",

@@ -2,9 +2,14 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from bstar import records
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 BOOTS = {"primary": "a" * 32, "backup": "b" * 32}
 
@@ -42,3 +47,19 @@ class Scribe:
 def lines(of: Sequence[records.Base]) -> bytes:
     """As a journal has them."""
     return b"".join(records.encode(record) + b"\n" for record in of)
+
+
+def frame_of(spark: "SparkSession", of: Sequence[records.Base]) -> "DataFrame":
+    """As bronze has them, without a file."""
+    topics = {"request": "requests", "call": "calls", "execution": "executions"}
+    columns = {"kind": "STRING", "topic": "STRING"}
+    for kind in records.KINDS.values():
+        for field in msgspec.structs.fields(kind):
+            sort = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN", int | None: "BIGINT"}.get(field.type)
+            columns[field.name] = sort or "STRING"
+    rows = []
+    for record in of:
+        tag = str(record.__struct_config__.tag)
+        told = {"kind": tag, "topic": topics.get(tag, "events")}
+        rows.append(tuple(told.get(name, getattr(record, name, None)) for name in columns))
+    return spark.createDataFrame(rows, ", ".join(f"`{name}` {sort}" for name, sort in columns.items()))

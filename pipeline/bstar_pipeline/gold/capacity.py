@@ -1,0 +1,111 @@
+"""How much of the workers is in use, and when will they no longer suffice?
+
+A node's load records say for an interval how long workers held requests (busy) and how many they take at
+once (credit): busy / (credit × interval) is the utilisation. Only the node that serves counts. Workers are on
+the list of both nodes, and those of the passive one idle; which of the two a node was at the time is what it
+said last before the record.
+
+The forecast is a straight line through the utilisation of all hours of the input, by least squares. It knows
+nothing of weekdays and holidays: give it whole weeks. Fewer than two days give none, because then the rhythm
+of a day looks like a trend.
+"""
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+__all__ = ["HOURS_MIN", "capacity"]
+
+HOURS_MIN = 48
+"""With fewer hours there is no forecast."""
+
+# Beyond a year a straight line says nothing.
+_AHEAD_MAX_S = 365 * 86_400
+_KEY = ("day", "pair", "service", "hour")
+
+
+def capacity(records: DataFrame) -> DataFrame:
+    """gold.capacity of bronze records: one row for each service and hour in which a node served it."""
+    loads = _loads_of_serving_nodes(records)
+    room_us = F.col("credit") * F.col("interval_us")
+    since_hour_s = (F.col("at") - F.unix_micros("hour")) / 1e6
+    hours = loads.groupBy(*_KEY).agg(
+        _mean("workers").alias("workers"),
+        _mean("credit").alias("credit"),
+        (F.sum("busy_us") / F.nullif(F.sum(room_us), F.lit(0))).alias("utilisation"),
+        F.max(F.col("busy_us") / F.nullif(room_us, F.lit(0))).alias("peak_utilisation"),
+        (F.sum("accepted") / F.sum("interval_us") * 1e6).alias("arrivals_per_s"),
+        _mean("queued").alias("queued_mean"),
+        F.max("queued").alias("queued_max"),
+        F.regr_slope("queued", since_hour_s).alias("queue_growth_per_s"),
+    )
+    service = Window.partitionBy("pair", "service")
+    at_s = F.unix_timestamp("hour").cast("double")
+    known = F.count("utilisation").over(service) >= HOURS_MIN
+    # Hours are counted from the last one: with seconds since 1970 the intercept would be far away.
+    line = hours.select("*", F.max(F.unix_timestamp("hour")).over(service).alias("last_s"))
+    after_s = at_s - F.col("last_s")
+    line = line.select(
+        "*",
+        F.when(known, F.regr_slope("utilisation", after_s).over(service)).alias("slope"),
+        F.when(known, F.regr_intercept("utilisation", after_s).over(service)).alias("intercept"),
+    )
+    until_s = (1 - F.col("intercept")) / F.nullif("slope", F.lit(0.0))
+    saturates = (F.col("slope") > 0) & (until_s <= _AHEAD_MAX_S)
+    return line.select(
+        "service",
+        "hour",
+        "workers",
+        "credit",
+        "utilisation",
+        "peak_utilisation",
+        "arrivals_per_s",
+        "queued_mean",
+        "queued_max",
+        "queue_growth_per_s",
+        (F.col("slope") * 86_400).alias("trend_per_day"),
+        # Rounded to the minute: more would be pretence.
+        F.when(saturates, F.timestamp_seconds(F.round((F.col("last_s") + until_s) / 60) * 60)).alias(
+            "saturates_at"
+        ),
+        "day",
+        "pair",
+    )
+
+
+def _loads_of_serving_nodes(records: DataFrame) -> DataFrame:
+    """Load records of nodes that were active then; of unknown state only those that had work."""
+    told = (
+        F.when(F.col("kind") == "active", F.lit(True))
+        .when(F.col("kind") == "inactive", F.lit(False))
+        .when(F.col("kind") == "pulse", F.lower("state") == "active")
+        .when(F.col("kind") == "state", F.lower("new") == "active")
+    )
+    so_far = Window.partitionBy("pair", "boot").orderBy("seq").rowsBetween(Window.unboundedPreceding, 0)
+    had_work = (F.col("busy_us") > 0) | (F.col("accepted") > 0) | (F.col("queued") > 0)
+    hour_us = 3_600_000_000
+    hour = F.timestamp_micros(F.expr(f"at DIV {hour_us}") * hour_us)
+    return (
+        records.where(F.col("topic") == "events")
+        .where(F.col("kind").isin("load", "pulse", "state", "active", "inactive"))
+        .select("*", F.last(told, ignorenulls=True).over(so_far).alias("is_serving"))
+        .where((F.col("kind") == "load") & (F.col("interval_us") > 0))
+        .where(F.coalesce("is_serving", had_work))
+        .select(
+            "pair",
+            "service",
+            hour.alias("hour"),
+            F.to_date(hour).alias("day"),
+            "at",
+            "interval_us",
+            "workers",
+            "credit",
+            "queued",
+            "busy_us",
+            "accepted",
+        )
+    )
+
+
+def _mean(column: str) -> Column:
+    """Over time: each record weighs as much as its interval is long."""
+    return F.sum(F.col(column) * F.col("interval_us")) / F.sum("interval_us")
