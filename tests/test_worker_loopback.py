@@ -23,7 +23,7 @@ from bstar.wire.messages import (
     Reason,
     StaleEpoch,
 )
-from bstar_client import Request, Worker, WorkerHooks
+from bstar_client import ReplyMemory, Request, Worker, WorkerHooks
 from support.scripted import WAIT_S, ScriptedBroker
 
 pytestmark = pytest.mark.loopback
@@ -143,6 +143,51 @@ def test_a_handler_that_raises_is_told_and_the_worker_lives_on(
         broker.wait_for(lambda: finals(broker) == [[b"good"]])
         assert worker.counters.failed == 1
     assert "no such thing" in caplog.text
+
+
+def test_a_worker_that_keeps_its_replies_executes_a_repetition_once(broker: ScriptedBroker) -> None:
+    """The same request twice at once, and again later; another one; one that fails; one with partials."""
+    executed: list[bytes] = []
+    replayed: list[bytes] = []
+
+    class Hooks(WorkerHooks):
+        def request_replayed(self, worker: Worker, request: Request) -> None:
+            replayed.append(request.body)
+
+    def handle(request: Request) -> object:
+        executed.append(request.body)
+        if request.body == b"fail":
+            raise ValueError("no")
+        if request.body == b"parts":
+            return (part for part in (b"a", b"b"))
+        return b"reply to " + request.body
+
+    worker = Worker(broker.endpoint, "echo", handle, credit=2, dedupe=ReplyMemory(), hooks=Hooks())  # type: ignore[arg-type]
+    with worker:
+        for count in range(1, 4):
+            dispatch(broker, b"one", 1)
+            if count != 1:
+                broker.wait_for(lambda count=count: len(finals(broker)) == count)  # type: ignore[misc]
+        dispatch(broker, b"two", 2)
+        broker.wait_for(lambda: len(finals(broker)) == 4)
+        assert finals(broker) == [[b"reply to one"]] * 3 + [[b"reply to two"]]
+        dispatch(broker, b"other", 1)
+        broker.wait_for(lambda: len(failures(broker)) == 1)
+        assert b"another body" in failures(broker)[0][1]
+        for count in (2, 3):
+            dispatch(broker, b"fail", 3)
+            broker.wait_for(lambda count=count: len(failures(broker)) == count)  # type: ignore[misc]
+        for count in (5, 6):
+            dispatch(broker, b"parts", 4)
+            broker.wait_for(lambda count=count: len(finals(broker)) == count)  # type: ignore[misc]
+    assert executed == [b"one", b"two", b"fail", b"fail", b"parts", b"parts"]
+    assert replayed == [b"one", b"one"]
+    assert (worker.counters.replayed, worker.counters.finished) == (2, 6)
+
+
+def test_plain_mdp_does_not_name_requests_so_repetitions_cannot_be_kept(broker: ScriptedBroker) -> None:
+    with pytest.raises(ConfigurationError, match="dedupe"):
+        Worker(broker.endpoint, "echo", echo, dialect="mdp02", dedupe=ReplyMemory())
 
 
 def test_heartbeats_go_on_while_a_handler_runs(broker: ScriptedBroker) -> None:

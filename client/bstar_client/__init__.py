@@ -31,6 +31,7 @@ from bstar.errors import (
 from bstar_client.client import HAClient
 from bstar_client.core.calls import Ask, CallFailed, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
+from bstar_client.dedupe import ReplyMemory, ReplyStore
 from bstar_client.link import LinkSettings
 from bstar_client.status import NodeReport, node_states
 from bstar_client.worker import Handler, Request, Worker, WorkerHooks
@@ -64,6 +65,8 @@ __all__ = [
     "RejectedError",
     "RemoteProtocolError",
     "Reply",
+    "ReplyMemory",
+    "ReplyStore",
     "Request",
     "StreamInterruptedError",
     "Worker",

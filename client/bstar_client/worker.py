@@ -41,6 +41,7 @@ from bstar_client.core.worker_session import (
     WorkerOutput,
     WorkerSettings,
 )
+from bstar_client.dedupe import ReplyStore
 from bstar_client.link import Links, LinkSettings
 from bstar_client.wakeup import WakeUp
 
@@ -115,6 +116,9 @@ class WorkerHooks:
     def request_failed(self, worker: "Worker", request: Request, error: Exception) -> None:
         """The handler raised."""
 
+    def request_replayed(self, worker: "Worker", request: Request) -> None:
+        """A repetition was answered with the reply that was kept (``dedupe``), and not executed."""
+
     def handler_stuck(self, worker: "Worker", identity: bytes) -> None:
         """A handler ran past its time and was given up."""
 
@@ -132,6 +136,10 @@ class Worker:
     starts and closes. ``handler_timeout_s``: a handler that takes longer is answered for and given up;
     its thread cannot be killed, so after ``stuck_handlers_max`` of them ``run()`` raises WorkerError.
     ``credit`` handlers run at once.
+
+    ``dedupe``: where replies are kept by ``request.identity``, so that a repetition of a request is answered
+    without executing it again: ``ReplyMemory()`` for this process, or for all workers of a machine and across
+    restarts ``bstar_client.reply_file.ReplyFile(path)`` (docs/guarantees.md, "One answer per key").
 
     ``dialect="mdp02"`` speaks plain MDP/0.2 to any broker, with ``heartbeat_s`` and ``liveness`` as
     agreed with it; in the native dialect the broker tells both.
@@ -152,6 +160,7 @@ class Worker:
         backoff_max_s: float = 5.0,
         heartbeat_s: float = 2.5,
         liveness: int = 3,
+        dedupe: ReplyStore | None = None,
         hooks: WorkerHooks | None = None,
         link: LinkSettings | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
@@ -172,6 +181,10 @@ class Worker:
                 raise ConfigurationError(
                     "plain MDP/0.2 gives a worker one request at a time: credit must be 1"
                 )
+            if dedupe is not None:
+                raise ConfigurationError(
+                    "plain MDP/0.2 does not name requests, so repetitions cannot be known: no dedupe"
+                )
             language = Mdp02Worker(heartbeat_s, heartbeat_s * liveness)
         else:
             raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
@@ -181,6 +194,7 @@ class Worker:
         self._drain_timeout_s = drain_timeout_s
         self._credit = credit
         self._handler = handler
+        self._dedupe = dedupe
         self._hooks = hooks or WorkerHooks()
         self._core = WorkerCore(
             self.endpoints,
@@ -366,6 +380,8 @@ class Worker:
             return self._core.partial(job, body, now)
         if kind == "final":
             return self._core.finished(job, body, now)
+        if kind == "replay":
+            return self._core.replayed(job, body, now)
         return self._core.failed(job, body[0].decode("utf-8", "replace"), now)
 
     def _perform(self, outputs: list[WorkerOutput], links: Links) -> None:
@@ -429,21 +445,53 @@ class Worker:
             job.deadline,
             job.extensions,
         )
+        if self._dedupe is not None and self._is_replayed(self._dedupe, job, request):
+            return
         self._call_hook(self._hooks.request_started, request)
         assert self._handler is not None, "checked before the start"
         try:
-            answer = self._handler(request)
-            if isinstance(answer, GeneratorType):
-                answer = self._drive(job, answer)
-            body = [b""] if answer is None else to_frames(answer)  # type: ignore[arg-type]  # generators went above
-            self._check_size(body)
+            body = self._execute(job, request, self._handler)
         except Exception as error:  # noqa: BLE001 - whatever the handler raises is its answer
             _log.warning("a handler of %r failed", self.service, exc_info=error)
             self._call_hook(self._hooks.request_failed, request, error)
-            self._post(job, [f"{type(error).__name__}: {error}".encode("utf-8", "replace")], "failure")
+            self._post(job, _as_text(error), "failure")
         else:
             self._call_hook(self._hooks.request_finished, request)
             self._post(job, body, "final")
+
+    def _execute(self, job: Job, request: Request, handler: Handler) -> list[bytes]:
+        """Run the handler; keep its reply before anybody gets it."""
+        store = self._dedupe
+        try:
+            answer = handler(request)
+            if is_generator := isinstance(answer, GeneratorType):
+                answer = self._drive(job, answer)
+            body = [b""] if answer is None else to_frames(answer)  # type: ignore[arg-type]  # generators went above
+            self._check_size(body)
+        except BaseException:
+            if store is not None:
+                store.drop(job.identity)
+            raise
+        if store is not None:
+            if is_generator:
+                store.drop(job.identity)
+            else:
+                store.keep(job.identity, body)
+        return body
+
+    def _is_replayed(self, store: ReplyStore, job: Job, request: Request) -> bool:
+        """Answer the request without executing it, if it was executed before."""
+        try:
+            kept = store.begin(job.identity, request.frames, job.deadline)
+        except Exception as error:  # noqa: BLE001 - whatever the store raises is the answer
+            _log.warning("a request of %r was not executed", self.service, exc_info=error)
+            self._post(job, _as_text(error), "refusal")
+            return True
+        if kept is None:
+            return False
+        self._call_hook(self._hooks.request_replayed, request)
+        self._post(job, kept, "replay")
+        return True
 
     def _drive(self, job: Job, generator: "GeneratorType[Body, None, Body | None]") -> Body | None:
         while True:
@@ -467,11 +515,17 @@ class Worker:
         if sum(map(len, body)) > self._link_settings.message_bytes_max - 1_024:
             raise LocalProtocolError(f"a reply has more than {self._link_settings.message_bytes_max} octets")
 
-    def _post(self, job: Job, body: list[bytes], kind: Literal["partial", "final", "failure"]) -> None:
+    def _post(self, job: Job, body: list[bytes], kind: "_Kind") -> None:
         self._results.append((job, body, kind))
         if self._is_asleep:
             self._is_asleep = False
             self._wakeup.set()
 
 
-_Result = tuple[Job, list[bytes], Literal["partial", "final", "failure"]]
+def _as_text(error: BaseException) -> list[bytes]:
+    return [f"{type(error).__name__}: {error}".encode("utf-8", "replace")]
+
+
+# "replay" and "refusal" are answers of requests that were not executed.
+_Kind = Literal["partial", "final", "failure", "replay", "refusal"]
+_Result = tuple[Job, list[bytes], _Kind]

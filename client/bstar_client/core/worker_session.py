@@ -109,6 +109,7 @@ class WorkerCounters:
     def __init__(self) -> None:
         self.requests = 0
         self.finished = 0
+        self.replayed = 0
         self.failed = 0
         self.timed_out = 0
         self.expired = 0
@@ -249,6 +250,11 @@ class WorkerCore:
         self._answer(job, self._dialect.final(job, body), outputs, now)
         self._end(job, outputs, now)
         return outputs
+
+    def replayed(self, job: Job, body: list[bytes], now: float) -> list[WorkerOutput]:
+        """The reply of an earlier execution answers this request; it was not executed again."""
+        self.counters.replayed += 1
+        return self.finished(job, body, now)
 
     def failed(self, job: Job, text: str, now: float) -> list[WorkerOutput]:
         """The handler raised."""
