@@ -28,6 +28,7 @@ from bstar.errors import (
     StreamInterruptedError,
     WorkerError,
 )
+from bstar_client.aio import AsyncHAClient
 from bstar_client.client import HAClient
 from bstar_client.core.calls import Ask, CallFailed, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
@@ -40,6 +41,7 @@ __all__ = [
     "ActiveFound",
     "ActiveLost",
     "Ask",
+    "AsyncHAClient",
     "BstarError",
     "BusyError",
     "CallError",

@@ -2,7 +2,7 @@
 
 One thread per client owns the sockets and drives the session (``bstar_client.core``), which decides
 everything. The threads that call only put a call into a queue, wake that thread if it sleeps, and wait
-for the result. The file holds no decisions: ``aclient`` does the same for asyncio.
+for the result. The file holds no decisions: ``aio`` does the same for asyncio.
 """
 
 import logging

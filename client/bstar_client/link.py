@@ -194,6 +194,11 @@ class Links:
         """Does any link wait for room in its socket?"""
         return any(link.backlog for link in self._links)
 
+    def descriptors(self) -> set[int]:
+        """What an event loop of another kind watches for reading: each tells once of a change (ZMQ_FD)."""
+        sockets = [socket for link in self._links for socket in (link.socket, link.monitor)]
+        return {int(socket.getsockopt(zmq.FD)) for socket in sockets if socket is not None}
+
     def open(self) -> None:
         """Open every link."""
         for link in self._links:

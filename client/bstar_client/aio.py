@@ -1,0 +1,595 @@
+"""The client for asyncio: ``HAClient``'s words, awaited.
+
+    async with AsyncHAClient(["tcp://node1:5555", "tcp://node2:5555"]) as client:
+        reply = await client.request("echo", b"hello")
+
+It drives the same session (``bstar_client.core``) as the client with a thread does, from the event loop's own
+thread: the sockets' descriptors wake the loop, a timer of the loop serves the session's deadlines, and what
+callers ask goes to the session at once. Nothing here waits but in ``await``.
+
+A ZeroMQ socket's descriptor tells of a change once, and reading or sending may swallow it. So every turn
+asks the sockets themselves, and a turn in which anything was sent is followed by another.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Literal, Self, cast, overload
+
+import zmq
+
+from bstar.errors import (
+    BstarError,
+    BusyError,
+    ClosedError,
+    ConfigurationError,
+    ForkedError,
+    LocalProtocolError,
+    StreamInterruptedError,
+)
+from bstar.io_threads import new_context
+from bstar.wire.mmi import OK, Service
+from bstar_client.asking import DEFAULT, Asker, read_services, to_key
+from bstar_client.bodies import Body, to_name
+from bstar_client.core.calls import Ask, Call, CallFailed, Reply
+from bstar_client.core.events import Event
+from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
+from bstar_client.core.session import Counters
+from bstar_client.link import Links, LinkSettings
+from bstar_client.wakeup import WakeUp
+
+__all__ = ["AsyncHAClient"]
+
+_log = logging.getLogger("bstar_client")
+
+_Outcome = tuple[Call, Reply | BstarError]
+
+
+class _Answer:
+    """Where the only outcome of a call goes: a future."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.future: asyncio.Future[_Outcome] = loop.create_future()
+
+    def put(self, outcome: _Outcome) -> None:
+        if not self.future.done():
+            self.future.set_result(outcome)
+
+    def waiting(self) -> int:
+        return 0
+
+
+class _Feed:
+    """Where the outcomes of several calls, or the parts of a stream, go: a queue with one reader."""
+
+    __slots__ = ("_loop", "_waiter", "outcomes")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.outcomes: deque[_Outcome] = deque()
+        self._loop = loop
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, outcome: _Outcome) -> None:
+        self.outcomes.append(outcome)
+        self.wake()
+
+    def waiting(self) -> int:
+        return len(self.outcomes)
+
+    def wake(self) -> None:
+        """Let ``wait`` return."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Until there is an outcome, or ``wake`` is called."""
+        if not self.outcomes:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+
+class AsyncHAClient:
+    """A client of a pair of brokers for asyncio; the arguments are ``HAClient``'s and mean the same.
+
+    It belongs to the event loop in which it is first used, and to no other thread: use it in
+    ``async with``, or call ``close`` at the end. Any number of tasks may share it. A task that is cancelled,
+    by itself or by ``asyncio.timeout``, gives its request up; what it started is not recalled, there is no
+    word for it.
+
+    ``outstanding_max`` bounds the requests without a reply: ``request`` waits its turn beyond it (the other
+    client raises BusyError, because it cannot know whether its caller may wait).
+    """
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        *,
+        dialect: Literal["native", "mdp02"] = "native",
+        timeout: float | None = 30.0,
+        on_event: Callable[[Event], object] | None = None,
+        outstanding_max: int = 100_000,
+        partials_max: int = 10_000,
+        ping_interval_s: float | None = None,
+        silence_limit_s: float | None = None,
+        attempt_timeout_s: float = 2.5,
+        settle_delay_s: float = 2.0,
+        link: LinkSettings | None = None,
+        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+    ) -> None:
+        self._asker = Asker(
+            endpoints,
+            dialect=dialect,
+            timeout=timeout,
+            outstanding_max=outstanding_max,
+            partials_max=partials_max,
+            ping_interval_s=ping_interval_s,
+            silence_limit_s=silence_limit_s,
+            attempt_timeout_s=attempt_timeout_s,
+            settle_delay_s=settle_delay_s,
+            link=link,
+        )
+        self.endpoints = self._asker.endpoints
+        self._core = self._asker.core
+        self._partials_max = partials_max
+        self._observers: list[Callable[[Event], object]] = [on_event] if on_event is not None else []
+        self._given_context = context
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._links: Links | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watched: set[int] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._turn_handle: asyncio.Handle | None = None
+        # One place for each request that may be outstanding.
+        self._room = asyncio.Semaphore(outstanding_max)
+        self._is_closed = False
+        self._pid = os.getpid()
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    async def request(
+        self,
+        service: str | bytes,
+        body: Body,
+        *,
+        timeout: float | None = DEFAULT,
+        idempotent: bool = True,
+        key: bytes | str | None = None,
+    ) -> Reply:
+        """Send a request and wait for its reply. Arguments and errors are those of ``HAClient.request``."""
+        loop = self._open()
+        answer = _Answer(loop)
+        call = self._asker.call(service, body, timeout, idempotent, answer, key=to_key(key))
+        await self._wait_for_room(call)
+        try:
+            self._submit(call)
+            return _reply_of(await answer.future)
+        finally:
+            self._room.release()
+            if not call.is_done:
+                self._abandon(call)
+
+    async def stream(
+        self, service: str | bytes, body: Body, *, timeout: float | None = DEFAULT, idempotent: bool = True
+    ) -> AsyncIterator[Reply]:
+        """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
+
+        A stream that breaks after its first PARTIAL is never repeated: it ends with StreamInterruptedError.
+        Leaving the loop early frees what the client keeps once the iterator is closed; the worker is not
+        told.
+        """
+        feed = _Feed(self._open())
+        call = self._asker.call(service, body, timeout, idempotent, feed, is_stream=True)
+        await self._wait_for_room(call)
+        try:
+            self._submit(call)
+            while True:
+                await feed.wait()
+                reply = _reply_of(feed.outcomes.popleft())
+                yield reply
+                if reply.is_final:
+                    return
+        finally:
+            self._room.release()
+            if not call.is_done:
+                self._abandon(call)
+
+    @overload
+    def map(
+        self,
+        service: str | bytes,
+        bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask],
+        *,
+        window: int = ...,
+        ordered: bool = ...,
+        timeout: float | None = ...,
+        idempotent: bool = ...,
+        errors: Literal["raise"] = ...,
+    ) -> AsyncIterator[Reply]: ...
+
+    @overload
+    def map(
+        self,
+        service: str | bytes,
+        bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask],
+        *,
+        window: int = ...,
+        ordered: bool = ...,
+        timeout: float | None = ...,
+        idempotent: bool = ...,
+        errors: Literal["return"],
+    ) -> AsyncIterator[Reply | CallFailed]: ...
+
+    def map(
+        self,
+        service: str | bytes,
+        bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask],
+        *,
+        window: int = 512,
+        ordered: bool = True,
+        timeout: float | None = DEFAULT,
+        idempotent: bool = True,
+        errors: Literal["raise", "return"] = "raise",
+    ) -> AsyncIterator[Reply] | AsyncIterator[Reply | CallFailed]:
+        """Send a request for each body, ``window`` of them at a time, and yield the replies.
+
+        As ``HAClient.map``. ``bodies`` may be an async iterable, too; it is asked for the next body while
+        replies are awaited. Use the result in ``async for``; to leave it early, ``aclose`` it
+        (``contextlib.aclosing``), or what is in flight is given up only when it is collected.
+        """
+        if window < 1:
+            raise LocalProtocolError(f"a window is one request or more, not {window}")
+        if errors not in ("raise", "return"):
+            raise LocalProtocolError(f"errors is 'raise' or 'return', not {errors!r}")
+        outcomes = self._map(service, bodies, window, ordered, timeout, idempotent, errors == "return")
+        return outcomes if errors == "return" else cast("AsyncIterator[Reply]", outcomes)
+
+    async def _map(
+        self,
+        service: str | bytes,
+        bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask],
+        window: int,
+        ordered: bool,
+        timeout: float | None,
+        idempotent: bool,
+        is_returning: bool,
+    ) -> AsyncIterator[Reply | CallFailed]:
+        feed = _Feed(self._open())
+        source = _Source(bodies, feed.wake)
+        flying: dict[int, Call] = {}
+        waiting: dict[int, Reply | CallFailed] = {}
+        begun = ended = 0
+        refill_below = window - window // 4
+        try:
+            while True:
+                if begun - ended <= refill_below:
+                    while begun - ended < window and source.has_next():
+                        if self._room.locked() and flying:
+                            break
+                        body = source.take()
+                        try:
+                            call = self._asker.call_for(body, service, timeout, idempotent, feed, begun)
+                        except LocalProtocolError as error:
+                            if not is_returning:
+                                raise
+                            waiting[begun] = CallFailed(error, begun)
+                        else:
+                            await self._wait_for_room(call)
+                            flying[begun] = call
+                            self._submit(call)
+                        begun += 1
+                if begun == ended and source.is_exhausted:
+                    return
+                if flying or not waiting:
+                    await feed.wait()
+                while feed.outcomes:
+                    call, outcome = feed.outcomes.popleft()
+                    del flying[call.index]
+                    self._room.release()
+                    if type(outcome) is Reply:
+                        waiting[call.index] = outcome
+                        continue
+                    assert isinstance(outcome, BstarError)
+                    if not is_returning:
+                        outcome.add_note(f"body {call.index} of map()")
+                        raise outcome
+                    failed = CallFailed(outcome, call.index, call.attempts, call.elapsed_s)
+                    waiting[call.index] = failed
+                if ordered:
+                    while ended in waiting:
+                        ended += 1
+                        yield waiting.pop(ended - 1)
+                else:
+                    ready, waiting = waiting, {}
+                    for result in ready.values():
+                        ended += 1
+                        yield result
+        finally:
+            await source.close()
+            for call in flying.values():
+                self._room.release()
+                if not call.is_done:
+                    self._abandon(call)
+
+    async def discover(self, service: str | bytes, *, timeout: float | None = DEFAULT) -> bool:
+        """Does a worker offer the service? A hint: the worker can be dead for up to its expiry (MMI-C-01)."""
+        return (await self.request(Service.SERVICE.value, to_name(service), timeout=timeout)).body == OK
+
+    async def services(self, *, timeout: float | None = DEFAULT) -> list[dict[str, object]]:
+        """What the active broker offers: a dict with ``service``, ``workers`` and ``queued`` for each."""
+        return read_services(await self.request(Service.SERVICES.value, b"", timeout=timeout))
+
+    # --- observing ----------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> str | None:
+        """The endpoint of the node that is followed now, None while none is known to be active."""
+        return self._core.active
+
+    @property
+    def counters(self) -> Counters:
+        """What happened so far, as plain integers."""
+        return self._core.counters
+
+    def observe(self, observer: Callable[[Event], object]) -> None:
+        """Call ``observer`` with each event from now on, in the event loop. It must not block."""
+        self._observers.append(observer)
+
+    # --- beginning and end --------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End outstanding calls with what is known of them; release everything. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._pid != os.getpid():
+            return
+        self._perform(self._core.close(time.monotonic()))
+        loop, links, context = self._loop, self._links, self._context
+        if loop is None or links is None or context is None:
+            return
+        for handle in (self._timer, self._turn_handle):
+            if handle is not None:
+                handle.cancel()
+        for descriptor in self._watched:
+            loop.remove_reader(descriptor)
+        self._watched.clear()
+        links.close()
+        if self._given_context is None:
+            context.term()
+
+    async def __aenter__(self) -> Self:
+        self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _open(self) -> asyncio.AbstractEventLoop:
+        """The loop; the first time, connect. Raises what is wrong with being used here and now."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop and not self._is_closed and self._pid == os.getpid():
+            return loop
+        if self._pid != os.getpid():
+            raise ForkedError("this client was made before fork(): make a new AsyncHAClient in the child")
+        if self._is_closed:
+            raise ClosedError("the client is closed")
+        if self._loop is not None:
+            raise LocalProtocolError("the client belongs to another event loop: make one for each loop")
+        self._loop = loop
+        self._context = self._given_context or new_context(len(self.endpoints))
+        self._links = Links(self._context, self.endpoints, self._asker.link_settings, WakeUp())
+        try:
+            self._links.open()
+        except zmq.ZMQError as error:
+            self._is_closed = True
+            self._links.close()
+            if self._given_context is None:
+                self._context.term()
+            raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
+        self._turn()
+        return loop
+
+    # --- driving the session ------------------------------------------------------------------------------
+
+    async def _wait_for_room(self, call: Call) -> None:
+        """Take one of the places; BusyError if none comes free before the call's deadline."""
+        if not self._room.locked():
+            await self._room.acquire()
+            return
+        remaining_s = None if call.deadline is None else call.deadline - time.monotonic()
+        limit = asyncio.timeout(remaining_s)
+        try:
+            async with limit:
+                await self._room.acquire()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            text = "the deadline came while as many requests as allowed (outstanding_max) were outstanding"
+            raise BusyError(text) from None
+        if self._is_closed:
+            self._room.release()
+            raise ClosedError("the client is closed; the request was not sent")
+
+    def _submit(self, call: Call) -> None:
+        self._perform(self._core.submit(call, time.monotonic()))
+        self._turn_soon()
+
+    def _abandon(self, call: Call) -> None:
+        if not self._is_closed:
+            self._perform(self._core.abandon(call, time.monotonic()))
+
+    def _turn_soon(self) -> None:
+        if self._turn_handle is None and not self._is_closed:
+            assert self._loop is not None
+            self._turn_handle = self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Take in all that the sockets and the clock have, and see to it that the next of it wakes us."""
+        self._turn_handle = None
+        links, core = self._links, self._core
+        assert links is not None
+        now = time.monotonic()
+        due = core.next_deadline()
+        was_busy = False
+        for node, frames in links.poll(0):
+            was_busy = True
+            self._perform(core.receive(node, frames, now))
+        for node, is_up in links.changes():
+            was_busy = True
+            self._perform(core.connected(node, now) if is_up else core.disconnected(node, now))
+        if due is not None and now >= due:
+            was_busy = True
+            self._perform(core.handle_timer(now))
+        if self._is_closed:
+            return
+        self._watch()
+        if was_busy or links.is_congested:
+            self._turn_soon()
+        self._set_timer()
+
+    def _watch(self) -> None:
+        """Let every descriptor of the links wake the loop. They change when a link is made anew."""
+        assert self._links is not None
+        assert self._loop is not None
+        descriptors = self._links.descriptors()
+        if descriptors == self._watched:
+            return
+        for descriptor in self._watched - descriptors:
+            self._loop.remove_reader(descriptor)
+        for descriptor in descriptors - self._watched:
+            self._loop.add_reader(descriptor, self._turn_soon)
+        self._watched = descriptors
+
+    def _set_timer(self) -> None:
+        assert self._loop is not None
+        due = self._core.next_deadline()
+        if due is None:
+            return
+        if self._timer is not None:
+            if self._timer_at <= due:
+                return  # it comes early enough, and looks again then
+            self._timer.cancel()
+        self._timer_at = due
+        self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._turn()
+
+    def _perform(self, outputs: list[Output]) -> None:
+        links = self._links
+        for output in outputs:
+            if isinstance(output, Send):
+                assert links is not None
+                links[output.node].send(output.frames)
+            elif isinstance(output, Deliver):
+                self._deliver(output.call, output.reply)
+            elif isinstance(output, Fail):
+                call = output.call
+                call.elapsed_s = time.monotonic() - call.begun_at
+                call.sink.put((call, output.error))
+            elif isinstance(output, Reset):
+                assert links is not None
+                link = links[output.node]
+                link.close()
+                link.open()
+            else:
+                self._announce(output.event)
+
+    def _deliver(self, call: Call, reply: Reply) -> None:
+        if not reply.is_final and call.sink.waiting() >= self._partials_max:
+            text = f"{self._partials_max} PARTIALs (partials_max) wait to be read: the reader is too slow"
+            self._perform(self._core.abandon(call, time.monotonic()))
+            call.sink.put((call, StreamInterruptedError(text)))
+            return
+        call.sink.put((call, reply))
+
+    def _announce(self, event: Event) -> None:
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
+                _log.exception("an observer failed on %r", event)
+
+
+class _Source:
+    """The bodies of ``map``, one after the other, from an iterable of either kind.
+
+    An async one is asked for the next body ahead, in a task of its own; ``wake`` is called when it came.
+    """
+
+    def __init__(
+        self, bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask], wake: Callable[[], None]
+    ) -> None:
+        self.is_exhausted = False
+        self._wake = wake
+        self._plain: Iterator[Body | Ask] | None = None
+        self._async: AsyncIterator[Body | Ask] | None = None
+        self._task: asyncio.Task[Body | Ask] | None = None
+        self._next: list[Body | Ask] = []
+        if isinstance(bodies, AsyncIterable):
+            self._async = aiter(bodies)
+        else:
+            self._plain = iter(bodies)
+
+    def has_next(self) -> bool:
+        """Is there a body now? Raises what the iterable raised."""
+        if self._next:
+            return True
+        if self.is_exhausted:
+            return False
+        try:
+            if self._plain is not None:
+                self._next.append(next(self._plain))
+                return True
+            return self._ask()
+        except (StopIteration, StopAsyncIteration):
+            self.is_exhausted = True
+            return False
+
+    def take(self) -> Body | Ask:
+        """The body that ``has_next`` told of."""
+        return self._next.pop()
+
+    def _ask(self) -> bool:
+        assert self._async is not None
+        task = self._task
+        if task is None:
+            self._task = task = asyncio.ensure_future(_next_of(self._async))
+            task.add_done_callback(lambda _: self._wake())
+        if not task.done():
+            return False
+        self._task = None
+        self._next.append(task.result())
+        return True
+
+    async def close(self) -> None:
+        """Ask for no more."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def _next_of(bodies: AsyncIterator[Body | Ask]) -> Body | Ask:
+    return await anext(bodies)
+
+
+def _reply_of(outcome: _Outcome) -> Reply:
+    reply = outcome[1]
+    if type(reply) is Reply:
+        return reply
+    assert isinstance(reply, BstarError)
+    raise reply
