@@ -1,0 +1,392 @@
+"""Bronze: the lines of journals as typed records, each once, with what could not be read beside them.
+
+``lines`` reads files as text and knows of each line which file it is of. ``typed`` parses lines, and is the
+same for a batch and for a stream: a line that is no record keeps its text and gets a ``reason``; nothing is
+dropped. A file may come twice: as a copy, or once while it was written and again sealed. Every record has a
+number in its run (``boot``, ``seq``), so ``ranges`` finds that out from the first and the last number in each
+file, without comparing rows; ``once`` then leaves whole copies out by a broadcast join, and only runs whose
+files overlap in part are compared row by row.
+
+A packed file without its end makes Spark stop reading that file (``ignoreCorruptFiles``) and go on with the
+next; that its last record, which says how many lines there are, is missing is how ``files`` knows.
+
+Nothing here starts a Spark job, except what a path's listing takes.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from urllib.parse import unquote, urlsplit
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.types import StringType, StructField, StructType
+
+from bstar.errors import ConfigurationError
+from bstar.records import VERSION
+from bstar_pipeline.schema import BASE, DEFAULTS, LINE, REQUIRED, TOPICS, table_schema
+
+__all__ = [
+    "REJECTED",
+    "Bronze",
+    "files",
+    "find_files",
+    "lines",
+    "once",
+    "ranges",
+    "read",
+    "records",
+    "rejected",
+    "typed",
+]
+
+REJECTED = "rejected"
+"""The topic of lines that are no records."""
+
+_SEALED = "*.{ndjson,ndjson.gz}"
+_ALL = "*.{ndjson,ndjson.gz,ndjson.open}"
+_OPTIONS = {
+    # The journals of several machines may lie in folders below the one that is named.
+    "recursiveFileLookup": "true",
+    # A packed file without its end is read as far as it goes.
+    "ignoreCorruptFiles": "true",
+}
+# <pair>.<node>.<opened>.<boot>.<segment>.ndjson…: what the name of a file says about the lines in it.
+_FILE_NAME = r"([^/]+?)\.[^/.]+\.(\d{8})T\d{6}Z\.[0-9a-f]{8}\.\d+\.ndjson[^/]*$"
+# Times beyond the year 2100 are no times: adding to them would overflow and stop the whole job for one line.
+_TIME_US_MAX = 4_102_444_800_000_000
+_DAY_US = 86_400_000_000
+# What is kept of a line that cannot be read; the file has all of it.
+_LINE_LENGTH_MAX = 10_000
+_CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class Bronze:
+    """The three tables of this layer, as ``bstar_pipeline.tables`` says. Nothing is computed yet."""
+
+    records: DataFrame
+    rejected: DataFrame
+    files: DataFrame
+
+
+def find_files(spark: SparkSession, paths: Sequence[str]) -> list[str]:
+    """The journal files at ``paths``, as Spark spells them. Raises ConfigurationError if a path has none."""
+    if not paths:
+        raise ConfigurationError("no journals to read: name at least one directory, file or pattern")
+    found: dict[str, None] = {}
+    for path in paths:
+        try:
+            here = _reader(spark, _ALL).text(path).inputFiles()
+        except AnalysisException as error:
+            if error.getCondition() != "PATH_NOT_FOUND":
+                raise
+            raise ConfigurationError(
+                f"no journals to read: {path} does not exist. Brokers write journals if journal.directory is "
+                "set in their configuration"
+            ) from error
+        if not here:
+            raise ConfigurationError(
+                f"no journals to read: {path} holds no file named *.ndjson, *.ndjson.gz or *.ndjson.open. "
+                "Name the directory that journal.directory names in the brokers' configuration"
+            )
+        # Spark spells local files in two ways; this is how rows of them have it.
+        found.update((re.sub("^file:/+", "file:/", file), None) for file in here)
+    return list(found)
+
+
+def _reader(spark: SparkSession, names: str) -> DataFrameReader:
+    return spark.read.options(**_OPTIONS).option("pathGlobFilter", names).option("lineSep", "\n")
+
+
+def lines(spark: SparkSession, paths: Sequence[str], *, is_stream: bool = False) -> DataFrame:
+    """Every line of the journals at ``paths``: ``value`` (its text), ``file``.
+
+    A path is whatever Spark reads: a directory, a file, a pattern, ``s3a://bucket/…``. ``is_stream``: new
+    files as they come, and only sealed ones, which have all their lines; one path, a directory or a pattern.
+    """
+    if is_stream:
+        (path,) = paths
+        stream = (
+            spark.readStream.options(**_OPTIONS).option("pathGlobFilter", _SEALED).option("lineSep", "\n")
+        )
+        text = stream.text(path)
+    else:
+        # By file: a file that two of the paths lead to is read once.
+        text = _reader(spark, _ALL).text([_literal(file) for file in find_files(spark, paths)])
+    return text.select("value", F.col("_metadata.file_path").alias("file"))
+
+
+def _literal(file: str) -> str:
+    """A path that names this file, as ``inputFiles`` gives it (percent-encoded), and no pattern."""
+    path = unquote(file) if urlsplit(file).scheme else file
+    return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in path)
+
+
+def typed(lines: DataFrame) -> DataFrame:
+    """Parse ``lines`` (``value``, ``file``), of a batch or a stream.
+
+    A row for each: the fields of ``bstar.records`` (those of its kind with their defaults, the others null),
+    ``time`` (of ``at``), ``file``, ``topic``, ``day`` (of ``at``, UTC), ``reason`` and ``line``. For a record
+    ``reason`` and ``line`` are null. Else ``topic`` is "rejected", ``reason`` says why, ``line`` is the text,
+    and ``day`` and ``pair`` are those of the file's name.
+    """
+    shape = StructType([*LINE.fields, StructField(_CORRUPT, StringType())])
+    # Not deterministic, as Spark sees it: so it parses a line once, and not once more for each filter above.
+    value = F.when(F.spark_partition_id() >= 0, F.col("value"))
+    parsed = lines.select(
+        F.from_json(value, shape, {"columnNameOfCorruptRecord": _CORRUPT}).alias("r"), "value", "file"
+    )
+    judged = parsed.select("r", "value", "file", _reason().alias("reason"))
+    is_record = F.col("reason").isNull()
+    columns = {field.name: _filled(field.name) for field in LINE.fields}
+    columns["pair"] = F.when(is_record, F.col("r.pair")).otherwise(_pair_of_file())
+    at_us = F.col("r.at")
+    columns |= {
+        "time": F.when(is_record, F.timestamp_micros(at_us)),
+        "file": F.col("file"),
+        "topic": F.when(is_record, _topic()).otherwise(F.lit(REJECTED)),
+        "day": F.when(is_record, F.expr(f"date_from_unix_date(CAST(r.at DIV {_DAY_US} AS INT))")).otherwise(
+            _day_of_file()
+        ),
+        "reason": F.col("reason"),
+        "line": F.when(~is_record, F.substring("value", 1, _LINE_LENGTH_MAX)),
+    }
+    return judged.select(*(column.alias(name) for name, column in columns.items()))
+
+
+def _reason() -> Column:
+    """Why the line in ``value``, parsed as ``r``, is no record; null if it is one."""
+    is_whole = reduce(Column.__and__, (F.col(f"r.{name}").isNotNull() for name in ("kind", *BASE)))
+    kind_has = F.expr(
+        "CASE r.kind "
+        + " ".join(f"WHEN '{kind}' THEN {' AND '.join(needs)}" for kind, needs in _needs())
+        + " ELSE true END"
+    )
+    is_in_range = (
+        F.col("r.at").between(0, _TIME_US_MAX)
+        & F.col("r.mono").between(0, _TIME_US_MAX)
+        & F.col("r.seq").between(1, 2**53)
+        & F.coalesce(F.col("r.total_us").between(0, _TIME_US_MAX), F.lit(True))
+        & F.coalesce(F.col("r.busy_us").between(0, _TIME_US_MAX), F.lit(True))
+    )
+    is_corrupt = F.col(f"r.{_CORRUPT}").isNotNull()
+    return (
+        F.when(F.col("r.v") > VERSION, "newer-version")
+        .when(
+            F.col("r").isNull() | (is_corrupt & F.col("r.v").isNull()) | ~F.is_valid_utf8("value"),
+            "unreadable",
+        )
+        .when(is_corrupt | ~is_whole | ~kind_has, "incomplete")
+        .when((F.col("r.v") < VERSION) | ~is_in_range, "unreadable")
+    )
+
+
+def _needs() -> list[tuple[str, list[str]]]:
+    """By kind, those that come by the million first: what its line must have beyond what every line must."""
+    kinds = [*TOPICS, *(kind for kind in REQUIRED if kind not in TOPICS)]
+    needs = (
+        (kind, [f"r.{name} IS NOT NULL" for name in REQUIRED[kind] if name not in BASE]) for kind in kinds
+    )
+    return [(kind, checks) for kind, checks in needs if checks]
+
+
+def _filled(name: str) -> Column:
+    """A field, or the default that its kind has for it."""
+    column = F.col(f"r.{name}")
+    of_kind = DEFAULTS.get(name, {})
+    kinds_of: dict[int | float | bool | str, list[str]] = {}
+    for kind, value in of_kind.items():
+        kinds_of.setdefault(value, []).append(kind)
+    for value, kinds in kinds_of.items():
+        column = F.coalesce(column, F.when(F.col("r.kind").isin(kinds), F.lit(value)))
+    return column
+
+
+def _topic() -> Column:
+    whens = " ".join(f"WHEN '{kind}' THEN '{topic}'" for kind, topic in TOPICS.items())
+    return F.expr(f"CASE r.kind {whens} ELSE 'events' END")
+
+
+def _pair_of_file() -> Column:
+    found = F.regexp_extract("file", _FILE_NAME, 1)
+    return F.when(found == "", "unknown").otherwise(F.try_url_decode(found))
+
+
+def _day_of_file() -> Column:
+    day = F.try_to_date(F.regexp_extract("file", _FILE_NAME, 2), "yyyyMMdd")
+    return F.coalesce(day, F.lit("1970-01-01").cast("date"))
+
+
+def ranges(typed: DataFrame) -> DataFrame:
+    """Where each file stands among its run's records: one row for each ``file`` and ``boot``; few rows.
+
+    ``is_duplicate``: another file has all its records. ``is_overlapping``: some of its run's records are in
+    two files, so that they have to be looked at one by one. ``place`` puts the files of a run in order.
+    ``boot`` is null in the row of a file's rejected lines.
+    """
+    is_record = F.col("reason").isNull()
+    # Grouped by all text: a maximum of text would make Spark sort all rows.
+    found = typed.groupBy(
+        "file", *(F.when(is_record, F.col(name)).alias(name) for name in ("pair", "node", "boot"))
+    ).agg(
+        F.count("*").alias("lines"),
+        F.count_if(~is_record).alias("rejected"),
+        F.min(F.when(is_record, F.col("seq"))).alias("first_seq"),
+        F.max(F.when(is_record, F.col("seq"))).alias("last_seq"),
+        F.sum(F.when(is_record, F.col("seq").cast("decimal(38,0)"))).alias("seqs"),
+        F.min(F.when(is_record, F.col("at"))).alias("first_at_us"),
+        F.max(F.when(is_record, F.col("at"))).alias("last_at_us"),
+        F.max(F.when(is_record & (F.col("kind") == "closed"), F.col("lines"))).alias("closed_lines"),
+    )
+    in_range = F.col("last_seq") - F.col("first_seq") + 1
+    middle = (F.col("first_seq") + F.col("last_seq")).cast("decimal(38,0)") * F.col("lines")
+    found = found.withColumns(
+        {
+            # Every number of its range, once: then it holds whatever another file has of that range.
+            "is_dense": F.col("boot").isNotNull()
+            & (F.col("lines") == in_range)
+            & (F.col("seqs") * 2 == middle),
+            "is_repeating": F.col("boot").isNotNull() & (F.col("lines") > in_range),
+        }
+    )
+    order = (
+        F.col("first_seq"),
+        F.col("last_seq").desc(),
+        F.col("is_dense").desc(),
+        F.col("lines").desc(),
+        F.col("closed_lines").desc_nulls_last(),
+        F.col("file"),
+    )
+    in_run = Window.partitionBy("boot").orderBy(*order)
+    before = F.max(F.struct("last_seq", "is_dense")).over(in_run.rowsBetween(Window.unboundedPreceding, -1))
+    found = found.withColumns({"place": F.row_number().over(in_run), "before": before})
+    is_known = F.col("boot").isNotNull() & F.col("before").isNotNull()
+    covered = F.coalesce(F.col("before.last_seq") - F.col("first_seq") + 1, F.lit(0))
+    found = found.withColumns(
+        {
+            "is_duplicate": is_known
+            & (F.col("before.last_seq") >= F.col("last_seq"))
+            & F.col("before.is_dense"),
+            "duplicates": F.when(F.col("boot").isNull(), 0).otherwise(
+                F.greatest(F.lit(0), F.least("lines", covered))
+            ),
+        }
+    )
+    is_mixed = F.col("is_repeating") | ((F.col("duplicates") > 0) & ~F.col("is_duplicate"))
+    of_run = Window.partitionBy("boot")
+    return found.withColumn(
+        "is_overlapping", F.col("boot").isNotNull() & ~F.col("is_duplicate") & F.max(is_mixed).over(of_run)
+    ).select(
+        "file",
+        "pair",
+        "node",
+        "boot",
+        "lines",
+        "rejected",
+        "first_seq",
+        "last_seq",
+        "first_at_us",
+        "last_at_us",
+        "closed_lines",
+        "place",
+        "duplicates",
+        "is_duplicate",
+        "is_overlapping",
+    )
+
+
+def once(typed: DataFrame, ranges: DataFrame) -> DataFrame:
+    """Leave out of ``typed`` what came in another file, too; rejected lines only with their whole file."""
+    key = ["file", "boot"]
+    copies = F.broadcast(ranges.where("is_duplicate").select(*key))
+    overlapping = F.broadcast(ranges.where("is_overlapping").select(*key, "place"))
+    first = typed.join(copies, key, "left_anti")
+    whole_copies = (
+        ranges.groupBy("file").agg(F.min(_is_copied()).alias("is_copy")).where("is_copy").select("file")
+    )
+    first = first.join(
+        F.broadcast(whole_copies.withColumn("topic", F.lit(REJECTED))), ["file", "topic"], "left_anti"
+    )
+    alone = first.join(overlapping, key, "left_anti")
+    columns = typed.columns
+    by_place = Window.partitionBy("boot", "seq").orderBy("place", "file", "at", "mono", "kind")
+    mixed = first.join(overlapping, key).withColumn("nth", F.row_number().over(by_place)).where("nth = 1")
+    return alone.select(*columns).unionByName(mixed.select(*columns))
+
+
+def _is_copied() -> Column:
+    """Of a row of ``ranges``; null for the row of rejected lines, which have no number."""
+    return F.when(F.col("boot").isNotNull(), F.col("is_duplicate"))
+
+
+def files(ranges: DataFrame, listing: DataFrame) -> DataFrame:
+    """The table of files: a row for each of ``listing`` (``file``), even if no line of it was read."""
+    of_file = ranges.groupBy("file").agg(
+        F.max("pair").alias("pair"),
+        F.max("node").alias("node"),
+        F.max("boot").alias("boot"),
+        F.sum("lines").alias("lines"),
+        F.sum("rejected").alias("rejected"),
+        F.sum("duplicates").alias("duplicates"),
+        F.min("first_seq").alias("first_seq"),
+        F.max("last_seq").alias("last_seq"),
+        F.min("first_at_us").alias("first_at_us"),
+        F.max("last_at_us").alias("last_at_us"),
+        F.max("closed_lines").alias("closed_lines"),
+        F.min(_is_copied()).alias("is_copy"),
+    )
+    is_packed = F.col("file").endswith(".gz")
+    state = (
+        F.when(F.col("is_copy"), "duplicate")
+        .when(F.col("closed_lines") + 1 == F.col("lines"), "whole")
+        .when(is_packed | F.col("closed_lines").isNotNull(), "truncated")
+        .otherwise("open")
+    )
+    counts = {name: F.coalesce(name, F.lit(0)) for name in ("lines", "rejected", "duplicates")}
+    of_all = (
+        listing.select("file")
+        .join(of_file, "file", "left")
+        .withColumns(
+            {
+                **counts,
+                "state": state,
+                "pair": F.coalesce("pair", _pair_of_file()),
+                "day": F.coalesce(
+                    F.expr(f"date_from_unix_date(CAST(first_at_us DIV {_DAY_US} AS INT))"), _day_of_file()
+                ),
+            }
+        )
+    )
+    return of_all.select(*table_schema("bronze.files").names)
+
+
+def listing(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    """The files at ``paths``: ``file``; those without a byte, which Spark does not open, among them."""
+    return spark.createDataFrame([(file,) for file in find_files(spark, paths)], "file STRING")
+
+
+def records(typed: DataFrame) -> DataFrame:
+    """The lines that are records, with the columns of the table of records."""
+    return typed.where(F.col("topic") != REJECTED).select(*table_schema("bronze.records").names)
+
+
+def rejected(typed: DataFrame) -> DataFrame:
+    """The lines that are none, with the columns of the table of rejected lines."""
+    of_others = typed.where(F.col("topic") == REJECTED)
+    version = F.col("v").try_cast("int").alias("version")
+    return of_others.select("file", "reason", version, "line", "day", "pair")
+
+
+def read(spark: SparkSession, paths: Sequence[str]) -> Bronze:
+    """The journals at ``paths``. Raises ConfigurationError if a path has none.
+
+    Each of the three parses the lines anew when it is computed; ``bstar_pipeline.job`` parses them once and
+    goes on with what it wrote.
+    """
+    parsed = typed(lines(spark, paths))
+    found = ranges(parsed)
+    unique = once(parsed, found)
+    return Bronze(records(unique), rejected(unique), files(found, listing(spark, paths)))
