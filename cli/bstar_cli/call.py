@@ -11,7 +11,15 @@ import typer
 
 from bstar.errors import CallError, ConfigurationError
 from bstar_cli import exits
-from bstar_cli.options import DialectOption, EndpointsOption, endpoints_of
+from bstar_cli.options import (
+    DialectOption,
+    EndpointsOption,
+    JournalNameOption,
+    JournalOption,
+    JournalPairOption,
+    endpoints_of,
+    journal_of,
+)
 from bstar_client import HAClient, Reply
 
 __all__ = ["call"]
@@ -41,6 +49,9 @@ def call(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each reply.")] = False,
     dialect: DialectOption = "native",
+    journal: JournalOption = None,
+    journal_pair: JournalPairOption = None,
+    journal_name: JournalNameOption = None,
 ) -> None:
     """Send one request and print its reply: each frame on a line of its own.
 
@@ -62,6 +73,7 @@ def call(
     frames = [_frame(text) for text in body or ()] or [b""]
     if raw and as_json:
         raise ConfigurationError("--raw and --json exclude each other")
+    kept = journal_of(journal, journal_pair, journal_name)
     started = time.monotonic()
 
     def show(reply: Reply) -> None:
@@ -71,7 +83,7 @@ def call(
             _write(b"".join(reply.frames) if raw else b"".join(frame + b"\n" for frame in reply.frames))
 
     try:
-        with HAClient(endpoints_of(endpoints), dialect=dialect, timeout=timeout) as client:
+        with HAClient(endpoints_of(endpoints), dialect=dialect, timeout=timeout, journal=kept) as client:
             if stream:
                 for reply in client.stream(service, frames, idempotent=not once):
                     show(reply)

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -65,6 +66,12 @@ def demo(
     ] = 15.0,
     rate: Annotated[float, typer.Option("--rate", min=10, max=2000, help="Requests per second.")] = 200.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            "--journal", metavar="DIR", help="Keep the journals of brokers, workers and client here."
+        ),
+    ] = None,
 ) -> None:
     """Start a pair, kill the active broker under load, and count what the client lost: nothing.
 
@@ -78,11 +85,13 @@ def demo(
         bstar demo --seconds 30 --rate 500
 
         bstar demo --json | jq .events
+
+        bstar demo --journal journal
     """
     show = _Show()
     console = Console(stderr=True)
     is_live = console.is_terminal and not as_json
-    stage = Stage(show.refresh)
+    stage = Stage(show.refresh, journal)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: stage.interrupt())
     try:
@@ -101,6 +110,8 @@ def demo(
         typer.echo(msgspec.json.encode(report).decode())
     else:
         _print(report)
+        if journal is not None:
+            console.print(Text(f"journals: {journal}"), soft_wrap=True)
     if report.ok:
         stage.remove()
     else:

@@ -13,7 +13,7 @@ import msgspec
 
 from bstar.errors import BstarError
 from bstar_cli.steady import Counts, SteadyCalls
-from bstar_client import HAClient
+from bstar_client import HAClient, JournalSettings
 
 __all__ = ["CALL_TIMEOUT_S", "Outcome", "main"]
 
@@ -36,15 +36,19 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str]) -> int:
-    """``ENDPOINTS SERVICE RATE FILE``: the outcome goes to the file."""
-    endpoints, service, rate, file = arguments
+    """``ENDPOINTS SERVICE RATE FILE [JOURNALS PAIR]``: the outcome goes to the file."""
+    endpoints, service, rate, file, *journaled = arguments
+    journal: JournalSettings | None = None
+    if journaled:
+        directory, pair = journaled
+        journal = JournalSettings(directory, pair=pair, name="client")
     calls: list[tuple[float, float]] = []
     failures: list[str] = []
 
     def failed(number: int, error: BstarError) -> None:
         failures.append(f"request {number}: {type(error).__name__}: {error}")
 
-    with HAClient(endpoints.split(","), timeout=CALL_TIMEOUT_S) as client:
+    with HAClient(endpoints.split(","), timeout=CALL_TIMEOUT_S, journal=journal) as client:
         load = SteadyCalls(
             client,
             service,

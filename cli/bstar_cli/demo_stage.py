@@ -27,8 +27,9 @@ from bstar_broker.core.snapshot import NodeState
 from bstar_cli.demo_load import CALL_TIMEOUT_S, Outcome
 from bstar_cli.steady import Counts
 
-__all__ = ["SERVICE", "WORKERS", "DemoError", "Node", "Stage"]
+__all__ = ["PAIR", "SERVICE", "WORKERS", "DemoError", "Node", "Stage"]
 
+PAIR = "demo"
 SERVICE = "demo"
 WORKERS = 2
 
@@ -88,10 +89,15 @@ class Node:
 
 
 class Stage:
-    """A folder, ports, and processes. ``on_look`` is called whenever something may have changed."""
+    """A folder, ports, and processes. ``on_look`` is called whenever something may have changed.
 
-    def __init__(self, on_look: Callable[[], None]) -> None:
+    ``journals``: the directory in which all processes keep their journals, if any.
+    """
+
+    def __init__(self, on_look: Callable[[], None], journals: Path | None = None) -> None:
         self._on_look = on_look
+        # The processes need not stand where this one does.
+        self._journals = None if journals is None else str(journals.absolute())
         self._is_interrupted = False
         self.folder = Path(tempfile.mkdtemp(prefix="bstar-demo-"))
         self._children: list[subprocess.Popen[bytes]] = []
@@ -159,6 +165,7 @@ class Stage:
                     f"worker{number}",
                     *("-m", "bstar_cli", "worker", "--service", SERVICE, "--endpoints", self.endpoints),
                     *("--credit", str(credit), "bstar_cli.demo_worker:handle"),
+                    *self._journal_options(f"worker{number}"),
                     environment={"DEMO_EXECUTIONS": str(self.folder / f"executions{number}")},
                 )
             )
@@ -168,11 +175,17 @@ class Stage:
         self._load = self._start(
             "client",
             *("-m", "bstar_cli.demo_load", self.endpoints, SERVICE, str(rate), str(self.folder / "outcome")),
+            *(() if self._journals is None else (self._journals, PAIR)),
             is_piped=True,
         )
         assert self._load.stdout is not None
         os.set_blocking(self._load.stdout.fileno(), False)
         self._selector.register(self._load.stdout, selectors.EVENT_READ)
+
+    def _journal_options(self, name: str) -> tuple[str, ...]:
+        if self._journals is None:
+            return ()
+        return ("--journal", self._journals, "--journal-pair", PAIR, "--journal-name", name)
 
     def kill(self, node: Node) -> None:
         """SIGKILL: the process has no chance to say goodbye."""
@@ -223,7 +236,7 @@ class Stage:
         config = self.folder / f"{role}.yaml"
         endpoint = f"tcp://127.0.0.1:{clients}"
         settings = {
-            "pair": "demo",
+            "pair": PAIR,
             "role": role,
             "profile": "lan",
             "state_dir": str(self.folder / f"{role}-state"),
@@ -233,6 +246,7 @@ class Stage:
                 "peer_state": f"tcp://127.0.0.1:{peer_state}",
             },
             "http": {"bind": f"127.0.0.1:{http_port}"},
+            **({} if self._journals is None else {"journal": {"directory": self._journals}}),
         }
         # JSON is YAML too.
         config.write_bytes(msgspec.json.format(msgspec.json.encode(settings), indent=2))

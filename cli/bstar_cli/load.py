@@ -17,7 +17,14 @@ import typer
 
 from bstar.errors import BstarError
 from bstar_cli import exits
-from bstar_cli.options import EndpointsOption, endpoints_of
+from bstar_cli.options import (
+    EndpointsOption,
+    JournalNameOption,
+    JournalOption,
+    JournalPairOption,
+    endpoints_of,
+    journal_of,
+)
 from bstar_cli.steady import SteadyCalls
 from bstar_client import ActiveFound, Event, FailedOver, HAClient
 
@@ -100,6 +107,9 @@ def load(
         int, typer.Option("--window", min=1, max=_WINDOW_MAX, help="Calls outstanding at most.")
     ] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    journal: JournalOption = None,
+    journal_pair: JournalPairOption = None,
+    journal_name: JournalNameOption = None,
 ) -> None:
     """Call a service at a steady rate until SIGTERM or Ctrl-C, and show how the calls fare.
 
@@ -116,6 +126,7 @@ def load(
 
         bstar load -e tcp://10.0.0.1:5001,tcp://10.0.0.2:5001 --json | jq 'select(.type == "failover")'
     """
+    kept = journal_of(journal, journal_pair, journal_name)
     report = _Report(as_json)
     stop = threading.Event()
 
@@ -125,7 +136,7 @@ def load(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    with HAClient(endpoints_of(endpoints), timeout=timeout, on_event=report.event) as client:
+    with HAClient(endpoints_of(endpoints), timeout=timeout, on_event=report.event, journal=kept) as client:
         began = time.monotonic()
         calls = SteadyCalls(
             client, service, rate=rate, window=window, on_answer=report.answer, on_failure=report.failure

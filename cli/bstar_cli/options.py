@@ -2,14 +2,28 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 import typer
 
 from bstar.errors import ConfigurationError
 from bstar.settings import parse_endpoint
+from bstar_client import JournalSettings
 
-__all__ = ["DEFAULT_ENDPOINTS", "Dialect", "DialectOption", "EndpointsOption", "endpoints_of", "parse_set"]
+__all__ = [
+    "DEFAULT_ENDPOINTS",
+    "Dialect",
+    "DialectOption",
+    "EndpointsOption",
+    "JournalNameOption",
+    "JournalOption",
+    "JournalPairOption",
+    "endpoints_of",
+    "journal_of",
+    "parse_set",
+]
 
 DEFAULT_ENDPOINTS = "tcp://127.0.0.1:5001,tcp://127.0.0.1:5002"
 
@@ -29,6 +43,42 @@ EndpointsOption = Annotated[
 DialectOption = Annotated[
     Dialect, typer.Option("--dialect", help="native, or mdp02 for any broker of plain Majordomo 0.2.")
 ]
+
+JournalOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal", metavar="DIR", help="Keep a journal in this directory, which is made when missing."
+    ),
+]
+JournalPairOption = Annotated[
+    str | None,
+    typer.Option(
+        "--journal-pair",
+        metavar="PAIR",
+        help="What the nodes call their pair, for the journal. Otherwise bstar.",
+        show_default=False,
+    ),
+]
+JournalNameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--journal-name",
+        metavar="NAME",
+        help="What this process is called in the journal. Otherwise what it is, and the machine's name.",
+        show_default=False,
+    ),
+]
+
+
+def journal_of(directory: Path | None, pair: str | None, name: str | None) -> JournalSettings | None:
+    """Where to keep a journal, if anywhere."""
+    if directory is None:
+        for option, value in (("--journal-pair", pair), ("--journal-name", name)):
+            if value is not None:
+                raise ConfigurationError(f"{option} says something about the journal: add --journal DIR")
+        return None
+    settings = JournalSettings(str(directory), name=name or "")
+    return settings if pair is None else msgspec.structs.replace(settings, pair=pair)
 
 
 def endpoints_of(option: str | None) -> list[str]:

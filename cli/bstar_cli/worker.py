@@ -11,7 +11,15 @@ import typer
 
 from bstar.errors import ConfigurationError
 from bstar_cli.logs import configure_logs
-from bstar_cli.options import DialectOption, EndpointsOption, endpoints_of
+from bstar_cli.options import (
+    DialectOption,
+    EndpointsOption,
+    JournalNameOption,
+    JournalOption,
+    JournalPairOption,
+    endpoints_of,
+    journal_of,
+)
 from bstar_client import Handler, Request, Worker, WorkerHooks
 
 __all__ = ["find_handler", "worker"]
@@ -37,6 +45,9 @@ def worker(
         typer.Option("--handler-timeout", min=0.001, help="Give a handler up after so many seconds."),
     ] = None,
     dialect: DialectOption = "native",
+    journal: JournalOption = None,
+    journal_pair: JournalPairOption = None,
+    journal_name: JournalNameOption = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option("--log-level", help="What to log.")
     ] = "info",
@@ -74,6 +85,7 @@ def worker(
         credit=credit,
         handler_timeout_s=handler_timeout,
         hooks=_Reports(log),
+        journal=journal_of(journal, journal_pair, journal_name),
     )
     log.info("started", service=service, handler=handler, endpoints=listed, pid=os.getpid())
     instance.run()

@@ -33,6 +33,7 @@ from bstar_client.client import HAClient
 from bstar_client.core.calls import Ask, CallFailed, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
 from bstar_client.dedupe import ReplyMemory, ReplyStore
+from bstar_client.journal import JournalSettings
 from bstar_client.link import LinkSettings
 from bstar_client.status import NodeReport, node_states
 from bstar_client.worker import Handler, Request, Worker, WorkerHooks
@@ -57,6 +58,7 @@ __all__ = [
     "HAClient",
     "Handler",
     "HandlerError",
+    "JournalSettings",
     "LinkSettings",
     "LocalProtocolError",
     "NoActiveNodeError",

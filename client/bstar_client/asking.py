@@ -91,7 +91,8 @@ class Asker:
             raise LocalProtocolError("plain MDP/0.2 has no identities, so a request cannot have a key")
         name = to_name(service)
         frames = [body] if type(body) is bytes else to_frames(body)
-        if sum(map(len, frames)) + len(name) + _HEADER_BYTES > self._message_bytes_max:
+        size = sum(map(len, frames))
+        if size + len(name) + _HEADER_BYTES > self._message_bytes_max:
             raise LocalProtocolError(f"the message has more than {self._message_bytes_max} octets")
         if timeout is not None and timeout != timeout:  # noqa: PLR0124 - DEFAULT is not a number
             timeout = self._timeout
@@ -99,7 +100,7 @@ class Asker:
             timeout = None
         now = time.monotonic()
         deadline = None if timeout is None else now + timeout
-        return Call(name, frames, deadline, is_idempotent, is_stream, index, sink, key, now)
+        return Call(name, frames, deadline, is_idempotent, is_stream, index, sink, key, now, bytes_in=size)
 
     def call_for(
         self,

@@ -37,6 +37,7 @@ from bstar_client.core.events import Event
 from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
 from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
 from bstar_client.core.session import Counters, Session, SessionSettings
+from bstar_client.journal import CallJournal, JournalPlace, open_journal
 from bstar_client.link import Links, LinkSettings
 from bstar_client.wakeup import WakeUp
 
@@ -75,6 +76,9 @@ class HAClient:
     one stream or are kept for one reply. The protocol has no flow control between worker and client, so a
     stream whose reader is slower than its worker for so long that the bound is reached ends with
     StreamInterruptedError.
+
+    ``journal``: a directory in which the client notes how each call ended and which node it followed, or
+    JournalSettings; see docs/journal.md. It never makes a call wait or fail.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class HAClient:
         settle_delay_s: float = 2.0,
         link: LinkSettings | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+        journal: JournalPlace | None = None,
     ) -> None:
         self.endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
         if not self.endpoints or len(set(self.endpoints)) != len(self.endpoints):
@@ -136,6 +141,14 @@ class HAClient:
         except zmq.ZMQError as error:
             self._release()
             raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
+        self._journal: CallJournal | None = None
+        if journal is not None:
+            try:
+                opened = open_journal(journal, "client", self.endpoints)
+            except ConfigurationError:
+                self._release()
+                raise
+            self._journal = CallJournal(opened, self.endpoints, is_plain=dialect == "mdp02")
         self._thread = threading.Thread(target=self._run, name="bstar-client", daemon=True)
         self._thread.start()
 
@@ -425,7 +438,8 @@ class HAClient:
             raise LocalProtocolError("plain MDP/0.2 has no identities, so a request cannot have a key")
         name = to_name(service)
         frames = [body] if type(body) is bytes else to_frames(body)
-        if sum(map(len, frames)) + len(name) + _HEADER_BYTES > self._message_bytes_max:
+        size = sum(map(len, frames))
+        if size + len(name) + _HEADER_BYTES > self._message_bytes_max:
             raise LocalProtocolError(f"the message has more than {self._message_bytes_max} octets")
         if timeout is not None and timeout != timeout:  # noqa: PLR0124 - DEFAULT is not a number
             timeout = self._timeout
@@ -433,7 +447,7 @@ class HAClient:
             timeout = None
         now = time.monotonic()
         deadline = None if timeout is None else now + timeout
-        return Call(name, frames, deadline, is_idempotent, is_stream, index, sink, key, now)
+        return Call(name, frames, deadline, is_idempotent, is_stream, index, sink, key, now, bytes_in=size)
 
     def _submit(self, call: Call) -> None:
         self._inbox.append(call)
@@ -486,6 +500,8 @@ class HAClient:
             self._has_ended = True
             self._fail_inbox()
             self._release()
+            if self._journal is not None:
+                self._journal.close()
 
     def _fail_inbox(self) -> None:
         while self._inbox:
@@ -509,7 +525,10 @@ class HAClient:
             for _ in range(min(len(inbox), _SUBMIT_MAX)):
                 perform(core.submit(inbox.popleft(), now))
             while abandoned:
-                perform(core.abandon(abandoned.popleft(), now))
+                call = abandoned.popleft()
+                if self._journal is not None and not call.is_done:
+                    self._journal.abandoned(call)
+                perform(core.abandon(call, now))
             due = core.next_deadline()
             self._is_asleep = True
             if inbox or abandoned or self._is_closing:
@@ -537,6 +556,8 @@ class HAClient:
             elif isinstance(output, Fail):
                 call = output.call
                 call.elapsed_s = time.monotonic() - call.begun_at
+                if self._journal is not None:
+                    self._journal.failed(call, output.error)
                 call.sink.put((call, output.error))
             elif isinstance(output, Reset):
                 link = self._links[output.node]
@@ -549,12 +570,19 @@ class HAClient:
         sink: _Sink = call.sink
         if not reply.is_final and sink.qsize() >= self._partials_max:
             text = f"{self._partials_max} PARTIALs (partials_max) wait to be read: the reader is too slow"
+            error = StreamInterruptedError(text)
+            if self._journal is not None:
+                self._journal.failed(call, error)
             self._perform(self._core.abandon(call, time.monotonic()))
-            sink.put((call, StreamInterruptedError(text)))
+            sink.put((call, error))
             return
+        if self._journal is not None:
+            self._journal.replied(call, reply)
         sink.put((call, reply))
 
     def _announce(self, event: Event) -> None:
+        if self._journal is not None:
+            self._journal.announced(event)
         for observer in self._observers:
             try:
                 observer(event)

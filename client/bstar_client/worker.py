@@ -33,6 +33,7 @@ from bstar_client.core.worker_session import (
     Begin,
     Close,
     Ended,
+    Fenced,
     Lost,
     Open,
     Registered,
@@ -42,6 +43,7 @@ from bstar_client.core.worker_session import (
     WorkerSettings,
 )
 from bstar_client.dedupe import ReplyStore
+from bstar_client.journal import JournalPlace, WorkJournal, open_journal
 from bstar_client.link import Links, LinkSettings
 from bstar_client.wakeup import WakeUp
 
@@ -143,6 +145,9 @@ class Worker:
 
     ``dialect="mdp02"`` speaks plain MDP/0.2 to any broker, with ``heartbeat_s`` and ``liveness`` as
     agreed with it; in the native dialect the broker tells both.
+
+    ``journal``: a directory in which the worker notes its executions and its sessions, or JournalSettings;
+    see docs/journal.md. It never makes a handler wait.
     """
 
     def __init__(
@@ -164,6 +169,7 @@ class Worker:
         hooks: WorkerHooks | None = None,
         link: LinkSettings | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+        journal: JournalPlace | None = None,
     ) -> None:
         self.endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
         if not self.endpoints or len(set(self.endpoints)) != len(self.endpoints):
@@ -212,6 +218,9 @@ class Worker:
         self._is_stopping = False
         self._is_ended = False
         self._has_begun = False
+        self._journal_place = journal
+        self._is_plain = dialect == "mdp02"
+        self._journal: WorkJournal | None = None
         self._error: BaseException | None = None
         self._wakeup = WakeUp()
         self._thread: threading.Thread | None = None
@@ -240,6 +249,7 @@ class Worker:
         Raises WorkerError when too many handlers are stuck, ClosedError when it has run before.
         """
         self._check()
+        self._open_journal()
         self._has_begun = True
         previous: dict[signal.Signals, object] = {}
         if threading.current_thread() is threading.main_thread():
@@ -254,6 +264,7 @@ class Worker:
     def start(self) -> Self:
         """Serve in a thread of its own, until ``stop`` or ``close``."""
         self._check()
+        self._open_journal()
         self._has_begun = True
         self._thread = threading.Thread(target=self._serve_in_thread, name="bstar-worker", daemon=True)
         self._thread.start()
@@ -304,6 +315,11 @@ class Worker:
         if self._handler is None:
             raise ConfigurationError("the worker has no handler: pass one or use @worker.handler")
 
+    def _open_journal(self) -> None:
+        if self._journal_place is not None:
+            journal = open_journal(self._journal_place, "worker", self.endpoints, self.service)
+            self._journal = WorkJournal(journal, self.endpoints, self.service, is_plain=self._is_plain)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_stopping:
             raise KeyboardInterrupt
@@ -325,12 +341,16 @@ class Worker:
         links = Links(context, self.endpoints, self._link_settings, self._wakeup)
         for _ in range(self._credit):
             self._add_handler_thread()
+        reason = "stopped"
         try:
             try:
                 links.open()
             except zmq.ZMQError as error:
                 raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
             self._loop(links)
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
         finally:
             self._is_ended = True
             for _ in range(self._credit):
@@ -339,6 +359,8 @@ class Worker:
             links.close(_LINGER_MS)
             if self._given_context is None:
                 context.term()
+            if self._journal is not None:
+                self._journal.close(self._core.unfinished, reason)
 
     def _loop(self, links: Links) -> None:
         core, results = self._core, self._results
@@ -376,6 +398,8 @@ class Worker:
 
     def _tell(self, result: "_Result", now: float) -> list[WorkerOutput]:
         job, body, kind = result
+        if self._journal is not None:
+            self._journal.told(job, body, kind)
         if kind == "partial":
             return self._core.partial(job, body, now)
         if kind == "final":
@@ -391,6 +415,8 @@ class Worker:
             elif isinstance(output, Begin):
                 self._jobs.put(output.job)
             elif isinstance(output, Abandon):
+                if self._journal is not None:
+                    self._journal.given_up(output.job)
                 _log.error(
                     "a handler of %r ran past its time and was given up (request %s)",
                     self.service,
@@ -399,10 +425,17 @@ class Worker:
                 self._add_handler_thread()
                 self._call_hook(self._hooks.handler_stuck, output.job.identity)
             elif isinstance(output, Registered):
+                if self._journal is not None:
+                    self._journal.registered(output.endpoint)
                 self._call_hook(self._hooks.registered, output.endpoint)
             elif isinstance(output, Lost):
                 _log.info("the session with %s ended: %s", output.endpoint, output.reason)
+                if self._journal is not None:
+                    self._journal.unregistered(output.endpoint, output.reason)
                 self._call_hook(self._hooks.lost, output.endpoint, output.reason)
+            elif isinstance(output, Fenced):
+                if self._journal is not None:
+                    self._journal.fenced(output.job, output.epoch_seen)
             elif isinstance(output, Close):
                 links[output.node].close()
             elif isinstance(output, Open):
@@ -449,13 +482,16 @@ class Worker:
             return
         self._call_hook(self._hooks.request_started, request)
         assert self._handler is not None, "checked before the start"
+        job.began_at = time.monotonic()
         try:
             body = self._execute(job, request, self._handler)
         except Exception as error:  # noqa: BLE001 - whatever the handler raises is its answer
+            job.ended_at = time.monotonic()
             _log.warning("a handler of %r failed", self.service, exc_info=error)
             self._call_hook(self._hooks.request_failed, request, error)
             self._post(job, _as_text(error), "failure")
         else:
+            job.ended_at = time.monotonic()
             self._call_hook(self._hooks.request_finished, request)
             self._post(job, body, "final")
 

@@ -89,9 +89,14 @@ class Call(msgspec.Struct, eq=False):
     key: bytes | None = None
     begun_at: float = 0.0
     elapsed_s: float = 0.0
+    # The shell's, for its journal: the octets of the request, and of the PARTIALs that have been handed out.
+    bytes_in: int = 0
+    bytes_out: int = 0
 
     identity: bytes = b""
     attempts: int = 0
+    # The node of the last attempt.
+    node: int = 0
     # The connection that the last attempt went to and that has not refused it yet; 0: none.
     sent_to: int = 0
     # Connections that were lost, fell silent or were left behind with an attempt whose fate is unknown.

@@ -310,6 +310,7 @@ class Mdp02Session:
         if call.attempts:
             self.counters.resends += 1
         call.attempts += 1
+        call.node = self._at
         call.partials = []
         call.partials_count = 0
         self._is_sent = True

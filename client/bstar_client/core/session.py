@@ -161,6 +161,12 @@ class Session:
             return []  # abandoned before its turn came
         if self._is_closed:
             return [Fail(call, ClosedError("the client is closed; the request was not sent"))]
+        # Also those that are refused below have an identity, by which a journal tells them apart.
+        self._number = number = self._number + 1
+        if call.key is None:
+            call.identity = identity = self._client_id + number.to_bytes(8, "big")
+        else:
+            call.identity = identity = native.keyed_identity(call.service, call.key)
         calls = self._calls
         if len(calls) + self._following >= self._settings.outstanding_max:
             text = f"{self.outstanding} requests are outstanding (outstanding_max); wait for replies first"
@@ -169,14 +175,9 @@ class Session:
         if deadline is not None and deadline <= now:
             return [Fail(call, NoActiveNodeError("the deadline had passed before the request could be sent"))]
         self.counters.requests += 1
-        self._number = number = self._number + 1
-        if call.key is None:
-            call.identity = identity = self._client_id + number.to_bytes(8, "big")
-        else:
-            call.identity = identity = native.keyed_identity(call.service, call.key)
-            leader = calls.get(identity)
-            if leader is not None:
-                return self._follow(call, leader, number)
+        leader = None if call.key is None else calls.get(identity)
+        if leader is not None:
+            return self._follow(call, leader, number)
         if not calls and self._target is None:
             self._search(now)
         elif not calls:
@@ -246,6 +247,7 @@ class Session:
         for other in others:
             other.leader = heir
         heir.attempts = call.attempts
+        heir.node = call.node
         heir.lost_on = call.lost_on
         heir.was_dispatched = call.was_dispatched
         heir.is_idempotent = call.is_idempotent
@@ -765,6 +767,7 @@ class Session:
         call.attempts += 1
         is_repeated = call.may_have_executed
         call.sent_to = node.connection
+        call.node = node.index
         deadline = call.deadline
         ttl_ms = 0
         if deadline is not None:

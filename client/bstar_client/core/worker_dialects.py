@@ -63,6 +63,11 @@ class Job(msgspec.Struct, eq=False):
     is_ended: bool = False
     # Its handler ran past its time; when it comes back, its thread is one too many.
     is_abandoned: bool = False
+    # The shell's, for its journal: when its handler was called (0: not yet) and came back, and the octets of
+    # the PARTIALs so far.
+    began_at: float = 0.0
+    ended_at: float = 0.0
+    bytes_out: int = 0
 
 
 class WorkerDialect(Protocol):

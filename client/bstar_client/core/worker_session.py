@@ -29,6 +29,7 @@ __all__ = [
     "Begin",
     "Close",
     "Ended",
+    "Fenced",
     "Lost",
     "Open",
     "Registered",
@@ -63,6 +64,13 @@ class Abandon(msgspec.Struct, frozen=True, gc=False):
     job: Job
 
 
+class Fenced(msgspec.Struct, frozen=True, gc=False):
+    """A request of a superseded node was refused; ``epoch_seen`` is the epoch that superseded it."""
+
+    job: Job
+    epoch_seen: int
+
+
 class Registered(msgspec.Struct, frozen=True, gc=False):
     """A node has the worker on its list (plain MDP: it was told, and does not confirm)."""
 
@@ -82,7 +90,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     error: BstarError | None = None
 
 
-WorkerOutput = Send | Open | Close | Begin | Abandon | Registered | Lost | Ended
+WorkerOutput = Send | Open | Close | Begin | Abandon | Fenced | Registered | Lost | Ended
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -170,6 +178,11 @@ class WorkerCore:
     def running(self) -> int:
         """How many handlers run now, without those that are stuck."""
         return len(self._running)
+
+    @property
+    def unfinished(self) -> list[Job]:
+        """What handlers run now, without those that are stuck: at the end, what was not waited for."""
+        return list(self._running)
 
     # --- the connections' side ----------------------------------------------------------------------------
 
@@ -477,6 +490,7 @@ class WorkerCore:
     def _refuse(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
         self.counters.stale += 1
         self._answer(job, self._dialect.stale(job, self.epoch), outputs, now)
+        outputs.append(Fenced(job, self.epoch))
         self._release(job)
 
     def _answer(self, job: Job, frames: list[bytes], outputs: list[WorkerOutput], now: float) -> None:

@@ -1,0 +1,343 @@
+"""The journals of clients and workers: what happened, as records of ``bstar.records``.
+
+The shells hand over what their cores put out, in their own threads, as it happens: the end of a call, the end
+of a handler, a change of a session. Here it becomes a record, which ``bstar.journal`` writes in a thread of
+its own. So nothing here waits for a disk, and a journal that cannot be written costs records, which it
+counts, and never a call.
+
+Which requests are recorded is decided by their identity alone, so client, nodes and worker choose the same
+ones without asking each other. Plain MDP has no identities: what is recorded of such a request has a
+``client`` that begins with "mdp-" and cannot be joined to what others recorded of it.
+
+Not recorded: a call that was refused before the client's thread had it, because no request of it ever was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+from zlib import crc32
+
+from bstar import records
+from bstar.errors import (
+    BstarError,
+    BusyError,
+    CallTimeoutError,
+    ClosedError,
+    ConfigurationError,
+    HandlerError,
+    NoActiveNodeError,
+    OutcomeUnknownError,
+    RejectedError,
+    StreamInterruptedError,
+)
+from bstar.journal import Journal, JournalOptions
+from bstar_client.core.calls import Call, Reply
+from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event
+from bstar_client.core.worker_dialects import Job
+
+__all__ = ["CallJournal", "JournalPlace", "JournalSettings", "WorkJournal", "open_journal"]
+
+# Of an identity's 24 octets the first name the client; the rest is the request's number.
+_CLIENT_BYTES = 16
+_PLAIN = "mdp-"
+_NAME_MAX = 64
+_PAIR = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # as the nodes' setting has it
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+# The first that fits; the tree of errors is in bstar.errors.
+_OUTCOMES: tuple[tuple[type[BstarError], str], ...] = (
+    (HandlerError, "failed"),
+    (BusyError, "busy"),
+    (RejectedError, "rejected"),
+    (NoActiveNodeError, "no-active"),
+    (CallTimeoutError, "timeout"),
+    (StreamInterruptedError, "interrupted"),
+    (OutcomeUnknownError, "unknown"),
+    (ClosedError, "closed"),
+)
+
+
+class JournalSettings(JournalOptions, frozen=True, kw_only=True):
+    """Where and how a client or a worker keeps its journal; the other fields are those of JournalOptions.
+
+    ``pair``: the name of the pair, as its nodes have it, or nothing can be joined to what they recorded.
+    ``name``: what this client or worker is called in its records: letters, digits, ``_`` and ``-``. Several
+    may have the same one, in one process or in many. Empty: "client" or "worker" and the machine's name.
+    """
+
+    pair: str = "bstar"
+    name: str = ""
+    # Shorter than what the close() of a client waits for its thread.
+    close_timeout_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if _PAIR.fullmatch(self.pair) is None:
+            raise ConfigurationError(
+                f"journal: a pair's name is 1 to 64 letters, digits, '.', '_' and '-', not {self.pair!r}"
+            )
+
+
+JournalPlace = str | os.PathLike[str] | JournalSettings
+"""What ``journal=`` takes: a directory, or settings."""
+
+
+class CallJournal:
+    """What a client tells its journal, in the client's thread.
+
+    ``is_plain``: its requests have no identities (MDP).
+    """
+
+    def __init__(self, journal: Journal, endpoints: Sequence[str], *, is_plain: bool) -> None:
+        self._journal = journal
+        self._endpoints = endpoints
+        self._prefix = _PLAIN if is_plain else ""
+        self._identities = _identities() if is_plain else None
+
+    def replied(self, call: Call, reply: Reply) -> None:
+        """A PARTIAL of a stream, or the end of a call that was answered."""
+        size = sum(map(len, reply.frames))
+        if not reply.is_final:
+            call.bytes_out += size
+            return
+        for partial in reply.partials:
+            size += sum(map(len, partial))
+        self._ended(call, "answered", reply.endpoint, reply.epoch, size, crc_of(reply.frames))
+
+    def failed(self, call: Call, error: BstarError) -> None:
+        """The end of a call with an error."""
+        self._ended(call, outcome_of(error), self._last_endpoint(call), 0, 0, None)
+
+    def abandoned(self, call: Call) -> None:
+        """Nobody waits for this call any more."""
+        self._ended(call, "abandoned", self._last_endpoint(call), 0, 0, None)
+
+    def _last_endpoint(self, call: Call) -> str:
+        return self._endpoints[call.node] if call.attempts else ""
+
+    def _ended(
+        self, call: Call, outcome: str, endpoint: str, epoch: int, bytes_out: int, crc: int | None
+    ) -> None:
+        journal = self._journal
+        identity = call.identity if self._identities is None else next(self._identities)
+        if not identity or not journal.is_sampled(identity):
+            return
+        now = time.monotonic()
+        total_us = int((now - call.begun_at) * 1e6)
+        journal.offer(
+            now,
+            _make_call,
+            (self._prefix, identity, journal.weight),
+            call,
+            (outcome, total_us, endpoint, epoch, call.bytes_out + bytes_out, crc),
+        )
+
+    def announced(self, event: Event) -> None:
+        """The client's view of the pair has changed."""
+        now = time.monotonic()
+        write = self._journal.write
+        if isinstance(event, Connected):
+            write(records.Connected, now, endpoint=event.endpoint)
+        elif isinstance(event, Disconnected):
+            write(records.Disconnected, now, endpoint=event.endpoint, reason=event.reason)
+        elif isinstance(event, ActiveFound):
+            write(records.ActiveFound, now, endpoint=event.endpoint, epoch=event.epoch)
+        elif isinstance(event, ActiveLost):
+            write(
+                records.ActiveLost,
+                now,
+                endpoint=event.endpoint,
+                reason=event.reason,
+                outstanding=event.outstanding,
+            )
+        else:
+            write(
+                records.FailedOver,
+                now,
+                endpoint=event.to_endpoint,
+                from_endpoint=event.from_endpoint,
+                reason=event.reason,
+                epoch=event.epoch,
+                outstanding=event.outstanding,
+                gap_us=round(event.gap_s * 1e6),
+            )
+
+    def close(self) -> None:
+        """Write what there is, and the end. Idempotent."""
+        self._journal.close("closed")
+
+
+class WorkJournal:
+    """What a worker tells its journal, in the worker's thread.
+
+    ``is_plain``: its requests have no identities (MDP).
+    """
+
+    def __init__(self, journal: Journal, endpoints: Sequence[str], service: bytes, *, is_plain: bool) -> None:
+        self._service = service.decode("utf-8", "replace")
+        self._journal = journal
+        self._endpoints = endpoints
+        self._prefix = _PLAIN if is_plain else ""
+        self._identities = _identities() if is_plain else None
+
+    def told(self, job: Job, body: Sequence[bytes], kind: str) -> None:
+        """A handler has yielded a PARTIAL or has ended; an answer without an execution is none here."""
+        if kind == "partial":
+            job.bytes_out += sum(map(len, body))
+        elif job.is_abandoned:
+            return  # it was recorded when it was given up
+        elif kind == "final":
+            self._ended(job, "answered", job.ended_at, sum(map(len, body)), crc_of(body))
+        elif kind == "failure":
+            self._ended(job, "failed", job.ended_at, 0, None)
+
+    def given_up(self, job: Job) -> None:
+        """A handler ran past its time, and nobody waits for it any more."""
+        if job.began_at:
+            self._ended(job, "stuck", time.monotonic(), 0, None)
+
+    def _ended(self, job: Job, outcome: str, ended_at: float, bytes_out: int, crc: int | None) -> None:
+        journal = self._journal
+        identity = job.identity if self._identities is None else next(self._identities)
+        if not journal.is_sampled(identity):
+            return
+        busy_us = int((ended_at - job.began_at) * 1e6)
+        journal.offer(
+            ended_at,
+            _make_execution,
+            (self._prefix, identity, journal.weight),
+            (outcome, self._service, job.epoch, busy_us, self._endpoints[job.node], job.is_redelivered),
+            (sum(map(len, job.body)), job.bytes_out + bytes_out, crc),
+        )
+
+    def fenced(self, job: Job, epoch_seen: int) -> None:
+        """A request of a superseded node was refused."""
+        self._journal.write(
+            records.Fenced,
+            time.monotonic(),
+            client=job.identity[:_CLIENT_BYTES].hex(),
+            number=int.from_bytes(job.identity[_CLIENT_BYTES:], "big"),
+            service=self._service,
+            epoch=job.epoch,
+            epoch_seen=epoch_seen,
+            endpoint=self._endpoints[job.node],
+        )
+
+    def registered(self, endpoint: str) -> None:
+        """A node has the worker on its list."""
+        self._journal.write(records.Registered, time.monotonic(), endpoint=endpoint)
+
+    def unregistered(self, endpoint: str, reason: str) -> None:
+        """The session with a node ended."""
+        self._journal.write(records.Unregistered, time.monotonic(), endpoint=endpoint, reason=reason)
+
+    def close(self, unfinished: Sequence[Job], reason: str) -> None:
+        """Note the handlers that still run, which are given up; write what there is, and the end."""
+        for job in unfinished:
+            self.given_up(job)
+        self._journal.close(reason)
+
+
+def outcome_of(error: BstarError) -> str:
+    """A call's outcome, as records.Call names it."""
+    for kind, outcome in _OUTCOMES:
+        if isinstance(error, kind):
+            return outcome
+    raise AssertionError(f"no call ends with {type(error).__name__}")
+
+
+def crc_of(frames: Sequence[bytes]) -> int:
+    """The CRC-32 of frames joined."""
+    crc = 0
+    for frame in frames:
+        crc = crc32(frame, crc)
+    return crc
+
+
+def open_journal(
+    place: JournalPlace, source: Literal["client", "worker"], endpoints: Sequence[str], service: bytes = b""
+) -> Journal:
+    """Begin a journal. Raises ConfigurationError for a directory that cannot be written to, and bad names."""
+    settings = place if isinstance(place, JournalSettings) else JournalSettings(os.fspath(place))
+    started = {"service": service.decode("utf-8", "replace"), "endpoints": ",".join(endpoints)}
+    return Journal(
+        settings,
+        pair=settings.pair,
+        node=settings.name or _default_name(source),
+        source=source,
+        clock=time.monotonic,
+        started=started,
+    )
+
+
+def _default_name(source: str) -> str:
+    host = _NOT_IN_NAMES.sub("-", socket.gethostname().partition(".")[0]).strip("-")
+    return f"{source}-{host}"[:_NAME_MAX]
+
+
+def _identities() -> Iterator[bytes]:
+    """For requests that have none: unique, so that no two of them are taken for one."""
+    own = os.urandom(_CLIENT_BYTES)
+    return (own + number.to_bytes(8, "big") for number in itertools.count(1))
+
+
+# --- in the journal's thread --------------------------------------------------------------------------------
+
+
+def _make_call(
+    stamp: dict[str, Any],
+    identified: tuple[str, bytes, float],
+    call: Call,
+    ended: tuple[Any, int, str, int, int, int | None],
+) -> records.Call:
+    """``call`` has ended, so it does not change any more."""
+    prefix, identity, weight = identified
+    outcome, total_us, endpoint, epoch, bytes_out, crc = ended
+    return records.Call(
+        **stamp,
+        client=prefix + identity[:_CLIENT_BYTES].hex(),
+        number=int.from_bytes(identity[_CLIENT_BYTES:], "big"),
+        service=call.service.decode("utf-8", "replace"),
+        outcome=outcome,
+        total_us=total_us,
+        attempts=call.attempts,
+        busy=call.busy_count,
+        endpoint=endpoint,
+        epoch=epoch,
+        is_idempotent=call.is_idempotent,
+        bytes_in=call.bytes_in,
+        bytes_out=bytes_out,
+        reply_crc=crc,
+        weight=weight,
+    )
+
+
+def _make_execution(
+    stamp: dict[str, Any],
+    identified: tuple[str, bytes, float],
+    ended: tuple[Any, str, int, int, str, bool],
+    sizes: tuple[int, int, int | None],
+) -> records.Execution:
+    prefix, identity, weight = identified
+    outcome, service, epoch, busy_us, endpoint, is_repeated = ended
+    bytes_in, bytes_out, crc = sizes
+    return records.Execution(
+        **stamp,
+        client=prefix + identity[:_CLIENT_BYTES].hex(),
+        number=int.from_bytes(identity[_CLIENT_BYTES:], "big"),
+        service=service,
+        outcome=outcome,
+        epoch=epoch,
+        busy_us=busy_us,
+        endpoint=endpoint,
+        is_repeated=is_repeated,
+        bytes_in=bytes_in,
+        bytes_out=bytes_out,
+        reply_crc=crc,
+        weight=weight,
+    )
