@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import gzip
 import threading
@@ -32,7 +33,7 @@ from bstar.records import Base, Call, Execution, Record
 from bstar.sampling import is_sampled, limit_of
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode, Ready, Request, StaleEpoch
-from bstar_client import HAClient, JournalSettings, Worker
+from bstar_client import AsyncHAClient, HAClient, JournalSettings, Worker
 from bstar_client import Request as Work
 from bstar_client.journal import crc_of, outcome_of
 from support.scripted import WAIT_S, ScriptedBroker, final, partial, status
@@ -166,6 +167,28 @@ def test_each_call_is_recorded_once_as_it_ended(tmp_path: Path) -> None:
     assert timed_out.total_us >= 50_000
     assert abandoned.bytes_out == 5
     assert {(call.pair, call.node, call.boot) for call in calls} == {("shop", "till", calls[0].boot)}
+
+
+@pytest.mark.loopback
+def test_a_client_on_asyncio_keeps_the_same_journal(tmp_path: Path) -> None:
+    def answer(request: Request) -> list[list[bytes]]:
+        return [final(request, *request.body)] if request.service == b"echo" else []
+
+    async def call(endpoint: str) -> None:
+        async with AsyncHAClient(endpoint, timeout=WAIT_S, journal=tmp_path) as client:
+            await client.request("echo", b"abc")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await client.request("silent", b"")
+            with pytest.raises(CallTimeoutError):
+                await client.request("silent", b"", timeout=0.05)
+
+    with ScriptedBroker(on_request=answer) as broker:
+        asyncio.run(call(broker.endpoint))
+    calls = of(Call, tmp_path)
+    assert [call.outcome for call in calls] == ["answered", "abandoned", "timeout"]
+    assert calls[0].reply_crc == crc32(b"abc")
+    assert [type(record) for record in read(tmp_path)][-2:] == [records.Stopped, records.SegmentClosed]
 
 
 @pytest.mark.loopback

@@ -39,6 +39,7 @@ from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
 from bstar_client.core.session import Counters
+from bstar_client.journal import CallJournal, JournalPlace, open_journal
 from bstar_client.link import Links, LinkSettings
 from bstar_client.wakeup import WakeUp
 
@@ -124,6 +125,7 @@ class AsyncHAClient:
         settle_delay_s: float = 2.0,
         link: LinkSettings | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+        journal: JournalPlace | None = None,
     ) -> None:
         self._asker = Asker(
             endpoints,
@@ -142,6 +144,9 @@ class AsyncHAClient:
         self._partials_max = partials_max
         self._observers: list[Callable[[Event], object]] = [on_event] if on_event is not None else []
         self._given_context = context
+        self._journal_place = journal
+        self._journal: CallJournal | None = None
+        self._is_plain = dialect == "mdp02"
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._links: Links | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -366,6 +371,8 @@ class AsyncHAClient:
         links.close()
         if self._given_context is None:
             context.term()
+        if self._journal is not None:
+            await asyncio.to_thread(self._journal.close)
 
     async def __aenter__(self) -> Self:
         self._open()
@@ -392,11 +399,16 @@ class AsyncHAClient:
         self._links = Links(self._context, self.endpoints, self._asker.link_settings, WakeUp())
         try:
             self._links.open()
-        except zmq.ZMQError as error:
+            if self._journal_place is not None:
+                opened = open_journal(self._journal_place, "client", self.endpoints)
+                self._journal = CallJournal(opened, self.endpoints, is_plain=self._is_plain)
+        except (zmq.ZMQError, ConfigurationError) as error:
             self._is_closed = True
             self._links.close()
             if self._given_context is None:
                 self._context.term()
+            if isinstance(error, ConfigurationError):
+                raise
             raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
         self._turn()
         return loop
@@ -428,6 +440,8 @@ class AsyncHAClient:
 
     def _abandon(self, call: Call) -> None:
         if not self._is_closed:
+            if self._journal is not None:
+                self._journal.abandoned(call)
             self._perform(self._core.abandon(call, time.monotonic()))
 
     def _turn_soon(self) -> None:
@@ -499,6 +513,8 @@ class AsyncHAClient:
             elif isinstance(output, Fail):
                 call = output.call
                 call.elapsed_s = time.monotonic() - call.begun_at
+                if self._journal is not None:
+                    self._journal.failed(call, output.error)
                 call.sink.put((call, output.error))
             elif isinstance(output, Reset):
                 assert links is not None
@@ -511,12 +527,19 @@ class AsyncHAClient:
     def _deliver(self, call: Call, reply: Reply) -> None:
         if not reply.is_final and call.sink.waiting() >= self._partials_max:
             text = f"{self._partials_max} PARTIALs (partials_max) wait to be read: the reader is too slow"
+            error = StreamInterruptedError(text)
+            if self._journal is not None:
+                self._journal.failed(call, error)
             self._perform(self._core.abandon(call, time.monotonic()))
-            call.sink.put((call, StreamInterruptedError(text)))
+            call.sink.put((call, error))
             return
+        if self._journal is not None:
+            self._journal.replied(call, reply)
         call.sink.put((call, reply))
 
     def _announce(self, event: Event) -> None:
+        if self._journal is not None:
+            self._journal.announced(event)
         for observer in self._observers:
             try:
                 observer(event)
