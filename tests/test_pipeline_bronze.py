@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bstar.errors import ConfigurationError
+from bstar.records import Refused
 from support.journals import Run, closed, write
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def _history() -> Run:
     run.start()
     for number in range(20):
         run.request(1_000 * (number + 1), "c1", number)
+    run.add(Refused, 40_000, reason="no-service", count=2)
     closed(run, 50_000)
     return run
 
@@ -127,9 +129,13 @@ def test_a_new_kind_of_the_same_version_is_an_event(records: list[Row]) -> None:
     assert "shop.east" in row.file
 
 
+def test_a_record_keeps_a_reason_of_its_own(records: list[Row]) -> None:
+    assert [row.reason for row in records if row.kind == "refused"] == ["no-service"]
+
+
 def test_each_record_comes_once_whatever_files_it_is_in(records: list[Row]) -> None:
     by_node = Counter(row.node for row in records)
-    assert (by_node["primary"], by_node["backup"]) == (22, 12)
+    assert (by_node["primary"], by_node["backup"]) == (23, 12)
     assert len({(row.boot, row.seq) for row in records}) == len(records)
 
 
@@ -146,7 +152,7 @@ def test_files_say_what_became_of_them(files: dict[str, Row]) -> None:
         "stock.worker-1.20261102T000000Z.c0c0c0c0.0003.ndjson": "open",
         "shop.east.primary.20261104T000000Z.0a0b0c0d.0001.ndjson": "open",
     }
-    assert files[whole.name()].duplicates == 22
+    assert files[whole.name()].duplicates == 23
     assert files["orders.backup.20261102T000000Z.b0b0b0b0.0002.ndjson.open"].duplicates == 4
     bad = files["shop.east.primary.20261104T000000Z.0a0b0c0d.0001.ndjson"]
     assert (bad.lines, bad.rejected) == (len(BAD) + 2, len(BAD) + 1)
@@ -203,7 +209,7 @@ def test_a_stream_reads_what_a_batch_reads_except_files_that_are_still_written(
     write(tmp_path / run.name(), [*run.lines(), b"torn"])
     write(tmp_path / run.name(2, suffix=".ndjson.open"), run.lines())
     typed = module.typed(module.lines(spark, [str(tmp_path)], is_stream=True))
-    counts = typed.groupBy("topic", "reason").count()
+    counts = typed.groupBy("topic", "rejection").count()
     query = (
         counts.writeStream.outputMode("complete")
         .format("memory")
@@ -213,8 +219,8 @@ def test_a_stream_reads_what_a_batch_reads_except_files_that_are_still_written(
     )
     query.awaitTermination()
     rows = spark.table("of_bronze").collect()
-    assert {(row.topic, row.reason): row["count"] for row in rows} == {
-        ("events", None): 2,
+    assert {(row.topic, row.rejection): row["count"] for row in rows} == {
+        ("events", None): 3,
         ("requests", None): 20,
         ("rejected", "unreadable"): 1,
     }

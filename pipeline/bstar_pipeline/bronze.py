@@ -1,7 +1,7 @@
 """Bronze: the lines of journals as typed records, each once, with what could not be read beside them.
 
 ``lines`` reads files as text and knows of each line which file it is of. ``typed`` parses lines, and is the
-same for a batch and for a stream: a line that is no record keeps its text and gets a ``reason``; nothing is
+same for a batch and for a stream: a line that is no record keeps its text and gets a ``rejection``; none is
 dropped. A file may come twice: as a copy, or once while it was written and again sealed. Every record has a
 number in its run (``boot``, ``seq``), so ``ranges`` finds that out from the first and the last number in each
 file, without comparing rows; ``once`` then leaves whole copies out by a broadcast join, and only runs whose
@@ -30,6 +30,7 @@ from bstar_pipeline.schema import BASE, DEFAULTS, LINE, REQUIRED, TOPICS, table_
 
 __all__ = [
     "REJECTED",
+    "REJECTION",
     "Bronze",
     "files",
     "find_files",
@@ -61,6 +62,9 @@ _DAY_US = 86_400_000_000
 # What is kept of a line that cannot be read; the file has all of it.
 _LINE_LENGTH_MAX = 10_000
 _CORRUPT = "corrupt"
+
+REJECTION = StructType([StructField("rejection", StringType()), StructField("line", StringType())])
+"""What ``typed`` has beyond the table of records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +133,8 @@ def typed(lines: DataFrame) -> DataFrame:
     """Parse ``lines`` (``value``, ``file``), of a batch or a stream.
 
     A row for each: the fields of ``bstar.records`` (those of its kind with their defaults, the others null),
-    ``time`` (of ``at``), ``file``, ``topic``, ``day`` (of ``at``, UTC), ``reason`` and ``line``. For a record
-    ``reason`` and ``line`` are null. Else ``topic`` is "rejected", ``reason`` says why, ``line`` is the text,
+    ``time`` (of ``at``), ``file``, ``topic``, ``day`` (of ``at``, UTC), ``rejection`` and ``line``. For a
+    record the last two are null. Else ``topic`` is "rejected", ``rejection`` says why, ``line`` is the text,
     and ``day`` and ``pair`` are those of the file's name.
     """
     shape = StructType([*LINE.fields, StructField(_CORRUPT, StringType())])
@@ -139,8 +143,8 @@ def typed(lines: DataFrame) -> DataFrame:
     parsed = lines.select(
         F.from_json(value, shape, {"columnNameOfCorruptRecord": _CORRUPT}).alias("r"), "value", "file"
     )
-    judged = parsed.select("r", "value", "file", _reason().alias("reason"))
-    is_record = F.col("reason").isNull()
+    judged = parsed.select("r", "value", "file", _rejection().alias("rejection"))
+    is_record = F.col("rejection").isNull()
     columns = {field.name: _filled(field.name) for field in LINE.fields}
     columns["pair"] = F.when(is_record, F.col("r.pair")).otherwise(_pair_of_file())
     at_us = F.col("r.at")
@@ -151,13 +155,13 @@ def typed(lines: DataFrame) -> DataFrame:
         "day": F.when(is_record, F.expr(f"date_from_unix_date(CAST(r.at DIV {_DAY_US} AS INT))")).otherwise(
             _day_of_file()
         ),
-        "reason": F.col("reason"),
+        "rejection": F.col("rejection"),
         "line": F.when(~is_record, F.substring("value", 1, _LINE_LENGTH_MAX)),
     }
     return judged.select(*(column.alias(name) for name, column in columns.items()))
 
 
-def _reason() -> Column:
+def _rejection() -> Column:
     """Why the line in ``value``, parsed as ``r``, is no record; null if it is one."""
     is_whole = reduce(Column.__and__, (F.col(f"r.{name}").isNotNull() for name in ("kind", *BASE)))
     kind_has = F.expr(
@@ -212,7 +216,7 @@ def _topic() -> Column:
 
 def _pair_of_file() -> Column:
     found = F.regexp_extract("file", _FILE_NAME, 1)
-    return F.when(found == "", "unknown").otherwise(F.try_url_decode(found))
+    return F.when(found == "", "unknown").otherwise(found)
 
 
 def _day_of_file() -> Column:
@@ -227,7 +231,7 @@ def ranges(typed: DataFrame) -> DataFrame:
     two files, so that they have to be looked at one by one. ``place`` puts the files of a run in order.
     ``boot`` is null in the row of a file's rejected lines.
     """
-    is_record = F.col("reason").isNull()
+    is_record = F.col("rejection").isNull()
     # Grouped by all text: a maximum of text would make Spark sort all rows.
     found = typed.groupBy(
         "file", *(F.when(is_record, F.col(name)).alias(name) for name in ("pair", "node", "boot"))
@@ -377,7 +381,7 @@ def rejected(typed: DataFrame) -> DataFrame:
     """The lines that are none, with the columns of the table of rejected lines."""
     of_others = typed.where(F.col("topic") == REJECTED)
     version = F.col("v").try_cast("int").alias("version")
-    return of_others.select("file", "reason", version, "line", "day", "pair")
+    return of_others.select("file", F.col("rejection").alias("reason"), version, "line", "day", "pair")
 
 
 def read(spark: SparkSession, paths: Sequence[str]) -> Bronze:

@@ -1,0 +1,183 @@
+"""The tables on disk: Parquet below one root, as ``bstar_pipeline.tables`` lays them out.
+
+A write replaces the partitions that its rows belong to and leaves the others alone. A partition that a job
+has nothing more for (a topic that vanished, a day without incidents now) would keep what an earlier run left
+there; whoever says which days and pairs the job is about (``scope``) gets those emptied, so the same input
+twice gives the same tables. Everything goes through DataFrames, so any file system and Spark Connect will
+do; what is there is known from listings, and no data comes to the driver. Two jobs must not write to the same
+days and pairs of one root at once.
+"""
+
+import datetime as dt
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.types import StructField, StructType
+
+from bstar.errors import ConfigurationError
+from bstar_pipeline.schema import table_schema
+from bstar_pipeline.tables import TABLES
+
+__all__ = ["Part", "location", "parts", "read", "write"]
+
+Part = tuple[dt.date, str]
+"""A day and a pair: what a job replaces."""
+
+# A task has one file open for each partition that its rows go to, up to so many; beyond that Spark sorts all
+# rows by partition first. Each open file buffers one row group.
+_OPEN_FILES_MAX = 64
+_ROW_GROUP_BYTES = 32 * 1024 * 1024
+_OPEN_FILES = "spark.sql.maxConcurrentOutputFileWriters"
+
+
+def location(root: str, name: str) -> str:
+    """Where the table ``name`` ("silver.requests") is."""
+    return f"{root.rstrip('/')}/{TABLES[name].path}"
+
+
+def read(
+    spark: SparkSession,
+    root: str,
+    name: str,
+    scope: Collection[Part] | None = None,
+    *,
+    more: StructType | None = None,
+) -> DataFrame:
+    """A table, or of it what belongs to ``scope``. Raises ConfigurationError if it was never written.
+
+    ``more``: further columns that its files may have.
+    """
+    path = location(root, name)
+    try:
+        frame = spark.read.schema(_columns(name, more)).parquet(path)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        raise ConfigurationError(
+            f"no table {name}: {path} does not exist. Run `bstar pipeline run` first"
+        ) from error
+    return frame if scope is None else frame.where(_within(scope))
+
+
+def _within(scope: Collection[Part]) -> Column:
+    """Of partition columns alone, so Spark opens no file of another partition."""
+    days_of: dict[str, list[dt.date]] = {}
+    for day, pair in sorted(scope):
+        days_of.setdefault(pair, []).append(day)
+    within = F.lit(False)
+    for pair, days in days_of.items():
+        within = within | ((F.col("pair") == pair) & F.col("day").isin(days))
+    return within
+
+
+def write(
+    frame: DataFrame,
+    root: str,
+    name: str,
+    scope: Collection[Part] | None = None,
+    *,
+    more: StructType | None = None,
+) -> frozenset[Part]:
+    """Replace the partitions of ``frame``'s rows, and empty those of ``scope`` that it has no rows for.
+
+    ``scope`` None: what the rows themselves belong to. Returns the days and pairs that were written.
+    """
+    spark = frame.sparkSession
+    shape = _columns(name, more)
+    _check(frame, shape, name)
+    path = location(root, name)
+    before = _leaves(spark, path)
+    with _many_files_open(spark):
+        (
+            frame.select(*shape.names)
+            .write.mode("overwrite")
+            .option("partitionOverwriteMode", "dynamic")
+            .option("parquet.block.size", _ROW_GROUP_BYTES)
+            .partitionBy(*TABLES[name].partitions)
+            .parquet(path)
+        )
+    after = _leaves(spark, path)
+    written = frozenset(_part(leaf) for leaf, files in after.items() if files - before.get(leaf, set()))
+    replaced = written if scope is None else frozenset(scope) | written
+    for leaf, files in before.items():
+        if _part(leaf) in replaced and files & after.get(leaf, set()):
+            empty(spark, f"{path}/{leaf}", name, more=more)
+    return written
+
+
+def empty(spark: SparkSession, leaf: str, name: str, *, more: StructType | None = None) -> None:
+    """Leave a file without rows in a partition's folder, instead of what is there."""
+    keys = TABLES[name].partitions
+    shape = StructType([field for field in _columns(name, more).fields if field.name not in keys])
+    spark.createDataFrame([], shape).coalesce(1).write.mode("overwrite").parquet(leaf)
+
+
+def parts(spark: SparkSession, root: str, name: str) -> dict[str, Part]:
+    """The folders below the table's that hold files, each with its day and pair."""
+    return {leaf: _part(leaf) for leaf in _leaves(spark, location(root, name))}
+
+
+def _columns(name: str, more: StructType | None) -> StructType:
+    fields = table_schema(name).fields
+    keys = len(TABLES[name].partitions)
+    return StructType([*fields[:-keys], *(more.fields if more else []), *fields[-keys:]])
+
+
+def _check(frame: DataFrame, shape: StructType, name: str) -> None:
+    """Whoever made the frame kept to the table's columns; whether they may be null is nobody's business."""
+    wanted = {field.name: field.dataType for field in shape.fields}
+    found = {field.name: _nullable(field).dataType for field in frame.schema.fields}
+    wrong = [
+        f"{column}: {found.get(column, 'missing')}, the table has {wanted.get(column, 'no such column')}"
+        for column in {**wanted, **found}
+        if found.get(column) != wanted.get(column)
+    ]
+    assert not wrong, f"not the columns of {name}: " + "; ".join(wrong)
+
+
+def _nullable(field: StructField) -> StructField:
+    text = field.jsonValue()
+    if isinstance(text["type"], dict) and "containsNull" in text["type"]:
+        text["type"] = {**text["type"], "containsNull": True}
+    return StructField.fromJson({**text, "nullable": True})
+
+
+def _leaves(spark: SparkSession, path: str) -> dict[str, set[str]]:
+    """The files of a table by their folder below it ("day=…/pair=…"), from a listing."""
+    try:
+        files = (
+            spark.read.schema("nothing INT").option("recursiveFileLookup", "true").parquet(path).inputFiles()
+        )
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return {}
+    leaves: dict[str, set[str]] = {}
+    for file in files:
+        folder, _, leaf_file = unquote(file).rpartition("/")
+        found = re.search(r"/(day=[^/]+/pair=[^/]+(/.+)?)$", folder)
+        assert found, f"a file of a table lies outside its partitions: {file}"
+        leaves.setdefault(found[1], set()).add(leaf_file)
+    return leaves
+
+
+def _part(leaf: str) -> Part:
+    day, pair = (piece.partition("=")[2] for piece in leaf.split("/")[:2])
+    # Spark writes what a file system might not take as %XX.
+    return dt.date.fromisoformat(day), unquote(pair)
+
+
+@contextmanager
+def _many_files_open(spark: SparkSession) -> Iterator[None]:
+    before = spark.conf.get(_OPEN_FILES)
+    spark.conf.set(_OPEN_FILES, str(_OPEN_FILES_MAX))
+    try:
+        yield
+    finally:
+        assert before is not None
+        spark.conf.set(_OPEN_FILES, before)

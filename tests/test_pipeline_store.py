@@ -1,0 +1,86 @@
+"""Tables on disk: a write replaces what its rows belong to, empties what is about nothing now, leaves the rest."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bstar.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+NAME = "bronze.rejected"
+MONDAY, TUESDAY = dt.date(2026, 11, 2), dt.date(2026, 11, 3)
+
+
+def _frame(spark: SparkSession, *rows: tuple[str, dt.date, str]) -> DataFrame:
+    return spark.createDataFrame(
+        [("file", "unreadable", 1, line, day, pair) for line, day, pair in rows],
+        "file STRING, reason STRING, version INT, line STRING, day DATE, pair STRING",
+    )
+
+
+def _held(spark: SparkSession, root: str) -> set[tuple[str, dt.date, str]]:
+    from bstar_pipeline import store
+
+    rows = store.read(spark, root, NAME).collect()
+    return {(row.line, row.day, row.pair) for row in rows}
+
+
+def test_a_write_replaces_its_partitions_and_leaves_others(spark: SparkSession, tmp_path: Path) -> None:
+    from bstar_pipeline import store
+
+    root = str(tmp_path / "tables of ours")
+    first = (("a", MONDAY, "p"), ("b", MONDAY, "123"), ("c", TUESDAY, "p"))
+    assert store.write(_frame(spark, *first), root, NAME) == {(day, pair) for _, day, pair in first}
+    assert _held(spark, root) == set(first)
+    written = store.write(_frame(spark, ("d", MONDAY, "p")), root, NAME)
+    assert written == {(MONDAY, "p")}
+    assert _held(spark, root) == {("d", MONDAY, "p"), *first[1:]}
+    # A job about two partitions that has rows for one of them.
+    scope = [(MONDAY, "p"), (TUESDAY, "p")]
+    assert store.write(_frame(spark, ("e", TUESDAY, "p")), root, NAME, scope) == {(TUESDAY, "p")}
+    assert _held(spark, root) == {("b", MONDAY, "123"), ("e", TUESDAY, "p")}
+    assert [row.line for row in store.read(spark, root, NAME, [(TUESDAY, "p")]).collect()] == ["e"]
+    # One that has no rows at all.
+    assert store.write(_frame(spark).limit(0), root, NAME, scope) == frozenset()
+    assert _held(spark, root) == {("b", MONDAY, "123")}
+
+
+def test_what_a_part_of_a_partition_held_before_goes_too(spark: SparkSession, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from bstar_pipeline import store
+    from bstar_pipeline.schema import RECORDS
+
+    rows = [{"seq": 1, "topic": "calls"}, {"seq": 2, "topic": "events"}]
+    frame = spark.createDataFrame([{**row, "day": MONDAY, "pair": "p"} for row in rows], RECORDS)
+    store.write(frame, str(tmp_path), "bronze.records")
+    store.write(frame.where(F.col("topic") == "events"), str(tmp_path), "bronze.records")
+    assert [row.seq for row in store.read(spark, str(tmp_path), "bronze.records").collect()] == [2]
+
+
+def test_a_table_that_was_never_written_is_an_error_that_says_what_to_do(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    from bstar_pipeline import store
+
+    with pytest.raises(ConfigurationError, match=r"no table gold\.audit: .*bstar pipeline run"):
+        store.read(spark, str(tmp_path), "gold.audit")
+
+
+def test_columns_that_are_not_the_tables_are_our_fault(spark: SparkSession, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from bstar_pipeline import store
+
+    frame = _frame(spark).withColumn("version", F.lit("one")).drop("line")
+    with pytest.raises(AssertionError, match=r"version: StringType.*the table has IntegerType"):
+        store.write(frame, str(tmp_path), NAME)
+    assert not list(tmp_path.iterdir())
