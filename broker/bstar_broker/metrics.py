@@ -29,6 +29,7 @@ from prometheus_client.registry import Collector
 from bstar_broker.core.records import LATENCY_BOUNDS_S
 from bstar_broker.core.snapshot import (
     BrokerState,
+    JournalState,
     LoopState,
     NodeState,
     PairState,
@@ -86,6 +87,8 @@ class NodeCollector(Collector):
         yield from _services(self._bounded(state.broker.services))
         if state.loop is not None:
             yield from _loop(state.loop)
+        if state.journal is not None:
+            yield from _journal(state.journal)
 
     def _bounded(self, services: Sequence[ServiceState]) -> list[tuple[str, list[ServiceState]]]:
         """Label values, each with the services it stands for."""
@@ -248,6 +251,23 @@ def _loop(loop: LoopState) -> Iterator[Metric]:
     yield lag
     yield _gauge(
         "bstar_loop_lag_max_seconds", "The latest that a deadline was served since the start.", loop.lag_max_s
+    )
+
+
+def _journal(journal: JournalState) -> Iterator[Metric]:
+    yield _counter(
+        "bstar_journal_records", "Records written. Absent where no journal is kept.", journal.records
+    )
+    yield _counter("bstar_journal_bytes", "Octets written, before they are packed.", journal.octets)
+    yield _counter("bstar_journal_files", "Files begun.", journal.segments)
+    dropped = CounterMetricFamily(
+        "bstar_journal_dropped", "Records that did not fit into the journal's buffer.", labels=("about",)
+    )
+    dropped.add_metric(("requests",), journal.dropped_requests)
+    dropped.add_metric(("events",), journal.dropped - journal.dropped_requests)
+    yield dropped
+    yield _counter(
+        "bstar_journal_errors", "Times that the journal could not be written or looked after.", journal.errors
     )
 
 

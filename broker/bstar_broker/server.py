@@ -17,7 +17,7 @@ import zmq
 
 import bstar
 from bstar.epoch_file import EpochFile
-from bstar.errors import ConfigurationError
+from bstar.errors import ConfigurationError, PairError
 from bstar.io_threads import keep_apart, new_context
 from bstar.pair import BinaryStar
 from bstar.reactor import LAG_BOUNDS_S, Reactor
@@ -27,6 +27,7 @@ from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar_broker.core import BrokerSettings, Dispatch, Node, NodeState, Notice, Send
 from bstar_broker.core.snapshot import LoopState
+from bstar_broker.journal import NodeJournal, options_of
 from bstar_broker.status import StatusServer
 
 __all__ = ["BrokerServer"]
@@ -47,7 +48,7 @@ _LINGER_MS = 500
 class BrokerServer:
     """One node, from its settings. ``run`` blocks until it is stopped or the pair cannot go on.
 
-    Raises ConfigurationError when an endpoint cannot be bound or the state directory cannot be used.
+    Raises ConfigurationError when an endpoint cannot be bound or a directory cannot be used.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -69,7 +70,16 @@ class BrokerServer:
         self._reactor = Reactor(stop_timeout_s=timing.drain_timeout_s + 2 * timing.failover_timeout_s)
         self._resources.callback(self._reactor.close)
         self._started_at = self._reactor.now()
-        self.node = self._make_node()
+        self._stopped_because: str | None = "did not start"
+        node_id = os.urandom(16)
+        machine = self._make_machine(node_id)
+        self._journal = self._open_journal(node_id, machine.epoch_seen)
+        self.node = self._make_node(node_id, machine)
+        if self._journal is not None:
+            self._journal.attach(self.node, self._reactor.lag.take_peak_s)
+            # Before the pair's own, so that a pause comes before what it leads to.
+            self._reactor.on_stall(timing.heartbeat_interval_s / 2, self._journal.stalled)
+            self._reactor.add_timer(settings.journal.interval_s, self._journal.tick)
         with _explained("endpoints.state", settings.endpoints.state):
             self._pair = BinaryStar(
                 settings.role,
@@ -85,6 +95,7 @@ class BrokerServer:
                 context=self._context,
                 machine=self.node,
                 perform=self._enqueue,
+                observe=self._journal.observe if self._journal is not None else None,
             )
         self._resources.callback(self._pair.close)
         self._router = self._open_router()
@@ -94,11 +105,9 @@ class BrokerServer:
             self._status = StatusServer(settings.http.bind, self.snapshot)
             self._resources.callback(self._status.close)
 
-    def _make_node(self) -> Node:
-        settings, timing, limits = self.settings, self.settings.timing, self.settings.limits
-        node_id = os.urandom(16)
-        now = self._started_at
-        machine = StarMachine(
+    def _make_machine(self, node_id: bytes) -> StarMachine:
+        settings, timing = self.settings, self.settings.timing
+        return StarMachine(
             StarSettings(
                 pair=settings.pair,
                 role=Role(settings.role),
@@ -109,8 +118,11 @@ class BrokerServer:
             ),
             node=node_id.hex(),
             epoch=EpochFile(settings.state_dir).load() if settings.state_dir is not None else 0,
-            now=now,
+            now=self._started_at,
         )
+
+    def _make_node(self, node_id: bytes, machine: StarMachine) -> Node:
+        timing, limits = self.settings.timing, self.settings.limits
         broker_settings = BrokerSettings(
             worker_heartbeat_interval_s=timing.worker_heartbeat_interval_s,
             worker_liveness=timing.worker_liveness,
@@ -134,9 +146,19 @@ class BrokerServer:
             node_id=node_id,
             drain_timeout_s=timing.drain_timeout_s,
             version=bstar.__version__,
-            now=now,
+            now=self._started_at,
             loop=self._loop_state,
+            observer=self._journal,
+            journal=self._journal.state if self._journal is not None else None,
         )
+
+    def _open_journal(self, node_id: bytes, epoch: int) -> NodeJournal | None:
+        options = options_of(self.settings)
+        if options is None:
+            return None
+        journal = NodeJournal(options, self.settings, node_id=node_id, epoch=epoch, clock=self._reactor.now)
+        self._resources.callback(lambda: journal.close(self._stopped_because))
+        return journal
 
     def _open_router(self) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.ROUTER)
@@ -169,8 +191,14 @@ class BrokerServer:
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or ``stop``. Raises PairError when the pair cannot go on. Once."""
+        # What else ends it is no good order.
+        self._stopped_because = None
         try:
             self._pair.start()
+            self._stopped_because = "asked to"
+        except PairError as error:
+            self._stopped_because = f"the pair cannot go on: exit status {error.exit_code}"
+            raise
         finally:
             # Before everything else ends, which takes a while: clients that still ask here, where nobody
             # reads any more, learn of it by their connection and go to the other node.

@@ -132,7 +132,8 @@ class BinaryStar:
     ``arbiter`` is the endpoint of a ``bstar arbiter`` process, or an arbiter of another kind
     (``bstar.arbiter_link.Arbiter``): with one at most one node serves whatever the network does. Both nodes
     must have it. ``machine`` and ``perform`` are for servers that wrap the state machine in one of their own:
-    outputs that are not the Binary Star's go to ``perform``.
+    outputs that are not the Binary Star's go to ``perform``. ``observe`` is told every output before it is
+    carried out; it must be quick and not raise.
 
     Raises ConfigurationError for settings that cannot work and zmq.ZMQError if an endpoint cannot be bound.
     """
@@ -154,6 +155,7 @@ class BinaryStar:
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         machine: PairMachine | None = None,
         perform: Callable[[object], None] | None = None,
+        observe: Callable[[object], None] | None = None,
     ) -> None:
         self._owns_reactor = reactor is None
         self._owns_context = context is None
@@ -173,6 +175,7 @@ class BinaryStar:
             machine = StarMachine(settings, node=os.urandom(16).hex(), epoch=epoch, now=self.reactor.now())
         self.machine = machine
         self._perform = perform
+        self._observe = observe
         self._error: PairError | None = None
         self._last_word: list[bytes] = []
         self._on_active: list[Handler] = []
@@ -347,6 +350,8 @@ class BinaryStar:
     def carry_out(self, outputs: Outputs) -> None:
         """Do what the machine says, in order."""
         for output in outputs:
+            if self._observe is not None:
+                self._observe(output)
             match output:
                 case Publish():
                     self._last_word = peer.encode(output.message)

@@ -12,7 +12,7 @@ Whether this node may serve is not decided here: ``Node`` asks the Binary Star a
 Sources: 7/MDP, 18/MDP, 8/MMI, the native dialect's specification in docs/protocol/native.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bstar.errors import RemoteProtocolError
 from bstar.wire import CODECS, mmi, native
@@ -33,6 +33,7 @@ from bstar.wire.messages import (
     StaleEpoch,
 )
 from bstar_broker.core.expiry import Expiries
+from bstar_broker.core.observer import LostBecause, Observer, Outcome
 from bstar_broker.core.outputs import Dispatch, Notice, Output, Send
 from bstar_broker.core.records import ASKERS_MAX, Accepted, ServiceRecord, WorkerRecord
 from bstar_broker.core.settings import BrokerSettings
@@ -56,16 +57,24 @@ class Broker:
     """``receive`` messages, carry out what comes back, call ``handle_timer`` at ``next_deadline``.
 
     ``node_id`` (16 octets) names this run of the node; it identifies requests of clients that have no request
-    numbers. ``describe(now)`` tells the node's status, which the native dialect passes on.
+    numbers. ``describe(now)`` tells the node's status, which the native dialect passes on. ``observer`` is
+    told what becomes of requests and workers.
     """
 
     def __init__(
-        self, settings: BrokerSettings, *, node_id: bytes, describe: Callable[[float], NodeStatus], now: float
+        self,
+        settings: BrokerSettings,
+        *,
+        node_id: bytes,
+        describe: Callable[[float], NodeStatus],
+        now: float,
+        observer: Observer | None = None,
     ) -> None:
         assert len(node_id) == 16
         self._settings = settings
         self._node_id = node_id
         self._describe = describe
+        self._observer = observer
         self._identities = 0
         self.is_serving = False
         self.is_draining = False
@@ -112,7 +121,7 @@ class Broker:
         worker = self.workers.get(frames[0])
         if worker is not None and (error.from_worker or error.reason in _BROKEN_BOUNDS):
             outputs.append(self._disconnect(worker, Reason.INVALID))
-            outputs += self._lose(worker, now)
+            outputs += self._lose(worker, "invalid", now)
         elif (identity := native.request_identity(frames)) is not None:
             text = error.text.encode()
             failure = native.CODEC.failure(frames[0], (), identity, self.epoch, ErrorCode.INVALID, text)
@@ -144,12 +153,12 @@ class Broker:
         for service in self.services.values():
             for request in service.queue.clear():
                 self._note_unqueued(request)
-                self._give_back(request, status, request.deliveries > 0, outputs)
+                self._give_back(request, status, request.deliveries > 0, outputs, now)
                 self._forget(request)
         for worker in self.workers.values():
             for request in worker.in_flight.values():
                 if not request.is_abandoned:
-                    self._give_back(request, status, True, outputs)
+                    self._give_back(request, status, True, outputs, now)
                     request.is_abandoned = True
         return outputs
 
@@ -175,7 +184,7 @@ class Broker:
             return []
         self.drop("worker-unreachable")
         if not worker.in_flight:
-            return self._lose(worker, now)
+            return self._lose(worker, "unreachable", now)
         # A worker that leaves sends its last reply and closes; the reply may still wait to be read here. So
         # what it holds is given to others a sweep later, and until then it gets nothing more.
         worker.service.idle.pop(worker, None)
@@ -212,7 +221,7 @@ class Broker:
         for request in self._expiries.pop_due(now):
             request.service.queue.remove(request.lane, request)
             self._note_unqueued(request)
-            outputs += self._expire(request)
+            outputs += self._expire(request, now)
         if now >= self._sweep_at:
             self._sweep_at = now + self._sweep_interval_s
             self._sweep(now, outputs)
@@ -341,6 +350,7 @@ class Broker:
         outputs = self._note(reason, text)
         if service is not None:
             service.refused += 1
+            service.refusals[reason] = service.refusals.get(reason, 0) + 1
         frames = codec.busy(
             message.sender, message.envelope, message.identity, self.epoch, _BUSY_RETRY_MS, text.encode()
         )
@@ -352,9 +362,11 @@ class Broker:
         return [Send(native.CODEC.pong(message.sender, message.identity, self._describe(now)))]
 
     def _give_back(
-        self, request: Accepted, status: NodeStatus, was_dispatched: bool, outputs: list[Output]
+        self, request: Accepted, status: NodeStatus, was_dispatched: bool, outputs: list[Output], now: float
     ) -> None:
         request.service.returned += 1
+        if self._observer is not None:
+            self._report(request, "returned", (), now)
         frames = request.codec.not_active(
             request.sender, request.envelope, request.identity, status, was_dispatched
         )
@@ -362,8 +374,12 @@ class Broker:
             self._tell(request, frames, outputs)
         request.askers = None
 
-    def _fail(self, request: Accepted, code: ErrorCode, text: str) -> list[Output]:
+    def _fail(
+        self, request: Accepted, outcome: Outcome, code: ErrorCode, text: str, now: float
+    ) -> list[Output]:
         """End a request without a reply of a worker; the client is told if its dialect can say it."""
+        if self._observer is not None:
+            self._report(request, outcome, (), now)
         self._forget(request)
         frames = request.codec.failure(
             request.sender, request.envelope, request.identity, self.epoch, code, text.encode()
@@ -379,6 +395,13 @@ class Broker:
         outputs.append(Send(frames))
         if request.askers is not None:
             outputs += [Send([asker, *frames[1:]]) for asker in request.askers]
+
+    def _report(self, request: Accepted, outcome: Outcome, reply: Sequence[bytes], now: float) -> None:
+        """Let the observer know how a request ended."""
+        assert self._observer is not None
+        if not request.identity:
+            self._identify(request)
+        self._observer.ended(request, outcome, self.epoch, reply, now)
 
     def _forget(self, request: Accepted) -> None:
         """A request has ended: remove every trace but the counters."""
@@ -400,6 +423,8 @@ class Broker:
         """Hand the request over; the caller has taken the worker out of the idle list."""
         deliveries = request.deliveries + 1
         request.deliveries = deliveries
+        request.dispatched_at = now
+        request.worker = worker.routing_id
         if worker.is_native:
             identity = request.identity or self._identify(request)
             worker.in_flight[identity] = request
@@ -442,7 +467,7 @@ class Broker:
             self._note_unqueued(request)
             if now < request.expires_at:
                 return request
-            outputs += self._expire(request)
+            outputs += self._expire(request, now)
         return None
 
     def _note_queued(self, request: Accepted) -> None:
@@ -464,14 +489,13 @@ class Broker:
             if request is not None:
                 outputs.append(self._dispatch(service.idle.popitem(last=False)[0], request, now))
 
-    def _expire(self, request: Accepted) -> list[Output]:
+    def _expire(self, request: Accepted, now: float) -> list[Output]:
         request.service.expired += 1
         if request.deliveries:
             text = "the request's time ended in the queue after its worker was lost"
-            return self._fail(request, ErrorCode.WORKER_LOST, text)
-        return self._fail(
-            request, ErrorCode.EXPIRED, "the request's time ended in the queue; it was not executed"
-        )
+            return self._fail(request, "expired", ErrorCode.WORKER_LOST, text, now)
+        text = "the request's time ended in the queue; it was not executed"
+        return self._fail(request, "expired", ErrorCode.EXPIRED, text, now)
 
     def _redeliver(self, request: Accepted, now: float, outputs: list[Output]) -> None:
         """A worker took this request with it: give it to another, if that is right."""
@@ -481,20 +505,17 @@ class Broker:
         elif request.partials:
             # PARTIALs cannot be recalled, so a second run would be mixed with the first (MDP2-R-02).
             service.lost += 1
-            outputs += self._fail(request, ErrorCode.WORKER_LOST, "the worker died after sending PARTIALs")
+            text = "the worker died after sending PARTIALs"
+            outputs += self._fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
         elif request.deliveries >= self._settings.deliveries_max:
             service.poisoned += 1
             outputs += self._note("poison", f"a request of service {service.name!r} lost all its workers")
-            outputs += self._fail(
-                request,
-                ErrorCode.POISON,
-                f"each of {request.deliveries} workers died or left with this request",
-            )
+            text = f"each of {request.deliveries} workers died or left with this request"
+            outputs += self._fail(request, "poison", ErrorCode.POISON, text, now)
         elif request.has_deadline and now >= request.expires_at:
             service.lost += 1
-            outputs += self._fail(
-                request, ErrorCode.WORKER_LOST, "the worker died and the request's time is over"
-            )
+            text = "the worker died and the request's time is over"
+            outputs += self._fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
         else:
             request.held = None
             request.held_bytes = 0
@@ -540,6 +561,8 @@ class Broker:
         self.workers[sender] = worker
         service.workers += 1
         service.idle[worker] = None
+        if self._observer is not None:
+            self._observer.registered(worker, now)
         outputs: list[Output] = []
         welcome = codec.welcome(
             sender, message.envelope, self._describe(now), round(heartbeat_s * 1000), round(expiry_s * 1000)
@@ -558,16 +581,21 @@ class Broker:
         if request is None:
             return self._unexpected(worker, "unexpected-reply", now)
         worker.expires_at = now + worker.expiry_s
+        service = request.service
+        service.busy_s += now - request.dispatched_at
         outputs: list[Output] = []
         if request.is_abandoned:
             self.drop("late-reply")
+            if self._observer is not None:
+                self._report(request, "late", (), now)
         else:
-            service = request.service
             service.answered += 1
             service.observe_latency(now - request.accepted_at)
             body = message.body
             if request.held is not None:
                 body = [*request.held, *body]
+            if self._observer is not None:
+                self._report(request, "answered", body, now)
             frames = request.codec.final(
                 request.sender,
                 request.envelope,
@@ -591,12 +619,18 @@ class Broker:
         if request is None:
             return self._unexpected(worker, "unexpected-reply", now)
         worker.expires_at = now + worker.expiry_s
+        service = request.service
+        service.busy_s += now - request.dispatched_at
         outputs: list[Output] = []
         if request.is_abandoned:
             self.drop("late-reply")
+            if self._observer is not None:
+                self._report(request, "late", (), now)
         else:
-            request.service.failed += 1
-            request.service.observe_latency(now - request.accepted_at)
+            service.failed += 1
+            service.observe_latency(now - request.accepted_at)
+            if self._observer is not None:
+                self._report(request, "failed", (message.text,), now)
             frames = request.codec.failure(
                 request.sender, request.envelope, request.identity, self.epoch, message.code, message.text
             )
@@ -611,7 +645,7 @@ class Broker:
         service = worker.service
         if worker.gone_at is not None:
             if not worker.in_flight:
-                outputs += self._lose(worker, now)
+                outputs += self._lose(worker, "unreachable", now)
         elif len(worker.in_flight) == worker.credit - 1:
             service.idle[worker] = None
         if service.queue.length and self.is_serving:
@@ -631,9 +665,11 @@ class Broker:
             request.partials += request.codec.is_streaming
             return []
         if not request.codec.is_streaming:
-            return self._hold_partial(request, message.body)
+            return self._hold_partial(request, message.body, now)
         index = request.partials
         request.partials = index + 1
+        if self._observer is not None:
+            request.sent_bytes += sum(map(len, message.body))
         frames = request.codec.partial(
             request.sender,
             request.envelope,
@@ -648,7 +684,7 @@ class Broker:
         self._tell(request, frames, outputs)
         return outputs
 
-    def _hold_partial(self, request: Accepted, body: list[bytes]) -> list[Output]:
+    def _hold_partial(self, request: Accepted, body: list[bytes], now: float) -> list[Output]:
         """Keep a PARTIAL for a client that can take one reply only; all go out as one (6.7-3)."""
         held = request.held if request.held is not None else []
         held += body
@@ -658,6 +694,8 @@ class Broker:
             # The client hears nothing and the worker may finish; its reply is then late.
             self.drop("partials-overflow")
             request.service.lost += 1
+            if self._observer is not None:
+                self._report(request, "lost", (), now)
             request.held = None
             request.is_abandoned = True
         return []
@@ -675,7 +713,9 @@ class Broker:
 
     def _on_disconnect(self, message: Disconnect, now: float) -> list[Output]:
         worker = self.workers.get(message.sender)
-        return self._lose(worker, now) if worker is not None else []
+        if worker is None:
+            return []
+        return self._lose(worker, "left" if worker.in_flight else "drained", now)
 
     def _on_stale_epoch(self, message: StaleEpoch, now: float) -> list[Output]:
         """The worker knows of a later activation. The node has heard of that first; here only its request
@@ -687,12 +727,13 @@ class Broker:
         self.drop("stale-epoch")
         if self.is_serving and message.epoch > self.epoch:
             # A later activation would have been learned; this one is not believed.
-            return [self._disconnect(worker, Reason.INVALID), *self._lose(worker, now)]
+            return [self._disconnect(worker, Reason.INVALID), *self._lose(worker, "invalid", now)]
         worker.expires_at = now + worker.expiry_s
         request = worker.in_flight.pop(message.address, None)
         outputs: list[Output] = []
         if request is not None:
             request.deliveries -= 1
+            request.service.busy_s += now - request.dispatched_at
             self._redeliver(request, now, outputs)
             self._has_room(worker, now, outputs)
         return outputs
@@ -713,10 +754,12 @@ class Broker:
     def _unexpected(self, worker: WorkerRecord, slug: str, now: float) -> list[Output]:
         """A valid command at a moment that does not allow it ends the registration (MDP1-B-04, MDP2-B-04)."""
         self.drop(slug)
-        return [self._disconnect(worker, Reason.UNEXPECTED), *self._lose(worker, now)]
+        return [self._disconnect(worker, Reason.UNEXPECTED), *self._lose(worker, "unexpected", now)]
 
-    def _lose(self, worker: WorkerRecord, now: float) -> list[Output]:
+    def _lose(self, worker: WorkerRecord, reason: LostBecause, now: float) -> list[Output]:
         """Forget a worker, in whatever way it went, and give its requests to others."""
+        if self._observer is not None:
+            self._observer.lost(worker, reason, now)
         del self.workers[worker.routing_id]
         service = worker.service
         service.workers -= 1
@@ -724,6 +767,7 @@ class Broker:
         service.idle.pop(worker, None)
         outputs: list[Output] = []
         for request in reversed(worker.in_flight.values()):
+            service.busy_s += now - request.dispatched_at
             self._redeliver(request, now, outputs)
         worker.in_flight.clear()
         if self.is_serving:
@@ -751,7 +795,7 @@ class Broker:
                 )
         for worker in expired:
             self.drop("worker-expired")
-            outputs += self._lose(worker, now)
+            outputs += self._lose(worker, "expired" if worker.gone_at is None else "unreachable", now)
 
     def _tidy(self, now: float) -> None:
         """Forget services that have had neither workers nor requests for a while."""
@@ -760,6 +804,8 @@ class Broker:
                 service.used_at = now
             elif now - service.used_at >= self._settings.service_ttl_s:
                 del self.services[service.name]
+                if self._observer is not None:
+                    self._observer.forgotten(service, now)
 
     def _add_service(self, name: bytes, now: float) -> ServiceRecord:
         service = ServiceRecord(name, now)

@@ -19,9 +19,10 @@ from bstar.wire.messages import Heartbeat, NodeStatus, Partial, Ping, Ready, Req
 from bstar.wire.peer import PeerState
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.management import answer, broker_state
+from bstar_broker.core.observer import Observer
 from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.settings import BrokerSettings
-from bstar_broker.core.snapshot import LoopState, NodeState, PairState, QuorumState
+from bstar_broker.core.snapshot import JournalState, LoopState, NodeState, PairState, QuorumState
 
 __all__ = ["Node"]
 
@@ -39,7 +40,8 @@ class Node:
     """A broker that serves while, and only while, its Binary Star machine is active.
 
     ``node_id`` (16 octets) names this run; ``drain_timeout_s`` bounds how long a stopping node waits for the
-    workers that still hold its requests. ``loop`` tells about the event loop, for ``state``.
+    workers that still hold its requests. ``loop`` and ``journal`` tell about the event loop and the journal,
+    for ``state``; ``observer`` is told what becomes of requests and workers.
     """
 
     def __init__(
@@ -52,15 +54,18 @@ class Node:
         version: str,
         now: float,
         loop: Callable[[float], LoopState] | None = None,
+        observer: Observer | None = None,
+        journal: Callable[[], JournalState] | None = None,
     ) -> None:
         self.machine = machine
-        self.broker = Broker(settings, node_id=node_id, describe=machine.status, now=now)
+        self.broker = Broker(settings, node_id=node_id, describe=machine.status, now=now, observer=observer)
         self._message_bytes_max = settings.message_bytes_max
         self._drain_timeout_s = drain_timeout_s
         self._drain_until: float | None = None
         self._farewell_until: float | None = None
         self._version = version
         self._loop = loop
+        self._journal = journal
 
     # --- the ROUTER socket ----------------------------------------------------------------------------------
 
@@ -287,6 +292,7 @@ class Node:
             ),
             broker=broker_state(self.broker),
             loop=self._loop(now) if self._loop is not None else None,
+            journal=self._journal() if self._journal is not None else None,
         )
 
     def _quorum_state(self, now: float) -> QuorumState | None:

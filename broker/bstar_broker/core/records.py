@@ -30,8 +30,9 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     ``sender``, ``envelope`` and ``codec`` say where its replies go, ``lane`` whose share of the queue it
     takes. ``expires_at`` ends its wait in the queue; ``has_deadline`` tells that its client gives up then,
     too. ``partials`` counts those sent on to the client, ``held`` keeps them for a client who can take one
-    reply only. ``is_abandoned``: its client was told that this node no longer answers for it, but a worker
-    still has it.
+    reply only, and ``sent_bytes`` counts their octets for an observer. ``dispatched_at`` and ``worker`` (its
+    routing id) are of the last dispatch. ``is_abandoned``: its client was told that this node no longer
+    answers for it, but a worker still has it.
     """
 
     sender: bytes
@@ -56,6 +57,9 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     is_repeated: bool = False
     # Routing ids of further clients that asked for the same key and get the same answers (``ASKERS_MAX``).
     askers: list[bytes] | None = None
+    dispatched_at: float = 0.0
+    worker: bytes = b""
+    sent_bytes: int = 0
 
 
 class WorkerRecord:
@@ -122,6 +126,7 @@ class ServiceRecord:
     __slots__ = (
         "accepted",
         "answered",
+        "busy_s",
         "duplicates",
         "expired",
         "failed",
@@ -133,6 +138,7 @@ class ServiceRecord:
         "poisoned",
         "queue",
         "redelivered",
+        "refusals",
         "refused",
         "returned",
         "used_at",
@@ -150,12 +156,16 @@ class ServiceRecord:
         self.answered = 0
         self.failed = 0
         self.refused = 0
+        # The same by reason.
+        self.refusals: dict[str, int] = {}
         self.expired = 0
         self.poisoned = 0
         self.lost = 0
         self.returned = 0
         self.redelivered = 0
         self.duplicates = 0
+        # How long workers have held requests that they hold no more, summed over workers.
+        self.busy_s = 0.0
         self.latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
         self.latency_sum_s = 0.0
 

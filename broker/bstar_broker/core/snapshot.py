@@ -7,7 +7,15 @@ plain number or a text that was checked; ids are hexadecimal.
 
 import msgspec
 
-__all__ = ["BrokerState", "LoopState", "NodeState", "PairState", "ServiceState", "WorkerState"]
+__all__ = [
+    "BrokerState",
+    "JournalState",
+    "LoopState",
+    "NodeState",
+    "PairState",
+    "ServiceState",
+    "WorkerState",
+]
 
 
 class ServiceState(msgspec.Struct, frozen=True):
@@ -119,10 +127,27 @@ class LoopState(msgspec.Struct, frozen=True):
     lag_counts: list[int]
 
 
+class JournalState(msgspec.Struct, frozen=True):
+    """The node's journal. Counters count since the node started: records and octets written, records dropped
+    because the buffer was full (``dropped_requests`` of them about single requests), errors of the disk.
+    """
+
+    directory: str
+    records: int
+    octets: int
+    segments: int
+    dropped: int
+    dropped_requests: int
+    errors: int
+
+
 class NodeState(msgspec.Struct, frozen=True):
-    """A whole node. ``loop`` is None where no event loop carries it (a simulator, a test)."""
+    """A whole node. ``loop`` is None where no event loop carries it (a simulator, a test),
+    ``journal`` where none is kept.
+    """
 
     version: str
     pair: PairState
     broker: BrokerState
     loop: LoopState | None = None
+    journal: JournalState | None = None

@@ -208,11 +208,15 @@ class Journal:
             self.counters.dropped += 1
             self.counters.dropped_requests += requests
 
-    def close(self, reason: str = "") -> None:
-        """Write what is buffered, ``stopped`` and the end of the file, in bounded time. Idempotent."""
+    def close(self, reason: str | None = "") -> None:
+        """Write what is buffered, ``stopped`` and the end of the file, in bounded time. Idempotent.
+
+        ``reason`` None says that the process does not end in good order: then there is no ``stopped``.
+        """
         if self._is_closing:
             return
-        self.write(Stopped, self._source_clock(), reason=reason)
+        if reason is not None:
+            self.write(Stopped, self._source_clock(), reason=reason)
         self._is_closing = True
         # Whatever comes now comes too late; it is counted, and nobody can be told.
         self._room = self._room_kept = 0
@@ -230,7 +234,7 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close("" if kind is None else f"{kind.__name__}: {error}")
+        self.close("" if kind is None else None)
 
     # --- the thread ---------------------------------------------------------------------------------------
 

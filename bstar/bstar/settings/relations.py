@@ -120,6 +120,14 @@ RELATIONS = (
         values=lambda s: (s.limits.queue_bytes_max, s.limits.message_bytes_max),
         reason="a message that is accepted must fit into an empty queue",
     ),
+    Relation(
+        left="keep_bytes, unless it is 0,",
+        is_strict=False,
+        right="rotate_bytes",
+        paths=("journal.keep_bytes", "journal.rotate_bytes"),
+        values=lambda s: (s.journal.keep_bytes or s.journal.rotate_bytes, s.journal.rotate_bytes),
+        reason="a file that has just been closed must not be removed at once",
+    ),
 )
 
 
@@ -192,6 +200,7 @@ _ALIKE = {
     "endpoints.arbiter": "with two arbiters, or with one on one node only, both nodes could serve",
     "pair": "a node ignores the state of another pair",
     "on_dual_active": "one node would step down for a peer that ends itself",
+    "journal.sample": "a request must be recorded by both nodes or by none",
     **{
         path: "the nodes compare it and refuse to be a pair"
         if path in ("timing.heartbeat_interval_s", "timing.failover_timeout_s")

@@ -21,6 +21,7 @@ __all__ = [
     "Endpoints",
     "Field",
     "Http",
+    "Journal",
     "Limits",
     "Log",
     "ProfileName",
@@ -305,6 +306,91 @@ class Log(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "console"
 
 
+class Journal(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happened, for later: records in files of JSON lines (docs/journal.md)."""
+
+    directory: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="Directory of the journal, made when missing; a relative path starts where bstar is "
+            "started. Nodes, clients and workers may share one. null keeps no journal.",
+        ),
+    ] = None
+    sample: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Share of the requests that get a record of their own, chosen by their identity, so "
+            "that all who record a request choose alike: say the same on both nodes, for clients and for "
+            "workers. 0 records none. Counts per service, and all that is not about single requests, are "
+            "recorded whatever it says.",
+        ),
+    ] = 1.0
+    interval_s: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=3_600,
+            description="Seconds between two records of each service's load, of refusals and of the node's "
+            "own pulse.",
+        ),
+    ] = 10.0
+    flush_interval_s: Annotated[
+        float,
+        Meta(
+            ge=0.01,
+            le=10,
+            description="Seconds that the record of a request may wait before it is given to the operating "
+            "system; a node that is killed loses those of this time. Changes of state are written at once.",
+        ),
+    ] = 0.1
+    buffer_records: Annotated[
+        int,
+        Meta(
+            ge=1_000,
+            le=10_000_000,
+            description="Records that may wait while the disk is slow; a quarter is kept for those that are "
+            "not about single requests. What does not fit is dropped and counted, never waited for. A "
+            "record takes about half a KiB.",
+        ),
+    ] = 50_000
+    rotate_bytes: Annotated[
+        int,
+        Meta(
+            ge=64 * KIB,
+            le=16 * GIB,
+            description="Octets after which a file is closed and the next one begun. The default is 64 MiB.",
+        ),
+    ] = 64 * MIB
+    rotate_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=86_400,
+            description="Seconds after which a file is closed even if it is small. Who reads closed files "
+            "only, as the streaming pipeline does, is that far behind.",
+        ),
+    ] = 300.0
+    gzip: Annotated[
+        bool,
+        Meta(description="Whether closed files are packed, to about a tenth of their size."),
+    ] = True
+    keep_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024 * GIB,
+            description="Octets of this node's closed files that are kept; the oldest go first, and the log "
+            "says so. At least rotate_bytes. 0 keeps all. The default is 10 GiB.",
+        ),
+    ] = 10 * GIB
+    keep_days: Annotated[
+        float,
+        Meta(ge=0, le=3_650, description="Days that this node's closed files are kept. 0 keeps all."),
+    ] = 30.0
+
+
 class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything one node is told."""
 
@@ -361,6 +447,7 @@ class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     http: Http = Http()
     log: Log = Log()
+    journal: Journal = Journal()
 
 
 # What `profile` stands for. Plain Majordomo workers are what they are, whatever the link between the nodes is

@@ -1,0 +1,37 @@
+"""What the broker tells somebody who keeps a record of it, at the moment when it happens.
+
+An observer is handed in; it must be quick, must not raise, and must change nothing. Without one the broker
+works as fast as if there were no such thing. Counters are not told: whoever wants them reads them.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from bstar_broker.core.records import Accepted, ServiceRecord, WorkerRecord
+
+__all__ = ["LostBecause", "Observer", "Outcome"]
+
+Outcome = Literal["answered", "failed", "expired", "poison", "lost", "returned", "late"]
+LostBecause = Literal["drained", "left", "expired", "unreachable", "invalid", "unexpected"]
+
+
+class Observer(Protocol):
+    """The words are those of ``bstar.records``."""
+
+    def ended(
+        self, request: Accepted, outcome: Outcome, epoch: int, reply: Sequence[bytes], now: float
+    ) -> None:
+        """An accepted request has ended at this node, in ``epoch``; ``reply`` is what its client was sent.
+
+        The request has an identity. After "returned" a worker may still have it, and it may end again:
+        "late", or otherwise if its client came back for it.
+        """
+
+    def registered(self, worker: WorkerRecord, now: float) -> None:
+        """A worker is on the list."""
+
+    def lost(self, worker: WorkerRecord, reason: LostBecause, now: float) -> None:
+        """It is off the list. ``in_flight`` are the requests that it still held."""
+
+    def forgotten(self, service: ServiceRecord, now: float) -> None:
+        """A service that had neither workers nor requests is gone, and its counters with it."""
