@@ -35,7 +35,7 @@ from bstar.wire import native
 from bstar.wire.messages import ErrorCode, Ready, Request, StaleEpoch
 from bstar_client import AsyncHAClient, HAClient, JournalSettings, Worker
 from bstar_client import Request as Work
-from bstar_client.journal import crc_of, outcome_of
+from bstar_client.journal import outcome_of
 from support.scripted import WAIT_S, ScriptedBroker, final, partial, status
 
 R = TypeVar("R", bound=Base)
@@ -77,11 +77,6 @@ def test_every_error_of_a_call_has_an_outcome_of_its_own(error: BstarError, outc
 def test_there_are_no_outcomes_but_those() -> None:
     told = {outcome for _, outcome in ENDS} | {"answered", "abandoned"}
     assert told == set(get_args(get_type_hints(Call)["outcome"]))
-
-
-def test_the_checksum_is_that_of_the_frames_joined() -> None:
-    assert crc_of((b"ab", b"", b"c")) == crc32(b"abc")
-    assert crc_of(()) == crc32(b"")
 
 
 @pytest.mark.parametrize("pair", ["", ".hidden", "a/b", "x" * 65])

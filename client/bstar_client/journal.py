@@ -95,19 +95,23 @@ class CallJournal:
 
     def __init__(self, journal: Journal, endpoints: Sequence[str], *, is_plain: bool) -> None:
         self._journal = journal
+        self._offer = journal.offer
+        self._limit = journal.limit
+        self._constant = (_PLAIN if is_plain else "", journal.weight)
         self._endpoints = endpoints
-        self._prefix = _PLAIN if is_plain else ""
         self._identities = _identities() if is_plain else None
 
     def replied(self, call: Call, reply: Reply) -> None:
         """A PARTIAL of a stream, or the end of a call that was answered."""
-        size = sum(map(len, reply.frames))
+        frames = reply.frames
         if not reply.is_final:
-            call.bytes_out += size
+            call.bytes_out += sum(map(len, frames))
             return
+        # Nearly all replies are one frame; this is on the way of each of them.
+        size, crc = (len(frames[0]), crc32(frames[0])) if len(frames) == 1 else _measured(frames)
         for partial in reply.partials:
             size += sum(map(len, partial))
-        self._ended(call, "answered", reply.endpoint, reply.epoch, size, crc_of(reply.frames))
+        self._ended(call, "answered", reply.endpoint, reply.epoch, size, crc)
 
     def failed(self, call: Call, error: BstarError) -> None:
         """The end of a call with an error."""
@@ -123,18 +127,12 @@ class CallJournal:
     def _ended(
         self, call: Call, outcome: str, endpoint: str, epoch: int, bytes_out: int, crc: int | None
     ) -> None:
-        journal = self._journal
         identity = call.identity if self._identities is None else next(self._identities)
-        if not identity or not journal.is_sampled(identity):
+        if not identity or crc32(identity) >= self._limit:
             return
         now = time.monotonic()
-        total_us = int((now - call.begun_at) * 1e6)
-        journal.offer(
-            now,
-            _make_call,
-            (self._prefix, identity, journal.weight),
-            call,
-            (outcome, total_us, endpoint, epoch, call.bytes_out + bytes_out, crc),
+        self._offer(
+            now, _make_call, self._constant, identity, call, now, outcome, endpoint, epoch, bytes_out, crc
         )
 
     def announced(self, event: Event) -> None:
@@ -192,7 +190,7 @@ class WorkJournal:
         elif job.is_abandoned:
             return  # it was recorded when it was given up
         elif kind == "final":
-            self._ended(job, "answered", job.ended_at, sum(map(len, body)), crc_of(body))
+            self._ended(job, "answered", job.ended_at, *_measured(body))
         elif kind == "failure":
             self._ended(job, "failed", job.ended_at, 0, None)
 
@@ -251,12 +249,13 @@ def outcome_of(error: BstarError) -> str:
     raise AssertionError(f"no call ends with {type(error).__name__}")
 
 
-def crc_of(frames: Sequence[bytes]) -> int:
-    """The CRC-32 of frames joined."""
-    crc = 0
+def _measured(frames: Sequence[bytes]) -> tuple[int, int]:
+    """The octets of frames, and the CRC-32 of them joined."""
+    size = crc = 0
     for frame in frames:
+        size += len(frame)
         crc = crc32(frame, crc)
-    return crc
+    return size, crc
 
 
 def open_journal(
@@ -291,27 +290,32 @@ def _identities() -> Iterator[bytes]:
 
 def _make_call(
     stamp: dict[str, Any],
-    identified: tuple[str, bytes, float],
+    constant: tuple[str, float],
+    identity: bytes,
     call: Call,
-    ended: tuple[Any, int, str, int, int, int | None],
+    now: float,
+    outcome: Any,
+    endpoint: str,
+    epoch: int,
+    bytes_out: int,
+    crc: int | None,
 ) -> records.Call:
     """``call`` has ended, so it does not change any more."""
-    prefix, identity, weight = identified
-    outcome, total_us, endpoint, epoch, bytes_out, crc = ended
+    prefix, weight = constant
     return records.Call(
         **stamp,
         client=prefix + identity[:_CLIENT_BYTES].hex(),
         number=int.from_bytes(identity[_CLIENT_BYTES:], "big"),
         service=call.service.decode("utf-8", "replace"),
         outcome=outcome,
-        total_us=total_us,
+        total_us=int((now - call.begun_at) * 1e6),
         attempts=call.attempts,
         busy=call.busy_count,
         endpoint=endpoint,
         epoch=epoch,
         is_idempotent=call.is_idempotent,
         bytes_in=call.bytes_in,
-        bytes_out=bytes_out,
+        bytes_out=call.bytes_out + bytes_out,
         reply_crc=crc,
         weight=weight,
     )
