@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from bstar.errors import (
     BstarError,
+    BulkCallError,
     BusyError,
     CallError,
     CallTimeoutError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BinaryStar",
     "BstarError",
+    "BulkCallError",
     "BusyError",
     "CallError",
     "CallTimeoutError",

@@ -21,6 +21,7 @@ restart a node. Edge code turns foreign errors (of a socket, a file, a parser) i
     │   ├── OutcomeUnknownError         it may have been executed; whether it was cannot be known here
     │   │   └── StreamInterruptedError  … after some PARTIALs had been delivered
     │   └── HandlerError                it was executed, and the worker's handler failed
+    ├── BulkCallError                   too many calls of a bulk job failed; it gave up
     ├── WorkerError                     a worker cannot go on (its handlers are stuck)
     ├── ClosedError                     used after ``close()``
     └── ForkedError                     used in a child process after ``fork()``
@@ -30,6 +31,7 @@ from typing import ClassVar
 
 __all__ = [
     "BstarError",
+    "BulkCallError",
     "BusyError",
     "CallError",
     "CallTimeoutError",
@@ -163,6 +165,10 @@ class HandlerError(CallError):
     def __init__(self, text: str) -> None:
         super().__init__(text, may_have_executed=True)
         self.text = text
+
+
+class BulkCallError(BstarError):
+    """More calls of a bulk job failed than it was told to put up with; the text counts them by kind."""
 
 
 class WorkerError(BstarError):

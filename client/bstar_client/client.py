@@ -49,6 +49,8 @@ _log = logging.getLogger("bstar_client")
 
 # Calls begun before the sockets and the timers have their turn.
 _SUBMIT_MAX = 512
+# What a window shrinks by when the broker says BUSY.
+_BUSY_SHRINK = 0.75
 # "Not told": the client's own default applies.
 DEFAULT: float = math.nan
 _HEADER_BYTES = 64
@@ -251,6 +253,7 @@ class HAClient:
     ) -> Iterator[Reply] | Iterator[Reply | CallFailed]:
         """Send a request for each body, ``window`` of them at a time, and yield the replies.
 
+        While the broker says BUSY fewer are under way, so that a short queue is not run against.
         ``Reply.index`` is the body's position. With ``ordered`` the replies come in the order of the
         bodies, and replies that wait for their turn count against the window. ``timeout`` is each
         request's own deadline, from the moment it is sent. ``bodies`` is read as the window moves; an
@@ -283,12 +286,13 @@ class HAClient:
         waiting: dict[int, Reply | CallFailed] = {}
         begun = ended = 0
         is_exhausted = False
-        # Refilling in bursts wakes the client's thread once for many requests.
-        refill_below = window - window // 4
+        pace = _Pace(window, self._core.counters)
         try:
             while True:
-                if not is_exhausted and begun - ended <= refill_below:
-                    while begun - ended < window:
+                limit = int(pace.limit)
+                # Refilling in bursts wakes the client's thread once for many requests.
+                if not is_exhausted and begun - ended <= limit - limit // 4:
+                    while begun - ended < limit:
                         try:
                             body = next(bodies)
                         except StopIteration:
@@ -307,12 +311,14 @@ class HAClient:
                     self._wake()
                 if begun == ended:
                     return
+                flown = len(flying)
                 while flying:
                     outcome = self._next_outcome(next(iter(flying.values())), sink, is_returning)
                     del flying[outcome.index]
                     waiting[outcome.index] = outcome
                     if sink.empty():
                         break
+                pace.take(flown - len(flying))
                 if ordered:
                     while ended in waiting:
                         outcome = waiting.pop(ended)
@@ -588,6 +594,32 @@ class HAClient:
                 observer(event)
             except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
                 _log.exception("an observer failed on %r", event)
+
+
+class _Pace:
+    """How many requests of a ``map`` are under way: its window, and fewer while a broker says BUSY.
+
+    Less by a quarter at a BUSY, once in as many replies as are under way; one more in as many replies without
+    it. So a queue that is shorter than the window is kept full and not run against again and again.
+    """
+
+    def __init__(self, window: int, counters: Counters) -> None:
+        self._window = float(window)
+        self._counters = counters
+        self._busy = counters.busy
+        self._settling = 0.0
+        self.limit = self._window
+
+    def take(self, replies: int) -> None:
+        """So many calls have ended."""
+        busy = self._counters.busy
+        if busy == self._busy:
+            self.limit = min(self._window, self.limit + replies / self.limit)
+        elif self._settling <= 0:
+            self.limit = max(1.0, self.limit * _BUSY_SHRINK)
+            self._settling = self.limit
+        self._busy = busy
+        self._settling -= replies
 
 
 def _to_key(key: bytes | str | None) -> bytes | None:

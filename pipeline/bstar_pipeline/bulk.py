@@ -1,0 +1,296 @@
+"""What runs in a Spark task that calls a service: one client, a bounded window, and a status for every row.
+
+``call_batches`` takes Arrow batches and gives the same rows back with the outcome of their calls beside them,
+in their order. It reads the next batch while calls of the last one are under way, so the window stays full,
+but holds ``BATCHES_MAX`` at most: when a slow call keeps an old batch back, it waits for it.
+
+It knows nothing of Spark and of attempts: a task that is run again does the same, with the same keys.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import msgspec
+import pyarrow as pa
+
+from bstar.errors import (
+    BstarError,
+    BulkCallError,
+    BusyError,
+    CallTimeoutError,
+    ClosedError,
+    HandlerError,
+    LocalProtocolError,
+    NoActiveNodeError,
+    RejectedError,
+)
+from bstar_client import Ask, CallFailed, HAClient, Reply
+
+__all__ = ["BODY", "KEY", "OUTCOME", "BulkPlan", "Status", "call_batches"]
+
+BODY = "__bstar_body"
+KEY = "__bstar_key"
+"""The columns that bring each row's body and key; they are not given back."""
+
+BATCHES_MAX = 4
+# Rows of a batch that are turned into Python's octets at a time.
+_SLICE_ROWS = 1_024
+
+Status = Literal["answered", "failed", "busy", "rejected", "no-active", "timeout", "unknown"]
+
+
+class BulkPlan(msgspec.Struct, frozen=True):
+    """Everything that a task has to know. Times in seconds.
+
+    ``error_limit``: None, a share (below 1) of the last ``error_span`` rows, or a count (1 or more) in the
+    whole task, of rows that were not answered. ``has_frames``: ``reply`` is the list of all frames.
+    """
+
+    endpoints: tuple[str, ...]
+    service: str
+    window: int
+    timeout_s: float
+    task_deadline_s: float | None = None
+    error_limit: float | None = None
+    error_span: int = 200
+    is_idempotent: bool = True
+    has_frames: bool = False
+    has_keys: bool = False
+    prefix: str = ""
+
+
+def _outcome_fields(has_frames: bool) -> list[tuple[str, pa.DataType]]:
+    return [
+        ("reply", pa.list_(pa.binary()) if has_frames else pa.binary()),
+        ("status", pa.string()),
+        ("error", pa.string()),
+        ("attempts", pa.int32()),
+        ("latency_us", pa.int64()),
+        ("endpoint", pa.string()),
+        ("epoch", pa.int64()),
+    ]
+
+
+OUTCOME = tuple(name for name, _ in _outcome_fields(has_frames=False))
+"""The names of the columns that are added."""
+
+
+def status_of(error: BstarError) -> Status:
+    """What became of a row whose call ended with this error."""
+    if isinstance(error, HandlerError):
+        return "failed"
+    if isinstance(error, BusyError):
+        return "busy"
+    if isinstance(error, RejectedError | LocalProtocolError):
+        return "rejected"
+    if isinstance(error, NoActiveNodeError):
+        return "no-active"
+    return "timeout" if isinstance(error, CallTimeoutError) else "unknown"
+
+
+def call_batches(batches: Iterable[pa.RecordBatch], plan: BulkPlan) -> Iterator[pa.RecordBatch]:
+    """The same batches without ``BODY`` and ``KEY`` and with the ``OUTCOME`` columns.
+
+    Raises BulkCallError when more rows fail than the plan allows.
+    """
+    with HAClient(plan.endpoints, timeout=plan.timeout_s, outstanding_max=plan.window + 1_000) as client:
+        yield from _Task(client, plan).run(iter(batches))
+
+
+class _Batch:
+    """A batch and what is known of its rows so far."""
+
+    def __init__(self, batch: pa.RecordBatch, plan: BulkPlan) -> None:
+        self.batch = batch
+        self._plan = plan
+        count = batch.num_rows
+        self.open = count
+        self._reply: list[bytes | tuple[bytes, ...] | None] = [None] * count
+        self._status: list[str | None] = [None] * count
+        self._error: list[str | None] = [None] * count
+        self._attempts = [0] * count
+        self._latency_us = [0] * count
+        self._endpoint: list[str | None] = [None] * count
+        self._epoch: list[int | None] = [None] * count
+
+    def rows(self) -> Iterator[tuple[bytes | None, bytes | None]]:
+        """Each row's body and key."""
+        for start in range(0, self.batch.num_rows, _SLICE_ROWS):
+            piece = self.batch.slice(start, _SLICE_ROWS)
+            bodies = piece.column(BODY).to_pylist()
+            keys = piece.column(KEY).to_pylist() if self._plan.has_keys else [None] * len(bodies)
+            yield from zip(bodies, keys, strict=True)
+
+    def answer(self, row: int, reply: Reply) -> None:
+        """The row's call was answered."""
+        self.open -= 1
+        self._status[row] = "answered"
+        if self._plan.has_frames:
+            self._reply[row] = reply.frames
+        elif len(reply.frames) == 1:
+            self._reply[row] = reply.frames[0]
+        else:
+            self._error[row] = (
+                f"the reply has {len(reply.frames)} frames: call(…, frames=True) gives them all"
+            )
+        self._attempts[row] = reply.attempts
+        self._latency_us[row] = int(reply.elapsed_s * 1e6)
+        self._endpoint[row] = reply.endpoint
+        self._epoch[row] = reply.epoch
+
+    def fail(self, row: int, status: Status, text: str, attempts: int = 0, elapsed_s: float = 0.0) -> None:
+        """The row's call was not answered, or not made."""
+        self.open -= 1
+        self._status[row] = status
+        self._error[row] = text
+        self._attempts[row] = attempts
+        self._latency_us[row] = int(elapsed_s * 1e6)
+
+    def with_outcome(self) -> pa.RecordBatch:
+        """The whole batch, when nothing is open."""
+        columns, fields = [], []
+        for name, column in zip(self.batch.schema.names, self.batch.columns, strict=True):
+            if name not in (BODY, KEY):
+                columns.append(column)
+                fields.append(self.batch.schema.field(name))
+        values: tuple[list[object], ...] = (
+            self._reply,
+            self._status,
+            self._error,
+            self._attempts,
+            self._latency_us,
+            self._endpoint,
+            self._epoch,
+        )  # type: ignore[assignment]  # lists of each column's own type
+        for (name, kind), column in zip(_outcome_fields(self._plan.has_frames), values, strict=True):
+            columns.append(pa.array(column, type=kind))
+            fields.append(pa.field(self._plan.prefix + name, kind))
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+class _Task:
+    """The rows of one task on their way."""
+
+    def __init__(self, client: HAClient, plan: BulkPlan) -> None:
+        self._client = client
+        self._plan = plan
+        self._began_at = time.monotonic()
+        # Batches whose rows have been read, the oldest first, and where the calls under way belong.
+        self._held: deque[_Batch] = deque()
+        self._places: dict[int, tuple[_Batch, int]] = {}
+        self._is_exhausted = False
+        self._errors = _Errors(plan)
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Call row after row until the source ends."""
+        plan = self._plan
+        while not self._is_exhausted:
+            self._places.clear()
+            outcomes = self._client.map(
+                plan.service,
+                self._asks(batches),
+                window=plan.window,
+                ordered=False,
+                timeout=plan.timeout_s,
+                idempotent=plan.is_idempotent,
+                errors="return",
+            )
+            for outcome in outcomes:
+                batch, row = self._places.pop(outcome.index)
+                if isinstance(outcome, CallFailed):
+                    self._take_failure(batch, row, outcome)
+                else:
+                    batch.answer(row, outcome)
+                    self._errors.count()
+                yield from self._whole_batches()
+            # All calls have ended, so every batch that is held is whole.
+            yield from self._whole_batches()
+            assert not self._held, "no call is under way and a row has no outcome"
+
+    def _whole_batches(self) -> Iterator[pa.RecordBatch]:
+        while self._held and not self._held[0].open:
+            yield self._held.popleft().with_outcome()
+
+    def _asks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Ask]:
+        """The calls to make, read as the window moves. Ends early when too many batches are held."""
+        number = 0
+        ends_at = None
+        if self._plan.task_deadline_s is not None:
+            ends_at = self._began_at + self._plan.task_deadline_s
+        while len(self._held) < BATCHES_MAX:
+            try:
+                batch = _Batch(next(batches), self._plan)
+            except StopIteration:
+                self._is_exhausted = True
+                return
+            self._held.append(batch)
+            for row, (body, key) in enumerate(batch.rows()):
+                timeout_s = self._plan.timeout_s
+                if ends_at is not None:
+                    timeout_s = min(timeout_s, ends_at - time.monotonic())
+                if body is None or (key is None and self._plan.has_keys):
+                    what = "body" if body is None else "key"
+                    self._reject(batch, row, "rejected", f"the row's {what} is null; nothing was sent")
+                elif timeout_s <= 0:
+                    text = f"the task's deadline ({self._plan.task_deadline_s} s) was over; nothing was sent"
+                    self._reject(batch, row, "timeout", text)
+                else:
+                    self._places[number] = (batch, row)
+                    number += 1
+                    yield Ask(body, key, timeout_s)
+
+    def _take_failure(self, batch: _Batch, row: int, outcome: CallFailed) -> None:
+        error = outcome.error
+        if isinstance(error, ClosedError):
+            raise error  # the client has ended, not this call alone
+        status = status_of(error)
+        batch.fail(row, status, str(error), outcome.attempts, outcome.elapsed_s)
+        self._errors.count(status, str(error))
+
+    def _reject(self, batch: _Batch, row: int, status: Status, text: str) -> None:
+        batch.fail(row, status, text)
+        self._errors.count(status, text)
+
+
+class _Errors:
+    """Counts rows that were not answered, and gives the task up when there are too many."""
+
+    def __init__(self, plan: BulkPlan) -> None:
+        self._limit = plan.error_limit
+        self._span = plan.error_span
+        self._service = plan.service
+        self._endpoints = plan.endpoints
+        self._rows = 0
+        self._kinds: Counter[str] = Counter()
+        self._last: deque[bool] = deque()
+        self._failed_last = 0
+
+    def count(self, status: Status | None = None, text: str = "") -> None:
+        """One row more; without a status it was answered."""
+        limit = self._limit
+        if limit is None:
+            return
+        self._rows += 1
+        is_failed = status is not None
+        self._last.append(is_failed)
+        self._failed_last += is_failed
+        if len(self._last) > self._span:
+            self._failed_last -= self._last.popleft()
+        if not is_failed:
+            return
+        self._kinds[str(status)] += 1
+        if limit >= 1:
+            failed, seen = self._kinds.total(), self._rows
+            is_too_many = failed >= limit
+        else:
+            failed, seen = self._failed_last, len(self._last)
+            is_too_many = seen >= self._span and failed > limit * seen
+        if is_too_many:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in self._kinds.most_common())
+            raise BulkCallError(
+                f"gave up calling {self._service!r} at {', '.join(self._endpoints)}: {failed} of the last "
+                f"{seen} rows were not answered (error_threshold {limit:g}); in this task: {kinds} of "
+                f"{self._rows} rows. The last error: {text}"
+            )
