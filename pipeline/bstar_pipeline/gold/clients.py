@@ -80,7 +80,9 @@ def _sums(records: DataFrame) -> DataFrame:
     is_own = F.col("kind") == "call"
     is_recorded = (F.col("kind") == "request") & ~F.col("outcome").isin("returned", "late")
     answered, failed = F.col("outcome") == "answered", F.col("outcome") == "failed"
-    retries = F.when(is_own, F.greatest(F.col("attempts") - 1, F.lit(0))).otherwise(F.col("is_repeated").cast("int"))
+    retries = F.when(is_own, F.greatest(F.col("attempts") - 1, F.lit(0))).otherwise(
+        F.col("is_repeated").cast("int")
+    )
     rows = records.where(F.col("topic").isin("requests", "calls")).where(is_own | is_recorded)
     minute = F.expr(f"at DIV {_MINUTE_US}")
     by_minute = F.struct(minute.alias("minute"), F.lit(None).cast("int").alias("bucket"))

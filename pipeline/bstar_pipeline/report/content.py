@@ -1,0 +1,269 @@
+"""What a report shows, as plain values: everything between the tables and the page.
+
+``collect`` fills these from the tables (and so bounds how much there can be), ``words``, ``plots`` and
+``page`` make sentences, figures and HTML of them without knowing Spark. Times are microseconds since 1970 on
+the pair's common timeline, ``…_us`` without ``at`` durations in microseconds. Names of services, clients,
+hosts and the texts of events come from the wire and are as they came: whoever shows them escapes them.
+"""
+
+from dataclasses import dataclass, field
+
+__all__ = [
+    "Capacity",
+    "Client",
+    "Content",
+    "Cut",
+    "Finding",
+    "Heat",
+    "Incident",
+    "Interval",
+    "Objective",
+    "Promise",
+    "Quality",
+    "Rate",
+    "Run",
+    "Verdicts",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A list that was too long for the page: how many there are, how many are shown, and which."""
+
+    shown: int
+    total: int
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some are missing."""
+        return self.shown < self.total
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A node was in this state from ``since_at_us`` to ``until_at_us``."""
+
+    node: str
+    state: str
+    is_serving: bool
+    epoch: int
+    since_at_us: int
+    until_at_us: int
+    event: str
+    text: str
+    ended_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Requests that ended in the step that begins at ``at_us``."""
+
+    at_us: int
+    answered: float
+    not_answered: float
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One row of gold.incidents; None where the journals cannot tell."""
+
+    kind: str
+    node: str
+    successor: str
+    epoch: int
+    began_at_us: int
+    began_error_us: int | None
+    detected_at_us: int | None
+    taken_over_at_us: int | None
+    recovered_at_us: int | None
+    detection_us: int | None
+    takeover_us: int | None
+    outage_us: int | None
+    retried: int
+    refused: int
+    unknown: int
+    affected: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """How many findings of one rule there are, by verdict."""
+
+    rule: str
+    violated: int
+    excused: int
+    unproven: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of gold.audit."""
+
+    rule: str
+    verdict: str
+    client: str
+    number: int | None
+    service: str
+    node: str
+    at_us: int | None
+    duration_us: int | None
+    count: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """How long requests of one service (or of all: "") took, over time.
+
+    ``cells``: (step, row, requests); step ``s`` begins at ``from_us + s * step_us``, row ``r`` holds times in
+    (edge ``r``, edge ``r + 1``] of ``edges_us``. ``lines``: (step, p50, p99) in microseconds, to 1 %.
+    """
+
+    service: str
+    cells: list[tuple[int, int, float]]
+    lines: list[tuple[int, float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """An objective and how much of its budgets the period that ends with the last day has used (1 = all)."""
+
+    availability: float
+    latency_us: int
+    latency_share: float
+    budget_used: float
+    slow_budget_used: float
+    is_kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One service over the whole period; ``burn`` over time as (at_us, burn rate) is for the plot.
+
+    ``promise`` is what was to be kept, None if nothing was said of it. ``alerts`` are minutes in which the
+    budget burned so fast that somebody should be woken, the worst of them at ``worst_at_us``.
+    """
+
+    service: str
+    requests: float
+    errors: float
+    peak_per_s: float
+    p50_us: float | None
+    p95_us: float | None
+    p99_us: float | None
+    burn_rate: float | None
+    worst_burn_rate: float | None
+    worst_at_us: int | None
+    fast_alerts: int
+    slow_alerts: int
+    promise: Promise | None
+    burn: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def error_share(self) -> float:
+        """Of its requests, 0 to 1."""
+        return self.errors / self.requests if self.requests else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """One service's workers: its last hour, and the utilisation of all hours as (at_us, mean, peak)."""
+
+    service: str
+    workers: float
+    credit: float
+    utilisation: float | None
+    peak_utilisation: float | None
+    arrivals_per_s: float
+    queued_max: int
+    queue_growth_per_s: float
+    trend_per_day: float | None
+    saturates_at_us: int | None
+    hours: list[tuple[int, float, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One client over the whole period."""
+
+    client: str
+    node: str
+    requests: float
+    not_answered: float
+    retries: int
+    busy: int
+    share: float
+    peak_per_s: float
+    p99_us: float | None
+    is_flooding: bool
+    is_retrying: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a process."""
+
+    node: str
+    source: str
+    host: str
+    version: str
+    config: str
+    service: str
+    started_at_us: int
+    last_at_us: int
+    is_clean: bool
+    records: int
+    missing: int
+    dropped: int
+    is_sampled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """What could not be read. ``files`` and ``rejected``: (word, count), the most frequent first.
+
+    ``samples``: (file, reason, line's beginning) of a few rejected lines.
+    """
+
+    files: list[tuple[str, int]]
+    rejected: list[tuple[str, int]]
+    samples: list[tuple[str, str, str]]
+    lines: int
+    duplicates: int
+    missing: int
+    dropped: int
+    is_sampled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A report of one pair. ``until_us`` is after ``from_us``; ``step_us`` is that of ``rates`` and heats."""
+
+    pair: str
+    from_us: int
+    until_us: int
+    step_us: int
+    requests: float
+    errors: float
+    retried: int
+    verdicts: list[Verdicts]
+    findings: list[Finding]
+    findings_cut: Cut
+    intervals: list[Interval]
+    intervals_cut: Cut
+    rates: list[Rate]
+    incidents: list[Incident]
+    incidents_cut: Cut
+    edges_us: list[float]
+    heats: list[Heat]
+    p99_us: float | None
+    objectives: list[Objective]
+    objectives_cut: Cut
+    capacity: list[Capacity]
+    capacity_cut: Cut
+    clients: list[Client]
+    clients_cut: Cut
+    runs: list[Run]
+    runs_cut: Cut
+    quality: Quality

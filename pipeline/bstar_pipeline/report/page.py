@@ -1,0 +1,218 @@
+"""The report as one HTML page: words and tables that need no script, and figures that a script draws.
+
+Nothing is loaded from anywhere: the style, the script, the plotting library and the data are in the page, and
+its content security policy forbids the rest. Whatever came from the wire is escaped on the way in, by
+``html.escape`` in text and by ``_json`` in the script's data.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
+
+import bstar
+from bstar_pipeline.report import plots, sections
+from bstar_pipeline.report.content import Content, Incident
+from bstar_pipeline.report.words import (
+    KINDS,
+    Verdict,
+    clock,
+    count,
+    date_and_time,
+    duration,
+    judge,
+    plural,
+    share,
+    worst_outage,
+)
+
+__all__ = ["render"]
+
+
+def render(content: Content, *, made_at_us: int) -> str:
+    """The page, as text in UTF-8; ``made_at_us`` is told in its footer."""
+    verdict = judge(content.verdicts, content.requests)
+    figures: dict[str, plots.Figure] = {}
+    parts = [
+        sections.timeline(content, figures),
+        sections.incidents(content),
+        sections.latency(content, figures),
+        sections.objectives(content, figures),
+        sections.capacity(content, figures),
+        sections.clients(content),
+        sections.audit(content, verdict),
+        sections.quality(content),
+        sections.processes(content),
+    ]
+    links = "".join(f'<a href="#{key}">{escape(heading)}</a>' for key, heading, _ in parts)
+    title = f"{content.pair}: {date_and_time(content.from_us, to='minutes')} UTC"
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            # A page of a mail or a share has no business on any network.
+            (
+                '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+                "style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:\">"
+            ),
+            '<meta name="color-scheme" content="light dark">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{_resource('style.css')}</style>",
+            "</head>",
+            "<body>",
+            _header(content),
+            "<main>",
+            _banner(verdict),
+            _tiles(content),
+            _warnings(content),
+            (
+                "<noscript><p class=note>The plots need JavaScript; the tables have the same figures.</p>"
+                "</noscript>"
+            ),
+            f"<nav>{links}</nav>",
+            *(
+                f'<section id="{key}"><h2>{escape(heading)}</h2>\n{body}</section>'
+                for key, heading, body in parts
+            ),
+            "</main>",
+            (
+                f"<footer>Written by bstar {escape(bstar.__version__)} on "
+                f"{date_and_time(made_at_us, to='minutes')} UTC from the journals of pair "
+                f"{escape(content.pair)}. All times are UTC.</footer>"
+            ),
+            f'<script type="application/json" id="figures">{_json(figures)}</script>',
+            f"<script>{_plotly()}</script>",
+            f"<script>{_resource('page.js')}</script>",
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
+
+
+# --- the top ------------------------------------------------------------------------------------------------
+
+
+def _header(content: Content) -> str:
+    return (
+        f"<header><h1>Pair {escape(content.pair)}</h1>"
+        f"<p class=muted>{date_and_time(content.from_us)} to {date_and_time(content.until_us)} UTC "
+        f"({duration(content.until_us - content.from_us)})</p></header>"
+    )
+
+
+def _banner(verdict: Verdict) -> str:
+    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in verdict.sentences)
+    return (
+        f'<div class="verdict {verdict.level}" role="status"><strong>{escape(verdict.headline)}</strong>'
+        f"{sentences}</div>"
+    )
+
+
+def _tiles(content: Content) -> str:
+    worst = worst_outage(content.incidents)
+    unanswered = content.errors / content.requests if content.requests else 0.0
+    tiles = [
+        ("Requests", count(content.requests), f"{_rate(content.requests, content)} per second", ""),
+        (
+            "Not answered",
+            share(unanswered),
+            plural(content.errors, "request"),
+            "bad" if content.errors else "",
+        ),
+        (
+            "Longest outage",
+            duration(worst.outage_us) if worst else "none",
+            f"{worst.node} {KINDS.get(worst.kind, worst.kind)}, {clock(worst.began_at_us)}"
+            if worst
+            else "that clients saw",
+            "",
+        ),
+        ("Incidents", count(content.incidents_cut.total), _kinds(content.incidents), ""),
+        (
+            "p99 of requests",
+            duration(content.p99_us),
+            "from acceptance to the end",
+            "",
+        ),
+        ("Sent again", count(content.retried), "requests with more than one attempt", ""),
+    ]
+    return (
+        "<dl class=tiles>"
+        + "".join(
+            f'<div class=tile><dt>{escape(name)}</dt><dd class="{style}">{escape(value)}'
+            f"<small>{escape(note)}</small></dd></div>"
+            for name, value, note, style in tiles
+        )
+        + "</dl>"
+    )
+
+
+def _rate(requests: float, content: Content) -> str:
+    per_s = requests / ((content.until_us - content.from_us) / 1e6)
+    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"
+
+
+def _kinds(incidents: Sequence[Incident]) -> str:
+    kinds: dict[str, int] = {}
+    for each in incidents:
+        kinds[each.kind] = kinds.get(each.kind, 0) + 1
+    return ", ".join(f"{number} {kind}" for kind, number in kinds.items()) or "the role never moved"
+
+
+def _warnings(content: Content) -> str:
+    """What makes the rest less certain, said where nobody overlooks it."""
+    quality = content.quality
+    told = []
+    rejected = sum(number for _, number in quality.rejected)
+    if rejected:
+        told.append(f"{plural(rejected, 'line')} of the journals could not be read.")
+    if quality.missing:
+        told.append(
+            f"{plural(quality.missing, 'record')} that a process wrote {_is(quality.missing)} not here."
+        )
+    if quality.dropped:
+        told.append(
+            f"{plural(quality.dropped, 'record')} {_was(quality.dropped)} dropped because a journal could "
+            "not keep up."
+        )
+    truncated = dict(quality.files).get("truncated", 0)
+    if truncated:
+        told.append(f"{plural(truncated, 'file')} {_is(truncated)} cut off.")
+    if quality.is_sampled:
+        told.append("Requests were sampled: their numbers are estimates.")
+    if not told:
+        return ""
+    return (
+        '<div class="verdict warned"><strong>The journals are not complete</strong>'
+        f'<p>{escape(" ".join(told))} See <a href="#quality">quality of the data</a>.</p></div>'
+    )
+
+
+def _is(number: float) -> str:
+    return "is" if round(number) == 1 else "are"
+
+
+def _was(number: float) -> str:
+    return "was" if round(number) == 1 else "were"
+
+
+def _json(figures: dict[str, plots.Figure]) -> str:
+    """JSON in which nothing can end the script element or start a comment in it."""
+    text = json.dumps(figures, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@cache
+def _resource(name: str) -> str:
+    return files("bstar_pipeline.report").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> str:
+    """plotly.js as its package ships it; there is one bundle, the whole."""
+    return files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")

@@ -1,0 +1,208 @@
+"""The words of a report: durations, counts and times as people read them, and the verdict of an audit.
+
+The command ``bstar pipeline audit`` and the page use the same sentences, so that they never disagree.
+"""
+
+import datetime as dt
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bstar_pipeline.report.content import Content, Incident, Verdicts
+
+__all__ = [
+    "KINDS",
+    "RULES",
+    "Verdict",
+    "clock",
+    "count",
+    "date_and_time",
+    "duration",
+    "is_one_day",
+    "judge",
+    "plural",
+    "share",
+    "worst_outage",
+]
+
+RULES = {
+    "lost": (
+        "request was lost",
+        "requests were lost",
+        "Lost: a node accepted it, and no journal knows an outcome.",
+    ),
+    "executed-twice": (
+        "request was executed twice",
+        "requests were executed twice",
+        "Executed twice: a later execution was not marked as a repetition, or the call was not idempotent.",
+    ),
+    "answered-twice": (
+        "request was answered twice",
+        "requests were answered twice",
+        "Answered twice: its client was given more than one reply.",
+    ),
+    "crossed": (
+        "reply was crossed",
+        "replies were crossed",
+        "Crossed: a client got what no worker had answered to its request.",
+    ),
+    "both-active": (
+        "interval in which both nodes served",
+        "intervals in which both nodes served",
+        "Both nodes served: at once, and for longer than the stated clock error.",
+    ),
+}
+"""What a finding of each rule of the audit means: one, several, explanation."""
+
+KINDS = {
+    "crash": "crashed",
+    "stop": "was stopped",
+    "handover": "handed over",
+    "pause": "was away",
+    "partition": "was cut off from its peer",
+    "both-active": "served beside its peer",
+    "start": "started",
+}
+"""What a node did in an incident of each kind."""
+
+Level = Literal["violated", "unproven", "passed", "empty"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``level``: "violated" (a promise was broken), "unproven" (none was seen to be broken, but the journals
+    cannot tell about everything), "passed", or "empty" (there was no request to judge).
+    """
+
+    level: Level
+    headline: str
+    sentences: tuple[str, ...]
+
+
+def judge(verdicts: Sequence[Verdicts], requests: float) -> Verdict:
+    """What the findings of an audit of so many requests come to."""
+    violated = [each for each in verdicts if each.violated]
+    unproven = [each for each in verdicts if each.unproven]
+    excused = sum(each.excused for each in verdicts)
+    sentences = []
+    if excused:
+        sentences.append(
+            f"{plural(excused, 'repetition')} of an idempotent request that the guarantees allow "
+            f"{'is' if excused == 1 else 'are'} not counted as a violation."
+        )
+    sentences += [
+        f"Not proven either way ({each.rule}): {plural(each.unproven, 'case')} about which these journals do "
+        "not tell enough."
+        for each in unproven
+    ]
+    if violated:
+        found = "; ".join(_found(each.rule, each.violated) for each in violated)
+        explained = [RULES[each.rule][2] for each in violated if each.rule in RULES]
+        return Verdict("violated", f"Violated: {found}.", (*explained, *sentences))
+    if not requests:
+        return Verdict(
+            "empty",
+            "Nothing to judge: there is no request in this period.",
+            ("Were the brokers' journals on, and is this the right period?", *sentences),
+        )
+    if unproven:
+        return Verdict(
+            "unproven",
+            f"No violation was found in {plural(requests, 'request')}, but not all is proven.",
+            tuple(sentences),
+        )
+    one = round(requests) == 1
+    return Verdict(
+        "passed",
+        f"Passed: {'the' if one else 'each of'} {plural(requests, 'request')} had exactly one outcome.",
+        (
+            (
+                "No request was lost, none executed twice without need, no reply was crossed, and at no time "
+                "two nodes served."
+            ),
+            *sentences,
+        ),
+    )
+
+
+def _found(rule: str, number: int) -> str:
+    one, several, _ = RULES.get(rule, (f"finding of {rule}", f"findings of {rule}", ""))
+    return f"{count(number)} {one if number == 1 else several}"
+
+
+def worst_outage(incidents: Sequence[Incident]) -> Incident | None:
+    """The incident in which clients went longest without an answer."""
+    known = [each for each in incidents if each.outage_us is not None]
+    return max(known, key=lambda each: each.outage_us or 0) if known else None
+
+
+def duration(value_us: float | None) -> str:
+    """Two or three digits and a unit: 40 µs, 3.1 ms, 312 ms, 1.25 s, 2 min 5 s, 3 h 12 min, 4 d 2 h."""
+    if value_us is None:
+        return "–"
+    if value_us < 0:
+        return f"−{duration(-value_us)}"
+    if value_us < 999.5:
+        return f"{value_us:.0f} µs"
+    if value_us < 999_500:
+        return f"{_digits(value_us / 1e3)} ms"
+    if value_us < 59_950_000:
+        return f"{_digits(value_us / 1e6)} s"
+    for big, small, unit_us in (("min", "s", 1e6), ("h", "min", 60e6), ("d", "h", 3600e6)):
+        per_big = 24 if big == "d" else 60
+        whole, rest = divmod(round(value_us / unit_us), per_big)
+        if whole < (24 if big == "h" else 60) or big == "d":
+            return f"{whole} {big} {rest} {small}" if rest else f"{whole} {big}"
+    raise AssertionError("days are never too many")
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, without trailing zeros."""
+    decimals = max(0, 2 - math.floor(math.log10(value))) if value else 0
+    text = f"{value:.{min(decimals, 2)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def count(value: float) -> str:
+    """A whole number with commas."""
+    return f"{round(value):,}"
+
+
+def plural(value: float, word: str) -> str:
+    """``1 request``, ``2 requests``."""
+    return f"{count(value)} {word}" if round(value) == 1 else f"{count(value)} {word}s"
+
+
+def share(value: float | None) -> str:
+    """A share from 0 to 1 in per cent; what is not zero never looks like zero."""
+    if value is None:
+        return "–"
+    if not value:
+        return "0 %"
+    if 0 < value < 0.0001:
+        return "< 0.01 %"
+    return f"{value * 100:.2f} %" if value < 0.1 else f"{value * 100:.1f} %"
+
+
+def is_one_day(content: Content) -> bool:
+    """Whether all of it is of one date, so that times alone are clear."""
+    return date_and_time(content.from_us)[:10] == date_and_time(content.until_us - 1)[:10]
+
+
+def clock(at_us: int | None) -> str:
+    """Time of day to the millisecond, UTC."""
+    return "–" if at_us is None else _utc(at_us).strftime("%H:%M:%S.") + f"{at_us // 1000 % 1000:03d}"
+
+
+def date_and_time(at_us: int | None, *, to: Literal["minutes", "seconds", "ms"] = "seconds") -> str:
+    """Date and time of day, UTC."""
+    if at_us is None:
+        return "–"
+    if to == "ms":
+        return f"{_utc(at_us):%Y-%m-%d} {clock(at_us)}"
+    return f"{_utc(at_us):%Y-%m-%d %H:%M}" if to == "minutes" else f"{_utc(at_us):%Y-%m-%d %H:%M:%S}"
+
+
+def _utc(at_us: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(at_us / 1e6, dt.UTC)

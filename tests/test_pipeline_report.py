@@ -1,0 +1,337 @@
+"""The report: what it says, that it is one page of its own, and that a browser draws it, on a phone too."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bstar_pipeline.report import plots
+from bstar_pipeline.report.content import Content, Verdicts
+from bstar_pipeline.report.page import render
+from bstar_pipeline.report.words import count, date_and_time, duration, judge, plural, share
+from support.chromium import chromium
+from support.report_content import NASTY, START, STEPS, at, report_content
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.chromium import Browser, Page
+
+MADE = START + 3_600_000_000
+
+
+# --- words ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value_us", "text"),
+    [
+        (None, "–"),
+        (0, "0 µs"),
+        (40, "40 µs"),
+        (999, "999 µs"),
+        (1_500, "1.5 ms"),
+        (11_840, "11.8 ms"),
+        (312_400, "312 ms"),
+        (999_600, "1 s"),
+        (1_250_000, "1.25 s"),
+        (59_960_000, "1 min"),
+        (125_000_000, "2 min 5 s"),
+        (3_599_700_000, "1 h"),
+        (11_520_000_000, "3 h 12 min"),
+        (352_800_000_000, "4 d 2 h"),
+        (-40, "−40 µs"),
+    ],
+)
+def test_a_duration_is_told_in_the_unit_that_fits(value_us: float | None, text: str) -> None:
+    assert duration(value_us) == text
+
+
+def test_numbers_are_told_as_people_read_them() -> None:
+    assert [count(1_234_567.4), plural(1, "request"), plural(2, "request")] == [
+        "1,234,567",
+        "1 request",
+        "2 requests",
+    ]
+    assert [share(None), share(0), share(0.00003), share(0.0123), share(0.5)] == [
+        "–",
+        "0 %",
+        "< 0.01 %",
+        "1.23 %",
+        "50.0 %",
+    ]
+    assert date_and_time(START + 1_234_567, to="ms") == "2026-11-21 08:00:01.234"
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "requests", "level", "headline"),
+    [
+        ([], 0, "empty", "Nothing to judge"),
+        ([], 12, "passed", "Passed: each of 12 requests had exactly one outcome."),
+        ([Verdicts("executed-twice", 0, 3, 0)], 12, "passed", "Passed"),
+        ([Verdicts("crossed", 0, 0, 12)], 12, "unproven", "not all is proven"),
+        (
+            [Verdicts("lost", 2, 0, 0), Verdicts("both-active", 1, 0, 0), Verdicts("crossed", 0, 0, 12)],
+            12,
+            "violated",
+            "Violated: 2 requests were lost; 1 interval in which both nodes served.",
+        ),
+        ([Verdicts("lost", 1, 0, 0)], 0, "violated", "Violated: 1 request was lost."),
+        ([Verdicts("a-rule-of-tomorrow", 2, 0, 0)], 1, "violated", "2 findings of a-rule-of-tomorrow"),
+    ],
+)
+def test_the_verdict_is_the_worst_that_was_found(
+    verdicts: list[Verdicts], requests: float, level: str, headline: str
+) -> None:
+    verdict = judge(verdicts, requests)
+    assert verdict.level == level
+    assert headline in verdict.headline
+
+
+def test_excused_repetitions_are_told_but_do_not_spoil_the_verdict() -> None:
+    verdict = judge([Verdicts("executed-twice", 0, 25, 0)], 100)
+    assert any("25 repetitions" in sentence for sentence in verdict.sentences)
+
+
+# --- the page without a browser -------------------------------------------------------------------------
+
+
+class Elements(HTMLParser):
+    """Every element, and every text outside of scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.texts: list[str] = []
+        self.figures = ""
+        self._within = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        names = dict(attrs)
+        self.addresses += [value or "" for name, value in attrs if name in ("href", "src", "action")]
+        self._within = "figures" if names.get("id") == "figures" else tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._within = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._within == "figures":
+            self.figures += data
+        elif self._within not in ("script", "style"):
+            self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render(report_content(is_broken=True), made_at_us=MADE)
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(page: str) -> None:
+    elements = Elements(page)
+    assert all(address.startswith("#") for address in elements.addresses)
+    assert not {"link", "img", "iframe", "object", "embed", "base", "form"} & set(elements.tags)
+    assert "default-src 'none'" in page
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+    assert len(page.encode()) < 6_000_000
+
+
+def test_names_from_the_wire_cannot_become_elements(page: str) -> None:
+    elements = Elements(page)
+    # The figures, plotly and the page's own script.
+    assert elements.tags.count("script") == 3
+    assert NASTY in "".join(elements.texts)
+    assert "<" not in elements.figures
+    names = json.dumps(json.loads(elements.figures))
+    assert "&lt;script&gt;" in names
+    assert "<script>" not in names
+
+
+def test_the_figures_are_in_the_page_as_words_too(page: str) -> None:
+    """Whoever has no JavaScript, or no eyes, reads the tables."""
+    text = " ".join(Elements(page).texts)
+    for told in (
+        "Violated: 1 interval in which both nodes served; 1 request was lost.",
+        "primary crashed, backup took over",
+        "08:06:42.250",
+        "24 ms",
+        "1.9 ms, 4.1 ms, 11.8 ms",
+        "99.9 % answered, 99 % within 250 ms",
+        "31 records were dropped",
+        "1 file is cut off",
+        "checkout-7 (a3a3a3a3a3a3)",
+        "floods",
+        "3 of 12 services are shown: the most utilised.",
+        "40 ms",
+    ):
+        assert told in text
+    assert "<noscript>" in page
+
+
+def test_a_report_about_nothing_says_so() -> None:
+    nothing = replace(
+        report_content(),
+        requests=0.0,
+        errors=0.0,
+        verdicts=[],
+        findings=[],
+        intervals=[],
+        incidents=[],
+        heats=[],
+        edges_us=[],
+        objectives=[],
+        p99_us=None,
+        capacity=[],
+        clients=[],
+        runs=[],
+    )
+    text = " ".join(Elements(render(nothing, made_at_us=MADE)).texts)
+    assert "Nothing to judge: there is no request in this period." in text
+    assert "neither a node ended nor did the role move" in text
+
+
+def test_incidents_and_states_share_one_axis_with_the_requests() -> None:
+    content = report_content()
+    figure = plots.timeline(content)
+    bars = [trace for trace in figure["data"] if trace["type"] == "bar"]
+    assert sum(len(trace["x"]) for trace in bars) == len(content.intervals)
+    assert {trace["name"] for trace in bars} == {"ACTIVE", "PASSIVE", "starting", "away"}
+    rate = next(trace for trace in figure["data"] if trace["name"] == "answered")
+    assert len(rate["x"]) == STEPS + 1
+    assert rate["yaxis"] == "y2"
+    assert all("xaxis" not in trace for trace in figure["data"])
+    marked = next(trace for trace in figure["data"] if trace["name"] == "incident")
+    assert marked["x"] == [each.began_at_us / 1000 for each in content.incidents]
+
+
+def test_the_heat_map_has_every_cell_where_it_belongs() -> None:
+    content = report_content()
+    heat = content.heats[0]
+    trace = plots.heat(content, heat)["data"][0]
+    assert len(trace["x"]) == STEPS + 1
+    assert len(trace["y"]) == len(trace["z"]) + 1 == len(content.edges_us)
+    step, row, weight = heat.cells[100]
+    assert trace["z"][row][step] == pytest.approx(weight)
+    assert sum(cell is not None for line in trace["z"] for cell in line) == len(heat.cells)
+    # Neither counts below nor above the scale.
+    stops = [stop for stop, _ in trace["colorscale"]]
+    assert stops == sorted(stops)
+    assert (stops[0], stops[-1]) == (0.0, 1.0)
+
+
+# --- the page in a browser ------------------------------------------------------------------------------
+
+READY = """new Promise(done => (function look() {
+  document.documentElement.dataset.plots ? done(true) : requestAnimationFrame(look);
+})())"""
+TOO_SMALL = """(() => {
+  const found = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const parent = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || parent.closest('script, style, noscript')) continue;
+    const size = parseFloat(getComputedStyle(parent).fontSize);
+    if (size < 14) found.push(size + ': ' + walk.currentNode.data.slice(0, 40));
+  }
+  return found;
+})()"""
+TOO_WIDE = """[...document.querySelectorAll('body *')].filter(each =>
+  each.getBoundingClientRect().right > innerWidth + 0.5 && !each.closest('svg, thead, .hoverlayer')
+).map(each => each.outerHTML.slice(0, 120))"""
+DRAWN = """(() => {
+  const of = (place, what) => document.querySelectorAll('#' + place + ' ' + what).length;
+  return {
+    bars: of('timeline-plot', '.barlayer .point path'),
+    areas: of('timeline-plot', '.scatterlayer .fills path[d]'),
+    incidents: of('timeline-plot', '.scatterlayer .points path'),
+    heat: of('latency-plot', '.heatmaplayer image'),
+    percentiles: of('latency-plot', '.scatterlayer .lines path[d]'),
+    burn: of('burn-plot', '.scatterlayer .lines path[d]'),
+    capacity: of('capacity-plot', '.scatterlayer .lines path[d]'),
+  };
+})()"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("chromium")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def file(page: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def check(shown: Page, width: int) -> None:
+    """What holds on every screen: all is drawn, nothing complains, nothing sticks out, all can be read."""
+    assert shown.evaluate(READY)
+    content = report_content()
+    drawn = shown.evaluate(DRAWN)
+    assert drawn["bars"] == len(content.intervals)
+    assert drawn["incidents"] == len(content.incidents)
+    assert drawn["areas"] == 2
+    assert drawn["heat"] == 1
+    assert drawn["percentiles"] == 2
+    assert drawn["burn"] == len(content.objectives)
+    assert drawn["capacity"] >= len(content.capacity)
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    assert shown.evaluate(TOO_WIDE) == []
+    assert shown.evaluate(TOO_SMALL) == []
+    assert shown.evaluate("typeof window.broken") == "undefined"
+    assert shown.complaints() == []
+    assert [each for each in shown.addresses() if not re.match(r"(file|data|blob):", each)] == []
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize(
+    ("width", "height", "is_phone", "is_dark"),
+    [(390, 844, True, True), (390, 844, True, False), (1280, 900, False, False)],
+    ids=["phone at night", "phone", "desk"],
+)
+def test_a_browser_draws_the_report(
+    browser: Browser, file: Path, width: int, height: int, is_phone: bool, is_dark: bool
+) -> None:
+    shown = browser.open(file, width=width, height=height, is_phone=is_phone, is_dark=is_dark)
+    check(shown, width)
+    shown.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert shown.evaluate(TOO_WIDE) == []
+    assert shown.evaluate(TOO_SMALL) == []
+    # The background follows the reader's choice of light or dark.
+    red = shown.evaluate("parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
+    assert (red < 60) == is_dark
+
+
+@pytest.mark.loopback
+def test_another_service_is_shown_when_it_is_chosen(browser: Browser, file: Path) -> None:
+    shown = browser.open(file, width=390, height=844, is_phone=True)
+    assert shown.evaluate(READY)
+    image = "document.querySelector('#latency-plot .heatmaplayer').innerHTML"
+    before = shown.evaluate(image)
+    shown.evaluate(
+        "(select => { select.value = 'heat-3'; select.dispatchEvent(new Event('change')); })"
+        "(document.querySelector('select[data-plot]'))"
+    )
+    changed = (
+        f"new Promise(done => (function look() {{ ({image}) !== before ? done(true) : "
+        "requestAnimationFrame(look); })())"
+    )
+    assert shown.evaluate(f"(before => {changed})({json.dumps(before)})")
+    assert shown.evaluate("document.querySelector('select[data-plot]').selectedOptions[0].text") == NASTY
+    assert shown.complaints() == []
+
+
+def test_times_of_several_days_have_their_dates() -> None:
+    content: Content = replace(report_content(), until_us=at(3 * 86_400))
+    assert "2026-11-21 08:06:42.250" in render(content, made_at_us=MADE)

@@ -1,0 +1,312 @@
+"""The report's way from the tables to the page: what is added up, what is cut off, and what is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bstar.errors import ConfigurationError
+from bstar_pipeline import report, sketch
+from bstar_pipeline.report.collect import STEPS_MAX, collect, step_us
+from bstar_pipeline.tables import TABLES
+from bstar_pipeline.tables_page import columns_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+DAY = dt.date(2026, 11, 21)
+NOON = 1_795_262_400_000_000
+MINUTE = 60_000_000
+HOUR = 60 * MINUTE
+
+
+def _time(at_us: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(at_us / 1e6, dt.UTC)
+
+
+_TYPES = {
+    "STRING": pa.string(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "DOUBLE": pa.float64(),
+    "BOOLEAN": pa.bool_(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "ARRAY<BIGINT>": pa.list_(pa.int64()),
+}
+
+
+def _save(root: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    """Write one table as Spark would, but in milliseconds."""
+    table = TABLES[name]
+    schema = pa.schema([(column, _TYPES[kind]) for column, kind in columns_of(table)])
+    for day, pair in {(row.get("day", DAY), row.get("pair", "orders")) for row in rows}:
+        chosen = [row for row in rows if (row.get("day", DAY), row.get("pair", "orders")) == (day, pair)]
+        plain = [{key: value for key, value in row.items() if key not in ("day", "pair")} for row in chosen]
+        assert not {key for row in plain for key in row} - set(schema.names)
+        folder = root / table.path / f"day={day}" / f"pair={pair}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(plain, schema=schema), folder / "part-0.parquet")
+
+
+def _request(number: int, ended: int, **rest: Any) -> dict[str, Any]:
+    usual = {
+        "client": "c1",
+        "number": number,
+        "service": "echo",
+        "outcome": "answered",
+        "ended_at_us": ended,
+        "total_us": 2_000,
+        "weight": 1.0,
+        "deliveries": 1,
+        "is_repeated": False,
+    }
+    return usual | rest
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tables")
+    run = {
+        "node": "primary",
+        "boot": "b1",
+        "source": "broker",
+        "host": "h",
+        "version": "0.1.0",
+        "started_at_us": NOON,
+        "last_at_us": NOON + 2 * MINUTE,
+        "is_clean": True,
+        "records": 10,
+        "missing": 2,
+        "dropped": 1,
+        "is_sampled": False,
+    }
+    _save(root, "silver.runs", [run, run | {"node": "backup", "boot": "b2"}, run | {"pair": "another"}])
+    _save(
+        root,
+        "silver.requests",
+        [
+            *(_request(n, NOON + n * 100_000, total_us=1_000 + n) for n in range(600)),
+            _request(601, NOON + 30_000_000, service="slow", outcome="expired", total_us=5_000_000),
+            _request(602, NOON + 30_000_000, service="slow", attempts=2, total_us=800_000),
+            _request(603, NOON + 30_000_000, weight=4.0, deliveries=2),
+            _request(604, NOON + 9 * HOUR),
+            _request(605, NOON, pair="another"),
+        ],
+    )
+    interval = {"node": "primary", "boot": "b1", "is_serving": True, "epoch": 1, "ended_by": "state"}
+    _save(
+        root,
+        "silver.states",
+        [
+            interval | {"state": "ACTIVE", "since_at_us": NOON, "until_at_us": NOON + 2 * MINUTE},
+            interval | {"state": "PASSIVE", "since_at_us": NOON - HOUR, "until_at_us": NOON - MINUTE},
+        ],
+    )
+    _save(
+        root,
+        "gold.incidents",
+        [
+            {
+                "kind": "crash",
+                "node": "primary",
+                "began_at_us": NOON + n * 100,
+                "outage_us": 1_000 + n,
+                "retried": 3,
+            }
+            for n in range(210)
+        ],
+    )
+    _save(
+        root,
+        "gold.audit",
+        [
+            *({"rule": "lost", "verdict": "violated", "count": 1, "at_us": NOON + n} for n in range(3)),
+            {"rule": "executed-twice", "verdict": "excused", "count": 40, "at_us": None},
+            {"rule": "lost", "verdict": "violated", "count": 1, "at_us": NOON - HOUR},
+            {"rule": "crossed", "verdict": "violated", "count": 1, "at_us": NOON, "pair": "another"},
+        ],
+    )
+    _save(
+        root,
+        "gold.sketches",
+        [
+            {
+                "service": service,
+                "minute": _time(NOON + minute * MINUTE),
+                "outcome": outcome,
+                "measure": "total",
+                "bucket": sketch.bucket_of(value),
+                "weight": weight,
+            }
+            for service, minute, outcome, value, weight in (
+                ("echo", 0, "answered", 1_000, 98.0),
+                ("echo", 1, "failed", 50_000, 2.0),
+                ("slow", 0, "answered", 700_000, 1.0),
+                ("slow", 0, "expired", 5_000_000, 50.0),
+            )
+        ],
+    )
+    _save(
+        root,
+        "gold.objectives",
+        [
+            {
+                "service": "echo",
+                "minute": _time(NOON + minute * MINUTE),
+                "requests": 100.0 * (minute + 1),
+                "rate": 5.0 + minute,
+                "errors": float(minute),
+                "burn_rate": 3.0 * minute,
+                "alert": "fast" if minute else None,
+            }
+            for minute in range(2)
+        ],
+    )
+    promise = {"availability": 0.999, "latency_us": 250_000, "latency_share": 0.99, "is_kept": True}
+    _save(
+        root,
+        "gold.budgets",
+        [{"service": "echo", "budget_used": 0.25, "slow_budget_used": 0.5} | promise],
+    )
+    _save(
+        root,
+        "gold.capacity",
+        [
+            {
+                "service": "echo",
+                "hour": _time(NOON - HOUR * ago),
+                "workers": 2.0,
+                "utilisation": 0.5 - 0.1 * ago,
+                "peak_utilisation": 0.9,
+                "queued_max": 7,
+            }
+            for ago in range(2)
+        ],
+    )
+    _save(
+        root,
+        "gold.clients",
+        [
+            {"client": f"c{n}", "requests": float(n), "is_flooding": n == 1, "retries": 1, "busy": 0}
+            for n in range(40)
+        ],
+    )
+    _save(
+        root,
+        "bronze.rejected",
+        [
+            {"file": "a", "reason": "unreadable", "line": "x" * 1_000},
+            {"file": "b", "reason": "unreadable", "pair": "unknown", "day": dt.date(1970, 1, 1)},
+        ],
+    )
+    _save(
+        root,
+        "bronze.files",
+        [{"file": "a", "state": "whole", "lines": 700, "duplicates": 5}, {"file": "b", "state": "truncated"}],
+    )
+    return root
+
+
+def test_the_page_shows_what_the_tables_say_and_no_more_than_fits(
+    spark: SparkSession, root: Path, tmp_path: Path
+) -> None:
+    parts: list[str] = []
+    out = tmp_path / "report.html"
+    content = report.write(spark, str(root), out, pair="orders", progress=parts.append)
+
+    assert len(parts) > 4
+    assert (content.from_us, content.until_us) == (NOON, NOON + 2 * MINUTE + 1)
+    assert len(content.rates) <= STEPS_MAX + 1
+    # Beyond the last sign of life, and of another pair: neither counts.
+    assert content.requests == 600 + 1 + 1 + 4
+    assert content.errors == 1
+    assert content.retried == 2
+    assert [each.state for each in content.intervals] == ["ACTIVE"]
+
+    assert (content.incidents_cut.shown, content.incidents_cut.total) == (200, 210)
+    assert min(each.outage_us or 0 for each in content.incidents) == 1_010
+    assert [each.began_at_us for each in content.incidents] == sorted(
+        each.began_at_us for each in content.incidents
+    )
+    assert {each.rule: (each.violated, each.excused) for each in content.verdicts} == {
+        "lost": (3, 0),
+        "executed-twice": (0, 40),
+    }
+    assert [each.rule for each in content.findings] == ["lost"] * 3
+
+    (echo,) = content.objectives
+    assert (echo.requests, echo.errors, echo.peak_per_s) == (300.0, 1.0, 6.0)
+    assert echo.burn_rate == pytest.approx(2.0)
+    assert (echo.worst_burn_rate, echo.worst_at_us, echo.fast_alerts) == (3.0, NOON + MINUTE, 1)
+    assert echo.p50_us == pytest.approx(1_000, rel=0.01)
+    assert echo.p99_us == pytest.approx(50_000, rel=0.01)
+    assert content.p99_us == pytest.approx(50_000, rel=0.01)
+    assert echo.promise is not None
+    assert echo.promise.slow_budget_used == 0.5
+
+    everything, of_echo = content.heats
+    assert (everything.service, of_echo.service) == ("", "echo")
+    # Only what a worker finished has a time; 800 ms are in the sum of all services, not in echo's.
+    assert sum(weight for _, _, weight in everything.cells) == 605
+    assert sum(weight for _, _, weight in of_echo.cells) == 604
+    assert len(content.edges_us) == max(row for _, row, _ in everything.cells) + 2
+    step, p50, _ = of_echo.lines[0]
+    assert step == 0
+    assert p50 == pytest.approx(1_000, rel=0.02)
+
+    (capacity,) = content.capacity
+    assert (capacity.utilisation, capacity.queued_max) == (0.5, 7)
+    assert [mean for _, mean, _ in capacity.hours] == [0.5]
+    assert (len(content.clients), content.clients_cut.total) == (25, 40)
+    assert content.clients[0].client == "c1"
+    assert [each.client for each in content.clients[1:3]] == ["c39", "c38"]
+
+    assert dict(content.quality.files) == {"whole": 1, "truncated": 1}
+    assert content.quality.rejected == [("unreadable", 2)]
+    assert len(content.quality.samples[0][2]) == 200
+    assert (content.quality.missing, content.quality.dropped, content.quality.duplicates) == (4, 2, 5)
+    assert {each.node for each in content.runs} == {"primary", "backup"}
+    assert "Violated: 3 requests were lost." in out.read_text(encoding="utf-8")
+
+
+def test_a_part_of_the_time_is_a_part_of_the_numbers(spark: SparkSession, root: Path) -> None:
+    content = collect(spark, str(root), pair="orders", from_us=NOON + 10_000_000, until_us=NOON + 20_000_000)
+    assert content.requests == 100
+    assert content.step_us == 100_000
+    assert content.verdicts[0].rule == "executed-twice"
+    assert content.incidents == []
+    assert content.intervals[0].since_at_us == NOON + 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ({}, "choose one of another, orders with --pair"),
+        ({"pair": "nobody"}, "knows no pair nobody: it has another, orders"),
+        ({"pair": "orders", "until_us": NOON - HOUR}, "nothing of pair orders in that period"),
+    ],
+)
+def test_what_cannot_be_reported_is_said(
+    spark: SparkSession, root: Path, choice: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        collect(spark, str(root), **choice)
+
+
+def test_a_folder_without_tables_is_said_to_be_one(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="bstar pipeline run"):
+        collect(spark, str(tmp_path))
+
+
+@pytest.mark.parametrize("days", [0.0001, 0.01, 0.1, 1, 7, 365, 3_650])
+def test_a_plot_never_has_more_steps_than_a_screen(days: float) -> None:
+    period = int(days * 24 * HOUR)
+    assert period / step_us(period) <= STEPS_MAX
