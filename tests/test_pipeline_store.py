@@ -1,4 +1,4 @@
-"""Tables on disk: a write replaces what its rows belong to, empties what is about nothing now, leaves the rest."""
+"""Tables on disk: a write replaces what its rows belong to, empties what is about nothing, no more."""
 
 from __future__ import annotations
 
