@@ -15,8 +15,7 @@ import asyncio
 import logging
 import os
 import time
-from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Literal, Self, cast, overload
 
@@ -39,63 +38,15 @@ from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
 from bstar_client.core.session import Counters
+from bstar_client.feeds import Answer, Feed, Outcome, Source
 from bstar_client.journal import CallJournal, JournalPlace, open_journal
 from bstar_client.link import Links, LinkSettings
+from bstar_client.pace import Pace
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["AsyncHAClient"]
 
 _log = logging.getLogger("bstar_client")
-
-_Outcome = tuple[Call, Reply | BstarError]
-
-
-class _Answer:
-    """Where the only outcome of a call goes: a future."""
-
-    __slots__ = ("future",)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.future: asyncio.Future[_Outcome] = loop.create_future()
-
-    def put(self, outcome: _Outcome) -> None:
-        if not self.future.done():
-            self.future.set_result(outcome)
-
-    def waiting(self) -> int:
-        return 0
-
-
-class _Feed:
-    """Where the outcomes of several calls, or the parts of a stream, go: a queue with one reader."""
-
-    __slots__ = ("_loop", "_waiter", "outcomes")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.outcomes: deque[_Outcome] = deque()
-        self._loop = loop
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, outcome: _Outcome) -> None:
-        self.outcomes.append(outcome)
-        self.wake()
-
-    def waiting(self) -> int:
-        return len(self.outcomes)
-
-    def wake(self) -> None:
-        """Let ``wait`` return."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def wait(self) -> None:
-        """Until there is an outcome, or ``wake`` is called."""
-        if not self.outcomes:
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
 
 
 class AsyncHAClient:
@@ -172,7 +123,7 @@ class AsyncHAClient:
     ) -> Reply:
         """Send a request and wait for its reply. Arguments and errors are those of ``HAClient.request``."""
         loop = self._open()
-        answer = _Answer(loop)
+        answer = Answer(loop)
         call = self._asker.call(service, body, timeout, idempotent, answer, key=to_key(key))
         await self._wait_for_room(call)
         try:
@@ -192,7 +143,7 @@ class AsyncHAClient:
         Leaving the loop early frees what the client keeps once the iterator is closed; the worker is not
         told.
         """
-        feed = _Feed(self._open())
+        feed = Feed(self._open())
         call = self._asker.call(service, body, timeout, idempotent, feed, is_stream=True)
         await self._wait_for_room(call)
         try:
@@ -268,16 +219,17 @@ class AsyncHAClient:
         idempotent: bool,
         is_returning: bool,
     ) -> AsyncIterator[Reply | CallFailed]:
-        feed = _Feed(self._open())
-        source = _Source(bodies, feed.wake)
+        feed = Feed(self._open())
+        source = Source(bodies, feed.wake)
         flying: dict[int, Call] = {}
         waiting: dict[int, Reply | CallFailed] = {}
         begun = ended = 0
-        refill_below = window - window // 4
+        pace = Pace(window, self._core.counters)
         try:
             while True:
-                if begun - ended <= refill_below:
-                    while begun - ended < window and source.has_next():
+                limit = int(pace.limit)
+                if begun - ended <= limit - limit // 4:
+                    while begun - ended < limit and source.has_next():
                         if self._room.locked() and flying:
                             break
                         body = source.take()
@@ -296,6 +248,7 @@ class AsyncHAClient:
                     return
                 if flying or not waiting:
                     await feed.wait()
+                pace.take(len(feed.outcomes))
                 while feed.outcomes:
                     call, outcome = feed.outcomes.popleft()
                     del flying[call.index]
@@ -547,70 +500,7 @@ class AsyncHAClient:
                 _log.exception("an observer failed on %r", event)
 
 
-class _Source:
-    """The bodies of ``map``, one after the other, from an iterable of either kind.
-
-    An async one is asked for the next body ahead, in a task of its own; ``wake`` is called when it came.
-    """
-
-    def __init__(
-        self, bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask], wake: Callable[[], None]
-    ) -> None:
-        self.is_exhausted = False
-        self._wake = wake
-        self._plain: Iterator[Body | Ask] | None = None
-        self._async: AsyncIterator[Body | Ask] | None = None
-        self._task: asyncio.Task[Body | Ask] | None = None
-        self._next: list[Body | Ask] = []
-        if isinstance(bodies, AsyncIterable):
-            self._async = aiter(bodies)
-        else:
-            self._plain = iter(bodies)
-
-    def has_next(self) -> bool:
-        """Is there a body now? Raises what the iterable raised."""
-        if self._next:
-            return True
-        if self.is_exhausted:
-            return False
-        try:
-            if self._plain is not None:
-                self._next.append(next(self._plain))
-                return True
-            return self._ask()
-        except (StopIteration, StopAsyncIteration):
-            self.is_exhausted = True
-            return False
-
-    def take(self) -> Body | Ask:
-        """The body that ``has_next`` told of."""
-        return self._next.pop()
-
-    def _ask(self) -> bool:
-        assert self._async is not None
-        task = self._task
-        if task is None:
-            self._task = task = asyncio.ensure_future(_next_of(self._async))
-            task.add_done_callback(lambda _: self._wake())
-        if not task.done():
-            return False
-        self._task = None
-        self._next.append(task.result())
-        return True
-
-    async def close(self) -> None:
-        """Ask for no more."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
-
-
-async def _next_of(bodies: AsyncIterator[Body | Ask]) -> Body | Ask:
-    return await anext(bodies)
-
-
-def _reply_of(outcome: _Outcome) -> Reply:
+def _reply_of(outcome: Outcome) -> Reply:
     reply = outcome[1]
     if type(reply) is Reply:
         return reply

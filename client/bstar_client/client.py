@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Literal, Self, cast, overload
 
-import msgspec
 import zmq
 
 from bstar.errors import (
@@ -26,19 +25,19 @@ from bstar.errors import (
     ConfigurationError,
     ForkedError,
     LocalProtocolError,
-    RemoteProtocolError,
     StreamInterruptedError,
 )
 from bstar.io_threads import new_context
 from bstar.wire.mmi import OK, Service
-from bstar_client.bodies import Body, to_frames, to_name
+from bstar_client.asking import DEFAULT, Asker, read_services, to_key
+from bstar_client.bodies import Body, to_name
 from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.events import Event
-from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
 from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
-from bstar_client.core.session import Counters, Session, SessionSettings
+from bstar_client.core.session import Counters
 from bstar_client.journal import CallJournal, JournalPlace, open_journal
 from bstar_client.link import Links, LinkSettings
+from bstar_client.pace import Pace
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["HAClient"]
@@ -49,16 +48,9 @@ _log = logging.getLogger("bstar_client")
 
 # Calls begun before the sockets and the timers have their turn.
 _SUBMIT_MAX = 512
-# What a window shrinks by when the broker says BUSY.
-_BUSY_SHRINK = 0.75
-# "Not told": the client's own default applies.
-DEFAULT: float = math.nan
-_HEADER_BYTES = 64
 # The session ends calls at their deadline; a caller waits this much longer before it concludes that the
 # client's thread is starved.
 _GRACE_S = 5.0
-# Thirty years and infinity are the same to a caller, but not to the calls of the system that wait.
-_TIMEOUT_S_MAX = 1e9
 _CLOSE_TIMEOUT_S = 5.0
 
 
@@ -100,29 +92,21 @@ class HAClient:
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         journal: JournalPlace | None = None,
     ) -> None:
-        self.endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
-        if not self.endpoints or len(set(self.endpoints)) != len(self.endpoints):
-            raise ConfigurationError(f"endpoints must be one or more, each once: {list(self.endpoints)}")
-        self._timeout = timeout
+        self._asker = Asker(
+            endpoints,
+            dialect=dialect,
+            timeout=timeout,
+            outstanding_max=outstanding_max,
+            partials_max=partials_max,
+            ping_interval_s=ping_interval_s,
+            silence_limit_s=silence_limit_s,
+            attempt_timeout_s=attempt_timeout_s,
+            settle_delay_s=settle_delay_s,
+            link=link,
+        )
+        self.endpoints = self._asker.endpoints
+        self._core = self._asker.core
         self._partials_max = partials_max
-        self._core: Session | Mdp02Session
-        now = time.monotonic()
-        if dialect == "native":
-            self._core = Session(
-                self.endpoints,
-                client_id=os.urandom(16),
-                now=now,
-                settings=SessionSettings(outstanding_max, partials_max, ping_interval_s, silence_limit_s),
-            )
-        elif dialect == "mdp02":
-            self._core = Mdp02Session(
-                self.endpoints,
-                now=now,
-                settings=Mdp02Settings(outstanding_max, partials_max, attempt_timeout_s, settle_delay_s),
-            )
-        else:
-            raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
-        self._has_keys = dialect == "native"
         self._observers: list[Callable[[Event], object]] = [on_event] if on_event is not None else []
         self._inbox: deque[Call] = deque()
         self._abandoned: deque[Call] = deque()
@@ -135,9 +119,7 @@ class HAClient:
         self._context = context or new_context(len(self.endpoints))
         self._owns_context = context is None
         self._wakeup = WakeUp()
-        settings = link or LinkSettings(high_water_mark=max(outstanding_max, 1_000))
-        self._links = Links(self._context, self.endpoints, settings, self._wakeup)
-        self._message_bytes_max = settings.message_bytes_max
+        self._links = Links(self._context, self.endpoints, self._asker.link_settings, self._wakeup)
         try:
             self._links.open()
         except zmq.ZMQError as error:
@@ -181,7 +163,8 @@ class HAClient:
         ClosedError, ForkedError.
         """
         sink: _Sink = queue.SimpleQueue()
-        call = self._call(service, body, timeout, idempotent, sink, key=_to_key(key))
+        self._check()
+        call = self._asker.call(service, body, timeout, idempotent, sink, key=to_key(key))
         self._submit(call)
         try:
             return self._take(call, sink)
@@ -199,7 +182,8 @@ class HAClient:
         Leaving the loop early frees what the client keeps; the worker is not told.
         """
         sink: _Sink = queue.SimpleQueue()
-        call = self._call(service, body, timeout, idempotent, sink, is_stream=True)
+        self._check()
+        call = self._asker.call(service, body, timeout, idempotent, sink, is_stream=True)
         self._submit(call)
         return self._replies_of(call, sink)
 
@@ -286,12 +270,14 @@ class HAClient:
         waiting: dict[int, Reply | CallFailed] = {}
         begun = ended = 0
         is_exhausted = False
-        pace = _Pace(window, self._core.counters)
+        pace = Pace(window, self._core.counters)
+        call_for = self._asker.call_for
         try:
             while True:
                 limit = int(pace.limit)
                 # Refilling in bursts wakes the client's thread once for many requests.
                 if not is_exhausted and begun - ended <= limit - limit // 4:
+                    self._check()
                     while begun - ended < limit:
                         try:
                             body = next(bodies)
@@ -299,7 +285,7 @@ class HAClient:
                             is_exhausted = True
                             break
                         try:
-                            call = self._call_for(body, service, timeout, idempotent, sink, begun)
+                            call = call_for(body, service, timeout, idempotent, sink, begun)
                         except LocalProtocolError as error:
                             if not is_returning:
                                 raise
@@ -332,25 +318,6 @@ class HAClient:
         finally:
             self._abandon([call for call in flying.values() if not call.is_done])
 
-    def _call_for(
-        self,
-        body: Body | Ask,
-        service: str | bytes,
-        timeout: float | None,
-        is_idempotent: bool,
-        sink: _Sink,
-        index: int,
-    ) -> Call:
-        if type(body) is not Ask:
-            assert not isinstance(body, Ask), "its type is exactly Ask"
-            return self._call(service, body, timeout, is_idempotent, sink, index=index)
-        own = body.timeout
-        if own is None or own == own:  # noqa: PLR0124 - "not told" is not a number
-            timeout = own
-        return self._call(
-            service, body.body, timeout, is_idempotent, sink, index=index, key=_to_key(body.key)
-        )
-
     def _next_outcome(self, call: Call, sink: _Sink, is_returning: bool) -> Reply | CallFailed:
         if not is_returning:
             return self._take(call, sink)
@@ -366,15 +333,7 @@ class HAClient:
 
     def services(self, *, timeout: float | None = DEFAULT) -> list[dict[str, object]]:
         """What the active broker offers: a dict with ``service``, ``workers`` and ``queued`` for each."""
-        reply = self.request(Service.SERVICES.value, b"", timeout=timeout)
-        if reply.frames[0] != OK or len(reply.frames) != 2:
-            raise RemoteProtocolError(
-                "mmi", f"the broker does not answer mmi.services: {reply.frames[0][:16]!r}"
-            )
-        try:
-            return msgspec.json.decode(reply.frames[1], type=list[dict[str, object]])
-        except msgspec.DecodeError as error:
-            raise RemoteProtocolError("mmi", f"the answer to mmi.services cannot be read: {error}") from error
+        return read_services(self.request(Service.SERVICES.value, b"", timeout=timeout))
 
     # --- observing ----------------------------------------------------------------------------------------
 
@@ -427,33 +386,6 @@ class HAClient:
             raise ForkedError("this client was made before fork(): make a new HAClient in the child process")
         if self._is_closed:
             raise ClosedError("the client is closed")
-
-    def _call(
-        self,
-        service: str | bytes,
-        body: Body,
-        timeout: float | None,
-        is_idempotent: bool,
-        sink: _Sink,
-        is_stream: bool = False,
-        index: int = 0,
-        key: bytes | None = None,
-    ) -> Call:
-        self._check()
-        if key is not None and not self._has_keys:
-            raise LocalProtocolError("plain MDP/0.2 has no identities, so a request cannot have a key")
-        name = to_name(service)
-        frames = [body] if type(body) is bytes else to_frames(body)
-        size = sum(map(len, frames))
-        if size + len(name) + _HEADER_BYTES > self._message_bytes_max:
-            raise LocalProtocolError(f"the message has more than {self._message_bytes_max} octets")
-        if timeout is not None and timeout != timeout:  # noqa: PLR0124 - DEFAULT is not a number
-            timeout = self._timeout
-        if timeout is not None and timeout > _TIMEOUT_S_MAX:
-            timeout = None
-        now = time.monotonic()
-        deadline = None if timeout is None else now + timeout
-        return Call(name, frames, deadline, is_idempotent, is_stream, index, sink, key, now, bytes_in=size)
 
     def _submit(self, call: Call) -> None:
         self._inbox.append(call)
@@ -594,38 +526,3 @@ class HAClient:
                 observer(event)
             except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
                 _log.exception("an observer failed on %r", event)
-
-
-class _Pace:
-    """How many requests of a ``map`` are under way: its window, and fewer while a broker says BUSY.
-
-    Less by a quarter at a BUSY, once in as many replies as are under way; one more in as many replies without
-    it. So a queue that is shorter than the window is kept full and not run against again and again.
-    """
-
-    def __init__(self, window: int, counters: Counters) -> None:
-        self._window = float(window)
-        self._counters = counters
-        self._busy = counters.busy
-        self._settling = 0.0
-        self.limit = self._window
-
-    def take(self, replies: int) -> None:
-        """So many calls have ended."""
-        busy = self._counters.busy
-        if busy == self._busy:
-            self.limit = min(self._window, self.limit + replies / self.limit)
-        elif self._settling <= 0:
-            self.limit = max(1.0, self.limit * _BUSY_SHRINK)
-            self._settling = self.limit
-        self._busy = busy
-        self._settling -= replies
-
-
-def _to_key(key: bytes | str | None) -> bytes | None:
-    if key is None:
-        return None
-    octets = key.encode() if isinstance(key, str) else bytes(key)
-    if not octets:
-        raise LocalProtocolError("a key is one octet or more; None means that the request has none")
-    return octets
