@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from bstar import records
 from bstar_cli.demo import outage
 from support.brokers import COMMAND
 
@@ -25,6 +28,14 @@ def demo(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def read_journals(folder: Path) -> list[records.Record]:
+    return [
+        records.decode(line)
+        for path in folder.iterdir()
+        for line in gzip.decompress(path.read_bytes()).splitlines()
+    ]
+
+
 def processes_of(folder: Path) -> int:
     """How many processes have this folder as their temporary one: the demo and all that it started."""
     wanted = f"TMPDIR={folder}".encode()
@@ -38,8 +49,11 @@ def processes_of(folder: Path) -> int:
 
 
 @pytest.mark.loopback
-def test_nothing_is_lost_when_the_active_node_is_killed_under_load(tmp_path: Path) -> None:
-    process = demo(tmp_path, "--seconds", "4", "--rate", "100", "--json")
+def test_nothing_is_lost_when_the_active_node_is_killed_under_load(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    journals = tmp_path_factory.mktemp("journals")
+    process = demo(tmp_path, "--seconds", "4", "--rate", "100", "--json", "--journal", str(journals))
     out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
     report = json.loads(out)
@@ -52,6 +66,11 @@ def test_nothing_is_lost_when_the_active_node_is_killed_under_load(tmp_path: Pat
     assert names == ["kill", "restart", "handover", "restart"]
     assert processes_of(tmp_path) == 0
     assert list(tmp_path.iterdir()) == []
+    kept = read_journals(journals)
+    assert {record.node for record in kept} == {"primary", "backup", "worker1", "worker2", "client"}
+    kinds = Counter(type(record) for record in kept)
+    assert (kinds[records.Call], kinds[records.Execution]) == (report["answered"], report["executions"])
+    assert kinds[records.Started] - kinds[records.Stopped] == 1  # one was killed
 
 
 @pytest.mark.loopback
