@@ -16,8 +16,8 @@ import threading
 import time
 from pathlib import Path
 
-from bstar_client import BstarError, CallError, ClosedError, Event, FailedOver, HAClient
-from chaos.history import ClientSaw, Failed, Invoke, Ok, Started, Stopped, Writer
+from bstar_client import BstarError, CallError, ClosedError, Event, FailedOver, HAClient, JournalSettings
+from chaos.history import PAIR, ClientSaw, Failed, Invoke, Ok, Started, Stopped, Writer
 
 __all__ = ["main"]
 
@@ -108,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--endpoints", required=True, help="comma-separated, in order of preference")
     parser.add_argument("--service", default="work")
     parser.add_argument("--history", type=Path, required=True)
+    parser.add_argument("--journal", help="directory of the product's journals")
     parser.add_argument("--threads", type=int, default=8, help="calls outstanding at most")
     parser.add_argument("--rate", type=float, default=80.0, help="calls per second at most, of all threads")
     parser.add_argument("--deadline", type=float, default=5.0, help="seconds for each call")
@@ -132,7 +133,11 @@ def main(arguments: list[str] | None = None) -> int:
     with Writer(options.history) as history:
         history.write(Started(at=0.0, name=options.name, pid=os.getpid(), endpoints=endpoints))
         with HAClient(
-            list(endpoints), timeout=options.deadline, on_event=observe, outstanding_max=options.threads * 4
+            list(endpoints),
+            timeout=options.deadline,
+            on_event=observe,
+            outstanding_max=options.threads * 4,
+            journal=options.journal and JournalSettings(options.journal, pair=PAIR, name=options.name),
         ) as client:
             caller = _Caller(options, history, client, stopping)
             threading.Thread(target=_watch_stdin, args=(stopping,), daemon=True).start()

@@ -33,12 +33,22 @@ import msgspec
 from bstar.settings import ProfileName
 from bstar.settings.schema import FIELDS
 from bstar_broker.core.snapshot import NodeState
-from chaos.history import Writer
+from chaos.history import PAIR, Writer
 from chaos.hosts import Host, LoopbackHost
 from chaos.processes import HarnessError, Process, wait_until
 from chaos.traffic import BOTH, ClientLoad, ClientProcess, WorkerLoad, WorkerProcess
 
-__all__ = ["ARBITER_LINK", "ROLES", "STATE_LINKS", "Cluster", "Node", "Profile", "Role", "Route", "direct"]
+__all__ = [
+    "ARBITER_LINK",
+    "ROLES",
+    "STATE_LINKS",
+    "Cluster",
+    "Node",
+    "Profile",
+    "Role",
+    "Route",
+    "direct",
+]
 
 Role = Literal["primary", "backup"]
 Route = Callable[[str, str], str]
@@ -151,7 +161,10 @@ class Node(Process):
 
 
 class Cluster:
-    """A pair, its workers and its clients, in a folder of their own. Nothing runs before ``start``."""
+    """A pair, its workers and its clients, in a folder of their own. Nothing runs before ``start``.
+
+    ``has_journals``: all of them keep the product's journals, in ``journals``.
+    """
 
     def __init__(
         self,
@@ -162,6 +175,7 @@ class Cluster:
         route: Route = direct,
         launchers: Mapping[Role, Sequence[str]] | None = None,
         has_arbiter: bool = False,
+        has_journals: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -170,6 +184,7 @@ class Cluster:
         self.hosts: dict[Role, Host] = {role: (hosts or {}).get(role) or self._own_host for role in ROLES}
         self._route = route
         self.journal = Writer(folder / "harness.jsonl")
+        self.journals = folder / "journals" if has_journals else None
         self.workers: list[WorkerProcess] = []
         self.clients: list[ClientProcess] = []
         self._worker_numbers, self._client_numbers = itertools.count(1), itertools.count(1)
@@ -205,7 +220,7 @@ class Cluster:
         peer: Role = "backup" if role == "primary" else "primary"
         is_local = self.hosts[role].address.startswith("127.")
         config: dict[str, Any] = {
-            "pair": "chaos",
+            "pair": PAIR,
             "role": role,
             "profile": self.profile.name,
             "insecure": not is_local,
@@ -218,6 +233,7 @@ class Cluster:
             "http": {"bind": http_address, "allow_remote": not http_address.startswith("127.")},
             # At debug a node tells each time it was kept from running; nothing else is said at that level.
             "log": {"level": "debug", "format": "json"},
+            "journal": {"directory": None if self.journals is None else str(self.journals)},
         }
         if self.arbiter is not None:
             config["endpoints"]["arbiter"] = f"tcp://{self._route(ARBITER_LINK, self._arbiter_address)}"
@@ -316,6 +332,7 @@ class Cluster:
             self.endpoints(name, nodes),
             folder=self.folder,
             journal=self.journal,
+            journals=self.journals,
             load=load,
             module=module,
         )
@@ -341,6 +358,7 @@ class Cluster:
             self.endpoints(name, nodes),
             folder=self.folder,
             journal=self.journal,
+            journals=self.journals,
             load=load,
             module=module,
         )

@@ -21,6 +21,7 @@ from typing import Self
 import msgspec
 
 __all__ = [
+    "PAIR",
     "Begin",
     "ClientSaw",
     "End",
@@ -39,6 +40,10 @@ __all__ = [
     "Writer",
     "read",
 ]
+
+
+PAIR = "chaos"
+"""What every run's pair is called."""
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):

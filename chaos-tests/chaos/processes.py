@@ -187,6 +187,8 @@ class Process:
         # Noted before: nothing that the signal causes may seem to come earlier.
         self.note(what)
         os.killpg(self._process.pid, number)
+        # Noted after as well: if this process was kept waiting in between, it is known for how long.
+        self.note(f"{what} sent")
 
     def _is_stopped(self) -> bool:
         try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -176,8 +176,12 @@ def stage(
     plan: str = "",
     is_control: bool = False,
     is_judged: bool = True,
+    at_end: Callable[[Stage], None] | None = None,
 ) -> Iterator[Stage]:
-    """One run. ``is_judged`` False: violations are left in ``violations`` and raise nothing."""
+    """One run. ``is_judged`` False: violations are left in ``violations`` and raise nothing.
+
+    ``at_end`` is called when the run has been judged, while the nodes still run and the folder is there.
+    """
     cast = cast or Cast()
     folder = new_folder(name)
     timing = PROFILES[cast.profile.name] | {
@@ -215,6 +219,7 @@ def stage(
                 route=route,
                 launchers=cast.launchers,
                 has_arbiter=cast.has_arbiter,
+                has_journals=True,
             )
         )
         run = Stage(folder, cast, cluster, links, manifest)
@@ -234,6 +239,8 @@ def stage(
         run.note_odd_exits()
         _note_clock(run)
         _judge(run, trouble, is_judged=is_judged)
+        if at_end is not None:
+            at_end(run)
     remove(folder)
 
 

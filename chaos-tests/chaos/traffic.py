@@ -38,7 +38,7 @@ class WorkerLoad:
 
 
 class Historian(Process):
-    """A process that writes a history."""
+    """A process that writes a history, and in ``journals`` the product's journal, too."""
 
     def __init__(
         self,
@@ -48,9 +48,12 @@ class Historian(Process):
         options: Sequence[str],
         folder: Path,
         journal: Writer,
+        journals: Path | None = None,
     ) -> None:
         self.history_path = folder / f"{name}.jsonl"
         argv = (sys.executable, "-m", *module, "--name", name, "--history", str(self.history_path), *options)
+        if journals is not None:
+            argv = (*argv, "--journal", str(journals))
         super().__init__(name, host, argv, folder=folder, journal=journal)
         self._lines_before = 0
 
@@ -100,6 +103,7 @@ class ClientProcess(Historian):
         *,
         folder: Path,
         journal: Writer,
+        journals: Path | None = None,
         load: ClientLoad | None = None,
         module: Sequence[str] = ("chaos.client",),
     ) -> None:
@@ -108,7 +112,7 @@ class ClientProcess(Historian):
             *("--endpoints", ",".join(endpoints), "--threads", str(load.threads), "--rate", str(load.rate)),
             *("--deadline", str(load.deadline_s), "--bound-every", str(load.bound_every)),
         )
-        super().__init__(name, host, module, options, folder, journal)
+        super().__init__(name, host, module, options, folder, journal, journals)
         self.load = load
 
     def wait_for_answers(self, count: int) -> None:
@@ -147,6 +151,7 @@ class WorkerProcess(Historian):
         *,
         folder: Path,
         journal: Writer,
+        journals: Path | None = None,
         load: WorkerLoad | None = None,
         module: Sequence[str] = ("chaos.worker",),
     ) -> None:
@@ -155,7 +160,7 @@ class WorkerProcess(Historian):
             *("--endpoints", ",".join(endpoints)),
             *("--credit", str(load.credit), "--work-ms", str(load.work_ms)),
         )
-        super().__init__(name, host, module, options, folder, journal)
+        super().__init__(name, host, module, options, folder, journal, journals)
 
     def wait_registered(self, nodes: int) -> None:
         """Wait until the present run is on the lists of so many nodes."""

@@ -23,9 +23,9 @@ from typing import Any
 
 from bstar.errors import RemoteProtocolError
 from bstar.wire import native
-from bstar_client import Request, Worker, WorkerHooks
+from bstar_client import JournalSettings, Request, Worker, WorkerHooks
 from bstar_client.core.worker_dialects import Job
-from chaos.history import Begin, End, EpochSeen, Lost, Refused, Registered, Started, Stopped, Writer
+from chaos.history import PAIR, Begin, End, EpochSeen, Lost, Refused, Registered, Started, Stopped, Writer
 
 __all__ = ["main"]
 
@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--endpoints", required=True, help="comma-separated")
     parser.add_argument("--service", default="work")
     parser.add_argument("--history", type=Path, required=True)
+    parser.add_argument("--journal", help="directory of the product's journals")
     parser.add_argument("--credit", type=int, default=1)
     parser.add_argument("--work-ms", type=float, default=5.0, help="mean length of an execution")
     return parser
@@ -122,7 +123,12 @@ def main(arguments: list[str] | None = None) -> int:
             return request.body + f"|{options.name}|{number}".encode()
 
         worker = Worker(
-            list(endpoints), options.service, handle, credit=options.credit, hooks=_Hooks(history)
+            list(endpoints),
+            options.service,
+            handle,
+            credit=options.credit,
+            hooks=_Hooks(history),
+            journal=options.journal and JournalSettings(options.journal, pair=PAIR, name=options.name),
         )
         worker._jobs = jobs
         _watch(worker, history)
