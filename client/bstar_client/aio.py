@@ -5,10 +5,7 @@
 
 It drives the same session (``bstar_client.core``) as the client with a thread does, from the event loop's own
 thread: the sockets' descriptors wake the loop, a timer of the loop serves the session's deadlines, and what
-callers ask goes to the session at once. Nothing here waits but in ``await``.
-
-A ZeroMQ socket's descriptor tells of a change once, and reading or sending may swallow it. So every turn
-asks the sockets themselves, and a turn in which anything was sent is followed by another.
+callers ask goes to the session at once (``bstar_client.turning``). Nothing here waits but in ``await``.
 """
 
 import asyncio
@@ -42,6 +39,7 @@ from bstar_client.feeds import Answer, Feed, Outcome, Source
 from bstar_client.journal import CallJournal, JournalPlace, open_journal
 from bstar_client.link import Links, LinkSettings
 from bstar_client.pace import Pace
+from bstar_client.turning import Turning
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["AsyncHAClient"]
@@ -101,10 +99,7 @@ class AsyncHAClient:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._links: Links | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._watched: set[int] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-        self._turn_handle: asyncio.Handle | None = None
+        self._turning: Turning | None = None
         # One place for each request that may be outstanding.
         self._room = asyncio.Semaphore(outstanding_max)
         self._is_closed = False
@@ -312,18 +307,7 @@ class AsyncHAClient:
         if self._pid != os.getpid():
             return
         self._perform(self._core.close(time.monotonic()))
-        loop, links, context = self._loop, self._links, self._context
-        if loop is None or links is None or context is None:
-            return
-        for handle in (self._timer, self._turn_handle):
-            if handle is not None:
-                handle.cancel()
-        for descriptor in self._watched:
-            loop.remove_reader(descriptor)
-        self._watched.clear()
-        links.close()
-        if self._given_context is None:
-            context.term()
+        self._release()
         if self._journal is not None:
             await asyncio.to_thread(self._journal.close)
 
@@ -350,21 +334,26 @@ class AsyncHAClient:
         self._loop = loop
         self._context = self._given_context or new_context(len(self.endpoints))
         self._links = Links(self._context, self.endpoints, self._asker.link_settings, WakeUp())
+        self._turning = Turning(loop, self._links, self._core, self._perform)
         try:
-            self._links.open()
+            for node in range(len(self.endpoints)):
+                self._turning.open(node)
             if self._journal_place is not None:
                 opened = open_journal(self._journal_place, "client", self.endpoints)
                 self._journal = CallJournal(opened, self.endpoints, is_plain=self._is_plain)
         except (zmq.ZMQError, ConfigurationError) as error:
             self._is_closed = True
-            self._links.close()
-            if self._given_context is None:
-                self._context.term()
+            self._release()
             if isinstance(error, ConfigurationError):
                 raise
             raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
-        self._turn()
         return loop
+
+    def _release(self) -> None:
+        if self._turning is not None:
+            self._turning.end()
+        if self._given_context is None and self._context is not None:
+            self._context.term()
 
     # --- driving the session ------------------------------------------------------------------------------
 
@@ -389,71 +378,14 @@ class AsyncHAClient:
 
     def _submit(self, call: Call) -> None:
         self._perform(self._core.submit(call, time.monotonic()))
-        self._turn_soon()
+        assert self._turning is not None
+        self._turning.soon()
 
     def _abandon(self, call: Call) -> None:
         if not self._is_closed:
             if self._journal is not None:
                 self._journal.abandoned(call)
             self._perform(self._core.abandon(call, time.monotonic()))
-
-    def _turn_soon(self) -> None:
-        if self._turn_handle is None and not self._is_closed:
-            assert self._loop is not None
-            self._turn_handle = self._loop.call_soon(self._turn)
-
-    def _turn(self) -> None:
-        """Take in all that the sockets and the clock have, and see to it that the next of it wakes us."""
-        self._turn_handle = None
-        links, core = self._links, self._core
-        assert links is not None
-        now = time.monotonic()
-        due = core.next_deadline()
-        was_busy = False
-        for node, frames in links.poll(0):
-            was_busy = True
-            self._perform(core.receive(node, frames, now))
-        for node, is_up in links.changes():
-            was_busy = True
-            self._perform(core.connected(node, now) if is_up else core.disconnected(node, now))
-        if due is not None and now >= due:
-            was_busy = True
-            self._perform(core.handle_timer(now))
-        if self._is_closed:
-            return
-        self._watch()
-        if was_busy or links.is_congested:
-            self._turn_soon()
-        self._set_timer()
-
-    def _watch(self) -> None:
-        """Let every descriptor of the links wake the loop. They change when a link is made anew."""
-        assert self._links is not None
-        assert self._loop is not None
-        descriptors = self._links.descriptors()
-        if descriptors == self._watched:
-            return
-        for descriptor in self._watched - descriptors:
-            self._loop.remove_reader(descriptor)
-        for descriptor in descriptors - self._watched:
-            self._loop.add_reader(descriptor, self._turn_soon)
-        self._watched = descriptors
-
-    def _set_timer(self) -> None:
-        assert self._loop is not None
-        due = self._core.next_deadline()
-        if due is None:
-            return
-        if self._timer is not None:
-            if self._timer_at <= due:
-                return  # it comes early enough, and looks again then
-            self._timer.cancel()
-        self._timer_at = due
-        self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._turn()
 
     def _perform(self, outputs: list[Output]) -> None:
         links = self._links
@@ -470,10 +402,9 @@ class AsyncHAClient:
                     self._journal.failed(call, output.error)
                 call.sink.put((call, output.error))
             elif isinstance(output, Reset):
-                assert links is not None
-                link = links[output.node]
-                link.close()
-                link.open()
+                assert self._turning is not None
+                self._turning.close(output.node)
+                self._turning.open(output.node)
             else:
                 self._announce(output.event)
 

@@ -106,6 +106,11 @@ class Link:
                 monitor.close(0)
             socket.close(linger_ms)
 
+    def descriptors(self) -> set[int]:
+        """What an event loop of another kind watches for reading: each tells of a change once (ZMQ_FD)."""
+        sockets = (self.socket, self.monitor)
+        return {int(socket.getsockopt(zmq.FD)) for socket in sockets if socket is not None}
+
     def send(self, frames: list[bytes]) -> None:
         """Send, or keep it until the socket takes it; without a socket it is dropped."""
         socket = self.socket
@@ -193,11 +198,6 @@ class Links:
     def is_congested(self) -> bool:
         """Does any link wait for room in its socket?"""
         return any(link.backlog for link in self._links)
-
-    def descriptors(self) -> set[int]:
-        """What an event loop of another kind watches for reading: each tells once of a change (ZMQ_FD)."""
-        sockets = [socket for link in self._links for socket in (link.socket, link.monitor)]
-        return {int(socket.getsockopt(zmq.FD)) for socket in sockets if socket is not None}
 
     def open(self) -> None:
         """Open every link."""

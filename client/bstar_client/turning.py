@@ -1,0 +1,111 @@
+"""What drives a core from an asyncio event loop: its links' descriptors and its deadlines wake a *turn*.
+
+A ZeroMQ socket's descriptor tells of a change once, and reading or sending may swallow it. So every turn asks
+the sockets themselves, and a turn in which anything happened is followed by another.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from bstar_client.link import Links
+
+__all__ = ["Turning"]
+
+
+class _Core(Protocol):
+    """What a client's session and a worker's core have in common. Outputs are each its own."""
+
+    def connected(self, node: int, now: float) -> list[Any]: ...
+    def disconnected(self, node: int, now: float) -> list[Any]: ...
+    def receive(self, node: int, frames: list[bytes], now: float) -> list[Any]: ...
+    def handle_timer(self, now: float) -> list[Any]: ...
+    def next_deadline(self) -> float | None: ...
+
+
+class Turning:
+    """``perform`` carries out what the core says. Everything happens in the loop's thread."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        links: Links,
+        core: _Core,
+        perform: Callable[[list[Any]], None],  # Any: the core's own outputs
+    ) -> None:
+        self._loop = loop
+        self._links = links
+        self._core = core
+        self._perform = perform
+        self._watched: dict[int, set[int]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._next: asyncio.Handle | None = None
+        self._is_closed = False
+
+    def open(self, node: int) -> None:
+        """Connect the link. ZMQError if its endpoint is none."""
+        link = self._links[node]
+        link.open()
+        self._watched[node] = descriptors = link.descriptors()
+        for descriptor in descriptors:
+            self._loop.add_reader(descriptor, self.soon)
+        self.soon()
+
+    def close(self, node: int, linger_ms: int = 0) -> None:
+        """Close the link. Its descriptors are let go first: the next socket may get the same numbers."""
+        for descriptor in self._watched.pop(node, ()):
+            self._loop.remove_reader(descriptor)
+        self._links[node].close(linger_ms)
+
+    def end(self, linger_ms: int = 0) -> None:
+        """Close every link and turn no more. Idempotent."""
+        self._is_closed = True
+        for handle in (self._timer, self._next):
+            if handle is not None:
+                handle.cancel()
+        for node in list(self._watched):
+            self.close(node, linger_ms)
+
+    def soon(self) -> None:
+        """Take a turn as soon as the loop comes to it: something was sent, or told to the core."""
+        if self._next is None and not self._is_closed:
+            self._next = self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Take in all that the sockets and the clock have, and see to it that the next of it wakes us."""
+        self._next = None
+        core, perform = self._core, self._perform
+        now = time.monotonic()
+        due = core.next_deadline()
+        was_busy = False
+        for node, frames in self._links.poll(0):
+            was_busy = True
+            perform(core.receive(node, frames, now))
+        for node, is_up in self._links.changes():
+            was_busy = True
+            perform(core.connected(node, now) if is_up else core.disconnected(node, now))
+        if due is not None and now >= due:
+            was_busy = True
+            perform(core.handle_timer(now))
+        if self._is_closed:
+            return
+        if was_busy:
+            self.soon()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due = self._core.next_deadline()
+        if due is None:
+            return
+        if self._timer is not None:
+            if self._timer_at <= due:
+                return  # it comes early enough, and looks again then
+            self._timer.cancel()
+        self._timer_at = due
+        self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._turn()
