@@ -139,7 +139,7 @@ def server(workers: int, journal: str | None) -> Iterator[Server]:
                 "--service",
                 "echo",
             ]
-            stack.enter_context(child([*command, "echo"]))
+            stack.enter_context(child([*command, "--log-level", "warning", "echo"]))
         with HAClient([endpoint], timeout=60) as client:
             for _ in client.map("echo", repeat(BODY, WARM_REQUESTS), window=100):
                 pass

@@ -22,7 +22,7 @@ from bstar_broker.core.observer import LostBecause, Outcome
 from bstar_broker.core.records import Accepted, ServiceRecord, WorkerRecord
 from bstar_broker.core.snapshot import JournalState
 
-__all__ = ["NodeJournal", "config_digest", "options_of"]
+__all__ = ["NodeJournal", "config_digest", "open_journal", "options_of"]
 
 # The counters of a service that a record of its load has, under the same names.
 _COUNTERS = (
@@ -80,41 +80,44 @@ class _Told:
         self.refusals: dict[str, int] = {}
 
 
-class NodeJournal:
-    """The journal of one node; an ``Observer`` of its broker. ``attach`` it to the node before anything runs.
+def open_journal(
+    options: JournalOptions, settings: Settings, *, node_id: bytes, epoch: int, **seams: Any
+) -> Journal:
+    """Begin the journal of this run of a node; ConfigurationError if its directory cannot be used.
 
-    Raises ConfigurationError if the directory cannot be used. ``clock`` is the reactor's.
+    ``epoch`` is the highest that it knows. ``seams`` are the writer's, for tests.
+    """
+    return Journal(
+        options,
+        pair=settings.pair,
+        node=settings.role,
+        source="broker",
+        boot=node_id.hex(),
+        started={
+            "config": config_digest(settings),
+            "endpoints": settings.endpoints.clients,
+            "epoch": epoch,
+            "heartbeat_us": round(settings.timing.heartbeat_interval_s * _US),
+            "failover_timeout_us": round(settings.timing.failover_timeout_s * _US),
+        },
+        **seams,
+    )
+
+
+class NodeJournal:
+    """What one node writes into its journal; an ``Observer`` of its broker.
+
+    ``node_id`` names this run of the node, ``clock`` is the reactor's. ``attach`` it to the node before
+    anything runs.
     """
 
-    def __init__(
-        self,
-        options: JournalOptions,
-        settings: Settings,
-        *,
-        node_id: bytes,
-        epoch: int,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, journal: Journal, *, node_id: bytes, clock: Callable[[], float]) -> None:
+        self.journal = journal
         self._node_id = node_id
         self._clock = clock
-        self._directory = options.directory
-        self.journal = Journal(
-            options,
-            pair=settings.pair,
-            node=settings.role,
-            source="broker",
-            boot=node_id.hex(),
-            started={
-                "config": config_digest(settings),
-                "endpoints": settings.endpoints.clients,
-                "epoch": epoch,
-                "heartbeat_us": round(settings.timing.heartbeat_interval_s * _US),
-                "failover_timeout_us": round(settings.timing.failover_timeout_s * _US),
-            },
-        )
         self._offer = self.journal.offer
         self._is_sampled = self.journal.is_sampled
-        self._is_everything = options.sample == 1
+        self._is_everything = journal.options.sample == 1
         self._weight = self.journal.weight
         self._node: Node | None = None
         self._told: dict[ServiceRecord, _Told] = {}
@@ -373,7 +376,7 @@ class NodeJournal:
         """For status and metrics."""
         counters = self.journal.counters
         return JournalState(
-            directory=self._directory,
+            directory=self.journal.options.directory,
             records=counters.records,
             octets=counters.octets,
             segments=counters.segments,

@@ -27,7 +27,7 @@ from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar_broker.core import BrokerSettings, Dispatch, Node, NodeState, Notice, Send
 from bstar_broker.core.snapshot import LoopState
-from bstar_broker.journal import NodeJournal, options_of
+from bstar_broker.journal import NodeJournal, open_journal, options_of
 from bstar_broker.status import StatusServer
 
 __all__ = ["BrokerServer"]
@@ -156,7 +156,11 @@ class BrokerServer:
         options = options_of(self.settings)
         if options is None:
             return None
-        journal = NodeJournal(options, self.settings, node_id=node_id, epoch=epoch, clock=self._reactor.now)
+        journal = NodeJournal(
+            open_journal(options, self.settings, node_id=node_id, epoch=epoch),
+            node_id=node_id,
+            clock=self._reactor.now,
+        )
         self._resources.callback(lambda: journal.close(self._stopped_because))
         return journal
 

@@ -5,6 +5,7 @@ from bstar.wire import decode, native
 from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar.wire.messages import NodeStatus
 from bstar_broker.core.broker import Broker
+from bstar_broker.core.observer import Observer
 from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.settings import BrokerSettings
 
@@ -14,7 +15,9 @@ CLIENT_ID = bytes(range(16))
 class Desk:
     """An active broker at time 0; ``settings`` are BrokerSettings' fields."""
 
-    def __init__(self, *, is_serving: bool = True, **settings: float) -> None:
+    def __init__(
+        self, *, is_serving: bool = True, observer: Observer | None = None, **settings: float
+    ) -> None:
         self.now = 0.0
         self.message_bytes_max = int(settings.get("message_bytes_max", MESSAGE_BYTES_MAX))
         self.broker = Broker(
@@ -22,6 +25,7 @@ class Desk:
             node_id=b"N" * 16,
             describe=self._describe,
             now=0.0,
+            observer=observer,
         )
         if is_serving:
             self.broker.activate(7)

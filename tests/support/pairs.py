@@ -80,7 +80,7 @@ class Node(Broker):
         settings = json.loads(self.config_path.read_text())
         for key, value in (changes or {}).items():
             if isinstance(value, Mapping):
-                settings[key] |= value
+                settings.setdefault(key, {}).update(value)
             else:
                 settings[key] = value
         self.config_path.write_text(json.dumps(settings, indent=2))
