@@ -29,6 +29,7 @@ from bstar.errors import (
     WorkerError,
 )
 from bstar_client.aio import AsyncHAClient
+from bstar_client.aio_worker import AsyncHandler, AsyncWorker
 from bstar_client.client import HAClient
 from bstar_client.core.calls import Ask, CallFailed, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
@@ -43,6 +44,8 @@ __all__ = [
     "ActiveLost",
     "Ask",
     "AsyncHAClient",
+    "AsyncHandler",
+    "AsyncWorker",
     "BstarError",
     "BusyError",
     "CallError",

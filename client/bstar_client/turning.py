@@ -42,6 +42,7 @@ class Turning:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._next: asyncio.Handle | None = None
+        self._room: asyncio.Future[None] | None = None
         self._is_closed = False
 
     def open(self, node: int) -> None:
@@ -67,11 +68,19 @@ class Turning:
                 handle.cancel()
         for node in list(self._watched):
             self.close(node, linger_ms)
+        self._let_go()
 
     def soon(self) -> None:
         """Take a turn as soon as the loop comes to it: something was sent, or told to the core."""
         if self._next is None and not self._is_closed:
             self._next = self._loop.call_soon(self._turn)
+
+    async def room(self) -> None:
+        """Wait until the sockets have taken all that was sent."""
+        while self._links.is_congested and not self._is_closed:
+            if self._room is None:
+                self._room = self._loop.create_future()
+            await asyncio.shield(self._room)
 
     def _turn(self) -> None:
         """Take in all that the sockets and the clock have, and see to it that the next of it wakes us."""
@@ -93,7 +102,14 @@ class Turning:
             return
         if was_busy:
             self.soon()
+        if self._room is not None and not self._links.is_congested:
+            self._let_go()
         self._set_timer()
+
+    def _let_go(self) -> None:
+        room, self._room = self._room, None
+        if room is not None:
+            room.set_result(None)
 
     def _set_timer(self) -> None:
         due = self._core.next_deadline()

@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import queue
-import random
 import signal
 import threading
 import time
@@ -24,10 +23,9 @@ import zmq
 
 from bstar.errors import BstarError, ClosedError, ConfigurationError, ForkedError, LocalProtocolError
 from bstar.io_threads import new_context
-from bstar.wire.mmi import PREFIX
-from bstar_client.bodies import Body, to_frames, to_name
+from bstar_client.bodies import Body, to_frames
 from bstar_client.core.outputs import Send
-from bstar_client.core.worker_dialects import Job, Mdp02Worker, NativeWorker, WorkerDialect
+from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_session import (
     Abandon,
     Begin,
@@ -37,7 +35,6 @@ from bstar_client.core.worker_session import (
     Lost,
     Open,
     Registered,
-    WorkerCore,
     WorkerCounters,
     WorkerOutput,
     WorkerSettings,
@@ -45,6 +42,7 @@ from bstar_client.core.worker_session import (
 from bstar_client.dedupe import ReplyStore
 from bstar_client.journal import JournalPlace, WorkJournal, open_journal
 from bstar_client.link import Links, LinkSettings
+from bstar_client.offering import Offer
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["Handler", "Request", "Worker", "WorkerHooks"]
@@ -55,7 +53,7 @@ _log = logging.getLogger("bstar_client")
 _CREDIT_MAX = 1_000
 
 # How long a DISCONNECT or a last reply may take to leave the process; with no linger it vanishes (T-09).
-_LINGER_MS = 300
+LINGER_MS = 300
 # Parts of replies that wait to be sent; a handler that yields faster than the network takes them waits here.
 _RESULTS_MAX = 1_000
 # How long close() waits beyond the drain timeout.
@@ -171,29 +169,6 @@ class Worker:
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         journal: JournalPlace | None = None,
     ) -> None:
-        self.endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
-        if not self.endpoints or len(set(self.endpoints)) != len(self.endpoints):
-            raise ConfigurationError(f"endpoints must be one or more, each once: {list(self.endpoints)}")
-        self.service = to_name(service)
-        if self.service.startswith(PREFIX):
-            raise LocalProtocolError(f"services named mmi. belong to the broker: {self.service!r}")
-        if not 1 <= credit <= _CREDIT_MAX:
-            raise ConfigurationError(f"credit is 1 to {_CREDIT_MAX}, a handler thread for each, not {credit}")
-        language: WorkerDialect
-        if dialect == "native":
-            language = NativeWorker()
-        elif dialect == "mdp02":
-            if credit != 1:
-                raise ConfigurationError(
-                    "plain MDP/0.2 gives a worker one request at a time: credit must be 1"
-                )
-            if dedupe is not None:
-                raise ConfigurationError(
-                    "plain MDP/0.2 does not name requests, so repetitions cannot be known: no dedupe"
-                )
-            language = Mdp02Worker(heartbeat_s, heartbeat_s * liveness)
-        else:
-            raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
         settings = WorkerSettings(
             credit, handler_timeout_s, stuck_handlers_max, drain_timeout_s, backoff_min_s, backoff_max_s
         )
@@ -202,13 +177,17 @@ class Worker:
         self._handler = handler
         self._dedupe = dedupe
         self._hooks = hooks or WorkerHooks()
-        self._core = WorkerCore(
-            self.endpoints,
-            self.service,
-            language,
-            jitter=random.random,
+        offer = Offer(
+            endpoints,
+            service,
+            dialect=dialect,
+            heartbeat_s=heartbeat_s,
+            liveness=liveness,
             settings=settings,
+            credit_max=_CREDIT_MAX,
+            keeps_replies=dedupe is not None,
         )
+        self.endpoints, self.service, self._core = offer.endpoints, offer.service, offer.core
         self._link_settings = link or LinkSettings()
         self._given_context = context
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -219,7 +198,7 @@ class Worker:
         self._is_ended = False
         self._has_begun = False
         self._journal_place = journal
-        self._is_plain = dialect == "mdp02"
+        self._is_plain = offer.is_plain
         self._journal: WorkJournal | None = None
         self._error: BaseException | None = None
         self._wakeup = WakeUp()
@@ -356,7 +335,7 @@ class Worker:
             for _ in range(self._credit):
                 self._jobs.put(None)
             self._has_room.set()
-            links.close(_LINGER_MS)
+            links.close(LINGER_MS)
             if self._given_context is None:
                 context.term()
             if self._journal is not None:
@@ -489,7 +468,7 @@ class Worker:
             job.ended_at = time.monotonic()
             _log.warning("a handler of %r failed", self.service, exc_info=error)
             self._call_hook(self._hooks.request_failed, request, error)
-            self._post(job, _as_text(error), "failure")
+            self._post(job, as_text(error), "failure")
         else:
             job.ended_at = time.monotonic()
             self._call_hook(self._hooks.request_finished, request)
@@ -521,7 +500,7 @@ class Worker:
             kept = store.begin(job.identity, request.frames, job.deadline)
         except Exception as error:  # noqa: BLE001 - whatever the store raises is the answer
             _log.warning("a request of %r was not executed", self.service, exc_info=error)
-            self._post(job, _as_text(error), "refusal")
+            self._post(job, as_text(error), "refusal")
             return True
         if kept is None:
             return False
@@ -558,7 +537,8 @@ class Worker:
             self._wakeup.set()
 
 
-def _as_text(error: BaseException) -> list[bytes]:
+def as_text(error: BaseException) -> list[bytes]:
+    """What a failed handler's client is told."""
     return [f"{type(error).__name__}: {error}".encode("utf-8", "replace")]
 
 

@@ -57,7 +57,9 @@ class ScriptedBroker:
         self.on_frames: Callable[[list[bytes]], list[list[bytes]]] | None = None
         # A passive node becomes active when a request reaches it.
         self.is_promoted_by_votes = False
-        self.welcome_ms = (100, 400)
+        # Heartbeat interval and expiry told to workers. It sends no heartbeats itself: a short expiry ends
+        # their sessions.
+        self.welcome_ms = (100, 60_000)
         self.messages: list[FromPeer] = []
         self.frames: list[list[bytes]] = []
         self.is_paused = False

@@ -175,6 +175,11 @@ class WorkerCore:
         self.counters = WorkerCounters()
 
     @property
+    def is_stopping(self) -> bool:
+        """Was it told to stop?"""
+        return self._drain_ends_at is not None
+
+    @property
     def running(self) -> int:
         """How many handlers run now, without those that are stuck."""
         return len(self._running)

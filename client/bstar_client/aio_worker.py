@@ -1,0 +1,413 @@
+"""The worker for asyncio: ``Worker``'s words, with a coroutine for a handler.
+
+    async def shout(request: Request) -> bytes:
+        return request.body.upper()
+
+    asyncio.run(AsyncWorker(["tcp://node1:5555", "tcp://node2:5555"], "shout", shout).run())
+
+It drives the same core (``bstar_client.core.worker_session``) from the event loop's own thread, and each
+request is a task of the loop. Heartbeats need the loop, too: a handler that computes for longer than a
+heartbeat must do it in ``asyncio.to_thread`` or in another process, or its nodes give the worker up.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Literal, Self
+
+import zmq
+
+from bstar.errors import ClosedError, ConfigurationError, ForkedError, LocalProtocolError
+from bstar.io_threads import new_context
+from bstar_client.bodies import Body, to_frames
+from bstar_client.core.outputs import Send
+from bstar_client.core.worker_dialects import Job
+from bstar_client.core.worker_session import (
+    Abandon,
+    Begin,
+    Close,
+    Ended,
+    Fenced,
+    Lost,
+    Open,
+    Registered,
+    WorkerCounters,
+    WorkerOutput,
+    WorkerSettings,
+)
+from bstar_client.dedupe import ReplyStore
+from bstar_client.journal import JournalPlace, WorkJournal, open_journal
+from bstar_client.link import Links, LinkSettings
+from bstar_client.offering import Offer
+from bstar_client.turning import Turning
+from bstar_client.wakeup import WakeUp
+from bstar_client.worker import LINGER_MS, Request, WorkerHooks, as_text
+
+__all__ = ["AsyncHandler", "AsyncWorker"]
+
+_log = logging.getLogger("bstar_client")
+
+# A task costs a few kilobytes; the broker keeps its own bound on what it gives to one worker.
+_CREDIT_MAX = 65_535
+
+AsyncHandler = Callable[[Request], Awaitable[Body | None] | AsyncGenerator[Body, None]]
+
+
+class AsyncWorker:
+    """Offers ``service`` to every node in ``endpoints``; the arguments are ``Worker``'s and mean the same.
+
+    ``handler`` is an async function whose result is the reply, or an async generator: its yields are sent as
+    PARTIALs, and the FINAL is one empty frame. ``credit`` requests are handled at once. A handler that runs
+    past ``handler_timeout_s`` is answered for and cancelled; ``stuck_handlers_max`` counts those that do not
+    end when they are.
+
+    ``await run()`` serves until SIGTERM, SIGINT or ``stop()``, then finishes what runs (``drain_timeout_s``)
+    and leaves the nodes in good order; cancelling it does so at once. ``async with AsyncWorker(…)`` serves
+    beside whatever the block does, and leaves signals alone. The hooks are called in the event loop.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        service: str | bytes,
+        handler: AsyncHandler | None = None,
+        *,
+        dialect: Literal["native", "mdp02"] = "native",
+        credit: int | None = None,
+        handler_timeout_s: float | None = None,
+        stuck_handlers_max: int = 3,
+        drain_timeout_s: float = 10.0,
+        backoff_min_s: float = 0.1,
+        backoff_max_s: float = 5.0,
+        heartbeat_s: float = 2.5,
+        liveness: int = 3,
+        dedupe: ReplyStore | None = None,
+        hooks: WorkerHooks | None = None,
+        link: LinkSettings | None = None,
+        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+        journal: JournalPlace | None = None,
+    ) -> None:
+        if credit is None:
+            credit = 100 if dialect == "native" else 1
+        offer = Offer(
+            endpoints,
+            service,
+            dialect=dialect,
+            heartbeat_s=heartbeat_s,
+            liveness=liveness,
+            settings=WorkerSettings(
+                credit, handler_timeout_s, stuck_handlers_max, drain_timeout_s, backoff_min_s, backoff_max_s
+            ),
+            credit_max=_CREDIT_MAX,
+            keeps_replies=dedupe is not None,
+        )
+        self.endpoints, self.service, self._core = offer.endpoints, offer.service, offer.core
+        self._is_plain = offer.is_plain
+        self._handler = handler
+        self._dedupe = dedupe
+        self._hooks = hooks or WorkerHooks()
+        self._link_settings = link or LinkSettings()
+        self._given_context = context
+        self._journal_place = journal
+        self._journal: WorkJournal | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turning: Turning | None = None
+        self._links: Links | None = None
+        self._tasks: dict[Job, asyncio.Task[None]] = {}
+        self._serving: asyncio.Task[None] | None = None
+        self._end: asyncio.Future[None] | None = None
+        self._pid = os.getpid()
+
+    def handler(self, function: AsyncHandler) -> AsyncHandler:
+        """Decorator: ``@worker.handler`` makes the function the worker's handler."""
+        self._handler = function
+        return function
+
+    @property
+    def counters(self) -> WorkerCounters:
+        """What happened so far, as plain integers."""
+        return self._core.counters
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch heard of; requests of lower ones are refused."""
+        return self._core.epoch
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until stopped. In the main thread SIGTERM and SIGINT stop it, a second one at once.
+
+        Raises WorkerError when too many handlers are stuck, ClosedError when it has run before.
+        """
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        is_main = threading.current_thread() is threading.main_thread()
+        self.start()
+        assert self._serving is not None
+        if is_main:
+            for number in numbers:
+                loop.add_signal_handler(number, self._on_signal)
+        try:
+            await self._serving
+        finally:
+            if is_main:
+                for number in numbers:
+                    loop.remove_signal_handler(number)
+
+    def start(self) -> Self:
+        """Serve in a task of the running loop, until ``stop`` or ``close``."""
+        if self._pid != os.getpid():
+            raise ForkedError("this worker was made before fork(): make a new AsyncWorker in the child")
+        if self._loop is not None:
+            raise ClosedError("a worker runs once: make a new one")
+        if self._handler is None:
+            raise ConfigurationError("the worker has no handler: pass one or use @worker.handler")
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.create_future()
+        self._serving = self._loop.create_task(self._serve(self._end), name="bstar-worker")
+        return self
+
+    def stop(self) -> None:
+        """Ask it to drain and end; returns at once. From the loop's thread or by a signal handler of it."""
+        if self._turning is not None:
+            self._perform(self._core.stop(time.monotonic()))
+            self._turning.soon()
+        elif self._serving is not None:
+            self._serving.cancel()
+
+    async def join(self) -> None:
+        """Wait for a started worker to end. Raises the error that ended it."""
+        if self._serving is not None:
+            await asyncio.shield(self._serving)
+
+    async def close(self) -> None:
+        """Stop and wait for the end, within the drain timeout. Idempotent."""
+        if self._serving is None or self._pid != os.getpid():
+            return
+        if not self._serving.done():
+            self.stop()
+        await asyncio.wait([self._serving])
+        if not self._serving.cancelled():
+            self._serving.result()
+
+    async def __aenter__(self) -> Self:
+        return self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _on_signal(self) -> None:
+        assert self._serving is not None
+        if self._core.is_stopping:
+            self._serving.cancel()
+        else:
+            self.stop()
+
+    async def _serve(self, end: "asyncio.Future[None]") -> None:
+        assert self._loop is not None
+        context = self._given_context or new_context(len(self.endpoints))
+        reason = "stopped"
+        links = Links(context, self.endpoints, self._link_settings, WakeUp())
+        self._links, self._turning = links, Turning(self._loop, links, self._core, self._perform)
+        try:
+            if self._journal_place is not None:
+                journal = open_journal(self._journal_place, "worker", self.endpoints, self.service)
+                self._journal = WorkJournal(journal, self.endpoints, self.service, is_plain=self._is_plain)
+            try:
+                for node in range(len(self.endpoints)):
+                    self._turning.open(node)
+            except zmq.ZMQError as error:
+                raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
+            await end
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._turning.end(LINGER_MS)
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            if self._given_context is None:
+                # It takes as long as the last words need to leave, at most the linger.
+                await asyncio.shield(asyncio.to_thread(context.term))
+            if self._journal is not None:
+                await asyncio.shield(asyncio.to_thread(self._journal.close, self._core.unfinished, reason))
+
+    # --- the core's outputs -------------------------------------------------------------------------------
+
+    def _perform(self, outputs: list[WorkerOutput]) -> None:
+        links, turning = self._links, self._turning
+        assert links is not None
+        assert turning is not None
+        for output in outputs:
+            if isinstance(output, Send):
+                links[output.node].send(output.frames)
+            elif isinstance(output, Begin):
+                self._begin(output.job)
+            elif isinstance(output, Abandon):
+                self._give_up(output.job)
+            elif isinstance(output, Registered):
+                if self._journal is not None:
+                    self._journal.registered(output.endpoint)
+                self._call_hook(self._hooks.registered, output.endpoint)
+            elif isinstance(output, Lost):
+                _log.info("the session with %s ended: %s", output.endpoint, output.reason)
+                if self._journal is not None:
+                    self._journal.unregistered(output.endpoint, output.reason)
+                self._call_hook(self._hooks.lost, output.endpoint, output.reason)
+            elif isinstance(output, Fenced):
+                if self._journal is not None:
+                    self._journal.fenced(output.job, output.epoch_seen)
+            elif isinstance(output, Close):
+                turning.close(output.node)
+            elif isinstance(output, Open):
+                turning.open(output.node)
+            else:
+                self._note_end(output)
+
+    def _note_end(self, output: Ended) -> None:
+        assert self._end is not None
+        if self._end.done():
+            return
+        if output.error is not None:
+            self._end.set_exception(output.error)
+        else:
+            self._end.set_result(None)
+
+    def _begin(self, job: Job) -> None:
+        assert self._loop is not None
+        task = self._loop.create_task(self._handle(job))
+        self._tasks[job] = task
+        task.add_done_callback(lambda _: self._tasks.pop(job))
+
+    def _give_up(self, job: Job) -> None:
+        if self._journal is not None:
+            self._journal.given_up(job)
+        _log.error(
+            "a handler of %r ran past its time and was cancelled (request %s)",
+            self.service,
+            job.identity.hex(),
+        )
+        self._tasks[job].cancel()
+        self._call_hook(self._hooks.handler_stuck, job.identity)
+
+    def _call_hook(self, hook: Callable[..., None], *arguments: object) -> None:
+        try:
+            hook(self, *arguments)
+        except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
+            _log.exception("a hook failed: %s", hook)
+
+    # --- requests -----------------------------------------------------------------------------------------
+
+    async def _handle(self, job: Job) -> None:
+        request = Request(
+            self.service,
+            tuple(job.body),
+            job.identity,
+            job.is_redelivered,
+            job.epoch,
+            job.deadline,
+            job.extensions,
+        )
+        try:
+            if self._dedupe is not None and await self._is_replayed(self._dedupe, job, request):
+                return
+            await self._execute(job, request)
+        except asyncio.CancelledError:
+            if not job.is_ended:
+                raise  # the worker ends, and its node gives the request to another
+            self._tell(job, [b"CancelledError: it ran past its time"], "failure")
+
+    async def _is_replayed(self, store: ReplyStore, job: Job, request: Request) -> bool:
+        """Answer the request without executing it, if it was executed before."""
+        try:
+            # In a thread: it may wait for another execution, or for a disk.
+            kept = await asyncio.to_thread(store.begin, job.identity, request.frames, job.deadline)
+        except Exception as error:  # noqa: BLE001 - whatever the store raises is the answer
+            _log.warning("a request of %r was not executed", self.service, exc_info=error)
+            self._tell(job, as_text(error), "refusal")
+            return True
+        if kept is None:
+            return False
+        self._call_hook(self._hooks.request_replayed, request)
+        self._tell(job, kept, "replay")
+        return True
+
+    async def _execute(self, job: Job, request: Request) -> None:
+        assert self._handler is not None, "checked before the start"
+        store = self._dedupe
+        self._call_hook(self._hooks.request_started, request)
+        job.began_at = time.monotonic()
+        is_stream = False
+        try:
+            answer = self._handler(request)
+            if isinstance(answer, AsyncGenerator):
+                is_stream = True
+                await self._drive(job, answer)
+                body = [b""]
+            else:
+                result = await answer
+                body = [b""] if result is None else to_frames(result)
+            self._check_size(body)
+        except BaseException as error:
+            job.ended_at = time.monotonic()
+            if store is not None:
+                await asyncio.shield(asyncio.to_thread(store.drop, job.identity))
+            if not isinstance(error, Exception):
+                raise
+            _log.warning("a handler of %r failed", self.service, exc_info=error)
+            self._call_hook(self._hooks.request_failed, request, error)
+            self._tell(job, as_text(error), "failure")
+            return
+        job.ended_at = time.monotonic()
+        if store is not None:
+            # Kept before anybody gets it.
+            if is_stream:
+                await asyncio.shield(asyncio.to_thread(store.drop, job.identity))
+            else:
+                await asyncio.shield(asyncio.to_thread(store.keep, job.identity, body))
+        self._call_hook(self._hooks.request_finished, request)
+        self._tell(job, body, "final")
+
+    async def _drive(self, job: Job, generator: AsyncGenerator[Body, None]) -> None:
+        assert self._turning is not None
+        try:
+            async for part in generator:
+                body = to_frames(part)
+                self._check_size(body)
+                if job.is_ended:
+                    return  # nobody waits for the rest
+                self._tell(job, body, "partial")
+                await self._turning.room()
+        finally:
+            await generator.aclose()
+
+    def _check_size(self, body: list[bytes]) -> None:
+        if sum(map(len, body)) > self._link_settings.message_bytes_max - 1_024:
+            raise LocalProtocolError(f"a reply has more than {self._link_settings.message_bytes_max} octets")
+
+    def _tell(
+        self, job: Job, body: list[bytes], kind: Literal["partial", "final", "failure", "replay", "refusal"]
+    ) -> None:
+        core, now = self._core, time.monotonic()
+        assert self._turning is not None
+        if self._journal is not None:
+            self._journal.told(job, body, kind)
+        if kind == "partial":
+            outputs = core.partial(job, body, now)
+        elif kind == "final":
+            outputs = core.finished(job, body, now)
+        elif kind == "replay":
+            outputs = core.replayed(job, body, now)
+        else:
+            outputs = core.failed(job, body[0].decode("utf-8", "replace"), now)
+        self._perform(outputs)
+        self._turning.soon()
