@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bstar import records, star
 from bstar.errors import DualActiveError
@@ -336,6 +339,53 @@ def test_a_request_s_times_add_up(stand: Stand) -> None:
     assert (request.bytes_in, request.bytes_out, request.partials) == (5, 7, 1)
     assert (request.outcome, request.epoch, request.weight) == ("answered", 5, 1.0)
     assert request.mono == 100_750_000
+
+
+@given(
+    identity=st.binary(min_size=24, max_size=24),
+    service=st.binary(min_size=1, max_size=20),
+    outcome=st.sampled_from(["answered", "failed", "lost", "late"]),
+    sizes=st.tuples(st.integers(0, 1 << 40), st.integers(0, 1 << 40)),
+    times=st.tuples(st.floats(0, 1e5), st.floats(0, 1e3), st.floats(0, 1e3)),
+    sample=st.sampled_from([1.0, 0.3, 1 / 3]),
+)
+def test_the_line_that_is_written_in_haste_is_the_record_s(
+    identity: bytes,
+    service: bytes,
+    outcome: Outcome,
+    sizes: tuple[int, int],
+    times: tuple[float, float, float],
+    sample: float,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        stand = Stand(Path(folder), sample=sample)
+        accepted_at, queued_s, busy_s = times
+        request = Accepted(
+            b"\x00client",
+            (),
+            native.CODEC,
+            b"",
+            ServiceRecord(service, 0.0),
+            [],
+            sizes[0],
+            identity,
+            b"",
+            accepted_at,
+            0.0,
+            False,
+            deliveries=1,
+            dispatched_at=accepted_at + queued_s,
+            worker=b"\x00worker",
+        )
+        stamp = {**stand.journal.who, "seq": 7, "at": 1 << 50, "mono": 1 << 40}
+        given_ = (stamp, request, outcome, 3, sizes[1], accepted_at + queued_s + busy_s)
+        line, record = stand.written._line(*given_), stand.written._request(*given_)
+        stand.written.close(None)
+
+    assert isinstance(line, bytes)
+    assert records.decode(line) == record
+    assert record.total_us == record.queued_us + record.busy_us
+    assert record.number < 1 << 63
 
 
 def test_a_redelivered_request_tells_its_last_worker(stand: Stand) -> None:

@@ -32,7 +32,8 @@ class Anchor:
     """Where the clocks stood when ``update`` was last called.
 
     ``source`` is the clock, in seconds, of the times that ``mono_us`` is given; None means the machine's
-    monotonic clock itself.
+    monotonic clock itself. ``shift_us`` added to a time of the source is the monotonic time, ``offset_us``
+    added to that is the wall clock's, in microseconds.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Anchor:
         self._source = source
         self._mono = mono
         self._wall = wall
-        self._shift_us = 0.0
+        self.shift_us = 0.0
         self.offset_us = 0
         self.update()
 
@@ -50,8 +51,8 @@ class Anchor:
         if self._source is not None:
             shift_us = self._mono() / 1e3 - self._source() * 1e6
             # They drift apart only while the machine sleeps; what is smaller is the time of reading.
-            if abs(shift_us - self._shift_us) > STEP_US_MIN / 10:
-                self._shift_us = shift_us
+            if abs(shift_us - self.shift_us) > STEP_US_MIN / 10:
+                self.shift_us = shift_us
         offset_us = self._read()
         step_us = offset_us - self.offset_us
         self.offset_us = offset_us
@@ -73,4 +74,4 @@ class Anchor:
 
     def mono_us(self, now: float) -> int:
         """The monotonic time of a moment on the source's clock."""
-        return int(now * 1e6 + self._shift_us)
+        return int(now * 1e6 + self.shift_us)
