@@ -76,9 +76,11 @@ _TABLES = (
         "silver",
         "requests",
         "One row for each request, by identity (client, number), whoever recorded it. outcome: as its client "
-        "was told if that wrote a journal, else the best that a node recorded. evidence: bits 1 a node's "
-        "record, 2 its client's, 4 a worker's. accepted_at_us: when the first node took it (or the client "
-        "sent it, or a worker began it). queued_us, busy_us, total_us are those of the record that answered. "
+        "was told if that wrote a journal, else the best that a node recorded (null: only a worker did). "
+        "evidence: bits 1 a node's record, 2 its client's, 4 a worker's. accepted_at_us: when the first node "
+        "took it (or the client sent it, or a worker began it). ended_at_us: when its client had the outcome "
+        "(or that node's record was made, or the worker's). queued_us, busy_us, total_us are those of the "
+        "record that answered; deliveries are of all nodes. "
         "answers: node records with outcome answered or failed. executions: how often a worker ran it; "
         "unmarked: how many of the runs after the first were not marked as repeated. reply_crc: what the "
         "client got; execution_crcs: what workers answered to this very request.",
@@ -94,8 +96,8 @@ _TABLES = (
         "states",
         "Intervals of each node's state, in order, without gaps within a run. until_at_us is the next "
         "change, or the last sign of life of the run. is_serving: state ACTIVE and the process was not away: "
-        "the time of a stall is cut out of it. text: why it began; ended_by: state, stop, kill (no more "
-        "records), end (the journal ends here).",
+        "the time of a stall is cut out of it. text: why it began; ended_by: state, stall (the process "
+        "went away, or was back), stop, kill (no more records), end (the journal ends here).",
         "node STRING, boot STRING, state STRING, is_serving BOOLEAN, epoch BIGINT, since_at_us BIGINT, "
         "until_at_us BIGINT, event STRING, text STRING, ended_by STRING, votes BIGINT",
     ),

@@ -1,0 +1,10 @@
+"""Silver: processes, their states and requests, joined from the records of nodes, clients and workers.
+
+Each table is a function of bronze records, batch DataFrames in and out, without an action.
+"""
+
+from bstar_pipeline.silver.requests import requests
+from bstar_pipeline.silver.runs import runs
+from bstar_pipeline.silver.states import states
+
+__all__ = ["requests", "runs", "states"]

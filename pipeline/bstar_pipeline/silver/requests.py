@@ -1,0 +1,140 @@
+"""Requests, each once, of what nodes, clients and workers recorded of them.
+
+The three kinds of record carry the request's identity, so they meet by one grouping over all of them: one
+shuffle, whether there are journals of clients and workers or not. The rows are sent to where they are grouped
+before they are grouped, because nearly every request has a record of its own at one node and there is nothing
+to gain by grouping the little that lies together already.
+
+A request of a plain Majordomo client has no identity that others know; its record stands for itself.
+"""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from bstar_pipeline.schema import table_schema
+
+__all__ = ["requests"]
+
+# What a node says of a request's end, the best last.
+_OUTCOMES = ("returned", "lost", "poison", "expired", "late", "failed", "answered")
+_KEY = ("pair", "client", "number", "apart")
+_PLAIN = "mdp-"
+
+
+def requests(records: DataFrame, runs: DataFrame) -> DataFrame:
+    """``silver.requests`` of bronze records and ``silver.runs``.
+
+    A request is of the day on which its last record was written.
+    """
+    told = records.where(F.col("topic").isin("requests", "calls", "executions")).join(
+        F.broadcast(runs.select("boot", "offset_us")), "boot"
+    )
+    is_node, is_call, is_run = (F.col("topic") == topic for topic in ("requests", "calls", "executions"))
+    rows = told.select(
+        "pair",
+        "client",
+        "number",
+        F.when(F.col("client").startswith(_PLAIN), F.col("boot")).alias("apart"),
+        "day",
+        "topic",
+        (F.col("mono") + F.col("offset_us")).alias("end_us"),
+        "node",
+        *_CARRIED,
+    ).repartition(*_KEY)
+    took_us = F.when(is_run, F.col("busy_us")).otherwise(F.col("total_us"))
+    began_us = F.col("end_us") - took_us
+    is_answer = is_node & F.col("outcome").isin("answered", "failed")
+    found = rows.groupBy(*_KEY).agg(
+        F.max("day").alias("day"),
+        # The record that tells most: the better outcome, then the earlier.
+        F.max(F.when(is_node, F.struct(_rank(), -F.col("end_us"), *_NODE))).alias("n"),
+        F.max(F.when(is_call, F.struct("end_us", *_CALL))).alias("c"),
+        F.max(F.when(is_run, F.struct(-F.col("end_us"), *_RUN))).alias("x"),
+        F.min(F.when(is_node, began_us)).alias("node_began_us"),
+        F.min(F.when(is_run, began_us)).alias("run_began_us"),
+        _count(is_node).alias("node_records"),
+        _count(is_answer).alias("answers"),
+        _count(is_node & (F.col("outcome") == "returned")).alias("returned"),
+        F.sum(F.when(is_node, F.col("deliveries"))).cast("int").alias("deliveries"),
+        _count(is_run).alias("executions"),
+        _count(is_run & ~F.col("is_repeated")).alias("unmarked"),
+        F.max("is_repeated").alias("is_repeated"),
+        F.max("weight").alias("weight"),
+        F.array_sort(F.collect_set(F.when(is_run, F.col("reply_crc")))).alias("execution_crcs"),
+    )
+    return found.select(*(_columns()[name].alias(name) for name in table_schema("silver.requests").names))
+
+
+_NODE = (
+    "service", "sender", "node", "worker", "outcome", "epoch", "total_us", "queued_us", "busy_us", "bytes_in",
+    "bytes_out", "end_us",
+)  # fmt: skip
+_CALL = (
+    "service", "outcome", "epoch", "total_us", "attempts", "busy", "is_idempotent", "bytes_in", "bytes_out",
+    "reply_crc",
+)  # fmt: skip
+_RUN = ("service", "epoch", "bytes_in", "bytes_out", "end_us")
+_CARRIED = (
+    "service", "sender", "worker", "outcome", "epoch", "total_us", "queued_us", "busy_us", "deliveries",
+    "is_repeated", "bytes_in", "bytes_out", "weight", "attempts", "busy", "is_idempotent", "reply_crc",
+)  # fmt: skip
+
+
+def _rank() -> Column:
+    """Where the outcome stands among those of nodes; one that is not known yet comes first."""
+    return F.array_position(F.array(*(F.lit(outcome) for outcome in _OUTCOMES)), F.col("outcome")).alias(
+        "rank"
+    )
+
+
+def _count(condition: Column) -> Column:
+    return F.count_if(condition).cast("int")
+
+
+def _columns() -> dict[str, Column]:
+    """The columns of the table: whoever knows best comes first."""
+    evidence = F.lit(0)
+    for bit, record in ((1, "n"), (2, "c"), (4, "x")):
+        evidence = evidence + F.when(F.col(record).isNotNull(), bit).otherwise(0)
+
+    def best(field: str, *of: str) -> Column:
+        return F.coalesce(*(F.col(f"{record}.{field}") for record in of))
+
+    return {
+        "client": F.col("client"),
+        "number": F.col("number"),
+        "service": best("service", "n", "c", "x"),
+        "sender": F.col("n.sender"),
+        "node": F.col("n.node"),
+        "worker": F.col("n.worker"),
+        "outcome": best("outcome", "c", "n"),
+        "evidence": evidence,
+        "accepted_at_us": F.coalesce(
+            "node_began_us", F.col("c.end_us") - F.col("c.total_us"), "run_began_us"
+        ),
+        "ended_at_us": best("end_us", "c", "n", "x"),
+        "epoch": best("epoch", "n", "c", "x"),
+        "total_us": F.col("n.total_us"),
+        "queued_us": F.col("n.queued_us"),
+        "busy_us": F.col("n.busy_us"),
+        "deliveries": F.col("deliveries"),
+        "is_repeated": F.coalesce("is_repeated", F.lit(False)),
+        "node_records": F.col("node_records"),
+        "answers": F.col("answers"),
+        "returned": F.col("returned"),
+        "executions": F.col("executions"),
+        # The first run of a request needs no mark, whichever machine's clock says that it was the first.
+        "unmarked": F.greatest(F.col("unmarked") - 1, F.lit(0)).cast("int"),
+        "call_outcome": F.col("c.outcome"),
+        "call_total_us": F.col("c.total_us"),
+        "attempts": F.col("c.attempts").cast("int"),
+        "busy": F.col("c.busy").cast("int"),
+        "is_idempotent": F.col("c.is_idempotent"),
+        "bytes_in": best("bytes_in", "n", "c", "x"),
+        "bytes_out": best("bytes_out", "n", "c", "x"),
+        "reply_crc": F.col("c.reply_crc"),
+        "execution_crcs": F.col("execution_crcs"),
+        "weight": F.col("weight"),
+        "day": F.col("day"),
+        "pair": F.col("pair"),
+    }
