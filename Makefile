@@ -45,10 +45,12 @@ check: $(TOOLS) ## style, types, layers of the house, generated files up to date
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m bstar.settings --check
 	$(BIN)/python -m bstar.star.diagram --check docs/binary-star.md
+	$(BIN)/python -m bstar.journal.page --check docs/journal.md
 	$(BIN)/python -m bstar_pipeline.tables_page --check docs/pipeline.md
 
 bench: $(TOOLS) ## benchmarks, printed as a table
 	@$(BIN)/python benchmarks/run.py
+	@$(BIN)/python benchmarks/journal.py
 
 bench-failover: $(TOOLS) ## the outage that clients see: 30 trials of each fault, 25 minutes; or TRIALS=5, PROFILES=lan, FAULTS=kill,stop, OVERLOAD_S=60
 	@command='make bench-failover$(if $(TRIALS), TRIALS=$(TRIALS))$(if $(PROFILES), PROFILES=$(PROFILES))$(if $(FAULTS), FAULTS=$(FAULTS))$(if $(OVERLOAD_S), OVERLOAD_S=$(OVERLOAD_S))'; \
@@ -60,6 +62,7 @@ bench-failover: $(TOOLS) ## the outage that clients see: 30 trials of each fault
 docs: $(TOOLS) ## write the generated files anew: sample configurations, state diagram, tables of the pipeline
 	@$(BIN)/python -m bstar.settings --write
 	@$(BIN)/python -m bstar.star.diagram --write docs/binary-star.md
+	@$(BIN)/python -m bstar.journal.page --write docs/journal.md
 	@$(BIN)/python -m bstar_pipeline.tables_page --write docs/pipeline.md
 
 sim: $(TOOLS) ## a simulated pair under faults: 200 seeds; or SEED=7, RUNS=1000, HOURS=100; or EXPLORE=all: every state once

@@ -119,7 +119,8 @@ class SegmentClosed(Base, frozen=True, tag="closed"):
 
 class Dropped(Base, frozen=True, tag="dropped"):
     """The journal could not keep up: ``count`` records since ``since_us`` (monotonic) were not written,
-    ``requests`` of them about requests, calls and executions. State changes are never among them.
+    ``requests`` of them about requests, calls and executions. The others have a part of the buffer for
+    themselves, so state changes are among them only if that was full, too.
     """
 
     count: int
