@@ -27,6 +27,8 @@ from run import BODY, child, cpu_seconds, free_port
 HERE = Path(__file__).parent
 WINDOW = 1_000
 WARM_REQUESTS = 3_000
+# Small files, so that each round packs some of them.
+_PACKING = f"rotate_bytes: {1 << 20}"
 
 
 class Server(NamedTuple):
@@ -56,7 +58,9 @@ def main() -> int:
     parser.add_argument("--gzip", choices=("true", "false"), default="true")
     asked = parser.parse_args()
     with ExitStack() as stack:
-        journal = stack.enter_context(server(asked.workers, f"sample: {asked.sample}, gzip: {asked.gzip}"))
+        journal = stack.enter_context(
+            server(asked.workers, f"sample: {asked.sample}, gzip: {asked.gzip}, {_PACKING}")
+        )
         plain = stack.enter_context(server(asked.workers, None))
         for one in (journal, plain):
             measure(one, 1.0)

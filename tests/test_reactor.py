@@ -150,6 +150,8 @@ def test_lag_is_what_deadlines_were_late(reactor: Reactor, clock: Clock) -> None
     assert (lag.last_s, lag.max_s, lag.sum_s) == (0.0, 0.25, 0.5)
     assert sum(lag.counts) == 3
     assert lag.counts[LAG_BOUNDS_S.index(0.25)] == 2
+    assert (lag.take_peak_s(), lag.take_peak_s()) == (0.25, 0.0)
+    assert lag.max_s == 0.25
 
 
 def test_the_last_bucket_takes_what_is_above_every_bound() -> None:

@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -132,6 +133,19 @@ class Pruned(msgspec.Struct, frozen=True):
     newest: str
 
 
+class _Sealed(msgspec.Struct, frozen=True):
+    """What retention has to know of a file."""
+
+    path: Path
+    octets: int
+    written_s: float
+
+    @classmethod
+    def of(cls, path: Path) -> "_Sealed":
+        status = path.stat()
+        return cls(path, status.st_size, status.st_mtime)
+
+
 class Folder:
     """The directory, as one process of one pair and node uses it. Other files in it are left alone."""
 
@@ -142,6 +156,8 @@ class Folder:
         self._boot = boot[:8]
         self._disk = disk
         self._number = 0
+        # Read from the directory once: there may be thousands, and this is looked at for each new one.
+        self._sealed: deque[_Sealed] | None = None
 
     def open(self, at_s: float) -> Segment:
         """Begin the next segment; makes the directory. OSError."""
@@ -187,6 +203,7 @@ class Folder:
         if not gzip and not is_packed:
             self._disk.rename(segment.path, final)
             segment.close()
+            self._note_sealed(final)
             return
         if not is_packed:
             part = final.with_name(final.name + PART)
@@ -199,6 +216,11 @@ class Folder:
         # From here on readers may see it twice for a moment, if they read open segments; never not at all.
         segment.path.unlink()
         segment.close()
+        self._note_sealed(packed)
+
+    def _note_sealed(self, path: Path) -> None:
+        if self._sealed is not None:
+            self._sealed.append(_Sealed.of(path))
 
     def _pack(self, segment: Segment, part: Path) -> Iterator[None]:
         descriptor = self._disk.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -219,30 +241,33 @@ class Folder:
             rest = rest[self._disk.write(descriptor, rest) :]
 
     def prune(self, *, keep_bytes: int, oldest_s: float | None) -> Pruned | None:
-        """Remove the oldest sealed segments above ``keep_bytes`` (0: no bound), and those last written
-        before ``oldest_s`` (seconds since 1970; None: no bound). OSError.
+        """Remove the oldest sealed segments: those above ``keep_bytes`` (0: no bound), and those last
+        written before ``oldest_s`` (seconds since 1970; None: no bound). OSError.
         """
-        sealed = []
-        for name in self._segments():
-            if name.is_sealed:
-                path = self.path / (name.stem + name.suffix)
-                with suppress(FileNotFoundError):
-                    status = path.stat()
-                    sealed.append((name.time, name.boot, name.number, path, status.st_size, status.st_mtime))
-        sealed.sort()
-        total = sum(size for *_, size, _ in sealed)
+        if self._sealed is None:
+            self._sealed = deque(self._find_sealed())
+        total = sum(sealed.octets for sealed in self._sealed)
         files = octets = 0
         newest = ""
-        for *_, path, size, written_s in sealed:
+        while self._sealed:
+            oldest = self._sealed[0]
             is_too_much = bool(keep_bytes) and total > keep_bytes
-            if not is_too_much and (oldest_s is None or written_s >= oldest_s):
-                continue
-            path.unlink(missing_ok=True)
-            total -= size
+            if not is_too_much and (oldest_s is None or oldest.written_s >= oldest_s):
+                break
+            oldest.path.unlink(missing_ok=True)
+            self._sealed.popleft()
+            total -= oldest.octets
             files += 1
-            octets += size
-            newest = path.name
+            octets += oldest.octets
+            newest = oldest.path.name
         return Pruned(files, octets, newest) if files else None
+
+    def _find_sealed(self) -> Iterator[_Sealed]:
+        """Those of earlier runs, in the order in which they were begun."""
+        for name in sorted(self._segments(), key=lambda name: (name.time, name.boot, name.number)):
+            if name.is_sealed:
+                with suppress(FileNotFoundError):
+                    yield _Sealed.of(self.path / (name.stem + name.suffix))
 
     def _segments(self) -> Iterator[SegmentName]:
         """This pair's and node's, in the order of their names."""
