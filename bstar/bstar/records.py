@@ -343,8 +343,10 @@ class Call(Base, frozen=True, tag="call"):
 
     ``outcome``: "answered"; "failed" (the handler raised); certainly not executed: "busy", "rejected",
     "no-active"; not known: "timeout", "unknown", "interrupted" (a stream), "closed", "abandoned" (the caller
-    went away). ``attempts`` counts how often it was sent, ``busy`` how often a broker said BUSY.
-    ``reply_crc`` is the CRC-32 of the reply's frames joined, of an answered call.
+    went away). ``attempts`` counts how often it was sent (0: refused before it was, or it shared the request
+    of another call with its key), ``busy`` how often a broker said BUSY. ``endpoint`` is where the reply came
+    from, or the last attempt went to. ``reply_crc`` is the CRC-32 of the frames of an answered call's reply
+    joined, ``bytes_out`` counts its octets, PARTIALs included.
     """
 
     client: str
@@ -434,7 +436,8 @@ class Execution(Base, frozen=True, tag="execution"):
 
     ``outcome``: "answered", "failed" (it raised), "stuck" (it ran past its time and was given up).
     ``is_repeated``: the worker was told that the request may have been executed before. ``reply_crc`` is the
-    CRC-32 of the reply's frames joined.
+    CRC-32 of the reply's frames joined. Of a plain MDP request, which has no identity, ``client`` begins with
+    "mdp-", as in Call, and cannot be joined to what others recorded.
     """
 
     client: str
