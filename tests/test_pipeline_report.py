@@ -96,7 +96,7 @@ def test_the_verdict_is_the_worst_that_was_found(
 
 def test_excused_repetitions_are_told_but_do_not_spoil_the_verdict() -> None:
     verdict = judge([Verdicts("executed-twice", 0, 25, 0)], 100)
-    assert any("25 repetitions" in sentence for sentence in verdict.sentences)
+    assert any("25 cases" in sentence for sentence in verdict.sentences)
 
 
 # --- the page without a browser -------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -10,8 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from bstar.errors import ConfigurationError
+from bstar_cli import exits
+from bstar_cli.main import main
 from bstar_pipeline import report, sketch
-from bstar_pipeline.report.collect import STEPS_MAX, collect, step_us
+from bstar_pipeline.report.collect import collect
+from bstar_pipeline.report.reading import STEPS_MAX, step_us
 from bstar_pipeline.tables import TABLES
 from bstar_pipeline.tables_page import columns_of
 
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 DAY = dt.date(2026, 11, 21)
 NOON = 1_795_262_400_000_000
@@ -310,3 +314,45 @@ def test_a_folder_without_tables_is_said_to_be_one(spark: SparkSession, tmp_path
 def test_a_plot_never_has_more_steps_than_a_screen(days: float) -> None:
     period = int(days * 24 * HOUR)
     assert period / step_us(period) <= STEPS_MAX
+
+
+def _lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_commands_print_what_the_tables_say_and_judge_by_their_exit_code(
+    spark: SparkSession, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the session that there is: a command must leave it running."""
+    tables = ["pipeline", "audit", str(root)]
+    assert main([*tables, "--pair", "orders", "--json", "--limit", "2"]) == exits.FAILED
+    *findings, last = _lines(capsys)
+    assert [(each["rule"], each["verdict"]) for each in findings] == [("lost", "violated")] * 2
+    assert last["verdict"] == "violated"
+    assert last["requests"] == 606
+    # Without --pair it is about all pairs; a gate must not overlook one.
+    assert main(tables) == exits.FAILED
+    shown = capsys.readouterr()
+    assert "another" in shown.out
+    assert "1 reply was crossed; 3 requests were lost" in shown.err
+    # What is left of the day has a request and nothing but an excused repetition.
+    late = ["--pair", "orders", "--from", "2026-11-21T12:00:10"]
+    assert main([*tables, *late, "--strict"]) == exits.OK
+    assert "Passed: each of 506 requests" in capsys.readouterr().err
+    nothing = ["--pair", "orders", "--from", "2026-11-21T12:01:30"]
+    assert main([*tables, *nothing]) == exits.NOT_PROVEN
+    assert "Nothing to judge" in capsys.readouterr().err
+
+    assert main(["pipeline", "incidents", str(root), "--limit", "1", "--json"]) == exits.OK
+    (incident,) = _lines(capsys)
+    assert (incident["kind"], incident["outage_us"]) == ("crash", 1_209)
+    assert main(["pipeline", "objectives", str(root), "--pair", "orders"]) == exits.OK
+    assert "99.9 % answered, 99 % within 250 ms" in capsys.readouterr().out
+
+    out = tmp_path / "page.html"
+    assert main(["pipeline", "report", str(root), "--pair", "orders", "--out", str(out)]) == exits.OK
+    shown = capsys.readouterr()
+    assert shown.out == f"{out}\n"
+    assert "Violated: 3 requests were lost." in shown.err
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert spark.range(1).count() == 1

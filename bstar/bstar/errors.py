@@ -22,6 +22,7 @@ restart a node. Edge code turns foreign errors (of a socket, a file, a parser) i
     │   │   └── StreamInterruptedError  … after some PARTIALs had been delivered
     │   └── HandlerError                it was executed, and the worker's handler failed
     ├── BulkCallError                   too many calls of a bulk job failed; it gave up
+    ├── PipelineError                   a job of the pipeline failed in Spark; nothing is said of the journals
     ├── WorkerError                     a worker cannot go on (its handlers are stuck)
     ├── ClosedError                     used after ``close()``
     └── ForkedError                     used in a child process after ``fork()``
@@ -46,6 +47,7 @@ __all__ = [
     "OutcomeUnknownError",
     "PairError",
     "PeerMismatchError",
+    "PipelineError",
     "ProtocolError",
     "RefusedError",
     "RejectedError",
@@ -181,3 +183,7 @@ class ClosedError(BstarError):
 
 class ForkedError(BstarError):
     """The object was made before ``fork()`` and used in the child: make a new one in the child."""
+
+
+class PipelineError(BstarError):
+    """Spark could not do a job of the pipeline; the text is Spark's own. Says nothing about the journals."""

@@ -7,6 +7,7 @@ from bstar.errors import (
     HandlerError,
     LocalProtocolError,
     PairError,
+    PipelineError,
     RejectedError,
 )
 
@@ -16,7 +17,9 @@ __all__ = [
     "MANY_ACTIVE",
     "NONE_ACTIVE",
     "NOT_EXECUTED",
+    "NOT_PROVEN",
     "OK",
+    "SPARK_FAILED",
     "UNKNOWN",
     "USAGE",
     "code_of",
@@ -35,6 +38,10 @@ NONE_ACTIVE = 3
 """``status``: no node serves."""
 MANY_ACTIVE = 4
 """``status``: more than one node serves."""
+NOT_PROVEN = 3
+"""``pipeline audit``: there is nothing to judge, or not all is proven and all must be."""
+SPARK_FAILED = 5
+"""``pipeline``: Spark could not do the job; nothing is said about the journals."""
 INTERRUPTED = 130
 """Ctrl-C, where that is not the ordinary way to stop."""
 
@@ -45,6 +52,8 @@ def code_of(error: BstarError) -> int:
         return error.exit_code
     if isinstance(error, (ConfigurationError, LocalProtocolError)):
         return USAGE
+    if isinstance(error, PipelineError):
+        return SPARK_FAILED
     if isinstance(error, (HandlerError, RejectedError)):
         return FAILED
     if isinstance(error, CallError):

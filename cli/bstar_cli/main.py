@@ -17,6 +17,7 @@ from bstar_cli.call import call
 from bstar_cli.configuration import check_config, sample_config
 from bstar_cli.demo import demo
 from bstar_cli.load import load
+from bstar_cli.pipeline import pipeline
 from bstar_cli.serve import serve
 from bstar_cli.status import status
 from bstar_cli.worker import worker
@@ -57,6 +58,7 @@ def version() -> None:
 
 for _command in (serve, arbiter, worker, call, load, status, check_config, sample_config, demo, version):
     app.command()(_command)
+app.add_typer(pipeline)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -61,6 +61,7 @@ def _incident(
     kind: str, node: str, successor: str, began: float, detected: float, taken: float, **rest: object
 ) -> Incident:
     values: dict[str, object] = {
+        "pair": "orders",
         "kind": kind,
         "node": node,
         "successor": successor,
@@ -117,6 +118,7 @@ def report_content(
     minutes = [(at(60 * minute), 0.0 if minute != 13 else 3.4) for minute in range(20)]
     objectives = [
         Objective(
+            "orders",
             name,
             504_000 / 4**n,
             14.0 if n == 0 else 0.0,
@@ -141,6 +143,7 @@ def report_content(
     ]
     violated = [
         Finding(
+            "orders",
             "lost",
             "violated",
             "5f" * 16,
@@ -153,6 +156,7 @@ def report_content(
             "accepted by primary, and no outcome anywhere",
         ),
         Finding(
+            "orders",
             "both-active",
             "violated",
             "",
@@ -166,7 +170,19 @@ def report_content(
         ),
     ]
     unproven = [
-        Finding("crossed", "unproven", "", None, services[-1], "", None, None, 40, "a worker kept no journal")
+        Finding(
+            "orders",
+            "crossed",
+            "unproven",
+            "",
+            None,
+            services[-1],
+            "",
+            None,
+            None,
+            40,
+            "a worker kept no journal",
+        )
     ]
     return Content(
         pair="orders",

@@ -67,6 +67,7 @@ class Rate:
 class Incident:
     """One row of gold.incidents; None where the journals cannot tell."""
 
+    pair: str
     kind: str
     node: str
     successor: str
@@ -100,6 +101,7 @@ class Verdicts:
 class Finding:
     """One row of gold.audit."""
 
+    pair: str
     rule: str
     verdict: str
     client: str
@@ -145,6 +147,7 @@ class Objective:
     budget burned so fast that somebody should be woken, the worst of them at ``worst_at_us``.
     """
 
+    pair: str
     service: str
     requests: float
     errors: float

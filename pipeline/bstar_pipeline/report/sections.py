@@ -3,17 +3,21 @@
 from html import escape
 
 from bstar_pipeline.report import plots
-from bstar_pipeline.report.content import Content, Objective, Promise
+from bstar_pipeline.report.content import Content
 from bstar_pipeline.report.elements import Cell, Column, cut, plot, table
 from bstar_pipeline.report.words import (
     KINDS,
     Verdict,
+    alerts,
+    budget_note,
+    budget_used,
     clock,
     count,
     date_and_time,
     duration,
     is_one_day,
     plural,
+    promised,
     share,
 )
 
@@ -171,17 +175,17 @@ def objectives(content: Content, figures: dict[str, plots.Figure]) -> Section:
     ]
     rows: list[list[Cell]] = [
         [
-            (each.service, _promise(each.promise)),
+            (each.service, promised(each.promise)),
             count(each.requests),
             f"{each.peak_per_s:,.0f}",
             share(each.error_share),
             ", ".join(map(duration, (each.p50_us, each.p95_us, each.p99_us))),
-            _used(each.promise),
+            (budget_used(each.promise), budget_note(each.promise)),
             _times(each.burn_rate),
             ""
             if not each.worst_burn_rate
             else (_times(each.worst_burn_rate), _moment(content, each.worst_at_us)),
-            _alerts(each),
+            alerts(each),
         ]
         for each in content.objectives
     ]
@@ -199,36 +203,6 @@ def objectives(content: Content, figures: dict[str, plots.Figure]) -> Section:
         + cut(content.objectives_cut, "services", "the busiest")
         + drawn,
     )
-
-
-def _promise(promise: Promise | None) -> str:
-    if promise is None:
-        return ""
-    return (
-        f"{promise.availability * 100:.6g} % answered, {promise.latency_share * 100:.6g} % within "
-        f"{duration(promise.latency_us)}"
-    )
-
-
-def _used(promise: Promise | None) -> Cell:
-    if promise is None:
-        return "–"
-    worse = max(promise.budget_used, promise.slow_budget_used)
-    note = f"errors {_percent(promise.budget_used)}, slow {_percent(promise.slow_budget_used)}"
-    return _percent(worse) if promise.is_kept else f"{_percent(worse)}: missed", note
-
-
-def _percent(value: float) -> str:
-    return f"{value * 100:,.0f} %" if value >= 0.01 or not value else "< 1 %"
-
-
-def _alerts(objective: Objective) -> str:
-    told = [
-        f"{number} min {speed}"
-        for speed, number in (("fast", objective.fast_alerts), ("slow", objective.slow_alerts))
-        if number
-    ]
-    return ", ".join(told)
 
 
 def _times(value: float | None) -> str:

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bstar_pipeline.report.content import Content, Incident, Verdicts
+from bstar_pipeline.report.content import Content, Incident, Objective, Promise, Verdicts
 
 __all__ = [
     "KINDS",
     "RULES",
     "Verdict",
+    "alerts",
+    "budget_note",
+    "budget_used",
     "clock",
     "count",
     "date_and_time",
@@ -22,6 +25,7 @@ __all__ = [
     "is_one_day",
     "judge",
     "plural",
+    "promised",
     "share",
     "worst_outage",
 ]
@@ -84,13 +88,12 @@ def judge(verdicts: Sequence[Verdicts], requests: float) -> Verdict:
     """What the findings of an audit of so many requests come to."""
     violated = [each for each in verdicts if each.violated]
     unproven = [each for each in verdicts if each.unproven]
-    excused = sum(each.excused for each in verdicts)
-    sentences = []
-    if excused:
-        sentences.append(
-            f"{plural(excused, 'repetition')} of an idempotent request that the guarantees allow "
-            f"{'is' if excused == 1 else 'are'} not counted as a violation."
-        )
+    excused = [each for each in verdicts if each.excused]
+    sentences = [
+        f"Allowed by the guarantees ({each.rule}): {plural(each.excused, 'case')}, such as marked "
+        "repetitions and outcomes that the client was told are unknown."
+        for each in excused
+    ]
     sentences += [
         f"Not proven either way ({each.rule}): {plural(each.unproven, 'case')} about which these journals do "
         "not tell enough."
@@ -183,6 +186,41 @@ def share(value: float | None) -> str:
     if 0 < value < 0.0001:
         return "< 0.01 %"
     return f"{value * 100:.2f} %" if value < 0.1 else f"{value * 100:.1f} %"
+
+
+def promised(promise: Promise | None) -> str:
+    """The objective of a service."""
+    if promise is None:
+        return ""
+    return (
+        f"{promise.availability * 100:.6g} % answered, {promise.latency_share * 100:.6g} % within "
+        f"{duration(promise.latency_us)}"
+    )
+
+
+def budget_used(promise: Promise | None) -> str:
+    """How much of the budget that is used more is gone."""
+    if promise is None:
+        return "–"
+    used = _percent(max(promise.budget_used, promise.slow_budget_used))
+    return used if promise.is_kept else f"{used}: missed"
+
+
+def budget_note(promise: Promise | None) -> str:
+    """How much of each budget is gone."""
+    if promise is None:
+        return ""
+    return f"errors {_percent(promise.budget_used)}, slow {_percent(promise.slow_budget_used)}"
+
+
+def _percent(value: float) -> str:
+    return f"{value * 100:,.0f} %" if value >= 0.01 or not value else "< 1 %"
+
+
+def alerts(objective: Objective) -> str:
+    """In how many minutes an alert was due, by its speed."""
+    told = (("fast", objective.fast_alerts), ("slow", objective.slow_alerts))
+    return ", ".join(f"{number} min {speed}" for speed, number in told if number)
 
 
 def is_one_day(content: Content) -> bool:

@@ -1,0 +1,20 @@
+"""``bstar pipeline``: what the journals of pairs tell, on Spark."""
+
+import typer
+
+from bstar_cli.pipeline.answers import audit, incidents, objectives, report
+from bstar_cli.pipeline.work import generate, tables
+
+__all__ = ["pipeline"]
+
+pipeline = typer.Typer(
+    name="pipeline",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Read the journals of pairs with Spark: what happened, was anything lost, what will be needed.\n\n"
+    "Needs the extra: pip install 'bstar\\[spark]', and Java 17 or newer. First run, then the rest:\n\n"
+    "bstar pipeline run JOURNAL --out tables",
+)
+
+for _command in (report, audit, incidents, objectives, generate, tables):
+    pipeline.command()(_command)

@@ -1,0 +1,155 @@
+"""What all commands of ``bstar pipeline`` share: options about Spark and time, sessions, progress, tables.
+
+Spark is an extra and takes a second to load, so it is imported when a command runs, never before.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bstar.errors import ConfigurationError
+from bstar_cli import exits
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "ConfOption",
+    "FromOption",
+    "JsonOption",
+    "MasterOption",
+    "PairOption",
+    "RemoteOption",
+    "RootArgument",
+    "UntilOption",
+    "missing_spark",
+    "print_json",
+    "print_table",
+    "progress",
+    "spark_session",
+    "time_of",
+]
+
+RootArgument = Annotated[
+    str, typer.Argument(metavar="ROOT", help="Where bstar pipeline run wrote the tables: any path of Spark.")
+]
+PairOption = Annotated[str | None, typer.Option("--pair", metavar="PAIR", help="Only this pair.")]
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from", metavar="TIME", help="Not before: 2026-11-21T08:00, UTC unless it says otherwise."
+    ),
+]
+UntilOption = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Before this time.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        metavar="URL",
+        help="Where Spark runs: local[4], spark://HOST:7077, yarn, … Otherwise what spark-submit or Spark's "
+        "configuration says, otherwise all cores of this machine.",
+        show_default=False,
+    ),
+]
+RemoteOption = Annotated[
+    str | None,
+    typer.Option("--remote", metavar="URL", help="A Spark Connect server instead: sc://HOST:15002."),
+]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf", metavar="KEY=VALUE", help="A setting of Spark, such as spark.driver.memory=8g; repeatable."
+    ),
+]
+
+# Not a terminal: nothing is cut, so that a script finds whole words.
+_WIDTH = 240
+_EXTRA = ("pyspark", "py4j", "pyarrow", "pandas", "numpy", "plotly", "grpc", "google", "zstandard")
+
+
+def missing_spark(error: ModuleNotFoundError) -> ConfigurationError | None:
+    """What to tell the user if this is about the extra; None if it is a defect of ours."""
+    name = error.name or ""
+    if name.partition(".")[0] not in _EXTRA:
+        return None
+    return ConfigurationError(
+        f"the pipeline needs {name}, which is not installed: pip install 'bstar[spark]' (about 1 GB)"
+    )
+
+
+@contextmanager
+def spark_session(
+    what: str, master: str | None, remote: str | None, conf: Sequence[str] | None
+) -> Iterator[SparkSession]:
+    """A session for one command. Ctrl-C within ends the command with its exit code."""
+    settings = {}
+    for assignment in conf or ():
+        key, separator, value = assignment.partition("=")
+        if not separator or not key.strip():
+            raise ConfigurationError(f"--conf {assignment}: write --conf KEY=VALUE")
+        settings[key.strip()] = value
+    try:
+        from bstar_pipeline.console import session
+    except ModuleNotFoundError as error:
+        told = missing_spark(error)
+        if told is None:
+            raise
+        raise told from error
+    try:
+        with session(f"bstar pipeline {what}", master=master, remote=remote, settings=settings) as spark:
+            yield spark
+    except KeyboardInterrupt:
+        raise typer.Exit(exits.INTERRUPTED) from None
+
+
+@contextmanager
+def progress(first: str) -> Iterator[Callable[[str], None]]:
+    """Tell people at a terminal what is going on, on stderr; scripts hear nothing."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    console = Console(stderr=True)
+    with console.status(Text(first)) as status:
+        yield lambda word: status.update(Text(word))
+
+
+def time_of(option: str, text: str | None) -> int | None:
+    """An option's time as microseconds since 1970."""
+    if text is None:
+        return None
+    try:
+        told = dt.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{option} {text}: write a time like 2026-11-21T08:00 or 2026-11-21T09:00+01:00"
+        ) from error
+    if told.tzinfo is None:
+        told = told.replace(tzinfo=dt.UTC)
+    return round(told.timestamp() * 1e6)
+
+
+def print_json(value: object) -> None:
+    """One JSON object on one line of stdout."""
+    typer.echo(msgspec.json.encode(value).decode())
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+    """A table on stdout; ``right`` are the columns of numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, heading in enumerate(headings):
+        table.add_column(heading.upper(), justify="right" if index in right else "left", overflow="fold")
+    for row in rows:
+        # Text, because a name from the wire may look like markup.
+        table.add_row(*(Text(cell) for cell in row))
+    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)

@@ -1,0 +1,176 @@
+"""What the report and the commands read from: the tables below a root, of one pair or all, in one period.
+
+``open_tables`` finds out from the runs of processes which pairs there are and when they lived; everything
+else is read through ``Tables``, which leaves out other pairs and other days before a file is opened. It uses
+the DataFrame API only, so it runs under Spark Connect.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
+
+from bstar.errors import ConfigurationError
+from bstar_pipeline import store
+from bstar_pipeline.report.content import Cut
+from bstar_pipeline.schema import table_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = [
+    "MINUTE_US",
+    "STEPS_MAX",
+    "Tables",
+    "cut_of",
+    "is_within",
+    "open_tables",
+    "rows_of",
+    "step_of",
+    "step_us",
+]
+
+STEPS_MAX = 240
+"""Columns of the plots over time: more than a phone can show."""
+MINUTE_US = 60_000_000
+_DAY_US = 24 * 60 * MINUTE_US
+_STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables below ``root`` of ``pair`` (None: of all pairs) in [``from_us``, ``until_us``).
+
+    Plots over time have steps of ``step_us``; the first one begins at ``origin_us``.
+    """
+
+    spark: SparkSession
+    root: str
+    pair: str | None
+    from_us: int
+    until_us: int
+
+    @property
+    def step_us(self) -> int:
+        """A round time, so that there are at most STEPS_MAX."""
+        return step_us(self.until_us - self.from_us)
+
+    @property
+    def origin_us(self) -> int:
+        """``from_us`` rounded down to a step."""
+        return self.from_us // self.step_us * self.step_us
+
+    @property
+    def days(self) -> tuple[dt.date, dt.date]:
+        """The first and the last day (UTC)."""
+        return _date(self.from_us), _date(self.until_us - 1)
+
+    def table(self, name: str) -> DataFrame:
+        """The whole table; empty if nothing was ever written to it."""
+        return _table(self.spark, self.root, name)
+
+    def of_pair(self, name: str, *, margin_days: int = 1) -> DataFrame:
+        """The table's rows of the pair and the days, and of so many days around: an interval or a request
+        may belong to the day before the one that it ends in.
+        """
+        margin = dt.timedelta(days=margin_days)
+        frame = self.table(name).where(F.col("day").between(self.days[0] - margin, self.days[1] + margin))
+        return frame if self.pair is None else frame.where(F.col("pair") == self.pair)
+
+
+def open_tables(
+    spark: SparkSession,
+    root: str,
+    *,
+    pair: str | None = None,
+    from_us: int | None = None,
+    until_us: int | None = None,
+    is_of_one_pair: bool = False,
+) -> Tables:
+    """The tables below ``root``: of ``pair``, or of all; in the time in which its processes lived, or in what
+    of that is in [``from_us``, ``until_us``).
+
+    Raises ConfigurationError if there are no tables, no such pair, several pairs where there must be one
+    (``is_of_one_pair``), or nothing in that period.
+    """
+    found = {
+        row.pair: (row.first, row.last)
+        for row in rows_of(
+            _table(spark, root, "silver.runs")
+            .groupBy("pair")
+            .agg(F.min("started_at_us").alias("first"), F.max("last_at_us").alias("last"))
+        )
+    }
+    if not found:
+        raise ConfigurationError(
+            f"{root} holds no tables of a pair: write them first with bstar pipeline run JOURNAL --out {root}"
+        )
+    names = ", ".join(sorted(found))
+    if pair is None and is_of_one_pair:
+        if len(found) > 1:
+            raise ConfigurationError(f"{root} is about several pairs: choose one of {names} with --pair")
+        pair = next(iter(found))
+    elif pair is not None and pair not in found:
+        raise ConfigurationError(f"{root} knows no pair {pair}: it has {names}")
+    chosen = list(found.values()) if pair is None else [found[pair]]
+    lived_from, lived_until = min(first for first, _ in chosen), max(last for _, last in chosen)
+    first = lived_from if from_us is None else max(lived_from, from_us)
+    # The last sign of life belongs to the period.
+    last = lived_until + 1 if until_us is None else min(lived_until + 1, until_us)
+    if first >= last:
+        who = names if pair is None else pair
+        raise ConfigurationError(
+            f"nothing of pair {who} in that period: its journals are from {_iso(lived_from)} "
+            f"to {_iso(lived_until)}"
+        )
+    return Tables(spark, root, pair, first, last)
+
+
+def rows_of(frame: DataFrame) -> list[Any]:
+    """Run it; its rows have one attribute a column, and nothing tells a type checker which."""
+    rows: list[Any] = frame.collect()
+    return rows
+
+
+def step_us(period_us: int) -> int:
+    """The step of plots over time: a round one, so that there are at most STEPS_MAX."""
+    for step_s in _STEPS_S:
+        if period_us <= step_s * 1e6 * STEPS_MAX:
+            return int(step_s * 1e6)
+    days = -(-period_us // (_DAY_US * STEPS_MAX))
+    return days * _DAY_US
+
+
+def step_of(at_us: Column, tables: Tables) -> Column:
+    """The number of the step that a time is in."""
+    return F.floor((at_us - F.lit(tables.origin_us)) / F.lit(tables.step_us)).cast("int")
+
+
+def is_within(column: str, tables: Tables) -> Column:
+    """Whether a time is in the period."""
+    return (F.col(column) >= tables.from_us) & (F.col(column) < tables.until_us)
+
+
+def cut_of(rows: list[Any], shown_max: int, frame: DataFrame) -> Cut:
+    """How much of ``frame`` the first ``shown_max`` rows are; ``rows`` were limited to one more."""
+    if len(rows) <= shown_max:
+        return Cut(len(rows), len(rows))
+    return Cut(shown_max, frame.count())
+
+
+def _table(spark: SparkSession, root: str, name: str) -> DataFrame:
+    try:
+        return store.read(spark, root, name)
+    except ConfigurationError:
+        return spark.createDataFrame([], table_schema(name))
+
+
+def _date(at_us: int) -> dt.date:
+    return dt.datetime.fromtimestamp(at_us / 1e6, dt.UTC).date()
+
+
+def _iso(at_us: int) -> str:
+    return dt.datetime.fromtimestamp(at_us / 1e6, dt.UTC).isoformat(timespec="seconds")
