@@ -38,10 +38,9 @@ __all__ = ["HOW_TO_SHIP", "call"]
 _WINDOW_MAX = 100_000
 
 HOW_TO_SHIP = (
-    "the Python of Spark's workers lacks bstar, or what it needs (pyzmq, msgspec, pyarrow). Install it there;"
-    " or pack an environment that has it (venv-pack, conda-pack) and ship it: spark-submit"
-    " --archives env.tar.gz#env --conf spark.pyspark.python=./env/bin/python; or, where pyzmq and msgspec"
-    " are, ship the package alone: --py-files bstar-*.whl (docs/pipeline.md, Bulk calls)"
+    "the Python of Spark's workers lacks bstar, or what it needs (pyzmq, msgspec, pyarrow). Install it there,"
+    " or pack it with `python -m bstar_pipeline.ship FOLDER` and ship it: spark-submit --archives"
+    " FOLDER/bstar-spark.tar.gz#bstar --conf spark.executorEnv.PYTHONPATH=bstar (docs/pipeline.md, Cluster)"
 )
 """Said by a task that cannot import what it needs."""
 

@@ -1,0 +1,120 @@
+"""A Spark cluster of two executors that are processes of their own, on the loopback, for one spark-submit.
+
+``local-cluster[2,1,1024]`` starts a real master and two real workers in the driver's JVM; each worker starts
+an executor as a process. Nothing of it outlives the command.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyspark
+
+from pipeline.events import SETTINGS, Application, read
+
+__all__ = ["Cluster", "Done"]
+
+EXECUTORS = 2
+# Starting three JVMs takes a loaded machine its time.
+LIMIT_S = 400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a spark-submit ended."""
+
+    status: int
+    out: str
+    err: str
+    application: Application
+
+
+class Cluster:
+    """What spark-submit finds below ``folder``: a Spark home that may be written to, logs, work folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._home = folder / "home"
+        self._home.mkdir(parents=True)
+        # Executors work in a folder of the Spark home; the installed one is not for that.
+        for entry in Path(pyspark.__file__).parent.iterdir():
+            if entry.name != "work":
+                (self._home / entry.name).symlink_to(entry)
+
+    def submit(
+        self,
+        name: str,
+        program: Path,
+        arguments: Sequence[str] = (),
+        *,
+        options: Sequence[str] = (),
+        executor_python: str,
+    ) -> Done:
+        """Run the program to its end. Its driver is a Python of this environment."""
+        logs = self._folder / f"{name}-events"
+        logs.mkdir()
+        settings = {
+            **SETTINGS,
+            "spark.eventLog.dir": f"file:{logs}",
+            "spark.ui.enabled": "false",
+            "spark.log.level": "WARN",
+            "spark.driver.memory": "1g",
+            "spark.sql.shuffle.partitions": "4",
+            # Even a small input is for both.
+            "spark.sql.files.minPartitionNum": "4",
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+        }
+        conf = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
+        command = [
+            str(self._home / "bin" / "spark-submit"),
+            *("--master", f"local-cluster[{EXECUTORS},1,1024]"),
+            *conf,
+            *options,
+            str(program),
+            *arguments,
+        ]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+        environment |= {
+            "SPARK_HOME": str(self._home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(self._folder / "local"),
+            "PYSPARK_PYTHON": executor_python,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+        }
+        process = subprocess.Popen(
+            command,
+            cwd=self._folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, err = process.communicate(timeout=LIMIT_S)
+        finally:
+            # Its session is its own: whatever it started and left behind goes with it.
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        return Done(process.returncode, out, err, read(logs))
+
+    def processes(self) -> list[str]:
+        """The command lines of processes that still work for it."""
+        wanted = f"SPARK_HOME={self._home}".encode()
+        found = []
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if wanted in file.read_bytes().split(b"\0"):
+                    found.append((file.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+        return found

@@ -1,0 +1,86 @@
+"""The pipeline on a cluster: two executors, processes of their own that have only what was shipped."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bstar_pipeline.ship import ARCHIVE, PROGRAM, ship
+from support import cluster_calls
+from support.bulk_pair import SERVICE, bulk_pair
+from support.spark_cluster import EXECUTORS, LIMIT_S, Cluster
+from support.spark_fixtures import need_java
+
+pytestmark = [pytest.mark.spark, pytest.mark.loopback, pytest.mark.timeout(LIMIT_S + 60)]
+
+# The interpreter that the venv was made from: it has nothing installed that the project needs.
+_BARE_PYTHON = str(getattr(sys, "_base_executable", sys.executable))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    need_java()
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    assert cluster.processes() == []
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ship")
+    ship(folder)
+    return folder
+
+
+def test_the_archive_holds_what_runs_on_an_executor_and_no_spark(shipped: Path) -> None:
+    with tarfile.open(shipped / ARCHIVE) as tar:
+        names = tar.getnames()
+    tops = {name.partition("/")[0] for name in names}
+    assert {
+        "bstar",
+        "bstar_client",
+        "bstar_pipeline",
+        "bstar_cli",
+        "msgspec",
+        "zmq",
+        "pyarrow",
+        "yaml",
+    } <= tops
+    assert not tops & {"pyspark", "py4j", "pandas", "duckdb", "pytest", "mypy"}
+    assert not [name for name in names if name.startswith(("/", "..")) or "__pycache__" in name]
+    compile((shipped / PROGRAM).read_text(), PROGRAM, "exec")
+
+
+def test_bulk_calls_run_in_two_executors_with_what_was_shipped(
+    cluster: Cluster, shipped: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    with bulk_pair() as bulk:
+        done = cluster.submit(
+            "calls",
+            Path(cluster_calls.__file__),
+            [str(out), SERVICE, *bulk.endpoints],
+            options=[
+                *("--archives", f"{shipped / ARCHIVE}#bstar"),
+                *("--conf", "spark.executorEnv.PYTHONPATH=bstar"),
+            ],
+            executor_python=_BARE_PYTHON,
+        )
+        assert done.status == 0, done.err
+        executions = bulk.executions()
+    rows = json.loads(out.read_text())
+    assert sorted(row[:3] for row in rows) == [
+        [number, f"row {number}"[::-1], "answered"] for number in range(cluster_calls.ROWS)
+    ]
+    assert set(executions.values()) == {1}
+    assert len(executions) == cluster_calls.ROWS
+    assert len({row[3] for row in rows}) == EXECUTORS
+    # Unpacked in the folder of each executor.
+    assert len({row[4] for row in rows}) == EXECUTORS
+    assert {Path(row[4]).name for row in rows} == {"bstar"}
+    assert done.application.executors == {"0", "1"}
