@@ -18,7 +18,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from bstar_broker.core.snapshot import QuorumState
+from bstar_broker.core.snapshot import JournalState, QuorumState
 from bstar_broker.metrics import NodeCollector
 from support.node_states import node_state, service_state
 
@@ -106,7 +106,11 @@ def test_each_alert_asks_for_metrics_that_a_node_has(name: str) -> None:
     registry = CollectorRegistry()
     quorum = QuorumState("tcp://arbiter:5010", True, True, True, True)
     state = node_state(service_state("echo", answered=1))
-    state = msgspec.structs.replace(state, pair=msgspec.structs.replace(state.pair, quorum=quorum))
+    journal = JournalState(
+        "/journal", records=1, octets=1, segments=1, dropped=0, dropped_requests=0, errors=0
+    )
+    pair = msgspec.structs.replace(state.pair, quorum=quorum)
+    state = msgspec.structs.replace(state, pair=pair, journal=journal)
     registry.register(NodeCollector(lambda: state))
     known = {sample.name for family in registry.collect() for sample in family.samples}
     asked = set(re.findall(r"\bbstar_\w+", rules()[name]["expr"]))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bstar import records, star
@@ -341,6 +341,7 @@ def test_a_request_s_times_add_up(stand: Stand) -> None:
     assert request.mono == 100_750_000
 
 
+@settings(deadline=None)
 @given(
     identity=st.binary(min_size=24, max_size=24),
     service=st.binary(min_size=1, max_size=20),

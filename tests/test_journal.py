@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bstar import records
@@ -610,6 +610,7 @@ def test_options_out_of_bounds_are_refused(name: str, value: float) -> None:
         JournalOptions("x", **{name: value})  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=24, max_size=24), st.floats(0, 1), st.floats(0, 1))
 def test_a_smaller_share_chooses_among_what_a_larger_one_does(
     identity: bytes, one: float, other: float
@@ -622,6 +623,7 @@ def test_a_smaller_share_chooses_among_what_a_larger_one_does(
     assert is_sampled(identity, small) == (zlib.crc32(identity) < small)
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=16, max_size=16), st.integers(0, 1 << 40))
 def test_of_a_client_s_numbers_in_a_row_the_right_share_is_chosen(client: bytes, first: int) -> None:
     limit = limit_of(1 / 8)
@@ -655,6 +657,7 @@ def _records() -> st.SearchStrategy[Record]:
     return st.one_of(*(of(kind) for kind in records.KINDS.values()))
 
 
+@settings(deadline=None)
 @given(_records())
 def test_a_line_says_exactly_what_the_record_did(record: Record) -> None:
     line = records.encode(record)
@@ -663,6 +666,7 @@ def test_a_line_says_exactly_what_the_record_did(record: Record) -> None:
     assert records.decode(line) == record
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["write", "offer", "turn", "fail", "heal", "pass", "step"]), max_size=60))
 def test_whatever_happens_a_number_is_written_or_counted_as_dropped(steps: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -44,8 +44,9 @@ Make = Callable[..., Base | bytes | None]
 counts it may return the record's line instead, without the newline: whoever does so shows in a test that it
 says the same."""
 
-# Encoded at once: some hundred microseconds during which no other thread of the process runs.
-_PORTION = 128
+# Made at once: a millisecond during which no other thread of the process runs. Smaller portions are no
+# kinder: to hand the interpreter lock to and fro costs the loop more on a busy machine than to wait.
+_PORTION = 512
 # After a failure to write.
 _RETRY_S = 1.0
 # A file that somebody removed takes what is written to it along; so look, but not each time.
