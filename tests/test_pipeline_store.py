@@ -37,20 +37,19 @@ def test_a_write_replaces_its_partitions_and_leaves_others(spark: SparkSession, 
     from bstar_pipeline import store
 
     root = str(tmp_path / "tables of ours")
+    # A table without rows is a table.
+    store.replace(_frame(spark).limit(0), root, NAME, [(MONDAY, "p")])
+    assert spark.read.parquet(f"{root}/bronze/rejected").count() == 0
     first = (("a", MONDAY, "p"), ("b", MONDAY, "123"), ("c", TUESDAY, "p"))
-    assert store.write(_frame(spark, *first), root, NAME) == {(day, pair) for _, day, pair in first}
+    assert set(store.write(_frame(spark, *first), root, NAME).new.values()) == {
+        (day, pair) for _, day, pair in first
+    }
     assert _held(spark, root) == set(first)
-    written = store.write(_frame(spark, ("d", MONDAY, "p")), root, NAME)
-    assert written == {(MONDAY, "p")}
-    assert _held(spark, root) == {("d", MONDAY, "p"), *first[1:]}
     # A job about two partitions that has rows for one of them.
     scope = [(MONDAY, "p"), (TUESDAY, "p")]
-    assert store.write(_frame(spark, ("e", TUESDAY, "p")), root, NAME, scope) == {(TUESDAY, "p")}
+    store.replace(_frame(spark, ("e", TUESDAY, "p")), root, NAME, scope)
     assert _held(spark, root) == {("b", MONDAY, "123"), ("e", TUESDAY, "p")}
     assert [row.line for row in store.read(spark, root, NAME, [(TUESDAY, "p")]).collect()] == ["e"]
-    # One that has no rows at all.
-    assert store.write(_frame(spark).limit(0), root, NAME, scope) == frozenset()
-    assert _held(spark, root) == {("b", MONDAY, "123")}
 
 
 def test_what_a_part_of_a_partition_held_before_goes_too(spark: SparkSession, tmp_path: Path) -> None:
@@ -62,7 +61,7 @@ def test_what_a_part_of_a_partition_held_before_goes_too(spark: SparkSession, tm
     rows = [{"seq": 1, "topic": "calls"}, {"seq": 2, "topic": "events"}]
     frame = spark.createDataFrame([{**row, "day": MONDAY, "pair": "p"} for row in rows], RECORDS)
     store.write(frame, str(tmp_path), "bronze.records")
-    store.write(frame.where(F.col("topic") == "events"), str(tmp_path), "bronze.records")
+    store.replace(frame.where(F.col("topic") == "events"), str(tmp_path), "bronze.records", [(MONDAY, "p")])
     assert [row.seq for row in store.read(spark, str(tmp_path), "bronze.records").collect()] == [2]
 
 

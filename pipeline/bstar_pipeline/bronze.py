@@ -41,6 +41,7 @@ __all__ = [
     "records",
     "rejected",
     "typed",
+    "unpacked",
 ]
 
 REJECTED = "rejected"
@@ -53,6 +54,8 @@ _OPTIONS = {
     "recursiveFileLookup": "true",
     # A packed file without its end is read as far as it goes.
     "ignoreCorruptFiles": "true",
+    # A file that is sealed while the job runs is gone under its old name: it counts as one without lines.
+    "ignoreMissingFiles": "true",
 }
 # <pair>.<node>.<opened>.<boot>.<segment>.ndjson…: what the name of a file says about the lines in it.
 _FILE_NAME = r"([^/]+?)\.[^/.]+\.(\d{8})T\d{6}Z\.[0-9a-f]{8}\.\d+\.ndjson[^/]*$"
@@ -326,8 +329,11 @@ def _is_copied() -> Column:
     return F.when(F.col("boot").isNotNull(), F.col("is_duplicate"))
 
 
-def files(ranges: DataFrame, listing: DataFrame) -> DataFrame:
-    """The table of files: a row for each of ``listing`` (``file``), even if no line of it was read."""
+def files(ranges: DataFrame, listing: DataFrame, unpacked: DataFrame | None = None) -> DataFrame:
+    """The table of files: a row for each of ``listing`` (``file``), even if no line of it was read.
+
+    A packed file without a last record has lost its end, unless it is one of ``unpacked`` (``file``).
+    """
     of_file = ranges.groupBy("file").agg(
         F.max("pair").alias("pair"),
         F.max("node").alias("node"),
@@ -346,25 +352,46 @@ def files(ranges: DataFrame, listing: DataFrame) -> DataFrame:
     state = (
         F.when(F.col("is_copy"), "duplicate")
         .when(F.col("closed_lines") + 1 == F.col("lines"), "whole")
-        .when(is_packed | F.col("closed_lines").isNotNull(), "truncated")
+        .when(F.col("closed_lines").isNotNull() | (is_packed & ~F.col("is_unpacked")), "truncated")
         .otherwise("open")
     )
     counts = {name: F.coalesce(name, F.lit(0)) for name in ("lines", "rejected", "duplicates")}
-    of_all = (
-        listing.select("file")
-        .join(of_file, "file", "left")
-        .withColumns(
-            {
-                **counts,
-                "state": state,
-                "pair": F.coalesce("pair", _pair_of_file()),
-                "day": F.coalesce(
-                    F.expr(f"date_from_unix_date(CAST(first_at_us DIV {_DAY_US} AS INT))"), _day_of_file()
-                ),
-            }
-        )
+    of_all = listing.select("file").join(of_file, "file", "left")
+    if unpacked is None:
+        of_all = of_all.withColumn("is_unpacked", F.lit(False))
+    else:
+        told = unpacked.withColumn("is_unpacked", F.lit(True))
+        of_all = of_all.join(told, "file", "left").na.fill({"is_unpacked": False})
+    first_day = F.expr(f"date_from_unix_date(CAST(first_at_us DIV {_DAY_US} AS INT))")
+    of_all = of_all.withColumns(
+        {
+            **counts,
+            "state": state,
+            "pair": F.coalesce("pair", _pair_of_file()),
+            "day": F.coalesce(first_day, _day_of_file()),
+        }
     )
     return of_all.select(*table_schema("bronze.files").names)
+
+
+def unpacked(spark: SparkSession, packed: Sequence[str]) -> DataFrame:
+    """Those of some packed files (few) that can be unpacked to their end: ``file``.
+
+    Their writer was killed, and its successor packed what it had left. The last four octets of a packed file
+    are its length unpacked (RFC 1952, 2.3.1); a file that was cut has anything there.
+    """
+    paths = [_literal(file) for file in packed]
+    text = _reader(spark, _ALL).text(paths).select("value", F.col("_metadata.file_path").alias("file"))
+    lengths = text.groupBy("file").agg(F.sum(F.octet_length("value") + 1).alias("length"))
+    tail = F.hex(F.expr("substring(content, -4, 4)"))
+    octets = [F.substring(tail, 7 - 2 * place, 2) for place in range(4)]
+    told = F.conv(F.concat(*octets), 16, 10).cast("bigint")
+    raw = spark.read.format("binaryFile").options(**_OPTIONS).load(paths)
+    tails = raw.select(F.col("_metadata.file_path").alias("file"), told.alias("told"))
+    length = F.col("length") % 2**32
+    # The last line may be torn, and then has no end.
+    is_whole = (F.col("told") == length) | (F.col("told") == length - 1)
+    return tails.join(lengths, "file").where(is_whole).select("file")
 
 
 def listing(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
@@ -374,7 +401,8 @@ def listing(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
 def records(typed: DataFrame) -> DataFrame:
     """The lines that are records, with the columns of the table of records."""
-    return typed.where(F.col("topic") != REJECTED).select(*table_schema("bronze.records").names)
+    is_record = F.col("topic").isin(*TOPICS.values(), "events")
+    return typed.where(is_record).select(*table_schema("bronze.records").names)
 
 
 def rejected(typed: DataFrame) -> DataFrame:

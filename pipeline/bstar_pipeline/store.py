@@ -2,16 +2,17 @@
 
 A write replaces the partitions that its rows belong to and leaves the others alone. A partition that a job
 has nothing more for (a topic that vanished, a day without incidents now) would keep what an earlier run left
-there; whoever says which days and pairs the job is about (``scope``) gets those emptied, so the same input
-twice gives the same tables. Everything goes through DataFrames, so any file system and Spark Connect will
-do; what is there is known from listings, and no data comes to the driver. Two jobs must not write to the same
-days and pairs of one root at once.
+there; ``replace`` empties what belongs to the days and pairs that the job is about, so the same input twice
+gives the same tables. Everything goes through DataFrames, so any file system and Spark Connect will do; what
+is there is known from listings, and no data comes to the driver. Two jobs must not write to the same days and
+pairs of one root at once.
 """
 
 import datetime as dt
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
@@ -23,7 +24,7 @@ from bstar.errors import ConfigurationError
 from bstar_pipeline.schema import table_schema
 from bstar_pipeline.tables import TABLES
 
-__all__ = ["Part", "location", "parts", "read", "write"]
+__all__ = ["Part", "Written", "clear", "location", "read", "replace", "within", "write"]
 
 Part = tuple[dt.date, str]
 """A day and a pair: what a job replaces."""
@@ -55,17 +56,19 @@ def read(
     path = location(root, name)
     try:
         frame = spark.read.schema(_columns(name, more)).parquet(path)
+        # Over Spark Connect nobody looks before somebody asks.
+        assert frame.schema.names
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         raise ConfigurationError(
             f"no table {name}: {path} does not exist. Run `bstar pipeline run` first"
         ) from error
-    return frame if scope is None else frame.where(_within(scope))
+    return frame if scope is None else frame.where(within(scope))
 
 
-def _within(scope: Collection[Part]) -> Column:
-    """Of partition columns alone, so Spark opens no file of another partition."""
+def within(scope: Collection[Part]) -> Column:
+    """Whether a row belongs to ``scope``: of partition columns alone, so no file of another is opened."""
     days_of: dict[str, list[dt.date]] = {}
     for day, pair in sorted(scope):
         days_of.setdefault(pair, []).append(day)
@@ -75,18 +78,19 @@ def _within(scope: Collection[Part]) -> Column:
     return within
 
 
-def write(
-    frame: DataFrame,
-    root: str,
-    name: str,
-    scope: Collection[Part] | None = None,
-    *,
-    more: StructType | None = None,
-) -> frozenset[Part]:
-    """Replace the partitions of ``frame``'s rows, and empty those of ``scope`` that it has no rows for.
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a write did to a table's folders ("day=…/pair=…"), each with its day and pair.
 
-    ``scope`` None: what the rows themselves belong to. Returns the days and pairs that were written.
+    ``new`` have the rows now; ``old`` hold what an earlier write left there.
     """
+
+    new: dict[str, Part]
+    old: dict[str, Part]
+
+
+def write(frame: DataFrame, root: str, name: str, *, more: StructType | None = None) -> Written:
+    """Replace the partitions that the rows of ``frame`` belong to."""
     spark = frame.sparkSession
     shape = _columns(name, more)
     _check(frame, shape, name)
@@ -102,24 +106,29 @@ def write(
             .parquet(path)
         )
     after = _leaves(spark, path)
-    written = frozenset(_part(leaf) for leaf, files in after.items() if files - before.get(leaf, set()))
-    replaced = written if scope is None else frozenset(scope) | written
-    for leaf, files in before.items():
-        if _part(leaf) in replaced and files & after.get(leaf, set()):
-            empty(spark, f"{path}/{leaf}", name, more=more)
-    return written
+    new = {leaf: _part(leaf) for leaf, files in after.items() if files - before.get(leaf, set())}
+    return Written(new, {leaf: _part(leaf) for leaf in after if leaf not in new})
 
 
-def empty(spark: SparkSession, leaf: str, name: str, *, more: StructType | None = None) -> None:
-    """Leave a file without rows in a partition's folder, instead of what is there."""
+def clear(spark: SparkSession, root: str, name: str, leaves: Iterable[str]) -> None:
+    """Leave a file without rows in each of these folders of a table, instead of what is there."""
     keys = TABLES[name].partitions
-    shape = StructType([field for field in _columns(name, more).fields if field.name not in keys])
-    spark.createDataFrame([], shape).coalesce(1).write.mode("overwrite").parquet(leaf)
+    shape = StructType([field for field in table_schema(name).fields if field.name not in keys])
+    for leaf in leaves:
+        nothing = spark.createDataFrame([], shape).coalesce(1)
+        nothing.write.mode("overwrite").parquet(f"{location(root, name)}/{leaf}")
 
 
-def parts(spark: SparkSession, root: str, name: str) -> dict[str, Part]:
-    """The folders below the table's that hold files, each with its day and pair."""
-    return {leaf: _part(leaf) for leaf in _leaves(spark, location(root, name))}
+def replace(frame: DataFrame, root: str, name: str, scope: Collection[Part]) -> None:
+    """Write a table for ``scope``: what it has no rows for is empty afterwards, all else is as it was.
+
+    A table that would be without any file gets one without rows, so that everybody can read it.
+    """
+    written = write(frame, root, name)
+    clear(frame.sparkSession, root, name, [leaf for leaf, part in written.old.items() if part in scope])
+    if not written.new and not written.old and scope:
+        day, pair = min(scope)
+        clear(frame.sparkSession, root, name, [f"day={day}/pair={pair}"])
 
 
 def _columns(name: str, more: StructType | None) -> StructType:

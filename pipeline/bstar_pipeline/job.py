@@ -1,0 +1,201 @@
+"""The batch job: journals in, all tables out.
+
+Lines are parsed once, on the way into ``bronze.records``; everything after that reads the table. Each step is
+written before the next reads it, so no step computes another one again. What the journals say belongs to days
+and pairs, and those are what the job replaces: the same input twice gives the same tables, and other days and
+pairs stay as they are. So give it all journals of the days that it is about, or say ``since`` which day it is
+about: what is older is read as far as it stands in the same files, and left out.
+
+The driver gets to know names of files, which days and pairs there are, and counts; no records.
+"""
+
+import datetime as dt
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from bstar.errors import ConfigurationError
+from bstar_pipeline import bronze, silver, store
+from bstar_pipeline.bronze import REJECTED, REJECTION
+from bstar_pipeline.gold.capacity import capacity
+from bstar_pipeline.gold.clients import clients
+from bstar_pipeline.gold.objectives import objectives, sketches
+from bstar_pipeline.slo import Objectives
+from bstar_pipeline.store import Part
+
+__all__ = ["Progress", "Summary", "run"]
+
+Progress = Callable[[str], None]
+"""Gets a line of text when a step begins."""
+
+_log = logging.getLogger(__name__)
+_OUTSIDE = "outside"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a job read and found.
+
+    ``files`` by state, ``rejected`` by reason.
+    ``duplicates`` are records that were left out because they came in another file, too.
+    """
+
+    root: str
+    parts: tuple[Part, ...]
+    records: int
+    requests: int
+    duplicates: int
+    files: dict[str, int]
+    rejected: dict[str, int]
+    took_s: float
+
+
+@dataclass(slots=True)
+class _Job:
+    """What all steps need."""
+
+    spark: SparkSession
+    root: str
+    progress: Progress | None
+    began: float = field(default_factory=time.monotonic)
+    scope: frozenset[Part] = frozenset()
+    """What records there are belong to these."""
+    seen: frozenset[Part] = frozenset()
+    """And the files and lines that are none, to these as well."""
+
+    def tell(self, text: str) -> None:
+        _log.info("%s", text)
+        if self.progress is not None:
+            self.progress(text)
+
+    def write(self, name: str, frame: DataFrame) -> DataFrame:
+        """Write a table for the job's days and pairs, and give back what is there then."""
+        self.tell(f"writing {name}")
+        store.replace(_clamped(frame, self.scope), self.root, name, self.scope)
+        return self.read(name)
+
+    def read(self, name: str) -> DataFrame:
+        return store.read(self.spark, self.root, name, self.scope)
+
+
+def run(
+    spark: SparkSession,
+    inputs: Sequence[str],
+    root: str,
+    *,
+    slo: Objectives | None = None,
+    since: dt.date | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Read the journals at ``inputs`` (any path that Spark reads) and write every table below ``root``.
+
+    Raises ConfigurationError if there is nothing to read, or no record in what there is.
+    """
+    job = _Job(spark, root, progress)
+    records = _bronze(job, inputs, since)
+    runs = job.write("silver.runs", silver.runs(records))
+    job.write("silver.states", silver.states(records, runs))
+    requests = job.write("silver.requests", silver.requests(records, runs))
+    sums = job.write("gold.sketches", sketches(records))
+    job.write("gold.objectives", objectives(sums, slo))
+    job.write("gold.capacity", capacity(records))
+    job.write("gold.clients", clients(records))
+    job.tell("counting")
+    files = (
+        store.read(spark, root, "bronze.files", job.seen)
+        .groupBy("state")
+        .agg(F.count("*").alias("files"), F.sum("duplicates").alias("duplicates"))
+    )
+    by_state = files.collect()
+    return Summary(
+        root=root,
+        parts=tuple(sorted(job.scope)),
+        records=records.count(),
+        requests=requests.count(),
+        duplicates=sum(row.duplicates for row in by_state),
+        files={row.state: row.files for row in by_state},
+        rejected=_counts(store.read(spark, root, "bronze.rejected", job.seen), "reason"),
+        took_s=time.monotonic() - job.began,
+    )
+
+
+def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFrame:
+    """Write the first layer; returns the records. Sets the job's days and pairs."""
+    spark, root = job.spark, job.root
+    job.tell(f"reading journals at {', '.join(inputs)}")
+    typed = bronze.typed(bronze.lines(spark, inputs))
+    if since is not None:
+        is_older = (F.col("topic") != REJECTED) & (F.col("day") < F.lit(since))
+        typed = typed.withColumns(
+            {
+                "topic": F.when(is_older, _OUTSIDE).otherwise(F.col("topic")),
+                "day": F.greatest("day", F.lit(since)),
+            }
+        )
+    # Lines that are no records go the same way, as a topic of their own, and are taken out again below.
+    written = store.write(typed, root, "bronze.records", more=REJECTION)
+    aside = {leaf: part for leaf, part in written.new.items() if leaf.endswith((REJECTED, _OUTSIDE))}
+    scope = frozenset(part for leaf, part in written.new.items() if leaf not in aside)
+    if not scope:
+        raise ConfigurationError(
+            f"no record in the journals at {', '.join(inputs)}: "
+            + (f"all are older than {since}" if since else "none of their lines is one")
+        )
+    store.clear(spark, root, "bronze.records", [leaf for leaf, part in written.old.items() if part in scope])
+    job.scope, job.seen = scope, scope | frozenset(aside.values())
+    parsed = store.read(spark, root, "bronze.records", job.seen, more=REJECTION)
+    parsed = parsed.where(F.col("topic").isin(REJECTED, _OUTSIDE) | store.within(scope))
+    job.tell("looking for files that came twice or lost their end")
+    ranges = bronze.ranges(parsed).persist()
+    try:
+        _files(job, inputs, ranges)
+        unique = bronze.once(parsed, ranges)
+        job.tell("writing bronze.rejected")
+        store.replace(bronze.rejected(unique), root, "bronze.rejected", job.seen)
+        mixed = ranges.where("is_duplicate OR is_overlapping").select("pair").distinct().collect()
+        if mixed:
+            pairs = sorted({row.pair for row in mixed})
+            job.tell(f"leaving out what came twice of {', '.join(pairs)}")
+            of_pairs = bronze.records(unique).where(F.col("pair").isin(*pairs))
+            store.write(of_pairs, root, "bronze.records")
+    finally:
+        ranges.unpersist()
+    store.clear(spark, root, "bronze.records", aside)
+    return job.read("bronze.records")
+
+
+def _files(job: _Job, inputs: Sequence[str], ranges: DataFrame) -> None:
+    """Write the table of files, after a second look at packed ones without a last record."""
+    listing = bronze.listing(job.spark, inputs)
+    found = bronze.files(ranges, listing)
+    doubtful = found.where((F.col("state") == "truncated") & (F.col("lines") > 0)).select("file").collect()
+    packed = [row.file for row in doubtful if row.file.endswith(".gz")]
+    if packed:
+        found = bronze.files(ranges, listing, bronze.unpacked(job.spark, packed))
+    job.tell("writing bronze.files")
+    store.replace(found, job.root, "bronze.files", job.seen)
+    named = found.select("day", "pair").distinct().collect()
+    job.seen |= frozenset((row.day, row.pair) for row in named)
+
+
+def _clamped(frame: DataFrame, scope: frozenset[Part]) -> DataFrame:
+    """What the timeline puts before or after the days of the input is put into the first or the last of them.
+
+    A row of another day would replace all that another job wrote for that day.
+    """
+    days_of: dict[str, list[dt.date]] = {}
+    for day, pair in scope:
+        days_of.setdefault(pair, []).append(day)
+    clamped = F.col("day")
+    for pair, days in days_of.items():
+        in_range = F.greatest(F.least(F.col("day"), F.lit(max(days))), F.lit(min(days)))
+        clamped = F.when(F.col("pair") == pair, in_range).otherwise(clamped)
+    return frame.withColumn("day", clamped)
+
+
+def _counts(frame: DataFrame, column: str) -> dict[str, int]:
+    return {row[0]: row[1] for row in frame.groupBy(column).count().collect()}
