@@ -4,6 +4,8 @@ import errno
 import gzip
 import os
 import tempfile
+import threading
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -590,6 +592,38 @@ def test_a_record_that_cannot_be_made_costs_only_itself(
     assert [claimed.text for claimed in stand.of(Claimed)] == ["why"]
     assert journal.counters.errors == 4
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 2
+
+
+def test_what_many_threads_offer_is_written_or_counted(tmp_path: Path) -> None:
+    """With the journal's own thread, and a buffer that is too small for them."""
+    journal = Journal(
+        JournalOptions(str(tmp_path), buffer_records=200, flush_interval_s=0.001, rotate_bytes=50_000),
+        pair="shop",
+        node="primary",
+        source="broker",
+        clock=time.monotonic,
+    )
+
+    def offer_many(client: int) -> None:
+        for number in range(5_000):
+            journal.offer(time.monotonic(), request, client * 5_000 + number)
+
+    threads = [threading.Thread(target=offer_many, args=(client,)) for client in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    journal.close()
+
+    found: list[Record] = []
+    for path in tmp_path.iterdir():
+        found += map(records.decode, gzip.decompress(path.read_bytes()).splitlines())
+    numbers = [record.number for record in found if isinstance(record, Request)]
+    told = sum(record.count for record in found if isinstance(record, Dropped))
+    assert len(numbers) == len(set(numbers))
+    assert len(numbers) + told == 20_000
+    assert told == journal.counters.dropped
+    assert sorted(record.seq for record in found) == list(range(1, len(found) + 1))
 
 
 def test_a_maker_may_find_that_there_is_nothing_to_tell(stand: Stand) -> None:

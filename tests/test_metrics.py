@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from bstar_broker.core.snapshot import NodeState, QuorumState
+from bstar_broker.core.snapshot import JournalState, NodeState, QuorumState
 from bstar_broker.metrics import NodeCollector, make_registry
 from support.node_states import node_state, service_state
 
@@ -133,6 +134,18 @@ def test_the_loops_lag_is_a_histogram_with_its_maximum() -> None:
 
 def test_a_node_without_a_loop_has_no_lag() -> None:
     assert not any(name.startswith("bstar_loop") for name, _ in samples(node_state(loop=False)))
+
+
+def test_a_node_with_a_journal_tells_how_it_does() -> None:
+    state = JournalState("/j", records=9, octets=3_000, segments=2, dropped=5, dropped_requests=4, errors=1)
+    found = samples(msgspec.structs.replace(node_state(), journal=state))
+    assert value(found, "bstar_journal_records_total") == 9
+    assert value(found, "bstar_journal_bytes_total") == 3_000
+    assert value(found, "bstar_journal_files_total") == 2
+    assert value(found, "bstar_journal_dropped_total", about="requests") == 4
+    assert value(found, "bstar_journal_dropped_total", about="events") == 1
+    assert value(found, "bstar_journal_errors_total") == 1
+    assert not any(name.startswith("bstar_journal") for name, _ in samples(node_state()))
 
 
 def test_drops_are_counted_by_reason() -> None:
