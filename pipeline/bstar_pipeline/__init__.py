@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bstar_pipeline.calls import call
+    from bstar_pipeline.source import BstarDataSource
 
-__all__ = ["call"]
+__all__ = ["BstarDataSource", "call"]
 
-_LOADED_WHEN_ASKED_FOR = {"call": "bstar_pipeline.calls"}
+_LOADED_WHEN_ASKED_FOR = {"BstarDataSource": "bstar_pipeline.source", "call": "bstar_pipeline.calls"}
 
 
 def __getattr__(name: str) -> object:

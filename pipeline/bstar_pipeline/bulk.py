@@ -10,7 +10,7 @@ It knows nothing of Spark and of attempts: a task that is run again does the sam
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 import pyarrow as pa
@@ -21,6 +21,7 @@ from bstar.errors import (
     BusyError,
     CallTimeoutError,
     ClosedError,
+    ConfigurationError,
     HandlerError,
     LocalProtocolError,
     NoActiveNodeError,
@@ -35,6 +36,7 @@ KEY = "__bstar_key"
 """The columns that bring each row's body and key; they are not given back."""
 
 BATCHES_MAX = 4
+_WINDOW_MAX = 100_000
 # Rows of a batch that are turned into Python's octets at a time.
 _SLICE_ROWS = 1_024
 
@@ -59,6 +61,26 @@ class BulkPlan(msgspec.Struct, frozen=True):
     has_frames: bool = False
     has_keys: bool = False
     prefix: str = ""
+
+    def checked(self) -> Self:
+        """This plan, if it can be carried out; else ConfigurationError, in the words of ``call``."""
+        if not self.service or self.service.startswith("mmi."):
+            raise ConfigurationError(f"service names a worker's service, not {self.service!r}")
+        if not self.endpoints:
+            raise ConfigurationError("endpoints are the nodes' addresses, the primary first: there is none")
+        if not 1 <= self.window <= _WINDOW_MAX:
+            raise ConfigurationError(f"window is 1 to {_WINDOW_MAX} requests, not {self.window}")
+        if not self.timeout_s > 0:
+            raise ConfigurationError(f"timeout is above 0 seconds, not {self.timeout_s}")
+        if self.task_deadline_s is not None and not self.task_deadline_s > 0:
+            raise ConfigurationError(f"task_deadline is above 0 seconds or None, not {self.task_deadline_s}")
+        if self.error_limit is not None and not self.error_limit > 0:
+            raise ConfigurationError(
+                f"error_threshold is a share below 1, a count from 1, or None, not {self.error_limit}"
+            )
+        if self.error_span < 1:
+            raise ConfigurationError(f"error_span is 1 row or more, not {self.error_span}")
+        return self
 
 
 def _outcome_fields(has_frames: bool) -> list[tuple[str, pa.DataType]]:

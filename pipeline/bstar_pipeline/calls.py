@@ -35,8 +35,6 @@ from bstar_pipeline.bulk import BODY, KEY, OUTCOME, BulkPlan
 
 __all__ = ["HOW_TO_SHIP", "call"]
 
-_WINDOW_MAX = 100_000
-
 HOW_TO_SHIP = (
     "the Python of Spark's workers lacks bstar, or what it needs (pyzmq, msgspec, pyarrow). Install it there,"
     " or pack it with `python -m bstar_pipeline.ship FOLDER` and ship it: spark-submit --archives"
@@ -85,9 +83,9 @@ def call(
 
     Rows keep their order within a partition. Raises ConfigurationError for what is wrong before any action.
     """
-    plan = _plan(
-        service,
+    plan = BulkPlan(
         (endpoints,) if isinstance(endpoints, str) else tuple(endpoints),
+        service,
         window=window,
         timeout_s=timeout,
         task_deadline_s=task_deadline,
@@ -97,34 +95,13 @@ def call(
         has_frames=frames,
         has_keys=key is not None,
         prefix=prefix,
-    )
+    ).checked()
     columns = [_octets(df, body, "body").alias(BODY)]
     if key is not None:
         columns.append(_octets(df, key, "key").alias(KEY))
     schema = _schema(df, plan)
     asked = df.select("*", *columns)
     return asked.mapInArrow(_task(msgspec.to_builtins(plan), HOW_TO_SHIP), schema)
-
-
-def _plan(service: str, endpoints: tuple[str, ...], **settings: Any) -> BulkPlan:  # Any: BulkPlan checks
-    plan = BulkPlan(endpoints, service, **settings)
-    if not service or service.startswith("mmi."):
-        raise ConfigurationError(f"service names a worker's service, not {service!r}")
-    if not endpoints:
-        raise ConfigurationError("endpoints are the nodes' addresses, the primary first: there is none")
-    if not 1 <= plan.window <= _WINDOW_MAX:
-        raise ConfigurationError(f"window is 1 to {_WINDOW_MAX} requests, not {plan.window}")
-    if not plan.timeout_s > 0:
-        raise ConfigurationError(f"timeout is above 0 seconds, not {plan.timeout_s}")
-    if plan.task_deadline_s is not None and not plan.task_deadline_s > 0:
-        raise ConfigurationError(f"task_deadline is above 0 seconds or None, not {plan.task_deadline_s}")
-    if plan.error_limit is not None and not plan.error_limit > 0:
-        raise ConfigurationError(
-            f"error_threshold is a share below 1, a count from 1, or None, not {plan.error_limit}"
-        )
-    if plan.error_span < 1:
-        raise ConfigurationError(f"error_span is 1 row or more, not {plan.error_span}")
-    return plan
 
 
 def _octets(df: DataFrame, column: Column | str, what: str) -> Column:

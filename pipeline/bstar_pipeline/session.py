@@ -30,6 +30,8 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
     "spark.sql.adaptive.enabled": "true",
+    # Else Spark refuses a Python data source that can take filters (format("bstar")).
+    "spark.sql.python.filterPushdown.enabled": "true",
 }
 # What a driver in this process needs besides; a Connect server has its own.
 _DRIVER_SETTINGS = {"spark.ui.showConsoleProgress": "false"}

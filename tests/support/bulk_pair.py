@@ -48,13 +48,13 @@ class BulkPair:
             for line in record.read_bytes().splitlines()
         )
 
-    def wait_for_executions(self, count: int) -> None:
+    def wait_for_executions(self, count: int, *, timeout_s: float = 60.0) -> None:
         """Wait until the workers have begun so many requests, repetitions included."""
         size = count * 49  # 48 digits and the end of the line
         wait_until(
             lambda: sum(record.stat().st_size for record in self._records if record.exists()) >= size,
             f"{count} executions",
-            timeout_s=60.0,
+            timeout_s=timeout_s,
         )
 
     def close(self) -> None:

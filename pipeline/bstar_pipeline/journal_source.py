@@ -1,0 +1,393 @@
+"""Journals as rows for the data source: which files a filter leaves, and what is in them.
+
+A file's name tells its pair, node, boot and when it was opened, and the next segment's name when it was
+closed; so filters on ``pair``, ``node``, ``boot``, ``day``, ``time`` and ``at`` decide which files are opened
+at all. In an opened file the filters on words (``pair``, ``node``, ``boot``, ``kind``, ``topic``) are applied
+before a line is typed. Spark applies the filters on times itself: here they only save work.
+
+Every line becomes a row. One that is no record has the topic "rejected" and says why, as in ``bronze.typed``.
+A segment that is there twice is read twice; the pipeline's bronze layer knows better.
+"""
+
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    DateType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from bstar.errors import ConfigurationError
+from bstar.records import KINDS, VERSION
+from bstar_pipeline.schema import BASE, RECORDS, TOPICS
+
+__all__ = ["ROWS", "JournalReader", "PushingReader"]
+
+ROWS = StructType(
+    [*RECORDS.fields, StructField("rejection", StringType()), StructField("line", StringType())]
+)
+"""One row a line: ``bronze.records``, and what is known of a line that is no record."""
+
+_NAME = re.compile(r"(.+)\.([^.]+)\.(\d{8}T\d{6}Z)\.([0-9a-f]{8})\.(\d{4,})\.ndjson(\.gz|\.open)?$")
+_WORDS = ("pair", "node", "boot", "kind", "topic")
+_TIMES = ("at", "time", "day")
+_ROWS_MAX = 4_096
+_PIECE_BYTES = 1 << 20
+# What zlib calls a gzip file.
+_GZIP = 31
+_LINE_LENGTH_MAX = 10_000
+_ARROW: dict[type[DataType], pa.DataType] = {
+    StringType: pa.string(),
+    LongType: pa.int64(),
+    DoubleType: pa.float64(),
+    BooleanType: pa.bool_(),
+    DateType: pa.date32(),
+    TimestampType: pa.timestamp("us", tz="UTC"),
+}
+_EPOCH_DAY = date(1970, 1, 1)
+
+
+class _Name(msgspec.Struct, frozen=True):
+    """What a file's name tells. ``closed_at``: when the next segment was opened; None if there is none."""
+
+    path: str
+    pair: str
+    node: str
+    opened_at: datetime
+    boot: str
+    segment: int
+    closed_at: datetime | None = None
+
+
+class _File(InputPartition):
+    """One file, read by one task."""
+
+    def __init__(self, path: str, pair: str, day: date) -> None:
+        super().__init__(path)
+        self.path = path
+        self.pair = pair
+        self.day = day
+
+
+class _Head(msgspec.Struct):
+    """As much of a line as filters look at."""
+
+    v: int | None = None
+    kind: str | None = None
+    pair: str | None = None
+    node: str | None = None
+    boot: str | None = None
+
+
+_read_head = msgspec.json.Decoder(_Head).decode
+_read_kind = {kind: msgspec.json.Decoder(struct).decode for kind, struct in KINDS.items()}
+_read_any = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class JournalReader(DataSourceReader):
+    """Reads every journal below ``path``, a file a partition."""
+
+    def __init__(self, path: str, schema: StructType, *, slack_s: float) -> None:
+        self._path = path
+        self._names = schema.names
+        self._arrow = pa.schema([pa.field(field.name, _ARROW[type(field.dataType)]) for field in schema])
+        self._slack = timedelta(seconds=slack_s)
+        # What filters leave: the words that a column may have, and the first and last moment.
+        self._words: dict[str, frozenset[str]] = {}
+        self._from: datetime | None = None
+        self._until: datetime | None = None
+
+    # --- which files --------------------------------------------------------------------------------------
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One for each file that the filters leave; one that is empty if they leave none."""
+        files: list[InputPartition] = []
+        for name in _find(self._path):
+            if isinstance(name, str):
+                files.append(_File(name, "unknown", _EPOCH_DAY))
+            elif self._may_have_rows(name):
+                files.append(_File(name.path, name.pair, name.opened_at.date()))
+        return files or [InputPartition(None)]
+
+    def _may_have_rows(self, name: _Name) -> bool:
+        words = self._words
+        for column, told in (("pair", name.pair), ("node", name.node)):
+            if column in words and told not in words[column]:
+                return False
+        if "boot" in words and not any(boot.startswith(name.boot) for boot in words["boot"]):
+            return False
+        if self._until is not None and name.opened_at - self._slack > self._until:
+            return False
+        return self._from is None or name.closed_at is None or name.closed_at + self._slack >= self._from
+
+    # --- what is in them ----------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one file, in its order."""
+        if not isinstance(partition, _File):
+            return
+        rows: list[dict[str, Any]] = []
+        for line in _lines(partition.path):
+            row = self._row(line, partition)
+            if row is not None:
+                rows.append(row)
+            if len(rows) >= _ROWS_MAX:
+                yield self._batch(rows)
+                rows = []
+        if rows:
+            yield self._batch(rows)
+
+    def _batch(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+        columns = [pa.array([row.get(field.name) for row in rows], type=field.type) for field in self._arrow]
+        return pa.RecordBatch.from_arrays(columns, schema=self._arrow)
+
+    def _row(self, line: bytes | None, file: _File) -> dict[str, Any] | None:
+        """The line as a row, or None if the filters leave it out. None stands for an end that is missing."""
+        if line is None:
+            return self._rejected(b"", "truncated", file)
+        try:
+            line.decode()
+            head = _read_head(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return self._rejected(line, "unreadable", file)
+        if head.v is not None and head.v > VERSION:
+            return self._rejected(line, "newer-version", file)
+        topic = TOPICS.get(head.kind or "", "events")
+        for column, words in self._words.items():
+            if (topic if column == "topic" else getattr(head, column)) not in words:
+                return None
+        read = _read_kind.get(head.kind or "")
+        try:
+            if read is not None:
+                record = read(line)
+                row = {name: getattr(record, name, None) for name in self._names}
+                row["kind"] = head.kind
+            else:
+                # A kind of a later version: what every record has is known of it.
+                row = _read_any(line)
+                if any(row.get(name) is None for name in ("kind", *BASE)):
+                    return self._rejected(line, "incomplete", file)
+                row = {name: row[name] for name in ("kind", *BASE)}
+            at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=row_at(row, line))
+        except (msgspec.DecodeError, OverflowError):
+            return self._rejected(line, "incomplete", file)
+        row["time"] = at
+        row["day"] = at.date()
+        row["file"] = file.path
+        row["topic"] = topic
+        row["rejection"] = row["line"] = None
+        return row
+
+    def _rejected(self, line: bytes, reason: str, file: _File) -> dict[str, Any] | None:
+        known = {"topic": "rejected", "pair": file.pair}
+        if any(known.get(column) not in words for column, words in self._words.items()):
+            return None
+        text = line.decode("utf-8", "replace")[:_LINE_LENGTH_MAX]
+        return {**known, "file": file.path, "day": file.day, "rejection": reason, "line": text}
+
+
+class PushingReader(JournalReader):
+    """A JournalReader that is told the filters. Spark calls it only where push-down is enabled."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take what can be used; what comes back is left to Spark."""
+        left: list[tuple[str, Filter]] = []
+        for given in filters:
+            path: tuple[str, ...] = getattr(given, "attribute", ())
+            column = path[0] if len(path) == 1 else ""
+            if (
+                column in _WORDS
+                and isinstance(given, EqualTo | EqualNullSafe)
+                and isinstance(given.value, str)
+            ):
+                self._keep_words(column, frozenset([given.value]))
+            elif (
+                column in _WORDS
+                and isinstance(given, In)
+                and all(isinstance(one, str) for one in given.value)
+            ):
+                self._keep_words(column, frozenset(given.value))
+            else:
+                if column in _TIMES:
+                    self._keep_times(given)
+                left.append((column, given))
+        # What must be one of some words is not null.
+        return [
+            given for column, given in left if not (isinstance(given, IsNotNull) and column in self._words)
+        ]
+
+    def _keep_words(self, column: str, words: frozenset[str]) -> None:
+        self._words[column] = self._words.get(column, words) & words
+
+    def _keep_times(self, given: Filter) -> None:
+        if not isinstance(
+            given, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual
+        ):
+            return
+        first, last = _moments(given.value)
+        if first is None or last is None:
+            return
+        if not isinstance(given, LessThan | LessThanOrEqual):
+            self._from = first if self._from is None else max(self._from, first)
+        if not isinstance(given, GreaterThan | GreaterThanOrEqual):
+            end = first if isinstance(given, LessThan) else last
+            self._until = end if self._until is None else min(self._until, end)
+
+
+def row_at(row: dict[str, Any], line: bytes) -> int:
+    """The record's time in microseconds, whether its column is asked for or not."""
+    at = row.get("at")
+    return _read_at(line).at if at is None else int(at)
+
+
+class _At(msgspec.Struct):
+    at: int
+
+
+_read_at = msgspec.json.Decoder(_At).decode
+
+
+def _moments(value: object) -> tuple[datetime | None, datetime | None]:
+    """The first and the last moment that a literal of a time column means."""
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        return moment, moment
+    if isinstance(value, date):
+        first = datetime(value.year, value.month, value.day, tzinfo=UTC)
+        return first, first + timedelta(days=1)
+    if isinstance(value, int):
+        try:
+            moment = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=value)
+        except OverflowError:
+            return None, None
+        return moment, moment
+    return None, None
+
+
+def _open(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
+    """The file system that a path is of, and the path there."""
+    if "://" in path:
+        system, inner = pyarrow.fs.FileSystem.from_uri(path)
+        return system, inner
+    return pyarrow.fs.LocalFileSystem(), str(Path(path).resolve())
+
+
+def _find(path: str) -> list[_Name | str]:
+    """The journal files at a path, oldest first within a run; by its path alone one of a name of its own."""
+    system, inner = _open(path)
+    scheme = path.partition("://")[0] + "://" if "://" in path else ""
+    told = system.get_file_info(inner)
+    if told.type == pyarrow.fs.FileType.NotFound:
+        raise ConfigurationError(f"no journals to read: {path} does not exist")
+    if told.is_file:
+        found = [told.path]
+    else:
+        infos = system.get_file_info(pyarrow.fs.FileSelector(inner, recursive=True))
+        found = [info.path for info in infos if info.is_file and _NAME.search(info.base_name)]
+        if not found:
+            raise ConfigurationError(
+                f"no journals to read: {path} holds no file named *.ndjson, *.ndjson.gz or *.ndjson.open"
+            )
+    names: list[_Name] = []
+    others: list[_Name | str] = []
+    for file in found:
+        match = _NAME.match(file.rpartition("/")[2])
+        if match is None:
+            others.append(scheme + file)
+            continue
+        opened_at = datetime.strptime(match[3], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        names.append(_Name(scheme + file, match[1], match[2], opened_at, match[4], int(match[5])))
+    names.sort(key=lambda name: (name.pair, name.node, name.boot, name.segment, name.path))
+    following: dict[tuple[str, str, str, int], datetime] = {
+        (name.pair, name.node, name.boot, name.segment): name.opened_at for name in names
+    }
+    closed = [
+        msgspec.structs.replace(
+            name, closed_at=following.get((name.pair, name.node, name.boot, name.segment + 1))
+        )
+        for name in names
+    ]
+    return [*closed, *others]
+
+
+def _lines(path: str) -> Iterator[bytes | None]:
+    """The lines of a file; None for the end of a packed file that lacks it."""
+    system, inner = _open(path)
+    try:
+        source = system.open_input_stream(inner, compression=None)
+    except FileNotFoundError:
+        if not inner.endswith(".open"):
+            raise
+        # It has been sealed since it was found.
+        sealed = inner.removesuffix(".open")
+        for inner in (f"{sealed}.gz", sealed):
+            if system.get_file_info(inner).is_file:
+                source = system.open_input_stream(inner, compression=None)
+                break
+        else:
+            raise
+    rest = b""
+    with source:
+        for piece in _unpacked(source.read) if inner.endswith(".gz") else _pieces(source.read):
+            if piece is None:
+                if rest:
+                    yield rest
+                yield None
+                return
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from lines
+    if rest:
+        yield rest
+
+
+def _pieces(read: Callable[[int], bytes]) -> Iterator[bytes | None]:
+    while piece := read(_PIECE_BYTES):
+        yield piece
+
+
+def _unpacked(read: Callable[[int], bytes]) -> Iterator[bytes | None]:
+    """What can be unpacked, and None at the end if that is not the end of what was packed."""
+    unpacker = zlib.decompressobj(_GZIP)
+    is_begun = True  # a file of nothing is no packed file
+    while piece := read(_PIECE_BYTES):
+        while piece:
+            try:
+                yield unpacker.decompress(piece)
+            except zlib.error:
+                yield None
+                return
+            piece = unpacker.unused_data
+            if unpacker.eof:
+                unpacker = zlib.decompressobj(_GZIP)
+                is_begun = bool(piece)
+            else:
+                is_begun = True
+    if is_begun:
+        yield None

@@ -1,0 +1,193 @@
+"""Requests as a sink of Spark: every row is sent, and its reply kept if a directory is named.
+
+A request cannot be taken back. So a job that fails has made calls, and its next attempt makes them again:
+with the same keys, which is what makes them harmless (docs/guarantees.md, "One answer per key"). Replies are
+different: each task writes them to a file below ``_temporary``, and only the commit of the whole job, or of a
+micro-batch, moves them to their names; of what was aborted nothing is seen. (A task that was killed leaves
+its file in ``_temporary``, which readers pass over.) A micro-batch that is committed twice, because the
+stream was killed between its commit and its checkpoint, replaces its own files.
+"""
+
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+)
+
+from bstar.errors import ConfigurationError
+from bstar_pipeline.bulk import BODY, KEY, OUTCOME, BulkPlan, call_batches
+
+__all__ = ["RequestStreamWriter", "RequestWriter", "SinkPlan"]
+
+_TEMPORARY = "_temporary"
+
+
+class SinkPlan(msgspec.Struct, frozen=True):
+    """The calls, the columns that bring bodies and keys, and the directory of the replies."""
+
+    bulk: BulkPlan
+    body: str
+    key: str | None
+    replies: str | None
+
+    def check(self, schema: StructType) -> None:
+        """Raise ConfigurationError if rows of this schema cannot be sent."""
+        kinds = {field.name: field.dataType for field in schema}
+        texts = (BinaryType, StringType)
+        plain = (*texts, ByteType, ShortType, IntegerType, LongType)
+        for column, what, known in ((self.body, "body", texts), (self.key, "key", plain)):
+            if column is None:
+                continue
+            if column not in kinds:
+                raise ConfigurationError(
+                    f"option {what} names a column; {column!r} is none of {', '.join(kinds)}"
+                )
+            if not isinstance(kinds[column], known):
+                names = ", ".join(kind.typeName().upper() for kind in known)
+                raise ConfigurationError(
+                    f"the {what} is of {names}, and {column} is not: it is of {kinds[column].simpleString()}"
+                )
+        if self.bulk.error_limit != 1 and self.replies is None:
+            raise ConfigurationError(
+                "errorThreshold lets rows without an answer pass: name a directory for replies, to tell them"
+            )
+        taken = [name for name in OUTCOME if name in {column.lower() for column in kinds}]
+        if self.replies is not None and taken:
+            raise ConfigurationError(f"the rows have columns called {', '.join(taken)} already: rename them")
+
+
+@dataclass
+class Sent(WriterCommitMessage):
+    """What one task did: rows by status, and the file of their replies below ``_temporary``."""
+
+    rows: dict[str, int]
+    file: str | None
+
+
+Messages = list[WriterCommitMessage | None]
+
+
+class _Sink:
+    """What batch and stream have in common. Each task, and each commit, has a copy of its own."""
+
+    def __init__(self, plan: SinkPlan) -> None:
+        self._plan = plan
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send every row of a task's batches. Raises BulkCallError when too many get no answer."""
+        plan = self._plan
+        asked = (_with_octets(batch, plan.body, plan.key) for batch in iterator)
+        answered = call_batches(asked, plan.bulk)
+        rows: Counter[str] = Counter()
+        if plan.replies is None:
+            for batch in answered:
+                rows.update(batch.column("status").to_pylist())
+            return Sent(dict(rows), None)
+        system, root = _file_system(plan.replies)
+        system.create_dir(f"{root}/{_TEMPORARY}", recursive=True)
+        path = f"{root}/{_TEMPORARY}/{uuid.uuid4().hex}.parquet"
+        writer: pyarrow.parquet.ParquetWriter | None = None
+        try:
+            for batch in answered:
+                if writer is None:
+                    writer = pyarrow.parquet.ParquetWriter(path, batch.schema, filesystem=system)
+                writer.write_batch(batch)
+                rows.update(batch.column("status").to_pylist())
+            if writer is None:
+                return Sent({}, None)
+            writer.close()
+        except BaseException:
+            if writer is not None:
+                writer.close()
+                system.delete_file(path)
+            raise
+        return Sent(dict(rows), path)
+
+    def _publish(self, messages: Messages, prefix: str) -> None:
+        """Give the replies their names; files of the same prefix are from an earlier commit of the same."""
+        if self._plan.replies is None:
+            return
+        system, root = _file_system(self._plan.replies)
+        system.create_dir(root, recursive=True)
+        for info in system.get_file_info(pyarrow.fs.FileSelector(root)):
+            if info.base_name.startswith(prefix):
+                system.delete_file(info.path)
+        for number, file in enumerate(_files(messages)):
+            system.move(file, f"{root}/{prefix}{number:05d}.parquet")
+
+    def _discard(self, messages: Messages) -> None:
+        """Remove the replies of the tasks that had ended."""
+        if self._plan.replies is None:
+            return
+        system, _ = _file_system(self._plan.replies)
+        for file in _files(messages):
+            system.delete_file(file)
+
+
+class RequestWriter(_Sink, DataSourceArrowWriter):
+    """A batch of rows."""
+
+    def commit(self, messages: Messages) -> None:
+        """Every task has sent its rows: publish their replies."""
+        self._publish(messages, f"part-{uuid.uuid4().hex}-")
+
+    def abort(self, messages: Messages) -> None:
+        """A task failed for good. What was sent stays sent; of the replies nothing is kept."""
+        self._discard(messages)
+
+
+class RequestStreamWriter(_Sink, DataSourceStreamArrowWriter):
+    """Micro-batches of rows."""
+
+    def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Publish the micro-batch's replies, in place of those of an earlier attempt at it."""
+        self._publish(messages, f"batch-{batchId:012d}-")
+
+    def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
+        """The micro-batch failed and comes again, with the same keys."""
+        self._discard(messages)
+
+
+def _files(messages: Messages) -> list[str]:
+    return sorted(
+        message.file for message in messages if isinstance(message, Sent) and message.file is not None
+    )
+
+
+def _with_octets(batch: pa.RecordBatch, body: str, key: str | None) -> pa.RecordBatch:
+    """The batch with its bodies and keys as octets, where ``call_batches`` looks for them."""
+    columns, names = [*batch.columns], [*batch.schema.names]
+    for column, name in ((body, BODY), (key, KEY)):
+        if column is not None:
+            values = batch.column(column)
+            if not pa.types.is_binary(values.type) and not pa.types.is_large_binary(values.type):
+                values = values.cast(pa.string()).cast(pa.binary())
+            columns.append(values)
+            names.append(name)
+    return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+def _file_system(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
+    if "://" in path:
+        system, root = pyarrow.fs.FileSystem.from_uri(path)
+        return system, root
+    return pyarrow.fs.LocalFileSystem(), str(Path(path).resolve())
