@@ -561,6 +561,21 @@ def test_the_oldest_files_go_when_there_are_too_many_octets(
     assert "removed 1 closed files" in caplog.text
 
 
+def test_files_of_other_processes_of_the_same_name_count_as_well(stand: Stand) -> None:
+    one = stand.journal(boot="aa" * 16, rotate_bytes=1_024, keep_bytes=20_000)
+    other = stand.journal(boot="bb" * 16, rotate_bytes=1_024, keep_bytes=20_000)
+    for number in range(1_000):
+        for journal in (one, other):
+            journal.offer(stand.clocks.mono_s, request, number)
+            drain(journal)
+    one.close()
+    other.close()
+
+    total = sum((stand.folder / name).stat().st_size for name in stand.files())
+    # Each looks every now and then; between two looks the other may have closed some.
+    assert total <= 20_000 + 16 * 2_048
+
+
 def test_files_go_when_they_are_too_old(stand: Stand) -> None:
     old = stand.journal(boot="aa" * 16)
     old.close()

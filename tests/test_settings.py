@@ -607,6 +607,12 @@ def test_the_order_of_the_two_does_not_matter() -> None:
     check_pair(sample_settings("backup"), sample_settings("primary"))
 
 
+def test_both_nodes_record_the_same_requests() -> None:
+    one = from_mapping(minimal(journal__sample=0.5))
+    two = from_mapping(yaml.safe_load(sample_configuration("backup")))
+    assert [problem.partition(":")[0] for problem in pair_problems(one, two)] == ["journal.sample"]
+
+
 def test_two_nodes_on_one_machine_cannot_share_a_state_directory() -> None:
     one = from_mapping(minimal(state_dir="/var/lib/bstar"))
     two = from_mapping(yaml.safe_load(sample_configuration("backup")) | {"state_dir": "/var/lib/bstar/"})

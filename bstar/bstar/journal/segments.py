@@ -42,6 +42,10 @@ _PACK_BYTES = 1024 * 1024
 _PACK_LEVEL = 1
 _GZIP_WBITS = 31
 
+# There may be thousands of files, so they are not looked for whenever one was added; but other processes of
+# the same pair and node may add some, too.
+_LOOKS_EVERY = 16
+
 
 def is_name(text: str) -> bool:
     """May a node be called that? Letters, digits, ``_`` and ``-``, 64 at most: a file name's part."""
@@ -157,8 +161,8 @@ class Folder:
         self._boot = boot[:8]
         self._disk = disk
         self._number = 0
-        # Read from the directory once: there may be thousands, and this is looked at for each new one.
         self._sealed: deque[_Sealed] | None = None
+        self._prunes = 0
 
     def open(self, at_s: float) -> Segment:
         """Begin the next segment; makes the directory. OSError."""
@@ -245,8 +249,9 @@ class Folder:
         """Remove the oldest sealed segments: those above ``keep_bytes`` (0: no bound), and those last
         written before ``oldest_s`` (seconds since 1970; None: no bound). OSError.
         """
-        if self._sealed is None:
+        if self._sealed is None or self._prunes % _LOOKS_EVERY == 0:
             self._sealed = deque(self._find_sealed())
+        self._prunes += 1
         total = sum(sealed.octets for sealed in self._sealed)
         files = octets = 0
         newest = ""
@@ -264,7 +269,7 @@ class Folder:
         return Pruned(files, octets, newest) if files else None
 
     def _find_sealed(self) -> Iterator[_Sealed]:
-        """Those of earlier runs, in the order in which they were begun."""
+        """All of this pair and node, in the order in which they were begun."""
         for name in sorted(self._segments(), key=lambda name: (name.time, name.boot, name.number)):
             if name.is_sealed:
                 with suppress(FileNotFoundError):
