@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from bstar import records
 from bstar.errors import ConfigurationError
 from bstar.journal import Journal, JournalOptions, SegmentName
+from bstar.journal.clocks import Anchor
 from bstar.journal.segments import Disk, Segment
 from bstar.records import (
     Claimed,
@@ -224,6 +225,24 @@ def test_a_source_with_another_clock_is_translated(stand: Stand) -> None:
 
     assert [claimed.mono for claimed in stand.of(Claimed)] == [999_500_000, 1_060_000_000]
     assert stand.of(ClockStepped) == []
+
+
+def test_a_process_that_is_stopped_between_two_clocks_reads_them_again(stand: Stand) -> None:
+    """SIGSTOP may come anywhere; here it comes each time that the source's clock is read first."""
+    reads = 0
+
+    def source() -> float:
+        nonlocal reads
+        reads += 1
+        if reads % 2:
+            stand.clocks.pass_(3)
+        return stand.clocks.mono_s - 500
+
+    anchor = Anchor(source, mono=stand.clocks.mono, wall=stand.clocks.wall)
+    for _ in range(3):
+        assert anchor.update() == 0
+        assert anchor.mono_us(7) == 507_000_000
+    assert reads == 8
 
 
 def test_a_step_of_the_wall_clock_is_recorded_and_monotonic_time_is_not_moved(stand: Stand) -> None:

@@ -48,25 +48,26 @@ class Anchor:
 
     def update(self) -> int:
         """Read the clocks; by how many microseconds the wall clock was set since the last time, or 0."""
-        if self._source is not None:
-            shift_us = self._mono() / 1e3 - self._source() * 1e6
+        source = self._source
+        if source is not None:
+            shift_us = -self._lead_us(lambda: source() * 1e6)
             # They drift apart only while the machine sleeps; what is smaller is the time of reading.
             if abs(shift_us - self.shift_us) > STEP_US_MIN / 10:
                 self.shift_us = shift_us
-        offset_us = self._read()
+        offset_us = round(self._lead_us(lambda: self._wall() / 1e3))
         step_us = offset_us - self.offset_us
         self.offset_us = offset_us
         return step_us if abs(step_us) > STEP_US_MIN else 0
 
-    def _read(self) -> int:
-        """The wall clock's lead; read again if this thread was interrupted in between."""
-        best: tuple[int, int] | None = None
+    def _lead_us(self, clock_us: Callable[[], float]) -> float:
+        """How far a clock is ahead of the monotonic one; read again if this thread was away in between."""
+        best: tuple[int, float] | None = None
         for _ in range(_READS_MAX):
             before = self._mono()
-            wall = self._wall()
+            read_us = clock_us()
             took = self._mono() - before
             if best is None or took < best[0]:
-                best = (took, (wall - before - took // 2) // 1_000)
+                best = (took, read_us - (before + took / 2) / 1e3)
             if took <= _READ_NS_MAX:
                 break
         assert best is not None
