@@ -95,7 +95,7 @@ def test_a_failover_is_in_both_journals_with_every_request(tmp_path: Path) -> No
     assert change.text
     assert set(kinds(backup)) == {
         "started", "pulse", "state", "active", "inactive", "peer-seen", "peer-lost", "worker-registered",
-        "worker-lost", "request", "load", "stopped", "closed",
+        "worker-lost", "request", "load", "stopping", "stopped", "closed",
     } | (set(kinds(backup)) & {"stall", "refused", "peer-asked", "clock"})  # fmt: skip
     # Two runs of the primary: one was killed, one ended in good order.
     boots = Counter(each.boot for each in of(read(folder, node="primary"), records.Started))

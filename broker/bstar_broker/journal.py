@@ -17,7 +17,7 @@ import msgspec
 
 from bstar import records, star
 from bstar.journal import Journal, JournalOptions
-from bstar.records import Load, Pulse, Refused, Stalled, WorkerLost, WorkerRegistered
+from bstar.records import Load, Pulse, Refused, Stalled, Stopping, WorkerLost, WorkerRegistered
 from bstar.settings import Settings, flatten
 from bstar_broker.core import Node
 from bstar_broker.core.observer import LostBecause, Outcome
@@ -419,6 +419,10 @@ class NodeJournal:
         )
 
     # --- its end --------------------------------------------------------------------------------------------
+
+    def stopping(self, now: float) -> None:
+        """Somebody asks the node to end."""
+        self.journal.write(Stopping, now)
 
     def close(self, reason: str | None) -> None:
         """Record the last interval, and end. None: not in good order. Idempotent, in bounded time."""

@@ -162,6 +162,7 @@ class BrokerServer:
             clock=self._reactor.now,
         )
         self._resources.callback(lambda: journal.close(self._stopped_because))
+        self._reactor.on_stop(journal.stopping, lambda now: True)
         return journal
 
     def _open_router(self) -> "zmq.Socket[bytes]":

@@ -52,6 +52,7 @@ __all__ = [
     "Started",
     "StateChanged",
     "Stopped",
+    "Stopping",
     "Unregistered",
     "WorkerLost",
     "WorkerRegistered",
@@ -103,6 +104,10 @@ class Started(Base, frozen=True, tag="started"):
     epoch: int = 0
     heartbeat_us: int = 0
     failover_timeout_us: int = 0
+
+
+class Stopping(Base, frozen=True, tag="stopping"):
+    """A broker was asked to end in good order. It finishes what it has, hands the role over, and ends."""
 
 
 class Stopped(Base, frozen=True, tag="stopped"):
@@ -467,6 +472,7 @@ class Fenced(Base, frozen=True, tag="fenced"):
 
 Record = (
     Started
+    | Stopping
     | Stopped
     | SegmentClosed
     | Dropped
