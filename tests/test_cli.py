@@ -353,6 +353,19 @@ def test_a_call_whose_reply_did_not_come_is_4(node: Broker) -> None:
 
 
 @pytest.mark.loopback
+def test_a_worker_that_keeps_its_replies_knows_a_key_again(node: Broker, tmp_path: Path) -> None:
+    """It would echo another body as well; that it refuses says that it has kept the first one's reply."""
+    call = ("call", "cli-keep", "--key", "order 7", "--endpoints", node.endpoint)
+    for kept in ("memory", str(tmp_path / "replies.db")):
+        with Child(node, "--service", "cli-keep", "--keep-replies", kept):
+            for _ in range(2):
+                assert run(*call, "hello").stdout == b"hello\n"
+            done = run(*call, "other")
+            assert done.returncode == 1
+            assert b"another body" in done.stderr
+
+
+@pytest.mark.loopback
 def test_a_worker_stops_in_good_order_on_sigterm(node: Broker) -> None:
     with Child(node, "--service", "cli-stop") as child:
         code, out, err = child.stop()

@@ -44,6 +44,10 @@ def call(
         bool,
         typer.Option("--once", help="Never send it again when it may have been executed already."),
     ] = False,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", help="Name the request: whoever asks with this key asks for the same one."),
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Print the octets as they are, without a newline after each frame.")
     ] = False,
@@ -68,11 +72,15 @@ def call(
 
         date | bstar call echo - --json
 
+        bstar call book '{"order": 4711}' --key order-4711
+
         bstar call mmi.service echo
     """
     frames = [_frame(text) for text in body or ()] or [b""]
     if raw and as_json:
         raise ConfigurationError("--raw and --json exclude each other")
+    if stream and key is not None:
+        raise ConfigurationError("--stream and --key exclude each other: a stream is never repeated")
     kept = journal_of(journal, journal_pair, journal_name)
     started = time.monotonic()
 
@@ -88,7 +96,7 @@ def call(
                 for reply in client.stream(service, frames, idempotent=not once):
                     show(reply)
             else:
-                reply = client.request(service, frames, idempotent=not once)
+                reply = client.request(service, frames, idempotent=not once, key=key)
                 for index, partial in enumerate(reply.partials):
                     show(
                         Reply(

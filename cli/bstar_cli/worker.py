@@ -20,7 +20,8 @@ from bstar_cli.options import (
     endpoints_of,
     journal_of,
 )
-from bstar_client import Handler, Request, Worker, WorkerHooks
+from bstar_client import Handler, ReplyMemory, ReplyStore, Request, Worker, WorkerHooks
+from bstar_client.reply_file import ReplyFile
 
 __all__ = ["find_handler", "worker"]
 
@@ -43,6 +44,15 @@ def worker(
     handler_timeout: Annotated[
         float | None,
         typer.Option("--handler-timeout", min=0.001, help="Give a handler up after so many seconds."),
+    ] = None,
+    keep_replies: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-replies",
+            metavar="[memory|FILE]",
+            help="Answer a repeated request with the reply it had, without executing it again; a file is for "
+            "all workers of this machine.",
+        ),
     ] = None,
     dialect: DialectOption = "native",
     journal: JournalOption = None,
@@ -84,12 +94,19 @@ def worker(
         dialect=dialect,
         credit=credit,
         handler_timeout_s=handler_timeout,
+        dedupe=_store(keep_replies),
         hooks=_Reports(log),
         journal=journal_of(journal, journal_pair, journal_name),
     )
     log.info("started", service=service, handler=handler, endpoints=listed, pid=os.getpid())
     instance.run()
     log.info("stopped", service=service)
+
+
+def _store(told: str | None) -> ReplyStore | None:
+    if told is None:
+        return None
+    return ReplyMemory() if told == "memory" else ReplyFile(told)
 
 
 class _Reports(WorkerHooks):
