@@ -13,6 +13,7 @@ next; that its last record, which says how many lines there are, is missing is h
 Nothing here starts a Spark job, except what a path's listing takes.
 """
 
+import datetime as dt
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,6 +60,8 @@ _OPTIONS = {
 }
 # <pair>.<node>.<opened>.<boot>.<segment>.ndjson…: what the name of a file says about the lines in it.
 _FILE_NAME = r"([^/]+?)\.[^/.]+\.(\d{8})T\d{6}Z\.[0-9a-f]{8}\.\d+\.ndjson[^/]*$"
+# No writer keeps a file open for longer than a day; another one for clocks that are set wrong.
+_OPEN_DAYS_MAX = 2
 # Times beyond the year 2100 are no times: adding to them would overflow and stop the whole job for one line.
 _TIME_US_MAX = 4_102_444_800_000_000
 _DAY_US = 86_400_000_000
@@ -79,8 +82,11 @@ class Bronze:
     files: DataFrame
 
 
-def find_files(spark: SparkSession, paths: Sequence[str]) -> list[str]:
-    """The journal files at ``paths``, as Spark spells them. Raises ConfigurationError if a path has none."""
+def find_files(spark: SparkSession, paths: Sequence[str], since: dt.date | None = None) -> list[str]:
+    """The journal files at ``paths``, as Spark spells them. Raises ConfigurationError if a path has none.
+
+    With ``since``, those are left out that were opened so long before that day that nothing of it is in them.
+    """
     if not paths:
         raise ConfigurationError("no journals to read: name at least one directory, file or pattern")
     found: dict[str, None] = {}
@@ -101,18 +107,32 @@ def find_files(spark: SparkSession, paths: Sequence[str]) -> list[str]:
             )
         # Spark spells local files in two ways; this is how rows of them have it.
         found.update((re.sub("^file:/+", "file:/", file), None) for file in here)
-    return list(found)
+    wanted = [file for file in found if since is None or not _is_before(file, since)]
+    if not wanted:
+        raise ConfigurationError(
+            f"no journals to read: all files at {', '.join(paths)} are older than {since}"
+        )
+    return wanted
+
+
+def _is_before(file: str, since: dt.date) -> bool:
+    """Was the file's last record written before that day? By its name; a file of another name never was."""
+    opened = re.search(_FILE_NAME, file)
+    return opened is not None and opened[2] < f"{since - dt.timedelta(days=_OPEN_DAYS_MAX):%Y%m%d}"
 
 
 def _reader(spark: SparkSession, names: str) -> DataFrameReader:
     return spark.read.options(**_OPTIONS).option("pathGlobFilter", names).option("lineSep", "\n")
 
 
-def lines(spark: SparkSession, paths: Sequence[str], *, is_stream: bool = False) -> DataFrame:
+def lines(
+    spark: SparkSession, paths: Sequence[str], *, is_stream: bool = False, since: dt.date | None = None
+) -> DataFrame:
     """Every line of the journals at ``paths``: ``value`` (its text), ``file``.
 
     A path is whatever Spark reads: a directory, a file, a pattern, ``s3a://bucket/…``. ``is_stream``: new
     files as they come, and only sealed ones, which have all their lines; one path, a directory or a pattern.
+    ``since`` as for ``find_files``.
     """
     if is_stream:
         (path,) = paths
@@ -122,7 +142,7 @@ def lines(spark: SparkSession, paths: Sequence[str], *, is_stream: bool = False)
         text = stream.text(path)
     else:
         # By file: a file that two of the paths lead to is read once.
-        text = _reader(spark, _ALL).text([_literal(file) for file in find_files(spark, paths)])
+        text = _reader(spark, _ALL).text([_literal(file) for file in find_files(spark, paths, since)])
     return text.select("value", F.col("_metadata.file_path").alias("file"))
 
 
@@ -394,9 +414,9 @@ def unpacked(spark: SparkSession, packed: Sequence[str]) -> DataFrame:
     return tails.join(lengths, "file").where(is_whole).select("file")
 
 
-def listing(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+def listing(spark: SparkSession, paths: Sequence[str], since: dt.date | None = None) -> DataFrame:
     """The files at ``paths``: ``file``; those without a byte, which Spark does not open, among them."""
-    return spark.createDataFrame([(file,) for file in find_files(spark, paths)], "file STRING")
+    return spark.createDataFrame([(file,) for file in find_files(spark, paths, since)], "file STRING")
 
 
 def records(typed: DataFrame) -> DataFrame:

@@ -127,9 +127,9 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
     """Write the first layer; returns the records. Sets the job's days and pairs."""
     spark, root = job.spark, job.root
     job.tell(f"reading journals at {', '.join(inputs)}")
-    typed = bronze.typed(bronze.lines(spark, inputs))
+    typed = bronze.typed(bronze.lines(spark, inputs, since=since))
     if since is not None:
-        is_older = (F.col("topic") != REJECTED) & (F.col("day") < F.lit(since))
+        is_older = F.col("day") < F.lit(since)
         typed = typed.withColumns(
             {
                 "topic": F.when(is_older, _OUTSIDE).otherwise(F.col("topic")),
@@ -152,7 +152,7 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
     job.tell("looking for files that came twice or lost their end")
     ranges = bronze.ranges(parsed).persist()
     try:
-        _files(job, inputs, ranges)
+        _files(job, bronze.listing(spark, inputs, since), ranges, since)
         unique = bronze.once(parsed, ranges)
         job.tell("writing bronze.rejected")
         store.replace(bronze.rejected(unique), root, "bronze.rejected", job.seen)
@@ -168,14 +168,17 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
     return job.read("bronze.records")
 
 
-def _files(job: _Job, inputs: Sequence[str], ranges: DataFrame) -> None:
+def _files(job: _Job, listing: DataFrame, ranges: DataFrame, since: dt.date | None) -> None:
     """Write the table of files, after a second look at packed ones without a last record."""
-    listing = bronze.listing(job.spark, inputs)
     found = bronze.files(ranges, listing)
     doubtful = found.where((F.col("state") == "truncated") & (F.col("lines") > 0)).select("file").collect()
     packed = [row.file for row in doubtful if row.file.endswith(".gz")]
     if packed:
         found = bronze.files(ranges, listing, bronze.unpacked(job.spark, packed))
+    if since is not None:
+        of_last = F.expr("date_from_unix_date(CAST(last_at_us DIV 86400000000 AS INT))")
+        last_day = F.coalesce(of_last, F.col("day"))
+        found = found.where(last_day >= F.lit(since)).withColumn("day", F.greatest("day", F.lit(since)))
     job.tell("writing bronze.files")
     store.replace(found, job.root, "bronze.files", job.seen)
     named = found.select("day", "pair").distinct().collect()

@@ -1,11 +1,17 @@
 """Journals by hand: records of one run, in order, at times that a test chooses; files that hold them."""
 
+import datetime as dt
 import gzip
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from bstar import records
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 MACHINE = "machine-1"
 AT_US = 1_793_577_600_000_000
@@ -72,11 +78,41 @@ class Run:
         given = {**defaults, "client": client, "number": number, "outcome": outcome, **fields}
         self.add(records.Request, t_us, **given)
 
+    def call(self, t_us: int, client: str, number: int, outcome: str = "answered", **fields: Any) -> None:
+        defaults = {"service": "echo", "total_us": 1500}
+        given = {**defaults, "client": client, "number": number, "outcome": outcome, **fields}
+        self.add(records.Call, t_us, **given)
+
+    def execution(self, t_us: int, client: str, number: int, **fields: Any) -> None:
+        defaults = {"service": "echo", "outcome": "answered", "epoch": 1, "busy_us": 500}
+        self.add(records.Execution, t_us, **{**defaults, "client": client, "number": number, **fields})
+
     def lines(self) -> list[bytes]:
         return [records.encode(record) for record in self.records]
 
     def name(self, segment: int = 1, suffix: str = ".ndjson", stamp: str = "20261102T000000Z") -> str:
         return f"{self.pair}.{self.node}.{stamp}.{self.boot[:8]}.{segment:04d}{suffix}"
+
+
+def frame(spark: "SparkSession", runs: Iterable[Run]) -> "DataFrame":
+    """The records of these runs as bronze has them."""
+    from bstar_pipeline.schema import RECORDS, TOPICS
+
+    rows = []
+    for run in runs:
+        for record in run.records:
+            kind = str(record.__struct_config__.tag)
+            time = dt.datetime.fromtimestamp(record.at / 1e6, dt.UTC)
+            told = {
+                **msgspec.structs.asdict(record),
+                "kind": kind,
+                "topic": TOPICS.get(kind, "events"),
+                "time": time,
+                "day": time.date(),
+                "file": run.name(),
+            }
+            rows.append(tuple(told.get(name) for name in RECORDS.names))
+    return spark.createDataFrame(rows, RECORDS)
 
 
 def closed(run: Run, t_us: int) -> None:
