@@ -143,11 +143,23 @@ def _changes(told: DataFrame) -> DataFrame:
 
 
 def _absences(told: DataFrame) -> DataFrame:
-    """Both ends of each time that the process was away."""
-    stalls = told.where(F.col("kind") == "stall")
+    """Both ends of each time that the process was away.
+
+    A node that steps down because of it does so before it serves anybody: the moment between its two records,
+    however long it was kept waiting in it, is part of its absence.
+    """
+    in_order = Window.partitionBy(*_RUN).orderBy("seq")
+    stalls = (
+        told.where(F.col("kind").isin("stall", "state", "active"))
+        .withColumns(
+            {"next_event": F.lead("event").over(in_order), "next_us": F.lead("at_us").over(in_order)}
+        )
+        .where(F.col("kind") == "stall")
+    )
+    ended_us = F.when(F.col("next_event") == _AWAY, F.col("next_us")).otherwise(F.col("at_us"))
     return stalls.select(
         *_point("stall", 3, at_us=F.col("at_us") - F.col("gap_us"), is_away=F.lit(True))
-    ).unionByName(stalls.select(*_point("stall", 1, is_away=F.lit(False))))
+    ).unionByName(stalls.select(*_point("stall", 1, at_us=ended_us, is_away=F.lit(False))))
 
 
 def _endings(told: DataFrame, runs: DataFrame, brokers: DataFrame) -> DataFrame:
