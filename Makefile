@@ -21,8 +21,10 @@ PROGRAM := $(VENV)/.program-installed
 SPARK := $(VENV)/.spark-installed
 TOOLS := $(VENV)/.tools-installed
 JAVA := $(VENV)/.java-found
+# What the demo of the pipeline leaves: journal/, tables/, report.html.
+PLAYED := build/pipeline-demo
 
-.PHONY: help setup setup-dev demo check test sim chaos compose-test bench bench-failover docs clean
+.PHONY: help setup setup-dev demo pipeline-demo check test sim chaos compose-test bench bench-failover bench-pipeline docs clean
 
 help: ## this list
 	@printf 'bstar: make VERB\n\n'
@@ -34,6 +36,17 @@ setup-dev: $(JAVA) $(TOOLS) ## the same with the tools for checks and tests
 
 demo: $(PROGRAM) ## start a pair, kill the active broker, watch the other take over
 	@$(BIN)/bstar demo
+
+# Its status is the audit's.
+pipeline-demo: $(JAVA) $(SPARK) ## the demo with journals, and what the pipeline on Spark makes of them
+	@rm -rf $(PLAYED)
+	@mkdir -p $(PLAYED)
+	@$(BIN)/bstar demo --journal $(PLAYED)/journal
+	@echo "make: reading the journals with Spark"
+	@$(BIN)/bstar pipeline run $(PLAYED)/journal --out $(PLAYED)/tables
+	@$(BIN)/bstar pipeline report $(PLAYED)/tables --out $(PLAYED)/report.html
+	@if [ -n "$${DISPLAY:-}" ] && [ -t 1 ]; then $(BIN)/python -m webbrowser "file://$(CURDIR)/$(PLAYED)/report.html"; fi
+	@$(BIN)/bstar pipeline audit $(PLAYED)/tables
 
 test: $(JAVA) $(TOOLS) ## all tests except those that break real processes
 	@$(BIN)/python -m pytest
@@ -58,6 +71,10 @@ bench-failover: $(TOOLS) ## the outage that clients see: 30 trials of each fault
 	  $(if $(TRIALS),--trials $(TRIALS)) $(if $(PROFILES),--profiles $(PROFILES)) $(if $(FAULTS),--faults $(FAULTS)) \
 	  $(if $(OVERLOAD_S),--overload-s $(OVERLOAD_S)) \
 	  $(if $(TRIALS)$(PROFILES)$(FAULTS)$(OVERLOAD_S),,--write docs/failover.md)
+
+bench-pipeline: $(JAVA) $(TOOLS) ## the pipeline on Spark beside DuckDB, 5 and 50 million requests, 25 minutes; or MILLIONS=1,2, MEMORY=2, CORES=2
+	@PYTHONPATH=benchmarks $(BIN)/python -m pipeline $(if $(MILLIONS),--millions $(MILLIONS)) \
+	  $(if $(MEMORY),--memory $(MEMORY)) $(if $(CORES),--cores $(CORES))
 
 docs: $(TOOLS) ## write the generated files anew: sample configurations, state diagram, tables of the pipeline
 	@$(BIN)/python -m bstar.settings --write

@@ -15,7 +15,23 @@ KEYS = {
     "objectives": ("pair", "service", "minute"),
     "capacity": ("pair", "service", "hour"),
     "clients": ("day", "pair", "client"),
+    "outcomes": ("day", "pair", "service", "outcome"),
+    "audit": ("day", "pair", "service", "rule", "verdict", "client", "number"),
 }
+# Where Spark's side is not simply the gold table of that name. The audit's other rules need more than the
+# records of nodes.
+_OUTCOMES = """
+    SELECT day, pair, service, outcome, count(*) AS requests,
+        sum(node_records)::BIGINT AS node_records, sum(answers)::BIGINT AS answers
+    FROM {0} GROUP BY ALL
+"""
+_AUDIT = """
+    SELECT day, pair, service, rule, verdict, client, number, sum(count)::BIGINT AS times
+    FROM {0}
+    WHERE service IS NOT NULL AND (rule = 'answered-twice' OR rule = 'lost' AND verdict = 'unproven')
+    GROUP BY ALL
+"""
+_SOURCES = {"outcomes": ("silver/requests", _OUTCOMES), "audit": ("gold/audit", _AUDIT)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +52,12 @@ def compare(spark: Path, duck: Path, memory: str = "4GB") -> tuple[dict[str, int
     rows: dict[str, int] = {}
     differences: list[Difference] = []
     for table, key in KEYS.items():
-        database.execute(
-            f"CREATE VIEW s_{table} AS FROM read_parquet('{spark}/gold/{table}/*/*/*.parquet', "
-            "hive_partitioning = true, hive_types = {'day': DATE, 'pair': VARCHAR})"
+        path, query = _SOURCES.get(table, (f"gold/{table}", "FROM {0}"))
+        source = (
+            f"read_parquet('{spark}/{path}/*/*/*.parquet', hive_partitioning = true, "
+            "hive_types = {'day': DATE, 'pair': VARCHAR})"
         )
+        database.execute(f"CREATE VIEW s_{table} AS {query.format(source)}")
         database.execute(f"CREATE VIEW d_{table} AS FROM '{duck}/{table}.parquet'")
         columns = dict(
             database.execute(f"SELECT column_name, column_type FROM (DESCRIBE d_{table})").fetchall()

@@ -21,7 +21,7 @@ from bstar_pipeline.gold.objectives import ENDED, FINISHED, MEASURES, SHARES
 from bstar_pipeline.sketch import bucket_of, bucket_sql, value_sql
 from bstar_pipeline.slo import ERRORS, REFUSALS, Objectives
 
-__all__ = ["TABLES", "main"]
+__all__ = ["COMPARED", "TABLES", "main"]
 
 SLO = Objectives()
 
@@ -253,8 +253,48 @@ _CAPACITY = """
     FROM fitted
 """
 
+# Each request once, of what nodes recorded of it; the best outcome counts, as in silver.requests.
+_REQUESTS = """
+    SELECT pair, client, number, CASE WHEN client LIKE 'mdp-%' THEN boot END AS apart,
+        max(at_us) // 86400000000 AS day,
+        arg_max(service, list_position(['returned', 'lost', 'poison', 'expired', 'late', 'failed', 'answered'], outcome))
+            AS service,
+        arg_max(outcome, list_position(['returned', 'lost', 'poison', 'expired', 'late', 'failed', 'answered'], outcome))
+            AS outcome,
+        count(*) AS node_records,
+        count(*) FILTER (outcome IN ('answered', 'failed')) AS answers,
+        bool_or(is_repeated) AS is_repeated
+    FROM records WHERE kind = 'request' GROUP BY ALL
+"""
+_OUTCOMES = """
+    SELECT '1970-01-01'::DATE + day::INT AS day, pair, service, outcome, count(*) AS requests,
+        sum(node_records)::BIGINT AS node_records, sum(answers)::BIGINT AS answers
+    FROM requests GROUP BY ALL
+"""
+# The rules about requests that nodes alone can judge.
+_AUDIT = """
+    WITH judged AS (
+        SELECT '1970-01-01'::DATE + day::INT AS day, pair, service, 'answered-twice' AS rule,
+            CASE WHEN number >= 1 << 62 OR is_repeated THEN 'excused' ELSE 'violated' END AS verdict, client, number
+        FROM requests WHERE answers > 1 AND client NOT LIKE 'mdp-%'
+        UNION ALL
+        SELECT '1970-01-01'::DATE + day::INT, pair, service, 'lost', 'unproven', client, number
+        FROM requests WHERE client NOT LIKE 'mdp-%'
+        UNION ALL
+        SELECT '1970-01-01'::DATE + day::INT, pair, service, 'lost', 'unproven', client, number
+        FROM requests WHERE client NOT LIKE 'mdp-%' AND outcome IN ('returned', 'late')
+    )
+    SELECT day, pair, service, rule, verdict, CASE WHEN verdict = 'violated' THEN client END AS client,
+        CASE WHEN verdict = 'violated' THEN number END AS number, count(*) AS times
+    FROM judged GROUP BY ALL
+"""
+
 TABLES = {"sketches": _SKETCHES, "objectives": _OBJECTIVES, "capacity": _CAPACITY, "clients": _CLIENTS}
-"""Gold tables by name, in order: a later one may read an earlier one."""
+TABLES |= {"requests": _REQUESTS, "outcomes": _OUTCOMES, "audit": _AUDIT}
+"""By name, in order: a later one may read an earlier one."""
+
+COMPARED = tuple(name for name in TABLES if name != "requests")
+"""Those that are written for ``pipeline.compare``; requests, fifty million rows, are looked at summed up."""
 
 
 def main() -> None:
@@ -283,7 +323,8 @@ def main() -> None:
     for name, query in TABLES.items():
         begun = time.perf_counter()
         database.execute(f"CREATE TABLE {name} AS {query}")
-        database.execute(f"COPY {name} TO '{asked.out / name}.parquet' (COMPRESSION zstd)")
+        if name in COMPARED:
+            database.execute(f"COPY {name} TO '{asked.out / name}.parquet' (COMPRESSION zstd)")
         seconds[name] = time.perf_counter() - begun
     print(json.dumps(seconds))
 

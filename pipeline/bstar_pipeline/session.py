@@ -35,6 +35,10 @@ _SETTINGS = {
 }
 # What a driver in this process needs besides; a Connect server has its own.
 _DRIVER_SETTINGS = {"spark.ui.showConsoleProgress": "false"}
+_PARTITIONS = "spark.sql.shuffle.partitions"
+# Spark's 200 are for clusters: with a few cores most of the time would go into starting tasks. What is too much
+# for one of so many is spilled.
+_LOCAL_PARTITIONS = 32
 _DRIVER_MEMORY_MAX = 4 << 30
 _DRIVER_MEMORY_MIN = 1 << 30
 # A container's limit, of cgroups version 2 and 1; "max" or a huge number if there is none.
@@ -100,6 +104,11 @@ def open_session(
     for key, value in {**defaults, **(settings or {})}.items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
+    if remote is None:
+        conf = session.sparkContext.getConf()
+        is_local = re.fullmatch(r"local(\[.*\])?", conf.get("spark.master") or "") is not None
+        if is_local and not conf.contains(_PARTITIONS):
+            session.conf.set(_PARTITIONS, str(_LOCAL_PARTITIONS))
     return session
 
 
