@@ -35,6 +35,9 @@ RULES = {
 # What silver.requests says of a request of which only nodes tell, best first.
 _BEST = ("answered", "failed", "expired", "poison", "lost", "late", "returned")
 _DEADLINE_US = 5_000_000
+# A promise is broken while nothing else happens, and not where a journal that goes on may still lack a call.
+_CALM_US = 5_000_000
+_TAIL_US = 90_000_000
 
 
 def needs_of(kind: str) -> tuple[bool, bool]:
@@ -221,7 +224,8 @@ class Specials:
 
     def _stretch_at(self, at: int) -> Stretch | None:
         for stretch in self._timeline.stretches:
-            if stretch.since_us + 1_000_000 <= at <= stretch.until_us - _DEADLINE_US - 1_000_000:
+            last = min(stretch.until_us - _DEADLINE_US - _CALM_US, self._timeline.end_us - _TAIL_US)
+            if stretch.since_us + _CALM_US <= at <= last:
                 return stretch
         return None
 

@@ -184,6 +184,7 @@ class Timeline:
 
     def _stop(self, role: str, at: int, incident: Incident) -> None:
         ended = self._up.pop(role)
+        ended.note(at, records.Stopping)
         survivor = self._up.get(_other(role))
         taken = None
         if role == self._active:

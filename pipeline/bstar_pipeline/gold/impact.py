@@ -1,0 +1,109 @@
+"""What clients saw of an incident: the outage, and how many requests it touched.
+
+Only requests that ended around an incident are looked at: incidents are few, each is told to every minute of
+its surroundings, and requests meet them by pair and minute.
+"""
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+__all__ = ["WINDOW_US", "impact"]
+
+WINDOW_US = 30_000_000
+"""How far before and after an incident an answer is looked for."""
+
+# What was caught by an incident is asked again within this time after the other node serves.
+_SETTLE_US = 1_000_000
+# Refusals are counted once in a while; the record comes at the end of the interval.
+_REFUSED_LATE_US = 10_000_000
+_MINUTE_US = 60_000_000
+_CLIENT = 2
+
+
+def impact(incidents: DataFrame, requests: DataFrame, refusals: DataFrame) -> DataFrame:
+    """Add outage_us, retried, refused, unknown and affected to ``incidents`` (id, pair, began_at_us,
+    began_error_us, detected_at_us, taken_over_at_us). ``refusals`` (pair, at_us, count) are those of nodes.
+    """
+    since = F.col("began_at_us") - F.col("began_error_us")
+    served = F.greatest(
+        "began_at_us", "taken_over_at_us", F.least("detected_at_us", F.col("began_at_us") + WINDOW_US)
+    )
+    spans = incidents.select("id", "pair", since.alias("since_us"), served.alias("served_us"))
+    minutes = F.sequence(
+        F.expr(f"(since_us - {WINDOW_US}) DIV {_MINUTE_US}"),
+        F.expr(f"(served_us + {WINDOW_US}) DIV {_MINUTE_US}"),
+    )
+    around = spans.select("*", F.explode(minutes).alias("minute"))
+    near = (
+        requests.where(F.col("ended_at_us").isNotNull())
+        .select(
+            "pair",
+            F.expr(f"ended_at_us DIV {_MINUTE_US}").alias("minute"),
+            "accepted_at_us",
+            "ended_at_us",
+            "outcome",
+            "call_outcome",
+            "attempts",
+            "is_repeated",
+            (F.col("evidence").bitwiseAND(_CLIENT) != 0).alias("is_call"),
+        )
+        .join(F.broadcast(around), ["pair", "minute"])
+        .where(F.col("ended_at_us").between(F.col("since_us") - WINDOW_US, F.col("served_us") + WINDOW_US))
+    )
+    of_incident = Window.partitionBy("id")
+    told = near.select("*", F.max("is_call").over(of_incident).alias("has_calls")).where(
+        ~F.col("has_calls") | F.col("is_call")
+    )
+    is_answer = F.col("outcome").isin("answered", "failed")
+    answer_us = F.when(is_answer, F.col("ended_at_us"))
+    before = F.max(answer_us).over(
+        of_incident.orderBy("ended_at_us").rowsBetween(Window.unboundedPreceding, -1)
+    )
+    gaps = told.select("*", before.alias("before_us"))
+    # Gaps that have anything to do with it: they end after it began, and begin before service was back.
+    is_around = (
+        is_answer & (F.col("ended_at_us") > F.col("since_us")) & (F.col("before_us") <= F.col("served_us"))
+    )
+    is_within = (F.col("ended_at_us") >= F.col("since_us")) & (
+        F.coalesce("accepted_at_us", "ended_at_us") <= F.col("served_us") + _SETTLE_US
+    )
+    is_retried = (F.coalesce("attempts", F.lit(1)) > 1) | F.coalesce("is_repeated", F.lit(False))
+    is_refused = F.col("call_outcome").isin("busy", "rejected", "no-active")
+    is_unknown = F.col("outcome").isin(
+        "timeout", "unknown", "interrupted", "closed", "returned", "late", "lost"
+    )
+    is_delayed = (F.col("accepted_at_us") <= F.col("since_us")) & (F.col("ended_at_us") >= F.col("served_us"))
+    counts = gaps.groupBy("id").agg(
+        F.max(F.when(is_around, F.col("ended_at_us") - F.col("before_us"))).alias("outage_us"),
+        _count(is_within & is_retried).alias("retried"),
+        _count(is_within & is_refused).alias("refused_calls"),
+        _count(is_within & is_unknown).alias("unknown"),
+        _count(is_within & (is_retried | is_refused | is_unknown | is_delayed)).alias("affected"),
+        F.max("has_calls").alias("has_calls"),
+    )
+    refused = (
+        spans.join(refusals, "pair")
+        .where(F.col("at_us").between(F.col("since_us"), F.col("served_us") + _REFUSED_LATE_US))
+        .groupBy("id")
+        .agg(F.sum("count").alias("refused_at_nodes"))
+    )
+    none = F.lit(0).cast("bigint")
+    by_calls = F.coalesce("has_calls", F.lit(False))
+    return (
+        incidents.join(counts, "id", "left")
+        .join(refused, "id", "left")
+        .select(
+            *incidents.columns,
+            "outage_us",
+            F.coalesce("retried", none).alias("retried"),
+            F.when(by_calls, F.col("refused_calls"))
+            .otherwise(F.coalesce("refused_at_nodes", none))
+            .alias("refused"),
+            F.coalesce("unknown", none).alias("unknown"),
+            F.coalesce("affected", none).alias("affected"),
+        )
+    )
+
+
+def _count(condition: Column) -> Column:
+    return F.count_if(F.coalesce(condition, F.lit(False)))

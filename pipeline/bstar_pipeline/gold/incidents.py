@@ -1,0 +1,123 @@
+"""What happened to the pair, when, who noticed, who took over, and what clients saw of it.
+
+Everything but the counts comes from records of events, which are few. When an incident began:
+
+* stop, handover: the node's own record of it (``stopping``, LEAVE, HANDOVER): exact.
+* pause: the node's ``stall`` record less its gap. The loop looks at the clock at least every half heartbeat
+  interval, so the pause began at most that much later.
+* crash: between the last sign of life and the first of death. Of life: the run's last record, and when the
+  peer last heard it (``peer-lost`` less ``silent_us``). Of death: one heartbeat interval after that, because
+  a node that lives speaks once in it; the ``peer-lost`` itself (at once where a connection is refused); the
+  first broken connection that a client or worker recorded in between. The middle is told, and half of the
+  distance as ``began_error_us``. Without a peer that listened: the next start of the node, or one and a half
+  intervals of the node's own pulses after its last record.
+* partition: likewise, between the later one of the last messages that the nodes heard of each other and a
+  heartbeat interval after the earlier one.
+* both-active: when the second node began to serve.
+
+A node that fell silent is explained once: by its end, by a pause, and only if it did neither by a partition.
+A node of which there are no journals at all explains nothing: its peer's records alone are no incident.
+
+Outages are read off the requests that ended around an incident (``WINDOW_US`` before and after): the longest
+time between two answers in a row, those that clients recorded if the pair's clients keep journals, else those
+that nodes recorded.
+"""
+
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from bstar_pipeline.gold import faults
+from bstar_pipeline.gold.aftermath import detections, recoveries, refusals, takeovers
+from bstar_pipeline.gold.impact import WINDOW_US, impact
+from bstar_pipeline.gold.serving import CLOCK_ERROR_US
+from bstar_pipeline.gold.told import Told, seconds, settled
+
+__all__ = ["WINDOW_US", "incidents"]
+
+_BASE = (
+    "pair",
+    "kind",
+    "node",
+    "boot",
+    "began_at_us",
+    "began_error_us",
+    "ended_at_us",
+    "lost_at_us",
+    "text",
+)
+
+
+def incidents(
+    records: DataFrame,
+    runs: DataFrame,
+    states: DataFrame,
+    requests: DataFrame,
+    clock_error_us: int = CLOCK_ERROR_US,
+) -> DataFrame:
+    """gold.incidents of bronze records and the silver tables."""
+    told = Told(records, runs, clock_error_us)
+    found = [
+        faults.ends(told),
+        faults.pauses(told),
+        faults.partitions(told),
+        faults.handovers(told),
+        faults.both_active(states, runs, clock_error_us),
+        faults.starts(told),
+    ]
+    base = reduce(DataFrame.unionByName, [part.select(*_BASE) for part in found])
+    key = F.concat_ws(
+        ".", "pair", "kind", "node", F.date_format(F.timestamp_micros("began_at_us"), "yyyyMMdd'T'HHmmss.SSS")
+    )
+    base = settled(base.withColumn("id", key))
+    followed = settled(recoveries(told, detections(told, takeovers(told, base))))
+    counted = impact(followed, requests, refusals(told))
+    return counted.select(
+        "id",
+        "kind",
+        "node",
+        "boot",
+        "successor",
+        "epoch",
+        "began_at_us",
+        "began_error_us",
+        "detected_at_us",
+        "taken_over_at_us",
+        "recovered_at_us",
+        (F.col("detected_at_us") - F.col("began_at_us")).alias("detection_us"),
+        (F.col("taken_over_at_us") - F.col("began_at_us")).alias("takeover_us"),
+        "outage_us",
+        "retried",
+        "refused",
+        "unknown",
+        "affected",
+        _cause().alias("cause"),
+        F.to_date(F.timestamp_micros("began_at_us")).alias("day"),
+        "pair",
+    )
+
+
+def _cause() -> Column:
+    role = (
+        F.when(F.col("kind").isin("start", "both-active", "partition", "handover"), F.lit(""))
+        .when(F.col("was_serving"), F.lit(" It was the active node."))
+        .otherwise(F.lit(" It stood by."))
+    )
+    after = (
+        F.when(F.col("kind").isin("start", "both-active"), F.lit(""))
+        .when(
+            F.col("taken_over_at_us").isNotNull(),
+            F.concat(
+                F.lit(" "),
+                "successor",
+                F.lit(" served after "),
+                seconds(F.col("taken_over_at_us") - F.col("began_at_us")),
+                F.lit("."),
+            ),
+        )
+        .when(F.col("was_serving") & (F.col("kind") != "partition"), F.lit(" Nobody took over."))
+        .when(F.col("kind") == "partition", F.lit(" The role stayed where it was."))
+        .otherwise(F.lit(""))
+    )
+    return F.concat("text", role, after)
