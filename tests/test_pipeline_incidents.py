@@ -1,0 +1,180 @@
+"""Incidents and audit against synthetic journals whose truth is known: all of it is found, and nothing else.
+
+Three pairs go through the whole pipeline at once: one with journals of everybody and broken promises, one of
+which only the brokers keep journals (on machines whose clocks differ, one of them set meanwhile), and one to
+which nothing happens.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bstar_pipeline.synth import INCIDENT_KINDS, VIOLATION_KINDS, Incident, SynthSettings, Truth, generate
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+CLOCK_SKEW_US = 2_000
+EVERYBODY = SynthSettings(
+    seed=11,
+    pair_name="everybody",
+    days=0.02,
+    requests_per_s=1,
+    incidents=len(INCIDENT_KINDS) * 2,
+    violations=len(VIOLATION_KINDS),
+    has_client_journals=True,
+    has_worker_journals=True,
+)
+BROKERS = SynthSettings(
+    seed=12,
+    pair_name="brokers",
+    days=0.02,
+    requests_per_s=1,
+    clock_skew_us=CLOCK_SKEW_US,
+    clock_step_us=-3_600_000_000,
+    finish="open",
+    incidents=(
+        Incident("crash", 60.0, target="active"),
+        Incident("crash", 120.0, target="passive", is_refused=True),
+        Incident("pause", 180.0, duration_s=0.2),  # nobody notices: no incident
+        Incident("pause", 240.0, target="passive", duration_s=2.0),
+        Incident("pause", 300.0, duration_s=4.0),
+        Incident("stop", 360.0, target="passive"),
+        Incident("stop", 420.0),
+        Incident("handover", 480.0),
+        Incident("partition", 540.0, duration_s=3.0),
+        Incident("both-active", 600.0, duration_s=0.04),
+        Incident("crash", 1_600.0, duration_s=None),  # not started again
+    ),
+)
+CALM = SynthSettings(
+    seed=13,
+    pair_name="calm",
+    days=0.005,
+    requests_per_s=2,
+    has_client_journals=True,
+    has_worker_journals=True,
+    failed_share=0.05,
+    expired_share=0.02,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the pipeline says, and the truth by pair."""
+
+    incidents: list[Any]
+    audit: list[Any]
+    truths: dict[str, Truth]
+
+    def of(self, pair: str) -> list[Any]:
+        return sorted((one for one in self.incidents if one.pair == pair), key=lambda one: one.began_at_us)
+
+    def violated(self, pair: str) -> list[Any]:
+        return [one for one in self.audit if one.pair == pair and one.verdict == "violated"]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> Found:
+    from bstar_pipeline import bronze, silver
+    from bstar_pipeline.gold.audit import audit
+    from bstar_pipeline.gold.incidents import incidents
+
+    truths, paths = {}, []
+    for settings in (EVERYBODY, BROKERS, CALM):
+        folder = tmp_path_factory.mktemp(settings.pair_name)
+        truths[settings.pair_name] = generate(settings, folder)
+        paths.append(str(folder / "journal"))
+    # Each table is written before the next one is made of it, as a job does.
+    tables = tmp_path_factory.mktemp("tables")
+
+    def kept(name: str, frame: "DataFrame") -> "DataFrame":
+        path = str(tables / name)
+        frame.write.parquet(path)
+        return spark.read.parquet(path)
+
+    records = kept("records", bronze.read(spark, paths).records)
+    runs = kept("runs", silver.runs(records))
+    requests = kept("requests", silver.requests(records, runs))
+    states = kept("states", silver.states(records, runs))
+    return Found(
+        incidents(records, runs, states, requests).collect(),
+        audit(requests, runs, states).collect(),
+        truths,
+    )
+
+
+@pytest.mark.parametrize("pair", ["everybody", "brokers", "calm"])
+def test_every_incident_is_found_within_100_ms_and_no_other(found: Found, pair: str) -> None:
+    truth = sorted(found.truths[pair].incidents, key=lambda one: (one.began_at_us, one.kind))
+    told = sorted(found.of(pair), key=lambda one: (one.began_at_us, one.kind))
+    assert Counter((one.kind, one.node, one.boot) for one in told) == Counter(
+        (one.kind, one.node, one.boot) for one in truth
+    )
+    for one in truth:
+        (match,) = [
+            this
+            for this in told
+            if (this.kind, this.boot) == (one.kind, one.boot)
+            and abs(this.began_at_us - one.began_at_us) < 100_000
+        ]
+        assert abs(match.began_at_us - one.began_at_us) <= match.began_error_us + CLOCK_SKEW_US
+        assert match.successor == (one.successor or None)
+        if one.taken_over_at_us is not None:
+            assert match.taken_over_at_us == pytest.approx(one.taken_over_at_us, abs=CLOCK_SKEW_US)
+            assert match.epoch == one.epoch
+        if one.ended_at_us is not None:
+            assert match.recovered_at_us == pytest.approx(one.ended_at_us, abs=100_000)
+        else:
+            assert match.recovered_at_us is None
+        assert one.node in match.cause or one.kind == "partition"
+        assert match.detection_us is None or match.detection_us >= 0
+
+
+def test_an_incident_tells_what_its_clients_saw(found: Found) -> None:
+    kinds = {one.kind: one for one in found.of("everybody") if one.taken_over_at_us is not None}
+    crash, handover, pause = kinds["crash"], kinds["handover"], kinds["pause"]
+    # Of eight requests that were caught, four were sent again, one was not allowed to be.
+    assert (crash.retried, crash.unknown) == (4, 1)
+    assert crash.affected >= 5
+    assert crash.outage_us >= crash.takeover_us
+    assert (pause.retried, pause.unknown) == (6, 1)
+    assert (handover.retried, handover.unknown) == (8, 0)
+
+
+def test_each_broken_promise_is_named_and_nothing_else(found: Found) -> None:
+    for pair, truth in found.truths.items():
+        requests = {(one.rule, one.client, one.number) for one in truth.violations if one.client}
+        overlaps = sorted((one.at_us, one.duration_us) for one in truth.violations if not one.client)
+        told = found.violated(pair)
+        assert {(one.rule, one.client, one.number) for one in told if one.client} == requests
+        seen = sorted((one.at_us, one.duration_us) for one in told if one.client is None)
+        assert len(told) == len(requests) + len(overlaps)
+        for (at, took), (at_seen, took_seen) in zip(overlaps, seen, strict=True):
+            assert at_seen == pytest.approx(at, abs=CLOCK_SKEW_US)
+            assert took_seen == pytest.approx(took, abs=2 * CLOCK_SKEW_US)
+
+
+def test_what_the_guarantees_allow_is_counted_and_what_nobody_can_tell_is_said(found: Found) -> None:
+    def count(pair: str, rule: str, verdict: str) -> int:
+        return sum(
+            one["count"] for one in found.audit if (one.pair, one.rule, one.verdict) == (pair, rule, verdict)
+        )
+
+    everybody, calm = found.truths["everybody"], found.truths["calm"]
+    # One of the planted violations is a timeout, too; the others were announced.
+    announced = everybody.calls["unknown"] + everybody.calls.get("timeout", 0) - 1
+    assert count("everybody", "lost", "excused") == announced > 0
+    assert count("everybody", "executed-twice", "excused") > 0
+    assert count("calm", "lost", "excused") == calm.calls["timeout"] > 0
+    assert not [one for one in found.audit if one.pair == "calm" and one.verdict != "excused"]
+    brokers = sum(sum(counts.values()) for counts in found.truths["brokers"].requests["brokers"].values())
+    unseen = [one for one in found.audit if one.pair == "brokers" and "not in a client's journal" in one.text]
+    assert sum(one["count"] for one in unseen) == brokers
+    assert count("brokers", "answered-twice", "violated") == 0
+    killed = [one.text for one in found.audit if one.pair == "brokers" and "ended without a word" in one.text]
+    assert len(killed) == 3
