@@ -36,8 +36,8 @@ _SETTINGS = {
 # What a driver in this process needs besides; a Connect server has its own.
 _DRIVER_SETTINGS = {"spark.ui.showConsoleProgress": "false"}
 _PARTITIONS = "spark.sql.shuffle.partitions"
-# Spark's 200 are for clusters: with a few cores most of the time would go into starting tasks. What is too much
-# for one of so many is spilled.
+# Spark has 200, for clusters: with a few cores most of the time would go into starting tasks. What is too
+# much for one of so many is spilled.
 _LOCAL_PARTITIONS = 32
 _DRIVER_MEMORY_MAX = 4 << 30
 _DRIVER_MEMORY_MIN = 1 << 30
