@@ -18,7 +18,7 @@ from bstar_pipeline.tables import TABLES
 if TYPE_CHECKING:
     from pathlib import Path
 
-VERBS = ["report", "audit", "incidents", "objectives", "generate", "tables"]
+VERBS = ["run", "report", "audit", "incidents", "objectives", "generate", "tables"]
 ON_SPARK = ["report", "audit", "incidents", "objectives"]
 
 
@@ -78,6 +78,7 @@ def test_a_module_of_ours_that_is_missing_is_a_defect_and_not_an_extra() -> None
         (["report", "x", "--to", "25:00"], "--to 25:00: write a time like"),
         (["incidents", "x", "--conf", "spark.ui.enabled"], "write --conf KEY=VALUE"),
         (["report", "x", "--out", "/no/such/folder/page.html"], "there is no folder /no/such/folder"),
+        (["run", "x", "--out", "y", "--since", "monday"], "--since monday: write a day like"),
         (["tables", "gold.unheard"], "there is no table gold.unheard"),
     ],
 )

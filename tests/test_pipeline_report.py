@@ -72,6 +72,7 @@ def test_numbers_are_told_as_people_read_them() -> None:
 @pytest.mark.parametrize(
     ("verdicts", "requests", "level", "headline"),
     [
+        (None, 12, "empty", "Not audited"),
         ([], 0, "empty", "Nothing to judge"),
         ([], 12, "passed", "Passed: each of 12 requests had exactly one outcome."),
         ([Verdicts("executed-twice", 0, 3, 0)], 12, "passed", "Passed"),
@@ -87,7 +88,7 @@ def test_numbers_are_told_as_people_read_them() -> None:
     ],
 )
 def test_the_verdict_is_the_worst_that_was_found(
-    verdicts: list[Verdicts], requests: float, level: str, headline: str
+    verdicts: list[Verdicts] | None, requests: float, level: str, headline: str
 ) -> None:
     verdict = judge(verdicts, requests)
     assert verdict.level == level

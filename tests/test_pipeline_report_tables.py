@@ -240,7 +240,7 @@ def test_the_page_shows_what_the_tables_say_and_no_more_than_fits(
     assert [each.began_at_us for each in content.incidents] == sorted(
         each.began_at_us for each in content.incidents
     )
-    assert {each.rule: (each.violated, each.excused) for each in content.verdicts} == {
+    assert {each.rule: (each.violated, each.excused) for each in content.verdicts or []} == {
         "lost": (3, 0),
         "executed-twice": (0, 40),
     }
@@ -285,6 +285,7 @@ def test_a_part_of_the_time_is_a_part_of_the_numbers(spark: SparkSession, root: 
     content = collect(spark, str(root), pair="orders", from_us=NOON + 10_000_000, until_us=NOON + 20_000_000)
     assert content.requests == 100
     assert content.step_us == 100_000
+    assert content.verdicts
     assert content.verdicts[0].rule == "executed-twice"
     assert content.incidents == []
     assert content.intervals[0].since_at_us == NOON + 10_000_000

@@ -241,7 +241,10 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A report of one pair. ``until_us`` is after ``from_us``; ``step_us`` is that of ``rates`` and heats."""
+    """A report of one pair. ``verdicts`` is None if there was no audit.
+
+    ``until_us`` is after ``from_us``; ``step_us`` is that of ``rates`` and heats.
+    """
 
     pair: str
     from_us: int
@@ -250,7 +253,7 @@ class Content:
     requests: float
     errors: float
     retried: int
-    verdicts: list[Verdicts]
+    verdicts: list[Verdicts] | None
     findings: list[Finding]
     findings_cut: Cut
     intervals: list[Interval]

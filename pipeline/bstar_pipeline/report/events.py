@@ -123,8 +123,10 @@ def _audit(tables: Tables) -> DataFrame:
     return tables.of_pair("gold.audit").where(is_of_day | is_within("at_us", tables))
 
 
-def verdicts(tables: Tables) -> list[Verdicts]:
-    """The audit's findings, counted by rule."""
+def verdicts(tables: Tables) -> list[Verdicts] | None:
+    """The audit's findings, counted by rule; None if nothing was audited: that is not the same as none."""
+    if not tables.has("gold.audit"):
+        return None
     count = F.coalesce(F.col("count"), F.lit(1))
     rows = rows_of(
         _audit(tables)

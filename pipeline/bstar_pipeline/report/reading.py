@@ -68,6 +68,14 @@ class Tables:
         """The first and the last day (UTC)."""
         return _date(self.from_us), _date(self.until_us - 1)
 
+    def has(self, name: str) -> bool:
+        """Whether the table was ever written, be it without a row."""
+        try:
+            store.read(self.spark, self.root, name)
+        except ConfigurationError:
+            return False
+        return True
+
     def table(self, name: str) -> DataFrame:
         """The whole table; empty if nothing was ever written to it."""
         return _table(self.spark, self.root, name)

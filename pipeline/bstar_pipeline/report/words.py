@@ -84,8 +84,10 @@ class Verdict:
     sentences: tuple[str, ...]
 
 
-def judge(verdicts: Sequence[Verdicts], requests: float) -> Verdict:
-    """What the findings of an audit of so many requests come to."""
+def judge(verdicts: Sequence[Verdicts] | None, requests: float) -> Verdict:
+    """What the findings of an audit of so many requests come to; None: there was no audit."""
+    if verdicts is None:
+        return Verdict("empty", "Not audited: there is no table gold.audit here.", ())
     violated = [each for each in verdicts if each.violated]
     unproven = [each for each in verdicts if each.unproven]
     excused = [each for each in verdicts if each.excused]

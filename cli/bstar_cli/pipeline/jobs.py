@@ -1,0 +1,112 @@
+"""``bstar pipeline run``: journals become tables."""
+
+import datetime as dt
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from bstar.errors import ConfigurationError
+from bstar_cli.pipeline.spark import (
+    ConfOption,
+    JsonOption,
+    MasterOption,
+    RemoteOption,
+    print_json,
+    print_table,
+    progress,
+    spark_session,
+)
+
+__all__ = ["ObjectivesOption", "OutOption", "run"]
+
+OutOption = Annotated[
+    str, typer.Option("--out", "-o", metavar="ROOT", help="Where the tables are: any path of Spark.")
+]
+ObjectivesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--objectives",
+        metavar="FILE",
+        help="What the services promise, as YAML or JSON. Otherwise 99.9 % answered, 99 % within 0.1 s.",
+        show_default=False,
+    ),
+]
+
+
+def run(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(metavar="INPUT…", help="Directories of journals, or files: any paths of Spark."),
+    ],
+    out: OutOption,
+    objectives: ObjectivesOption = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="DATE", help="Only this day (UTC) and later ones; older days stay."),
+    ] = None,
+    as_json: JsonOption = False,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Make tables of journals: incidents, audit, objectives, capacity, clients.
+
+    The days and pairs that the journals are about are written anew, everything else stays; the same journals
+    twice give the same tables. Give it all journals of a day. What could not be read is counted.
+
+    Exit codes: 0 written, whatever is in them (bstar pipeline audit judges); 2 wrong usage, or no journal;
+    5 Spark failed; 130 interrupted.
+
+    Examples:
+
+        bstar pipeline run /var/lib/bstar/journal --out tables
+
+        bstar pipeline run 's3a://ops/journal/*/' --out s3a://ops/tables --master spark://host:7077
+
+        bstar pipeline run journal --out tables --objectives slo.yaml --since 2026-11-21
+    """
+    first_day = _day_of(since)
+    with progress("starting Spark") as tell, spark_session("run", master, remote, conf) as spark:
+        from bstar_pipeline import job, slo
+
+        promises = None if objectives is None else slo.load(objectives)
+        summary = job.run(
+            spark,
+            inputs,
+            out,
+            slo=promises,
+            since=first_day,
+            progress=tell,
+        )
+    if as_json:
+        print_json(summary)
+        return
+    told = [
+        ("tables", summary.root),
+        ("days and pairs", ", ".join(f"{day} {pair}" for day, pair in summary.parts)),
+        ("records", f"{summary.records:,}"),
+        ("requests", f"{summary.requests:,}"),
+        ("files", _counts(summary.files)),
+        ("lines set aside", _counts(summary.rejected)),
+        ("records that came twice", f"{summary.duplicates:,}"),
+        ("took", f"{summary.took_s:.1f} s"),
+    ]
+    print_table(["", ""], told)
+    talk = Console(stderr=True, soft_wrap=True)
+    talk.print(Text(f"next: bstar pipeline report {summary.root} --out report.html"))
+
+
+def _day_of(text: str | None) -> dt.date | None:
+    if text is None:
+        return None
+    try:
+        return dt.date.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigurationError(f"--since {text}: write a day like 2026-11-21") from error
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number:,} {word}" for word, number in sorted(counts.items())) or "none"
