@@ -977,6 +977,7 @@ def test_an_error_of_the_service_is_everybodys_who_asked_with_the_key(served: De
     calls = [served.call(key=b"k") for _ in range(2)]
     served.error(0, calls[0], ErrorCode.HANDLER_FAILED, b"no")
     assert [type(served.error_of(call)) for call in calls] == [HandlerError, HandlerError]
+    assert [call.attempts for call in calls] == [1, 1]
     assert served.session.outstanding == 0
 
 

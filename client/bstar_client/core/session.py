@@ -428,6 +428,7 @@ class Session:
         frames = tuple(message.body)
         for each in calls:
             self.counters.replies += 1
+            each.attempts = call.attempts
             self._forget(each)
             index = count if each.is_stream else each.index
             elapsed_s = now - each.begun_at
@@ -799,6 +800,7 @@ class Session:
             followers = None
         for each in (call,) if followers is None else (call, *followers):
             self.counters.failures += 1
+            each.attempts = call.attempts
             self._forget(each)
             outputs.append(Fail(each, error))
 
