@@ -62,7 +62,7 @@ def test_objectives_of_a_service_say_what_its_requests_met(spark: "SparkSession"
     )
     frame = frame_of(spark, of)
     # In two parts and back: what two runs made is added up.
-    parts = sketches(frame.where("at % 2 = 0"), 1).unionByName(sketches(frame.where("at % 2 = 1"), 2))
+    parts = sketches(frame.where("at % 2 = 0")).unionByName(sketches(frame.where("at % 2 = 1")))
     found = minutes_of(objectives(parts, told))
     assert found == minutes_of(objectives(sketches(frame), told))
     assert set(found) == {("echo", 0), ("echo", 1), ("lenient", 1), ("echo", 120), ("echo", 480)}

@@ -15,7 +15,7 @@ Nothing here starts a Spark job, except what a path's listing takes.
 
 import datetime as dt
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from urllib.parse import unquote, urlsplit
@@ -126,20 +126,25 @@ def _reader(spark: SparkSession, names: str) -> DataFrameReader:
 
 
 def lines(
-    spark: SparkSession, paths: Sequence[str], *, is_stream: bool = False, since: dt.date | None = None
+    spark: SparkSession,
+    paths: Sequence[str],
+    *,
+    is_stream: bool = False,
+    since: dt.date | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Every line of the journals at ``paths``: ``value`` (its text), ``file``.
 
     A path is whatever Spark reads: a directory, a file, a pattern, ``s3a://bucket/…``. ``is_stream``: new
     files as they come, and only sealed ones, which have all their lines; one path, a directory or a pattern.
-    ``since`` as for ``find_files``.
+    ``since`` as for ``find_files``; ``options`` are more of Spark's for a stream of files.
     """
     if is_stream:
         (path,) = paths
         stream = (
             spark.readStream.options(**_OPTIONS).option("pathGlobFilter", _SEALED).option("lineSep", "\n")
         )
-        text = stream.text(path)
+        text = stream.options(**(options or {})).text(path)
     else:
         # By file: a file that two of the paths lead to is read once.
         text = _reader(spark, _ALL).text([_literal(file) for file in find_files(spark, paths, since)])

@@ -109,13 +109,13 @@ DEFAULTS = _defaults()
 def table_schema(name: str) -> StructType:
     """The columns of a table of ``bstar_pipeline.tables`` ("gold.audit"), its partition columns last."""
     table = TABLES[name]
-    if name == "bronze.records":
+    if table.columns.startswith("<"):
         columns = [field for field in LINE.fields if field.name not in table.partitions]
         columns += [StructField("time", TimestampType()), StructField("file", StringType())]
     else:
         pairs = (column.split() for column in table.columns.split(", "))
         columns = [StructField(column, _DDL[spark_type]) for column, spark_type in pairs]
-    of_partition = {"day": DateType()}
+    of_partition: dict[str, DataType] = {"day": DateType(), "batch": LongType()}
     columns += [StructField(key, of_partition.get(key, StringType())) for key in table.partitions]
     return StructType(columns)
 

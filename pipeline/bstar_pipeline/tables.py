@@ -2,9 +2,10 @@
 
 Three layers. *Bronze* is the journals as they came, typed, with what could not be read beside it. *Silver*
 joins the records of nodes, clients and workers to requests, processes and intervals. *Gold* answers
-questions. Every table is a folder of Parquet below one root, ``<root>/<layer>/<name>``, in partitions by
-``day`` (UTC) and ``pair``; a job replaces the partitions that its input belongs to and leaves the others
-alone, so the same input twice gives the same tables.
+questions. *Stream* is what a watch keeps of each micro-batch, to be added up. Every table is a folder of
+Parquet below one root, ``<root>/<layer>/<name>``, in partitions by ``day`` (UTC) and ``pair``; a job replaces
+the partitions that its input belongs to and leaves the others alone, so the same input twice gives the same
+tables.
 
 Columns ending in ``_us`` are microseconds; those called ``…_at_us`` are microseconds since 1970 on the
 pair's common timeline, which is free of clock steps (see silver.runs.offset_us). This module imports
@@ -21,7 +22,7 @@ __all__ = ["TABLES", "Table"]
 class Table:
     """One table. ``columns`` in Spark's DDL, without ``day`` and ``pair``, which all tables have."""
 
-    layer: Literal["bronze", "silver", "gold"]
+    layer: Literal["bronze", "silver", "gold", "stream"]
     name: str
     about: str
     columns: str
@@ -32,6 +33,8 @@ class Table:
         """Below the root."""
         return f"{self.layer}/{self.name}"
 
+
+_SKETCH = "service STRING, minute TIMESTAMP, outcome STRING, measure STRING, bucket INT, weight DOUBLE"
 
 _TABLES = (
     # bronze.records has one column for each field of bstar.records, made by bstar_pipeline.schema.
@@ -132,9 +135,8 @@ _TABLES = (
         "outcome, measure (queued, busy, total) and bucket; bucket b holds values in (G^(b-1), G^b] "
         "microseconds, see bstar_pipeline.sketch. outcome as in bstar.records, without returned and late, "
         "which did not end there; or the reason of a refusal (queue-full, ...): those have the measure "
-        "total, and no bucket. batch is 0 for a batch job, the micro-batch otherwise.",
-        "service STRING, minute TIMESTAMP, outcome STRING, measure STRING, bucket INT, weight DOUBLE, "
-        "batch BIGINT",
+        "total, and no bucket.",
+        _SKETCH,
     ),
     Table(
         "gold",
@@ -185,6 +187,45 @@ _TABLES = (
         "client STRING, node STRING, requests DOUBLE, answered DOUBLE, failed DOUBLE, not_answered DOUBLE, "
         "retries BIGINT, busy BIGINT, bytes_in BIGINT, bytes_out BIGINT, share DOUBLE, "
         "peak_per_s DOUBLE, total_p99_us DOUBLE, is_flooding BOOLEAN, is_retrying BOOLEAN",
+    ),
+    # What a watch writes. A micro-batch that is repeated writes the same partitions again.
+    Table(
+        "stream",
+        "sketches",
+        "gold.sketches of one micro-batch; a minute's are the sum over all micro-batches.",
+        _SKETCH,
+        ("day", "pair", "batch"),
+    ),
+    Table(
+        "stream",
+        "records",
+        "bronze.records of one micro-batch, those of topic events only.",
+        "<fields of bstar.records>, time TIMESTAMP, file STRING",
+        ("day", "pair", "topic", "batch"),
+    ),
+    Table(
+        "stream",
+        "rejected",
+        "bronze.rejected of one micro-batch.",
+        "file STRING, reason STRING, version INT, line STRING",
+        ("day", "pair", "batch"),
+    ),
+    Table(
+        "stream",
+        "arrivals",
+        "One row for each micro-batch: what came in it.",
+        "files BIGINT, requests BIGINT, calls BIGINT, executions BIGINT, events BIGINT, rejected BIGINT, "
+        "first_at_us BIGINT, last_at_us BIGINT",
+        ("batch",),
+    ),
+    Table(
+        "stream",
+        "news",
+        "What a watch told, in the micro-batch in which it was first seen: changes of state, processes that "
+        "could not go on, two nodes that served at once, alerts. key tells one from the others of its kind.",
+        "kind STRING, key STRING, day DATE, pair STRING, at_us BIGINT, node STRING, service STRING, "
+        "text STRING",
+        ("batch",),
     ),
 )
 

@@ -22,6 +22,7 @@ LAYERS = {
     "bronze": "Bronze: the journals as they came",
     "silver": "Silver: requests, processes, intervals",
     "gold": "Gold: the answers",
+    "stream": "Stream: what a watch adds up",
 }
 
 

@@ -29,7 +29,7 @@ _MINUTE_US = 60_000_000
 _KEY = ("day", "pair", "service", "minute")
 
 
-def sketches(records: DataFrame, batch: int = 0) -> DataFrame:
+def sketches(records: DataFrame) -> DataFrame:
     """gold.sketches of bronze records. One pass: rows are added up where they lie, only sums are shuffled."""
     ended = (F.col("kind") == "request") & F.col("outcome").isin(*ENDED)
     refused = (F.col("kind") == "refused") & F.col("reason").isin(*REFUSALS) & (F.col("service") != "")
@@ -64,7 +64,6 @@ def sketches(records: DataFrame, batch: int = 0) -> DataFrame:
         F.element_at(names, F.col("measure") + 1).alias("measure"),
         "bucket",
         "weight",
-        F.lit(batch).cast("bigint").alias("batch"),
         F.to_date(minute).alias("day"),
         "pair",
     )

@@ -1,0 +1,213 @@
+"""The stream comes to what the batch job comes to, though it is killed, and gets files late, twice, torn."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bstar import records
+from support.journals import AT_US, Run, write
+from support.spark_fixtures import SETTINGS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# A JVM takes its time on a busy machine.
+PATIENCE_S = 600
+PROGRAM = f"""
+import sys
+from bstar_pipeline.session import open_session
+from bstar_pipeline.watch import Watch, WatchSettings, stopped_by_signals
+
+def tell(text):
+    print(text, flush=True)
+
+settings = {{**{SETTINGS!r}, "spark.sql.codegen.wholeStage": "false"}}  # a process lives for seconds
+spark = open_session("watch", master="local[2]", settings=settings)
+settings = WatchSettings(journals=sys.argv[1], root=sys.argv[2], files_max=2, partitions=1, interval_s=0)
+is_now = sys.argv[3] == "now"
+with Watch(spark, settings, available_now=is_now, tell=tell) as watch, stopped_by_signals(watch):
+    watch.run()
+print("ended", flush=True)
+"""
+DAY_US = 86_400_000_000
+
+
+class Process:
+    """A watch in a process group of its own, so that its JVM dies with it."""
+
+    def __init__(self, journals: Path, root: Path, mode: str) -> None:
+        self.log = root.parent / f"{root.name}.log"
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(journals), str(root), mode],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait_for(self, is_there: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_there():
+            assert self._process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.005)  # files have no event to wait on
+
+    def kill(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> int:
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        return self._process.wait(PATIENCE_S)
+
+
+@contextlib.contextmanager
+def watch(journals: Path, root: Path, mode: str) -> Iterator[Process]:
+    process = Process(journals, root, mode)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process._process.pid, signal.SIGKILL)
+        process._process.wait()
+
+
+def segments(run: Run, folder: Path, *, count: int, packed: bool) -> list[Path]:
+    """A journal of ``count`` segments with 40 requests each, an hour between them, sealed in this order."""
+    found = []
+    number = 0
+    for segment in range(1, count + 1):
+        first = len(run.records)
+        begun = (segment - 1) * 3_600_000_000 + 1
+        if segment == 1:
+            run.start()
+        run.state(begun, "PRIMARY", "ACTIVE" if segment == 1 else "PASSIVE", "PEER_LOST", epoch=segment)
+        for _ in range(40):
+            number += 1
+            outcome = "lost" if number % 8 == 0 else "answered"
+            total = 1000 + 37 * number
+            run.request(begun + number * 1_000_000, run.boot, number, outcome, total_us=total, weight=1 / 3)
+        run.add(records.SegmentClosed, begun + 50_000_000, lines=len(run.records) - first)
+        name = run.name(segment, ".ndjson.gz" if packed else ".ndjson")
+        found.append(write(folder / name, run.lines()[first:]))
+    return found
+
+
+def put(path: Path, content: bytes, at_s: int) -> None:
+    """A file that appears at once and whole, last written at ``at_s``."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    os.utime(part, (at_s, at_s))
+    part.rename(path)
+
+
+def rows_of(frame: "DataFrame") -> list[Any]:
+    return sorted(frame.collect(), key=repr)
+
+
+@pytest.mark.spark
+@pytest.mark.loopback
+@pytest.mark.timeout(3000)
+def test_a_watch_killed_three_times_comes_to_what_the_batch_job_comes_to(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from bstar_pipeline import bronze, micro_batch, sketch
+    from bstar_pipeline.gold.objectives import objectives, sketches
+
+    journals, root, made = tmp_path / "journals", tmp_path / "tables", tmp_path / "made"
+    journals.mkdir()
+    one = segments(Run("primary"), made, count=3, packed=True)
+    other = segments(Run("backup", boot="b" * 32, at_us=AT_US + 1800_000_000), made, count=2, packed=False)
+    old = segments(Run("primary", boot="0" * 32, at_us=AT_US - 2 * DAY_US), made, count=1, packed=True)
+    now = int(time.time()) - 1000
+    # In the middle a packed file without its end, and one with lines that are none; two in a micro-batch.
+    files = [one[0], other[0], one[1], one[2]]
+    for number, path in enumerate(files):
+        content = path.read_bytes()
+        put(journals / path.name, content[: len(content) // 2] if path is one[1] else content, now + number)
+    garbage = b'{"v":99,"kind":"request"}\nnonsense\n'
+    put(journals / other[1].name, other[1].read_bytes() + garbage + garbage, now + 10)
+
+    checkpoint = root / "stream" / "checkpoint"
+    written = root / "stream" / "sketches"
+    with watch(journals, root, "on") as process:
+        # Between the first table of a micro-batch and its end.
+        process.wait_for(lambda: any(written.rglob("batch=0/*.parquet")))
+        process.kill()
+    with watch(journals, root, "on") as process:
+        process.wait_for((checkpoint / "commits" / "0").exists)
+        process.kill()
+    with watch(journals, root, "on") as process:
+        process.wait_for((checkpoint / "offsets" / "2").exists)
+        process.kill()
+    # A copy under another name, and a file of two days ago.
+    put(journals / f"copy.{one[0].name}", one[0].read_bytes(), now + 20)
+    put(journals / old[0].name, old[0].read_bytes(), now + 21)
+    with watch(journals, root, "now") as process:
+        assert process.wait() == 0, process.log.read_text()
+
+    batch = bronze.read(spark, [str(journals)])
+    by_batch = sketches(batch.records)
+    by_stream = micro_batch.read(spark, str(root), "stream.sketches")
+    added = by_stream.groupBy(*(name for name in by_batch.columns if name != "weight")).agg(
+        sketch.total("weight").alias("weight")
+    )
+    assert rows_of(added.select(*by_batch.columns)) == rows_of(by_batch)
+    written_objectives = micro_batch.read(spark, str(root), "gold.objectives")
+    assert rows_of(written_objectives) == rows_of(objectives(by_batch).select(*written_objectives.columns))
+
+    arrivals = micro_batch.read(spark, str(root), "stream.arrivals").agg(
+        *(F.sum(name).alias(name) for name in ("files", "requests", "events", "rejected"))
+    )
+    (came,) = arrivals.collect()
+    counts = {row["topic"]: row["count"] for row in batch.records.groupBy("topic").count().collect()}
+    assert (came["requests"], came["events"]) == (counts["requests"], counts["events"])
+    assert 200 < came["requests"] < 240  # all but what the torn file lacks
+    assert came["rejected"] == 4
+    key = ["boot", "seq", "kind", "at"]
+    kept = micro_batch.read(spark, str(root), "stream.records").select(*key)
+    assert rows_of(kept) == rows_of(batch.records.where("topic = 'events'").select(*key))
+    assert micro_batch.read(spark, str(root), "stream.rejected").count() == 4
+
+    told = process.log.read_text()
+    news = micro_batch.read(spark, str(root), "stream.news").collect()
+    assert {row["kind"] for row in news} == {"state", "alert", "both-active"}
+    assert len({(row["kind"], row["key"]) for row in news}) == len(news)
+    assert "batch 0: 2 files, 80 requests" in told
+    assert "lines that had come before" in told
+    assert "state orders/primary: PRIMARY -> ACTIVE on PEER_LOST" in told
+    assert "too late" not in told
+
+
+@pytest.mark.spark
+@pytest.mark.loopback
+@pytest.mark.timeout(1800)
+def test_a_watch_goes_on_with_new_files_and_ends_in_good_order_on_sigterm(tmp_path: Path) -> None:
+    from support.spark_fixtures import need_java
+
+    need_java()
+    journals, root, made = tmp_path / "journals", tmp_path / "tables", tmp_path / "made"
+    journals.mkdir()
+    first, second = segments(Run("primary"), made, count=2, packed=True)
+    put(journals / first.name, first.read_bytes(), int(time.time()))
+    with watch(journals, root, "on") as process:
+        process.wait_for(lambda: "batch 0: 1 file, 40 requests" in process.log.read_text())
+        put(journals / second.name, second.read_bytes(), int(time.time()))
+        process.wait_for(lambda: "batch 1: 1 file, 40 requests" in process.log.read_text())
+        assert process.stop() == 0, process.log.read_text()
+    told = process.log.read_text()
+    assert told.endswith("ended\n")
+    assert "Traceback" not in told
