@@ -43,6 +43,13 @@ def test_every_verb_has_examples_and_exit_codes(verb: str, capsys: pytest.Captur
     assert "--json" in shown
 
 
+def test_watch_has_examples_and_exit_codes_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "watch", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "bstar pipeline watch" in shown
+    assert "Exit codes" in shown
+
+
 def test_the_command_starts_without_loading_spark() -> None:
     program = (
         "import sys; from bstar_cli.main import main; main(['pipeline', 'tables']); "

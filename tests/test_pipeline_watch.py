@@ -186,8 +186,8 @@ def test_a_watch_killed_three_times_comes_to_what_the_batch_job_comes_to(
     news = micro_batch.read(spark, str(root), "stream.news").collect()
     assert {row["kind"] for row in news} == {"state", "alert", "both-active"}
     assert len({(row["kind"], row["key"]) for row in news}) == len(news)
-    assert "batch 0: 2 files, 80 requests" in told
-    assert "lines that had come before" in told
+    assert "batch 3: 1 file, 40 requests, 3 events" in told
+    assert "43 lines that had come before" in told
     assert "state orders/primary: PRIMARY -> ACTIVE on PEER_LOST" in told
     assert "too late" not in told
 

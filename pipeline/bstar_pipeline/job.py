@@ -23,7 +23,7 @@ from bstar_pipeline import bronze, silver, store
 from bstar_pipeline.bronze import REJECTED, REJECTION
 from bstar_pipeline.gold.capacity import capacity
 from bstar_pipeline.gold.clients import clients
-from bstar_pipeline.gold.objectives import objectives, sketches
+from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.store import Part
 
@@ -102,6 +102,7 @@ def run(
     requests = job.write("silver.requests", silver.requests(records, runs))
     sums = job.write("gold.sketches", sketches(records))
     job.write("gold.objectives", objectives(sums, slo))
+    job.write("gold.budgets", budgets(sums, slo))
     job.write("gold.capacity", capacity(records))
     job.write("gold.clients", clients(records))
     job.tell("counting")

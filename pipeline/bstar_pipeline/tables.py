@@ -223,9 +223,8 @@ _TABLES = (
         "news",
         "What a watch told, in the micro-batch in which it was first seen: changes of state, processes that "
         "could not go on, two nodes that served at once, alerts. key tells one from the others of its kind.",
-        "kind STRING, key STRING, day DATE, pair STRING, at_us BIGINT, node STRING, service STRING, "
-        "text STRING",
-        ("batch",),
+        "kind STRING, key STRING, at_us BIGINT, node STRING, service STRING, text STRING",
+        ("day", "pair", "batch"),
     ),
 )
 

@@ -169,7 +169,7 @@ class Watch:
             who = "/".join(filter(None, (row["pair"], row["node"], row["service"])))
             self._tell(f"  {_clock(row['at_us'])} {row['kind']} {who}: {row['text']}")
         if len(rows) > _NEWS_MAX:
-            self._tell(f"  and more: {self._settings.root}/stream/news/batch={number}")
+            self._tell(f"  and more: batch {number} of {self._settings.root}/stream/news")
 
 
 def once(lines: DataFrame, within: str) -> DataFrame:

@@ -4,6 +4,7 @@ import typer
 
 from bstar_cli.pipeline.answers import audit, incidents, objectives, report
 from bstar_cli.pipeline.jobs import run
+from bstar_cli.pipeline.watch import watch
 from bstar_cli.pipeline.work import generate, tables
 
 __all__ = ["pipeline"]
@@ -17,5 +18,5 @@ pipeline = typer.Typer(
     "bstar pipeline run JOURNAL --out tables",
 )
 
-for _command in (run, report, audit, incidents, objectives, generate, tables):
+for _command in (run, watch, report, audit, incidents, objectives, generate, tables):
     pipeline.command()(_command)

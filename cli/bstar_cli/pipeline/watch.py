@@ -1,0 +1,66 @@
+"""``bstar pipeline watch``: the journals as a stream."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bstar_cli.pipeline.spark import ConfOption, MasterOption, RemoteOption, progress, spark_session
+
+__all__ = ["watch"]
+
+
+def watch(
+    journals: Annotated[
+        str, typer.Argument(metavar="JOURNAL", help="The directory of journals, or a pattern of them.")
+    ],
+    out: Annotated[str, typer.Option("--out", "-o", metavar="ROOT", help="Where the tables are written.")],
+    objectives: Annotated[
+        Path | None,
+        typer.Option("--objectives", metavar="FILE", help="What services promise (YAML or JSON)."),
+    ] = None,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0, metavar="SECONDS", help="Between two looks.")
+    ] = 10.0,
+    once: Annotated[bool, typer.Option("--once", help="Read what is there, then end.")] = False,
+    copies_within: Annotated[
+        str, typer.Option("--copies-within", metavar="TIME", help="How long a copy is known for one.")
+    ] = "6 hours",
+    files: Annotated[int, typer.Option("--files", min=1, help="At most so many files at a time.")] = 64,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", metavar="PATH", help="Otherwise below ROOT.", show_default=False)
+    ] = "",
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Read journals as they are written, keep the objectives up to date, and tell what is new.
+
+    Stopped or killed, it goes on where it was: start it again with the same ROOT. Ctrl-C or SIGTERM ends it
+    when it has written what it is at, a second one at once.
+
+    Exit codes: 0 ended as told; 2 wrong usage; 5 Spark failed; 130 interrupted at once.
+
+    Examples:
+
+        bstar pipeline watch /var/lib/bstar/journal --out live --objectives slo.yml
+
+        bstar pipeline watch '/journals/*' --out live --once
+    """
+    with progress("starting Spark") as tell, spark_session("watch", master, remote, conf) as spark:
+        from bstar_pipeline.slo import Objectives, load
+        from bstar_pipeline.watch import Watch, WatchSettings, stopped_by_signals
+
+        settings = WatchSettings(
+            journals=journals,
+            root=out,
+            checkpoint=checkpoint,
+            slo=Objectives() if objectives is None else load(objectives),
+            interval_s=interval,
+            files_max=files,
+            copies_within=copies_within,
+        )
+        tell("watching")
+        stream = Watch(spark, settings, available_now=once, tell=typer.echo)
+        with stream, stopped_by_signals(stream):
+            stream.run()
