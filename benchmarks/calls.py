@@ -102,7 +102,9 @@ def spark_rows(spark, bulk: BulkPair, asked: argparse.Namespace) -> tuple[list[s
     )
 
     def kill_half_way() -> None:
-        bulk.wait_for_executions(executed_before.total() + rows // 2, timeout_s=3_600.0)
+        # A little later than half, so that it is in the middle of a partition also when one runs at a time.
+        half = rows // 2 + rows // (4 * asked.partitions)
+        bulk.wait_for_executions(executed_before.total() + half, timeout_s=3_600.0)
         bulk.pair.primary.kill()
 
     killer = threading.Thread(target=kill_half_way)
