@@ -8,11 +8,12 @@ for each pair, day, service and reason.
 lost (guarantee 1: one outcome for every accepted request)
     *violated*: a node or a worker recorded the request, and its client, whose journal is whole, never
     recorded an outcome; or its client waited in vain: it had sent the request once, a node that lived on
-    recorded the answer more than ``LATE_US`` before the client's time was up; or its client was told that it
-    certainly was not executed, and it was. *excused*: the client was told that the outcome is not known
-    (timeout, unknown, interrupted, closed): that is an outcome, and an announced one. A caller that went away
-    (abandoned) lost nothing. *unproven*: without the client's journal, or with one that has no proper end, a
-    gap or a sample.
+    recorded the answer more than ``LATE_US`` before the client's time was up; or a worker executed it, no
+    node recorded its end although all lived on and their journals are whole, and its client was told timeout;
+    or its client was told that it certainly was not executed, and it was. *excused*: the client was told
+    that the outcome is not known (timeout, unknown, interrupted, closed): that is an outcome, and an
+    announced one. A caller that went away (abandoned) lost nothing. *unproven*: without the client's journal,
+    or with one that has no proper end, a gap or a sample.
 
 executed-twice (a request is executed again only as a marked repetition, and never if that was forbidden)
     *violated*: a run after the first one was not marked ``is_repeated``, or the call was not idempotent.
@@ -133,6 +134,9 @@ def _with_context(requests: DataFrame, runs: DataFrame) -> DataFrame:
             last + _CALL_MAX_US,
         ).alias("worker_gaps"),
         gaps("broker", ~F.col("is_clean"), last - _UNWRITTEN_US, last + _UNWRITTEN_US).alias("node_ends"),
+        gaps(
+            "broker", F.col("is_sampled") | is_full_of_holes, F.col("started_at_us"), last + _UNWRITTEN_US
+        ).alias("node_gaps"),
     )
     return requests.join(F.broadcast(keepers), ["pair", "client"], "left").join(
         F.broadcast(of_pair), "pair", "left"
@@ -170,6 +174,16 @@ def _findings(requests: DataFrame) -> DataFrame:
         & (F.col("call_total_us") - F.col("total_us") > LATE_US)
         & ~is_keyed
         & ~within("node_ends", accepted, accepted + F.col("call_total_us"))
+    )
+    # lost: a worker did it, and the node that had given it out never had an end of it.
+    is_vanished = (
+        (call == "timeout")
+        & (executions > 0)
+        & ~has_node
+        & (F.coalesce("attempts", F.lit(1)) <= 1)
+        & ~is_keyed
+        & ~within("node_ends", accepted, ended)
+        & ~within("node_gaps", accepted, ended)
     )
     is_denied = call.isin("busy", "rejected", "no-active") & ((executions > 0) | (answers > 0)) & ~is_keyed
     is_announced = call.isin("timeout", "unknown", "interrupted", "closed") & (has_node | has_worker)
@@ -210,6 +224,12 @@ def _findings(requests: DataFrame) -> DataFrame:
                 _ms("total_us"),
                 " and lived on; its client, which had sent it once, was told timeout after ",
                 _ms("call_total_us"),
+            ),
+        )
+        .when(
+            is_vanished,
+            _finding(
+                "lost", "violated", by_worker, "; no node recorded its end, and its client was told timeout"
             ),
         )
         .when(

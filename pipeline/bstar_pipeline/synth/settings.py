@@ -17,6 +17,7 @@ INCIDENT_KINDS: tuple[IncidentKind, ...] = get_args(IncidentKind)
 
 ViolationKind = Literal[
     "lost-reply",
+    "lost-work",
     "lost-call",
     "executed-though-refused",
     "executed-twice",
@@ -27,7 +28,8 @@ ViolationKind = Literal[
 """What can be planted, and the audit's rule that it breaks.
 
 ``lost-reply`` (rule lost): a node answered, nothing failed, and the client waited in vain until its deadline.
-``lost-call`` (lost): a node answered and the client never had an outcome. ``executed-though-refused`` (lost):
+``lost-work`` (lost): a worker executed it, and no node that lived on ever recorded its end. ``lost-call``
+(lost): a node answered and the client never had an outcome. ``executed-though-refused`` (lost):
 the client was told that it was certainly not executed, and a worker had executed it. ``executed-twice``: a
 second execution that was not marked as a repetition; ``…-plain``: marked, but the call was not idempotent.
 ``answered-twice``: two nodes answered, and nobody said that it was a repetition. ``crossed``: the client got

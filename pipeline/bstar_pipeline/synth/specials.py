@@ -23,6 +23,7 @@ __all__ = ["RULES", "Specials", "needs_of"]
 
 RULES = {
     "lost-reply": "lost",
+    "lost-work": "lost",
     "lost-call": "lost",
     "executed-though-refused": "lost",
     "executed-twice": "executed-twice",
@@ -43,8 +44,8 @@ _TAIL_US = 90_000_000
 def needs_of(kind: str) -> tuple[bool, bool]:
     """Does the audit need journals of clients, of workers, to prove this kind?"""
     return (
-        kind in ("lost-reply", "lost-call", "executed-though-refused", "executed-twice-plain", "crossed"),
-        kind in ("executed-twice", "executed-twice-plain", "crossed"),
+        kind not in ("executed-twice", "answered-twice"),
+        kind in ("lost-work", "executed-twice", "executed-twice-plain", "crossed"),
     )
 
 
@@ -184,11 +185,11 @@ class Specials:
         index = self._take()
         kind = violation.kind
         busy, total = 1_500, 2_000
-        self._node(
-            node, at, index, "answered", epoch, total, busy, deliveries=2 if kind == "executed-twice" else 1
-        )
+        if kind != "lost-work":
+            deliveries = 2 if kind == "executed-twice" else 1
+            self._node(node, at, index, "answered", epoch, total, busy, deliveries=deliveries)
         self._execute(at - 100, index, node, epoch, busy - 200)
-        if kind == "lost-reply":
+        if kind in ("lost-reply", "lost-work"):
             self._call(at - total + _DEADLINE_US, index, "timeout", _DEADLINE_US, node, epoch)
         elif kind == "executed-though-refused":
             self._call(at - total + 500, index, "rejected", 500, node, epoch)
