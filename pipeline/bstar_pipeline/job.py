@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
@@ -21,9 +22,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from bstar.errors import ConfigurationError
 from bstar_pipeline import bronze, silver, store
 from bstar_pipeline.bronze import REJECTED, REJECTION
+from bstar_pipeline.gold.audit import audit
 from bstar_pipeline.gold.capacity import capacity
 from bstar_pipeline.gold.clients import clients
+from bstar_pipeline.gold.incidents import incidents
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
+from bstar_pipeline.gold.serving import CLOCK_ERROR_US
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.store import Part
 
@@ -40,7 +44,7 @@ _OUTSIDE = "outside"
 class Summary:
     """What a job read and found.
 
-    ``files`` by state, ``rejected`` by reason.
+    ``files`` by state, ``rejected`` by reason, ``incidents`` by kind, ``findings`` of the audit by verdict.
     ``duplicates`` are records that were left out because they came in another file, too.
     """
 
@@ -51,7 +55,16 @@ class Summary:
     duplicates: int
     files: dict[str, int]
     rejected: dict[str, int]
+    incidents: dict[str, int]
+    findings: dict[str, int]
     took_s: float
+
+    @property
+    def verdict(self) -> Literal["passed", "violated", "unproven"]:
+        """Whether the pair's promises held, were broken, or the journals cannot tell (of the audit)."""
+        if self.findings.get("violated"):
+            return "violated"
+        return "unproven" if self.findings.get("unproven") else "passed"
 
 
 @dataclass(slots=True)
@@ -88,6 +101,7 @@ def run(
     root: str,
     *,
     slo: Objectives | None = None,
+    clock_error_us: int = CLOCK_ERROR_US,
     since: dt.date | None = None,
     progress: Progress | None = None,
 ) -> Summary:
@@ -98,8 +112,10 @@ def run(
     job = _Job(spark, root, progress)
     records = _bronze(job, inputs, since)
     runs = job.write("silver.runs", silver.runs(records))
-    job.write("silver.states", silver.states(records, runs))
+    states = job.write("silver.states", silver.states(records, runs))
     requests = job.write("silver.requests", silver.requests(records, runs))
+    found = job.write("gold.incidents", incidents(records, runs, states, requests, clock_error_us))
+    findings = job.write("gold.audit", audit(requests, runs, states, clock_error_us))
     sums = job.write("gold.sketches", sketches(records))
     job.write("gold.objectives", objectives(sums, slo))
     job.write("gold.budgets", budgets(sums, slo))
@@ -120,6 +136,8 @@ def run(
         duplicates=sum(row.duplicates for row in by_state),
         files={row.state: row.files for row in by_state},
         rejected=_counts(store.read(spark, root, "bronze.rejected", job.seen), "reason"),
+        incidents=_counts(found, "kind"),
+        findings=_counts(findings, "verdict"),
         took_s=time.monotonic() - job.began,
     )
 

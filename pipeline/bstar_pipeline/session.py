@@ -30,6 +30,9 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
     "spark.sql.adaptive.enabled": "true",
+    # The JVM leaves longer methods uncompiled, and parsing lines makes one of 21,000 octets. In the smaller
+    # ones that Spark writes then it takes half the time.
+    "spark.sql.codegen.hugeMethodLimit": "8000",
     # Else Spark refuses a Python data source that can take filters (format("bstar")).
     "spark.sql.python.filterPushdown.enabled": "true",
 }
