@@ -20,7 +20,7 @@ from bstar_cli.pipeline.spark import (
     spark_session,
 )
 
-__all__ = ["ObjectivesOption", "OutOption", "run"]
+__all__ = ["ClockErrorOption", "ObjectivesOption", "OutOption", "run"]
 
 OutOption = Annotated[
     str, typer.Option("--out", "-o", metavar="ROOT", help="Where the tables are: any path of Spark.")
@@ -34,6 +34,14 @@ ObjectivesOption = Annotated[
         show_default=False,
     ),
 ]
+ClockErrorOption = Annotated[
+    float,
+    typer.Option(
+        "--clock-error-ms",
+        min=0,
+        help="How far the clocks of machines may be apart: two nodes that serve for less are no finding.",
+    ),
+]
 
 
 def run(
@@ -43,6 +51,7 @@ def run(
     ],
     out: OutOption,
     objectives: ObjectivesOption = None,
+    clock_error_ms: ClockErrorOption = 10.0,
     since: Annotated[
         str | None,
         typer.Option("--since", metavar="DATE", help="Only this day (UTC) and later ones; older days stay."),
@@ -78,6 +87,7 @@ def run(
             inputs,
             out,
             slo=promises,
+            clock_error_us=round(clock_error_ms * 1000),
             since=first_day,
             progress=tell,
         )
@@ -92,6 +102,8 @@ def run(
         ("files", _counts(summary.files)),
         ("lines set aside", _counts(summary.rejected)),
         ("records that came twice", f"{summary.duplicates:,}"),
+        ("incidents", _counts(summary.incidents)),
+        ("findings of the audit", _counts(summary.findings)),
         ("took", f"{summary.took_s:.1f} s"),
     ]
     print_table(["", ""], told)
