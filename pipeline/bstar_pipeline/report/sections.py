@@ -166,7 +166,7 @@ def objectives(content: Content, figures: dict[str, plots.Figure]) -> Section:
         Column("service", "head"),
         Column("requests", "n"),
         Column("peak per s", "n"),
-        Column("not answered", "n"),
+        Column("errors", "n"),
         Column("p50, p95, p99", "n"),
         Column("budget used", "n"),
         Column("burn rate", "n"),
@@ -238,7 +238,8 @@ def capacity(content: Content, figures: dict[str, plots.Figure]) -> Section:
         ]
         for each in content.capacity
     ]
-    figure = plots.capacity(content, content.capacity)
+    # A single hour is a point, not a course.
+    figure = plots.capacity(content, [each for each in content.capacity if len(each.hours) > 1])
     drawn = ""
     if figure is not None:
         figures["capacity"] = figure
