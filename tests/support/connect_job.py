@@ -1,0 +1,34 @@
+"""Run by test_pipeline_connect in a process of its own: the batch job under Spark Connect.
+
+connect_job.py JOURNAL ROOT
+"""
+
+import json
+import sys
+
+from bstar_pipeline import job
+from bstar_pipeline.session import open_session
+
+# One process cannot hold a classic session and a remote one, hence this program.
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.log.level": "ERROR",
+}
+
+
+def main(journal: str, root: str) -> None:
+    """Run it; print one JSON object about it."""
+    spark = open_session("connect", remote="local[2]", settings=SETTINGS)
+    try:
+        summary = job.run(spark, [journal], root)
+        print(json.dumps({"session": type(spark).__module__, "requests": summary.requests}))
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
