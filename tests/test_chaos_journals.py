@@ -17,6 +17,7 @@ from chaos.journals import PLANTS, Journals
 
 CLIENT, WORKER, PRIMARY, BACKUP = (digit * 32 for digit in "cdab")
 NODES = {CLIENT: "client1", WORKER: "worker1", PRIMARY: "primary", BACKUP: "backup"}
+EPOCH = 10_000_000
 WHO = {"client": "e" * 32, "service": "work"}
 
 
@@ -40,14 +41,15 @@ def story() -> Journals:
     change = {"event": "X", "text": "x", "epoch": 1}
     told[PRIMARY].append((StateChanged, 700_000, change | {"old": "ACTIVE", "new": "PASSIVE"}))
     told[BACKUP].append((StateChanged, 700_300, change | {"old": "PASSIVE", "new": "ACTIVE"}))
-    for boot in (PRIMARY, CLIENT, WORKER):
+    for boot in NODES:
         told[boot].append((Stopped, 9_000_000, {}))
         told[boot].append((SegmentClosed, 9_000_001, {"lines": len(told[boot])}))
     return {
         boot: [
             decode(
                 kind,
-                {"node": NODES[boot], "boot": boot, "seq": seq, "at": at, "mono": at} | fields,
+                {"node": NODES[boot], "boot": boot, "seq": seq, "at": EPOCH + at, "mono": EPOCH + at}
+                | fields,
             )
             for seq, (kind, at, fields) in enumerate(lines, start=1)
         ]

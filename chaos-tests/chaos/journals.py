@@ -43,7 +43,8 @@ Journals = dict[str, list[Record]]
 
 _TWO_ACTIVES_US = 40_000
 _ACTIVE = "ACTIVE"
-_DEADLINE_US = 5_000_000
+_DEADLINE_US = 1_000_000
+_CALM_US = 3_000_000
 # Plants are made where nothing was broken yet, and where the caller's process lives on for long enough.
 _SKIPPED = 10
 
@@ -139,6 +140,15 @@ def _plain_stories(journals: Journals) -> list[_Story]:
     return stories
 
 
+def _killed_at(journals: Journals) -> int:
+    """When the last process that did not end in good order wrote its last record; 0 if all did."""
+    return max((kept[-1].mono for kept in journals.values() if not _is_ended(kept)), default=0)
+
+
+def _is_ended(kept: list[Record]) -> bool:
+    return any(isinstance(record, Stopped) for record in kept)
+
+
 def _change(journals: Journals, old: Record, new: Record | None) -> None:
     """Put ``new``, which may be of another time, in the place of ``old``; None removes it."""
     kept = journals[old.boot]
@@ -164,8 +174,9 @@ def _later(record: R, by_us: int) -> R:
 
 def lost(journals: Journals) -> Finding:
     """A worker executed a request, no node answered it, and the client waited until its deadline."""
-    story = _plain_stories(journals)[_SKIPPED]
-    call = story.call
+    # Long after the last node was killed: what a killed node had not written yet proves nothing.
+    calm = _killed_at(journals) + _CALM_US
+    call, story = next((each.call, each) for each in _plain_stories(journals) if each.call.mono > calm)
     unanswered = msgspec.structs.replace(
         _later(call, _DEADLINE_US - call.total_us),
         outcome="timeout",
@@ -211,7 +222,7 @@ def two_actives(journals: Journals) -> Finding:
     handovers = [
         (taken.mono - left.mono, left)
         for left in changes
-        if left.old == _ACTIVE and any(isinstance(record, Stopped) for record in journals[left.boot])
+        if left.old == _ACTIVE and _is_ended(journals[left.boot])
         for taken in changes
         if taken.new == _ACTIVE and taken.node != left.node and taken.mono > left.mono
     ]

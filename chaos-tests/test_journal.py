@@ -1,0 +1,175 @@
+"""The journals of a run in which it is known what was broken, and what the pipeline makes of them.
+
+One run is played: the active node is killed, frozen, stopped, the passive one killed, and the link between
+them cut while an arbiter watches. Then copies of its journals are given planted violations, each copy as a
+pair of its own, and one job of the pipeline reads them all. Of the truth it has to find the incidents that
+the fault injector wrote down, no others, and nothing to object to; of each lie that lie, and nothing else.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from chaos import journals
+from chaos.cluster import STATE_LINKS, Profile
+from chaos.faults import Kind, Step, apply
+from chaos.history import PAIR
+from chaos.injected import Injected, boottime_ahead_us, injected
+from chaos.journals import PLANTS, Finding
+from chaos.needs import CHAOS, until_valid
+from chaos.stage import Cast, Stage, stage
+from chaos.validate import InvalidRunError
+from support.spark_fixtures import SETTINGS, need_java
+
+pytestmark = [CHAOS, pytest.mark.spark]
+
+# A busy machine must not look like a dead peer.
+_PATIENT = Profile(settings={"timing.failover_timeout_s": 1.0, "timing.worker_heartbeat_interval_s": 0.3})
+# What an operator is promised of an incident's time.
+_TIME_ERROR_US = 100_000
+
+# The job is short: what the virtual machine would gain by optimising its code it could not earn back.
+_SHORT = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
+
+class Looked(msgspec.Struct):
+    """What was done, what was planted, and the rows that the pipeline made of it, by pair."""
+
+    injected: list[Injected]
+    planted: dict[str, Finding]
+    runs: list[dict[str, Any]]
+    incidents: list[dict[str, Any]]
+    audit: list[dict[str, Any]]
+    rejected: int
+
+
+@until_valid
+def play(folder: Path) -> None:
+    """Break a pair in five ways and stop it in the end; journals and the harness's notes go to ``folder``."""
+
+    def keep(run: Stage) -> None:
+        # Everybody is stopped in good order: no journal's end is missing but of those that were killed.
+        cluster = run.cluster
+        for process in (*cluster.workers, cluster.passive(), cluster.active()):
+            process.terminate()
+            process.wait_exit()
+        assert run.run is not None
+        longest_s = max((span.end - span.begin for span in run.run.unplanned), default=0.0)
+        if longest_s > run.manifest.failover_timeout_s / 2:
+            raise InvalidRunError(f"the machine itself kept a node waiting for {longest_s:.3f} s")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        assert cluster.journals is not None
+        cluster.journals.rename(folder / "journals")
+        shutil.copy(run.folder / "harness.jsonl", folder)
+
+    with stage("journal", cast=Cast(profile=_PATIENT, has_arbiter=True), at_end=keep) as run:
+        with apply(run, Step(Kind.KILL, "active")):
+            run.wait_for_answers(10)
+        run.calm()
+        with apply(run, Step(Kind.STOP, "active")):
+            # Answered by its peer: it stood still for longer than the failover timeout.
+            run.wait_for_answers(10)
+        run.calm()
+        with apply(run, Step(Kind.TERM, "active")):
+            run.wait_for_answers(10)
+        run.calm()
+        with apply(run, Step(Kind.KILL, "passive")):
+            run.wait_for_answers(10)
+        run.calm()
+        with run.fault("cut", ",".join(STATE_LINKS), hits_peer_link=True), ExitStack() as cuts:
+            run.note("cut")
+            for link in STATE_LINKS:
+                cuts.enter_context(run.links[link].timeout())
+            run.note("cut made")
+            for node in run.cluster.nodes:
+                node.wait_for("without its peer", lambda state: not state.pair.is_peer_fresh)
+        run.calm()
+
+
+@pytest.fixture(scope="module")
+def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
+    """The run, its copies with something false in them, and the tables of one job over all of them."""
+    need_java()
+    from bstar_pipeline import job
+    from bstar_pipeline.session import open_session
+
+    folder = tmp_path_factory.mktemp("journal")
+    ahead_us = boottime_ahead_us()
+    play(folder / "run")
+    assert abs(boottime_ahead_us() - ahead_us) < 1_000, "the machine slept during the run"
+    truth = folder / "run" / "journals"
+    planted = {}
+    for pair, plant in PLANTS.items():
+        copy = journals.read(truth)
+        planted[pair] = plant(copy)
+        journals.write(copy, folder / "lies", pair)
+
+    session = open_session("bstar chaos", master="local[2]", settings=SETTINGS | _SHORT)
+    try:
+        tables = str(folder / "tables")
+        job.run(session, [str(truth), str(folder / "lies")], tables)
+
+        def rows(name: str) -> list[dict[str, Any]]:
+            return [
+                row.asDict() for row in session.read.parquet(f"{tables}/{name.replace('.', '/')}").collect()
+            ]
+
+        return Looked(
+            injected(folder / "run", ahead_us),
+            planted,
+            rows("silver.runs"),
+            rows("gold.incidents"),
+            rows("gold.audit"),
+            len(rows("bronze.rejected")),
+        )
+    finally:
+        session.stop()
+
+
+def of(pair: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["pair"] == pair]
+
+
+def test_nothing_of_the_journals_is_missing(looked: Looked) -> None:
+    runs = of(PAIR, looked.runs)
+    assert sorted(run["node"] for run in runs) == sorted(
+        ["backup", "client1", "client2", "primary", "primary", "primary", "primary", "worker1", "worker2"]
+    )
+    assert {(run["missing"], run["dropped"]) for run in runs} == {(0, 0)}
+    assert [run["node"] for run in runs if not run["is_clean"]] == ["primary", "primary"]
+    assert looked.rejected == 0
+
+
+def test_the_incidents_found_are_exactly_those_injected(looked: Looked) -> None:
+    found = sorted(of(PAIR, looked.incidents), key=lambda row: int(row["began_at_us"]))
+    wanted = [(each.kind, each.node) for each in looked.injected]
+    # Which node was up first in the beginning is chance; a partition is of both.
+    told = [(row["kind"], row["node"] if row["kind"] not in ("start", "partition") else "") for row in found]
+    assert told == [("start", ""), *wanted], "\n".join(row["cause"] for row in found)
+
+    [offset_us] = {run["offset_us"] for run in of(PAIR, looked.runs)}
+    for each, row in zip(looked.injected, found[1:], strict=True):
+        began_us = row["began_at_us"] - offset_us
+        assert each.after_us - _TIME_ERROR_US <= began_us <= each.before_us + _TIME_ERROR_US, row
+
+
+def test_the_audit_of_the_run_has_no_objection(looked: Looked) -> None:
+    assert [row for row in of(PAIR, looked.audit) if row["verdict"] == "violated"] == []
+
+
+@pytest.mark.parametrize("pair", PLANTS)
+def test_the_audit_names_what_was_planted_and_nothing_else(pair: str, looked: Looked) -> None:
+    finding = looked.planted[pair]
+    [row] = [row for row in of(pair, looked.audit) if row["verdict"] == "violated"]
+    assert row["rule"] == finding.rule
+    if finding.client:
+        assert (row["client"], row["number"]) == (finding.client, finding.number)
+    else:
+        assert row["duration_us"] == finding.duration_us
