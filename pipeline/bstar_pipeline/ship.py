@@ -38,7 +38,7 @@ import sys
 from bstar_cli.main import main
 
 sys.argv[1:1] = ["pipeline"]
-main()
+raise SystemExit(main())
 '''
 
 

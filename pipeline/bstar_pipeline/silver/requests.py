@@ -17,7 +17,8 @@ __all__ = ["requests"]
 
 # What a node says of a request's end, the best last.
 _OUTCOMES = ("returned", "lost", "poison", "expired", "late", "failed", "answered")
-_KEY = ("pair", "client", "number", "apart")
+# The number first: rows are sorted by whole numbers, and looked at further only where those are equal.
+_KEY = ("number", "client", "pair", "apart")
 _PLAIN = "mdp-"
 
 
