@@ -8,9 +8,11 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from bstar_pipeline.ship import ARCHIVE, PROGRAM, ship
+from bstar_pipeline.synth import SynthSettings, Truth, generate
 from support import cluster_calls
 from support.bulk_pair import SERVICE, bulk_pair
 from support.spark_cluster import EXECUTORS, LIMIT_S, Cluster
@@ -37,6 +39,20 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def journal(folder: Path) -> Truth:
+    settings = SynthSettings(
+        pairs=2,
+        days=0.02,
+        requests=8_000,
+        segment_lines=1_000,
+        incidents=1,
+        has_client_journals=True,
+        has_worker_journals=True,
+        processes=1,
+    )
+    return generate(settings, folder)
+
+
 def test_the_archive_holds_what_runs_on_an_executor_and_no_spark(shipped: Path) -> None:
     with tarfile.open(shipped / ARCHIVE) as tar:
         names = tar.getnames()
@@ -54,6 +70,35 @@ def test_the_archive_holds_what_runs_on_an_executor_and_no_spark(shipped: Path) 
     assert not tops & {"pyspark", "py4j", "pandas", "duckdb", "pytest", "mypy"}
     assert not [name for name in names if name.startswith(("/", "..")) or "__pycache__" in name]
     compile((shipped / PROGRAM).read_text(), PROGRAM, "exec")
+
+
+def test_the_batch_job_runs_on_two_executors_that_have_no_python_at_all(
+    cluster: Cluster, shipped: Path, tmp_path: Path
+) -> None:
+    truth = journal(tmp_path)
+    root = tmp_path / "tables"
+    done = cluster.submit(
+        "batch",
+        shipped / PROGRAM,
+        ["run", str(tmp_path / "journal"), "--out", str(root)],
+        executor_python="/nonexistent/python",
+    )
+    assert done.status == 0, done.err
+    assert len(done.application.executors - {"driver"}) == EXECUTORS
+    assert "driver" not in done.application.executors
+    assert done.application.python_operators == set()
+    told = duckdb.execute(
+        "SELECT pair, service, outcome, count(*) FROM "
+        f"read_parquet('{root}/silver/requests/*/*/*.parquet', hive_partitioning = true) GROUP BY ALL"
+    ).fetchall()
+    requests: dict[str, dict[str, dict[str, int]]] = {}
+    for pair, service, outcome, count in told:
+        requests.setdefault(pair, {}).setdefault(service, {})[outcome] = count
+    assert requests == truth.requests
+    violated = duckdb.execute(
+        f"SELECT rule FROM read_parquet('{root}/gold/audit/*/*/*.parquet') WHERE verdict = 'violated'"
+    ).fetchall()
+    assert sorted(rule for (rule,) in violated) == sorted(planted.rule for planted in truth.violations)
 
 
 def test_bulk_calls_run_in_two_executors_with_what_was_shipped(

@@ -115,8 +115,12 @@ def clear(spark: SparkSession, root: str, name: str, leaves: Iterable[str]) -> N
     keys = TABLES[name].partitions
     shape = StructType([field for field in table_schema(name).fields if field.name not in keys])
     for leaf in leaves:
-        nothing = spark.createDataFrame([], shape).coalesce(1)
-        nothing.write.mode("overwrite").parquet(f"{location(root, name)}/{leaf}")
+        nothing(spark, shape).coalesce(1).write.mode("overwrite").parquet(f"{location(root, name)}/{leaf}")
+
+
+def nothing(spark: SparkSession, shape: StructType) -> DataFrame:
+    """No row, with these columns; made without Python on the executors."""
+    return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in shape))
 
 
 def replace(frame: DataFrame, root: str, name: str, scope: Collection[Part]) -> None:

@@ -173,7 +173,7 @@ def _table(spark: SparkSession, root: str, name: str) -> DataFrame:
     try:
         return store.read(spark, root, name)
     except ConfigurationError:
-        return spark.createDataFrame([], table_schema(name))
+        return store.nothing(spark, table_schema(name))
 
 
 def _date(at_us: int) -> dt.date:
