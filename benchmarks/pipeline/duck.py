@@ -275,7 +275,7 @@ _OUTCOMES = """
 _AUDIT = """
     WITH judged AS (
         SELECT '1970-01-01'::DATE + day::INT AS day, pair, service, 'answered-twice' AS rule,
-            CASE WHEN number >= 1 << 62 OR is_repeated THEN 'excused' ELSE 'violated' END AS verdict, client, number
+            CASE WHEN number >= 4611686018427387904 OR is_repeated THEN 'excused' ELSE 'violated' END AS verdict, client, number
         FROM requests WHERE answers > 1 AND client NOT LIKE 'mdp-%'
         UNION ALL
         SELECT '1970-01-01'::DATE + day::INT, pair, service, 'lost', 'unproven', client, number

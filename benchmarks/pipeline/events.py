@@ -22,7 +22,9 @@ SETTINGS = {
 _SQL = "org.apache.spark.sql.execution.ui.SparkListener"
 # Operators that hand rows to a Python process and take rows back.
 _PYTHON = re.compile(r"\b(\w*EvalPython\w*|\w*InPandas\w*|\w*InArrow\w*|Python\w*|\w*UDTF\w*)\b")
-_TABLE = re.compile(r"InsertIntoHadoopFsRelationCommand.*?/(bronze|silver|gold)/(\w+)", re.DOTALL)
+_TABLE = re.compile(
+    r"Execute InsertIntoHadoopFsRelationCommand\n(?:[^\n]*\n)??Arguments: [^,\s]+?/(bronze|silver|gold)/(\w+)"
+)
 
 
 @dataclass(slots=True)
