@@ -30,6 +30,9 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
     "spark.sql.adaptive.enabled": "true",
+    # Packed journals become fifteen times as long, and no file of them can be cut: of Spark's 128 MB there
+    # would be too few shares for all cores to be busy to the end.
+    "spark.sql.files.maxPartitionBytes": "32m",
     # The JVM leaves longer methods uncompiled, and parsing lines makes one of 21,000 octets. In the smaller
     # ones that Spark writes then it takes half the time.
     "spark.sql.codegen.hugeMethodLimit": "8000",
