@@ -19,9 +19,12 @@ def ends(told: Told) -> DataFrame:
     pulse_us = (F.col("pulse_last") - F.col("pulse_first")) / F.nullif(F.col("pulses") - 1, F.lit(0))
     over = told.deaths.where("is_over")
     alive = F.greatest("last_at_us", F.col("loss.heard_at_us"))
+    # A machine refuses connections to a process from the moment that it is dead. A message that did not come
+    # in time says less: on a busy machine it may be late.
+    is_refused = F.coalesce(F.col("loss.how") == "gone", F.lit(False))
     dead = F.least(
         F.col("loss.lost_at_us"),
-        F.col("loss.heard_at_us") + F.col("heartbeat_us"),
+        F.when(~is_refused, F.col("loss.heard_at_us") + F.col("heartbeat_us")),
         F.col("next_started_us"),
         F.when(F.col("loss").isNull(), F.col("last_at_us") + F.floor(pulse_us * 1.5)),
     )
@@ -94,7 +97,7 @@ def ends(told: Told) -> DataFrame:
         F.when(is_stop & ~is_fatal, F.lit("stop")).otherwise(F.lit("crash")).alias("kind"),
         "node",
         "boot",
-        F.coalesce(exact, middle(F.col("alive_us"), until)).alias("began_at_us"),
+        F.coalesce(exact, F.when(is_refused, until), middle(F.col("alive_us"), until)).alias("began_at_us"),
         F.when(exact.isNotNull(), F.lit(0)).otherwise(half(F.col("alive_us"), until)).alias("began_error_us"),
         F.col("next_started_us").alias("ended_at_us"),
         F.col("loss.lost_at_us").alias("lost_at_us"),

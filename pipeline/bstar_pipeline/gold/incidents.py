@@ -6,11 +6,12 @@ Everything but the counts comes from records of events, which are few. When an i
 * pause: the node's ``stall`` record less its gap. The loop looks at the clock at least every half heartbeat
   interval, so the pause began at most that much later.
 * crash: between the last sign of life and the first of death. Of life: the run's last record, and when the
-  peer last heard it (``peer-lost`` less ``silent_us``). Of death: one heartbeat interval after that, because
-  a node that lives speaks once in it; the ``peer-lost`` itself (at once where a connection is refused); the
-  first broken connection that a client or worker recorded in between. The middle is told, and half of the
-  distance as ``began_error_us``. Without a peer that listened: the next start of the node, or one and a half
-  intervals of the node's own pulses after its last record.
+  peer last heard it (``peer-lost`` less ``silent_us``). Of death: the ``peer-lost`` itself; where that is
+  silence and no refused connection, one heartbeat interval after the last message, because a node that lives
+  speaks once in it; the first broken connection that a client or worker recorded in between. A refusal comes
+  at once, so what broke first is told; else the middle. ``began_error_us`` is half of the distance.
+  Without a peer that listened: the next start of the node, or one and a half intervals of the node's own
+  pulses after its last record.
 * partition: likewise, between the later one of the last messages that the nodes heard of each other and a
   heartbeat interval after the earlier one.
 * both-active: when the second node began to serve.
