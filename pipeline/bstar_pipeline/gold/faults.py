@@ -97,7 +97,9 @@ def ends(told: Told) -> DataFrame:
         F.when(is_stop & ~is_fatal, F.lit("stop")).otherwise(F.lit("crash")).alias("kind"),
         "node",
         "boot",
-        F.coalesce(exact, F.when(is_refused, until), middle(F.col("alive_us"), until)).alias("began_at_us"),
+        F.coalesce(exact, F.when(is_refused, until), "broken_at_us", middle(F.col("alive_us"), until)).alias(
+            "began_at_us"
+        ),
         F.when(exact.isNotNull(), F.lit(0)).otherwise(half(F.col("alive_us"), until)).alias("began_error_us"),
         F.col("next_started_us").alias("ended_at_us"),
         F.col("loss.lost_at_us").alias("lost_at_us"),

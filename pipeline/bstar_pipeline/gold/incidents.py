@@ -8,8 +8,9 @@ Everything but the counts comes from records of events, which are few. When an i
 * crash: between the last sign of life and the first of death. Of life: the run's last record, and when the
   peer last heard it (``peer-lost`` less ``silent_us``). Of death: the ``peer-lost`` itself; where that is
   silence and no refused connection, one heartbeat interval after the last message, because a node that lives
-  speaks once in it; the first broken connection that a client or worker recorded in between. A refusal comes
-  at once, so what broke first is told; else the middle. ``began_error_us`` is half of the distance.
+  speaks once in it; the first broken connection that a client or worker recorded in between. A refusal and
+  a broken connection come at once, so the first of them is told; else the middle. ``began_error_us`` is half
+  of the distance.
   Without a peer that listened: the next start of the node, or one and a half intervals of the node's own
   pulses after its last record.
 * partition: likewise, between the later one of the last messages that the nodes heard of each other and a
