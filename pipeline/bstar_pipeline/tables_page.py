@@ -7,17 +7,16 @@
 Nothing in the documentation about which columns a table has is written by hand. Needs neither Spark nor Java.
 """
 
-import argparse
 import re
 import sys
-from pathlib import Path
 
+from bstar import generated
 from bstar_pipeline.tables import TABLES, Table
 
 __all__ = ["columns_of", "generate", "main", "replace"]
 
-BEGIN = "<!-- begin of the generated part: python -m bstar_pipeline.tables_page -->"
-END = "<!-- end of the generated part -->"
+_MODULE = "bstar_pipeline.tables_page"
+BEGIN, END = generated.begin_of(_MODULE), generated.END
 LAYERS = {
     "bronze": "Bronze: the journals as they came",
     "silver": "Silver: requests, processes, intervals",
@@ -58,34 +57,12 @@ def generate() -> str:
 
 def replace(document: str) -> str:
     """``document`` with the part between the markers written anew; ValueError if it lacks them."""
-    head, begin, rest = document.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the two markers are missing: {BEGIN} and {END}")
-    return f"{head}{BEGIN}\n\n{generate()}\n\n{END}{tail}"
+    return generated.replace(document, _MODULE, generate())
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; the exit status is 1 if ``--check`` finds a difference."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bstar_pipeline.tables_page", description=__doc__.split("\n", maxsplit=1)[0]
-    )
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("--write", metavar="FILE", type=Path)
-    action.add_argument("--check", metavar="FILE", type=Path)
-    options = parser.parse_args(arguments)
-    path: Path | None = options.write or options.check
-    if path is None:
-        sys.stdout.write(generate() + "\n")
-        return 0
-    before = path.read_text(encoding="utf-8")
-    after = replace(before)
-    if options.write:
-        path.write_text(after, encoding="utf-8")
-    elif before != after:
-        sys.stderr.write(f"{path} differs from the tables: run make docs\n")
-        return 1
-    return 0
+    return generated.run(arguments, _MODULE, __doc__ or "", generate)
 
 
 if __name__ == "__main__":

@@ -7,21 +7,20 @@
 What a line says is told once, by the docstrings of the structs that lines are made of and read with.
 """
 
-import argparse
 import inspect
 import re
 import sys
-from pathlib import Path
 from typing import Literal, Union, get_args, get_origin
 
 import msgspec
 
+from bstar import generated
 from bstar.records import KINDS, Base
 
 __all__ = ["generate", "main", "replace"]
 
-BEGIN = "<!-- begin of the generated part: python -m bstar.journal.page -->"
-END = "<!-- end of the generated part -->"
+_MODULE = "bstar.journal.page"
+BEGIN, END = generated.begin_of(_MODULE), generated.END
 _WORDS: dict[object, str] = {int: "integer", float: "number", str: "text", bool: "true or false"}
 
 
@@ -63,36 +62,12 @@ def _type(annotation: object) -> str:
 
 def replace(document: str) -> str:
     """``document`` with the part between the markers written anew; ValueError if it lacks them."""
-    head, begin, rest = document.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the two markers are missing: {BEGIN} and {END}")
-    return f"{head}{BEGIN}\n\n{generate()}\n\n{END}{tail}"
+    return generated.replace(document, _MODULE, generate())
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; the exit status is 1 if ``--check`` finds a difference."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bstar.journal.page", description=__doc__.split("\n", maxsplit=1)[0]
-    )
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("--write", metavar="FILE", type=Path)
-    action.add_argument("--check", metavar="FILE", type=Path)
-    asked = parser.parse_args(arguments)
-    path: Path | None = asked.write or asked.check
-    if path is None:
-        sys.stdout.write(generate() + "\n")
-        return 0
-    before = path.read_text(encoding="utf-8")
-    after = replace(before)
-    if before == after:
-        return 0
-    if asked.check:
-        sys.stderr.write(f"{path} is not what bstar.records says: run make docs\n")
-        return 1
-    path.write_text(after, encoding="utf-8")
-    sys.stdout.write(f"wrote {path}\n")
-    return 0
+    return generated.run(arguments, _MODULE, __doc__ or "", generate)
 
 
 if __name__ == "__main__":

@@ -7,16 +7,15 @@
 Nothing in the documentation about which state follows on which event is written by hand.
 """
 
-import argparse
 import sys
-from pathlib import Path
 
+from bstar import generated
 from bstar.star.rules import RULES, Effect, Event, Guard, Role, Rule, State
 
 __all__ = ["generate", "main", "replace"]
 
-BEGIN = "<!-- begin of the generated part: python -m bstar.star.diagram -->"
-END = "<!-- end of the generated part -->"
+_MODULE = "bstar.star.diagram"
+BEGIN, END = generated.begin_of(_MODULE), generated.END
 
 
 def generate() -> str:
@@ -26,32 +25,12 @@ def generate() -> str:
 
 def replace(document: str) -> str:
     """``document`` with the part between the markers written anew; ValueError if it lacks them."""
-    head, begin, rest = document.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the two markers are missing: {BEGIN} and {END}")
-    return f"{head}{BEGIN}\n\n{generate()}\n\n{END}{tail}"
+    return generated.replace(document, _MODULE, generate())
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; the exit status is 1 if ``--check`` finds a difference."""
-    parser = argparse.ArgumentParser(prog="python -m bstar.star.diagram", description=__doc__.split("\n")[0])
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("--write", metavar="FILE", type=Path)
-    action.add_argument("--check", metavar="FILE", type=Path)
-    options = parser.parse_args(arguments)
-    path: Path | None = options.write or options.check
-    if path is None:
-        sys.stdout.write(generate() + "\n")
-        return 0
-    before = path.read_text(encoding="utf-8")
-    after = replace(before)
-    if options.write:
-        path.write_text(after, encoding="utf-8")
-    elif before != after:
-        sys.stderr.write(f"{path} differs from the rules: run python -m bstar.star.diagram --write {path}\n")
-        return 1
-    return 0
+    return generated.run(arguments, _MODULE, __doc__ or "", generate)
 
 
 def _diagram() -> list[str]:
