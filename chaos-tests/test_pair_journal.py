@@ -9,10 +9,13 @@ the fault injector wrote down, no others, and nothing to object to; of each lie 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import msgspec
 import pytest
 
@@ -22,20 +25,23 @@ from chaos.faults import Kind, Step, apply
 from chaos.history import PAIR
 from chaos.injected import Injected, boottime_ahead_us, injected
 from chaos.journals import PLANTS, Finding
-from chaos.needs import CHAOS, until_valid
+from chaos.needs import until_valid
 from chaos.stage import Cast, Stage, stage
+from chaos.toxiproxy import say
 from chaos.validate import InvalidRunError
 from support.spark_fixtures import SETTINGS, need_java
 
-pytestmark = [CHAOS, pytest.mark.spark]
+# The run, repeated if it shows nothing, and the job, repeated if Java ends.
+pytestmark = [pytest.mark.timeout(1_200), pytest.mark.spark]
 
 # A busy machine must not look like a dead peer.
 _PATIENT = Profile(settings={"timing.failover_timeout_s": 1.0, "timing.worker_heartbeat_interval_s": 0.3})
 # What an operator is promised of an incident's time.
 _TIME_ERROR_US = 100_000
 
-# The job is short: what the virtual machine would gain by optimising its code it could not earn back.
-_SHORT = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+_JOB_S_MAX = 300
+# What the command's help says of exit codes.
+_SPARK_FAILED = 5
 
 
 class Looked(msgspec.Struct):
@@ -97,9 +103,6 @@ def play(folder: Path) -> None:
 def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
     """The run, its copies with something false in them, and the tables of one job over all of them."""
     need_java()
-    from bstar_pipeline import job
-    from bstar_pipeline.session import open_session
-
     folder = tmp_path_factory.mktemp("journal")
     ahead_us = boottime_ahead_us()
     play(folder / "run")
@@ -111,26 +114,47 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
         planted[pair] = plant(copy)
         journals.write(copy, folder / "lies", pair)
 
-    session = open_session("bstar chaos", master="local[2]", settings=SETTINGS | _SHORT)
-    try:
-        tables = str(folder / "tables")
-        job.run(session, [str(truth), str(folder / "lies")], tables)
+    tables = folder / "tables"
+    make_tables([truth, folder / "lies"], tables)
+    return Looked(
+        injected(folder / "run", ahead_us),
+        planted,
+        rows(tables, "silver.runs"),
+        rows(tables, "gold.incidents"),
+        rows(tables, "gold.audit"),
+        len(rows(tables, "bronze.rejected")),
+    )
 
-        def rows(name: str) -> list[dict[str, Any]]:
-            return [
-                row.asDict() for row in session.read.parquet(f"{tables}/{name.replace('.', '/')}").collect()
-            ]
 
-        return Looked(
-            injected(folder / "run", ahead_us),
-            planted,
-            rows("silver.runs"),
-            rows("gold.incidents"),
-            rows("gold.audit"),
-            len(rows("bronze.rejected")),
+def make_tables(inputs: list[Path], tables: Path) -> None:
+    """Run the command as an operator would. Java that ends by itself says nothing: then once more."""
+    argv = [sys.executable, "-m", "bstar_cli", "pipeline", "run", *map(str, inputs), "--out", str(tables)]
+    for key, value in (SETTINGS).items():
+        argv += ["--conf", f"{key}={value}"]
+    for is_last in (False, True):
+        done = subprocess.run(
+            [*argv, "--master", "local[2]"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_JOB_S_MAX,
+            check=False,
         )
-    finally:
-        session.stop()
+        if done.returncode == 0:
+            return
+        say(f"the pipeline ended with {done.returncode}:\n{done.stdout}")
+        if is_last or done.returncode != _SPARK_FAILED:
+            pytest.fail(f"the pipeline ended with {done.returncode}:\n{done.stdout[-4_000:]}")
+
+
+def rows(tables: Path, name: str) -> list[dict[str, Any]]:
+    """A table's rows, read without Spark."""
+    files = tables.joinpath(*name.split(".")) / "**" / "*.parquet"
+    with duckdb.connect() as connection:
+        found = connection.execute("SELECT * FROM read_parquet(?, hive_partitioning = true)", [str(files)])
+        columns = [column[0] for column in found.description or ()]
+        return [dict(zip(columns, row, strict=True)) for row in found.fetchall()]
 
 
 def of(pair: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
