@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Literal, Self, cast, overload
 
@@ -27,16 +27,19 @@ from bstar.errors import (
     LocalProtocolError,
     StreamInterruptedError,
 )
+from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
 from bstar.wire.mmi import OK, Service
-from bstar_client.asking import DEFAULT, Asker, read_services, to_key
+from bstar_client.asking import DEFAULT, Asker, to_key
 from bstar_client.bodies import Body, to_name
 from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.events import Event
+from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
 from bstar_client.core.session import Counters
 from bstar_client.feeds import Answer, Feed, Outcome, Source
-from bstar_client.journal import CallJournal, JournalPlace, open_journal
+from bstar_client.fleet_journal import FleetJournal, open_call_journal
+from bstar_client.journal import CallJournal, JournalPlace
 from bstar_client.link import Links, LinkSettings
 from bstar_client.pace import Pace
 from bstar_client.turning import Turning
@@ -61,8 +64,9 @@ class AsyncHAClient:
 
     def __init__(
         self,
-        endpoints: str | Sequence[str],
+        endpoints: Endpoints,
         *,
+        pins: Mapping[str, str] | None = None,
         dialect: Literal["native", "mdp02"] = "native",
         timeout: float | None = 30.0,
         on_event: Callable[[Event], object] | None = None,
@@ -78,6 +82,7 @@ class AsyncHAClient:
     ) -> None:
         self._asker = Asker(
             endpoints,
+            pins=pins,
             dialect=dialect,
             timeout=timeout,
             outstanding_max=outstanding_max,
@@ -88,13 +93,14 @@ class AsyncHAClient:
             settle_delay_s=settle_delay_s,
             link=link,
         )
+        self.fleet = self._asker.fleet
         self.endpoints = self._asker.endpoints
         self._core = self._asker.core
         self._partials_max = partials_max
         self._observers: list[Callable[[Event], object]] = [on_event] if on_event is not None else []
         self._given_context = context
         self._journal_place = journal
-        self._journal: CallJournal | None = None
+        self._journal: CallJournal | FleetJournal | None = None
         self._is_plain = dialect == "mdp02"
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._links: Links | None = None
@@ -278,15 +284,43 @@ class AsyncHAClient:
         return (await self.request(Service.SERVICE.value, to_name(service), timeout=timeout)).body == OK
 
     async def services(self, *, timeout: float | None = DEFAULT) -> list[dict[str, object]]:
-        """What the active broker offers: a dict with ``service``, ``workers`` and ``queued`` for each."""
-        return read_services(await self.request(Service.SERVICES.value, b"", timeout=timeout))
+        """What the active broker offers: a dict with ``service``, ``workers`` and ``queued`` for each.
+
+        Of several pairs what all of them offer, with the ``pair`` of each; the first that fails is raised.
+        """
+        loop = self._open()
+        calls = self._asker.services_calls(timeout, lambda: Answer(loop))
+        begun: list[Call] = []
+        try:
+            for call in calls:
+                await self._wait_for_room(call)
+                begun.append(call)
+                self._submit(call)
+            replies = [_reply_of(await call.sink.future) for call in calls]
+        finally:
+            for call in begun:
+                self._room.release()
+                if not call.is_done:
+                    self._abandon(call)
+        read = self._asker.read_services
+        return [entry for call, reply in zip(calls, replies, strict=True) for entry in read(call, reply)]
 
     # --- observing ----------------------------------------------------------------------------------------
 
     @property
     def active(self) -> str | None:
-        """The endpoint of the node that is followed now, None while none is known to be active."""
+        """The endpoint of the node that is followed now, None while none is known to be active.
+
+        Of one pair. Several have several: LocalProtocolError, see ``actives``.
+        """
+        if isinstance(self._core, FleetSession):
+            raise LocalProtocolError("each of several pairs has an active node: read actives")
         return self._core.active
+
+    @property
+    def actives(self) -> dict[str, str | None]:
+        """The same for each pair, by its name, or by its endpoints, sorted and joined by commas."""
+        return self._asker.actives()
 
     @property
     def counters(self) -> Counters:
@@ -339,8 +373,7 @@ class AsyncHAClient:
             for node in range(len(self.endpoints)):
                 self._turning.open(node)
             if self._journal_place is not None:
-                opened = open_journal(self._journal_place, "client", self.endpoints)
-                self._journal = CallJournal(opened, self.endpoints, is_plain=self._is_plain)
+                self._journal = open_call_journal(self._journal_place, self.fleet, is_plain=self._is_plain)
         except (zmq.ZMQError, ConfigurationError) as error:
             self._is_closed = True
             self._release()

@@ -16,13 +16,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Literal, Self
 
 import zmq
 
 from bstar.errors import ClosedError, ConfigurationError, ForkedError, LocalProtocolError
+from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
 from bstar_client.bodies import Body, to_frames
 from bstar_client.core.outputs import Send
@@ -41,7 +42,7 @@ from bstar_client.core.worker_session import (
     WorkerSettings,
 )
 from bstar_client.dedupe import ReplyStore
-from bstar_client.journal import JournalPlace, WorkJournal, open_journal
+from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_journal
 from bstar_client.link import Links, LinkSettings
 from bstar_client.offering import Offer
 from bstar_client.turning import Turning
@@ -73,10 +74,11 @@ class AsyncWorker:
 
     def __init__(
         self,
-        endpoints: str | Sequence[str],
+        endpoints: Endpoints,
         service: str | bytes,
         handler: AsyncHandler | None = None,
         *,
+        pins: Mapping[str, str] | None = None,
         dialect: Literal["native", "mdp02"] = "native",
         credit: int | None = None,
         handler_timeout_s: float | None = None,
@@ -97,6 +99,7 @@ class AsyncWorker:
         offer = Offer(
             endpoints,
             service,
+            pins=pins,
             dialect=dialect,
             heartbeat_s=heartbeat_s,
             liveness=liveness,
@@ -113,7 +116,7 @@ class AsyncWorker:
         self._hooks = hooks or WorkerHooks()
         self._link_settings = link or LinkSettings()
         self._given_context = context
-        self._journal_place = journal
+        self._journal_place = named_after(journal, offer.pair)
         self._journal: WorkJournal | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turning: Turning | None = None

@@ -6,15 +6,17 @@ No sockets, no threads, no event loop: ``client`` and ``aio`` add those, each it
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from bstar.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
-from bstar.wire.mmi import OK
+from bstar.fleet import Endpoints, Fleet
+from bstar.wire.mmi import OK, PREFIX, Service
 from bstar_client.bodies import Body, to_frames, to_name
 from bstar_client.core.calls import Ask, Call, Reply
+from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
 from bstar_client.core.session import Session, SessionSettings
 from bstar_client.link import LinkSettings
@@ -38,8 +40,9 @@ class Asker:
 
     def __init__(
         self,
-        endpoints: str | Sequence[str],
+        endpoints: Endpoints,
         *,
+        pins: Mapping[str, str] | None,
         dialect: Dialect,
         timeout: float | None,
         outstanding_max: int,
@@ -50,28 +53,41 @@ class Asker:
         settle_delay_s: float,
         link: LinkSettings | None,
     ) -> None:
-        self.endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
-        if not self.endpoints or len(set(self.endpoints)) != len(self.endpoints):
-            raise ConfigurationError(f"endpoints must be one or more, each once: {list(self.endpoints)}")
+        self.fleet = Fleet.of(endpoints, pins)
+        self.endpoints = self.fleet.endpoints
+        self._is_fleet = len(self.fleet.pairs) > 1
         self._timeout = timeout
         self._has_keys = dialect == "native"
-        self.core: Session | Mdp02Session
         now = time.monotonic()
-        if dialect == "native":
-            self.core = Session(
-                self.endpoints,
-                client_id=os.urandom(16),
-                now=now,
-                settings=SessionSettings(outstanding_max, partials_max, ping_interval_s, silence_limit_s),
-            )
-        elif dialect == "mdp02":
-            self.core = Mdp02Session(
-                self.endpoints,
-                now=now,
-                settings=Mdp02Settings(outstanding_max, partials_max, attempt_timeout_s, settle_delay_s),
-            )
-        else:
-            raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
+        sessions: list[Session | Mdp02Session] = []
+        for pair in self.fleet.pairs:
+            if dialect == "native":
+                sessions.append(
+                    Session(
+                        pair.endpoints,
+                        client_id=os.urandom(16),
+                        now=now,
+                        settings=SessionSettings(
+                            outstanding_max, partials_max, ping_interval_s, silence_limit_s
+                        ),
+                    )
+                )
+            elif dialect == "mdp02":
+                sessions.append(
+                    Mdp02Session(
+                        pair.endpoints,
+                        now=now,
+                        settings=Mdp02Settings(
+                            outstanding_max, partials_max, attempt_timeout_s, settle_delay_s
+                        ),
+                    )
+                )
+            else:
+                raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
+        self.core: Session | Mdp02Session | FleetSession = sessions[0]
+        if self._is_fleet:
+            nodes = [len(pair.endpoints) for pair in self.fleet.pairs]
+            self.core = FleetSession(list(zip(sessions, nodes, strict=True)))
         self.link_settings = link or LinkSettings(high_water_mark=max(outstanding_max, 1_000))
         self._message_bytes_max = self.link_settings.message_bytes_max
 
@@ -85,6 +101,7 @@ class Asker:
         is_stream: bool = False,
         index: int = 0,
         key: bytes | None = None,
+        pair: int | None = None,
     ) -> Call:
         """A call as the session takes it. Raises LocalProtocolError or TypeError for what cannot be sent."""
         if key is not None and not self._has_keys:
@@ -100,7 +117,44 @@ class Asker:
             timeout = None
         now = time.monotonic()
         deadline = None if timeout is None else now + timeout
-        return Call(name, frames, deadline, is_idempotent, is_stream, index, sink, key, now, bytes_in=size)
+        call = Call(name, frames, deadline, is_idempotent, is_stream, index, sink, key, now, bytes_in=size)
+        if self._is_fleet:
+            call.pair = self._place(name, frames) if pair is None else pair
+        return call
+
+    def _place(self, service: bytes, frames: list[bytes]) -> int:
+        """The pair that a request belongs to; what is asked of a broker about a service goes to its pair."""
+        if not service.startswith(PREFIX):
+            return self.fleet.place(service)
+        if frames[-1] and service in (Service.SERVICE.value, Service.WORKERS.value):
+            return self.fleet.place(frames[-1])
+        raise LocalProtocolError(
+            f"{service.decode(errors='replace')} asks a broker about itself, and this client has "
+            f"{len(self.fleet.pairs)} pairs: use services(), node_states(), or a client of one pair"
+        )
+
+    def services_calls(
+        self, timeout: float | None, sink: Callable[[], Any]
+    ) -> list[Call]:  # Any: the shell's
+        """A call of mmi.services for each pair, each with a sink of its own."""
+        return [
+            self.call(Service.SERVICES.value, b"", timeout, True, sink(), pair=place)
+            for place in range(len(self.fleet.pairs))
+        ]
+
+    def read_services(self, call: Call, reply: Reply) -> list[dict[str, object]]:
+        """The answer to one of ``services_calls``; of a fleet, with the pair of each service."""
+        listed = read_services(reply)
+        if not self._is_fleet:
+            return listed
+        identity = self.fleet.pairs[call.pair].identity
+        return [entry | {"pair": identity} for entry in listed]
+
+    def actives(self) -> dict[str, str | None]:
+        """The node that is followed now, by the identity of its pair."""
+        core = self.core
+        actives = core.actives if isinstance(core, FleetSession) else [core.active]
+        return {pair.identity: active for pair, active in zip(self.fleet.pairs, actives, strict=True)}
 
     def call_for(
         self,
@@ -118,6 +172,8 @@ class Asker:
         own = body.timeout
         if own is None or own == own:  # noqa: PLR0124 - "not told" is not a number
             timeout = own
+        if body.service is not None:
+            service = body.service
         return self.call(service, body.body, timeout, is_idempotent, sink, index=index, key=to_key(body.key))
 
 

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Literal, Self, cast, overload
 
@@ -27,15 +27,18 @@ from bstar.errors import (
     LocalProtocolError,
     StreamInterruptedError,
 )
+from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
 from bstar.wire.mmi import OK, Service
-from bstar_client.asking import DEFAULT, Asker, read_services, to_key
+from bstar_client.asking import DEFAULT, Asker, to_key
 from bstar_client.bodies import Body, to_name
 from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.events import Event
+from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
 from bstar_client.core.session import Counters
-from bstar_client.journal import CallJournal, JournalPlace, open_journal
+from bstar_client.fleet_journal import FleetJournal, open_call_journal
+from bstar_client.journal import CallJournal, JournalPlace
 from bstar_client.link import Links, LinkSettings
 from bstar_client.pace import Pace
 from bstar_client.wakeup import WakeUp
@@ -55,20 +58,24 @@ _CLOSE_TIMEOUT_S = 5.0
 
 
 class HAClient:
-    """A client of a pair of brokers, of one broker, or of more than two.
+    """A client of a pair of brokers, of one broker, or of several pairs.
 
-    ``endpoints`` in order of preference, the primary first. ``timeout`` is the default deadline of a call
-    in seconds and covers everything: connecting, failing over, waiting; None waits for ever. ``dialect``
-    is ``"native"`` or ``"mdp02"`` (plain MDP/0.2 to any broker, one request at a time). ``on_event`` is
-    called in the client's thread with each event of ``bstar_client.core.events``; what it raises is
-    logged.
+    ``endpoints`` in order of preference, the primary first. For several pairs a list of such lists, or a
+    mapping from the pairs' names to such lists, or a Fleet; each service then belongs to one of the pairs,
+    which is computed (``bstar.fleet``) or, for the services in ``pins``, told: ``{"billing": "PAIR"}``. A
+    pair that is down concerns its own services alone (docs/fleet.md).
+
+    ``timeout`` is the default deadline of a call in seconds and covers everything: connecting, failing over,
+    waiting; None waits for ever. ``dialect`` is ``"native"`` or ``"mdp02"`` (plain MDP/0.2 to any broker, one
+    request at a time). ``on_event`` is called in the client's thread with each event of
+    ``bstar_client.core.events``; what it raises is logged.
 
     One object serves any number of threads. It does not survive ``fork``: in the child every call raises
     ForkedError; make a new client there.
 
-    ``outstanding_max`` bounds the requests without a reply, ``partials_max`` the PARTIALs that wait in
-    one stream or are kept for one reply. The protocol has no flow control between worker and client, so a
-    stream whose reader is slower than its worker for so long that the bound is reached ends with
+    ``outstanding_max`` bounds the requests without a reply, at each pair, ``partials_max`` the PARTIALs that
+    wait in one stream or are kept for one reply. The protocol has no flow control between worker and client,
+    so a stream whose reader is slower than its worker for so long that the bound is reached ends with
     StreamInterruptedError.
 
     ``journal``: a directory in which the client notes how each call ended and which node it followed, or
@@ -77,8 +84,9 @@ class HAClient:
 
     def __init__(
         self,
-        endpoints: str | Sequence[str],
+        endpoints: Endpoints,
         *,
+        pins: Mapping[str, str] | None = None,
         dialect: Literal["native", "mdp02"] = "native",
         timeout: float | None = 30.0,
         on_event: Callable[[Event], object] | None = None,
@@ -94,6 +102,7 @@ class HAClient:
     ) -> None:
         self._asker = Asker(
             endpoints,
+            pins=pins,
             dialect=dialect,
             timeout=timeout,
             outstanding_max=outstanding_max,
@@ -104,6 +113,7 @@ class HAClient:
             settle_delay_s=settle_delay_s,
             link=link,
         )
+        self.fleet = self._asker.fleet
         self.endpoints = self._asker.endpoints
         self._core = self._asker.core
         self._partials_max = partials_max
@@ -125,14 +135,13 @@ class HAClient:
         except zmq.ZMQError as error:
             self._release()
             raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
-        self._journal: CallJournal | None = None
+        self._journal: CallJournal | FleetJournal | None = None
         if journal is not None:
             try:
-                opened = open_journal(journal, "client", self.endpoints)
+                self._journal = open_call_journal(journal, self.fleet, is_plain=dialect == "mdp02")
             except ConfigurationError:
                 self._release()
                 raise
-            self._journal = CallJournal(opened, self.endpoints, is_plain=dialect == "mdp02")
         self._thread = threading.Thread(target=self._run, name="bstar-client", daemon=True)
         self._thread.start()
 
@@ -241,7 +250,7 @@ class HAClient:
         ``Reply.index`` is the body's position. With ``ordered`` the replies come in the order of the
         bodies, and replies that wait for their turn count against the window. ``timeout`` is each
         request's own deadline, from the moment it is sent. ``bodies`` is read as the window moves; an
-        ``Ask`` in place of a body brings a key or a timeout of its own.
+        ``Ask`` in place of a body brings a key, a timeout or a service of its own.
 
         ``errors="raise"``: the first failure is raised (with the body's position in a note), and what is in
         flight then is given up. ``errors="return"``: a CallFailed takes the place of the reply, and the
@@ -332,15 +341,37 @@ class HAClient:
         return self.request(Service.SERVICE.value, to_name(service), timeout=timeout).body == OK
 
     def services(self, *, timeout: float | None = DEFAULT) -> list[dict[str, object]]:
-        """What the active broker offers: a dict with ``service``, ``workers`` and ``queued`` for each."""
-        return read_services(self.request(Service.SERVICES.value, b"", timeout=timeout))
+        """What the active broker offers: a dict with ``service``, ``workers`` and ``queued`` for each.
+
+        Of several pairs what all of them offer, with the ``pair`` of each; the first that fails is raised.
+        """
+        self._check()
+        calls = self._asker.services_calls(timeout, queue.SimpleQueue)
+        for call in calls:
+            self._submit(call)
+        try:
+            replies = [self._take(call, call.sink) for call in calls]
+        finally:
+            self._abandon([call for call in calls if not call.is_done])
+        read = self._asker.read_services
+        return [entry for call, reply in zip(calls, replies, strict=True) for entry in read(call, reply)]
 
     # --- observing ----------------------------------------------------------------------------------------
 
     @property
     def active(self) -> str | None:
-        """The endpoint of the node that is followed now, None while none is known to be active."""
+        """The endpoint of the node that is followed now, None while none is known to be active.
+
+        Of one pair. Several have several: LocalProtocolError, see ``actives``.
+        """
+        if isinstance(self._core, FleetSession):
+            raise LocalProtocolError("each of several pairs has an active node: read actives")
         return self._core.active
+
+    @property
+    def actives(self) -> dict[str, str | None]:
+        """The same for each pair, by its name, or by its endpoints, sorted and joined by commas."""
+        return self._asker.actives()
 
     @property
     def counters(self) -> Counters:

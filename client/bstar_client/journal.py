@@ -20,8 +20,10 @@ import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 from zlib import crc32
+
+import msgspec
 
 from bstar import records
 from bstar.errors import (
@@ -36,17 +38,19 @@ from bstar.errors import (
     RejectedError,
     StreamInterruptedError,
 )
+from bstar.fleet import Pair
 from bstar.journal import Journal, JournalOptions
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event
 from bstar_client.core.worker_dialects import Job
 
-__all__ = ["CallJournal", "JournalPlace", "JournalSettings", "WorkJournal", "open_journal"]
+__all__ = ["CallJournal", "JournalPlace", "JournalSettings", "WorkJournal", "named_after", "open_journal"]
 
 # Of an identity's 24 octets the first name the client; the rest is the request's number.
 _CLIENT_BYTES = 16
 _PLAIN = "mdp-"
 _NAME_MAX = 64
+_PAIR_DEFAULT = "bstar"
 _PAIR = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # as the nodes' setting has it
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 # The first that fits; the tree of errors is in bstar.errors.
@@ -70,7 +74,7 @@ class JournalSettings(JournalOptions, frozen=True, kw_only=True):
     may have the same one, in one process or in many. Empty: "client" or "worker" and the machine's name.
     """
 
-    pair: str = "bstar"
+    pair: str = _PAIR_DEFAULT
     name: str = ""
     # Shorter than what the close() of a client waits for its thread.
     close_timeout_s: float = 2.0
@@ -256,6 +260,26 @@ def _measured(frames: Sequence[bytes]) -> tuple[int, int]:
         size += len(frame)
         crc = crc32(frame, crc)
     return size, crc
+
+
+@overload
+def named_after(place: JournalPlace, pair: Pair) -> JournalPlace: ...
+
+
+@overload
+def named_after(place: JournalPlace | None, pair: Pair) -> JournalPlace | None: ...
+
+
+def named_after(place: JournalPlace | None, pair: Pair) -> JournalPlace | None:
+    """The place of the journal with the pair's name in it, if the pair has one."""
+    if place is None or pair.name is None:
+        return place
+    settings = place if isinstance(place, JournalSettings) else JournalSettings(os.fspath(place))
+    if settings.pair not in (_PAIR_DEFAULT, pair.name):
+        raise ConfigurationError(
+            f"journal: the pair has the name {pair.name!r}, so its journal cannot call it {settings.pair!r}"
+        )
+    return msgspec.structs.replace(settings, pair=pair.name)
 
 
 def open_journal(

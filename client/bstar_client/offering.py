@@ -4,10 +4,11 @@ No sockets, no threads, no event loop: ``worker`` and ``aio_worker`` add those, 
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 from bstar.errors import ConfigurationError, LocalProtocolError
+from bstar.fleet import Endpoints, Fleet
 from bstar.wire.mmi import PREFIX
 from bstar_client.bodies import to_name
 from bstar_client.core.worker_dialects import Mdp02Worker, NativeWorker, WorkerDialect
@@ -17,13 +18,17 @@ __all__ = ["Offer"]
 
 
 class Offer:
-    """A service offered to nodes. Raises ConfigurationError or LocalProtocolError for what cannot work."""
+    """A service offered to the nodes of its pair.
+
+    Raises ConfigurationError or LocalProtocolError for what cannot work.
+    """
 
     def __init__(
         self,
-        endpoints: str | Sequence[str],
+        endpoints: Endpoints,
         service: str | bytes,
         *,
+        pins: Mapping[str, str] | None,
         dialect: Literal["native", "mdp02"],
         heartbeat_s: float,
         liveness: int,
@@ -31,12 +36,12 @@ class Offer:
         credit_max: int,
         keeps_replies: bool,
     ) -> None:
-        self.endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
-        if not self.endpoints or len(set(self.endpoints)) != len(self.endpoints):
-            raise ConfigurationError(f"endpoints must be one or more, each once: {list(self.endpoints)}")
+        fleet = Fleet.of(endpoints, pins)
         self.service = to_name(service)
         if self.service.startswith(PREFIX):
             raise LocalProtocolError(f"services named mmi. belong to the broker: {self.service!r}")
+        self.pair = fleet.pair_of(self.service)
+        self.endpoints = self.pair.endpoints
         credit = settings.credit
         if not 1 <= credit <= credit_max:
             raise ConfigurationError(

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping
 from types import FrameType, GeneratorType, TracebackType
 from typing import Literal, Self
 
@@ -22,6 +22,7 @@ import msgspec
 import zmq
 
 from bstar.errors import BstarError, ClosedError, ConfigurationError, ForkedError, LocalProtocolError
+from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
 from bstar_client.bodies import Body, to_frames
 from bstar_client.core.outputs import Send
@@ -40,7 +41,7 @@ from bstar_client.core.worker_session import (
     WorkerSettings,
 )
 from bstar_client.dedupe import ReplyStore
-from bstar_client.journal import JournalPlace, WorkJournal, open_journal
+from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_journal
 from bstar_client.link import Links, LinkSettings
 from bstar_client.offering import Offer
 from bstar_client.wakeup import WakeUp
@@ -126,6 +127,10 @@ class WorkerHooks:
 class Worker:
     """Offers ``service`` to every node in ``endpoints`` and calls ``handler(request)`` for each request.
 
+    With several pairs in ``endpoints``, to every node of the pair that the service belongs to. ``endpoints``
+    and ``pins`` are as ``HAClient`` takes them and must say the same, or clients look elsewhere
+    (docs/fleet.md).
+
     The handler returns the reply: bytes, a sequence of bytes for several frames, or None for one empty
     frame. A generator's yields are sent as PARTIALs, and what it returns is the FINAL (None: one empty
     frame). An exception becomes the error that the client sees as HandlerError, with its type and text;
@@ -150,10 +155,11 @@ class Worker:
 
     def __init__(
         self,
-        endpoints: str | Sequence[str],
+        endpoints: Endpoints,
         service: str | bytes,
         handler: Handler | None = None,
         *,
+        pins: Mapping[str, str] | None = None,
         dialect: Literal["native", "mdp02"] = "native",
         credit: int = 1,
         handler_timeout_s: float | None = None,
@@ -180,6 +186,7 @@ class Worker:
         offer = Offer(
             endpoints,
             service,
+            pins=pins,
             dialect=dialect,
             heartbeat_s=heartbeat_s,
             liveness=liveness,
@@ -197,7 +204,7 @@ class Worker:
         self._is_stopping = False
         self._is_ended = False
         self._has_begun = False
-        self._journal_place = journal
+        self._journal_place = named_after(journal, offer.pair)
         self._is_plain = offer.is_plain
         self._journal: WorkJournal | None = None
         self._error: BaseException | None = None

@@ -17,14 +17,15 @@ __all__ = ["Ask", "Call", "CallFailed", "Reply"]
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
-    """One body for ``map`` with what is its own: a key (see ``HAClient.request``), a deadline.
+    """One body for ``map`` with what is its own: a key (see ``HAClient.request``), a deadline, a service.
 
-    ``timeout`` in seconds; not a number: the one that ``map`` was given.
+    ``timeout`` in seconds; not a number: the one that ``map`` was given. ``service`` None: likewise.
     """
 
     body: bytes | Sequence[bytes]
     key: bytes | None = None
     timeout: float | None = math.nan
+    service: str | bytes | None = None
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +77,8 @@ class Call(msgspec.Struct, eq=False):
     The caller sets the first fields; the rest belongs to the core. ``deadline`` is on the clock that the
     core is given, None waits for ever. ``sink`` is where the shell hands the result out; no core looks at
     it. ``key`` makes the request the same as every other with this service and key. ``begun_at`` is when the
-    caller asked, ``elapsed_s`` how long it took (set by the shell when the call has failed).
+    caller asked, ``elapsed_s`` how long it took (set by the shell when the call has failed). ``pair`` is the
+    place in the client's fleet of the pair it belongs to.
     """
 
     service: bytes
@@ -92,6 +94,7 @@ class Call(msgspec.Struct, eq=False):
     # The shell's, for its journal: the octets of the request, and of the PARTIALs that have been handed out.
     bytes_in: int = 0
     bytes_out: int = 0
+    pair: int = 0
 
     identity: bytes = b""
     attempts: int = 0

@@ -1,0 +1,181 @@
+"""A fleet: several pairs of brokers, and which of them a service belongs to.
+
+A pair is one thread on one core, so more work than one pair can switch goes to several, and each service to
+exactly one of them. Nobody keeps a table of that: client and worker compute it, by *rendezvous hashing*
+(highest random weight). Every pair has a weight for the service, a hash of the pair's identity and the
+service's name, and the heaviest has it. So a pair that is added takes its share from all others and nothing
+else moves, and a pair that is removed gives its services to all others.
+
+    weight = BLAKE2b with 8 octets of digest, as a big-endian number, over
+             identity of the pair, an octet of zero, name of the service
+
+(``printf 'PAIR\\0SERVICE' | b2sum -l 64`` prints it.) The identity is the pair's name; without one its
+endpoints, sorted and joined by commas, so that neither the order of pairs nor that of nodes matters, but a
+node's address does. Pins overrule the hash.
+
+What it does not do: weigh pairs, look at load, or choose another pair for a service whose own is down; its
+workers are not there. docs/adr/0009-rendezvous-hashing.md.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import TypeAlias
+
+import msgspec
+
+from bstar.errors import ConfigurationError
+
+__all__ = ["Endpoints", "Fleet", "Pair", "weight"]
+
+# As the nodes' setting ``pair`` has it. It keeps commas and slashes out, so no name looks like endpoints.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Services whose pair is remembered; finding it costs about a microsecond per pair.
+_REMEMBERED_MAX = 65_536
+_DIGEST_BYTES = 8
+_ANY = b"*"
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """Endpoints of the nodes that stand in for each other, the primary first, and the pair's name if any.
+
+    Two endpoints as a rule, one for a broker alone.
+    """
+
+    endpoints: tuple[str, ...]
+    name: str | None = None
+
+    @property
+    def identity(self) -> str:
+        """What the hash knows the pair by: its name, or its endpoints, sorted and joined by commas."""
+        return self.name if self.name is not None else ",".join(sorted(self.endpoints))
+
+
+class Fleet:
+    """Pairs, and which of them each service belongs to.
+
+    ``pins``: services that belong to a certain pair whatever the hash says, as service and the pair's name
+    (or, as pairs without a name have none, one of its endpoints). A service that ends with ``*`` stands for
+    all that begin so; a whole name is stronger than a beginning, a longer beginning than a shorter one.
+
+    Raises ConfigurationError for no pair, a pair without endpoints, an endpoint or a name that stands twice,
+    and a pin to a pair that is not there.
+    """
+
+    def __init__(self, pairs: Iterable[Pair], *, pins: Mapping[str, str] | None = None) -> None:
+        self.pairs = tuple(pairs)
+        self.pins = dict(pins or {})
+        self._check()
+        self._identities = [pair.identity for pair in self.pairs]
+        self._exact: dict[bytes, int] = {}
+        self._beginnings: list[tuple[bytes, int]] = []
+        for service, target in self.pins.items():
+            name, place = service.encode(), self._target(service, target)
+            if name.endswith(_ANY):
+                self._beginnings.append((name.removesuffix(_ANY), place))
+            else:
+                self._exact[name] = place
+        self._beginnings.sort(key=lambda pin: len(pin[0]), reverse=True)
+        self._places: dict[bytes, int] = {}
+
+    @classmethod
+    def of(cls, endpoints: "Endpoints", pins: Mapping[str, str] | None = None) -> "Fleet":
+        """The fleet that ``endpoints`` stands for; see ``Endpoints``."""
+        if isinstance(endpoints, Fleet):
+            if pins:
+                raise ConfigurationError("the fleet has pins of its own: give them to Fleet(…, pins=…)")
+            return endpoints
+        if isinstance(endpoints, Mapping):
+            return cls([_pair(listed, name) for name, listed in endpoints.items()], pins=pins)
+        if isinstance(endpoints, str):
+            return cls([Pair((endpoints,))], pins=pins)
+        listed = list(endpoints)
+        flat = [each for each in listed if isinstance(each, str)]
+        if listed and len(flat) == len(listed):
+            return cls([_pair(flat)], pins=pins)
+        if flat:
+            raise ConfigurationError(
+                f"endpoints are one list of endpoints or a list of such lists, not a mixture: {flat[0]!r} is "
+                "in no pair"
+            )
+        return cls([_pair(each) for each in listed], pins=pins)
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """All endpoints, pair by pair."""
+        return tuple(endpoint for pair in self.pairs for endpoint in pair.endpoints)
+
+    def pair_of(self, service: str | bytes) -> Pair:
+        """The pair that the service belongs to."""
+        return self.pairs[self.place(service.encode() if isinstance(service, str) else service)]
+
+    def place(self, service: bytes) -> int:
+        """The same as an index into ``pairs``."""
+        if len(self.pairs) == 1:
+            return 0
+        places = self._places
+        place = places.get(service)
+        if place is None:
+            if len(places) >= _REMEMBERED_MAX:
+                places.clear()
+            places[service] = place = self._find(service)
+        return place
+
+    def _find(self, service: bytes) -> int:
+        if service in self._exact:
+            return self._exact[service]
+        for beginning, place in self._beginnings:
+            if service.startswith(beginning):
+                return place
+        # Equal weights are as good as impossible; the identity decides, and not the order of the list.
+        ranks = [(weight(identity, service), identity) for identity in self._identities]
+        return ranks.index(max(ranks))
+
+    def _check(self) -> None:
+        if not self.pairs:
+            raise ConfigurationError("there is no pair: name its endpoints")
+        seen: set[str] = set()
+        for number, pair in enumerate(self.pairs, 1):
+            title = repr(pair.name) if pair.name is not None else f"number {number}"
+            if pair.name is not None and _NAME.fullmatch(pair.name) is None:
+                raise ConfigurationError(
+                    f"a pair's name is 1 to 64 letters, digits, '.', '_' and '-', not {pair.name!r}"
+                )
+            if not pair.endpoints or not all(pair.endpoints):
+                raise ConfigurationError(
+                    f"endpoints must be one or more, each once: the pair {title} has {list(pair.endpoints)}"
+                )
+            for each in (*pair.endpoints, *([pair.name] if pair.name is not None else [])):
+                if each in seen:
+                    raise ConfigurationError(
+                        f"endpoints and names of pairs must each stand once: {each!r} of the pair {title} "
+                        "stands twice"
+                    )
+                seen.add(each)
+
+    def _target(self, service: str, target: str) -> int:
+        for place, pair in enumerate(self.pairs):
+            if target == pair.name or target in pair.endpoints:
+                return place
+        known = ", ".join(pair.name or pair.endpoints[0] for pair in self.pairs)
+        raise ConfigurationError(
+            f"the service {service!r} is pinned to {target!r}, which is no pair; there is: {known}"
+        )
+
+    def __repr__(self) -> str:
+        return f"Fleet({list(self.pairs)!r}, pins={self.pins!r})"
+
+
+def weight(identity: str, service: bytes) -> int:
+    """How heavy the pair of this identity is for the service: 64 bits; the heaviest pair has it."""
+    octets = identity.encode() + b"\0" + service
+    return int.from_bytes(blake2b(octets, digest_size=_DIGEST_BYTES).digest(), "big")
+
+
+def _pair(endpoints: "Sequence[str]", name: str | None = None) -> Pair:
+    return Pair((endpoints,) if isinstance(endpoints, str) else tuple(endpoints), name)
+
+
+Endpoints: TypeAlias = str | Sequence[str] | Sequence[Sequence[str]] | Mapping[str, Sequence[str]] | Fleet
+"""What names the brokers: one endpoint; the endpoints of one pair, the primary first; a list of such lists,
+for several pairs; a mapping from names to such lists, for pairs with names; or a Fleet."""

@@ -1,0 +1,342 @@
+"""Two real pairs: clients and workers agree on where a service is, and a failover concerns one pair only."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from bstar import records
+from bstar.errors import ConfigurationError, LocalProtocolError, NoActiveNodeError
+from bstar.fleet import Fleet
+from bstar.journal import SegmentName
+from bstar_client import (
+    Ask,
+    AsyncHAClient,
+    AsyncWorker,
+    CallFailed,
+    Event,
+    FailedOver,
+    HAClient,
+    JournalSettings,
+    Reply,
+    Request,
+    Worker,
+    WorkerHooks,
+)
+from support.brokers import Broker, broker_pair, wait_until
+
+pytestmark = pytest.mark.loopback
+
+T = TypeVar("T")
+LIMIT_S = 60.0
+SERVICES = [f"service-{number}" for number in range(6)]
+# What nobody offers has a pair all the same.
+NOBODY = "nobody-offers-this"
+
+
+class Stand:
+    """Two pairs, ``east`` and ``west``; both primaries are active."""
+
+    def __init__(self, east: tuple[Broker, Broker], west: tuple[Broker, Broker]) -> None:
+        self.brokers = {"east": east, "west": west}
+        self.nodes = {name: [node.endpoint for node in nodes] for name, nodes in self.brokers.items()}
+        self.fleet = Fleet.of(self.nodes)
+
+    def home(self, service: str) -> str:
+        home = self.fleet.pair_of(service).name
+        assert home is not None
+        return home
+
+    def services_of(self, pair: str) -> list[str]:
+        return [service for service in SERVICES if self.home(service) == pair]
+
+
+class Registrations(WorkerHooks):
+    """Where workers have registered."""
+
+    def __init__(self) -> None:
+        self.endpoints: dict[bytes, set[str]] = {}
+        self._lock = threading.Lock()
+
+    def registered(self, worker: Worker, endpoint: str) -> None:
+        with self._lock:
+            self.endpoints.setdefault(worker.service, set()).add(endpoint)
+
+    def wait_for_both_nodes(self, count: int) -> None:
+        wait_until(
+            lambda: len(self.endpoints) == count and all(len(each) == 2 for each in self.endpoints.values()),
+            f"{count} workers are registered with both nodes of their pair: {self.endpoints}",
+        )
+
+
+@contextmanager
+def two_pairs(folder: Path) -> Iterator[Stand]:
+    with broker_pair(folder / "east") as east, broker_pair(folder / "west") as west:
+        yield Stand(east, west)
+
+
+@contextmanager
+def workers_of(stand: Stand) -> Iterator[Registrations]:
+    """A worker for each service, told of the fleet and not of its pair."""
+    seen = Registrations()
+    with ExitStack() as stack:
+        for service in SERVICES:
+            stack.enter_context(Worker(stand.nodes, service, named, hooks=seen))
+        seen.wait_for_both_nodes(len(SERVICES))
+        yield seen
+
+
+def named(request: Request) -> bytes:
+    return request.service + b":" + request.body
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    """For tests that break nothing."""
+    with two_pairs(tmp_path_factory.mktemp("fleet")) as stand:
+        yield stand
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    async def limited() -> T:
+        async with asyncio.timeout(LIMIT_S):
+            return await work
+
+    return asyncio.run(limited())
+
+
+def test_both_pairs_have_services_or_the_other_tests_say_nothing(stand: Stand) -> None:
+    assert stand.services_of("east")
+    assert stand.services_of("west")
+
+
+def test_workers_are_where_clients_ask(stand: Stand) -> None:
+    with workers_of(stand) as seen, HAClient(stand.nodes, timeout=LIMIT_S) as client:
+        assert seen.endpoints == {
+            service.encode(): set(stand.nodes[stand.home(service)]) for service in SERVICES
+        }
+        for service in SERVICES:
+            reply = client.request(service, b"x")
+            assert (reply.body, reply.attempts) == (named_by(service, b"x"), 1)
+            assert reply.endpoint in stand.nodes[stand.home(service)]
+            assert client.discover(service)
+        assert not client.discover(NOBODY)
+        listed = {str(each["service"]): each["pair"] for each in client.services() if each["workers"]}
+        assert {service: listed[service] for service in SERVICES} == {
+            service: stand.home(service) for service in SERVICES
+        }
+        assert client.actives == {pair: nodes[0] for pair, nodes in stand.nodes.items()}
+        with pytest.raises(LocalProtocolError, match="actives"):
+            _ = client.active
+
+
+def named_by(service: str, body: bytes) -> bytes:
+    return service.encode() + b":" + body
+
+
+def mixed_asks(count: int) -> list[Ask]:
+    return [Ask(b"%d" % number, service=SERVICES[number % len(SERVICES)]) for number in range(count)]
+
+
+def check_mixed(outcomes: list[Reply | CallFailed], stand: Stand) -> None:
+    """All of ``mixed_asks`` in order, each from its own pair."""
+    for number, outcome in enumerate(outcomes):
+        service = SERVICES[number % len(SERVICES)]
+        assert isinstance(outcome, Reply)
+        assert (outcome.index, outcome.body) == (number, named_by(service, b"%d" % number))
+        assert outcome.endpoint in stand.nodes[stand.home(service)]
+
+
+def test_a_map_of_several_services_goes_to_several_pairs_and_keeps_its_order(stand: Stand) -> None:
+    with workers_of(stand), HAClient(stand.nodes, timeout=LIMIT_S) as client:
+        outcomes: list[Reply | CallFailed] = list(client.map("unused", mixed_asks(300), window=50))
+        assert len(outcomes) == 300
+        check_mixed(outcomes, stand)
+        endpoints = {outcome.endpoint for outcome in client.map(SERVICES[0], [b"x"] * 50)}
+        assert len(endpoints) == 1
+
+
+def test_the_asyncio_twins_agree_with_them(stand: Stand) -> None:
+    async def answer(request: Request) -> bytes:
+        return named(request)
+
+    async def parts(request: Request) -> AsyncIterator[bytes]:
+        yield b"one"
+        yield b"two"
+
+    async def work() -> None:
+        seen = Registrations()
+        workers = [AsyncWorker(stand.nodes, service, answer, hooks=seen).start() for service in SERVICES]
+        workers.append(AsyncWorker(stand.nodes, "parts", parts, hooks=seen).start())  # type: ignore[arg-type]
+        await asyncio.to_thread(seen.wait_for_both_nodes, len(workers))
+        async with AsyncHAClient(stand.nodes, timeout=LIMIT_S) as client:
+            replies = await asyncio.gather(*(client.request(service, b"x") for service in SERVICES))
+            assert [reply.body for reply in replies] == [named_by(service, b"x") for service in SERVICES]
+            check_mixed([each async for each in client.map("unused", mixed_asks(300), window=50)], stand)
+            assert [part.frames async for part in client.stream("parts", b"")] == [
+                (b"one",),
+                (b"two",),
+                (b"",),
+            ]
+            assert await client.discover("parts")
+            listed = {str(each["service"]): each["pair"] for each in await client.services()}
+            assert listed["parts"] == stand.home("parts")
+            assert client.actives == {pair: nodes[0] for pair, nodes in stand.nodes.items()}
+        for worker in workers:
+            await worker.close()
+
+    run(work())
+
+
+def test_a_pin_moves_client_and_worker_alike(stand: Stand) -> None:
+    service = stand.services_of("east")[0]
+    pins = {service: "west"}
+    seen = Registrations()
+    with (
+        Worker(stand.nodes, service, named, pins=pins, hooks=seen),
+        HAClient(stand.nodes, pins=pins, timeout=LIMIT_S) as client,
+    ):
+        assert client.request(service, b"x").endpoint == stand.nodes["west"][0]
+        seen.wait_for_both_nodes(1)
+        assert seen.endpoints == {service.encode(): set(stand.nodes["west"])}
+
+
+def test_a_fleet_may_come_without_names_in_any_order(stand: Stand) -> None:
+    listed = list(stand.nodes.values())
+    turned = [list(reversed(nodes)) for nodes in reversed(listed)]
+    with (
+        Worker(listed, "unnamed", named),
+        HAClient(turned, timeout=LIMIT_S) as client,
+    ):
+        assert client.request("unnamed", b"x").body == b"unnamed:x"
+
+
+def test_the_journals_of_a_client_and_a_worker_bear_the_names_of_their_pairs(
+    stand: Stand, tmp_path: Path
+) -> None:
+    place = JournalSettings(str(tmp_path))
+    with (
+        Worker(stand.nodes, SERVICES[0], named, journal=place),
+        Worker(stand.nodes, "other", named, journal=place, pins={"other": other(stand.home(SERVICES[0]))}),
+        HAClient(
+            stand.nodes, timeout=LIMIT_S, journal=place, pins={"other": other(stand.home(SERVICES[0]))}
+        ) as client,
+    ):
+        for _ in range(3):
+            client.request(SERVICES[0], b"x")
+        client.request("other", b"x")
+    told: Counter[tuple[str, str, str]] = Counter()
+    for path in tmp_path.iterdir():
+        name = SegmentName.parse(path.name)
+        assert name is not None
+        octets = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        for record in (records.decode(line) for line in octets.splitlines(keepends=True)):
+            if isinstance(record, records.Call | records.Execution):
+                told[(name.pair, type(record).__name__, record.service)] += 1
+                assert record.endpoint in stand.nodes[name.pair]
+    home = stand.home(SERVICES[0])
+    assert told == {
+        (home, "Call", SERVICES[0]): 3,
+        (home, "Execution", SERVICES[0]): 3,
+        (other(home), "Call", "other"): 1,
+        (other(home), "Execution", "other"): 1,
+    }
+
+
+def other(pair: str) -> str:
+    return "west" if pair == "east" else "east"
+
+
+def test_a_journal_needs_the_names_of_the_pairs(stand: Stand, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="names"):
+        HAClient(list(stand.nodes.values()), journal=tmp_path)
+    with pytest.raises(ConfigurationError, match="'north'"):
+        HAClient(stand.nodes, journal=JournalSettings(str(tmp_path), pair="north"))
+
+
+# --- what breaks --------------------------------------------------------------------------------------------
+
+
+def test_a_failover_of_one_pair_is_not_noticed_at_the_other(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with (
+        two_pairs(tmp_path) as stand,
+        workers_of(stand),
+        HAClient(stand.nodes, timeout=LIMIT_S, on_event=events.append) as client,
+    ):
+        hit, spared = stand.services_of("east")[0], stand.services_of("west")[0]
+        stop = threading.Event()
+        replies: dict[str, list[Reply]] = {hit: [], spared: []}
+
+        def ask(service: str) -> None:
+            while not stop.is_set():
+                replies[service].append(client.request(service, b"x"))
+
+        threads = [threading.Thread(target=ask, args=(service,)) for service in replies]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: all(len(each) > 20 for each in replies.values()), "replies before the kill")
+        victim, heir = stand.brokers["east"]
+        victim.kill()
+        wait_until(
+            lambda: sum(reply.endpoint == heir.endpoint for reply in replies[hit]) > 20,
+            "replies of the backup",
+        )
+        stop.set()
+        for thread in threads:
+            thread.join()
+    failovers = [event for event in events if isinstance(event, FailedOver)]
+    assert [(event.from_endpoint, event.to_endpoint) for event in failovers] == [
+        (victim.endpoint, heir.endpoint)
+    ]
+    assert {(reply.attempts, reply.endpoint) for reply in replies[spared]} == {(1, stand.nodes["west"][0])}
+    assert {reply.body for reply in replies[hit]} == {named_by(hit, b"x")}
+
+
+def test_a_pair_that_is_gone_takes_only_its_own_services_along(tmp_path: Path) -> None:
+    with two_pairs(tmp_path) as stand, workers_of(stand), HAClient(stand.nodes, timeout=LIMIT_S) as client:
+        lost, kept = stand.services_of("east")[0], stand.services_of("west")[0]
+        assert client.request(lost, b"x").attempts == 1
+        for node in stand.brokers["east"]:
+            node.kill()
+        with pytest.raises(NoActiveNodeError):
+            client.request(lost, b"x", timeout=1.0)
+        assert client.request(kept, b"x").attempts == 1
+        asks = [Ask(b"x", timeout=1.0, service=lost), Ask(b"x", service=kept)] * 3
+        outcomes = list(client.map("unused", asks, errors="return"))
+        assert [type(outcome) for outcome in outcomes] == [CallFailed, Reply] * 3
+        wait_until(lambda: client.actives == {"east": None, "west": stand.nodes["west"][0]}, "who serves")
+        with pytest.raises(NoActiveNodeError):
+            client.services(timeout=1.0)
+
+
+def test_the_asyncio_client_sees_a_failover_of_one_pair_only_there(tmp_path: Path) -> None:
+    events: list[Event] = []
+
+    async def work(stand: Stand) -> None:
+        hit, spared = stand.services_of("east")[0], stand.services_of("west")[0]
+        victim, heir = stand.brokers["east"]
+        async with AsyncHAClient(stand.nodes, timeout=LIMIT_S, on_event=events.append) as client:
+            assert (await client.request(hit, b"x")).endpoint == victim.endpoint
+            assert (await client.request(spared, b"x")).attempts == 1
+            await asyncio.to_thread(victim.kill)
+            tasks = [client.request(service, b"x") for service in (hit, spared) * 20]
+            replies = await asyncio.gather(*tasks)
+            assert {reply.endpoint for reply in replies[::2]} == {heir.endpoint}
+            assert {(reply.endpoint, reply.attempts) for reply in replies[1::2]} == {
+                (stand.nodes["west"][0], 1)
+            }
+
+    with two_pairs(tmp_path) as stand, workers_of(stand):
+        run(work(stand))
+        assert [event.from_endpoint for event in events if isinstance(event, FailedOver)] == [
+            stand.nodes["east"][0]
+        ]

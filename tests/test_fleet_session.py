@@ -1,0 +1,257 @@
+"""A client of several pairs in virtual time: each session sees its own nodes and calls and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from bstar.errors import BstarError, ConfigurationError, LocalProtocolError, NoActiveNodeError
+from bstar.fleet import Endpoints, Fleet
+from bstar.wire import native
+from bstar.wire.messages import NEVER_MS, NodeStatus
+from bstar_client.asking import DEFAULT, Asker
+from bstar_client.core.calls import Ask, Call, Reply
+from bstar_client.core.events import Event, FailedOver
+from bstar_client.core.fleet_session import FleetSession
+from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Reset, Send
+from bstar_client.core.worker_session import WorkerSettings
+from bstar_client.offering import Offer
+
+ENDPOINTS = {"east": ["tcp://e0", "tcp://e1"], "west": ["tcp://w0", "tcp://w1"], "north": ["tcp://n0"]}
+# The nodes of each pair among all five.
+EAST, WEST, NORTH = (0, 1), (2, 3), (4,)
+PINS = {"e.*": "east", "w.*": "west", "n.*": "north"}
+ACTIVE, PASSIVE = 3, 4
+CODEC = native.CODEC
+
+
+def asker(endpoints: Endpoints = ENDPOINTS, pins: dict[str, str] | None = None, **options: Any) -> Asker:
+    settings: dict[str, Any] = {
+        "dialect": "native",
+        "timeout": 30.0,
+        "outstanding_max": 1_000,
+        "partials_max": 10,
+        "ping_interval_s": None,
+        "silence_limit_s": None,
+        "attempt_timeout_s": 2.5,
+        "settle_delay_s": 2.0,
+        "link": None,
+    }
+    return Asker(endpoints, pins=pins, **{**settings, **options})
+
+
+class Desk:
+    """The session of a fleet, the time, and all that it has put out, sorted."""
+
+    def __init__(self, **options: Any) -> None:
+        self.now = 1_000_000.0
+        with patch("bstar_client.asking.time.monotonic", lambda: self.now):
+            self.asker = asker(pins=PINS, **options)
+        assert isinstance(self.asker.core, FleetSession)
+        self.session = self.asker.core
+        self.sent: list[tuple[int, list[bytes]]] = []
+        self.replies: list[tuple[Call, Reply]] = []
+        self.errors: list[tuple[Call, BstarError]] = []
+        self.events: list[Event] = []
+        self.resets: list[int] = []
+
+    def take(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Send):
+                self.sent.append((output.node, output.frames))
+            elif isinstance(output, Deliver):
+                self.replies.append((output.call, output.reply))
+            elif isinstance(output, Fail):
+                self.errors.append((output.call, output.error))
+            elif isinstance(output, Announce):
+                self.events.append(output.event)
+            elif isinstance(output, Reset):
+                self.resets.append(output.node)
+
+    def call(self, service: str, *, timeout: float | None = 30.0) -> Call:
+        call = self.asker.call(service, b"x", None, True, None)
+        call.deadline = None if timeout is None else self.now + timeout
+        self.take(self.session.submit(call, self.now))
+        return call
+
+    def pong(self, node: int, state: int = ACTIVE, epoch: int = 1) -> None:
+        told = NodeStatus(state, epoch, 0, 0, NEVER_MS, 250, 1_000)
+        self.take(self.session.receive(node, CODEC.pong(b"", native.NO_IDENTITY, told)[1:], self.now))
+
+    def serve(self, *nodes: int) -> None:
+        for node in nodes:
+            self.take(self.session.connected(node, self.now))
+            self.pong(node)
+
+    def requests(self) -> list[tuple[int, bytes]]:
+        """Node and service of each request that was sent since the last time."""
+        sent, self.sent = self.sent, []
+        decoded = [(node, native.decode(frames)) for node, frames in sent if frames[0][2] == native.REQUEST]
+        return [(node, message.service) for node, message in decoded]
+
+    def answer(self, node: int, call: Call) -> None:
+        frames = CODEC.final(b"", (), b"", call.identity, 1, 0, [b"y"], b"")[1:]
+        self.take(self.session.receive(node, frames, self.now))
+
+
+def test_a_call_goes_to_its_pair_and_its_reply_comes_back() -> None:
+    desk = Desk()
+    desk.serve(EAST[0], WEST[1], NORTH[0])
+    calls = {node: desk.call(service) for node, service in ((0, "e.1"), (3, "w.1"), (4, "n.1"))}
+    assert desk.requests() == [(0, b"e.1"), (3, b"w.1"), (4, b"n.1")]
+    for node, call in calls.items():
+        desk.answer(node, call)
+    assert [reply.endpoint for _, reply in desk.replies] == ["tcp://e0", "tcp://w1", "tcp://n0"]
+    assert [call for call, _ in desk.replies] == list(calls.values())
+    assert desk.session.outstanding == 0
+    assert desk.session.counters.requests == desk.session.counters.replies == 3
+
+
+def test_the_identities_of_two_pairs_never_meet() -> None:
+    desk = Desk()
+    desk.serve(EAST[0], WEST[0])
+    one, other = desk.call("e.1"), desk.call("w.1")
+    assert one.identity[:16] != other.identity[:16]
+
+
+def test_a_pair_that_fails_over_takes_its_own_calls_along_and_no_others() -> None:
+    desk = Desk()
+    desk.serve(EAST[0], WEST[0])
+    desk.take(desk.session.connected(EAST[1], desk.now))
+    desk.pong(EAST[1], PASSIVE)
+    desk.call("e.1")
+    desk.call("w.1")
+    desk.requests()
+    desk.take(desk.session.disconnected(EAST[0], desk.now))
+    desk.pong(EAST[1], ACTIVE, epoch=2)
+    assert desk.requests() == [(EAST[1], b"e.1")]
+    failovers = [event for event in desk.events if isinstance(event, FailedOver)]
+    assert [(event.from_endpoint, event.to_endpoint) for event in failovers] == [("tcp://e0", "tcp://e1")]
+    assert desk.asker.actives() == {"east": "tcp://e1", "west": "tcp://w0", "north": None}
+
+
+def test_a_pair_that_is_down_fails_its_own_calls_at_their_deadline_and_no_others() -> None:
+    desk = Desk()
+    desk.serve(WEST[0])
+    dead = desk.call("e.1", timeout=1.0)
+    for _ in range(20):
+        desk.answer(WEST[0], desk.call("w.1"))
+        desk.now += 0.1
+        desk.pong(WEST[0])
+        desk.take(desk.session.handle_timer(desk.now))
+    assert [call for call, _ in desk.errors] == [dead]
+    assert isinstance(desk.errors[0][1], NoActiveNodeError)
+    assert len(desk.replies) == 20
+
+
+def test_it_wakes_up_when_the_first_of_its_sessions_wants_to_and_wakes_no_other() -> None:
+    desk = Desk()
+    desk.serve(EAST[0], WEST[0], NORTH[0])
+    sessions = desk.session._sessions
+    assert desk.session.next_deadline() == min(session.next_deadline() or 0.0 for session in sessions)
+    desk.call("n.1", timeout=0.01)
+    due = desk.session.next_deadline()
+    assert due == sessions[2].next_deadline() == desk.now + 0.01
+    desk.sent.clear()
+    desk.take(desk.session.handle_timer(due))
+    assert len(desk.errors) == 1
+    assert desk.sent == []
+
+
+def test_a_call_that_is_given_up_is_forgotten_by_its_pair() -> None:
+    desk = Desk()
+    call = desk.call("w.1")
+    desk.take(desk.session.abandon(call, desk.now))
+    desk.serve(WEST[0])
+    assert desk.requests() == []
+    assert desk.session.outstanding == 0
+
+
+def test_closing_ends_the_calls_of_all_pairs() -> None:
+    desk = Desk()
+    calls = [desk.call(service) for service in ("e.1", "w.1", "n.1")]
+    desk.take(desk.session.close(desk.now))
+    assert [call for call, _ in desk.errors] == calls
+    assert desk.session.next_deadline() is None
+
+
+def test_plain_mdp_resets_the_socket_of_its_own_node() -> None:
+    desk = Desk(dialect="mdp02")
+    desk.take(desk.session.connected(WEST[0], desk.now))
+    call = desk.call("w.1")
+    assert [node for node, _ in desk.sent] == [WEST[0]]
+    desk.take(desk.session.abandon(call, desk.now))
+    assert desk.resets == [WEST[0]]
+
+
+# --- where a call belongs -----------------------------------------------------------------------------------
+
+
+def test_a_question_about_a_service_goes_to_the_services_pair() -> None:
+    questions = asker(pins=PINS)
+    for mmi in ("mmi.service", "mmi.workers"):
+        assert [questions.call(mmi, name, None, True, None).pair for name in (b"e.1", b"n.1")] == [0, 2]
+
+
+@pytest.mark.parametrize("service", ["mmi.services", "mmi.state", "mmi.workers", "mmi.service", "mmi.else"])
+def test_a_question_to_a_broker_about_itself_is_refused(service: str) -> None:
+    with pytest.raises(LocalProtocolError, match="3 pairs"):
+        asker().call(service, b"", None, True, None)
+    assert asker(["tcp://a", "tcp://b"]).call(service, b"", None, True, None).pair == 0
+
+
+def test_an_ask_with_a_service_of_its_own_goes_to_that_services_pair() -> None:
+    asked = asker(pins=PINS)
+    asks: list[bytes | Ask] = [b"x", Ask(b"x"), Ask(b"x", service="e.1"), Ask(b"x", service=b"n.1")]
+    calls = [asked.call_for(ask, "w.1", DEFAULT, True, None, 0) for ask in asks]
+    assert [(call.service, call.pair) for call in calls] == [(b"w.1", 1)] * 2 + [(b"e.1", 0), (b"n.1", 2)]
+
+
+def offer(endpoints: Endpoints, service: str, pins: dict[str, str] | None = None) -> Offer:
+    return Offer(
+        endpoints,
+        service,
+        pins=pins,
+        dialect="native",
+        heartbeat_s=2.5,
+        liveness=3,
+        settings=WorkerSettings(1, None, 3, 10.0, 0.1, 5.0),
+        credit_max=10,
+        keeps_replies=False,
+    )
+
+
+@pytest.mark.parametrize("pins", [None, {"s1*": "north"}])
+def test_a_worker_registers_where_a_client_asks(pins: dict[str, str] | None) -> None:
+    asked = asker(pins=pins)
+    for number in range(50):
+        place = asked.call(f"s{number}", b"", None, True, None).pair
+        assert offer(ENDPOINTS, f"s{number}", pins).endpoints == asked.fleet.pairs[place].endpoints
+
+
+@pytest.mark.parametrize("make", [asker, lambda listed, pins=None: offer(listed, "s", pins)])
+def test_clients_and_workers_refuse_what_is_no_fleet(make: Callable[..., object]) -> None:
+    with pytest.raises(ConfigurationError, match="stands twice"):
+        make([["tcp://a", "tcp://b"], ["tcp://b"]])
+    with pytest.raises(ConfigurationError, match="'north'"):
+        make([["tcp://a"], ["tcp://b"]], {"s": "north"})
+
+
+def test_a_fleet_of_one_is_a_pair() -> None:
+    lone = asker({"east": ["tcp://e0", "tcp://e1"]})
+    assert not isinstance(lone.core, FleetSession)
+    assert lone.actives() == {"east": None}
+    assert asker(Fleet.of(ENDPOINTS)).endpoints == tuple(chain.from_iterable(ENDPOINTS.values()))
+
+
+def test_a_client_id_is_of_one_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same id at two pairs would give two requests one identity, in journals and in stores of replies."""
+    ids = iter([bytes([number]) * 16 for number in range(3)])
+    monkeypatch.setattr(os, "urandom", lambda count: next(ids))
+    desk = Desk()
+    assert len({desk.call(service).identity for service in ("e.1", "w.1", "n.1")}) == 3
