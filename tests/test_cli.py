@@ -35,7 +35,9 @@ from bstar_cli.worker import find_handler
 from bstar_client import Request
 from support.brokers import COMMAND, Broker, lone_broker
 
-VERBS = ["serve", "worker", "call", "load", "status", "check-config", "sample-config", "demo", "version"]
+VERBS = [
+    *("serve", "worker", "call", "load", "bench", "status", "check-config", "sample-config", "demo", "version")
+]
 LIMIT_S = 60.0
 
 

@@ -7,6 +7,7 @@ logic here: what arrives goes to the node, and what the node returns is carried 
 
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -286,6 +287,7 @@ class BrokerServer:
             lag_sum_s=lag.sum_s,
             lag_bounds_s=list(LAG_BOUNDS_S),
             lag_counts=list(lag.counts),
+            cpu_s=time.process_time(),
         )
 
 

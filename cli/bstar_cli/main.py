@@ -13,6 +13,7 @@ import bstar
 from bstar.errors import BstarError, ConfigurationError
 from bstar_cli import exits
 from bstar_cli.arbiter import arbiter
+from bstar_cli.bench import bench
 from bstar_cli.call import call
 from bstar_cli.configuration import check_config, sample_config
 from bstar_cli.demo import demo
@@ -56,7 +57,19 @@ def version() -> None:
     _print_version(is_wanted=True)
 
 
-for _command in (serve, arbiter, worker, call, load, status, check_config, sample_config, demo, version):
+for _command in (
+    serve,
+    arbiter,
+    worker,
+    call,
+    load,
+    bench,
+    status,
+    check_config,
+    sample_config,
+    demo,
+    version,
+):
     app.command()(_command)
 app.add_typer(pipeline)
 

@@ -115,7 +115,8 @@ class QuorumState(msgspec.Struct, frozen=True):
 class LoopState(msgspec.Struct, frozen=True):
     """The event loop that carries the node. Lag is how late a deadline was served, in seconds.
 
-    ``lag_counts`` are per bucket of ``lag_bounds_s``, with one more for what lies above.
+    ``lag_counts`` are per bucket of ``lag_bounds_s``, with one more for what lies above. ``cpu_s`` is the CPU
+    time of the whole process since it began.
     """
 
     uptime_s: float
@@ -125,6 +126,7 @@ class LoopState(msgspec.Struct, frozen=True):
     lag_sum_s: float
     lag_bounds_s: list[float]
     lag_counts: list[int]
+    cpu_s: float = 0.0
 
 
 class JournalState(msgspec.Struct, frozen=True):

@@ -1,0 +1,488 @@
+"""``bstar bench``: a load generator, for one pair or two side by side.
+
+It plans the turns, carries them out one after the other, and prints the figures. What is sent and counted
+happens in client processes (``client``); the arithmetic is in ``plan`` and ``results``.
+"""
+
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bstar.errors import ConfigurationError
+from bstar_cli import exits
+from bstar_cli.bench import histogram
+from bstar_cli.bench.echo import EchoPlan
+from bstar_cli.bench.plan import (
+    BYTES_IN_FLIGHT_MAX,
+    Case,
+    ClientKind,
+    Dialect,
+    Job,
+    Means,
+    Side,
+    Turn,
+    cases_of,
+    shares_of,
+)
+from bstar_cli.bench.report import Asked, Document, as_csv, as_table, document_of
+from bstar_cli.bench.results import Result, ratio_of, row_of
+from bstar_cli.bench.stage import BenchError, Stage, cpu_of
+from bstar_cli.options import EndpointsOption, endpoints_of
+
+__all__ = ["bench", "numbers_of"]
+
+_SIZE_MAX = 16 * 1024 * 1024
+_WINDOW_MAX = 100_000
+# Each is a thread of the client.
+_THREADS_MAX = 1_000
+_CASES_MAX = 100
+_SERVICES_MAX = 64
+_RATE_MAX = 1_000_000.0
+
+
+def bench(
+    services: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SERVICE]…",
+            help="What is called; with several the clients are spread over them. Otherwise echo, or with "
+            "--echo a name of its own.",
+            show_default=False,
+        ),
+    ] = None,
+    endpoints: EndpointsOption = None,
+    dialect: Annotated[Dialect, typer.Option("--dialect", help="What clients and echo workers speak.")] = (
+        "native"
+    ),
+    size: Annotated[
+        str, typer.Option("--size", metavar="N,…", help="Octets of a body; each size is measured.")
+    ] = "16",
+    window: Annotated[
+        str,
+        typer.Option(
+            "--window", "-w", metavar="N,…", help="Requests in flight per client; each one is measured."
+        ),
+    ] = "100",
+    clients: Annotated[
+        int, typer.Option("--clients", "-c", min=1, max=64, help="Client processes of each side.")
+    ] = 1,
+    client: Annotated[
+        ClientKind, typer.Option("--client", help="sync: HAClient; async: AsyncHAClient.")
+    ] = "sync",
+    means: Annotated[
+        Means,
+        typer.Option(
+            "--call",
+            help="map: one call of map with the window; request: as many threads or tasks as the window, "
+            "each waiting for its reply.",
+        ),
+    ] = "map",
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=0.1, max=3600, help="Length of one turn. Otherwise 5.")
+    ] = None,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "--count", "-n", min=1, max=100_000_000, help="End a turn after so many requests instead."
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate",
+            min=0.01,
+            max=_RATE_MAX,
+            help="Requests per second of all clients, at fixed moments; latency counts from that moment.",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", min=1, max=1000, help="Turns of each side. Otherwise 1, with --against 5."),
+    ] = None,
+    warm_up: Annotated[
+        float, typer.Option("--warm-up", min=0, max=60, help="Seconds before each case that do not count.")
+    ] = 0.5,
+    timeout: Annotated[
+        float, typer.Option("--timeout", "-t", min=0.01, max=600, help="Deadline of each request, seconds.")
+    ] = 10.0,
+    echo: Annotated[
+        int, typer.Option("--echo", min=0, max=64, help="Echo workers to start for each service and side.")
+    ] = 0,
+    credit: Annotated[
+        int | None,
+        typer.Option("--credit", min=1, max=1000, help="What each echo worker takes at once. Otherwise 100."),
+    ] = None,
+    worker: Annotated[
+        ClientKind, typer.Option("--worker", help="Echo workers are Worker (sync) or AsyncWorker (async).")
+    ] = "async",
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="A,B", help="Measure these endpoints in turns with the others."),
+    ] = None,
+    against_dialect: Annotated[
+        Dialect | None, typer.Option("--against-dialect", help="Otherwise that of --dialect.")
+    ] = None,
+    against_client: Annotated[
+        ClientKind | None, typer.Option("--against-client", help="Otherwise that of --client.")
+    ] = None,
+    cpu_of_pid: Annotated[
+        int | None,
+        typer.Option("--cpu-of", metavar="PID", min=1, help="The broker's process, if it cannot tell."),
+    ] = None,
+    against_cpu_of_pid: Annotated[
+        int | None, typer.Option("--against-cpu-of", metavar="PID", min=1, help="The same of --against.")
+    ] = None,
+    as_csv_text: Annotated[bool, typer.Option("--csv", help="Print CSV, a line per case and side.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, with every round and the histograms.")
+    ] = False,
+) -> None:
+    """Measure a pair: requests per second, latency, and the broker's CPU time per request.
+
+    Each client is a process of its own with a window of requests in flight (closed loop). With --rate
+    requests are due at fixed moments whether or not earlier ones were answered (open loop); their latency
+    counts from the moment they were due, so a pause of the broker shows in all requests that it held up.
+
+    With --against two sides take turns, round by round, and their ratio is printed: on a machine that others
+    use, too, believe the ratios. CPU time is that of the active node, as it tells it.
+
+    Ctrl-C ends the turn that runs and prints what was measured so far.
+
+    Exit codes: 0 every request was answered; 1 some were not, or a process failed; 2 wrong usage; 3 nobody
+    answers, or 4 nobody did in time; 130 interrupted.
+
+    Examples:
+
+        bstar bench --echo 1
+
+        bstar bench price stock --clients 2 --window 1,100,1000 --size 16,4096 --seconds 10
+
+        bstar bench --echo 2 --rate 2000 --seconds 30 --client async
+
+        bstar bench --echo 1 --against tcp://10.0.0.1:5001,tcp://10.0.0.2:5001 --csv > figures.csv
+
+        bstar bench --echo 1 --window 1000 --against tcp://127.0.0.1:5001 --against-dialect mdp02
+    """
+    histogram.require()
+    if as_csv_text and as_json:
+        raise ConfigurationError("--csv and --json exclude each other")
+    if count is not None and seconds is not None:
+        raise ConfigurationError("--count and --seconds exclude each other")
+    if against is None and (against_dialect or against_client or against_cpu_of_pid):
+        raise ConfigurationError("--against-… says something about the other side: add --against A,B")
+    if credit is not None and not echo:
+        raise ConfigurationError("--credit is for the echo workers: add --echo N")
+    cases = cases_of(numbers_of("--size", size, 0, _SIZE_MAX), numbers_of("--window", window, 1, _WINDOW_MAX))
+    _check(cases, clients, services, client, against_client, means, rate, count)
+    a = _side("A", endpoints_of(endpoints), dialect, client, services, echo, cpu_of_pid)
+    sides = [a]
+    if against is not None:
+        their_dialect, their_client = against_dialect or dialect, against_client or client
+        their_endpoints = endpoints_of(against)
+        b = _side("B", their_endpoints, their_dialect, their_client, services, echo, against_cpu_of_pid)
+        sides.append(b)
+    load = Asked(
+        clients,
+        means,
+        rate,
+        None if count is not None else seconds or 5.0,
+        count,
+        rounds or (1 if against is None else 5),
+        echo,
+    )
+    credit = credit or (100 if dialect == "native" else 1)
+    bench_run = _Bench(sides, cases, load, timeout, warm_up, worker, credit)
+    with _ending_early(bench_run.stop):
+        document = bench_run.run()
+    if as_json:
+        typer.echo(msgspec.json.encode(document).decode())
+    elif as_csv_text:
+        typer.echo(as_csv(document), nl=False)
+    else:
+        Console(width=None if sys.stdout.isatty() else 200).print(as_table(document))
+    raise typer.Exit(_tell(document))
+
+
+def numbers_of(option: str, text: str, low: int, high: int) -> list[int]:
+    """The numbers of a list like ``16,1024``, each once and in order. Raises ConfigurationError."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigurationError(f"{option}: {text!r} is no list of numbers; write 16 or 16,1024") from None
+    wrong = [number for number in numbers if not low <= number <= high]
+    if wrong:
+        raise ConfigurationError(f"{option}: from {low} to {high}, not {wrong[0]}")
+    return list(dict.fromkeys(numbers))
+
+
+def _check(
+    cases: Sequence[Case],
+    clients: int,
+    services: Sequence[str] | None,
+    client: ClientKind,
+    against_client: ClientKind | None,
+    means: Means,
+    rate: float | None,
+    count: int | None,
+) -> None:
+    """Raise ConfigurationError if the load would not be what it seems."""
+    if len(cases) > _CASES_MAX:
+        raise ConfigurationError(f"{len(cases)} sizes and windows are to be measured, at most {_CASES_MAX}")
+    given = services or ()
+    if len(given) > min(clients, _SERVICES_MAX):
+        raise ConfigurationError(
+            f"{len(given)} services need as many clients at least (at most {_SERVICES_MAX}): each client "
+            f"calls one; say --clients {len(given)}"
+        )
+    if count is not None and count < clients:
+        raise ConfigurationError(f"{count} requests cannot be shared by {clients} clients")
+    has_threads = "sync" in (client, against_client) and (means == "request" or rate is not None)
+    for case in cases:
+        if has_threads and case.window > _THREADS_MAX:
+            raise ConfigurationError(
+                f"a window of {case.window} would be as many threads; at most {_THREADS_MAX}: use "
+                "--client async"
+            )
+        if case.size * case.window * clients > BYTES_IN_FLIGHT_MAX:
+            raise ConfigurationError(
+                f"{clients} × {case.window} requests of {case.size} octets are more than 1 GiB in flight: "
+                "use a smaller window"
+            )
+
+
+def _side(
+    name: str,
+    endpoints: list[str],
+    dialect: Dialect,
+    client: ClientKind,
+    services: Sequence[str] | None,
+    echo: int,
+    pid: int | None,
+) -> Side:
+    # Our own workers get nobody else's requests, and others not ours.
+    own = f"bench-{secrets.token_hex(4)}"
+    return Side(name, endpoints, dialect, client, list(services or [own if echo else "echo"]), pid)
+
+
+class _Bench:
+    """All turns of a measurement, in their order."""
+
+    def __init__(
+        self,
+        sides: list[Side],
+        cases: list[Case],
+        load: Asked,
+        timeout_s: float,
+        warm_up_s: float,
+        worker: ClientKind,
+        credit: int,
+    ) -> None:
+        self._sides = sides
+        self._cases = cases
+        self._load = load
+        self._timeout_s = timeout_s
+        self._warm_up_s = warm_up_s
+        self._worker: ClientKind = worker
+        self._credit = credit
+        self._results: dict[tuple[str, Case], list[Result]] = {}
+        self._cpu_unknown: dict[str, str] = {}
+        self.stop = threading.Event()
+
+    def run(self) -> Document:
+        """Measure; what was seen, also when it was told to stop. Raises BenchError, ends with typer.Exit."""
+        try:
+            with Stage(self.stop.is_set) as stage:
+                self._start(stage)
+                with _progress() as show:
+                    self._measure(stage, show)
+        except BenchError as error:
+            typer.echo(f"bstar bench: {error}", err=True)
+            if not self._results:
+                raise typer.Exit(error.code) from None
+            self._is_broken = True
+        except KeyboardInterrupt:
+            raise typer.Exit(exits.INTERRUPTED) from None
+        return self._document()
+
+    _is_broken = False
+
+    def _start(self, stage: Stage) -> None:
+        load = self._load
+        if load.echo:
+            stage.start_echo(
+                [
+                    EchoPlan(
+                        side.endpoints,
+                        service,
+                        side.dialect,
+                        self._worker,
+                        self._credit if side.dialect == "native" else 1,
+                    )
+                    for side in self._sides
+                    for service in side.services
+                    for _ in range(load.echo)
+                ]
+            )
+        for side in self._sides:
+            services = [side.services[number % len(side.services)] for number in range(load.clients)]
+            jobs = [
+                Job(side.endpoints, side.dialect, side.client, service, load.means, self._timeout_s)
+                for service in services
+            ]
+            stage.start_clients(side, jobs)
+
+    def _measure(self, stage: Stage, show: "_Show") -> None:
+        load = self._load
+        total = len(self._cases) * load.rounds * len(self._sides)
+        done = 0
+        for case in self._cases:
+            if self._warm_up_s:
+                for side in self._sides:
+                    stage.run(side, self._turns(case, warm_up_s=self._warm_up_s), lambda _: None)
+            for _ in range(load.rounds):
+                for side in self._sides:
+                    if self.stop.is_set():
+                        return
+                    result = self._turn(stage, side, case, show, done / total, 1 / total)
+                    if result.answered or not self.stop.is_set():
+                        self._results.setdefault((side.name, case), []).append(result)
+                    done += 1
+
+    def _turn(
+        self, stage: Stage, side: Side, case: Case, show: "_Show", share_done: float, share: float
+    ) -> Result:
+        load = self._load
+        began_at = time.monotonic()
+
+        def on_progress(answered: int) -> None:
+            elapsed_s = time.monotonic() - began_at
+            part = answered / load.count if load.count is not None else elapsed_s / (load.seconds or 1)
+            text = f"{side.name}  {case.size} octets  window {case.window}  {answered / elapsed_s:,.0f}/s"
+            show(share_done + share * min(1.0, part), text)
+
+        before = cpu_of(side)
+        tallies = stage.run(side, self._turns(case), on_progress)
+        after = cpu_of(side)
+        show(share_done + share, "")
+        return Result(tallies, self._cpu_between(side, before, after))
+
+    def _cpu_between(
+        self, side: Side, before: tuple[str, float] | str, after: tuple[str, float] | str
+    ) -> float | None:
+        if isinstance(before, str) or isinstance(after, str):
+            self._cpu_unknown[side.name] = before if isinstance(before, str) else str(after)
+            return None
+        if before[0] != after[0]:
+            self._cpu_unknown[side.name] = "another node served at the end of a turn than at its beginning"
+            return None
+        return after[1] - before[1]
+
+    def _turns(self, case: Case, warm_up_s: float | None = None) -> list[Turn]:
+        load = self._load
+        counts: Sequence[int | None] = [None] * load.clients
+        seconds = warm_up_s or load.seconds
+        if warm_up_s is None and load.count is not None:
+            counts = shares_of(load.count, load.clients)
+        return [
+            Turn(case.size, case.window, None if count else seconds, count, load.rate, number, load.clients)
+            for number, count in enumerate(counts)
+        ]
+
+    def _document(self) -> Document:
+        rows, ratios = [], []
+        for case in self._cases:
+            found = [
+                row_of(side, case, results)
+                for side in self._sides
+                if (results := self._results.get((side.name, case)))
+            ]
+            rows += found
+            if len(found) == 2:
+                ratios.append(ratio_of(*found))
+        is_complete = not self.stop.is_set() and not self._is_broken
+        return document_of(self._load, self._sides, rows, ratios, self._cpu_unknown, is_complete=is_complete)
+
+
+_Show = Callable[[float, str], None]
+
+
+@contextmanager
+def _progress() -> Iterator[_Show]:
+    """A bar on the standard error if that is a terminal."""
+    console = Console(stderr=True)
+    columns = (
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=1.0)
+
+        def show(share: float, text: str) -> None:
+            progress.update(task, completed=share, description=text)
+
+        yield show
+
+
+@contextmanager
+def _ending_early(stop: threading.Event) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM ends the turn, the second the command."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.default_int_handler)
+        stop.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tell(document: Document) -> int:
+    """What the table does not say, on the standard error; the exit code."""
+    load, sides = document.load, document.sides
+    means = load.means if load.rate is None else "request"
+    for side in sides:
+        what = ", ".join(side.services)
+        kind = f"{side.dialect}, {'HAClient' if side.client == 'sync' else 'AsyncHAClient'}.{means}"
+        typer.echo(f"{side.name}: {', '.join(side.endpoints)} ({kind}), {what}", err=True)
+    length = f"{load.count:,} requests" if load.count is not None else f"{load.seconds:g} s"
+    loop = (
+        "latency from the call to its reply"
+        if load.rate is None
+        else (f"{load.rate:g} requests/s at fixed moments, latency from the moment a request was due")
+    )
+    typer.echo(
+        f"client processes per side: {load.clients}, cores here: {os.cpu_count()}, rounds: {load.rounds} of "
+        f"{length}; {loop}",
+        err=True,
+    )
+    for name, why in document.cpu_unknown.items():
+        typer.echo(f"{name}: no CPU time of the broker: {why}", err=True)
+    failed = 0
+    for row in document.rows:
+        failed += sum(row.failed.values()) + row.unsent
+        kinds = [f"{count:,} {kind}" for kind, count in row.failed.items()]
+        if row.unsent:
+            kinds.append(f"{row.unsent:,} due and not sent in time: the rate is more than this side can do")
+        if kinds:
+            typer.echo(f"{row.side}, size {row.size}, window {row.window}: {', '.join(kinds)}", err=True)
+    if not document.is_complete:
+        typer.echo("ended early: this is what was measured so far", err=True)
+        return exits.INTERRUPTED
+    return exits.FAILED if failed else exits.OK

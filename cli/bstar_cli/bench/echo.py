@@ -1,0 +1,78 @@
+"""An echo worker for ``bstar bench --echo``: a process that offers a service until its standard input closes.
+
+    python -m bstar_cli.bench.echo PLAN
+
+PLAN is an ``EchoPlan`` as JSON. It prints ``ready`` when a node has it on its list, once for each node.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+
+import msgspec
+
+from bstar_cli.bench.plan import ClientKind, Dialect
+from bstar_client import AsyncWorker, Request, Worker, WorkerHooks
+
+__all__ = ["EchoPlan", "main"]
+
+
+class EchoPlan(msgspec.Struct, frozen=True):
+    """What an echo worker offers, to whom, and in which way."""
+
+    endpoints: list[str]
+    service: str
+    dialect: Dialect
+    kind: ClientKind
+    credit: int
+
+
+class _Told(WorkerHooks):
+    def registered(self, worker: Worker, endpoint: str) -> None:
+        print("ready", flush=True)
+
+
+def main(text: str) -> None:
+    """Echo until the standard input closes or SIGTERM comes."""
+    plan = msgspec.json.decode(text, type=EchoPlan)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    if plan.kind == "sync":
+        Worker(
+            plan.endpoints,
+            plan.service,
+            _echo,
+            dialect=plan.dialect,
+            credit=plan.credit,
+            drain_timeout_s=0.5,
+            hooks=_Told(),
+        ).run()
+        return
+    worker = AsyncWorker(
+        plan.endpoints,
+        plan.service,
+        _echo_async,
+        dialect=plan.dialect,
+        credit=plan.credit,
+        drain_timeout_s=0.5,
+        hooks=_Told(),
+    )
+    asyncio.run(worker.run())
+
+
+def _end_with_the_parent() -> None:
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _echo(request: Request) -> tuple[bytes, ...]:
+    return request.frames
+
+
+async def _echo_async(request: Request) -> tuple[bytes, ...]:
+    return request.frames
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,186 @@
+"""What a measurement consists of, as plain data and arithmetic: who is asked, with what load, and when.
+
+A *case* is one size of body with one window. A *turn* is one measurement of one side in one case. All clients
+of a side take part in a turn; each gets its share of the count or of the rate. The structs of this module are
+also the lines of JSON that the command and its client processes exchange.
+
+Open loop: with a rate, the moments at which requests are due are fixed before the turn begins, and a
+request's latency counts from the moment it was due, not from the one it was sent. A server that stands still
+for a second then shows in the latency of every request of that second; a generator that waits for its reply
+before it sends the next one would have met the pause once (coordinated omission).
+
+It opens no socket and reads no clock.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+__all__ = [
+    "BUCKETS_EXACT",
+    "BYTES_IN_FLIGHT_MAX",
+    "Case",
+    "ClientKind",
+    "Dialect",
+    "FromClient",
+    "Job",
+    "Means",
+    "Progress",
+    "Ready",
+    "Side",
+    "Stop",
+    "Tally",
+    "ToClient",
+    "Trouble",
+    "Turn",
+    "bucket_of",
+    "cases_of",
+    "due_at",
+    "due_count",
+    "shares_of",
+]
+
+Dialect = Literal["native", "mdp02"]
+ClientKind = Literal["sync", "async"]
+Means = Literal["map", "request"]
+
+# What all clients of a side have in flight may not be more than this.
+BYTES_IN_FLIGHT_MAX = 1 << 30
+# Latencies below are kept to the microsecond, longer ones to four digits; the histogram keeps three.
+BUCKETS_EXACT = 10_000
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One of the things that are measured: a pair, and how it is spoken to. ``pid``: where its CPU time is
+    read.
+    """
+
+    name: str
+    endpoints: list[str]
+    dialect: Dialect
+    client: ClientKind
+    services: list[str]
+    pid: int | None = None
+
+
+class Case(msgspec.Struct, frozen=True):
+    """``size`` octets of body, ``window`` requests in flight per client."""
+
+    size: int
+    window: int
+
+
+class Job(msgspec.Struct, frozen=True, tag="job"):
+    """What a client process is for, its whole life."""
+
+    endpoints: list[str]
+    dialect: Dialect
+    client: ClientKind
+    service: str
+    means: Means
+    timeout_s: float
+
+
+class Turn(msgspec.Struct, frozen=True, tag="turn"):
+    """What one client does in a turn. Either ``seconds`` or ``count`` bounds it.
+
+    With a ``rate`` (requests per second of all clients together) this client sends those of the schedule
+    whose number leaves ``number`` when divided by ``clients``.
+    """
+
+    size: int
+    window: int
+    seconds: float | None
+    count: int | None
+    rate: float | None = None
+    number: int = 0
+    clients: int = 1
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """End the turn now and tell what was measured."""
+
+
+ToClient = Job | Turn | Stop
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The client's first request was answered."""
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Replies of this turn so far."""
+
+    answered: int
+
+
+class Tally(msgspec.Struct, frozen=True, tag="tally"):
+    """What one client saw in one turn.
+
+    ``buckets``: latency in microseconds (``bucket_of``) to the number of replies with it. ``failed`` counts
+    the requests without a reply by the name of their error; ``unsent``: due by the schedule and never sent.
+    """
+
+    seconds: float
+    buckets: dict[int, int]
+    failed: dict[str, int]
+    unsent: int = 0
+
+    @property
+    def answered(self) -> int:
+        """Requests with a reply."""
+        return sum(self.buckets.values())
+
+
+class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
+    """The client cannot go on; ``code`` is the exit code that fits."""
+
+    error: str
+    text: str
+    code: int
+
+
+FromClient = Ready | Progress | Tally | Trouble
+
+
+def bucket_of(latency_s: float) -> int:
+    """The latency in whole microseconds, from 10 ms on rounded to four digits, so that buckets stay few."""
+    latency_us = max(1, round(latency_s * 1e6))
+    step = 1
+    while latency_us >= BUCKETS_EXACT * step:
+        step *= 10
+    return latency_us if step == 1 else round(latency_us / step) * step
+
+
+def cases_of(sizes: Sequence[int], windows: Sequence[int]) -> list[Case]:
+    """Every size with every window."""
+    return [Case(size, window) for size, window in itertools.product(sizes, windows)]
+
+
+def shares_of(count: int, parts: int) -> list[int]:
+    """``count`` in ``parts`` whole shares that differ by one at most, the greater ones first."""
+    whole, rest = divmod(count, parts)
+    return [whole + (number < rest) for number in range(parts)]
+
+
+def due_at(turn: Turn, index: int) -> float:
+    """Seconds after the beginning of the turn at which this client's request ``index``, from 0, is due."""
+    assert turn.rate is not None
+    return (index * turn.clients + turn.number) / turn.rate
+
+
+def due_count(turn: Turn) -> int:
+    """How many requests this client has to send: ``count``, or those due before ``seconds`` have passed."""
+    if turn.count is not None:
+        return turn.count
+    assert turn.rate is not None
+    assert turn.seconds is not None
+    indices = iter(_around(int(turn.seconds * turn.rate / turn.clients)))
+    return next(index for index in indices if due_at(turn, index) >= turn.seconds)
+
+
+def _around(guess: int) -> Iterator[int]:
+    # Floating point may be one off on either side.
+    return iter(range(max(0, guess - 1), guess + 3))

@@ -1,0 +1,163 @@
+"""What ``bstar bench`` prints: a table for people, CSV for spreadsheets, JSON for programs."""
+
+import csv
+import io
+import os
+import platform
+from collections.abc import Sequence
+
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+import bstar
+from bstar_cli.bench.plan import Means, Side
+from bstar_cli.bench.results import Ratio, Row
+
+__all__ = ["CSV_COLUMNS", "Document", "as_csv", "as_table", "document_of"]
+
+CSV_COLUMNS = (
+    "side",
+    "endpoints",
+    "dialect",
+    "client",
+    "size",
+    "window",
+    "clients",
+    "rate",
+    "rounds",
+    "answered",
+    "failed",
+    "unsent",
+    "per_second",
+    "p50_us",
+    "p90_us",
+    "p99_us",
+    "p999_us",
+    "max_us",
+    "cpu_us",
+)
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Where it was measured from."""
+
+    system: str
+    cores: int | None
+    python: str
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The load. ``window`` and ``size`` are in the rows; ``rate`` is of all clients together."""
+
+    clients: int
+    means: Means
+    rate: float | None
+    seconds: float | None
+    count: int | None
+    rounds: int
+    echo: int
+
+
+class Document(msgspec.Struct, frozen=True):
+    """All of it. ``cpu_unknown``: by the side's name, why there are no figures of the broker's CPU time."""
+
+    version: str
+    machine: Machine
+    load: Asked
+    sides: list[Side]
+    rows: list[Row]
+    ratios: list[Ratio]
+    cpu_unknown: dict[str, str]
+    is_complete: bool
+
+
+def document_of(
+    load: Asked,
+    sides: Sequence[Side],
+    rows: Sequence[Row],
+    ratios: Sequence[Ratio],
+    cpu_unknown: dict[str, str],
+    *,
+    is_complete: bool,
+) -> Document:
+    """Everything that there is to tell."""
+    machine = Machine(f"{platform.system()} {platform.machine()}", os.cpu_count(), platform.python_version())
+    return Document(
+        bstar.__version__, machine, load, list(sides), list(rows), list(ratios), cpu_unknown, is_complete
+    )
+
+
+def as_csv(document: Document) -> str:
+    """A line per row, under ``CSV_COLUMNS``; what is not known is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    sides = {side.name: side for side in document.sides}
+    for row in document.rows:
+        side, load = sides[row.side], document.load
+        writer.writerow(
+            (
+                row.side,
+                " ".join(side.endpoints),
+                side.dialect,
+                side.client,
+                row.size,
+                row.window,
+                load.clients,
+                load.rate,
+                len(row.rounds),
+                row.answered,
+                sum(row.failed.values()),
+                row.unsent,
+                round(row.per_second, 1),
+                row.p50_us,
+                row.p90_us,
+                row.p99_us,
+                row.p999_us,
+                row.max_us,
+                None if row.cpu_us is None else round(row.cpu_us, 2),
+            )
+        )
+    return text.getvalue()
+
+
+def as_table(document: Document) -> Table:
+    """A row per side and case; below those of two sides their ratio."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("", "SIZE", "WINDOW", "REQ/S", "P50", "P90", "P99", "P99.9", "MAX", "FAILED", "CPU/REQ"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    ratios = {(ratio.size, ratio.window): ratio for ratio in document.ratios}
+    for row in document.rows:
+        failed = sum(row.failed.values()) + row.unsent
+        table.add_row(
+            row.side,
+            f"{row.size:,}",
+            f"{row.window:,}",
+            f"{row.per_second:,.0f}",
+            *(_time(each) for each in (row.p50_us, row.p90_us, row.p99_us, row.p999_us, row.max_us)),
+            Text(f"{failed:,}", style="red" if failed else ""),
+            "-" if row.cpu_us is None else f"{row.cpu_us:,.1f} µs",
+        )
+        ratio = ratios.get((row.size, row.window))
+        if ratio is not None and row.side == document.sides[-1].name:
+            table.add_row(
+                f"{document.sides[0].name}/{document.sides[-1].name}",
+                *("", "", _factor(ratio.per_second), _factor(ratio.p50_us), "", _factor(ratio.p99_us)),
+                *("", "", "", _factor(ratio.cpu_us)),
+                style="bold",
+                end_section=True,
+            )
+    return table
+
+
+def _factor(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}×"
+
+
+def _time(latency_us: int | None) -> str:
+    if latency_us is None:
+        return "-"
+    if latency_us < 10_000:
+        return f"{latency_us:,} µs"
+    return f"{latency_us / 1e3:,.1f} ms" if latency_us < 10_000_000 else f"{latency_us / 1e6:,.1f} s"
