@@ -1,4 +1,4 @@
-"""``bstar bench``: the schedule, the shares, the ratios, what is printed, and short runs against a real pair."""
+"""``bstar bench``: the schedule, the shares, the ratios, what is printed, and runs against a real pair."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ from bstar_client import Request
 from support.brokers import COMMAND, Broker, lone_broker
 
 VERBS = [
-    *("serve", "worker", "call", "load", "bench", "status", "check-config", "sample-config", "demo", "version")
+    *("serve", "worker", "call", "load", "bench", "status", "check-config", "sample-config", "demo"),
+    "version",
 ]
 LIMIT_S = 60.0
 

@@ -1,6 +1,6 @@
 """``bstar bench``: a load generator, for one pair or two side by side.
 
-It plans the turns, carries them out one after the other, and prints the figures. What is sent and counted
+It reads the options, checks that the load is what it seems, and prints the figures. What is sent and counted
 happens in client processes (``client``); the arithmetic is in ``plan`` and ``results``.
 """
 
@@ -9,8 +9,7 @@ import secrets
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated
@@ -18,27 +17,21 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bstar.errors import ConfigurationError
 from bstar_cli import exits
 from bstar_cli.bench import histogram
-from bstar_cli.bench.echo import EchoPlan
 from bstar_cli.bench.plan import (
     BYTES_IN_FLIGHT_MAX,
     Case,
     ClientKind,
     Dialect,
-    Job,
     Means,
     Side,
-    Turn,
     cases_of,
-    shares_of,
 )
-from bstar_cli.bench.report import Asked, Document, as_csv, as_table, document_of
-from bstar_cli.bench.results import Result, ratio_of, row_of
-from bstar_cli.bench.stage import BenchError, Stage, cpu_of
+from bstar_cli.bench.report import Asked, Document, as_csv, as_table
+from bstar_cli.bench.rounds import Rounds
 from bstar_cli.options import EndpointsOption, endpoints_of
 
 __all__ = ["bench", "numbers_of"]
@@ -203,9 +196,9 @@ def bench(
         echo,
     )
     credit = credit or (100 if dialect == "native" else 1)
-    bench_run = _Bench(sides, cases, load, timeout, warm_up, worker, credit)
-    with _ending_early(bench_run.stop):
-        document = bench_run.run()
+    measurement = Rounds(sides, cases, load, timeout, warm_up, worker, credit)
+    with _ending_early(measurement.stop):
+        document = measurement.run()
     if as_json:
         typer.echo(msgspec.json.encode(document).decode())
     elif as_csv_text:
@@ -274,167 +267,6 @@ def _side(
     # Our own workers get nobody else's requests, and others not ours.
     own = f"bench-{secrets.token_hex(4)}"
     return Side(name, endpoints, dialect, client, list(services or [own if echo else "echo"]), pid)
-
-
-class _Bench:
-    """All turns of a measurement, in their order."""
-
-    def __init__(
-        self,
-        sides: list[Side],
-        cases: list[Case],
-        load: Asked,
-        timeout_s: float,
-        warm_up_s: float,
-        worker: ClientKind,
-        credit: int,
-    ) -> None:
-        self._sides = sides
-        self._cases = cases
-        self._load = load
-        self._timeout_s = timeout_s
-        self._warm_up_s = warm_up_s
-        self._worker: ClientKind = worker
-        self._credit = credit
-        self._results: dict[tuple[str, Case], list[Result]] = {}
-        self._cpu_unknown: dict[str, str] = {}
-        self.stop = threading.Event()
-
-    def run(self) -> Document:
-        """Measure; what was seen, also when it was told to stop. Raises BenchError, ends with typer.Exit."""
-        try:
-            with Stage(self.stop.is_set) as stage:
-                self._start(stage)
-                with _progress() as show:
-                    self._measure(stage, show)
-        except BenchError as error:
-            typer.echo(f"bstar bench: {error}", err=True)
-            if not self._results:
-                raise typer.Exit(error.code) from None
-            self._is_broken = True
-        except KeyboardInterrupt:
-            raise typer.Exit(exits.INTERRUPTED) from None
-        return self._document()
-
-    _is_broken = False
-
-    def _start(self, stage: Stage) -> None:
-        load = self._load
-        if load.echo:
-            stage.start_echo(
-                [
-                    EchoPlan(
-                        side.endpoints,
-                        service,
-                        side.dialect,
-                        self._worker,
-                        self._credit if side.dialect == "native" else 1,
-                    )
-                    for side in self._sides
-                    for service in side.services
-                    for _ in range(load.echo)
-                ]
-            )
-        for side in self._sides:
-            services = [side.services[number % len(side.services)] for number in range(load.clients)]
-            jobs = [
-                Job(side.endpoints, side.dialect, side.client, service, load.means, self._timeout_s)
-                for service in services
-            ]
-            stage.start_clients(side, jobs)
-
-    def _measure(self, stage: Stage, show: "_Show") -> None:
-        load = self._load
-        total = len(self._cases) * load.rounds * len(self._sides)
-        done = 0
-        for case in self._cases:
-            if self._warm_up_s:
-                for side in self._sides:
-                    stage.run(side, self._turns(case, warm_up_s=self._warm_up_s), lambda _: None)
-            for _ in range(load.rounds):
-                for side in self._sides:
-                    if self.stop.is_set():
-                        return
-                    result = self._turn(stage, side, case, show, done / total, 1 / total)
-                    if result.answered or not self.stop.is_set():
-                        self._results.setdefault((side.name, case), []).append(result)
-                    done += 1
-
-    def _turn(
-        self, stage: Stage, side: Side, case: Case, show: "_Show", share_done: float, share: float
-    ) -> Result:
-        load = self._load
-        began_at = time.monotonic()
-
-        def on_progress(answered: int) -> None:
-            elapsed_s = time.monotonic() - began_at
-            part = answered / load.count if load.count is not None else elapsed_s / (load.seconds or 1)
-            text = f"{side.name}  {case.size} octets  window {case.window}  {answered / elapsed_s:,.0f}/s"
-            show(share_done + share * min(1.0, part), text)
-
-        before = cpu_of(side)
-        tallies = stage.run(side, self._turns(case), on_progress)
-        after = cpu_of(side)
-        show(share_done + share, "")
-        return Result(tallies, self._cpu_between(side, before, after))
-
-    def _cpu_between(
-        self, side: Side, before: tuple[str, float] | str, after: tuple[str, float] | str
-    ) -> float | None:
-        if isinstance(before, str) or isinstance(after, str):
-            self._cpu_unknown[side.name] = before if isinstance(before, str) else str(after)
-            return None
-        if before[0] != after[0]:
-            self._cpu_unknown[side.name] = "another node served at the end of a turn than at its beginning"
-            return None
-        return after[1] - before[1]
-
-    def _turns(self, case: Case, warm_up_s: float | None = None) -> list[Turn]:
-        load = self._load
-        counts: Sequence[int | None] = [None] * load.clients
-        seconds = warm_up_s or load.seconds
-        if warm_up_s is None and load.count is not None:
-            counts = shares_of(load.count, load.clients)
-        return [
-            Turn(case.size, case.window, None if count else seconds, count, load.rate, number, load.clients)
-            for number, count in enumerate(counts)
-        ]
-
-    def _document(self) -> Document:
-        rows, ratios = [], []
-        for case in self._cases:
-            found = [
-                row_of(side, case, results)
-                for side in self._sides
-                if (results := self._results.get((side.name, case)))
-            ]
-            rows += found
-            if len(found) == 2:
-                ratios.append(ratio_of(*found))
-        is_complete = not self.stop.is_set() and not self._is_broken
-        return document_of(self._load, self._sides, rows, ratios, self._cpu_unknown, is_complete=is_complete)
-
-
-_Show = Callable[[float, str], None]
-
-
-@contextmanager
-def _progress() -> Iterator[_Show]:
-    """A bar on the standard error if that is a terminal."""
-    console = Console(stderr=True)
-    columns = (
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f} %"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=1.0)
-
-        def show(share: float, text: str) -> None:
-            progress.update(task, completed=share, description=text)
-
-        yield show
 
 
 @contextmanager
