@@ -9,7 +9,7 @@ from bstar.wire import decode, native
 from bstar.wire.messages import ErrorCode, Reason
 from bstar_broker.core import NodeState, Notice
 from bstar_broker.core.management import answer, broker_state
-from bstar_broker.core.records import ASKERS_MAX
+from bstar_broker.core.records import ASKERS_MAX, Bundle
 from support.desk import Desk, heard, ident, sent
 
 DISCONNECT02 = [b"MDPW02", b"\x06"]
@@ -692,7 +692,7 @@ def test_nothing_is_left_of_clients_that_were_answered() -> None:
         desk.request(client, number)
         desk.final(b"w", number)
     assert desk.broker.requests_of == {}
-    assert desk.broker._by_identity == {}
+    assert desk.broker.by_identity == {}
     assert broker_state(desk.broker).clients == 0
 
 
@@ -752,9 +752,23 @@ def test_the_body_of_an_ended_request_is_not_kept_until_its_time_is_over() -> No
         desk.request(b"c", number, bytes(100_000), ttl_ms=30_000)
     for number in range(1, 101):
         desk.final(b"w", number)
-    remembered = [request for _, _, request in desk.broker._expiries._heap]
+    remembered = [request for _, _, request in desk.broker.expiries._heap]
     assert remembered
-    assert not any(request.body for request in remembered)
+    assert not any(isinstance(request, Bundle) or request.body for request in remembered)
+
+
+def test_the_bodies_of_ended_batches_are_not_kept_until_their_time_is_over() -> None:
+    desk = Desk()
+    desk.ready(b"w", credit=3, takes_batches=True)
+    for first in range(1, 50, 5):
+        numbers = range(first, first + 5)
+        desk.requests(b"c", numbers, [bytes(10_000)] * 5, ttls_ms=[30_000] * 5)
+    for number in range(1, 51):
+        desk.finals(b"w", [number])
+    remembered = [request for _, _, request in desk.broker.expiries._heap]
+    assert remembered
+    assert not any(request.blob for request in remembered if isinstance(request, Bundle))
+    assert (len(desk.broker.bundles), desk.broker.requests_of) == (0, {})
 
 
 def test_a_new_epoch_does_not_end_the_draining() -> None:

@@ -20,11 +20,11 @@ from bstar.records import Load, Pulse, Record, Refused, Request, WorkerLost, Wor
 from bstar.settings import from_mapping, sample_settings
 from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire import native
-from bstar.wire.messages import ErrorCode
+from bstar.wire.messages import ErrorCode, Finals
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node, Send
 from bstar_broker.core.observer import LostBecause, Outcome
-from bstar_broker.core.records import Accepted, ServiceRecord, WorkerRecord
+from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 from bstar_broker.journal import NodeJournal, config_digest, open_journal, options_of
 from support.desk import CLIENT_ID, Desk, ident
 
@@ -42,6 +42,11 @@ class Told:
         self, request: Accepted, outcome: Outcome, epoch: int, reply: Sequence[bytes], now: float
     ) -> None:
         self.ends.append((request.identity, outcome, sum(map(len, reply))))
+
+    def answered(self, bundles: Sequence[Bundle], replies: Finals, epoch: int, now: float) -> None:
+        assert [bundle.client_id for bundle in bundles] == [replies.client_id] * len(replies.numbers)
+        for number, size in zip(replies.numbers, replies.lengths, strict=True):
+            self.ends.append((native.identity(replies.client_id, number), "answered", size))
 
     def registered(self, worker: WorkerRecord, now: float) -> None:
         self.workers.append(("registered", worker.routing_id, "", 0))
@@ -636,3 +641,66 @@ def test_the_keys_of_the_section_reach_the_writer() -> None:
     settings = from_mapping({"role": "primary", "endpoints": endpoints, "journal": keys})
 
     assert options_of(settings) == JournalOptions(**keys)  # type: ignore[arg-type]
+
+
+# --- batches ------------------------------------------------------------------------------------------------
+
+
+def test_the_answers_to_a_batch_are_told_together() -> None:
+    told = Told()
+    desk = Desk(observer=told)
+    desk.ready(b"w", credit=5, takes_batches=True)
+    desk.requests(b"c", [1, 2, 3])
+    desk.finals(b"w", [3, 1], [b"xyz", b""])
+    desk.send(b"w", *native.encode_final(ident(2), 7, 0, [b"x"]))
+
+    assert told.ends == [(ident(3), "answered", 3), (ident(1), "answered", 0), (ident(2), "answered", 1)]
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_a_batch_leaves_the_records_that_its_requests_would_leave_one_by_one(
+    tmp_path: Path, is_repeated: bool
+) -> None:
+    left = []
+    for folder in ("single", "batch"):
+        here = Stand(tmp_path / folder)
+        here.activate()
+        service = b'50%% "of" \xff%d'
+        worker = native.encode_ready(service, credit=5, takes_batches=folder == "batch")
+        here.send(b"w", worker)
+        numbers, bodies, replies = [1, 2, 3], [b"", b"%s", b"ccc"], [b"%d", b"", b"b" * 9]
+        if folder == "batch":
+            given = native.encode_requests(
+                CLIENT_ID, service, numbers, [0] * 3, bodies, is_repeated=is_repeated
+            )
+            here.send(b"c", given)
+        else:
+            for number, body in zip(numbers, bodies, strict=True):
+                here.send(
+                    b"c", native.encode_request(ident(number), service, [body], is_repeated=is_repeated)
+                )
+        here.now += 0.125
+        if folder == "batch":
+            here.send(b"w", native.encode_finals(CLIENT_ID, 5, numbers, replies))
+        else:
+            for number, reply in zip(numbers, replies, strict=True):
+                here.final(b"w", number, reply)
+        left.append(here.of(Request))
+        here.written.close("asked to")
+    assert len(left[0]) == 3
+    assert left[0] == left[1]
+
+
+def test_of_a_batch_the_same_requests_are_in_the_sample_as_one_by_one(tmp_path: Path) -> None:
+    here = Stand(tmp_path, sample=0.3)
+    here.activate()
+    here.send(b"w", native.encode_ready(b"echo", credit=500, takes_batches=True))
+    numbers = range(1, 401)
+    here.send(b"c", native.encode_requests(CLIENT_ID, b"echo", numbers, [0] * 400, [b"x"] * 400))
+    here.send(b"w", native.encode_finals(CLIENT_ID, 5, numbers, [b"x"] * 400))
+    found = here.of(Request)
+    assert {record.number for record in found} == {
+        number for number in numbers if here.journal.is_sampled(ident(number))
+    }
+    assert all(record.weight == pytest.approx(1 / 0.3) for record in found)
+    here.written.close("asked to")

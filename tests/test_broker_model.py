@@ -7,6 +7,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bstar.wire import native
+from bstar.wire.batches import final_rows, request_rows
+from bstar_broker.core.records import Accepted, Bundle
 from support.desk import Desk, heard, ident, sent
 
 CLIENTS = st.sampled_from([b"c1", b"c2", b"c3"])
@@ -42,6 +44,11 @@ class BrokerModel(RuleBasedStateMachine):
                 message = heard(frames)
                 if message.command == native.REQUEST:
                     self.owed.setdefault(to, []).append((True, message.identity))
+                elif message.command == native.REQUESTS:
+                    numbers, _, _ = request_rows(frames, 2)
+                    self.owed.setdefault(to, []).extend((True, ident(number)) for number in numbers)
+                elif message.command == native.FINALS:
+                    self.ends.update(ident(number) for number in final_rows(frames, 2)[0])
                 elif message.command in (native.FINAL, native.ERROR, native.BUSY, native.NOT_ACTIVE):
                     self.ends[message.identity] += 1
                 elif message.command == native.DISCONNECT:
@@ -56,9 +63,59 @@ class BrokerModel(RuleBasedStateMachine):
         self.numbers += 1
         self.note(self.desk.request(client, self.numbers, service=service, ttl_ms=ttl_ms))
 
-    @rule(worker=WORKERS, service=SERVICES, credit=st.integers(1, 3))
-    def ready_native(self, worker: bytes, service: bytes, credit: int) -> None:
-        self.note(self.desk.ready(worker, service, credit))
+    @rule(
+        client=CLIENTS,
+        service=SERVICES,
+        ttls_ms=st.lists(st.sampled_from([500, 5_000]), min_size=1, max_size=4),
+        has_deadlines=st.booleans(),
+    )
+    def requests(self, client: bytes, service: bytes, ttls_ms: list[int], has_deadlines: bool) -> None:
+        first = self.numbers + 1
+        self.numbers += len(ttls_ms)
+        numbers = range(first, self.numbers + 1)
+        given = ttls_ms if has_deadlines else [0] * len(ttls_ms)
+        self.note(self.desk.requests(client, numbers, service=service, ttls_ms=given))
+
+    @rule(client=CLIENTS, service=SERVICES, back=st.integers(0, 4), count=st.integers(1, 3))
+    def requests_again(self, client: bytes, service: bytes, back: int, count: int) -> None:
+        """What has ended is a new request, what has not is answered once."""
+        numbers = range(max(1, self.numbers - back), max(1, self.numbers - back) + count)
+        self.numbers = max(self.numbers, numbers[-1])
+        known = self.desk.broker.by_identity
+        if any(ident(number) in known and known[ident(number)].is_abandoned for number in numbers):
+            return  # its client comes back for it: it ends a second time, and rightly so
+        for number in numbers:
+            is_open = ident(number) in known or any(
+                number in bundled for bundled in self.desk.broker.bundles._open.values()
+            )
+            if not is_open:
+                del self.ends[ident(number)]
+        told = self.desk.requests(client, numbers, service=service)
+        # A repetition for another service is refused as such, and is no end of the first.
+        for frames in [frames for frames in told if frames[1][2] == native.ERROR]:
+            told.remove(frames)
+        self.note(told)
+
+    @rule(worker=WORKERS, service=SERVICES, credit=st.integers(1, 5), takes_batches=st.booleans())
+    def ready_native(self, worker: bytes, service: bytes, credit: int, takes_batches: bool) -> None:
+        self.note(self.desk.ready(worker, service, credit, takes_batches))
+
+    @rule(worker=WORKERS, count=st.integers(1, 5), is_last_first=st.booleans())
+    def answer_several(self, worker: bytes, count: int, is_last_first: bool) -> None:
+        owed = self.owed.get(worker, [])
+        told = [entry for entry in owed if entry[0]][:count]
+        if told:
+            self.owed[worker] = [entry for entry in owed if entry not in told]
+            numbers = [int.from_bytes(identity[16:], "big") for _, identity in told]
+            self.note(self.desk.finals(worker, numbers[::-1] if is_last_first else numbers))
+
+    @rule(worker=WORKERS, at=st.integers(0, 4))
+    def stale(self, worker: bytes, at: int) -> None:
+        owed = [entry for entry in self.owed.get(worker, []) if entry[0]]
+        if owed:
+            entry = owed[at % len(owed)]
+            self.owed[worker].remove(entry)
+            self.note(self.desk.send(worker, *native.encode_stale_epoch(entry[1], 7)))
 
     @rule(worker=WORKERS, service=SERVICES)
     def ready_plain(self, worker: bytes, service: bytes) -> None:
@@ -118,12 +175,25 @@ class BrokerModel(RuleBasedStateMachine):
     def the_books_balance(self) -> None:
         broker = self.desk.broker
         held = [r for w in broker.workers.values() for r in w.in_flight.values()]
-        queued = [r for s in broker.services.values() for r in s.queue]
-        assert sum(broker.requests_of.values()) == len(held) + len(queued)
-        assert (broker.queued, broker.queued_bytes) == (len(queued), sum(r.size for r in queued))
-        assert all(r.is_queued and r.expires_at > self.desk.now for r in queued)
-        assert all(s.queue.length == len(list(s.queue)) for s in broker.services.values())
-        assert {r.identity for r in [*held, *queued]} >= set(broker._by_identity)
+        bundled = [b for w in broker.workers.values() for b in w.bundles]
+        waiting = [item for s in broker.services.values() for item in s.queue]
+        queued = [item for item in waiting if isinstance(item, Accepted)]
+        bundles = [item for item in waiting if isinstance(item, Bundle)]
+        in_bundles = sum(b.left for b in bundled)
+        in_queues = len(queued) + sum(b.left for b in bundles)
+        assert sum(broker.requests_of.values()) == len(held) + in_bundles + in_queues
+        assert broker.queued == in_queues
+        assert broker.queued_bytes == sum(r.size for r in queued) + sum(
+            len(b.blob) - b.given_bytes for b in bundles
+        )
+        assert all(item.is_queued and item.expires_at > self.desk.now for item in waiting)
+        assert in_queues == sum(s.queue.length for s in broker.services.values())
+        assert {r.identity for r in [*held, *queued]} >= set(broker.by_identity)
+        assert len(broker.bundles) == in_bundles + sum(b.left for b in bundles)
+        assert all(b.left for b in (*bundled, *bundles))
+        for worker in broker.workers.values():
+            assert worker.bundled == sum(b.left for b in worker.bundles)
+            assert all(b.worker == worker.routing_id and not b.is_queued for b in worker.bundles)
 
     @invariant()
     def every_request_is_somewhere(self) -> None:
@@ -142,12 +212,14 @@ class BrokerModel(RuleBasedStateMachine):
                 for r in w.in_flight.values()
                 if r.service is service and not r.is_abandoned
             ]
-            assert service.accepted == ended + service.queue.length + len(held)
+            bundled = sum(w.bundled for w in self.desk.broker.workers.values() if w.service is service)
+            assert service.accepted == ended + service.queue.length + len(held) + bundled
 
     @invariant()
     def idle_workers_have_credit_and_the_rest_have_not(self) -> None:
         for worker in self.desk.broker.workers.values():
-            has_credit = len(worker.in_flight) < worker.credit
+            has_credit = worker.held < worker.credit
+            assert worker.held <= worker.credit
             assert (worker in worker.service.idle) == (has_credit and worker.gone_at is None)
 
     @invariant()

@@ -19,9 +19,11 @@ from bstar import records, star
 from bstar.journal import Journal, JournalOptions
 from bstar.records import Load, Pulse, Refused, Stalled, Stopping, WorkerLost, WorkerRegistered
 from bstar.settings import Settings, flatten
+from bstar.wire import native
+from bstar.wire.messages import Finals
 from bstar_broker.core import Node
 from bstar_broker.core.observer import LostBecause, Outcome
-from bstar_broker.core.records import Accepted, ServiceRecord, WorkerRecord
+from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 from bstar_broker.core.snapshot import JournalState
 
 __all__ = ["NodeJournal", "config_digest", "open_journal", "options_of"]
@@ -166,6 +168,65 @@ class NodeJournal:
             size = len(reply[0]) if len(reply) == 1 else sum(map(len, reply))
             self._offer(now, self._line, request, outcome, epoch, size, now)
 
+    def answered(self, bundles: Sequence[Bundle], replies: Finals, epoch: int, now: float) -> None:
+        """Requests that came and were answered in batches."""
+        numbers, sizes = replies.numbers, replies.lengths
+        if not self._is_everything:
+            sampled = [
+                row
+                for row in zip(bundles, numbers, sizes, strict=True)
+                if self._is_sampled(native.identity(replies.client_id, row[1]))
+            ]
+            if not sampled:
+                return
+            bundles, numbers, sizes = zip(*sampled, strict=True)
+        self.journal.offer_all(len(numbers), now, self._answered_lines, bundles, numbers, sizes, epoch, now)
+
+    def _answered_lines(
+        self,
+        stamp: dict[str, Any],
+        bundles: Sequence[Bundle],
+        numbers: Sequence[int],
+        sizes: Sequence[int],
+        epoch: int,
+        now: float,
+    ) -> list[bytes]:
+        """Their lines; most of each is the same for all that came and went together."""
+        lines: list[bytes] = []
+        rows: dict[Bundle, tuple[bytes, dict[int, int]]] = {}
+        for seq, (bundle, number, size) in enumerate(zip(bundles, numbers, sizes, strict=True), stamp["seq"]):
+            row = rows.get(bundle)
+            if row is None:
+                lengths = dict(zip(bundle.numbers, bundle.lengths, strict=True))
+                row = rows[bundle] = (self._row(stamp, bundle, epoch, now), lengths)
+            lines.append(row[0] % (seq, number, row[1][number], size))
+        return lines
+
+    def _row(self, stamp: dict[str, Any], bundle: Bundle, epoch: int, now: float) -> bytes:
+        """The line of a request of this bundle: sequence number, number and sizes are still to come."""
+        total_us = int((now - bundle.accepted_at) * _US)
+        queued_us = int((bundle.dispatched_at - bundle.accepted_at) * _US)
+        name = bundle.service.name
+        quoted = (self._quoted.get(name) or self._quote(name)).replace(b"%", b"%%")
+        # What stays a % until the end is doubled, an escaped one is so already.
+        line = self._lines["answered"].replace(b"%%", b"%%%%")
+        for field in (b'"seq":', b'"number":', b'"bytes_in":', b'"bytes_out":'):
+            line = line.replace(field + b"%d", field + b"%%d", 1)
+        if bundle.is_repeated:
+            line = line[:-1] + b',"is_repeated":true}'
+        return line % (
+            stamp["at"],
+            stamp["mono"],
+            hexlify(bundle.client_id),
+            quoted,
+            hexlify(bundle.sender),
+            epoch,
+            total_us,
+            queued_us,
+            total_us - queued_us,
+            hexlify(bundle.worker),
+        )
+
     def _line(
         self,
         stamp: dict[str, Any],
@@ -271,7 +332,7 @@ class NodeJournal:
             worker=worker.routing_id.hex(),
             service=_text(worker.service.name),
             reason=reason,
-            held=len(worker.in_flight),
+            held=worker.held,
         )
 
     def forgotten(self, service: ServiceRecord, now: float) -> None:
@@ -346,7 +407,9 @@ class NodeJournal:
             if of_service is None:
                 of_service = held[worker.service] = _Held()
             of_service.credit += worker.credit
-            of_service.in_flight += len(worker.in_flight)
+            of_service.in_flight += worker.held
+            for bundle in worker.bundles:
+                of_service.held_s += bundle.left * (now - bundle.dispatched_at)
             for request in worker.in_flight.values():
                 of_service.held_s += now - request.dispatched_at
         attributed, self._told_early = self._told_early, {}
@@ -414,7 +477,7 @@ class NodeJournal:
             epoch=machine.epoch,
             workers=len(broker.workers),
             queued=broker.queued,
-            in_flight=sum(len(worker.in_flight) for worker in broker.workers.values()),
+            in_flight=sum(worker.held for worker in broker.workers.values()),
             lag_us=round(self._take_lag_s() * _US),
         )
 

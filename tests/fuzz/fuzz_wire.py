@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bstar import wire
 from bstar.errors import RemoteProtocolError
-from bstar.wire import arbiter, limits, mdp01, mdp02, messages, native, peer
+from bstar.wire import arbiter, batches, limits, mdp01, mdp02, messages, native, peer
 
 __all__ = ["CORPUS", "TARGETS", "Mutator", "check", "describe", "frames_from", "main", "read_corpus"]
 
@@ -82,6 +82,16 @@ def _fuzz_broker(frames: Frames) -> None:
             if message.header:
                 # It is passed on to a client as it is, so a client must be able to read it.
                 native.decode([message.header, *message.body])
+        case messages.Requests() | messages.Finals():
+            assert 0 < len(message.numbers) == len(message.lengths) <= limits.BATCH_ROWS_MAX
+            assert sum(message.lengths) == len(message.blob) <= limits.BATCH_BYTES_MAX
+            assert len(set(message.numbers)) == len(message.numbers)
+            assert max(message.numbers) < native.KEYED_NUMBER_MIN
+            if isinstance(message, messages.Finals):
+                native.decode([message.header, message.table, message.blob])
+            else:
+                assert 0 < len(message.service) <= limits.SERVICE_BYTES_MAX
+                assert len(message.ttls_ms) == len(message.numbers)
         case messages.Failure():
             assert len(message.text) <= limits.TEXT_BYTES_MAX
         case _:
@@ -99,6 +109,12 @@ def _fuzz_native(frames: Frames) -> None:
         assert status.state in range(1, 6)
         assert status.heartbeat_ms
         assert status.failover_timeout_ms
+    elif message.command == native.REQUESTS:
+        numbers, ttls_ms, lengths = batches.request_rows(message.body, 0)
+        assert len(numbers) == len(ttls_ms) == len(batches.bodies_of(message.body[1], lengths))
+    elif message.command == native.FINALS:
+        numbers, lengths = batches.final_rows(message.body, 0)
+        assert b"".join(batches.bodies_of(message.body[1], lengths)) == message.body[1]
     total = sum(3 + len(value) for _, value in native.iter_extensions(message.extensions))
     assert total == len(message.extensions)
 

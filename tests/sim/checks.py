@@ -329,7 +329,7 @@ class Checks:
 
     def _check_bounds(self, node: SimNode) -> None:
         broker, limits, machine = node.node.broker, self.limits, node.node.machine
-        held = sum(len(worker.in_flight) for worker in broker.workers.values())
+        held = sum(worker.held for worker in broker.workers.values())
         queued = sum(service.queue.length for service in broker.services.values())
         bounds = {
             "services": (len(broker.services), limits.services_max),
@@ -337,7 +337,7 @@ class Checks:
             # What lost workers held goes back to the front of its queue, full or not.
             "queue": (queued, limits.queue_length_max + limits.workers_max * CREDIT_MAX),
             "queued, as counted": (abs(broker.queued - queued), 0),
-            "identities": (len(broker._by_identity), queued + held),
+            "identities": (len(broker.by_identity) + len(broker.bundles), queued + held),
             "requests of clients": (sum(broker.requests_of.values()), queued + held),
             "requests of one client": (
                 max(broker.requests_of.values(), default=0),
@@ -380,7 +380,7 @@ class Checks:
         return {
             "queued": broker.queued,
             "octets": broker.queued_bytes,
-            "in flight": sum(len(worker.in_flight) for worker in broker.workers.values()),
-            "identities": len(broker._by_identity),
+            "in flight": sum(worker.held for worker in broker.workers.values()),
+            "identities": len(broker.by_identity) + len(broker.bundles),
             "clients": len(broker.requests_of),
         }

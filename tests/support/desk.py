@@ -1,5 +1,7 @@
 """A broker core with hands: feed it frames, see the frames it would send, move its clock."""
 
+from collections.abc import Sequence
+
 from bstar.errors import RemoteProtocolError
 from bstar.wire import decode, native
 from bstar.wire.limits import MESSAGE_BYTES_MAX
@@ -73,13 +75,36 @@ class Desk:
     def request01(self, client: bytes, body: bytes = b"hi", service: bytes = b"echo") -> list[list[bytes]]:
         return self.send(client, b"", b"MDPC01", service, body)
 
-    def ready(self, worker: bytes, service: bytes = b"echo", credit: int = 1) -> list[list[bytes]]:
-        return self.send(worker, *native.encode_ready(service, credit=credit))
+    def ready(
+        self, worker: bytes, service: bytes = b"echo", credit: int = 1, takes_batches: bool = False
+    ) -> list[list[bytes]]:
+        return self.send(worker, *native.encode_ready(service, credit=credit, takes_batches=takes_batches))
 
     def request(
         self, client: bytes, number: int, body: bytes = b"hi", service: bytes = b"echo", ttl_ms: int = 0
     ) -> list[list[bytes]]:
         return self.send(client, *native.encode_request(ident(number), service, [body], ttl_ms=ttl_ms))
+
+    def requests(
+        self,
+        client: bytes,
+        numbers: Sequence[int],
+        bodies: Sequence[bytes] | None = None,
+        service: bytes = b"echo",
+        ttls_ms: Sequence[int] | None = None,
+        is_repeated: bool = False,
+    ) -> list[list[bytes]]:
+        """A batch; without ``bodies`` each is the number in decimal."""
+        bodies = [b"%d" % number for number in numbers] if bodies is None else bodies
+        ttls_ms = [0] * len(numbers) if ttls_ms is None else ttls_ms
+        batch = native.encode_requests(CLIENT_ID, service, numbers, ttls_ms, bodies, is_repeated=is_repeated)
+        return self.send(client, *batch)
+
+    def finals(
+        self, worker: bytes, numbers: Sequence[int], bodies: Sequence[bytes] | None = None
+    ) -> list[list[bytes]]:
+        bodies = [b"done"] * len(numbers) if bodies is None else bodies
+        return self.send(worker, *native.encode_finals(CLIENT_ID, 7, numbers, bodies))
 
     def final(self, worker: bytes, number: int, body: bytes = b"done") -> list[list[bytes]]:
         return self.send(worker, *native.encode_final(ident(number), 7, 0, [body]))

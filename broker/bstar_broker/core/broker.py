@@ -22,6 +22,7 @@ from bstar.wire.messages import (
     ErrorCode,
     Failure,
     Final,
+    Finals,
     FromPeer,
     Heartbeat,
     NodeStatus,
@@ -30,12 +31,14 @@ from bstar.wire.messages import (
     Ready,
     Reason,
     Request,
+    Requests,
     StaleEpoch,
 )
+from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.expiry import Expiries
 from bstar_broker.core.observer import LostBecause, Observer, Outcome
 from bstar_broker.core.outputs import Dispatch, Notice, Output, Send
-from bstar_broker.core.records import ASKERS_MAX, Accepted, ServiceRecord, WorkerRecord
+from bstar_broker.core.records import ASKERS_MAX, Accepted, Bundle, ServiceRecord, WorkerRecord
 from bstar_broker.core.settings import BrokerSettings
 
 __all__ = ["Broker"]
@@ -71,10 +74,10 @@ class Broker:
         observer: Observer | None = None,
     ) -> None:
         assert len(node_id) == 16
-        self._settings = settings
+        self.settings = settings
         self._node_id = node_id
         self._describe = describe
-        self._observer = observer
+        self.observer = observer
         self._identities = 0
         self.is_serving = False
         self.is_draining = False
@@ -82,12 +85,14 @@ class Broker:
         self.services: dict[bytes, ServiceRecord] = {}
         self.workers: dict[bytes, WorkerRecord] = {}
         # Requests with an identity of their own, to recognise a repetition.
-        self._by_identity: dict[bytes, Accepted] = {}
+        self.by_identity: dict[bytes, Accepted] = {}
+        # Those that came in batches and are still together; the tables of single ones do not have them.
+        self.bundles = Bundles(self)
         # How many requests each client has here; a client without any has no entry.
         self.requests_of: dict[bytes, int] = {}
         self.queued = 0
         self.queued_bytes = 0
-        self._expiries = Expiries()
+        self.expiries = Expiries()
         self.drops: dict[str, int] = {}
         shortest_s = min(settings.worker_heartbeat_interval_s, settings.mdp_heartbeat_interval_s)
         self._sweep_interval_s = shortest_s / _SWEEPS_PER_HEARTBEAT
@@ -95,7 +100,9 @@ class Broker:
         self._tidy_at = now + _TIDY_INTERVAL_S
         self._handlers: dict[type, Callable[..., list[Output]]] = {
             Request: self._on_request,
+            Requests: self.bundles.receive,
             Final: self._on_final,
+            Finals: self.bundles.receive_finals,
             Partial: self._on_partial,
             Failure: self._on_failure,
             Ready: self._on_ready,
@@ -150,9 +157,12 @@ class Broker:
         self.is_serving = False
         outputs: list[Output] = []
         status = self._describe(now)
+        self.bundles.unfold_all()
         for service in self.services.values():
             for request in service.queue.clear():
-                self._note_unqueued(request)
+                assert type(request) is Accepted
+                request.is_queued = False
+                self.note_unqueued(1, request.size)
                 self._give_back(request, status, request.deliveries > 0, outputs, now)
                 self._forget(request)
         for worker in self.workers.values():
@@ -169,7 +179,7 @@ class Broker:
     @property
     def is_awaited(self) -> bool:
         """Does any worker hold a request for which this node answers?"""
-        return any(
+        return any(worker.bundled for worker in self.workers.values()) or any(
             not request.is_abandoned
             for worker in self.workers.values()
             if worker.in_flight
@@ -183,7 +193,7 @@ class Broker:
             self.drop("undeliverable")
             return []
         self.drop("worker-unreachable")
-        if not worker.in_flight:
+        if not worker.held:
             return self._lose(worker, "unreachable", now)
         # A worker that leaves sends its last reply and closes; the reply may still wait to be read here. So
         # what it holds is given to others a sweep later, and until then it gets nothing more.
@@ -198,7 +208,13 @@ class Broker:
         if worker is None:
             return []
         outputs: list[Output] = []
-        if worker.in_flight:
+        count = 1
+        if worker.last_bundle in worker.bundles:
+            assert worker.last_bundle is not None
+            count = worker.last_bundle.left
+            self.bundles.unfold_given(worker, worker.last_bundle)
+            worker.last_bundle = None
+        for _ in range(min(count, len(worker.in_flight))):
             _, request = worker.in_flight.popitem()
             request.deliveries -= 1
             self._redeliver(request, now, outputs)
@@ -212,16 +228,21 @@ class Broker:
         deadline = self._tidy_at
         if self.workers and self._sweep_at < deadline:
             deadline = self._sweep_at
-        expiry = self._expiries.next()
+        expiry = self.expiries.next()
         return deadline if expiry is None or deadline < expiry else expiry
 
     def handle_timer(self, now: float) -> list[Output]:
         """Heartbeats, expired workers, expired requests, forgotten services."""
         outputs: list[Output] = []
-        for request in self._expiries.pop_due(now):
-            request.service.queue.remove(request.lane, request)
-            self._note_unqueued(request)
-            outputs += self._expire(request, now)
+        while due := self.expiries.pop_due(now):
+            for request in due:
+                if type(request) is Bundle:
+                    self.bundles.unfold_queued(request)
+                    continue
+                assert type(request) is Accepted
+                request.service.queue.remove(request.lane, request)
+                self.note_unqueued(1, request.size)
+                outputs += self._expire(request, now)
         if now >= self._sweep_at:
             self._sweep_at = now + self._sweep_interval_s
             self._sweep(now, outputs)
@@ -250,16 +271,18 @@ class Broker:
             raise AssertionError("management requests are answered by the node")
         service = self.services.get(name)
         if service is None:
-            if len(self.services) >= self._settings.services_max:
+            if len(self.services) >= self.settings.services_max:
                 return self._refuse_busy(message, codec, None, "services-full", "too many services")
-            service = self._add_service(name, now)
+            service = self.add_service(name, now)
         identity = message.identity
         sender = message.sender
         if identity:
-            known = self._by_identity.get(identity)
+            known = self.by_identity.get(identity)
+            if known is None and self.bundles.unfold_identity(identity):
+                known = self.by_identity[identity]
             if known is not None:
                 return self._take_again(known, message, now)
-        settings = self._settings
+        settings = self.settings
         held = self.requests_of.get(sender, 0)
         if held >= settings.requests_per_client_max:
             return self._refuse_busy(
@@ -284,19 +307,20 @@ class Broker:
             is_repeated=message.is_repeated,
         )
         if service.idle and not queue.length and not self.is_draining:
-            outputs: list[Output] = [self._dispatch(service.idle.popitem(last=False)[0], request, now)]
+            outputs: list[Output] = [self.dispatch(service.idle.popitem(last=False)[0], request, now)]
         elif queue.length >= settings.queue_length_max:
             return self._refuse_busy(message, codec, service, "queue-full", "the service's queue is full")
         elif self.queued_bytes + size > settings.queue_bytes_max:
             return self._refuse_busy(message, codec, service, "bytes-full", "the queues hold too many octets")
         else:
             queue.push(sender, request)
-            self._note_queued(request)
+            request.is_queued = True
+            self.note_queued(request, 1, size)
             outputs = []
         service.accepted += 1
         self.requests_of[sender] = held + 1
         if identity:
-            self._by_identity[identity] = request
+            self.by_identity[identity] = request
         return outputs
 
     def _take_again(self, request: Accepted, message: Request, now: float) -> list[Output]:
@@ -337,12 +361,12 @@ class Broker:
     def _extend(self, request: Accepted, message: Request, now: float) -> None:
         """Whoever asks with a key may wait for longer than those before: it lives as long as the last."""
         ttl_ms = message.ttl_ms
-        expires_at = now + (ttl_ms / 1000 if ttl_ms else self._settings.request_ttl_s)
+        expires_at = now + (ttl_ms / 1000 if ttl_ms else self.settings.request_ttl_s)
         request.has_deadline = request.has_deadline and ttl_ms > 0
         if expires_at > request.expires_at:
             request.expires_at = expires_at
             if request.is_queued:
-                self._expiries.push(request, self.queued)
+                self.expiries.push(request, self.queued)
 
     def _refuse_busy(
         self, message: Request, codec: BrokerCodec, service: ServiceRecord | None, reason: str, text: str
@@ -365,7 +389,7 @@ class Broker:
         self, request: Accepted, status: NodeStatus, was_dispatched: bool, outputs: list[Output], now: float
     ) -> None:
         request.service.returned += 1
-        if self._observer is not None:
+        if self.observer is not None:
             self._report(request, "returned", (), now)
         frames = request.codec.not_active(
             request.sender, request.envelope, request.identity, status, was_dispatched
@@ -378,7 +402,7 @@ class Broker:
         self, request: Accepted, outcome: Outcome, code: ErrorCode, text: str, now: float
     ) -> list[Output]:
         """End a request without a reply of a worker; the client is told if its dialect can say it."""
-        if self._observer is not None:
+        if self.observer is not None:
             self._report(request, outcome, (), now)
         self._forget(request)
         frames = request.codec.failure(
@@ -398,28 +422,23 @@ class Broker:
 
     def _report(self, request: Accepted, outcome: Outcome, reply: Sequence[bytes], now: float) -> None:
         """Let the observer know how a request ended."""
-        assert self._observer is not None
+        assert self.observer is not None
         if not request.identity:
             self._identify(request)
-        self._observer.ended(request, outcome, self.epoch, reply, now)
+        self.observer.ended(request, outcome, self.epoch, reply, now)
 
     def _forget(self, request: Accepted) -> None:
         """A request has ended: remove every trace but the counters."""
-        lane = request.lane
-        held = self.requests_of.get(lane, 0)
-        if held > 1:
-            self.requests_of[lane] = held - 1
-        else:
-            self.requests_of.pop(lane, None)
+        self.note_ended(request.lane, 1)
         if request.identity:
-            self._by_identity.pop(request.identity, None)
+            self.by_identity.pop(request.identity, None)
         # Its entry among the expiries may outlive it by the whole time to live.
         request.body = []
         request.held = None
 
     # --- giving work to workers -----------------------------------------------------------------------------
 
-    def _dispatch(self, worker: WorkerRecord, request: Accepted, now: float) -> Dispatch:
+    def dispatch(self, worker: WorkerRecord, request: Accepted, now: float) -> Dispatch:
         """Hand the request over; the caller has taken the worker out of the idle list."""
         deliveries = request.deliveries + 1
         request.deliveries = deliveries
@@ -437,7 +456,8 @@ class Broker:
                 worker.given_at = now
                 worker.expires_at = now + worker.busy_s
         worker.sent_at = now
-        if len(worker.in_flight) < worker.credit:
+        worker.last_bundle = None
+        if worker.held < worker.credit:
             request.service.idle[worker] = None
         return Dispatch(
             worker.codec.request(
@@ -460,34 +480,50 @@ class Broker:
         return request.identity
 
     def _next_for(self, service: ServiceRecord, now: float, outputs: list[Output]) -> Accepted | None:
-        """The next queued request that somebody still waits for."""
+        """The next queued request that somebody still waits for; None as well where a bundle is next."""
         queue = service.queue
         while queue.length:
+            if type(queue.head()) is Bundle:
+                return None
             request = queue.pop()
-            self._note_unqueued(request)
+            assert type(request) is Accepted
+            request.is_queued = False
+            self.note_unqueued(1, request.size)
             if now < request.expires_at:
                 return request
             outputs += self._expire(request, now)
         return None
 
-    def _note_queued(self, request: Accepted) -> None:
-        request.is_queued = True
-        self.queued += 1
-        self.queued_bytes += request.size
-        self._expiries.push(request, self.queued)
+    def note_queued(self, request: Accepted | Bundle, count: int, size: int) -> None:
+        """One request, or several, wait in the queue now."""
+        self.queued += count
+        self.queued_bytes += size
+        self.expiries.push(request, self.queued)
 
-    def _note_unqueued(self, request: Accepted) -> None:
-        request.is_queued = False
-        self.queued -= 1
-        self.queued_bytes -= request.size
+    def note_unqueued(self, count: int, size: int) -> None:
+        """So many requests of so many octets have left the queue."""
+        self.queued -= count
+        self.queued_bytes -= size
+
+    def note_ended(self, client: bytes, count: int) -> None:
+        """So many requests of this client have ended."""
+        held = self.requests_of.get(client, 0)
+        if held > count:
+            self.requests_of[client] = held - count
+        else:
+            self.requests_of.pop(client, None)
 
     def _dispatch_queued(self, service: ServiceRecord, now: float, outputs: list[Output]) -> None:
         if self.is_draining:
             return
         while service.idle and service.queue.length:
+            head = service.queue.head()
+            if type(head) is Bundle:
+                self.bundles.give_next(head, outputs, now)
+                continue
             request = self._next_for(service, now, outputs)
             if request is not None:
-                outputs.append(self._dispatch(service.idle.popitem(last=False)[0], request, now))
+                outputs.append(self.dispatch(service.idle.popitem(last=False)[0], request, now))
 
     def _expire(self, request: Accepted, now: float) -> list[Output]:
         request.service.expired += 1
@@ -507,7 +543,7 @@ class Broker:
             service.lost += 1
             text = "the worker died after sending PARTIALs"
             outputs += self._fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
-        elif request.deliveries >= self._settings.deliveries_max:
+        elif request.deliveries >= self.settings.deliveries_max:
             service.poisoned += 1
             outputs += self._note("poison", f"a request of service {service.name!r} lost all its workers")
             text = f"each of {request.deliveries} workers died or left with this request"
@@ -520,10 +556,11 @@ class Broker:
             request.held = None
             request.held_bytes = 0
             if not request.has_deadline:
-                request.expires_at = now + self._settings.request_ttl_s
+                request.expires_at = now + self.settings.request_ttl_s
             service.redelivered += 1
             service.queue.push_front(request.lane, request)
-            self._note_queued(request)
+            request.is_queued = True
+            self.note_queued(request, 1, request.size)
 
     # --- workers --------------------------------------------------------------------------------------------
 
@@ -535,14 +572,14 @@ class Broker:
             return self._unexpected(worker, "second-ready", now)
         if message.service.startswith(mmi.PREFIX):
             return self._turn_away(sender, codec, message.envelope, Reason.RESERVED, "reserved-service")
-        if len(self.workers) >= self._settings.workers_max:
+        if len(self.workers) >= self.settings.workers_max:
             return self._turn_away(sender, codec, message.envelope, Reason.FULL, "workers-full")
         service = self.services.get(message.service)
         if service is None:
             if not self._has_room_to_offer():
                 return self._turn_away(sender, codec, message.envelope, Reason.FULL, "services-full")
-            service = self._add_service(message.service, now)
-        settings = self._settings
+            service = self.add_service(message.service, now)
+        settings = self.settings
         is_native = message.dialect == Dialect.NATIVE
         heartbeat_s = settings.worker_heartbeat_interval_s if is_native else settings.mdp_heartbeat_interval_s
         expiry_s = heartbeat_s * (settings.worker_liveness if is_native else settings.mdp_liveness)
@@ -557,12 +594,13 @@ class Broker:
             expiry_s=expiry_s,
             busy_s=expiry_s if is_native else max(expiry_s, settings.mdp_busy_timeout_s),
             now=now,
+            takes_batches=message.takes_batches,
         )
         self.workers[sender] = worker
         service.workers += 1
         service.idle[worker] = None
-        if self._observer is not None:
-            self._observer.registered(worker, now)
+        if self.observer is not None:
+            self.observer.registered(worker, now)
         outputs: list[Output] = []
         welcome = codec.welcome(
             sender, message.envelope, self._describe(now), round(heartbeat_s * 1000), round(expiry_s * 1000)
@@ -576,9 +614,11 @@ class Broker:
     def _on_final(self, message: Final, now: float) -> list[Output]:
         worker = self.workers.get(message.sender)
         if worker is None:
-            return self._unknown_worker(message.sender, message.dialect, message.envelope)
+            return self.unknown_worker(message.sender, message.dialect, message.envelope)
         request = worker.in_flight.pop(message.address, None)
         if request is None:
+            if self._unfold_for(worker, message.address):
+                return self._on_final(message, now)
             return self._unexpected(worker, "unexpected-reply", now)
         worker.expires_at = now + worker.expiry_s
         service = request.service
@@ -586,7 +626,7 @@ class Broker:
         outputs: list[Output] = []
         if request.is_abandoned:
             self.drop("late-reply")
-            if self._observer is not None:
+            if self.observer is not None:
                 self._report(request, "late", (), now)
         else:
             service.answered += 1
@@ -594,7 +634,7 @@ class Broker:
             body = message.body
             if request.held is not None:
                 body = [*request.held, *body]
-            if self._observer is not None:
+            if self.observer is not None:
                 self._report(request, "answered", body, now)
             frames = request.codec.final(
                 request.sender,
@@ -608,15 +648,17 @@ class Broker:
             )
             self._tell(request, frames, outputs)
         self._forget(request)
-        self._has_room(worker, now, outputs)
+        self.has_room(worker, now, outputs)
         return outputs
 
     def _on_failure(self, message: Failure, now: float) -> list[Output]:
         worker = self.workers.get(message.sender)
         if worker is None:
-            return self._unknown_worker(message.sender, Dialect.NATIVE, ())
+            return self.unknown_worker(message.sender, Dialect.NATIVE, ())
         request = worker.in_flight.pop(message.address, None)
         if request is None:
+            if self._unfold_for(worker, message.address):
+                return self._on_failure(message, now)
             return self._unexpected(worker, "unexpected-reply", now)
         worker.expires_at = now + worker.expiry_s
         service = request.service
@@ -624,12 +666,12 @@ class Broker:
         outputs: list[Output] = []
         if request.is_abandoned:
             self.drop("late-reply")
-            if self._observer is not None:
+            if self.observer is not None:
                 self._report(request, "late", (), now)
         else:
             service.failed += 1
             service.observe_latency(now - request.accepted_at)
-            if self._observer is not None:
+            if self.observer is not None:
                 self._report(request, "failed", (message.text,), now)
             frames = request.codec.failure(
                 request.sender, request.envelope, request.identity, self.epoch, message.code, message.text
@@ -637,16 +679,22 @@ class Broker:
             if frames is not None:
                 self._tell(request, frames, outputs)
         self._forget(request)
-        self._has_room(worker, now, outputs)
+        self.has_room(worker, now, outputs)
         return outputs
 
-    def _has_room(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> None:
+    def _unfold_for(self, worker: WorkerRecord, identity: bytes) -> bool:
+        """Does this worker hold the request in a bundle? Then it is a single one from now on."""
+        return (
+            bool(worker.bundled) and self.bundles.unfold_identity(identity) and identity in worker.in_flight
+        )
+
+    def has_room(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> None:
         """A worker ended a request: give it the next, or let it wait its turn."""
         service = worker.service
         if worker.gone_at is not None:
-            if not worker.in_flight:
+            if not worker.held:
                 outputs += self._lose(worker, "unreachable", now)
-        elif len(worker.in_flight) == worker.credit - 1:
+        elif worker.held < worker.credit:
             service.idle[worker] = None
         if service.queue.length and self.is_serving:
             self._dispatch_queued(service, now, outputs)
@@ -654,9 +702,11 @@ class Broker:
     def _on_partial(self, message: Partial, now: float) -> list[Output]:
         worker = self.workers.get(message.sender)
         if worker is None:
-            return self._unknown_worker(message.sender, message.dialect, message.envelope)
+            return self.unknown_worker(message.sender, message.dialect, message.envelope)
         request = worker.in_flight.get(message.address)
         if request is None:
+            if self._unfold_for(worker, message.address):
+                return self._on_partial(message, now)
             return self._unexpected(worker, "unexpected-reply", now)
         worker.expires_at = now + (worker.expiry_s if worker.beats_while_busy else worker.busy_s)
         if request.is_abandoned:
@@ -668,7 +718,7 @@ class Broker:
             return self._hold_partial(request, message.body, now)
         index = request.partials
         request.partials = index + 1
-        if self._observer is not None:
+        if self.observer is not None:
             request.sent_bytes += sum(map(len, message.body))
         frames = request.codec.partial(
             request.sender,
@@ -690,11 +740,11 @@ class Broker:
         held += body
         request.held = held
         request.held_bytes += sum(map(len, body))
-        if request.held_bytes > self._settings.partials_buffer_bytes_max or len(held) > _HELD_FRAMES_MAX:
+        if request.held_bytes > self.settings.partials_buffer_bytes_max or len(held) > _HELD_FRAMES_MAX:
             # The client hears nothing and the worker may finish; its reply is then late.
             self.drop("partials-overflow")
             request.service.lost += 1
-            if self._observer is not None:
+            if self.observer is not None:
                 self._report(request, "lost", (), now)
             request.held = None
             request.is_abandoned = True
@@ -703,7 +753,7 @@ class Broker:
     def _on_heartbeat(self, message: Heartbeat, now: float) -> list[Output]:
         worker = self.workers.get(message.sender)
         if worker is None:
-            return self._unknown_worker(message.sender, message.dialect, message.envelope)
+            return self.unknown_worker(message.sender, message.dialect, message.envelope)
         if not worker.beats_while_busy and worker.in_flight:
             if now - worker.given_at < worker.heartbeat_s:
                 return []  # sent before it had the request
@@ -715,7 +765,7 @@ class Broker:
         worker = self.workers.get(message.sender)
         if worker is None:
             return []
-        return self._lose(worker, "left" if worker.in_flight else "drained", now)
+        return self._lose(worker, "left" if worker.held else "drained", now)
 
     def _on_stale_epoch(self, message: StaleEpoch, now: float) -> list[Output]:
         """The worker knows of a later activation. The node has heard of that first; here only its request
@@ -723,22 +773,23 @@ class Broker:
         """
         worker = self.workers.get(message.sender)
         if worker is None:
-            return self._unknown_worker(message.sender, Dialect.NATIVE, ())
+            return self.unknown_worker(message.sender, Dialect.NATIVE, ())
         self.drop("stale-epoch")
         if self.is_serving and message.epoch > self.epoch:
             # A later activation would have been learned; this one is not believed.
             return [self._disconnect(worker, Reason.INVALID), *self._lose(worker, "invalid", now)]
         worker.expires_at = now + worker.expiry_s
+        self._unfold_for(worker, message.address)
         request = worker.in_flight.pop(message.address, None)
         outputs: list[Output] = []
         if request is not None:
             request.deliveries -= 1
             request.service.busy_s += now - request.dispatched_at
             self._redeliver(request, now, outputs)
-            self._has_room(worker, now, outputs)
+            self.has_room(worker, now, outputs)
         return outputs
 
-    def _unknown_worker(self, sender: bytes, dialect: int, envelope: Envelope) -> list[Output]:
+    def unknown_worker(self, sender: bytes, dialect: int, envelope: Envelope) -> list[Output]:
         """A worker's command from somebody who did not register here: ask it to (MDP1-B-04)."""
         return self._turn_away(sender, CODECS[dialect], envelope, Reason.UNKNOWN, "unknown-worker")
 
@@ -758,8 +809,9 @@ class Broker:
 
     def _lose(self, worker: WorkerRecord, reason: LostBecause, now: float) -> list[Output]:
         """Forget a worker, in whatever way it went, and give its requests to others."""
-        if self._observer is not None:
-            self._observer.lost(worker, reason, now)
+        self.bundles.unfold_worker(worker)
+        if self.observer is not None:
+            self.observer.lost(worker, reason, now)
         del self.workers[worker.routing_id]
         service = worker.service
         service.workers -= 1
@@ -802,12 +854,13 @@ class Broker:
         for service in list(self.services.values()):
             if service.workers or service.queue.length:
                 service.used_at = now
-            elif now - service.used_at >= self._settings.service_ttl_s:
+            elif now - service.used_at >= self.settings.service_ttl_s:
                 del self.services[service.name]
-                if self._observer is not None:
-                    self._observer.forgotten(service, now)
+                if self.observer is not None:
+                    self.observer.forgotten(service, now)
 
-    def _add_service(self, name: bytes, now: float) -> ServiceRecord:
+    def add_service(self, name: bytes, now: float) -> ServiceRecord:
+        """Somebody asked for it, or offers it, for the first time."""
         service = ServiceRecord(name, now)
         self.services[name] = service
         return service
@@ -815,5 +868,5 @@ class Broker:
     def _has_room_to_offer(self) -> bool:
         """May a worker bring a new service? Names that only clients have mentioned do not count here."""
         services = self.services.values()
-        limit = self._settings.services_max
+        limit = self.settings.services_max
         return len(services) < limit or sum(service.workers > 0 for service in services) < limit

@@ -7,7 +7,7 @@ are skipped when their time comes, and thrown out together when they are the maj
 
 from heapq import heapify, heappop, heappush
 
-from bstar_broker.core.records import Accepted
+from bstar_broker.core.records import Accepted, Bundle
 
 __all__ = ["Expiries"]
 
@@ -21,11 +21,11 @@ class Expiries:
     __slots__ = ("_count", "_heap")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Accepted]] = []
+        self._heap: list[tuple[float, int, Accepted | Bundle]] = []
         self._count = 0
 
-    def push(self, request: Accepted, queued: int) -> None:
-        """The request begins to wait; ``queued`` is how many do, itself included."""
+    def push(self, request: Accepted | Bundle, queued: int) -> None:
+        """The request, or the first of several, begins to wait; ``queued`` is how many do, with it."""
         self._count += 1
         heappush(self._heap, (request.expires_at, self._count, request))
         if len(self._heap) > _SLACK and len(self._heap) > 2 * queued:
@@ -38,9 +38,9 @@ class Expiries:
         """When the next request's time may end."""
         return self._heap[0][0] if self._heap else None
 
-    def pop_due(self, now: float) -> list[Accepted]:
+    def pop_due(self, now: float) -> list[Accepted | Bundle]:
         """The requests that still wait and whose time has ended."""
-        due: list[Accepted] = []
+        due: list[Accepted | Bundle] = []
         heap = self._heap
         while heap and heap[0][0] <= now:
             expires_at, _, request = heappop(heap)

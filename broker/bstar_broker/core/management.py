@@ -70,7 +70,7 @@ def worker_state(worker: WorkerRecord, now: float) -> WorkerState:
         service=_text(worker.service.name),
         dialect=worker.codec.label,
         credit=worker.credit,
-        in_flight=len(worker.in_flight),
+        in_flight=worker.held,
         expires_in_s=round(worker.expires_at - now, 3),
     )
 
@@ -79,8 +79,8 @@ def broker_state(broker: Broker) -> BrokerState:
     """The broker's part of a node's snapshot."""
     in_flight: dict[ServiceRecord, int] = {}
     for worker in broker.workers.values():
-        if worker.in_flight:
-            in_flight[worker.service] = in_flight.get(worker.service, 0) + len(worker.in_flight)
+        if worker.held:
+            in_flight[worker.service] = in_flight.get(worker.service, 0) + worker.held
     return BrokerState(
         is_serving=broker.is_serving,
         is_draining=broker.is_draining,

@@ -15,7 +15,7 @@ from bstar.star import Activated, Deactivated, StarMachine
 from bstar.wire import CODECS, decode, mmi, native
 from bstar.wire.arbiter import Answer
 from bstar.wire.dialect import Dialect
-from bstar.wire.messages import Heartbeat, NodeStatus, Partial, Ping, Ready, Request, StaleEpoch
+from bstar.wire.messages import Heartbeat, NodeStatus, Partial, Ping, Ready, Request, Requests, StaleEpoch
 from bstar.wire.peer import PeerState
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.management import answer, broker_state
@@ -82,6 +82,8 @@ class Node:
         kind = type(message)
         if kind is Request:
             return self._receive_request(message, now)  # type: ignore[arg-type]
+        if kind is Requests:
+            return self._receive_requests(message, now)  # type: ignore[arg-type]
         if kind in _EPOCH_CARRIERS and message.epoch > self.machine.epoch_seen:  # type: ignore[union-attr]
             outputs = self._learn(message.epoch, now)  # type: ignore[union-attr]
             outputs += self.broker.receive(message, now)
@@ -107,6 +109,20 @@ class Node:
             outputs += self.broker.receive(message, now)
             return outputs
         return self.broker.receive(message, now)
+
+    def _receive_requests(self, message: Requests, now: float) -> list[Output]:
+        """A batch is one vote; otherwise it is as so many requests."""
+        outputs: list[Output] = []
+        if message.epoch > self.machine.epoch_seen:
+            outputs = self._learn(message.epoch, now)
+        if message.service.startswith(mmi.PREFIX):
+            return outputs + self.broker.bundles.receive_singly(message, self._manage, now)
+        if now >= self.machine.serve_until:
+            outputs += self._expand(self.machine.client_request(now), now)
+            if now >= self.machine.serve_until:
+                return outputs + self.broker.bundles.receive_singly(message, self.broker.refuse, now)
+        outputs += self.broker.receive(message, now)
+        return outputs
 
     def _manage(self, message: Request, now: float) -> list[Output]:
         """Answer a management request. Native clients follow the active node, except to look at a node

@@ -7,7 +7,8 @@ works as fast as if there were no such thing. Counters are not told: whoever wan
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from bstar_broker.core.records import Accepted, ServiceRecord, WorkerRecord
+from bstar.wire.messages import Finals
+from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 
 __all__ = ["LostBecause", "Observer", "Outcome"]
 
@@ -25,6 +26,12 @@ class Observer(Protocol):
 
         The request has an identity. After "returned" a worker may still have it, and it may end again:
         "late", or otherwise if its client came back for it.
+        """
+
+    def answered(self, bundles: Sequence[Bundle], replies: Finals, epoch: int, now: float) -> None:
+        """As ``ended``, "answered", for requests that came and were answered in batches.
+
+        ``replies.numbers`` says which; ``bundles`` has for each of them the one that it was in.
         """
 
     def registered(self, worker: WorkerRecord, now: float) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from bstar.wire.dialect import BrokerCodec, Envelope
 from bstar_broker.core.queues import FairQueue
 
-__all__ = ["ASKERS_MAX", "LATENCY_BOUNDS_S", "Accepted", "ServiceRecord", "WorkerRecord"]
+__all__ = ["ASKERS_MAX", "LATENCY_BOUNDS_S", "Accepted", "Bundle", "ServiceRecord", "WorkerRecord"]
 
 # Others who wait for the same key: a repeated task, a speculative one, a few programs that do the same. Each
 # costs an address here and a copy of the reply on its way out.
@@ -62,6 +62,35 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     sent_bytes: int = 0
 
 
+class Bundle(msgspec.Struct, eq=False):
+    """Requests that came in one batch and have shared their fate so far (``bundles``).
+
+    The columns and the rest are those of ``Requests`` and ``Accepted``; ``expires_at`` is when the first of
+    them expires. Of one that is queued, the rows before ``given`` have gone to workers, and so many octets of
+    the blob (``given_bytes``) with them; those became bundles of their own, with their ``worker``. ``left``
+    counts the requests that are still here: waiting, or without a reply.
+    """
+
+    sender: bytes
+    client_id: bytes
+    service: "ServiceRecord"
+    numbers: tuple[int, ...]
+    ttls_ms: tuple[int, ...]
+    lengths: tuple[int, ...]
+    table: bytes
+    blob: bytes
+    accepted_at: float
+    expires_at: float
+    has_deadline: bool
+    is_repeated: bool
+    left: int
+    given: int = 0
+    given_bytes: int = 0
+    is_queued: bool = False
+    worker: bytes = b""
+    dispatched_at: float = 0.0
+
+
 class WorkerRecord:
     """A registered worker: one routing id, one service, up to ``credit`` requests at once.
 
@@ -71,6 +100,8 @@ class WorkerRecord:
 
     __slots__ = (
         "beats_while_busy",
+        "bundled",
+        "bundles",
         "busy_s",
         "codec",
         "credit",
@@ -82,9 +113,11 @@ class WorkerRecord:
         "heartbeat_s",
         "in_flight",
         "is_native",
+        "last_bundle",
         "routing_id",
         "sent_at",
         "service",
+        "takes_batches",
     )
 
     def __init__(
@@ -100,6 +133,7 @@ class WorkerRecord:
         expiry_s: float,
         busy_s: float,
         now: float,
+        takes_batches: bool = False,
     ) -> None:
         self.routing_id = routing_id
         self.codec = codec
@@ -118,6 +152,17 @@ class WorkerRecord:
         self.sent_at = now
         # By what the worker will send back: the client address (MDP) or the request's identity (native).
         self.in_flight: dict[bytes, Accepted] = {}
+        self.takes_batches = takes_batches
+        # What it was given in batches, in order, and how many requests of them are unanswered.
+        self.bundles: dict[Bundle, None] = {}
+        self.bundled = 0
+        # Set while the last that it was given was a batch.
+        self.last_bundle: Bundle | None = None
+
+    @property
+    def held(self) -> int:
+        """How many requests it has."""
+        return len(self.in_flight) + self.bundled
 
 
 class ServiceRecord:
@@ -147,7 +192,7 @@ class ServiceRecord:
 
     def __init__(self, name: bytes, now: float) -> None:
         self.name = name
-        self.queue: FairQueue[Accepted] = FairQueue()
+        self.queue: FairQueue[Accepted | Bundle] = FairQueue()
         # Workers with credit left, the least recently used first; ordered, and O(1) to leave from anywhere.
         self.idle: OrderedDict[WorkerRecord, None] = OrderedDict()
         self.workers = 0
@@ -173,3 +218,8 @@ class ServiceRecord:
         """Count one request's time from acceptance to final reply."""
         self.latency_counts[bisect_left(LATENCY_BOUNDS_S, latency_s)] += 1
         self.latency_sum_s += latency_s
+
+    def observe_latencies(self, latency_s: float, count: int) -> None:
+        """Count ``count`` requests that took the same time."""
+        self.latency_counts[bisect_left(LATENCY_BOUNDS_S, latency_s)] += count
+        self.latency_sum_s += latency_s * count

@@ -38,7 +38,7 @@ __all__ = ["Journal", "JournalCounters", "Make"]
 
 _log = logging.getLogger("bstar.journal")
 
-Make = Callable[..., Base | bytes | None]
+Make = Callable[..., Base | bytes | list[bytes] | None]
 """Makes a record of what ``Journal.offer`` was given: ``make(stamp, *args)`` returns
 ``Kind(**stamp, field=…)``, or None for nothing. It runs in the journal's thread. Where each microsecond
 counts it may return the record's line instead, without the newline: whoever does so shows in a test that it
@@ -198,6 +198,13 @@ class Journal:
         else:
             self._drop(now, 1)
 
+    def offer_all(self, count: int, now: float, make: Make, /, *args: Any) -> None:  # Any: as in offer
+        """The same for ``count`` records of one moment, of which ``make`` returns the lines."""
+        if len(self._buffer) < self._room:
+            self._buffer.append((now, make, args))
+        else:
+            self._drop(now, count)
+
     def is_sampled(self, identity: bytes) -> bool:
         """Is the request of this identity (24 octets) one of those to be recorded?"""
         return is_sampled(identity, self.limit)
@@ -281,8 +288,11 @@ class Journal:
         step_us = self._anchor.update()
         if step_us:
             self._write_now(ClockStepped, step_us=step_us)
-        for _ in range(0, len(self._buffer), _PORTION):
-            self._write_lines(self._next_portion())
+        entries = len(self._buffer)
+        while entries > 0:
+            lines, taken = self._next_portion(entries)
+            entries -= taken
+            self._write_lines(lines)
         self._tell_of_drops()
         if self._failing:
             self._told -= self._failing
@@ -293,8 +303,8 @@ class Journal:
             self._end_segment()
             self._open_segment()
 
-    def _next_portion(self) -> list[bytes]:
-        """Take some records from the buffer and make their lines.
+    def _next_portion(self, entries: int) -> tuple[list[bytes], int]:
+        """Take some of the buffer's ``entries`` and make their lines; the lines, and how many were taken.
 
         One that cannot be made is a mistake of ours, and costs nothing but itself.
         """
@@ -302,8 +312,10 @@ class Journal:
         stamp = self._stamp
         shift_us, offset_us = self._anchor.shift_us, self._anchor.offset_us
         seq = self._seq
-        lines = []
-        for _ in range(min(_PORTION, len(self._buffer))):
+        lines: list[bytes] = []
+        taken = 0
+        while taken < entries and len(lines) < _PORTION:
+            taken += 1
             now, make, given = take()
             mono_us = int(now * 1e6 + shift_us)
             stamp["seq"] = seq + 1
@@ -313,13 +325,17 @@ class Journal:
                 made = make(**stamp, **given) if type(given) is dict else make(stamp, *given)
                 if made is None:
                     continue
+                if type(made) is list:
+                    lines += made
+                    seq += len(made)
+                    continue
                 lines.append(made if type(made) is bytes else records.encode(made))
             except Exception as error:  # noqa: BLE001  # the next records can be made
                 self._mistaken(make, error)
                 continue
             seq += 1
         self._seq = seq
-        return lines
+        return lines, taken
 
     def _write_now(self, kind: type[Base], **fields: Any) -> None:  # Any: see Base
         """A record of the journal's own, past the buffer."""

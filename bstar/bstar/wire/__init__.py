@@ -17,7 +17,7 @@ from bstar.errors import RemoteProtocolError
 from bstar.wire import mdp01, mdp02, native
 from bstar.wire.dialect import BrokerCodec, Dialect, Envelope, Frames
 from bstar.wire.limits import ENVELOPE_FRAMES_MAX, FRAMES_MAX, MESSAGE_BYTES_MAX
-from bstar.wire.messages import FromPeer
+from bstar.wire.messages import Finals, FromPeer
 
 __all__ = ["CODECS", "BrokerCodec", "Dialect", "Envelope", "Frames", "decode"]
 
@@ -29,6 +29,7 @@ _NO_ENVELOPE: Envelope = ()
 # Every message passes here, so the names it needs are bound once.
 _NATIVE_MAGIC = native.MAGIC
 _NATIVE_BYTES = native.HEADER_BYTES
+_BATCHES = (native.MAGIC + bytes([native.REQUESTS]), native.MAGIC + bytes([native.FINALS]))
 _MDP02_CLIENT = mdp02.CLIENT
 _MDP02_WORKER = mdp02.WORKER
 _decode_native = native.decode_peer
@@ -41,11 +42,11 @@ def decode(frames: Frames, message_bytes_max: int = MESSAGE_BYTES_MAX) -> FromPe
     count = len(frames)
     if count > FRAMES_MAX:
         raise RemoteProtocolError("frames", f"{count} frames are more than {FRAMES_MAX}")
-    if sum(map(len, frames)) > message_bytes_max:
-        raise RemoteProtocolError("size", f"the message has more than {message_bytes_max} octets")
     if count < 2:
         raise RemoteProtocolError("frames", "nothing follows the routing id")
     first = frames[1]
+    if sum(map(len, frames)) > message_bytes_max:
+        return _decode_large(frames, message_bytes_max)
     # A first frame that is shorter than a native header is one of MDP or belongs to an envelope, even if it
     # begins B5 01: REQ_CORRELATE's request ids count through every value of 4 octets.
     if len(first) >= _NATIVE_BYTES:
@@ -56,6 +57,16 @@ def decode(frames: Frames, message_bytes_max: int = MESSAGE_BYTES_MAX) -> FromPe
     elif first == _MDP02_WORKER:
         return _decode_mdp02_worker(frames, 1, _NO_ENVELOPE)
     return _decode_enveloped(frames)
+
+
+def _decode_large(frames: Frames, message_bytes_max: int) -> FromPeer:
+    """The limit is one of single messages; a batch has bounds of its own, for all of it."""
+    if frames[1][:3] in _BATCHES and len(frames[1]) >= _NATIVE_BYTES:
+        message = _decode_native(frames)
+        # A request that is too large is answered; a reply that is ends its worker, as a single one does.
+        if type(message) is not Finals or max(message.lengths) <= message_bytes_max:
+            return message
+    raise RemoteProtocolError("size", f"the message has more than {message_bytes_max} octets")
 
 
 def _decode_enveloped(frames: Frames) -> FromPeer:

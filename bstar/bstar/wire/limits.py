@@ -16,5 +16,12 @@ MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 # A text that travels in an ERROR or BUSY message is for people.
 TEXT_BYTES_MAX = 4_096
 
+# Rows of one batch: with so many the cost of a message is spread thin enough, and those at its end should not
+# wait for long for those at its beginning.
+BATCH_ROWS_MAX = 1_024
+
+# Octets of all bodies in one batch. Whoever has larger ones gains nothing by sending them together.
+BATCH_BYTES_MAX = 1 << 20
+
 # Requests that one worker may hold at once.
 CREDIT_MAX = 65_535

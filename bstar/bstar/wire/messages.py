@@ -18,6 +18,7 @@ __all__ = [
     "ErrorCode",
     "Failure",
     "Final",
+    "Finals",
     "FromClient",
     "FromPeer",
     "FromWorker",
@@ -28,6 +29,7 @@ __all__ = [
     "Ready",
     "Reason",
     "Request",
+    "Requests",
     "StaleEpoch",
 ]
 
@@ -64,7 +66,7 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     ``peer_state`` is 0 while the peer is silent, ``peer_age_ms`` is NEVER_MS when it was never heard.
     ``retry_after_ms`` tells how long until a request could turn this node active: 0 at once, NEVER_MS not
     by a request. ``heartbeat_ms`` and ``failover_timeout_ms`` are the pair's timing, from which clients
-    derive their own.
+    derive their own. ``takes_batches``: it may be sent REQUESTS and FINALS.
     """
 
     state: int
@@ -74,6 +76,7 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     retry_after_ms: int
     heartbeat_ms: int
     failover_timeout_ms: int
+    takes_batches: bool = True
 
 
 class Request(msgspec.Struct, gc=False):
@@ -96,6 +99,25 @@ class Request(msgspec.Struct, gc=False):
     is_repeated: bool = False
 
 
+class Requests(msgspec.Struct, gc=False):
+    """Several Requests of one client for one service in one message, as columns: the n-th of each is the n-th
+    request's. Their identities are ``client_id`` and their number, each has one frame of body, and the bodies
+    stand in ``blob`` one behind the other. ``table`` is what the columns were read from. None has extensions
+    or a key.
+    """
+
+    sender: bytes
+    client_id: bytes
+    service: bytes
+    numbers: tuple[int, ...]
+    ttls_ms: tuple[int, ...]
+    lengths: tuple[int, ...]
+    table: bytes
+    blob: bytes
+    epoch: int = 0
+    is_repeated: bool = False
+
+
 class Ping(msgspec.Struct, gc=False):
     """A native client asks how the node is; ``identity`` comes back unchanged. Never a vote."""
 
@@ -105,7 +127,7 @@ class Ping(msgspec.Struct, gc=False):
 
 
 class Ready(msgspec.Struct, gc=False):
-    """A worker registers for one service, ready for ``credit`` requests at once."""
+    """A worker registers for one service, ready for ``credit`` requests at once, in batches or not."""
 
     sender: bytes
     dialect: int
@@ -113,6 +135,7 @@ class Ready(msgspec.Struct, gc=False):
     service: bytes
     credit: int = 1
     epoch: int = 0
+    takes_batches: bool = False
 
 
 class Partial(msgspec.Struct, gc=False):
@@ -135,6 +158,18 @@ class Final(msgspec.Struct, gc=False):
     address: bytes
     body: list[bytes]
     header: bytes = b""
+
+
+class Finals(msgspec.Struct, gc=False):
+    """Several Finals without PARTIALs for requests of one client in one message, as columns again."""
+
+    sender: bytes
+    client_id: bytes
+    numbers: tuple[int, ...]
+    lengths: tuple[int, ...]
+    table: bytes
+    blob: bytes
+    header: bytes
 
 
 class Failure(msgspec.Struct, gc=False):
@@ -171,6 +206,6 @@ class StaleEpoch(msgspec.Struct, gc=False):
     epoch: int
 
 
-FromClient = Request | Ping
-FromWorker = Ready | Partial | Final | Failure | Heartbeat | Disconnect | StaleEpoch
+FromClient = Request | Requests | Ping
+FromWorker = Ready | Partial | Final | Finals | Failure | Heartbeat | Disconnect | StaleEpoch
 FromPeer = FromClient | FromWorker

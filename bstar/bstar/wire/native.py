@@ -15,12 +15,13 @@ whoever repeats the key repeats the request (BSN-G-14). Numbers are big-endian.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 import msgspec
 
 from bstar.errors import LocalProtocolError, RemoteProtocolError
+from bstar.wire.batches import KEYED_NUMBER_MIN, final_rows, pack_finals, pack_requests, request_rows
 from bstar.wire.dialect import Dialect, Envelope, Frames
 from bstar.wire.limits import CREDIT_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX
 from bstar.wire.mdp02 import check_body, check_service
@@ -28,6 +29,7 @@ from bstar.wire.messages import (
     Disconnect,
     Failure,
     Final,
+    Finals,
     FromPeer,
     Heartbeat,
     NodeStatus,
@@ -36,6 +38,7 @@ from bstar.wire.messages import (
     Ready,
     Reason,
     Request,
+    Requests,
     StaleEpoch,
 )
 
@@ -45,6 +48,8 @@ __all__ = [
     "DISCONNECT",
     "ERROR",
     "FINAL",
+    "FINALS",
+    "FLAG_BATCHES",
     "FLAG_DISPATCHED",
     "FLAG_REDELIVERED",
     "HEADER_BYTES",
@@ -59,6 +64,7 @@ __all__ = [
     "PONG",
     "READY",
     "REQUEST",
+    "REQUESTS",
     "STALE_EPOCH",
     "WELCOME",
     "Message",
@@ -71,11 +77,13 @@ __all__ = [
     "encode_error",
     "encode_extension",
     "encode_final",
+    "encode_finals",
     "encode_heartbeat",
     "encode_partial",
     "encode_ping",
     "encode_ready",
     "encode_request",
+    "encode_requests",
     "encode_stale_epoch",
     "identity",
     "is_keyed",
@@ -99,9 +107,12 @@ WELCOME = 0x0A
 HEARTBEAT = 0x0B
 DISCONNECT = 0x0C
 STALE_EPOCH = 0x0D
+REQUESTS = 0x0E
+FINALS = 0x0F
 
 FLAG_REDELIVERED = 0x01  # on REQUEST: an earlier attempt or delivery of it may have been executed
 FLAG_DISPATCHED = 0x02  # on NOT_ACTIVE: a worker had been given the request, so it may have been executed
+FLAG_BATCHES = 0x04  # on READY: this worker may be sent REQUESTS
 
 IDENTITY_BYTES = 24
 NO_IDENTITY = bytes(IDENTITY_BYTES)
@@ -114,6 +125,10 @@ _HEADER_BYTES_MAX = HEADER_BYTES + SERVICE_BYTES_MAX + _EXTENSIONS_BYTES_MAX
 # The same without magic, version and flags, which say nothing to a broker that has come so far.
 _PEER_HEADER = struct.Struct(">2xBx24sQIB")
 _STATUS = struct.Struct(">BBIIII")
+# The octet behind it, which nodes of earlier releases do not send.
+_FEATURE_BATCHES = 0x01
+_NO_NUMBER = bytes(8)
+_NO_CLIENT = bytes(16)
 _EXTENSION = struct.Struct(">BH")
 _U32_MAX = 0xFFFF_FFFF
 _STATES = range(1, 6)
@@ -127,10 +142,6 @@ def identity(client_id: bytes, number: int) -> bytes:
     """The 24 octets that name one request for ever: 16 octets of client id, then its message number."""
     assert len(client_id) == IDENTITY_BYTES - 8
     return client_id + number.to_bytes(8, "big")
-
-
-# Message numbers count from 1 and never come near; what is above was derived from a key (BSN-G-14).
-KEYED_NUMBER_MIN = 1 << 62
 
 
 def keyed_identity(service: bytes, key: bytes) -> bytes:
@@ -226,6 +237,30 @@ def decode_peer(frames: Frames) -> FromPeer:
         if len(frames) < 3:
             raise RemoteProtocolError("worker-frames", "a FINAL is [header] [body…]", from_worker=True)
         return Final(frames[0], 3, (), ident, frames[2:], head)
+    if command == REQUESTS:
+        if not service_size:
+            raise RemoteProtocolError("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} octets")
+        if ident[:16] == _NO_CLIENT:
+            raise RemoteProtocolError("identity", "a batch names its client; 16 zero octets name nobody")
+        numbers, ttls_ms, lengths = request_rows(frames, 2)
+        return Requests(
+            frames[0],
+            ident[:16],
+            head[HEADER_BYTES:end],
+            numbers,
+            ttls_ms,
+            lengths,
+            frames[2],
+            frames[3],
+            epoch,
+            flags & FLAG_REDELIVERED != 0,
+        )
+    if command == FINALS:
+        try:
+            numbers, lengths = final_rows(frames, 2)
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(error.reason, error.text, from_worker=True) from None
+        return Finals(frames[0], ident[:16], numbers, lengths, frames[2], frames[3], head)
     if command == PARTIAL:
         if len(frames) < 3:
             raise RemoteProtocolError("worker-frames", "a PARTIAL is [header] [body…]", from_worker=True)
@@ -241,7 +276,7 @@ def decode_peer(frames: Frames) -> FromPeer:
             raise RemoteProtocolError("service-name", "a READY names its service", from_worker=True)
         if not 0 < value <= CREDIT_MAX:
             raise RemoteProtocolError("credit", f"a worker's credit is 1 to {CREDIT_MAX}", from_worker=True)
-        return Ready(frames[0], 3, (), head[HEADER_BYTES:end], value, epoch)
+        return Ready(frames[0], 3, (), head[HEADER_BYTES:end], value, epoch, flags & FLAG_BATCHES != 0)
     if command == DISCONNECT:
         return Disconnect(frames[0], 3)
     if command == STALE_EPOCH:
@@ -268,7 +303,7 @@ def _encode_status(status: NodeStatus) -> bytes:
         min(status.retry_after_ms, _U32_MAX),
         min(status.heartbeat_ms, _U32_MAX),
         min(status.failover_timeout_ms, _U32_MAX),
-    )
+    ) + (b"\x01" if status.takes_batches else b"\x00")
 
 
 class NativeCodec:
@@ -295,6 +330,20 @@ class NativeCodec:
             _pack(0xB5, 0x01, REQUEST, is_redelivered, identity, epoch, ttl_ms, 0) + extensions,
             *body,
         ]
+
+    def requests(
+        self,
+        to: bytes,
+        client_id: bytes,
+        table: bytes,
+        blob: bytes,
+        age_ms: int,
+        epoch: int,
+        is_redelivered: bool,
+    ) -> Frames:
+        """Give a worker these rows; ``age_ms`` is how much of their times to live has passed meanwhile."""
+        head = _pack(0xB5, 0x01, REQUESTS, is_redelivered, client_id + _NO_NUMBER, epoch, age_ms, 0)
+        return [to, head, table, blob]
 
     def welcome(
         self, to: bytes, envelope: Envelope, status: NodeStatus, heartbeat_ms: int, expiry_ms: int
@@ -401,6 +450,8 @@ _BODY_FRAMES_MIN = {
     WELCOME: 2,
     HEARTBEAT: 0,
     DISCONNECT: 0,
+    REQUESTS: 2,
+    FINALS: 2,
 }
 
 
@@ -435,7 +486,17 @@ def decode_status(message: Message) -> NodeStatus:
     state, peer_state, peer_age_ms, retry_after_ms, heartbeat_ms, timeout_ms = _STATUS.unpack_from(octets)
     if state not in _STATES or peer_state > 5 or not heartbeat_ms or not timeout_ms:
         raise RemoteProtocolError("status", "a state is 1 to 5, a peer's 0 to 5, and timings are not zero")
-    return NodeStatus(state, message.epoch, peer_state, peer_age_ms, retry_after_ms, heartbeat_ms, timeout_ms)
+    takes_batches = len(octets) > _STATUS.size and octets[_STATUS.size] & _FEATURE_BATCHES != 0
+    return NodeStatus(
+        state,
+        message.epoch,
+        peer_state,
+        peer_age_ms,
+        retry_after_ms,
+        heartbeat_ms,
+        timeout_ms,
+        takes_batches,
+    )
 
 
 def decode_welcome(message: Message) -> Welcome:
@@ -480,6 +541,23 @@ def encode_request(
     ]
 
 
+def encode_requests(
+    client_id: bytes,
+    service: bytes,
+    numbers: Sequence[int],
+    ttls_ms: Sequence[int],
+    bodies: Sequence[bytes],
+    *,
+    epoch: int = 0,
+    is_repeated: bool = False,
+) -> Frames:
+    """``[header 0E] [table] [blob]``; see ``encode_request`` for what each request has."""
+    check_service(service)
+    flags = FLAG_REDELIVERED if is_repeated else 0
+    head = header(REQUESTS, flags=flags, identity=client_id + _NO_NUMBER, epoch=epoch, service=service)
+    return [head, *pack_requests(numbers, ttls_ms, bodies)]
+
+
 def encode_ping(identity: bytes = NO_IDENTITY, epoch: int = 0) -> Frames:
     """``[header 07]``"""
     return [header(PING, identity=identity, epoch=epoch)]
@@ -488,12 +566,13 @@ def encode_ping(identity: bytes = NO_IDENTITY, epoch: int = 0) -> Frames:
 # --- a worker says ------------------------------------------------------------------------------------------
 
 
-def encode_ready(service: bytes, *, credit: int = 1, epoch: int = 0) -> Frames:
+def encode_ready(service: bytes, *, credit: int = 1, epoch: int = 0, takes_batches: bool = False) -> Frames:
     """``[header 09]`` with the service's name; ``credit`` is how many requests it takes at once."""
     check_service(service)
     if not 0 < credit <= CREDIT_MAX:
         raise LocalProtocolError(f"a worker's credit is 1 to {CREDIT_MAX}, not {credit}")
-    return [header(READY, epoch=epoch, value=credit, service=service)]
+    flags = FLAG_BATCHES if takes_batches else 0
+    return [header(READY, flags=flags, epoch=epoch, value=credit, service=service)]
 
 
 def encode_partial(identity: bytes, epoch: int, index: int, body: Frames) -> Frames:
@@ -506,6 +585,11 @@ def encode_final(identity: bytes, epoch: int, partials: int, body: Frames) -> Fr
     """``[header 03] [body…]``; ``partials`` is how many PARTIALs came before it."""
     check_body(body)
     return [_pack(0xB5, 0x01, FINAL, 0, identity, epoch, partials, 0), *body]
+
+
+def encode_finals(client_id: bytes, epoch: int, numbers: Sequence[int], bodies: Sequence[bytes]) -> Frames:
+    """``[header 0F] [table] [blob]``: the replies to these requests of one client, one frame each."""
+    return [header(FINALS, identity=client_id + _NO_NUMBER, epoch=epoch), *pack_finals(numbers, bodies)]
 
 
 def encode_error(identity: bytes, epoch: int, code: int, text: bytes) -> Frames:

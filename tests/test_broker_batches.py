@@ -1,0 +1,236 @@
+"""Batches at the broker: shares, order, and that every rule of single requests holds for each in a batch."""
+
+import pytest
+
+from bstar.wire import native
+from bstar.wire.batches import final_rows, request_rows
+from bstar.wire.messages import ErrorCode
+from support.desk import CLIENT_ID, Desk, heard, ident, sent
+
+
+def given(told: list[list[bytes]]) -> list[tuple[bytes, list[int]]]:
+    """Which worker got which numbers."""
+    shares = []
+    for frames in told:
+        message = heard(frames)
+        if message.command == native.REQUESTS:
+            shares.append((frames[0], list(request_rows(frames, 2)[0])))
+        elif message.command == native.REQUEST:
+            shares.append((frames[0], [int.from_bytes(message.identity[16:], "big")]))
+    return shares
+
+
+def commands(told: list[list[bytes]]) -> list[int]:
+    return [heard(frames).command for frames in told]
+
+
+@pytest.mark.requirement("BSN-G-17")
+def test_a_batch_goes_to_a_worker_as_it_came_and_its_replies_back_as_they_came() -> None:
+    desk = Desk()
+    desk.ready(b"w", credit=10, takes_batches=True)
+    batch = native.encode_requests(CLIENT_ID, b"echo", [1, 2, 3], [5_000] * 3, [b"a", b"", b"ccc"])
+    told = desk.send(b"c", *batch)
+    assert [frames[0] for frames in told] == [b"w"]
+    assert told[0][2:] == batch[1:]
+    assert heard(told[0]).epoch == 7
+    assert desk.broker.workers[b"w"].held == 3
+
+    replies = native.encode_finals(CLIENT_ID, 7, [3, 1], [b"C", b"A"])
+    assert desk.send(b"w", *replies) == [[b"c", *replies]]
+    assert desk.broker.requests_of == {b"c": 1}
+    last = native.encode_finals(CLIENT_ID, 7, [2], [b"B"])
+    assert desk.send(b"w", *last) == [[b"c", *last]]
+    service = desk.broker.services[b"echo"]
+    assert (service.accepted, service.answered, sum(service.latency_counts)) == (3, 3, 3)
+    assert (desk.broker.requests_of, len(desk.broker.bundles)) == ({}, 0)
+
+
+@pytest.mark.requirement("BSN-G-17")
+def test_a_worker_that_takes_no_batches_gets_none() -> None:
+    desk = Desk()
+    desk.ready(b"w", credit=2)
+    desk.ready02(b"m")
+    told = desk.requests(b"c", [1, 2, 3, 4])
+    assert [frames[1][:6] if frames[1] == b"MDPW02" else heard(frames).command for frames in told] == [
+        native.REQUEST,
+        b"MDPW02",
+        native.REQUEST,
+    ]
+    assert desk.broker.queued == 1
+    assert commands(desk.final(b"w", 1)) == [native.FINAL, native.REQUEST]
+
+
+@pytest.mark.requirement("BSN-B-13")
+@pytest.mark.requirement("BSN-B-17")
+def test_a_batch_is_shared_out_equally_as_far_as_credit_allows() -> None:
+    desk = Desk()
+    for worker, credit in ((b"u", 10), (b"v", 10), (b"w", 2)):
+        desk.ready(worker, credit=credit, takes_batches=True)
+    assert given(desk.requests(b"c", range(1, 16))) == [
+        (b"u", [1, 2, 3, 4, 5]),
+        (b"v", [6, 7, 8, 9, 10]),
+        (b"w", [11, 12]),
+        (b"u", [13, 14]),
+        (b"v", [15]),
+    ]
+    # 7, 6 and 2 of 22: the next batch fills the rest, and what is too much waits.
+    told = given(desk.requests(b"c", range(16, 26)))
+    assert sum(len(numbers) for _, numbers in told) == 7
+    assert {worker.held for worker in desk.broker.workers.values()} == {10, 2}
+    assert desk.broker.queued == 3
+    # Whoever has room again is given what waits.
+    assert given(desk.finals(b"w", [11, 12])) == [(b"w", [23, 24])]
+
+
+def test_the_age_that_a_worker_is_told_is_the_time_in_the_queue() -> None:
+    desk = Desk()
+    desk.requests(b"c", [1, 2], ttls_ms=[5_000, 6_000])
+    desk.now = 0.25
+    told = desk.ready(b"w", credit=2, takes_batches=True)
+    assert heard(told[-1]).value == 250
+    assert request_rows(told[-1], 2)[1] == (5_000, 6_000)
+
+
+@pytest.mark.requirement("BSN-B-09")
+def test_each_of_a_queued_batch_expires_at_its_own_time() -> None:
+    desk = Desk()
+    desk.requests(b"c", [1, 2, 3], ttls_ms=[3_000, 1_000, 2_000])
+    expired = []
+    for _ in range(3):
+        expired += [
+            (heard(frames).identity, heard(frames).value, desk.now)
+            for frames in desk.wait(1.0)
+            if len(frames) > 2
+        ]
+    assert [(identity, code) for identity, code, _ in expired] == [
+        (ident(number), ErrorCode.EXPIRED) for number in (2, 3, 1)
+    ]
+    assert (desk.broker.queued, desk.broker.queued_bytes, desk.broker.requests_of) == (0, 0, {})
+
+
+@pytest.mark.requirement("BSN-B-08")
+def test_what_a_lost_worker_had_of_a_batch_goes_to_others_in_order_and_marked() -> None:
+    desk = Desk()
+    desk.ready(b"v", credit=5, takes_batches=True)
+    desk.requests(b"c", [1, 2, 3, 4, 5])
+    desk.requests(b"c", [6, 7, 8, 9])
+    desk.finals(b"v", [2, 4])  # 6 and 7 take their places
+    told = desk.send(b"v", *native.encode_disconnect())
+    assert told == []
+    told = desk.ready(b"w", credit=10, takes_batches=True)[1:]
+    assert given(told) == [(b"w", [1]), (b"w", [3]), (b"w", [5]), (b"w", [6]), (b"w", [7]), (b"w", [8, 9])]
+    assert [heard(frames).flags for frames in told] == [native.FLAG_REDELIVERED] * 5 + [0]
+    assert desk.broker.services[b"echo"].redelivered == 5
+    # All are answered in one batch all the same.
+    assert commands(desk.finals(b"w", [1, 3, 5, 6, 7, 8, 9])) == [native.FINAL] * 7
+    assert desk.broker.requests_of == {}
+
+
+def test_a_batch_that_could_not_be_delivered_was_not_delivered() -> None:
+    desk = Desk()
+    desk.ready(b"v", credit=5, takes_batches=True)
+    desk.requests(b"c", [1, 2, 3])
+    assert sent(desk.broker.undelivered(b"v", desk.now)) == []
+    assert b"v" not in desk.broker.workers
+    told = desk.ready(b"w", credit=5, takes_batches=True)[1:]
+    assert given(told) == [(b"w", [1]), (b"w", [2]), (b"w", [3])]
+    assert all(heard(frames).flags == 0 for frames in told)
+
+
+@pytest.mark.requirement("BSN-B-17")
+def test_single_answers_to_a_batch() -> None:
+    desk = Desk()
+    desk.ready(b"w", credit=5, takes_batches=True)
+    desk.requests(b"c", [1, 2, 3, 4])
+    assert commands(desk.send(b"w", *native.encode_partial(ident(2), 7, 0, [b"part"]))) == [native.PARTIAL]
+    assert commands(desk.send(b"w", *native.encode_final(ident(2), 7, 1, [b"end"]))) == [native.FINAL]
+    assert commands(desk.send(b"w", *native.encode_error(ident(3), 7, 1, b"boom"))) == [native.ERROR]
+    assert commands(desk.send(b"w", *native.encode_stale_epoch(ident(4), 7))) == [native.REQUEST]
+    assert commands(desk.finals(b"w", [1, 4])) == [native.FINAL, native.FINAL]
+    assert (desk.broker.requests_of, desk.broker.workers[b"w"].held) == ({}, 0)
+
+
+def test_a_reply_that_was_not_asked_for_ends_the_registration_and_answers_nobody() -> None:
+    desk = Desk()
+    for worker in (b"v", b"w"):
+        desk.ready(worker, credit=2, takes_batches=True)
+    desk.requests(b"c", [1, 2, 3, 4])
+    told = desk.finals(b"w", [1])  # v has it
+    assert commands(told) == [native.DISCONNECT]
+    assert desk.broker.workers.keys() == {b"v"}
+    assert desk.broker.queued == 2
+
+
+@pytest.mark.requirement("BSN-B-10")
+def test_a_repeated_batch_renews_the_address_and_is_not_executed_again() -> None:
+    desk = Desk()
+    desk.ready(b"w", credit=2, takes_batches=True)
+    desk.requests(b"c", [1, 2, 3, 4])
+    assert given(desk.requests(b"d", [1, 2, 3, 4], is_repeated=True)) == []
+    assert desk.broker.services[b"echo"].duplicates == 4
+    told = desk.finals(b"w", [1, 2])
+    assert [frames[0] for frames in told if heard(frames).command == native.FINAL] == [b"d", b"d"]
+    assert [number for _, numbers in given(told) for number in numbers] == [3, 4]
+
+
+@pytest.mark.requirement("BSN-B-11")
+def test_of_a_batch_beyond_a_bound_only_the_rest_is_busy() -> None:
+    desk = Desk(requests_per_client_max=3)
+    told = desk.requests(b"c", [1, 2, 3, 4, 5])
+    assert [(heard(frames).command, heard(frames).identity) for frames in told] == [
+        (native.BUSY, ident(4)),
+        (native.BUSY, ident(5)),
+    ]
+    desk = Desk(queue_length_max=2)
+    assert commands(desk.requests(b"c", [1, 2, 3])) == [native.BUSY]
+    desk = Desk(queue_bytes_max=20, message_bytes_max=15)
+    told = desk.requests(b"c", [1, 2, 3], [bytes(10), bytes(16), bytes(11)])
+    assert [(heard(frames).command, heard(frames).identity) for frames in told] == [
+        (native.ERROR, ident(2)),
+        (native.BUSY, ident(3)),
+    ]
+
+
+@pytest.mark.requirement("BSN-B-07")
+def test_a_node_that_gives_up_its_role_returns_each_request_of_a_batch() -> None:
+    desk = Desk()
+    desk.ready(b"w", credit=2, takes_batches=True)
+    desk.requests(b"c", [1, 2, 3])
+    told = [heard(frames) for frames in sent(desk.broker.deactivate(desk.now))]
+    assert sorted((message.identity, message.flags) for message in told) == [
+        (ident(1), native.FLAG_DISPATCHED),
+        (ident(2), native.FLAG_DISPATCHED),
+        (ident(3), 0),
+    ]
+    assert not desk.broker.is_awaited
+    assert desk.finals(b"w", [1, 2]) == []
+    assert (desk.broker.drops["late-reply"], desk.broker.requests_of) == (2, {})
+
+
+def test_a_client_with_large_batches_does_not_hold_up_another_client() -> None:
+    desk = Desk()
+    desk.requests(b"greedy", range(1, 1_001))
+    desk.request(b"quiet", 2_000)
+    told = desk.ready(b"w", credit=100, takes_batches=True)[1:]
+    shares = given(told)
+    assert shares[1] == (b"w", [2_000])
+    assert len(shares[0][1]) <= 32
+    assert sum(len(numbers) for _, numbers in shares) == 100
+
+
+def test_replies_are_sent_to_nobody_but_the_client_that_asked() -> None:
+    desk = Desk()
+    desk.ready(b"w", credit=9, takes_batches=True)
+    desk.requests(b"c", [1, 2])
+    desk.requests(b"d", [3, 4])  # the same client on a new connection
+    told = desk.finals(b"w", [1, 2, 3, 4])
+    assert [(frames[0], heard(frames).identity) for frames in told] == [
+        (b"c", ident(1)),
+        (b"c", ident(2)),
+        (b"d", ident(3)),
+        (b"d", ident(4)),
+    ]
+    desk.requests(b"c", [5, 6])
+    desk.requests(b"c", [7, 8])
+    (told_at_once,) = desk.finals(b"w", [8, 5, 6, 7])
+    assert final_rows(told_at_once, 2)[0] == (8, 5, 6, 7)
