@@ -249,6 +249,29 @@ def test_a_request_goes_out_again_before_younger_ones() -> None:
     assert desk.ready02(b"w2")[0][5] == b"old"
 
 
+@pytest.mark.requirement("BSN-B-18")
+def test_an_urgent_request_goes_before_the_others_and_again_when_its_worker_is_lost() -> None:
+    desk = Desk()
+    for number in (1, 2):
+        desk.request(b"c", number)
+    desk.requests(b"c", [3, 4])
+    desk.request(b"d", 5, is_urgent=True)
+    desk.request(b"d", 6, ttl_ms=1_000, is_urgent=True)
+    desk.request(b"e", 7, is_urgent=True)
+
+    def next_to(worker: bytes) -> int:
+        (frames,) = [frames for frames in desk.ready(worker) if heard(frames).command == native.REQUEST]
+        assert heard(frames).flags & native.FLAG_URGENT == 0
+        return int.from_bytes(heard(frames).identity[16:], "big")
+
+    assert next_to(b"w1") == 5
+    desk.send(b"w1", *native.encode_disconnect())
+    assert [next_to(b"w2"), next_to(b"w3")] == [5, 7]
+    assert ErrorCode.EXPIRED in [heard(frames).value for frames in desk.wait(2) if frames[0] == b"d"]  # 6
+    assert [next_to(b"w4"), next_to(b"w5"), next_to(b"w6"), next_to(b"w7")] == [1, 2, 3, 4]
+    assert (desk.broker.queued, desk.broker.queued_bytes) == (0, 0)
+
+
 def test_a_request_that_kills_its_workers_is_given_up_as_poison() -> None:
     desk = Desk(deliveries_max=3)
     for number in range(3):

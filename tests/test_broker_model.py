@@ -58,10 +58,11 @@ class BrokerModel(RuleBasedStateMachine):
             elif frames[1:3] == [b"MDPW02", b"\x06"]:
                 self.owed.pop(to, None)
 
-    @rule(client=CLIENTS, service=SERVICES, ttl_ms=st.sampled_from([0, 500, 5_000]))
-    def request(self, client: bytes, service: bytes, ttl_ms: int) -> None:
+    @rule(client=CLIENTS, service=SERVICES, ttl_ms=st.sampled_from([0, 500, 5_000]), is_urgent=st.booleans())
+    def request(self, client: bytes, service: bytes, ttl_ms: int, is_urgent: bool) -> None:
         self.numbers += 1
-        self.note(self.desk.request(client, self.numbers, service=service, ttl_ms=ttl_ms))
+        told = self.desk.request(client, self.numbers, service=service, ttl_ms=ttl_ms, is_urgent=is_urgent)
+        self.note(told)
 
     @rule(
         client=CLIENTS,

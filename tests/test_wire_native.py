@@ -275,9 +275,9 @@ def test_what_only_clients_and_workers_say_is_refused_by_them(command: int) -> N
 
 @pytest.mark.requirement("BSN-G-09")
 def test_unknown_flags_are_ignored() -> None:
-    octets = frames(f"b50101fe.{ID}.0000000000000003.00000bb8.04.6563686f 6869")
+    octets = frames(f"b50101f6.{ID}.0000000000000003.00000bb8.04.6563686f 6869")
     assert wire.decode([b"id", *octets]) == Request(b"id", 3, (), b"echo", [b"hi"], IDENTITY, 3000, 3)
-    assert native.decode(octets).flags == 0xFE
+    assert native.decode(octets).flags == 0xF6
 
 
 @pytest.mark.requirement("BSN-G-10")

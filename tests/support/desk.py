@@ -81,9 +81,16 @@ class Desk:
         return self.send(worker, *native.encode_ready(service, credit=credit, takes_batches=takes_batches))
 
     def request(
-        self, client: bytes, number: int, body: bytes = b"hi", service: bytes = b"echo", ttl_ms: int = 0
+        self,
+        client: bytes,
+        number: int,
+        body: bytes = b"hi",
+        service: bytes = b"echo",
+        ttl_ms: int = 0,
+        is_urgent: bool = False,
     ) -> list[list[bytes]]:
-        return self.send(client, *native.encode_request(ident(number), service, [body], ttl_ms=ttl_ms))
+        frames = native.encode_request(ident(number), service, [body], ttl_ms=ttl_ms, is_urgent=is_urgent)
+        return self.send(client, *frames)
 
     def requests(
         self,

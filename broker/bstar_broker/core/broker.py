@@ -240,7 +240,7 @@ class Broker:
                     self.bundles.unfold_queued(request)
                     continue
                 assert type(request) is Accepted
-                request.service.queue.remove(request.lane, request)
+                request.service.queue.remove(request.lane, request, is_urgent=request.is_urgent)
                 self.note_unqueued(1, request.size)
                 outputs += self._expire(request, now)
         if now >= self._sweep_at:
@@ -305,6 +305,7 @@ class Broker:
             now + (ttl_ms / 1000 if ttl_ms else settings.request_ttl_s),
             ttl_ms > 0,
             is_repeated=message.is_repeated,
+            is_urgent=message.is_urgent,
         )
         if service.idle and not queue.length and not self.is_draining:
             outputs: list[Output] = [self.dispatch(service.idle.popitem(last=False)[0], request, now)]
@@ -313,7 +314,7 @@ class Broker:
         elif self.queued_bytes + size > settings.queue_bytes_max:
             return self._refuse_busy(message, codec, service, "bytes-full", "the queues hold too many octets")
         else:
-            queue.push(sender, request)
+            queue.push(sender, request, is_urgent=message.is_urgent)
             request.is_queued = True
             self.note_queued(request, 1, size)
             outputs = []
@@ -558,7 +559,7 @@ class Broker:
             if not request.has_deadline:
                 request.expires_at = now + self.settings.request_ttl_s
             service.redelivered += 1
-            service.queue.push_front(request.lane, request)
+            service.queue.push_front(request.lane, request, is_urgent=request.is_urgent)
             request.is_queued = True
             self.note_queued(request, 1, request.size)
 

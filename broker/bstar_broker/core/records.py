@@ -55,6 +55,7 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     is_abandoned: bool = False
     # Its client says that an earlier attempt may have been executed, here or at the other node.
     is_repeated: bool = False
+    is_urgent: bool = False
     # Routing ids of further clients that asked for the same key and get the same answers (``ASKERS_MAX``).
     askers: list[bytes] | None = None
     dispatched_at: float = 0.0

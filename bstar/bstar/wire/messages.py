@@ -84,7 +84,7 @@ class Request(msgspec.Struct, gc=False):
 
     ``ttl_ms`` is the time the client goes on waiting (0: not told). ``extensions`` are the native header's
     extension octets, handed on unread. ``is_repeated``: an earlier attempt, here or at the other node, may
-    have been executed.
+    have been executed. ``is_urgent``: it goes before those that are not.
     """
 
     sender: bytes
@@ -97,6 +97,7 @@ class Request(msgspec.Struct, gc=False):
     epoch: int = 0
     extensions: bytes = b""
     is_repeated: bool = False
+    is_urgent: bool = False
 
 
 class Requests(msgspec.Struct, gc=False):

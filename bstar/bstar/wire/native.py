@@ -52,6 +52,7 @@ __all__ = [
     "FLAG_BATCHES",
     "FLAG_DISPATCHED",
     "FLAG_REDELIVERED",
+    "FLAG_URGENT",
     "HEADER_BYTES",
     "HEARTBEAT",
     "IDENTITY_BYTES",
@@ -113,6 +114,7 @@ FINALS = 0x0F
 FLAG_REDELIVERED = 0x01  # on REQUEST: an earlier attempt or delivery of it may have been executed
 FLAG_DISPATCHED = 0x02  # on NOT_ACTIVE: a worker had been given the request, so it may have been executed
 FLAG_BATCHES = 0x04  # on READY: this worker may be sent REQUESTS
+FLAG_URGENT = 0x08  # on REQUEST of a client: before those without it
 
 IDENTITY_BYTES = 24
 NO_IDENTITY = bytes(IDENTITY_BYTES)
@@ -232,6 +234,7 @@ def decode_peer(frames: Frames) -> FromPeer:
             epoch,
             head[end:] if size > end else b"",
             flags & FLAG_REDELIVERED != 0,
+            flags & FLAG_URGENT != 0,
         )
     if command == FINAL:
         if len(frames) < 3:
@@ -522,11 +525,13 @@ def encode_request(
     ttl_ms: int = 0,
     epoch: int = 0,
     is_repeated: bool = False,
+    is_urgent: bool = False,
     extensions: bytes = b"",
 ) -> Frames:
     """``[header 01] [body…]``; ``ttl_ms`` is the time the caller goes on waiting, 0 for no limit.
 
     ``is_repeated`` (flag REDELIVERED): an earlier attempt may have been executed; the worker is told.
+    ``is_urgent`` (flag URGENT): to be queued before requests that are not (BSN-B-18).
     """
     assert len(identity) == IDENTITY_BYTES
     check_service(service)
@@ -535,8 +540,9 @@ def encode_request(
         raise LocalProtocolError(f"a header has room for {_EXTENSIONS_BYTES_MAX} octets of extensions")
     if not 0 <= ttl_ms <= _U32_MAX:
         raise LocalProtocolError(f"a time to live is 0 to {_U32_MAX} ms, not {ttl_ms}")
+    flags = FLAG_REDELIVERED * is_repeated + FLAG_URGENT * is_urgent
     return [
-        _pack(0xB5, 0x01, REQUEST, is_repeated, identity, epoch, ttl_ms, len(service)) + service + extensions,
+        _pack(0xB5, 0x01, REQUEST, flags, identity, epoch, ttl_ms, len(service)) + service + extensions,
         *body,
     ]
 
