@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SETTINGS", "Application", "Step", "read"]
+__all__ = ["PYTHON_OPERATOR", "SETTINGS", "WRITTEN_TABLE", "Application", "Step", "read"]
 
 SETTINGS = {
     "spark.eventLog.enabled": "true",
@@ -21,8 +21,8 @@ SETTINGS = {
 
 _SQL = "org.apache.spark.sql.execution.ui.SparkListener"
 # Operators that hand rows to a Python process and take rows back.
-_PYTHON = re.compile(r"\b(\w*EvalPython\w*|\w*InPandas\w*|\w*InArrow\w*|Python\w*|\w*UDTF\w*)\b")
-_TABLE = re.compile(
+PYTHON_OPERATOR = re.compile(r"\b(\w*EvalPython\w*|\w*InPandas\w*|\w*InArrow\w*|Python\w*|\w*UDTF\w*)\b")
+WRITTEN_TABLE = re.compile(
     r"Execute InsertIntoHadoopFsRelationCommand\n(?:[^\n]*\n)??Arguments: [^,\s]+?/(bronze|silver|gold)/(\w+)"
 )
 
@@ -65,10 +65,10 @@ def read(folder: Path) -> Application:
         kind = event["Event"]
         if kind in {f"{_SQL}SQLExecutionStart", f"{_SQL}SQLAdaptiveExecutionUpdate"}:
             query, plan = event["executionId"], event["physicalPlanDescription"]
-            found.python_operators.update(_PYTHON.findall(plan))
+            found.python_operators.update(PYTHON_OPERATOR.findall(plan))
             if kind.endswith("Start"):
                 begun_ms[query] = event["time"]
-                named = _TABLE.search(plan)
+                named = WRITTEN_TABLE.search(plan)
                 table_of[query] = f"{named[1]}.{named[2]}" if named else ""
         elif kind == f"{_SQL}SQLExecutionEnd":
             step = _step(found, table_of[event["executionId"]])

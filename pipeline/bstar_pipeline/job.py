@@ -12,7 +12,7 @@ The driver gets to know names of files, which days and pairs there are, and coun
 import datetime as dt
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -60,10 +60,15 @@ class Summary:
     took_s: float
 
     @property
-    def verdict(self) -> Literal["passed", "violated", "unproven"]:
-        """Whether the pair's promises held, were broken, or the journals cannot tell (of the audit)."""
+    def verdict(self) -> Literal["passed", "violated", "unproven", "empty"]:
+        """Whether the pair's promises held, were broken, or the journals cannot tell (of the audit).
+
+        "empty": there was no request, so nothing was tried.
+        """
         if self.findings.get("violated"):
             return "violated"
+        if not self.requests:
+            return "empty"
         return "unproven" if self.findings.get("unproven") else "passed"
 
 
@@ -160,10 +165,7 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
     aside = {leaf: part for leaf, part in written.new.items() if leaf.endswith((REJECTED, _OUTSIDE))}
     scope = frozenset(part for leaf, part in written.new.items() if leaf not in aside)
     if not scope:
-        raise ConfigurationError(
-            f"no record in the journals at {', '.join(inputs)}: "
-            + (f"all are older than {since}" if since else "none of their lines is one")
-        )
+        raise ConfigurationError(f"no record in the journals at {', '.join(inputs)}: {_why(job, aside)}")
     store.clear(spark, root, "bronze.records", [leaf for leaf, part in written.old.items() if part in scope])
     job.scope, job.seen = scope, scope | frozenset(aside.values())
     parsed = store.read(spark, root, "bronze.records", job.seen, more=REJECTION)
@@ -185,6 +187,20 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
         ranges.unpersist()
     store.clear(spark, root, "bronze.records", aside)
     return job.read("bronze.records")
+
+
+def _why(job: _Job, aside: Mapping[str, Part]) -> str:
+    """Why there is no record in what was read; what was written of it, ``aside``, is taken out again."""
+    if not aside:
+        return "the files are empty"
+    parts = frozenset(aside.values())
+    written = store.read(job.spark, job.root, "bronze.records", parts, more=REJECTION)
+    rejected = _counts(written.where(F.col("topic") == REJECTED), "rejection")
+    store.clear(job.spark, job.root, "bronze.records", aside)
+    if not rejected:
+        return "all are older than the day that the job is about"
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(rejected.items()))
+    return f'none of their lines is one: {counts}. See docs/pipeline.md, "How lines are read"'
 
 
 def _files(job: _Job, listing: DataFrame, ranges: DataFrame, since: dt.date | None) -> None:

@@ -1,5 +1,6 @@
 """``bstar pipeline run``: journals become tables."""
 
+import dataclasses
 import datetime as dt
 from pathlib import Path
 from typing import Annotated
@@ -42,6 +43,13 @@ ClockErrorOption = Annotated[
         help="How far the clocks of machines may be apart: two nodes that serve for less are no finding.",
     ),
 ]
+
+_VERDICTS = {
+    "passed": "passed",
+    "violated": "violated",
+    "unproven": "no violation, but not all is proven",
+    "empty": "nothing to judge: no request",
+}
 
 
 def run(
@@ -92,7 +100,7 @@ def run(
             progress=tell,
         )
     if as_json:
-        print_json(summary)
+        print_json({**dataclasses.asdict(summary), "verdict": summary.verdict})
         return
     told = [
         ("tables", summary.root),
@@ -103,6 +111,7 @@ def run(
         ("lines set aside", _counts(summary.rejected)),
         ("records that came twice", f"{summary.duplicates:,}"),
         ("incidents", _counts(summary.incidents)),
+        ("audit", _VERDICTS[summary.verdict]),
         ("findings of the audit", _counts(summary.findings)),
         ("took", f"{summary.took_s:.1f} s"),
     ]
