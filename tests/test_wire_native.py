@@ -527,7 +527,7 @@ def test_a_request_reaches_its_worker_as_the_broker_said_it(
     assert heard == native.Message(native.REQUEST, int(is_redelivered), name, epoch, ttl_ms, b"", b"", parts)
 
 
-@given(identity, statuses, st.booleans(), st.integers(1, 2**31), st.integers(0, 2**31))
+@given(identity, statuses, st.booleans(), st.integers(1, 2**31), st.integers(0, 2**31 - 1))
 def test_a_status_reaches_its_reader_as_it_was_told(
     name: bytes, status: NodeStatus, was_dispatched: bool, heartbeat_ms: int, longer_ms: int
 ) -> None:
