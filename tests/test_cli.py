@@ -27,10 +27,11 @@ from bstar.errors import (
     RejectedError,
     WorkerError,
 )
+from bstar.fleet import Fleet
 from bstar_cli import exits
 from bstar_cli.main import main
 from bstar_cli.options import DEFAULT_ENDPOINTS, endpoints_of, parse_set
-from bstar_cli.status import NodeView, judge
+from bstar_cli.status import NodeView, Stray, judge, judge_all, strays
 from bstar_cli.worker import find_handler
 from bstar_client import Request
 from support.brokers import COMMAND, Broker, lone_broker
@@ -215,7 +216,12 @@ def test_a_handler_that_is_not_there_is_a_configuration_error(name: str) -> None
 
 
 def view(
-    role: str, state: str, *, is_peer_fresh: bool = True, is_arbiter_heard: bool | None = None
+    role: str,
+    state: str,
+    *,
+    is_peer_fresh: bool = True,
+    is_arbiter_heard: bool | None = None,
+    workers: dict[str, int] | None = None,
 ) -> NodeView:
     from msgspec import convert
 
@@ -229,8 +235,10 @@ def view(
     }
     if is_arbiter_heard is not None:
         pair["quorum"] = {"is_arbiter_heard": is_arbiter_heard}
+    numbers = {"idle": 0, "in_flight": 0, "queued": 0, "answered": 0}
+    services = [{"service": name, "workers": count, **numbers} for name, count in (workers or {}).items()]
     return convert(
-        {"version": "1", "pair": pair, "broker": {"workers": 0, "queued": 0, "services": []}}, NodeView
+        {"version": "1", "pair": pair, "broker": {"workers": 0, "queued": 0, "services": services}}, NodeView
     )
 
 
@@ -263,6 +271,32 @@ def test_status_judges_the_pair(views: list[NodeView | None], code: int, why: st
     verdict = judge(views)
     assert verdict.code == code
     assert why in verdict.why
+
+
+def test_status_of_several_pairs_is_that_of_the_worst() -> None:
+    well = judge([view("primary", "ACTIVE")])
+    half = judge([None, view("backup", "ACTIVE")])
+    none = judge([None, None])
+    many = judge([view("primary", "ACTIVE"), view("backup", "ACTIVE")])
+    assert judge_all({"a": half}) == half
+    assert judge_all({"a": well, "b": well}).code == 0
+    verdict = judge_all({"a": well, "b": half, "c": none})
+    assert verdict.code == 3
+    assert verdict.why.startswith(
+        "2 of 3 pairs: b: the backup serves, but 1 of 2 nodes did not answer; c: no"
+    )
+    assert judge_all({"a": many, "b": none, "c": half}).code == 4
+
+
+def test_status_tells_of_workers_at_another_pair_than_their_services_own() -> None:
+    # The name echo belongs to west: see the tests of the hash.
+    fleet = Fleet.of({"east": ["tcp://e:1"], "west": ["tcp://w:1"]}, {"pinned": "east"})
+    both = {"echo": 2, "pinned": 1, "gone": 0}
+    seen: dict[str, list[NodeView | None]]
+    seen = {"east": [view("primary", "ACTIVE", workers=both), None], "west": [view("primary", "ACTIVE")]}
+    assert strays(fleet, seen) == [Stray("echo", "east", "west")]
+    seen = {"east": [None], "west": [view("primary", "ACTIVE", workers=both)] * 2}
+    assert strays(fleet, seen) == [Stray("pinned", "west", "east")]
 
 
 # --- with real processes --------------------------------------------------------------------------------

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
+import re
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -31,7 +34,8 @@ from bstar_client import (
     Worker,
     WorkerHooks,
 )
-from support.brokers import Broker, broker_pair, wait_until
+from support.brokers import COMMAND, Broker, broker_pair, wait_until
+from support.talking import Program
 
 pytestmark = pytest.mark.loopback
 
@@ -260,6 +264,58 @@ def test_a_journal_needs_the_names_of_the_pairs(stand: Stand, tmp_path: Path) ->
         HAClient(list(stand.nodes.values()), journal=tmp_path)
     with pytest.raises(ConfigurationError, match="'north'"):
         HAClient(stand.nodes, journal=JournalSettings(str(tmp_path), pair="north"))
+
+
+# --- commands -----------------------------------------------------------------------------------------------
+
+
+def bstar(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+def test_commands_take_the_configuration_of_a_fleet(stand: Stand, tmp_path: Path) -> None:
+    config = tmp_path / "client.yaml"
+    config.write_text(json.dumps({"pairs": stand.nodes, "pins": {"cli-fleet": "west"}}))
+    told = ("--config", str(config))
+    seen = Registrations()
+    with (
+        Program(
+            "-m", "bstar_cli", "worker", "--service", "cli-fleet", "--log-format", "json", *told
+        ) as worker,
+        Worker(stand.nodes["east"], "cli-fleet", named, hooks=seen),
+    ):
+        for endpoint in stand.nodes["west"]:
+            worker.wait_for(re.compile(rf'(?=.*"registered").*{re.escape(endpoint)}"').match)
+        wait_until(lambda: bool(seen.endpoints), "the stray worker is registered")
+        done = bstar("call", "cli-fleet", "hello", "--json", *told)
+        assert (done.returncode, json.loads(done.stdout)["endpoint"]) == (0, stand.nodes["west"][0])
+        assert bstar("call", "mmi.service", "cli-fleet", *told).stdout == "200\n"
+        refused = bstar("call", "mmi.state", *told)
+        assert "2 pairs" in refused.stderr
+        done = bstar("load", "cli-fleet", "--seconds", "1", "--rate", "20", "--json", *told)
+        assert done.returncode == 0, done.stdout
+        assert json.loads(done.stdout.splitlines()[0])["active"] == stand.nodes["west"][0]
+        done = bstar("status", *told)
+        assert done.returncode == 0, done.stderr
+        table = done.stdout.splitlines()
+        assert table[0].split()[:3] == ["PAIR", "ENDPOINT", "ROLE"]
+        assert [line.split()[:4] for line in table[1:5]] == [
+            [pair, endpoint, role, state]
+            for pair, nodes in stand.nodes.items()
+            for endpoint, role, state in zip(nodes, ("primary", "backup"), ("ACTIVE", "PASSIVE"), strict=True)
+        ]
+        assert "cli-fleet has workers at east, but clients look for it at west" in done.stderr
+        assert "all 2 pairs are served" in done.stderr
+        document = json.loads(bstar("status", "--json", *told).stdout)
+        assert [pair["pair"] for pair in document["pairs"]] == ["east", "west"]
+        assert [node["pair"] for node in document["nodes"]] == ["east", "east", "west", "west"]
+        assert document["strays"] == [{"service": "cli-fleet", "pair": "east", "belongs_to": "west"}]
+        listed = ";".join(",".join(nodes) for nodes in stand.nodes.values())
+        done = bstar("status", "--endpoints", f"{listed};tcp://127.0.0.1:1", "--timeout", "1")
+        assert done.returncode == 3
+        assert "1 of 3 pairs: #3: no node serves" in done.stderr
 
 
 # --- what breaks --------------------------------------------------------------------------------------------

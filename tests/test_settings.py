@@ -30,7 +30,7 @@ from bstar.settings import (
     sample_settings,
     variable_of,
 )
-from bstar.settings.load import FILE_BYTES_MAX
+from bstar.settings.document import FILE_BYTES_MAX
 from bstar.settings.relations import RELATIONS
 from bstar.settings.schema import FIELDS, RoleName
 

@@ -12,12 +12,13 @@ import typer
 from bstar.errors import CallError, ConfigurationError
 from bstar_cli import exits
 from bstar_cli.options import (
+    ClientConfigOption,
     DialectOption,
-    EndpointsOption,
+    FleetEndpointsOption,
     JournalNameOption,
     JournalOption,
     JournalPairOption,
-    endpoints_of,
+    fleet_of,
     journal_of,
 )
 from bstar_client import HAClient, Reply
@@ -35,7 +36,8 @@ def call(
             "None is one empty frame.",
         ),
     ] = None,
-    endpoints: EndpointsOption = None,
+    endpoints: FleetEndpointsOption = None,
+    config: ClientConfigOption = None,
     timeout: Annotated[
         float, typer.Option("--timeout", "-t", min=0.001, help="Seconds for everything, failover included.")
     ] = 10.0,
@@ -91,7 +93,7 @@ def call(
             _write(b"".join(reply.frames) if raw else b"".join(frame + b"\n" for frame in reply.frames))
 
     try:
-        with HAClient(endpoints_of(endpoints), dialect=dialect, timeout=timeout, journal=kept) as client:
+        with HAClient(fleet_of(endpoints, config), dialect=dialect, timeout=timeout, journal=kept) as client:
             if stream:
                 for reply in client.stream(service, frames, idempotent=not once):
                     show(reply)

@@ -1,18 +1,27 @@
 """``bstar check-config`` and ``bstar sample-config``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from bstar.errors import ConfigurationError
-from bstar.settings import RoleName, check_pair, load, sample_configuration
+from bstar.settings import (
+    check_pair,
+    load,
+    load_fleet,
+    sample_client_configuration,
+    sample_configuration,
+)
 
 __all__ = ["check_config", "sample_config"]
 
 
 def check_config(
     files: Annotated[list[Path], typer.Argument(metavar="FILE [FILE]", help="One node's, or both nodes'.")],
+    client: Annotated[
+        bool, typer.Option("--client", help="They are of clients and workers, not of nodes.")
+    ] = False,
 ) -> None:
     """Check a node's configuration, or two and whether they are a pair.
 
@@ -25,7 +34,14 @@ def check_config(
         bstar check-config primary.yaml
 
         bstar check-config primary.yaml backup.yaml
+
+        bstar check-config --client client.yaml
     """
+    if client:
+        for file in files:
+            pairs = load_fleet(file).pairs
+            typer.echo(f"{file}: right, {len(pairs)} pair{'s' * (len(pairs) > 1)}")
+        return
     if len(files) > 2:
         raise ConfigurationError(f"one file or two, not {len(files)}: a pair has two nodes")
     loaded = [load(file) for file in files]
@@ -38,7 +54,10 @@ def check_config(
 
 
 def sample_config(
-    role: Annotated[RoleName, typer.Option("--role", help="Which node's.")] = "primary",
+    role: Annotated[
+        Literal["primary", "backup", "client"],
+        typer.Option("--role", help="Which node's, or that of clients and workers."),
+    ] = "primary",
 ) -> None:
     """Print a complete configuration with every key explained.
 
@@ -47,5 +66,7 @@ def sample_config(
         bstar sample-config --role primary > primary.yaml
 
         bstar sample-config --role backup > backup.yaml
+
+        bstar sample-config --role client > client.yaml
     """
-    typer.echo(sample_configuration(role), nl=False)
+    typer.echo(sample_client_configuration() if role == "client" else sample_configuration(role), nl=False)

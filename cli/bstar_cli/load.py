@@ -16,13 +16,15 @@ import msgspec
 import typer
 
 from bstar.errors import BstarError
+from bstar.fleet import Fleet
 from bstar_cli import exits
 from bstar_cli.options import (
-    EndpointsOption,
+    ClientConfigOption,
+    FleetEndpointsOption,
     JournalNameOption,
     JournalOption,
     JournalPairOption,
-    endpoints_of,
+    fleet_of,
     journal_of,
 )
 from bstar_cli.steady import SteadyCalls
@@ -95,7 +97,8 @@ def load(
     service: Annotated[
         str, typer.Argument(metavar="SERVICE", help="A service that answers with the body, as echo does.")
     ] = "echo",
-    endpoints: EndpointsOption = None,
+    endpoints: FleetEndpointsOption = None,
+    config: ClientConfigOption = None,
     rate: Annotated[float, typer.Option("--rate", min=0.1, max=5000, help="Calls per second.")] = 50.0,
     seconds: Annotated[
         float | None, typer.Option("--seconds", min=0.1, help="End after so long; otherwise when told to.")
@@ -136,7 +139,9 @@ def load(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    with HAClient(endpoints_of(endpoints), timeout=timeout, on_event=report.event, journal=kept) as client:
+    # It calls one service, so what happens at other pairs is no business of its report.
+    fleet = Fleet([fleet_of(endpoints, config).pair_of(service)])
+    with HAClient(fleet, timeout=timeout, on_event=report.event, journal=kept) as client:
         began = time.monotonic()
         calls = SteadyCalls(
             client, service, rate=rate, window=window, on_answer=report.answer, on_failure=report.failure

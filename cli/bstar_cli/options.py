@@ -9,18 +9,22 @@ import msgspec
 import typer
 
 from bstar.errors import ConfigurationError
-from bstar.settings import parse_endpoint
+from bstar.fleet import Fleet, Pair
+from bstar.settings import load_fleet, parse_endpoint
 from bstar_client import JournalSettings
 
 __all__ = [
     "DEFAULT_ENDPOINTS",
+    "ClientConfigOption",
     "Dialect",
     "DialectOption",
     "EndpointsOption",
+    "FleetEndpointsOption",
     "JournalNameOption",
     "JournalOption",
     "JournalPairOption",
     "endpoints_of",
+    "fleet_of",
     "journal_of",
     "parse_set",
 ]
@@ -37,6 +41,27 @@ EndpointsOption = Annotated[
         metavar="A,B",
         help="Where the nodes are, the primary first, separated by commas. "
         f"Otherwise BSTAR_ENDPOINTS, otherwise {DEFAULT_ENDPOINTS}.",
+        show_default=False,
+    ),
+]
+FleetEndpointsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoints",
+        "-e",
+        metavar="A,B[;C,D]",
+        help="Where the nodes are, the primary first, separated by commas; semicolons part pairs. "
+        f"Otherwise BSTAR_ENDPOINTS, otherwise {DEFAULT_ENDPOINTS}.",
+        show_default=False,
+    ),
+]
+ClientConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="A client's configuration, which names the pairs. Otherwise BSTAR_CLIENT_CONFIG.",
         show_default=False,
     ),
 ]
@@ -81,11 +106,37 @@ def journal_of(directory: Path | None, pair: str | None, name: str | None) -> Jo
     return settings if pair is None else msgspec.structs.replace(settings, pair=pair)
 
 
+def fleet_of(endpoints: str | None, config: Path | None) -> Fleet:
+    """The pairs: of one of the options, else of one of the variables, else the default."""
+    if endpoints is not None and config is not None:
+        raise ConfigurationError("--endpoints and --config both say where the nodes are: give one of them")
+    if config is not None:
+        return load_fleet(config)
+    file, text = os.environ.get("BSTAR_CLIENT_CONFIG"), os.environ.get("BSTAR_ENDPOINTS")
+    if endpoints is None and file:
+        if text:
+            raise ConfigurationError(
+                "BSTAR_CLIENT_CONFIG and BSTAR_ENDPOINTS both say where the nodes are: set one of them"
+            )
+        return load_fleet(file)
+    where, text = (
+        ("BSTAR_ENDPOINTS", text or DEFAULT_ENDPOINTS) if endpoints is None else ("--endpoints", endpoints)
+    )
+    try:
+        return Fleet(Pair(tuple(_split(where, part))) for part in text.split(";"))
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error) if where in str(error) else f"{where}: {error}") from error
+
+
 def endpoints_of(option: str | None) -> list[str]:
-    """The endpoints: of the option, else of BSTAR_ENDPOINTS, else the default."""
+    """The endpoints of one pair: of the option, else of BSTAR_ENDPOINTS, else the default."""
     where, text = "--endpoints", option
     if text is None:
         where, text = "BSTAR_ENDPOINTS", os.environ.get("BSTAR_ENDPOINTS") or DEFAULT_ENDPOINTS
+    return _split(where, text)
+
+
+def _split(where: str, text: str) -> list[str]:
     endpoints = [part.strip() for part in text.split(",") if part.strip()]
     if not endpoints:
         raise ConfigurationError(f"{where} names no endpoint: write tcp://ADDRESS:PORT,tcp://ADDRESS:PORT")

@@ -1,7 +1,7 @@
-"""``bstar status``: both nodes side by side, and whether that is how a pair should look."""
+"""``bstar status``: the nodes of all pairs side by side, and whether that is how pairs should look."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -10,11 +10,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bstar.fleet import Fleet
 from bstar_cli import exits
-from bstar_cli.options import EndpointsOption, endpoints_of
+from bstar_cli.options import ClientConfigOption, FleetEndpointsOption, fleet_of
 from bstar_client.status import NodeReport, node_states
 
-__all__ = ["Verdict", "judge", "status"]
+__all__ = ["Stray", "Verdict", "judge", "judge_all", "status", "strays"]
+
+# From bad to worse.
+_WORSE = (exits.OK, exits.FAILED, exits.NONE_ACTIVE, exits.MANY_ACTIVE)
 
 
 class _Service(msgspec.Struct, frozen=True):
@@ -65,20 +69,30 @@ class Verdict(msgspec.Struct, frozen=True):
     why: str
 
 
+class Stray(msgspec.Struct, frozen=True):
+    """A service with workers at a pair that it does not belong to: no client looks for them there."""
+
+    service: str
+    pair: str
+    belongs_to: str
+
+
 def status(
-    endpoints: EndpointsOption = None,
+    endpoints: FleetEndpointsOption = None,
+    config: ClientConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", "-t", min=0.001, help="Seconds to wait for the nodes.")
     ] = 2.0,
 ) -> None:
-    """Show every node of the pair: role, state, epoch, peer, services, workers, queues.
+    """Show every node of every pair: role, state, epoch, peer, services, workers, queues.
 
-    Looking is no vote: it never changes which node is active.
+    Looking is no vote: it never changes which node is active. Of several pairs, services with workers at
+    another pair than their own are told, too.
 
     Exit codes: 0 every node answers and exactly one serves; 1 exactly one serves, but a node does not answer,
     or the one that serves does not hear its peer, or the arbiter does not answer a node; 2 wrong usage; 3
-    none serves; 4 more than one serves.
+    none serves; 4 more than one serves. Of several pairs it is that of the worst.
 
     Examples:
 
@@ -86,37 +100,93 @@ def status(
 
         bstar status --endpoints tcp://10.0.0.1:5001,tcp://10.0.0.2:5001
 
+        bstar status --config client.yaml
+
         bstar status --json | jq '.nodes[].state.pair.state'
     """
+    fleet = fleet_of(endpoints, config)
     try:
-        reports = node_states(endpoints_of(endpoints), timeout)
+        reports = node_states(fleet.endpoints, timeout)
     except KeyboardInterrupt:
         raise typer.Exit(exits.INTERRUPTED) from None
     views = [_view(report) for report in reports]
-    verdict = judge(views)
+    names = _names(fleet)
+    by_pair: dict[str, list[NodeView | None]] = {name: [] for name in names}
+    for name, view in zip(names, views, strict=True):
+        by_pair[name].append(view)
+    verdicts = {name: judge(of_pair) for name, of_pair in by_pair.items()}
+    verdict = judge_all(verdicts)
+    astray = strays(fleet, by_pair)
     if as_json:
         document = {
             "healthy": verdict.code == exits.OK,
             "why": verdict.why,
+            "pairs": [
+                {"pair": name, "healthy": of_pair.code == exits.OK, "why": of_pair.why}
+                for name, of_pair in verdicts.items()
+            ],
+            "strays": astray,
             "nodes": [
-                {"endpoint": report.endpoint, "state": report.state, "error": _error(report, view)}
-                for report, view in zip(reports, views, strict=True)
+                {
+                    "pair": name,
+                    "endpoint": report.endpoint,
+                    "state": report.state,
+                    "error": _error(report, view),
+                }
+                for name, report, view in zip(names, reports, views, strict=True)
             ],
         }
         typer.echo(msgspec.json.encode(document).decode())
     else:
         # Not a terminal: nothing is cut, so that a script finds whole words.
         console = Console(width=None if sys.stdout.isatty() else 200)
-        console.print(_nodes_table(reports, views))
-        services = _services_table(views)
+        console.print(_nodes_table(names, reports, views))
+        services = _services_table(names, views)
         if services is not None:
             console.print(services)
         talk = Console(stderr=True, soft_wrap=True)
         for report, view in zip(reports, views, strict=True):
             if view is None:
                 talk.print(Text(f"{report.endpoint}: {_error(report, view)}"))
+        for stray in astray:
+            told = (
+                f"{stray.service} has workers at {stray.pair}, but clients look for it at {stray.belongs_to}"
+            )
+            talk.print(Text(told, style="yellow"))
         talk.print(Text(verdict.why, style="green" if verdict.code == exits.OK else "bold red"))
     raise typer.Exit(verdict.code)
+
+
+def _names(fleet: Fleet) -> list[str]:
+    """For each node what its pair is called here: its name, or its number in the list."""
+    return [pair.name or f"#{number}" for number, pair in enumerate(fleet.pairs, 1) for _ in pair.endpoints]
+
+
+def judge_all(verdicts: Mapping[str, Verdict]) -> Verdict:
+    """What to think of several pairs: the code of the worst of them, and what is wrong with each."""
+    if len(verdicts) == 1:
+        return next(iter(verdicts.values()))
+    worst = max((verdict.code for verdict in verdicts.values()), key=_WORSE.index)
+    if worst == exits.OK:
+        return Verdict(worst, f"all {len(verdicts)} pairs are served")
+    told = [f"{name}: {verdict.why}" for name, verdict in verdicts.items() if verdict.code != exits.OK]
+    return Verdict(worst, f"{len(told)} of {len(verdicts)} pairs: {'; '.join(told)}")
+
+
+def strays(fleet: Fleet, by_pair: Mapping[str, Sequence[NodeView | None]]) -> list[Stray]:
+    """Services with workers at a pair that they do not belong to."""
+    names = list(by_pair)
+    found = {
+        Stray(service.service, name, home)
+        for name, views in by_pair.items()
+        for view in views
+        if view is not None
+        for service in view.broker.services
+        # A name that is no text is told with escapes, and its pair cannot be computed from those.
+        if service.workers and "\\x" not in service.service
+        if (home := names[fleet.place(service.service.encode())]) != name
+    }
+    return sorted(found, key=lambda stray: (stray.service, stray.pair))
 
 
 def judge(views: Sequence[NodeView | None]) -> Verdict:
@@ -169,22 +239,27 @@ def _error(report: NodeReport, view: NodeView | None) -> str | None:
     return "the node's answer is not what this version of bstar understands"
 
 
-def _nodes_table(reports: Sequence[NodeReport], views: Sequence[NodeView | None]) -> Table:
+def _nodes_table(
+    names: Sequence[str], reports: Sequence[NodeReport], views: Sequence[NodeView | None]
+) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("ENDPOINT", "ROLE", "STATE"):
+    is_fleet = len(set(names)) > 1
+    for heading in (*(["PAIR"] if is_fleet else []), "ENDPOINT", "ROLE", "STATE"):
         table.add_column(heading, no_wrap=True)
     for heading in ("EPOCH", "PEER", "PEER AGE", "SERVICES", "WORKERS", "QUEUED"):
         table.add_column(heading, justify="right")
     has_arbiter = any(view is not None and view.pair.quorum is not None for view in views)
     if has_arbiter:
         table.add_column("ARBITER", justify="right")
-    for report, view in zip(reports, views, strict=True):
+    for name, report, view in zip(names, reports, views, strict=True):
         # Text, because a name or an error may look like markup.
+        named = [Text(name)] if is_fleet else []
         if view is None:
-            table.add_row(Text(report.endpoint), Text("-"), Text("no answer", style="red"))
+            table.add_row(*named, Text(report.endpoint), Text("-"), Text("no answer", style="red"))
             continue
         pair, broker = view.pair, view.broker
         table.add_row(
+            *named,
             Text(report.endpoint),
             Text(pair.role),
             Text(pair.state, style="bold green" if pair.is_active else ""),
@@ -209,18 +284,24 @@ def _arbiter_cell(pair: _Pair) -> Text:
     return Text("grants" if pair.quorum.is_arbiter_granting else "answers")
 
 
-def _services_table(views: Sequence[NodeView | None]) -> Table | None:
-    """The services as the active node sees them; of several or none, as all nodes together do."""
-    chosen = [view for view in views if view is not None and view.pair.is_active]
-    services = [(view.pair.role, service) for view in chosen for service in view.broker.services]
+def _services_table(names: Sequence[str], views: Sequence[NodeView | None]) -> Table | None:
+    """The services as the active node of each pair sees them; of several or none, as all nodes do."""
+    services = [
+        (service.service, name, view.pair.role, service)
+        for name, view in zip(names, views, strict=True)
+        if view is not None and view.pair.is_active
+        for service in view.broker.services
+    ]
     if not services:
         return None
+    is_fleet = len(set(names)) > 1
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("\nSERVICE")
-    table.add_column("\nON")
+    for heading in ("SERVICE", *(["PAIR"] if is_fleet else []), "ON"):
+        table.add_column(f"\n{heading}")
     for heading in ("WORKERS", "IDLE", "IN FLIGHT", "QUEUED", "ANSWERED"):
         table.add_column(f"\n{heading}", justify="right")
-    for role, service in sorted(services, key=lambda each: each[1].service):
+    for title, name, role, service in sorted(services, key=lambda each: each[:3]):
+        words = (title, *([name] if is_fleet else []), role)
         numbers = (service.workers, service.idle, service.in_flight, service.queued, service.answered)
-        table.add_row(Text(service.service), Text(role), *(Text(str(number)) for number in numbers))
+        table.add_row(*(Text(str(each)) for each in (*words, *numbers)))
     return table

@@ -12,12 +12,13 @@ import typer
 from bstar.errors import ConfigurationError
 from bstar_cli.logs import configure_logs
 from bstar_cli.options import (
+    ClientConfigOption,
     DialectOption,
-    EndpointsOption,
+    FleetEndpointsOption,
     JournalNameOption,
     JournalOption,
     JournalPairOption,
-    endpoints_of,
+    fleet_of,
     journal_of,
 )
 from bstar_client import Handler, ReplyMemory, ReplyStore, Request, Worker, WorkerHooks
@@ -35,7 +36,8 @@ def worker(
         str,
         typer.Argument(metavar="[echo|sleep|fail|MODULE:FUNCTION]", help="What handles the requests."),
     ] = "echo",
-    endpoints: EndpointsOption = None,
+    endpoints: FleetEndpointsOption = None,
+    config: ClientConfigOption = None,
     seconds: Annotated[
         float | None,
         typer.Option("--seconds", min=0, help="sleep: how long; otherwise the request's body says it."),
@@ -65,7 +67,7 @@ def worker(
         Literal["console", "json"], typer.Option("--log-format", help="For people or for programs.")
     ] = "console",
 ) -> None:
-    """Offer a service to every node of the pair, until SIGTERM or Ctrl-C.
+    """Offer a service to every node of the pair, or of the pair it belongs to, until SIGTERM or Ctrl-C.
 
     A stopping worker finishes what it executes and leaves in good order; a second signal ends it at once.
     Handlers: echo answers with the body; sleep waits first; fail raises an error with the body as its text;
@@ -85,10 +87,10 @@ def worker(
     configure_logs(log_level, log_format)
     if seconds is not None and handler != "sleep":
         raise ConfigurationError("--seconds is for the handler sleep")
-    listed = endpoints_of(endpoints)
+    fleet = fleet_of(endpoints, config)
     log = structlog.get_logger("bstar.worker")
     instance = Worker(
-        listed,
+        fleet,
         service,
         find_handler(handler, seconds=seconds),
         dialect=dialect,
@@ -98,7 +100,7 @@ def worker(
         hooks=_Reports(log),
         journal=journal_of(journal, journal_pair, journal_name),
     )
-    log.info("started", service=service, handler=handler, endpoints=listed, pid=os.getpid())
+    log.info("started", service=service, handler=handler, endpoints=instance.endpoints, pid=os.getpid())
     instance.run()
     log.info("stopped", service=service)
 

@@ -54,7 +54,7 @@ class Program:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def wait_for(self, is_it: Callable[[str], bool], *, after: int = 0) -> str:
+    def wait_for(self, is_it: Callable[[str], object], *, after: int = 0) -> str:
         """The first line from number ``after`` on of which ``is_it`` is true."""
 
         def found() -> list[str]:

@@ -5,9 +5,10 @@ of strength) and returns :class:`Settings`. Whatever is wrong is reported in one
 :class:`~bstar.errors.ConfigurationError`: every unknown key, wrong value and broken relation with the place
 it came from and what to do about it. ``check_pair`` says whether two configurations belong together. The
 schema is the one source of the documentation: the sample configurations and ``docs/configuration.md`` are
-written from it.
+written from it. ``load_fleet`` reads what clients and workers are told: where the pairs are.
 """
 
+from bstar.settings.client import load_fleet, sample_client_configuration
 from bstar.settings.endpoints import Endpoint, parse_endpoint, parse_http_bind
 from bstar.settings.load import from_mapping, load, variable_of
 from bstar.settings.relations import check_pair, pair_problems
@@ -44,9 +45,11 @@ __all__ = [
     "flatten",
     "from_mapping",
     "load",
+    "load_fleet",
     "pair_problems",
     "parse_endpoint",
     "parse_http_bind",
+    "sample_client_configuration",
     "sample_configuration",
     "sample_settings",
     "variable_of",

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from bstar.settings.client import sample_client_configuration
 from bstar.settings.sample import reference, sample_configuration
 
 
@@ -19,6 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     generated = {
         "configs/primary.yaml": sample_configuration("primary"),
         "configs/backup.yaml": sample_configuration("backup"),
+        "configs/client.yaml": sample_client_configuration(),
         "docs/configuration.md": reference(),
     }
     stale = []

@@ -2,8 +2,7 @@
 
 Later wins: file, then ``BSTAR_…`` variables, then options. A variable is the dotted path in capitals with
 ``__`` for the dot: ``BSTAR_ENDPOINTS__CLIENTS``. Texts from variables and options are read as the key's type;
-in the file a value must already be of it. YAML is read by the safe loader with two deviations: a key that
-stands twice is an error instead of silently the last one, and dates stay texts.
+in the file a value must already be of it.
 """
 
 import difflib
@@ -13,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
-from bstar.errors import ConfigurationError
+from bstar.settings.document import Problems, kind, read_document, shown
 from bstar.settings.relations import node_problems
 from bstar.settings.sample import sample_values
 from bstar.settings.schema import FIELDS, PROFILES, RESERVED_VARIABLES, SECTIONS, Field, Settings
@@ -23,9 +21,6 @@ from bstar.settings.schema import FIELDS, PROFILES, RESERVED_VARIABLES, SECTIONS
 __all__ = ["from_mapping", "load", "variable_of"]
 
 PREFIX = "BSTAR_"
-
-# A configuration is a page or two; whatever is larger is some other file.
-FILE_BYTES_MAX = 1 << 20
 
 # A variable or option with one of these texts sets a key that may be null to null.
 _NULL_TEXTS = ("", "null")
@@ -39,18 +34,15 @@ class _Setting(msgspec.Struct, frozen=True):
     is_text: bool = False  # from a variable or an option: "0.5" may stand for 0.5
 
 
-class _Given:
+class _Given(Problems):
     """What has been said so far, and what was wrong with it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.settings: dict[str, _Setting] = {}
-        self.problems: list[str] = []
 
     def add(self, path: str, setting: _Setting) -> None:
         self.settings[path] = setting
-
-    def problem(self, where: str, path: str, text: str) -> None:
-        self.problems.append(f"{where}: {path}: {text}" if path else f"{where}: {text}")
 
 
 def variable_of(path: str) -> str:
@@ -74,7 +66,8 @@ def load(
     source = "configuration"
     if path is not None:
         source = os.fspath(path)
-        _read_file(Path(path), given)
+        document, lines = read_document(Path(path), given)
+        _read_mapping(document, source, lines, given)
     _read_environment(os.environ if environ is None else environ, given)
     _read_options(options or {}, given)
     return _build(given, source)
@@ -87,71 +80,6 @@ def from_mapping(mapping: Mapping[str, object], *, source: str = "configuration"
     return _build(given, source)
 
 
-class _Loader(yaml.SafeLoader):
-    """The safe loader, except that an unquoted date is a text like any other word."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - the name and the kind are PyYAML's
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
-def _read_file(path: Path, given: _Given) -> None:
-    try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if len(content) > FILE_BYTES_MAX:
-        raise ConfigurationError(f"{path}: is larger than {FILE_BYTES_MAX} octets, which no configuration is")
-    lines: dict[str, int] = {}
-    try:
-        loader = _Loader(content)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return
-            _note_keys(node, "", str(path), lines, given)
-            document = loader.construct_document(node)
-        finally:
-            loader.dispose()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigurationError(f"{where}: is no YAML: {error.problem or error.context}") from error
-    except (
-        yaml.YAMLError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
-        # PyYAML lets errors of its scalar constructors through as they are (!!int of a word is a ValueError).
-        raise ConfigurationError(f"{path}: is no YAML: {type(error).__name__}: {error}") from error
-    if document is None:
-        return
-    if not isinstance(document, dict):
-        raise ConfigurationError(f"{path}: must hold keys with values, not {_kind(document)}")
-    _read_mapping(document, str(path), lines, given)
-
-
-def _note_keys(node: yaml.Node, prefix: str, source: str, lines: dict[str, int], given: _Given) -> None:
-    """Remember in which line each key stands; one that stands twice is a problem. Two levels is all."""
-    if not isinstance(node, yaml.MappingNode):
-        return
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            continue
-        path, line = f"{prefix}{key.value}", key.start_mark.line + 1
-        if path in lines and key.tag != "tag:yaml.org,2002:merge":
-            given.problem(f"{source}:{line}", path, f"stands here a second time, after line {lines[path]}")
-        lines[path] = line
-        if not prefix:
-            _note_keys(value, f"{path}.", source, lines, given)
-
-
 def _read_mapping(
     mapping: Mapping[Any, object], source: str, lines: Mapping[str, int], given: _Given, section: str = ""
 ) -> None:
@@ -162,7 +90,7 @@ def _read_mapping(
             if isinstance(value, Mapping):
                 _read_mapping(value, source, lines, given, str(key))
             elif value is not None:
-                given.problem(where, path, f"is a section with keys of its own, not {_kind(value)}")
+                given.problem(where, path, f"is a section with keys of its own, not {kind(value)}")
         elif isinstance(key, str) and path in FIELDS:
             given.add(path, _Setting(value, where))
         else:
@@ -209,7 +137,7 @@ def _build(given: _Given, source: str) -> Settings:
             values[path] = _convert(field, setting)
         except msgspec.ValidationError:
             null = " (null takes the profile's)" if field.from_profile else ""
-            given.problem(setting.where, path, f"{_shown(setting.value)} is not {field.expected}{null}")
+            given.problem(setting.where, path, f"{shown(setting.value)} is not {field.expected}{null}")
             wrong.add(path)
 
     # Go on with what a sample would say in place of what is wrong, to find all that is wrong beside it.
@@ -227,11 +155,7 @@ def _build(given: _Given, source: str) -> Settings:
             # The place is where somebody said something; a default alone cannot be what is wrong.
             said = (given.settings[path].where for path in problem.paths if path in given.settings)
             given.problem(next(said, source), problem.paths[0], problem.text)
-    if given.problems:
-        if len(given.problems) == 1:
-            raise ConfigurationError(given.problems[0])
-        listed = "\n".join(f"  {problem}" for problem in given.problems)
-        raise ConfigurationError(f"{len(given.problems)} problems in the configuration:\n{listed}")
+    given.raise_all()
     return settings
 
 
@@ -260,21 +184,3 @@ def _did_you_mean(wrong: str, known: Iterable[str]) -> str:
         words = {name.rpartition(".")[2]: name for name in known}
         near = [words[found] for found in difflib.get_close_matches(word, words, n=1, cutoff=0.75)]
     return f"; did you mean {near[0]}?" if near else ""
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "nothing"
-    return _shown(value) if isinstance(value, (list, tuple, set, Mapping)) else f"the value {_shown(value)}"
-
-
-def _shown(value: object) -> str:
-    """A value in a message. Of a group only its kind: with YAML's aliases a small one can be endless."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, Mapping):
-        return "a group of keys"
-    if isinstance(value, (list, tuple, set)):
-        return "a list"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

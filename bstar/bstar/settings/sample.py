@@ -115,6 +115,28 @@ def reference() -> str:
         ]
         lines.append("")
     lines += [
+        "## Clients and workers",
+        "",
+        (
+            "`bstar worker`, `call`, `load` and `status` take a file of their own with `--config FILE` or "
+            "`BSTAR_CLIENT_CONFIG`; programs read it with `bstar.settings.load_fleet` and give what that "
+            "returns to `HAClient` or `Worker` in place of endpoints. "
+            "[configs/client.yaml](../configs/client.yaml) is one; `bstar sample-config --role client` "
+            "prints it, and `bstar check-config --client FILE` checks one. [fleet.md](fleet.md) tells of "
+            "several pairs."
+        ),
+        "",
+        "| key | default | value | meaning |",
+        "|---|---|---|---|",
+        (
+            "| `pairs` | (must be given) | names with lists of endpoints, the primary's first | The pairs. A "
+            "list of lists gives them no names; a service then moves when a node moves. |"
+        ),
+        (
+            "| `pins` | `{}` | services with names of pairs | Services that belong to a certain pair; one "
+            "that ends with `*` stands for all that begin so. |"
+        ),
+        "",
         "## Relations between keys",
         "",
         "Checked before a node starts:",

@@ -34,7 +34,8 @@ __all__ = [
 
 RESERVED_VARIABLES = {
     "BSTAR_CONFIG": "the configuration file of commands that take one",
-    "BSTAR_ENDPOINTS": "the endpoints, separated by commas, that client commands connect to",
+    "BSTAR_CLIENT_CONFIG": "the file that tells client commands where the pairs are",
+    "BSTAR_ENDPOINTS": "the endpoints that client commands connect to, separated by commas",
 }
 """``BSTAR_…`` variables that name no key."""
 
