@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline import session
+from bstar_pipeline import console, session
 from bstar_pipeline.session import find_java
 
 if TYPE_CHECKING:
@@ -64,6 +64,24 @@ def test_a_driver_gets_half_of_what_the_container_has_within_bounds(
     monkeypatch.setattr(session, "_MEMORY_LIMITS", (file,))
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": (32 << 30) // 4096}.__getitem__)
     assert session._driver_memory() == share
+
+
+@pytest.mark.parametrize(
+    ("remote", "is_here"),
+    [
+        (None, True),
+        ("local", True),
+        ("local[2]", True),
+        ("local-cluster[2,1,1024]", True),
+        ("sc://localhost:15002", False),
+        ("sc://local", False),
+    ],
+)
+def test_a_connect_server_that_is_started_here_is_as_quiet_as_a_driver_and_another_one_is_let_be(
+    remote: str | None, is_here: bool
+) -> None:
+    assert session.starts_driver(remote) is is_here
+    assert ("spark.log.level" in console._settings(None, remote)) is is_here
 
 
 @pytest.mark.spark

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from bstar.errors import PipelineError
-from bstar_pipeline.session import open_session
+from bstar_pipeline.session import open_session, starts_driver
 
 __all__ = ["session"]
 
@@ -62,18 +62,25 @@ def session(
         if active is not None:
             yield active
             return
-        chosen = dict(settings or {})
-        if remote is None:
-            local = _LOCAL_SETTINGS if (master or "").startswith("local") else {}
-            chosen = {**_SETTINGS, **local, **chosen}
+        chosen = _settings(master, remote)
         with _without_noise():
-            spark = open_session(app, master=master, remote=remote, settings=chosen)
+            spark = open_session(app, master=master, remote=remote, settings={**chosen, **(settings or {})})
         try:
             yield spark
         finally:
             spark.stop()
     except (PySparkException, Py4JError) as error:
         raise PipelineError(_sentence(error)) from error
+
+
+def _settings(master: str | None, remote: str | None) -> dict[str, str]:
+    """What holds unless somebody says otherwise; nothing for a Connect server that is not started here."""
+    if not starts_driver(remote):
+        return {}
+    if remote is not None:
+        # A server logs every error that it answers with, too.
+        return {**_SETTINGS, **_LOCAL_SETTINGS, "spark.log.level": "FATAL"}
+    return {**_SETTINGS, **(_LOCAL_SETTINGS if (master or "").startswith("local") else {})}
 
 
 def _sentence(error: Exception) -> str:

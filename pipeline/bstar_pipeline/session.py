@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from bstar.errors import ConfigurationError
 
-__all__ = ["JAVA_MIN", "find_java", "open_session"]
+__all__ = ["JAVA_MIN", "find_java", "open_session", "starts_driver"]
 
 JAVA_MIN = 17
 """Spark 4 runs on Java 17 and newer."""
@@ -39,7 +40,7 @@ _SETTINGS = {
     # Else Spark refuses a Python data source that can take filters (format("bstar")).
     "spark.sql.python.filterPushdown.enabled": "true",
 }
-# What a driver in this process needs besides; a Connect server has its own.
+# What a driver that is started here needs besides; a Connect server elsewhere has its own.
 _DRIVER_SETTINGS = {"spark.ui.showConsoleProgress": "false"}
 _PARTITIONS = "spark.sql.shuffle.partitions"
 # Spark has 200, for clusters: with a few cores most of the time would go into starting tasks. What is too
@@ -75,6 +76,11 @@ def find_java() -> str:
     return java
 
 
+def starts_driver(remote: str | None) -> bool:
+    """Whether a session of this Spark Connect address, or of none, starts a JVM on this machine."""
+    return remote is None or re.match(r"local(\[|-cluster|$)", remote) is not None
+
+
 def open_session(
     app: str,
     *,
@@ -98,18 +104,24 @@ def open_session(
         if master is not None:
             raise ConfigurationError("a session is either of a master or of a remote server, not of both")
         builder = builder.remote(remote)
-    else:
+    if starts_driver(remote):
         find_java()
         # Executors on this machine run the interpreter that runs now, not the first on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         # A default that gives way to everything else that can say it.
         os.environ.setdefault("SPARK_DRIVER_MEMORY", f"{_driver_memory() >> 20}m")
         defaults = _SETTINGS | _DRIVER_SETTINGS
-        if master is not None:
-            builder = builder.master(master)
+        if remote is not None:
+            defaults |= {_PARTITIONS: str(_LOCAL_PARTITIONS)}
+    if master is not None:
+        builder = builder.master(master)
     for key, value in {**defaults, **(settings or {})}.items():
         builder = builder.config(key, value)
-    session: SparkSession = builder.getOrCreate()
+    with warnings.catch_warnings():
+        if remote is not None and starts_driver(remote):
+            # What the server started with is set once more on the session, and refused: it has it already.
+            warnings.filterwarnings("ignore", r"Failed to set .*CANNOT_MODIFY_CONFIG")
+        session: SparkSession = builder.getOrCreate()
     if remote is None:
         conf = session.sparkContext.getConf()
         is_local = re.fullmatch(r"local(\[.*\])?", conf.get("spark.master") or "") is not None

@@ -85,7 +85,11 @@ def audit(
     since: FromOption = None,
     until: UntilOption = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="What the journals cannot prove does not pass either.")
+        bool,
+        typer.Option(
+            "--strict",
+            help="What the journals cannot prove does not pass either. After any kill of a node not all is.",
+        ),
     ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Print so many findings.")] = 100,
     as_json: JsonOption = False,
