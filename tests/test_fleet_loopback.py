@@ -25,6 +25,7 @@ from bstar_client import (
     AsyncHAClient,
     AsyncWorker,
     CallFailed,
+    Connected,
     Event,
     FailedOver,
     HAClient,
@@ -140,6 +141,19 @@ def test_workers_are_where_clients_ask(stand: Stand) -> None:
         assert client.actives == {pair: nodes[0] for pair, nodes in stand.nodes.items()}
         with pytest.raises(LocalProtocolError, match="actives"):
             _ = client.active
+
+
+def test_a_client_connects_to_the_pairs_alone_whose_services_it_calls(stand: Stand) -> None:
+    events: list[Event] = []
+    with workers_of(stand), HAClient(stand.nodes, timeout=LIMIT_S, on_event=events.append) as client:
+        for service in stand.services_of("east"):
+            client.request(service, b"x")
+        assert {event.endpoint for event in events if isinstance(event, Connected)} <= set(
+            stand.nodes["east"]
+        )
+        assert client.actives == {"east": stand.nodes["east"][0], "west": None}
+        client.services()
+        assert client.actives == {pair: nodes[0] for pair, nodes in stand.nodes.items()}
 
 
 def named_by(service: str, body: bytes) -> bytes:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -22,7 +21,11 @@ from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Reset, Se
 from bstar_client.core.worker_session import WorkerSettings
 from bstar_client.offering import Offer
 
-ENDPOINTS = {"east": ["tcp://e0", "tcp://e1"], "west": ["tcp://w0", "tcp://w1"], "north": ["tcp://n0"]}
+ENDPOINTS = {
+    "east": ["tcp://e0:1", "tcp://e1:1"],
+    "west": ["tcp://w0:1", "tcp://w1:1"],
+    "north": ["tcp://n0:1"],
+}
 # The nodes of each pair among all five.
 EAST, WEST, NORTH = (0, 1), (2, 3), (4,)
 PINS = {"e.*": "east", "w.*": "west", "n.*": "north"}
@@ -50,8 +53,7 @@ class Desk:
 
     def __init__(self, **options: Any) -> None:
         self.now = 1_000_000.0
-        with patch("bstar_client.asking.time.monotonic", lambda: self.now):
-            self.asker = asker(pins=PINS, **options)
+        self.asker = asker(pins=PINS, **options)
         assert isinstance(self.asker.core, FleetSession)
         self.session = self.asker.core
         self.sent: list[tuple[int, list[bytes]]] = []
@@ -83,6 +85,10 @@ class Desk:
         told = NodeStatus(state, epoch, 0, 0, NEVER_MS, 250, 1_000)
         self.take(self.session.receive(node, CODEC.pong(b"", native.NO_IDENTITY, told)[1:], self.now))
 
+    def open(self, *pairs: int) -> None:
+        for pair in pairs or range(3):
+            self.take(self.session.open(pair, self.now))
+
     def serve(self, *nodes: int) -> None:
         for node in nodes:
             self.take(self.session.connected(node, self.now))
@@ -101,12 +107,13 @@ class Desk:
 
 def test_a_call_goes_to_its_pair_and_its_reply_comes_back() -> None:
     desk = Desk()
+    desk.open()
     desk.serve(EAST[0], WEST[1], NORTH[0])
     calls = {node: desk.call(service) for node, service in ((0, "e.1"), (3, "w.1"), (4, "n.1"))}
     assert desk.requests() == [(0, b"e.1"), (3, b"w.1"), (4, b"n.1")]
     for node, call in calls.items():
         desk.answer(node, call)
-    assert [reply.endpoint for _, reply in desk.replies] == ["tcp://e0", "tcp://w1", "tcp://n0"]
+    assert [reply.endpoint for _, reply in desk.replies] == ["tcp://e0:1", "tcp://w1:1", "tcp://n0:1"]
     assert [call for call, _ in desk.replies] == list(calls.values())
     assert desk.session.outstanding == 0
     assert desk.session.counters.requests == desk.session.counters.replies == 3
@@ -114,6 +121,7 @@ def test_a_call_goes_to_its_pair_and_its_reply_comes_back() -> None:
 
 def test_the_identities_of_two_pairs_never_meet() -> None:
     desk = Desk()
+    desk.open()
     desk.serve(EAST[0], WEST[0])
     one, other = desk.call("e.1"), desk.call("w.1")
     assert one.identity[:16] != other.identity[:16]
@@ -121,6 +129,7 @@ def test_the_identities_of_two_pairs_never_meet() -> None:
 
 def test_a_pair_that_fails_over_takes_its_own_calls_along_and_no_others() -> None:
     desk = Desk()
+    desk.open()
     desk.serve(EAST[0], WEST[0])
     desk.take(desk.session.connected(EAST[1], desk.now))
     desk.pong(EAST[1], PASSIVE)
@@ -131,12 +140,13 @@ def test_a_pair_that_fails_over_takes_its_own_calls_along_and_no_others() -> Non
     desk.pong(EAST[1], ACTIVE, epoch=2)
     assert desk.requests() == [(EAST[1], b"e.1")]
     failovers = [event for event in desk.events if isinstance(event, FailedOver)]
-    assert [(event.from_endpoint, event.to_endpoint) for event in failovers] == [("tcp://e0", "tcp://e1")]
-    assert desk.asker.actives() == {"east": "tcp://e1", "west": "tcp://w0", "north": None}
+    assert [(event.from_endpoint, event.to_endpoint) for event in failovers] == [("tcp://e0:1", "tcp://e1:1")]
+    assert desk.asker.actives() == {"east": "tcp://e1:1", "west": "tcp://w0:1", "north": None}
 
 
 def test_a_pair_that_is_down_fails_its_own_calls_at_their_deadline_and_no_others() -> None:
     desk = Desk()
+    desk.open()
     desk.serve(WEST[0])
     dead = desk.call("e.1", timeout=1.0)
     for _ in range(20):
@@ -151,12 +161,14 @@ def test_a_pair_that_is_down_fails_its_own_calls_at_their_deadline_and_no_others
 
 def test_it_wakes_up_when_the_first_of_its_sessions_wants_to_and_wakes_no_other() -> None:
     desk = Desk()
+    desk.open()
     desk.serve(EAST[0], WEST[0], NORTH[0])
     sessions = desk.session._sessions
-    assert desk.session.next_deadline() == min(session.next_deadline() or 0.0 for session in sessions)
+    dues = [session.next_deadline() for session in sessions if session is not None]
+    assert desk.session.next_deadline() == min(due for due in dues if due is not None)
     desk.call("n.1", timeout=0.01)
     due = desk.session.next_deadline()
-    assert due == sessions[2].next_deadline() == desk.now + 0.01
+    assert due == desk.now + 0.01
     desk.sent.clear()
     desk.take(desk.session.handle_timer(due))
     assert len(desk.errors) == 1
@@ -172,6 +184,34 @@ def test_a_call_that_is_given_up_is_forgotten_by_its_pair() -> None:
     assert desk.session.outstanding == 0
 
 
+def test_a_call_that_is_given_up_before_its_turn_opens_nothing() -> None:
+    desk = Desk()
+    call = desk.asker.call("w.1", b"x", None, True, None)
+    desk.take(desk.session.abandon(call, desk.now))
+    desk.take(desk.session.submit(call, desk.now))
+    assert desk.resets == []
+
+
+def test_a_pair_is_connected_to_with_its_first_call_and_never_again() -> None:
+    desk = Desk()
+    assert desk.session.next_deadline() is None
+    desk.call("w.1")
+    assert desk.resets == list(WEST)
+    desk.call("n.1")
+    desk.call("w.1")
+    assert desk.resets == [*WEST, *NORTH]
+
+
+def test_a_session_that_begins_late_gives_the_primary_its_time() -> None:
+    """A backup whose connection is up first is not asked before the primary has had its chance."""
+    desk = Desk()
+    desk.now += 1_000.0
+    desk.call("w.1")
+    desk.take(desk.session.connected(WEST[1], desk.now))
+    desk.pong(WEST[1], PASSIVE)
+    assert desk.requests() == []
+
+
 def test_closing_ends_the_calls_of_all_pairs() -> None:
     desk = Desk()
     calls = [desk.call(service) for service in ("e.1", "w.1", "n.1")]
@@ -180,8 +220,24 @@ def test_closing_ends_the_calls_of_all_pairs() -> None:
     assert desk.session.next_deadline() is None
 
 
+def test_a_closed_client_opens_nothing_more() -> None:
+    desk = Desk()
+    desk.take(desk.session.close(desk.now))
+    call = desk.call("e.1")
+    assert [failed for failed, _ in desk.errors] == [call]
+    assert desk.resets == []
+
+
+def test_what_is_no_endpoint_is_told_before_anybody_connects() -> None:
+    for wrong in ("east1:5001", "tcp://east1", "udp://east1:5001", "ipc://"):
+        with pytest.raises(ConfigurationError, match=wrong):
+            asker([["tcp://east0:5001"], [wrong]])
+
+
 def test_plain_mdp_resets_the_socket_of_its_own_node() -> None:
     desk = Desk(dialect="mdp02")
+    desk.open(1)
+    desk.resets.clear()
     desk.take(desk.session.connected(WEST[0], desk.now))
     call = desk.call("w.1")
     assert [node for node, _ in desk.sent] == [WEST[0]]
@@ -237,13 +293,13 @@ def test_a_worker_registers_where_a_client_asks(pins: dict[str, str] | None) -> 
 @pytest.mark.parametrize("make", [asker, lambda listed, pins=None: offer(listed, "s", pins)])
 def test_clients_and_workers_refuse_what_is_no_fleet(make: Callable[..., object]) -> None:
     with pytest.raises(ConfigurationError, match="stands twice"):
-        make([["tcp://a", "tcp://b"], ["tcp://b"]])
+        make([["tcp://a:1", "tcp://b:1"], ["tcp://b:1"]])
     with pytest.raises(ConfigurationError, match="'north'"):
-        make([["tcp://a"], ["tcp://b"]], {"s": "north"})
+        make([["tcp://a:1"], ["tcp://b:1"]], {"s": "north"})
 
 
 def test_a_fleet_of_one_is_a_pair() -> None:
-    lone = asker({"east": ["tcp://e0", "tcp://e1"]})
+    lone = asker({"east": ["tcp://e0:1", "tcp://e1:1"]})
     assert not isinstance(lone.core, FleetSession)
     assert lone.actives() == {"east": None}
     assert asker(Fleet.of(ENDPOINTS)).endpoints == tuple(chain.from_iterable(ENDPOINTS.values()))

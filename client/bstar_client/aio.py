@@ -319,7 +319,10 @@ class AsyncHAClient:
 
     @property
     def actives(self) -> dict[str, str | None]:
-        """The same for each pair, by its name, or by its endpoints, sorted and joined by commas."""
+        """The same for each pair, by its name, or by its endpoints, sorted and joined by commas.
+
+        A client connects to one of several pairs with the first call that belongs there.
+        """
         return self._asker.actives()
 
     @property
@@ -370,8 +373,9 @@ class AsyncHAClient:
         self._links = Links(self._context, self.endpoints, self._asker.link_settings, WakeUp())
         self._turning = Turning(loop, self._links, self._core, self._perform)
         try:
-            for node in range(len(self.endpoints)):
-                self._turning.open(node)
+            if not self._asker.is_fleet:
+                for node in range(len(self.endpoints)):
+                    self._turning.open(node)
             if self._journal_place is not None:
                 self._journal = open_call_journal(self._journal_place, self.fleet, is_plain=self._is_plain)
         except (zmq.ZMQError, ConfigurationError) as error:

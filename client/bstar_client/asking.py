@@ -5,6 +5,7 @@ No sockets, no threads, no event loop: ``client`` and ``aio`` add those, each it
 
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -28,6 +29,7 @@ Dialect = Literal["native", "mdp02"]
 # "Not told": the client's own default applies.
 DEFAULT: float = math.nan
 _HEADER_BYTES = 64
+_ENDPOINT = re.compile(r"tcp://[^/]+:[0-9]{1,5}|(?:ipc|inproc)://.+")
 # Thirty years and infinity are the same to a caller, but not to the calls of the system that wait.
 _TIMEOUT_S_MAX = 1e9
 
@@ -55,41 +57,36 @@ class Asker:
     ) -> None:
         self.fleet = Fleet.of(endpoints, pins)
         self.endpoints = self.fleet.endpoints
-        self._is_fleet = len(self.fleet.pairs) > 1
+        self.is_fleet = len(self.fleet.pairs) > 1
         self._timeout = timeout
         self._has_keys = dialect == "native"
-        now = time.monotonic()
-        sessions: list[Session | Mdp02Session] = []
-        for pair in self.fleet.pairs:
+        if dialect not in ("native", "mdp02"):
+            raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
+
+        def begin(place: int, now: float) -> Session | Mdp02Session:
+            listed = self.fleet.pairs[place].endpoints
             if dialect == "native":
-                sessions.append(
-                    Session(
-                        pair.endpoints,
-                        client_id=os.urandom(16),
-                        now=now,
-                        settings=SessionSettings(
-                            outstanding_max, partials_max, ping_interval_s, silence_limit_s
-                        ),
-                    )
-                )
-            elif dialect == "mdp02":
-                sessions.append(
-                    Mdp02Session(
-                        pair.endpoints,
-                        now=now,
-                        settings=Mdp02Settings(
-                            outstanding_max, partials_max, attempt_timeout_s, settle_delay_s
-                        ),
-                    )
-                )
-            else:
-                raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
-        self.core: Session | Mdp02Session | FleetSession = sessions[0]
-        if self._is_fleet:
-            nodes = [len(pair.endpoints) for pair in self.fleet.pairs]
-            self.core = FleetSession(list(zip(sessions, nodes, strict=True)))
+                return Session(listed, client_id=os.urandom(16), now=now, settings=native)
+            return Mdp02Session(listed, now=now, settings=plain)
+
+        native = SessionSettings(outstanding_max, partials_max, ping_interval_s, silence_limit_s)
+        plain = Mdp02Settings(outstanding_max, partials_max, attempt_timeout_s, settle_delay_s)
+        self.core: Session | Mdp02Session | FleetSession
+        if self.is_fleet:
+            self._check_endpoints()
+            self.core = FleetSession([len(pair.endpoints) for pair in self.fleet.pairs], begin)
+        else:
+            self.core = begin(0, time.monotonic())
         self.link_settings = link or LinkSettings(high_water_mark=max(outstanding_max, 1_000))
         self._message_bytes_max = self.link_settings.message_bytes_max
+
+    def _check_endpoints(self) -> None:
+        """Nodes of a fleet are connected to when they are needed; what is no endpoint is told at once."""
+        for endpoint in self.endpoints:
+            if _ENDPOINT.fullmatch(endpoint) is None:
+                raise ConfigurationError(
+                    f"cannot connect to {endpoint!r}: write tcp://ADDRESS:PORT or ipc://PATH"
+                )
 
     def call(
         self,
@@ -118,7 +115,7 @@ class Asker:
         now = time.monotonic()
         deadline = None if timeout is None else now + timeout
         call = Call(name, frames, deadline, is_idempotent, is_stream, index, sink, key, now, bytes_in=size)
-        if self._is_fleet:
+        if self.is_fleet:
             call.pair = self._place(name, frames) if pair is None else pair
         return call
 
@@ -145,7 +142,7 @@ class Asker:
     def read_services(self, call: Call, reply: Reply) -> list[dict[str, object]]:
         """The answer to one of ``services_calls``; of a fleet, with the pair of each service."""
         listed = read_services(reply)
-        if not self._is_fleet:
+        if not self.is_fleet:
             return listed
         identity = self.fleet.pairs[call.pair].identity
         return [entry | {"pair": identity} for entry in listed]

@@ -131,7 +131,8 @@ class HAClient:
         self._wakeup = WakeUp()
         self._links = Links(self._context, self.endpoints, self._asker.link_settings, self._wakeup)
         try:
-            self._links.open()
+            if not self._asker.is_fleet:
+                self._links.open()
         except zmq.ZMQError as error:
             self._release()
             raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
@@ -370,7 +371,10 @@ class HAClient:
 
     @property
     def actives(self) -> dict[str, str | None]:
-        """The same for each pair, by its name, or by its endpoints, sorted and joined by commas."""
+        """The same for each pair, by its name, or by its endpoints, sorted and joined by commas.
+
+        A client connects to one of several pairs with the first call that belongs there.
+        """
         return self._asker.actives()
 
     @property

@@ -5,75 +5,99 @@ outstanding calls. This only hands things on: a call to the session of its pair 
 says to the session of that node's pair, and what the sessions put out to the shell, with the nodes numbered
 through, pair by pair. So a pair that is down concerns its own calls alone. Which pair a call belongs to was
 decided before (``bstar.fleet``).
+
+A session begins, and its nodes are connected to, with the first call that belongs to its pair: a client pays,
+and is a load, for the pairs alone whose services it calls.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from bstar.errors import ClosedError
 from bstar_client.core.calls import Call
 from bstar_client.core.mdp02_session import Mdp02Session
-from bstar_client.core.outputs import Output, Reset, Send
+from bstar_client.core.outputs import Fail, Output, Reset, Send
 from bstar_client.core.session import Counters, Session
 
 __all__ = ["FleetSession"]
 
 
 class FleetSession:
-    """Sessions with the number of nodes of each. See ``ClientCore``. They count in common."""
+    """The sessions of pairs with so many ``nodes``. See ``ClientCore``. They count in common.
 
-    def __init__(self, sessions: "Sequence[tuple[Session | Mdp02Session, int]]") -> None:
+    ``begin`` makes the session of a pair, at a time. A Reset opens the sockets of its nodes; before that they
+    are not to be open.
+    """
+
+    def __init__(self, nodes: Sequence[int], begin: "Callable[[int, float], Session | Mdp02Session]") -> None:
         self.counters = Counters()
-        self._sessions = [session for session, _ in sessions]
+        self._begin = begin
+        self._sessions: list[Session | Mdp02Session | None] = [None] * len(nodes)
         # Of each pair its first node among all; of each node its pair.
-        self._first: list[int] = []
-        self._pair_of: list[int] = []
-        for pair, (session, nodes) in enumerate(sessions):
-            session.counters = self.counters
-            self._first.append(len(self._pair_of))
-            self._pair_of += [pair] * nodes
+        self._first = [sum(nodes[:pair]) for pair in range(len(nodes))]
+        self._pair_of = [pair for pair, count in enumerate(nodes) for _ in range(count)]
         # A session's deadline changes only when it is told something: asking a hundred each time would cost
         # more than the message that came.
-        self._due = [_due(session) for session in self._sessions]
+        self._due = [math.inf] * len(nodes)
+        self._is_closed = False
 
     @property
     def outstanding(self) -> int:
         """How many calls wait for their replies."""
-        return sum(session.outstanding for session in self._sessions)
+        return sum(session.outstanding for session in self._sessions if session is not None)
 
     @property
     def actives(self) -> list[str | None]:
         """The endpoint that is followed now, of each pair."""
-        return [session.active for session in self._sessions]
+        return [None if session is None else session.active for session in self._sessions]
+
+    def open(self, pair: int, now: float) -> list[Output]:
+        """Begin the pair's session and connect to its nodes."""
+        assert self._sessions[pair] is None, "the session has begun already"
+        self._sessions[pair] = session = self._begin(pair, now)
+        session.counters = self.counters
+        return self._told(pair, [Reset(node) for node in range(self._pair_of.count(pair))])
 
     def submit(self, call: Call, now: float) -> list[Output]:
         """Begin a call at its pair."""
-        return self._told(call.pair, self._sessions[call.pair].submit(call, now))
+        outputs: list[Output] = []
+        if self._sessions[call.pair] is None:
+            if call.is_done:
+                return []  # abandoned before its turn came
+            if self._is_closed:
+                return [Fail(call, ClosedError("the client is closed; the request was not sent"))]
+            outputs = self.open(call.pair, now)
+        outputs += self._told(call.pair, self._of(call.pair).submit(call, now))
+        return outputs
 
     def abandon(self, call: Call, now: float) -> list[Output]:
         """Nobody waits for this call any more."""
-        return self._told(call.pair, self._sessions[call.pair].abandon(call, now))
+        if self._sessions[call.pair] is None:
+            call.is_done = True  # its turn will come, and nothing will be done
+            return []
+        return self._told(call.pair, self._of(call.pair).abandon(call, now))
 
     def connected(self, node: int, now: float) -> list[Output]:
         """The connection to a node is ready for messages."""
         pair = self._pair_of[node]
-        return self._told(pair, self._sessions[pair].connected(node - self._first[pair], now))
+        return self._told(pair, self._of(pair).connected(node - self._first[pair], now))
 
     def disconnected(self, node: int, now: float) -> list[Output]:
         """The connection to a node broke, or an attempt to connect failed."""
         pair = self._pair_of[node]
-        return self._told(pair, self._sessions[pair].disconnected(node - self._first[pair], now))
+        return self._told(pair, self._of(pair).disconnected(node - self._first[pair], now))
 
     def receive(self, node: int, frames: list[bytes], now: float) -> list[Output]:
         """A message came from a node."""
         pair = self._pair_of[node]
-        return self._told(pair, self._sessions[pair].receive(node - self._first[pair], frames, now))
+        return self._told(pair, self._of(pair).receive(node - self._first[pair], frames, now))
 
     def handle_timer(self, now: float) -> list[Output]:
         """A deadline passed."""
         outputs: list[Output] = []
         for pair, due in enumerate(self._due):
             if due <= now:
-                outputs += self._told(pair, self._sessions[pair].handle_timer(now))
+                outputs += self._told(pair, self._of(pair).handle_timer(now))
         return outputs
 
     def next_deadline(self) -> float | None:
@@ -83,14 +107,22 @@ class FleetSession:
 
     def close(self, now: float) -> list[Output]:
         """End every outstanding call."""
+        self._is_closed = True
         outputs: list[Output] = []
         for pair, session in enumerate(self._sessions):
-            outputs += self._told(pair, session.close(now))
+            if session is not None:
+                outputs += self._told(pair, session.close(now))
         return outputs
+
+    def _of(self, pair: int) -> Session | Mdp02Session:
+        session = self._sessions[pair]
+        assert session is not None, "nothing comes from nodes that nobody has connected to"
+        return session
 
     def _told(self, pair: int, outputs: list[Output]) -> list[Output]:
         """The pair's session was told something: look when it wants to be woken, number its nodes through."""
-        self._due[pair] = _due(self._sessions[pair])
+        due = self._of(pair).next_deadline()
+        self._due[pair] = math.inf if due is None else due
         first = self._first[pair]
         if first:
             for place, output in enumerate(outputs):
@@ -99,8 +131,3 @@ class FleetSession:
                 elif isinstance(output, Reset):
                     outputs[place] = Reset(first + output.node)
         return outputs
-
-
-def _due(session: Session | Mdp02Session) -> float:
-    due = session.next_deadline()
-    return math.inf if due is None else due
