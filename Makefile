@@ -24,7 +24,7 @@ JAVA := $(VENV)/.java-found
 # What the demo of the pipeline leaves: journal/, tables/, report.html.
 PLAYED := build/pipeline-demo
 
-.PHONY: help setup setup-dev demo pipeline-demo check test sim chaos compose-test bench bench-failover bench-pipeline docs clean
+.PHONY: help setup setup-dev demo pipeline-demo check test sim chaos compose-test bench bench-failover bench-peers bench-pipeline docs clean
 
 help: ## this list
 	@printf 'bstar: make VERB\n\n'
@@ -71,6 +71,11 @@ bench-failover: $(TOOLS) ## the outage that clients see: 30 trials of each fault
 	  $(if $(TRIALS),--trials $(TRIALS)) $(if $(PROFILES),--profiles $(PROFILES)) $(if $(FAULTS),--faults $(FAULTS)) \
 	  $(if $(OVERLOAD_S),--overload-s $(OVERLOAD_S)) \
 	  $(if $(TRIALS)$(PROFILES)$(FAULTS)$(OVERLOAD_S),,--write docs/failover.md)
+
+# Not part of what has to pass: it installs servers of others.
+bench-peers: $(TOOLS) ## beside NATS and RabbitMQ, which it installs (Debian, root), 5 minutes; or ROUNDS=1, WINDOWS=100, SECONDS=1, ONLY=haclient,nats
+	@PYTHONPATH=benchmarks $(BIN)/python -m peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WINDOWS),--windows $(WINDOWS)) \
+	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SIZE),--size $(SIZE)) $(if $(ONLY),--only $(ONLY))
 
 bench-pipeline: $(JAVA) $(TOOLS) ## the pipeline on Spark beside DuckDB, 5 and 50 million requests, 25 minutes; or MILLIONS=1,2, MEMORY=2, CORES=2
 	@PYTHONPATH=benchmarks $(BIN)/python -m pipeline $(if $(MILLIONS),--millions $(MILLIONS)) \

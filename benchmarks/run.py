@@ -10,6 +10,7 @@ process. CPU is what the kernel counted for all threads of the broker's process.
 
 import argparse
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import zmq
 
-from bstar.sockets import receive, send
+from bstar.sockets import is_readable, receive, send
 
 HERE = Path(__file__).parent
 BODY = b"x" * 16
@@ -106,7 +107,7 @@ def measure(pid: int, endpoint: str, window: int, seconds: float) -> tuple[float
     while sent_at:
         if not client.poll(5_000):
             raise SystemExit(f"{endpoint} owes {len(sent_at)} replies and is silent")
-        while client.get(zmq.EVENTS) & zmq.POLLIN:
+        while is_readable(client):
             receive(client)
             now = clock()
             latencies.append(now - sent_at.popleft())
@@ -174,15 +175,23 @@ def child(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        process.terminate()
-        process.communicate()
+        # Most end with their standard input; a second reason to end would cut their end short.
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def free_port() -> int:
     """A TCP port of the loopback interface that was free a moment ago."""
-    context = zmq.Context.instance()
-    with context.socket(zmq.ROUTER) as socket:
-        return socket.bind_to_random_port("tcp://127.0.0.1")
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        return int(holder.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -13,20 +13,10 @@ import threading
 
 import msgspec
 
-from bstar_cli.bench.plan import ClientKind, Dialect
+from bstar_cli.bench.plan import EchoPlan
 from bstar_client import AsyncWorker, Request, Worker, WorkerHooks
 
-__all__ = ["EchoPlan", "main"]
-
-
-class EchoPlan(msgspec.Struct, frozen=True):
-    """What an echo worker offers, to whom, and in which way."""
-
-    endpoints: list[str]
-    service: str
-    dialect: Dialect
-    kind: ClientKind
-    credit: int
+__all__ = ["main"]
 
 
 class _Told(WorkerHooks):

@@ -24,6 +24,7 @@ __all__ = [
     "Case",
     "ClientKind",
     "Dialect",
+    "EchoPlan",
     "FromClient",
     "Job",
     "Means",
@@ -104,6 +105,16 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 ToClient = Job | Turn | Stop
+
+
+class EchoPlan(msgspec.Struct, frozen=True):
+    """What an echo worker offers, to whom, and in which way."""
+
+    endpoints: list[str]
+    service: str
+    dialect: Dialect
+    kind: ClientKind
+    credit: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

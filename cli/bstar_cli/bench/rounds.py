@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bstar_cli import exits
-from bstar_cli.bench.echo import EchoPlan
-from bstar_cli.bench.plan import Case, ClientKind, Job, Side, Turn, shares_of
+from bstar_cli.bench.plan import Case, ClientKind, EchoPlan, Job, Side, Turn, shares_of
 from bstar_cli.bench.report import Asked, Document, document_of
 from bstar_cli.bench.results import Result, ratio_of, row_of
 from bstar_cli.bench.stage import BenchError, Stage, cpu_of

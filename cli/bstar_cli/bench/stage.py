@@ -18,8 +18,19 @@ from typing import Self
 import msgspec
 
 from bstar.errors import BstarError
-from bstar_cli.bench.echo import EchoPlan
-from bstar_cli.bench.plan import FromClient, Job, Progress, Ready, Side, Stop, Tally, ToClient, Trouble, Turn
+from bstar_cli.bench.plan import (
+    EchoPlan,
+    FromClient,
+    Job,
+    Progress,
+    Ready,
+    Side,
+    Stop,
+    Tally,
+    ToClient,
+    Trouble,
+    Turn,
+)
 from bstar_client import node_states
 
 __all__ = ["BenchError", "Stage", "cpu_of"]

@@ -1,0 +1,1 @@
+"""bstar beside NATS and RabbitMQ, on one machine, in turns: see ``__main__``."""

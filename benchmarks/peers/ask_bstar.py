@@ -1,0 +1,112 @@
+"""Our clients. ``ask_bstar.py sync|async|async-request|raw ENDPOINT SERVICE``.
+
+``sync`` and ``async`` call ``map`` with the window, with a window of 1 ``request``; ``async-request`` is as
+many tasks as the window, each of which awaits ``request``; ``raw`` speaks MDP/0.2 on a pyzmq DEALER,
+replies in order.
+"""
+
+import asyncio
+import sys
+from collections import deque
+
+import zmq
+from turns import clock, tell, turns, turns_async
+
+from bstar.sockets import is_readable, receive, send
+from bstar_client import AsyncHAClient, HAClient
+
+SILENCE_MS_MAX = 10_000
+
+
+def bodies(body, end):
+    """The body, until the time is over."""
+    while clock() < end:
+        yield body
+
+
+def ask_sync(endpoint, service):
+    """HAClient."""
+    with HAClient([endpoint]) as client:
+        client.request(service, b"ready?")
+        for window, seconds, body in turns():
+            started = clock()
+            end = started + seconds
+            if window == 1:
+                latencies, before = [], started
+                while before < end:
+                    client.request(service, body)
+                    after = clock()
+                    latencies.append(after - before)
+                    before = after
+            else:
+                replies = client.map(service, bodies(body, end), window=window, ordered=False)
+                latencies = [reply.elapsed_s for reply in replies]
+            tell(latencies, clock() - started)
+
+
+async def ask_async(endpoint, service, is_map):
+    """AsyncHAClient."""
+    async with AsyncHAClient([endpoint]) as client:
+        await client.request(service, b"ready?")
+        async for window, seconds, body in turns_async():
+            started = clock()
+            end = started + seconds
+            latencies = []
+            if is_map and window > 1:
+                replies = client.map(service, bodies(body, end), window=window, ordered=False)
+                latencies = [reply.elapsed_s async for reply in replies]
+            else:
+
+                async def ask(end=end, body=body, latencies=latencies):
+                    while (before := clock()) < end:
+                        await client.request(service, body)
+                        latencies.append(clock() - before)
+
+                await asyncio.gather(*(ask() for _ in range(window)))
+            tell(latencies, clock() - started)
+
+
+def ask_raw(endpoint, service):
+    """A DEALER that speaks MDP/0.2; with one worker replies come in the order of the requests."""
+    context = zmq.Context()
+    client = context.socket(zmq.DEALER)
+    client.set_hwm(0)
+    client.linger = 0
+    client.connect(endpoint)
+    head = [b"MDPC02", b"\x01", service.encode()]
+    # The first request may come before the node is active, and then gets no answer.
+    while True:
+        send(client, [*head, b"ready?"])
+        if client.poll(500):
+            break
+    while client.poll(600):
+        receive(client)
+    for window, seconds, body in turns():
+        started = clock()
+        end = started + seconds
+        sent_at, latencies = deque(), []
+        for _ in range(window):
+            sent_at.append(clock())
+            send(client, [*head, body])
+        while sent_at:
+            if not client.poll(SILENCE_MS_MAX):
+                sys.exit(f"{endpoint} owes {len(sent_at)} replies and is silent")
+            while is_readable(client):
+                receive(client)
+                now = clock()
+                latencies.append(now - sent_at.popleft())
+                if now < end:
+                    sent_at.append(now)
+                    send(client, [*head, body])
+        tell(latencies, clock() - started)
+    context.destroy(linger=0)
+
+
+if __name__ == "__main__":
+    way, where, what = sys.argv[1:]
+    if way == "sync":
+        ask_sync(where, what)
+    elif way == "raw":
+        ask_raw(where, what)
+    else:
+        asyncio.run(ask_async(where, what, way == "async"))
