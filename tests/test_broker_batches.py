@@ -82,6 +82,14 @@ def test_a_batch_is_shared_out_equally_as_far_as_credit_allows() -> None:
     assert given(desk.finals(b"w", [11, 12])) == [(b"w", [23, 24])]
 
 
+def test_a_batch_may_be_used_up_before_every_idle_worker_had_a_share() -> None:
+    desk = Desk()
+    for worker in (b"u", b"v", b"w"):
+        desk.ready(worker, credit=2, takes_batches=True)
+    assert given(desk.requests(b"c", range(1, 5))) == [(b"u", [1, 2]), (b"v", [3, 4])]
+    assert [worker.routing_id for worker in desk.broker.services[b"echo"].idle] == [b"w"]
+
+
 def test_the_age_that_a_worker_is_told_is_the_time_in_the_queue() -> None:
     desk = Desk()
     desk.requests(b"c", [1, 2], ttls_ms=[5_000, 6_000])

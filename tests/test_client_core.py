@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +21,9 @@ from bstar.errors import (
     RejectedError,
     StreamInterruptedError,
 )
-from bstar.wire import native
-from bstar.wire.messages import NEVER_MS, ErrorCode, NodeStatus
+from bstar.wire import decode, native
+from bstar.wire.batches import bodies_of
+from bstar.wire.messages import NEVER_MS, ErrorCode, NodeStatus, Requests
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
 from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Send
@@ -49,7 +51,9 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.session = Session(self.endpoints, client_id=CLIENT_ID, now=self.now, settings=self.options)
+        # The requests of a batch one by one, and how many batches there were.
         self.sent: list[tuple[int, native.Message]] = []
+        self.batches = 0
         self.replies: list[tuple[Call, Reply]] = []
         self.errors: list[tuple[Call, BstarError]] = []
         self.events: list[Event] = []
@@ -57,7 +61,8 @@ class Desk:
     def take(self, outputs: list[Output]) -> None:
         for output in outputs:
             if isinstance(output, Send):
-                self.sent.append((output.node, read(output.frames)))
+                self.sent += [(output.node, message) for message in read_all(output.frames)]
+                self.batches += output.frames[0][2] == native.REQUESTS
             elif isinstance(output, Deliver):
                 self.replies.append((output.call, output.reply))
             elif isinstance(output, Fail):
@@ -136,6 +141,28 @@ class Desk:
     def error_of(self, call: Call) -> BstarError:
         [error] = [error for failed, error in self.errors if failed is call]
         return error
+
+
+def read_all(frames: list[bytes]) -> list[native.Message]:
+    """A client's message, of a batch what each of its requests would be alone."""
+    if frames[0][2] != native.REQUESTS:
+        return [read(frames)]
+    batch = decode([b"", *frames])
+    assert isinstance(batch, Requests)
+    rows = zip(batch.numbers, batch.ttls_ms, bodies_of(batch.blob, batch.lengths), strict=True)
+    return [
+        native.Message(
+            native.REQUEST,
+            int(batch.is_repeated),
+            native.identity(batch.client_id, number),
+            batch.epoch,
+            ttl_ms,
+            batch.service,
+            b"",
+            [body],
+        )
+        for number, ttl_ms, body in rows
+    ]
 
 
 def read(frames: list[bytes]) -> native.Message:
@@ -1041,3 +1068,103 @@ def test_calls_that_wait_for_another_with_their_key_count_as_outstanding() -> No
     assert isinstance(desk.error_of(desk.call(key=b"k")), BusyError)
     desk.final(0, first)
     assert desk.session.outstanding == 0
+
+
+# --- batches ------------------------------------------------------------------------------------------------
+
+
+def together(
+    desk: Desk, *bodies: bytes, service: bytes = b"echo", timeout: float | None = 30.0
+) -> list[Call]:
+    """Calls that are begun in one turn."""
+    deadline = None if timeout is None else desk.now + timeout
+    calls = [Call(service, [body], deadline, begun_at=desk.now) for body in bodies]
+    desk.take(desk.session.submit_all(calls, desk.now))
+    return calls
+
+
+def finals(desk: Desk, node: int, calls: Sequence[Call], bodies: Sequence[bytes]) -> None:
+    numbers = [int.from_bytes(call.identity[16:], "big") for call in calls]
+    desk.hear(node, [b"", *native.encode_finals(CLIENT_ID, 1, numbers, bodies)])
+
+
+@pytest.mark.requirement("BSN-G-18")
+def test_calls_of_one_turn_travel_together_and_so_do_their_replies(served: Desk) -> None:
+    calls = together(served, b"a", b"", b"ccc")
+    assert (served.batches, served.requests(0)) == (1, [(0, call.identity) for call in calls])
+    assert [message.body for _, message in served.sent[-3:]] == [[b"a"], [b""], [b"ccc"]]
+    finals(served, 0, [calls[2], calls[0]], [b"C", b""])
+    assert [(call, reply.frames) for call, reply in served.replies] == [
+        (calls[2], (b"C",)),
+        (calls[0], (b"",)),
+    ]
+    assert all(reply.is_final and reply.attempts == 1 for _, reply in served.replies)
+    served.final(0, calls[1])
+    finals(served, 0, calls, [b"late"] * 3)
+    assert (len(served.replies), served.session.outstanding) == (3, 0)
+    assert served.session.counters.replies_unmatched == 3
+
+
+@pytest.mark.requirement("BSN-G-16")
+def test_what_is_different_travels_alone(served: Desk) -> None:
+    deadline = served.now + 30
+    alone = [
+        Call(b"echo", [b"x"], deadline, key=b"key"),
+        Call(b"echo", [b"x"], deadline, is_stream=True),
+        Call(b"echo", [b"x", b"y"], deadline),
+        Call(b"echo", [bytes(100_000)], deadline),
+        Call(b"mmi.service", [b"echo"], deadline),
+        Call(b"other", [b"x"], deadline),
+    ]
+    served.take(served.session.submit_all([*alone, Call(b"echo", [b"1"]), Call(b"echo", [b"2"])], served.now))
+    assert (served.batches, len(served.requests(0))) == (1, 8)
+    # Without a limit and with one may go together.
+    assert [message.value for _, message in served.sent[-2:]] == [0, 0]
+
+
+@pytest.mark.requirement("BSN-G-17")
+def test_a_node_that_did_not_say_so_is_sent_no_batch(desk: Desk) -> None:
+    told = status(ACTIVE)
+    desk.connect(0, msgspec.structs.replace(told, takes_batches=False))
+    together(desk, b"a", b"b")
+    assert (desk.batches, len(desk.requests(0))) == (0, 2)
+    desk.pong(0, told)
+    together(desk, b"a", b"b")
+    assert (desk.batches, len(desk.requests(0))) == (1, 4)
+
+
+@pytest.mark.requirement("BSN-G-15")
+def test_many_calls_are_several_batches(served: Desk) -> None:
+    together(served, *[b"x"] * 2_500)
+    assert served.batches == 3
+    together(served, *[bytes(16_000)] * 100)
+    assert served.batches == 5
+
+
+@pytest.mark.requirement("BSN-C-02")
+def test_after_a_failover_a_batch_is_repeated_as_a_batch(served: Desk) -> None:
+    calls = together(served, b"a", b"b", b"c")
+    finals(served, 0, calls[:1], [b"A"])
+    served.disconnect(0)
+    served.pong(1, status(ACTIVE, epoch=2))
+    again = [message for to, message in served.sent if to == 1 and message.command == native.REQUEST]
+    assert [message.identity for message in again] == [calls[1].identity, calls[2].identity]
+    assert [message.flags for message in again] == [native.FLAG_REDELIVERED] * 2
+    assert served.batches == 2
+    finals(served, 1, calls[1:], [b"B", b"C"])
+    assert served.session.outstanding == 0
+
+
+def test_a_batch_of_replies_that_cannot_be_read_is_counted(served: Desk) -> None:
+    calls = together(served, b"a", b"b")
+    served.hear(0, [b"", native.encode_finals(CLIENT_ID, 1, [1], [b""])[0], b"xyz", b""])
+    assert (served.session.counters.messages_invalid, served.session.outstanding) == (1, len(calls))
+
+
+def test_calls_that_are_begun_while_no_node_is_known_are_sent_when_one_is(desk: Desk) -> None:
+    calls = together(desk, b"a", b"b", b"c")
+    desk.connect(0, status(PRIMARY, retry_after_ms=0))
+    assert desk.requests() == [(0, calls[0].identity)]  # the vote
+    desk.final(0, calls[0])
+    assert desk.requests() == [(0, call.identity) for call in calls]
+    assert desk.batches == 1

@@ -51,7 +51,7 @@ class Bench:
 
     def request(self, address: bytes = ADDRESS) -> Job:
         self.hear(b"MDPW02", b"\x02", address, b"", b"body")
-        return [output.job for output in self.log if isinstance(output, Begin)][-1]
+        return [job for output in self.log if isinstance(output, Begin) for job in output.jobs][-1]
 
     def wait(self, seconds: float) -> None:
         until = self.now + seconds

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bstar.errors import WorkerError
 from bstar.wire import native
+from bstar.wire.batches import final_rows, pack_requests
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.messages import ErrorCode, NodeStatus, Reason
 from bstar_client.core.outputs import Send
@@ -42,6 +43,8 @@ class Bench:
     endpoints: Sequence[str] = ENDPOINTS
     dialect: WorkerDialect = field(default_factory=NativeWorker)
     now: float = 100.0
+    # Do handlers run at once, or wait for a thread?
+    claims: bool = True
 
     def __post_init__(self) -> None:
         self.core = WorkerCore(
@@ -51,6 +54,10 @@ class Bench:
 
     def take(self, outputs: list[WorkerOutput]) -> None:
         self.log += outputs
+        if self.claims:
+            for output in outputs:
+                if isinstance(output, Begin):
+                    assert all(self.core.claim(job) for job in output.jobs)
 
     def connect(self, *nodes: int, epoch: int = 1, expiry_ms: int = 1000) -> None:
         """Connections come up and their brokers welcome the worker."""
@@ -81,7 +88,7 @@ class Bench:
         self.now = until
 
     def begun(self) -> list[Job]:
-        return [output.job for output in self.log if isinstance(output, Begin)]
+        return [job for output in self.log if isinstance(output, Begin) for job in output.jobs]
 
     def finish(self, job: Job, body: bytes = b"done") -> None:
         self.take(self.core.finished(job, [body], self.now))
@@ -486,3 +493,160 @@ def test_whatever_happens_each_request_is_answered_at_most_once_and_never_begun_
     assert len(ends) == len(set(ends))
     ended = [output for output in bench.log if isinstance(output, Ended)]
     assert len(ended) <= 1
+
+
+# --- batches ------------------------------------------------------------------------------------------------
+
+
+def batch(
+    bench: Bench, node: int, numbers: Sequence[int], *, epoch: int = 1, ttl_ms: int = 0, age_ms: int = 0
+) -> None:
+    rows = pack_requests(numbers, [ttl_ms] * len(numbers), [b"%d" % number for number in numbers])
+    bench.hear(node, CODEC.requests(b"", b"c" * 16, rows[0], rows[1], age_ms, epoch, False))
+
+
+def answered(bench: Bench, node: int) -> list[list[int]]:
+    """The numbers in each FINALS to this node."""
+    return [
+        list(final_rows(output.frames, 1)[0])
+        for output in bench.log
+        if isinstance(output, Send) and output.node == node and output.frames[0][2] == native.FINALS
+    ]
+
+
+@pytest.fixture
+def several() -> Bench:
+    """Registered with both nodes, with room for five requests of which a shell runs some."""
+    bench = Bench(WorkerSettings(credit=5, running_max=1))
+    bench.connect(0, 1)
+    return bench
+
+
+@pytest.mark.requirement("BSN-G-17")
+def test_who_takes_several_requests_takes_batches(several: Bench) -> None:
+    ready = next(output.frames[0] for output in several.log if isinstance(output, Send))
+    assert ready[3] == native.FLAG_BATCHES
+    alone = Bench()
+    alone.connect(0)
+    ready = next(output.frames[0] for output in alone.log if isinstance(output, Send))
+    assert ready[3] == 0
+
+
+def test_requests_of_a_batch_begin_in_order_and_are_answered_together(several: Bench) -> None:
+    batch(several, 0, [7, 8, 9])
+    jobs = several.begun()
+    assert [(job.identity, job.body) for job in jobs] == [
+        (native.identity(b"c" * 16, number), [b"%d" % number]) for number in (7, 8, 9)
+    ]
+    several.take(several.core.finished_all([(jobs[1], [b"B"]), (jobs[0], [b"A"])], several.now))
+    several.take(several.core.finished_all([(jobs[2], [b"C"])], several.now))
+    assert answered(several, 0) == [[8, 7], [9]]
+    assert several.core.running == 0
+    batch(several, 0, [10, 11, 12, 13, 14])
+    assert len(several.begun()) == 8
+
+
+@pytest.mark.requirement("BSN-G-16")
+def test_a_reply_that_is_different_travels_alone(several: Bench) -> None:
+    batch(several, 0, [1, 2, 3, 4])
+    several.request(0, native.keyed_identity(b"echo", b"key"))
+    one, two, three, four, keyed = several.begun()
+    several.take(several.core.partial(one, [b"part"], several.now))
+    results = [(one, [b"1"]), (two, [b"2", b"2"]), (three, [bytes(100_000)]), (four, [b"4"]), (keyed, [b"5"])]
+    several.take(several.core.finished_all(results, several.now))
+    assert answered(several, 0) == [[4]]
+    assert several.commands(0).count(native.FINAL) == 4
+    assert several.core.counters.finished == 5
+
+
+def test_replies_to_single_requests_of_one_client_travel_together_too(several: Bench) -> None:
+    several.request(0, ONE)
+    several.request(0, TWO)
+    several.take(several.core.finished_all([(job, [b"x"]) for job in several.begun()], several.now))
+    assert answered(several, 0) == [[1, 2]]
+
+
+@pytest.mark.requirement("BSN-G-17")
+def test_a_broker_that_did_not_say_so_is_sent_no_batch() -> None:
+    bench = Bench(WorkerSettings(credit=5))
+    bench.take(bench.core.connected(0, bench.now))
+    told = NodeStatus(3, 1, 0, 0, 0, 100, 300, False)
+    bench.hear(0, CODEC.welcome(b"", (), told, 250, 1000))
+    bench.request(0, ONE)
+    bench.request(0, TWO)
+    bench.take(bench.core.finished_all([(job, [b"x"]) for job in bench.begun()], bench.now))
+    assert answered(bench, 0) == []
+    assert bench.commands(0).count(native.FINAL) == 2
+
+
+@pytest.mark.requirement("BSN-W-04")
+def test_the_age_of_a_batch_counts(several: Bench) -> None:
+    batch(several, 0, [1], ttl_ms=1_000, age_ms=400)
+    batch(several, 0, [2], ttl_ms=0, age_ms=400)
+    assert [job.deadline for job in several.begun()] == [several.now + 0.6, None]
+
+
+@pytest.mark.requirement("BSN-B-13")
+def test_a_batch_beyond_the_credit_is_no_valid_message(several: Bench) -> None:
+    batch(several, 0, range(1, 7))
+    assert several.begun() == []
+    assert several.core.counters.messages_invalid == 1
+
+
+def test_a_request_that_no_handler_was_called_for_is_given_back(several: Bench) -> None:
+    several.claims = False
+    batch(several, 0, [1, 2, 3])
+    one, two, three = several.begun()
+    assert several.core.claim(one)
+    several.take(several.core.stop(several.now))
+    assert not several.core.claim(two)
+    assert not several.core.claim(three)
+    assert native.DISCONNECT not in several.commands(0)
+    several.finish(one)
+    assert several.commands(0)[-2:] == [native.FINAL, native.DISCONNECT]
+    assert several.core.counters.requests_dropped == 2
+    assert isinstance(several.log[-1], Ended)
+
+
+@pytest.mark.requirement("BSN-W-01")
+def test_a_request_that_no_handler_was_called_for_is_refused_when_its_epoch_is_over(several: Bench) -> None:
+    several.claims = False
+    batch(several, 0, [1, 2])
+    one, two = several.begun()
+    assert several.core.claim(one)
+    several.hear(1, CODEC.heartbeat(b"", (), 3, 2))
+    assert not several.core.claim(two)
+    assert several.commands(0).count(native.STALE_EPOCH) == 1
+    batch(several, 0, [3, 4], epoch=1)
+    assert several.commands(0).count(native.STALE_EPOCH) == 3
+
+
+def test_a_request_that_no_handler_was_called_for_is_gone_with_its_connection(several: Bench) -> None:
+    several.claims = False
+    batch(several, 0, [1, 2])
+    several.take(several.core.disconnected(0, several.now))
+    assert not any(several.core.claim(job) for job in several.begun())
+    assert several.core.running == 0
+    several.connect(0)
+    batch(several, 0, [1, 2, 3, 4, 5])
+    assert sum(several.core.claim(job) for job in several.begun()) == 5
+
+
+@pytest.mark.requirement("BSN-W-09")
+def test_a_request_whose_time_is_over_when_its_handler_is_to_be_called_is_answered_so(several: Bench) -> None:
+    batch(several, 0, [1])
+    (job,) = several.begun()
+    several.take(several.core.expired(job, several.now))
+    assert several.sent(0)[-1][0::3] == (native.ERROR, ErrorCode.EXPIRED)
+    assert several.core.running == 0
+
+
+def test_with_a_limit_to_their_time_only_as_many_begin_as_handlers_run() -> None:
+    bench = Bench(WorkerSettings(credit=5, running_max=2, handler_timeout_s=0.5))
+    bench.connect(0)
+    batch(bench, 0, [1, 2, 3])
+    assert len(bench.begun()) == 2
+    bench.finish(bench.begun()[0])
+    assert len(bench.begun()) == 3
+    bench.wait(0.6)
+    assert bench.core.counters.timed_out == 2

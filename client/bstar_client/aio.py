@@ -106,6 +106,8 @@ class AsyncHAClient:
         self._links: Links | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turning: Turning | None = None
+        # What the next turn sends.
+        self._begun: list[Call] = []
         # One place for each request that may be outstanding.
         self._room = asyncio.Semaphore(outstanding_max)
         self._is_closed = False
@@ -344,6 +346,7 @@ class AsyncHAClient:
         if self._pid != os.getpid():
             return
         self._perform(self._core.close(time.monotonic()))
+        self._submit_all(time.monotonic())  # they are told that the client is closed
         self._release()
         if self._journal is not None:
             await asyncio.to_thread(self._journal.close)
@@ -371,7 +374,7 @@ class AsyncHAClient:
         self._loop = loop
         self._context = self._given_context or new_context(len(self.endpoints))
         self._links = Links(self._context, self.endpoints, self._asker.link_settings, WakeUp())
-        self._turning = Turning(loop, self._links, self._core, self._perform)
+        self._turning = Turning(loop, self._links, self._core, self._perform, self._submit_all)
         try:
             if not self._asker.is_fleet:
                 for node in range(len(self.endpoints)):
@@ -414,9 +417,16 @@ class AsyncHAClient:
             raise ClosedError("the client is closed; the request was not sent")
 
     def _submit(self, call: Call) -> None:
-        self._perform(self._core.submit(call, time.monotonic()))
+        # With the others of this turn, which may travel together.
+        self._begun.append(call)
         assert self._turning is not None
         self._turning.soon()
+
+    def _submit_all(self, now: float) -> None:
+        begun = self._begun
+        if begun:
+            self._begun = []
+            self._perform(self._core.submit_all(begun, now))
 
     def _abandon(self, call: Call) -> None:
         if not self._is_closed:
@@ -427,11 +437,11 @@ class AsyncHAClient:
     def _perform(self, outputs: list[Output]) -> None:
         links = self._links
         for output in outputs:
-            if isinstance(output, Send):
+            if isinstance(output, Deliver):
+                self._deliver(output.call, output.reply)
+            elif isinstance(output, Send):
                 assert links is not None
                 links[output.node].send(output.frames)
-            elif isinstance(output, Deliver):
-                self._deliver(output.call, output.reply)
             elif isinstance(output, Fail):
                 call = output.call
                 call.elapsed_s = time.monotonic() - call.begun_at

@@ -122,6 +122,7 @@ class AsyncWorker:
         self._turning: Turning | None = None
         self._links: Links | None = None
         self._tasks: dict[Job, asyncio.Task[None]] = {}
+        self._finished: list[tuple[Job, list[bytes]]] = []
         self._serving: asyncio.Task[None] | None = None
         self._end: asyncio.Future[None] | None = None
         self._pid = os.getpid()
@@ -219,7 +220,8 @@ class AsyncWorker:
         context = self._given_context or new_context(len(self.endpoints))
         reason = "stopped"
         links = Links(context, self.endpoints, self._link_settings, WakeUp())
-        self._links, self._turning = links, Turning(self._loop, links, self._core, self._perform)
+        self._links = links
+        self._turning = Turning(self._loop, links, self._core, self._perform, self._tell_finished)
         try:
             if self._journal_place is not None:
                 journal = open_journal(self._journal_place, "worker", self.endpoints, self.service)
@@ -234,6 +236,7 @@ class AsyncWorker:
             reason = f"{type(error).__name__}: {error}"
             raise
         finally:
+            self._tell_finished(time.monotonic())
             self._turning.end(LINGER_MS)
             tasks = list(self._tasks.values())
             for task in tasks:
@@ -254,7 +257,9 @@ class AsyncWorker:
             if isinstance(output, Send):
                 links[output.node].send(output.frames)
             elif isinstance(output, Begin):
-                self._begin(output.job)
+                for job in output.jobs:
+                    self._core.claim(job)
+                    self._begin(job)
             elif isinstance(output, Abandon):
                 self._give_up(output.job)
             elif isinstance(output, Registered):
@@ -275,6 +280,13 @@ class AsyncWorker:
                 turning.open(output.node)
             else:
                 self._note_end(output)
+
+    def _tell_finished(self, now: float) -> None:
+        """Send the replies that are ready."""
+        finished = self._finished
+        if finished:
+            self._finished = []
+            self._perform(self._core.finished_all(finished, now))
 
     def _note_end(self, output: Ended) -> None:
         assert self._end is not None
@@ -404,10 +416,13 @@ class AsyncWorker:
         assert self._turning is not None
         if self._journal is not None:
             self._journal.told(job, body, kind)
+        if kind == "final":
+            # With the others that end before the turn, which may be replies to the same client.
+            self._finished.append((job, body))
+            self._turning.soon()
+            return
         if kind == "partial":
             outputs = core.partial(job, body, now)
-        elif kind == "final":
-            outputs = core.finished(job, body, now)
         elif kind == "replay":
             outputs = core.replayed(job, body, now)
         else:

@@ -495,8 +495,11 @@ class HAClient:
         perform = self._perform
         while not self._is_closing:
             now = clock()
-            for _ in range(min(len(inbox), _SUBMIT_MAX)):
+            count = min(len(inbox), _SUBMIT_MAX)
+            if count == 1:
                 perform(core.submit(inbox.popleft(), now))
+            elif count:
+                perform(core.submit_all([inbox.popleft() for _ in range(count)], now))
             while abandoned:
                 call = abandoned.popleft()
                 if self._journal is not None and not call.is_done:
@@ -522,10 +525,10 @@ class HAClient:
 
     def _perform(self, outputs: list[Output]) -> None:
         for output in outputs:
-            if isinstance(output, Send):
-                self._links[output.node].send(output.frames)
-            elif isinstance(output, Deliver):
+            if isinstance(output, Deliver):
                 self._deliver(output.call, output.reply)
+            elif isinstance(output, Send):
+                self._links[output.node].send(output.frames)
             elif isinstance(output, Fail):
                 call = output.call
                 call.elapsed_s = time.monotonic() - call.begun_at

@@ -25,7 +25,10 @@ class _Core(Protocol):
 
 
 class Turning:
-    """``perform`` carries out what the core says. Everything happens in the loop's thread."""
+    """``perform`` carries out what the core says. Everything happens in the loop's thread.
+
+    ``begin(now)`` is called first in every turn: what was collected since the last one may go out together.
+    """
 
     def __init__(
         self,
@@ -33,11 +36,13 @@ class Turning:
         links: Links,
         core: _Core,
         perform: Callable[[list[Any]], None],  # Any: the core's own outputs
+        begin: Callable[[float], None],
     ) -> None:
         self._loop = loop
         self._links = links
         self._core = core
         self._perform = perform
+        self._begin = begin
         self._watched: dict[int, set[int]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -83,8 +88,13 @@ class Turning:
             await asyncio.shield(self._room)
 
     def _turn(self) -> None:
-        """Take in all that the sockets and the clock have, and see to it that the next of it wakes us."""
         self._next = None
+        self._begin(time.monotonic())
+        if not self._is_closed:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Take in all that the sockets and the clock have, and see to it that the next of it wakes us."""
         core, perform = self._core, self._perform
         now = time.monotonic()
         due = core.next_deadline()

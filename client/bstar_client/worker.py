@@ -24,6 +24,7 @@ import zmq
 from bstar.errors import BstarError, ClosedError, ConfigurationError, ForkedError, LocalProtocolError
 from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
+from bstar.wire.limits import CREDIT_MAX
 from bstar_client.bodies import Body, to_frames
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Job
@@ -50,8 +51,13 @@ __all__ = ["Handler", "Request", "Worker", "WorkerHooks"]
 
 _log = logging.getLogger("bstar_client")
 
-# Each request that a worker holds has a thread of its own.
-_CREDIT_MAX = 1_000
+# Handlers that run at once have threads of their own.
+_THREADS_MAX = 1_000
+# A handler that goes on and on does not keep finished replies back for longer: its thread lets go of the
+# interpreter until they are on their way.
+_UNSENT_S_MAX = 0.001
+# If the network takes nothing, handlers go on after so long all the same.
+_SENDING_S_MAX = 0.05
 
 # How long a DISCONNECT or a last reply may take to leave the process; with no linger it vanishes (T-09).
 LINGER_MS = 300
@@ -140,7 +146,10 @@ class Worker:
     leaves the nodes in good order and returns. ``start()`` does the same in a thread; ``with Worker(…)``
     starts and closes. ``handler_timeout_s``: a handler that takes longer is answered for and given up;
     its thread cannot be killed, so after ``stuck_handlers_max`` of them ``run()`` raises WorkerError.
-    ``credit`` handlers run at once.
+    ``credit`` requests may be with the worker at once, and so many handlers run at once; or ``threads``, if
+    that is fewer: then the rest waits here, so that a handler that is done has the next request at hand, and
+    requests and replies travel together (``credit=256, threads=1`` for a quick handler). What waits here when
+    the worker stops or is lost is given to others.
 
     ``dedupe``: where replies are kept by ``request.identity``, so that a repetition of a request is answered
     without executing it again: ``ReplyMemory()`` for this process, or for all workers of a machine and across
@@ -162,6 +171,7 @@ class Worker:
         pins: Mapping[str, str] | None = None,
         dialect: Literal["native", "mdp02"] = "native",
         credit: int = 1,
+        threads: int | None = None,
         handler_timeout_s: float | None = None,
         stuck_handlers_max: int = 3,
         drain_timeout_s: float = 10.0,
@@ -176,10 +186,18 @@ class Worker:
         journal: JournalPlace | None = None,
     ) -> None:
         settings = WorkerSettings(
-            credit, handler_timeout_s, stuck_handlers_max, drain_timeout_s, backoff_min_s, backoff_max_s
+            credit,
+            handler_timeout_s,
+            stuck_handlers_max,
+            drain_timeout_s,
+            backoff_min_s,
+            backoff_max_s,
+            threads,
         )
         self._drain_timeout_s = drain_timeout_s
-        self._credit = credit
+        if threads is not None and not 1 <= threads <= _THREADS_MAX:
+            raise ConfigurationError(f"threads is 1 to {_THREADS_MAX}, not {threads}")
+        self._threads = min(credit, threads or _THREADS_MAX)
         self._handler = handler
         self._dedupe = dedupe
         self._hooks = hooks or WorkerHooks()
@@ -191,7 +209,7 @@ class Worker:
             heartbeat_s=heartbeat_s,
             liveness=liveness,
             settings=settings,
-            credit_max=_CREDIT_MAX,
+            credit_max=_THREADS_MAX if threads is None else CREDIT_MAX,
             keeps_replies=dedupe is not None,
         )
         self.endpoints, self.service, self._core = offer.endpoints, offer.service, offer.core
@@ -199,6 +217,10 @@ class Worker:
         self._given_context = context
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._results: deque[_Result] = deque()
+        # When the oldest result became ready, and whether the worker's thread has taken what there was.
+        self._unsent_since = 0.0
+        self._are_taken = threading.Event()
+        self._is_observed = type(self._hooks) is not WorkerHooks
         self._has_room = threading.Event()
         self._is_asleep = False
         self._is_stopping = False
@@ -325,7 +347,7 @@ class Worker:
     def _serve(self) -> None:
         context = self._given_context or new_context(len(self.endpoints))
         links = Links(context, self.endpoints, self._link_settings, self._wakeup)
-        for _ in range(self._credit):
+        for _ in range(self._threads):
             self._add_handler_thread()
         reason = "stopped"
         try:
@@ -339,9 +361,10 @@ class Worker:
             raise
         finally:
             self._is_ended = True
-            for _ in range(self._credit):
+            for _ in range(self._threads):
                 self._jobs.put(None)
             self._has_room.set()
+            self._are_taken.set()
             links.close(LINGER_MS)
             if self._given_context is None:
                 context.term()
@@ -354,8 +377,8 @@ class Worker:
         is_told_to_stop = False
         while True:
             now = clock()
-            while results and not links.is_congested:
-                self._perform(self._tell(results.popleft(), now), links)
+            if results and not links.is_congested:
+                self._tell_all(links, now)
             if len(results) < _RESULTS_MAX:
                 self._has_room.set()
             if self._is_stopping and not is_told_to_stop:
@@ -382,16 +405,35 @@ class Worker:
             if due is not None and now >= due:
                 self._perform(core.handle_timer(now), links)
 
-    def _tell(self, result: "_Result", now: float) -> list[WorkerOutput]:
-        job, body, kind = result
+    def _tell_all(self, links: Links, now: float) -> None:
+        """Send what handlers have so far: replies that are ready together go together."""
+        results = self._results
+        finished: list[tuple[Job, list[bytes]]] = []
+        for _ in range(len(results)):
+            job, body, kind = results.popleft()
+            if kind == "final":
+                if self._journal is not None:
+                    self._journal.told(job, body, kind)
+                finished.append((job, body))
+                continue
+            self._perform(self._tell(job, body, kind, now), links)
+            if links.is_congested:
+                break
+        self._are_taken.set()
+        if len(finished) == 1:
+            self._perform(self._core.finished(*finished[0], now), links)
+        elif finished:
+            self._perform(self._core.finished_all(finished, now), links)
+
+    def _tell(self, job: Job, body: list[bytes], kind: "_Kind", now: float) -> list[WorkerOutput]:
         if self._journal is not None:
             self._journal.told(job, body, kind)
         if kind == "partial":
             return self._core.partial(job, body, now)
-        if kind == "final":
-            return self._core.finished(job, body, now)
         if kind == "replay":
             return self._core.replayed(job, body, now)
+        if kind == "expired":
+            return self._core.expired(job, now)
         return self._core.failed(job, body[0].decode("utf-8", "replace"), now)
 
     def _perform(self, outputs: list[WorkerOutput], links: Links) -> None:
@@ -399,7 +441,8 @@ class Worker:
             if isinstance(output, Send):
                 links[output.node].send(output.frames)
             elif isinstance(output, Begin):
-                self._jobs.put(output.job)
+                for job in output.jobs:
+                    self._jobs.put(job)
             elif isinstance(output, Abandon):
                 if self._journal is not None:
                     self._journal.given_up(output.job)
@@ -450,11 +493,19 @@ class Worker:
             job = self._jobs.get()
             if job is None:
                 return
+            if not self._core.claim(job):
+                continue  # it was given back
             self._handle(job)
             if job.is_abandoned:
                 return  # another thread has its place
+            if self._results and job.ended_at - self._unsent_since > _UNSENT_S_MAX:
+                self._are_taken.wait(_SENDING_S_MAX)
 
     def _handle(self, job: Job) -> None:
+        began_at = time.monotonic()
+        if job.deadline is not None and began_at >= job.deadline:
+            self._post(job, [], "expired")
+            return
         request = Request(
             self.service,
             tuple(job.body),
@@ -466,9 +517,11 @@ class Worker:
         )
         if self._dedupe is not None and self._is_replayed(self._dedupe, job, request):
             return
-        self._call_hook(self._hooks.request_started, request)
+        if self._is_observed:
+            self._call_hook(self._hooks.request_started, request)
+            began_at = time.monotonic()
         assert self._handler is not None, "checked before the start"
-        job.began_at = time.monotonic()
+        job.began_at = began_at
         try:
             body = self._execute(job, request, self._handler)
         except Exception as error:  # noqa: BLE001 - whatever the handler raises is its answer
@@ -478,7 +531,8 @@ class Worker:
             self._post(job, as_text(error), "failure")
         else:
             job.ended_at = time.monotonic()
-            self._call_hook(self._hooks.request_finished, request)
+            if self._is_observed:
+                self._call_hook(self._hooks.request_finished, request)
             self._post(job, body, "final")
 
     def _execute(self, job: Job, request: Request, handler: Handler) -> list[bytes]:
@@ -538,6 +592,9 @@ class Worker:
             raise LocalProtocolError(f"a reply has more than {self._link_settings.message_bytes_max} octets")
 
     def _post(self, job: Job, body: list[bytes], kind: "_Kind") -> None:
+        if not self._results:
+            self._unsent_since = job.ended_at
+            self._are_taken.clear()
         self._results.append((job, body, kind))
         if self._is_asleep:
             self._is_asleep = False
@@ -549,6 +606,6 @@ def as_text(error: BaseException) -> list[bytes]:
     return [f"{type(error).__name__}: {error}".encode("utf-8", "replace")]
 
 
-# "replay" and "refusal" are answers of requests that were not executed.
-_Kind = Literal["partial", "final", "failure", "replay", "refusal"]
+# "replay", "refusal" and "expired" are answers of requests that were not executed.
+_Kind = Literal["partial", "final", "failure", "replay", "refusal", "expired"]
 _Result = tuple[Job, list[bytes], _Kind]

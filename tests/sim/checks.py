@@ -229,6 +229,8 @@ class Checks:
         if issued.dialect == "mdp01":
             self._check_joined(issued, frames)
             return
+        if len(frames) == 1:  # of a request that came in a batch
+            frames = tuple(frames[0].split(b" "))
         if frames[0] == b"500" and not self.is_fenced:
             # A plain worker has no other word for a failure.
             if issued.kind == "fail" and frames[1] != token and b"did not return within" not in frames[1]:

@@ -21,6 +21,10 @@ from sim.world import World
 __all__ = ["CallWatcher", "Issued", "SimClient"]
 
 OUTSTANDING_MAX = 40
+# Some calls are begun several at a time, and travel together where they may.
+BURSTS = 0.2
+BURST_MAX = 6
+_CALLS_AT_ONCE = 1 + BURSTS * ((2 + BURST_MAX) / 2 - 1)
 
 
 class Issued(msgspec.Struct, eq=False):
@@ -118,7 +122,7 @@ class SimClient(LinkOwner):
     # --- calls --------------------------------------------------------------------------------------------
 
     def _ask_later(self) -> None:
-        pause_s = self.rng.expovariate(self.load.calls_per_s)
+        pause_s = self.rng.expovariate(self.load.calls_per_s / _CALLS_AT_ONCE)
         self.world.after(pause_s, partial(self._ask, self.runs))
 
     def _ask(self, run: int) -> None:
@@ -127,6 +131,15 @@ class SimClient(LinkOwner):
         self._ask_later()
         if self.is_frozen or self.core.outstanding >= OUTSTANDING_MAX // 2:
             return
+        now = self.clock()
+        if self.rng.random() < BURSTS:
+            calls = [self._make_call(now) for _ in range(self.rng.randint(2, BURST_MAX))]
+            self._do(self.core.submit_all(calls, now))
+        else:
+            self._do(self.core.submit(self._make_call(now), now))
+        self.arrange()
+
+    def _make_call(self, now: float) -> Call:
         rng = self.rng
         self._numbers += 1
         kind = rng.choices(("echo", "stream", "parts", "mmi", "fail"), (80, 6, 6, 4, 4))[0]
@@ -139,7 +152,6 @@ class SimClient(LinkOwner):
         is_stream = kind == "stream"
         is_idempotent = rng.random() < 0.8
         timeout_s = rng.uniform(self.load.deadline_min_s, self.load.deadline_max_s)
-        now = self.clock()
         issued = Issued(
             token,
             self.name,
@@ -155,8 +167,7 @@ class SimClient(LinkOwner):
             service, body = b"mmi.service", [b"work"]
         issued.call = Call(service, body, now + timeout_s, is_idempotent, is_stream, 0, issued)
         self._watcher.call_made(issued)
-        self._do(self.core.submit(issued.call, now))
-        self.arrange()
+        return issued.call
 
     # --- the loop -----------------------------------------------------------------------------------------
 

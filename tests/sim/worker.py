@@ -28,6 +28,8 @@ __all__ = ["SimWorker", "WorkWatcher"]
 DRAIN_TIMEOUT_S = 2.0
 HANDLER_TIMEOUT_S = 4.0
 PARTS_MAX = 4
+# From a handler's end until its reply is sent.
+TURN_S_MAX = 0.003
 _NATIVE_MAGIC = 0xB5
 _EPOCH = slice(28, 36)
 _MDP01_HEARTBEAT = mdp01.encode_heartbeat()
@@ -69,21 +71,35 @@ class SimWorker(LinkOwner):
         self._messages: deque[tuple[int, Frames]] = deque()
         self._changes: deque[tuple[int, bool]] = deque()
         self._results: deque[tuple[Job, int]] = deque()
+        # How many handlers run at once; what the core has begun beyond that waits here.
+        self._threads = 0
+        self._begun_by_core: deque[Job] = deque()
+        self._handling: set[Job] = set()
+        # Replies that leave together.
+        self._finished: list[tuple[Job, list[bytes]]] = []
 
     def start(self) -> None:
         """A new run: a new worker object."""
         self.boot()
         self.epoch_seen = 0
         self.has_ended = False
-        for queue in (self._messages, self._changes, self._results):
+        for queue in (self._messages, self._changes, self._results, self._begun_by_core):
             queue.clear()
+        self._handling.clear()
+        self._finished.clear()
+        # Some work off what they have in one thread; those have no limit to a handler's time.
+        is_queueing = self._credit > 1 and self.rng.random() < 0.5
+        self._threads = 1 if is_queueing else self._credit
         self.core = self._core_class(
             [link.node.name for link in self.links],
             b"work",
             worker_dialect(self.dialect),
             jitter=self.rng.random,
             settings=WorkerSettings(
-                credit=self._credit, handler_timeout_s=HANDLER_TIMEOUT_S, drain_timeout_s=DRAIN_TIMEOUT_S
+                credit=self._credit,
+                handler_timeout_s=None if is_queueing else HANDLER_TIMEOUT_S,
+                drain_timeout_s=DRAIN_TIMEOUT_S,
+                running_max=self._threads,
             ),
         )
         for link in self.links:
@@ -126,6 +142,7 @@ class SimWorker(LinkOwner):
         changes, self._changes = self._changes, deque()
         for job, step in results:
             self._tell(job, step)
+        self._send_finished(self.runs)
         due = self.core.next_deadline() if self.is_alive else None
         for node, frames in sorted(messages, key=lambda entry: entry[0]):
             if self.is_alive:
@@ -165,7 +182,8 @@ class SimWorker(LinkOwner):
                     continue  # published workers are silent while their handler runs
                 self.links[output.node].send(output.frames)
             elif isinstance(output, Begin):
-                self._begin(output.job)
+                self._begun_by_core.extend(output.jobs)
+                self._go_on()
             elif isinstance(output, Close):
                 self.links[output.node].close()
             elif isinstance(output, Open):
@@ -176,6 +194,20 @@ class SimWorker(LinkOwner):
                 return
 
     # --- handlers -----------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Call a handler for each free thread, as long as there is something to do."""
+        # A handler that was given up keeps its thread to itself, and another takes its place.
+        self._handling = {job for job in self._handling if not job.is_abandoned}
+        while self._begun_by_core and len(self._handling) < self._threads and self.is_alive:
+            job = self._begun_by_core.popleft()
+            if not self.core.claim(job):
+                continue
+            if job.deadline is not None and self.clock() >= job.deadline:
+                self._do(self.core.expired(job, self.clock()))
+                continue
+            self._handling.add(job)
+            self._begin(job)
 
     def _begin(self, job: Job) -> None:
         token = job.body[0].split()[0].decode() if job.body else "?"
@@ -205,7 +237,28 @@ class SimWorker(LinkOwner):
             self._do(self.core.partial(job, [token, b"%d" % step], now))
             if not job.is_ended:
                 self._after_a_step(job, step + 1)
+            else:
+                self._end(job)
         elif kind == b"fail":
             self._do(self.core.failed(job, token.decode(), now))
+            self._end(job)
         else:
-            self._do(self.core.finished(job, [token, b"%d" % parts], now))
+            # A reply of one frame may travel with others, one of two may not.
+            body = [token + b" %d" % parts] if job.is_batched and not parts else [token, b"%d" % parts]
+            if not self._finished:
+                self.world.after(self.rng.uniform(0.0, TURN_S_MAX), partial(self._send_finished, self.runs))
+            self._finished.append((job, body))
+            self._end(job)
+
+    def _end(self, job: Job) -> None:
+        self._handling.discard(job)
+        self._go_on()
+
+    def _send_finished(self, run: int) -> None:
+        """One turn: what is ready goes out."""
+        if run != self.runs or not self.is_awake or not self._finished:
+            return
+        finished, self._finished = self._finished, []
+        self._do(self.core.finished_all(finished, self.clock()))
+        if self.is_alive:
+            self.arrange()

@@ -29,8 +29,8 @@ Answer = Callable[[Request], list[list[bytes]]]
 def status(
     state: int = ACTIVE, *, epoch: int = 1, peer: int = SILENT, retry_after_ms: int = 0, timeout_ms: int = 400
 ) -> NodeStatus:
-    """A node's status; ``timeout_ms`` is its pair's failover timeout."""
-    return NodeStatus(state, epoch, peer, 0, retry_after_ms, timeout_ms // 4, timeout_ms)
+    """A node's status; ``timeout_ms`` is its pair's failover timeout. It knows no batches."""
+    return NodeStatus(state, epoch, peer, 0, retry_after_ms, timeout_ms // 4, timeout_ms, False)
 
 
 def final(request: Request, *body: bytes, partials: int = 0, epoch: int = 1) -> list[bytes]:

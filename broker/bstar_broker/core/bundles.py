@@ -175,6 +175,8 @@ class Bundles:
         while idle and limit:
             share = -(-limit // len(idle))
             for worker in list(islice(idle, limit)):
+                if not limit:
+                    break
                 del idle[worker]
                 count = min(share, limit, worker.credit - worker.held)
                 limit -= count

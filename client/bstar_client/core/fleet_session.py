@@ -70,6 +70,16 @@ class FleetSession:
         outputs += self._told(call.pair, self._of(call.pair).submit(call, now))
         return outputs
 
+    def submit_all(self, calls: Sequence[Call], now: float) -> list[Output]:
+        """Begin several calls, those of a pair together."""
+        of_pairs: dict[int, list[Call]] = {}
+        for call in calls:
+            of_pairs.setdefault(call.pair, []).append(call)
+        outputs: list[Output] = []
+        for pair, of_pair in of_pairs.items():
+            outputs += self._told(pair, self._sessions[pair].submit_all(of_pair, now))
+        return outputs
+
     def abandon(self, call: Call, now: float) -> list[Output]:
         """Nobody waits for this call any more."""
         if self._sessions[call.pair] is None:

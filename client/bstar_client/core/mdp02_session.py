@@ -106,6 +106,10 @@ class Mdp02Session:
         self._begin_next(outputs, now)
         return outputs
 
+    def submit_all(self, calls: Sequence[Call], now: float) -> list[Output]:
+        """Begin several calls, one by one."""
+        return [output for call in calls for output in self.submit(call, now)]
+
     def abandon(self, call: Call, now: float) -> list[Output]:
         """Nobody waits for this call any more."""
         outputs: list[Output] = []

@@ -29,6 +29,7 @@ class Node:
         # Did its last attempt to connect fail, or its last connection break?
         self.was_refused = False
         self.is_silent = False
+        self.takes_batches = False
         self.status: NodeStatus | None = None
         self.is_active = False
         self.epoch = 0
@@ -57,6 +58,7 @@ class Node:
 
     def _forget(self) -> None:
         self.is_silent = False
+        self.takes_batches = False
         self.is_active = False
         self.status = None
         self.pinged_at = None
@@ -68,6 +70,7 @@ class Node:
     def tell(self, status: NodeStatus, now: float) -> None:
         """Take the status that it told in a PONG."""
         self.status = status
+        self.takes_batches = status.takes_batches
         self.is_active = status.state == ACTIVE
         if self.is_active:
             self.epoch = status.epoch

@@ -1,5 +1,6 @@
 """What a client's core asks its shell to do. Small, frozen, to be carried out in order."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -52,6 +53,10 @@ class ClientCore(Protocol):
 
     def submit(self, call: Call, now: float) -> list[Output]:
         """Begin a call."""
+        ...
+
+    def submit_all(self, calls: Sequence[Call], now: float) -> list[Output]:
+        """Begin several calls; what goes to the same node may travel together."""
         ...
 
     def abandon(self, call: Call, now: float) -> list[Output]:

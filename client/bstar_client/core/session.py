@@ -35,6 +35,8 @@ from bstar.errors import (
     StreamInterruptedError,
 )
 from bstar.wire import native
+from bstar.wire.batches import FINAL_ROW_BYTES, final_rows
+from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 from bstar.wire.messages import NEVER_MS, ErrorCode, NodeStatus
 from bstar.wire.mmi import PREFIX
 from bstar_client.core.calls import Call, Reply
@@ -68,6 +70,8 @@ _TTL_MS_MAX = NEVER_MS - 1
 # still be told that it was not executed.
 _TTL_MARGIN = 0.02
 _TTL_MARGIN_MAX_S = 0.05
+# Larger requests travel alone: what is gained is a share of the cost of a message, not of its octets.
+BATCHED_BODY_BYTES_MAX = 16_384
 
 
 class SessionSettings(msgspec.Struct, frozen=True):
@@ -157,6 +161,33 @@ class Session:
 
     def submit(self, call: Call, now: float) -> list[Output]:
         """Begin a call; its ``service``, ``body`` and the rest of the caller's fields are set."""
+        refusal = self._enter(call, now)
+        if refusal is not None:
+            return refusal
+        if self._target is not None:
+            return [self._send(call, self._target, now)]
+        outputs: list[Output] = []
+        self._elect(outputs, now)
+        return outputs
+
+    def submit_all(self, calls: Sequence[Call], now: float) -> list[Output]:
+        """Begin several calls."""
+        outputs: list[Output] = []
+        entered = []
+        for call in calls:
+            refusal = self._enter(call, now)
+            if refusal is None:
+                entered.append(call)
+            else:
+                outputs += refusal
+        if self._target is not None:
+            self._send_all(entered, self._target, outputs, now)
+        elif entered:
+            self._elect(outputs, now)
+        return outputs
+
+    def _enter(self, call: Call, now: float) -> list[Output] | None:
+        """Take the call over. None: it is to be sent; otherwise what becomes of it instead."""
         if call.is_done:
             return []  # abandoned before its turn came
         if self._is_closed:
@@ -185,12 +216,7 @@ class Session:
         calls[identity] = call
         if deadline is not None:
             heappush(self._deadlines, (deadline, number, call))
-        target = self._target
-        if target is not None:
-            return [self._send(call, target, now)]
-        outputs: list[Output] = []
-        self._elect(outputs, now)
-        return outputs
+        return None
 
     def abandon(self, call: Call, now: float) -> list[Output]:
         """Nobody waits for this call any more. What it started is not recalled: there is no word for it."""
@@ -308,7 +334,9 @@ class Session:
             record.is_active = True
             record.epoch = message.epoch
             self._adopt(record, outputs, now)
-        if command == native.FINAL:
+        if command == native.FINALS:
+            self._receive_finals(record, message, outputs, now)
+        elif command == native.FINAL:
             self._receive_final(record, message, outputs, now)
         elif command == native.PARTIAL:
             self._receive_partial(record, message, outputs)
@@ -363,10 +391,13 @@ class Session:
                     self._send_ping(node, outputs, now)
             self._ping_at = now + self._ping_pause_s()
         target = self._target
+        again: dict[Call, None] = {}
         while self._retries and self._retries[0][0] <= now:
             call = heappop(self._retries)[2]
             if target is not None and not call.is_done and not call.sent_to:
-                outputs.append(self._send(call, target, now))
+                again[call] = None
+        if target is not None and again:
+            self._send_all([*again], target, outputs, now)
         if target is None:
             self._choose(outputs, now)
         return outputs
@@ -436,6 +467,37 @@ class Session:
                 frames, partials, index, call.attempts, message.epoch, node.endpoint, True, elapsed_s
             )
             outputs.append(Deliver(each, reply))
+
+    def _receive_finals(self, node: Node, message: native.Message, outputs: list[Output], now: float) -> None:
+        table, blob = message.body[:2]
+        try:
+            _, lengths = final_rows(message.body, 0)
+        except RemoteProtocolError:
+            self.counters.messages_invalid += 1
+            return
+        client_id, epoch, endpoint = message.identity[:16], message.epoch, node.endpoint
+        calls = self._calls
+        replies = 0
+        end = 0
+        for at, length in zip(range(0, len(table), FINAL_ROW_BYTES), lengths, strict=True):
+            begin, end = end, end + length
+            identity = client_id + table[at : at + 8]
+            call = calls.get(identity)
+            if call is None:
+                self.counters.replies_unmatched += 1
+                continue
+            body = blob[begin:end]
+            if call.partials_count or call.followers is not None or call.is_stream:
+                single = native.Message(native.FINAL, 0, identity, epoch, 0, b"", b"", [body])
+                self._receive_final(node, single, outputs, now)
+                continue
+            del calls[identity]
+            call.is_done = True
+            call.body = []
+            replies += 1
+            reply = Reply((body,), (), call.index, call.attempts, epoch, endpoint, True, now - call.begun_at)
+            outputs.append(Deliver(call, reply))
+        self.counters.replies += replies
 
     @staticmethod
     def _are_partials_whole(call: Call, node: Node, count: int) -> bool:
@@ -667,6 +729,7 @@ class Session:
         self._left = None
         self._retries.clear()
         connection = node.connection
+        unsent = []
         for call in self._calls.values():
             if call.sent_to == connection:
                 continue
@@ -680,7 +743,8 @@ class Session:
                 if call.is_bound:
                     continue  # the node it was sent to is alive and will answer or refuse it
                 self._give_up_attempt(call)
-            outputs.append(self._send(call, node, now))
+            unsent.append(call)
+        self._send_all(unsent, node, outputs, now)
 
     @staticmethod
     def _give_up_attempt(call: Call) -> None:
@@ -762,19 +826,92 @@ class Session:
 
     # --- ends ---------------------------------------------------------------------------------------------
 
-    def _send(self, call: Call, node: Node, now: float) -> Send:
+    def _send_all(self, calls: Sequence[Call], node: Node, outputs: list[Output], now: float) -> None:
+        """Send several requests: together what may be, in messages of their own what may not."""
+        if len(calls) < 2 or not node.takes_batches:
+            outputs += [self._send(call, node, now) for call in calls]
+            return
+        together: dict[tuple[bytes, bool], list[Call]] = {}
+        for call in calls:
+            body = call.body
+            if (
+                call.key is not None
+                or call.is_stream
+                or len(body) != 1
+                or len(body[0]) > BATCHED_BODY_BYTES_MAX
+                or call.service.startswith(PREFIX)
+            ):
+                outputs.append(self._send(call, node, now))
+                continue
+            kind = (call.service, call.may_have_executed)
+            group = together.get(kind)
+            if group is None:
+                group = together[kind] = []
+            group.append(call)
+        for (service, is_repeated), group in together.items():
+            self._send_batches(service, is_repeated, group, node, outputs, now)
+
+    def _send_batches(
+        self,
+        service: bytes,
+        is_repeated: bool,
+        calls: Sequence[Call],
+        node: Node,
+        outputs: list[Output],
+        now: float,
+    ) -> None:
+        rows: list[Call] = []
+        octets = 0
+        for call in calls:
+            size = len(call.body[0])
+            if len(rows) == BATCH_ROWS_MAX or octets + size > BATCH_BYTES_MAX:
+                outputs.append(self._send_batch(service, is_repeated, rows, node, now))
+                rows = []
+                octets = 0
+            rows.append(call)
+            octets += size
+        if len(rows) == 1:
+            outputs.append(self._send(rows[0], node, now))
+        else:
+            outputs.append(self._send_batch(service, is_repeated, rows, node, now))
+
+    def _send_batch(
+        self, service: bytes, is_repeated: bool, calls: Sequence[Call], node: Node, now: float
+    ) -> Send:
+        begin = self._begin_attempt
+        numbers = [int.from_bytes(call.identity[16:], "big") for call in calls]
+        ttls_ms = [begin(call, node, now) for call in calls]
+        bodies = [call.body[0] for call in calls]
+        return Send(
+            node.index,
+            native.encode_requests(
+                self._client_id,
+                service,
+                numbers,
+                ttls_ms,
+                bodies,
+                epoch=self.epoch,
+                is_repeated=is_repeated,
+            ),
+        )
+
+    def _begin_attempt(self, call: Call, node: Node, now: float) -> int:
+        """It is about to be sent to this node; the time that it has left, in milliseconds."""
         if call.attempts:
             self.counters.resends += 1
         call.attempts += 1
-        is_repeated = call.may_have_executed
         call.sent_to = node.connection
         call.node = node.index
         deadline = call.deadline
-        ttl_ms = 0
-        if deadline is not None:
-            remaining_s = deadline - now
-            ttl_s = remaining_s - min(remaining_s * _TTL_MARGIN, _TTL_MARGIN_MAX_S)
-            ttl_ms = min(max(math.ceil(ttl_s * 1000), 1), _TTL_MS_MAX)
+        if deadline is None:
+            return 0
+        remaining_s = deadline - now
+        ttl_s = remaining_s - min(remaining_s * _TTL_MARGIN, _TTL_MARGIN_MAX_S)
+        return min(max(math.ceil(ttl_s * 1000), 1), _TTL_MS_MAX)
+
+    def _send(self, call: Call, node: Node, now: float) -> Send:
+        is_repeated = call.may_have_executed
+        ttl_ms = self._begin_attempt(call, node, now)
         return Send(
             node.index,
             native.encode_request(

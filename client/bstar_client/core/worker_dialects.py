@@ -6,29 +6,34 @@ frames, ``500`` and a text, because every request must end with exactly one FINA
 """
 
 import enum
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from bstar.errors import RemoteProtocolError
-from bstar.wire import mdp02, native
+from bstar.wire import batches, mdp02, native
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.messages import Reason
 
-__all__ = ["Heard", "Hearing", "Job", "Mdp02Worker", "NativeWorker", "WorkerDialect"]
+__all__ = ["Heard", "Hearing", "Job", "Mdp02Worker", "NativeWorker", "WorkerDialect", "number_of"]
 
 
 class Hearing(enum.Enum):
     """What a broker may tell a worker."""
 
     REQUEST = enum.auto()
+    REQUESTS = enum.auto()
     WELCOME = enum.auto()
     HEARTBEAT = enum.auto()
     DISCONNECT = enum.auto()
 
 
 class Heard(msgspec.Struct, frozen=True, gc=False):
-    """One message of a broker; after ``epoch`` the fields of REQUEST, of WELCOME, of DISCONNECT."""
+    """One message of a broker; after ``epoch`` the fields of REQUEST, of REQUESTS, of WELCOME, of DISCONNECT.
+
+    Of REQUESTS each row has its place in ``identities``, ``bodies`` and ``ttls_ms``.
+    """
 
     kind: Hearing
     epoch: int = 0
@@ -37,6 +42,10 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
     ttl_ms: int = 0
     is_redelivered: bool = False
     extensions: bytes = b""
+    identities: list[bytes] = []
+    bodies: list[bytes] = []
+    ttls_ms: list[int] = []
+    takes_batches: bool = False
     heartbeat_s: float = 0.0
     expiry_s: float = 0.0
     reason: str = ""
@@ -59,6 +68,8 @@ class Job(msgspec.Struct, eq=False):
     extensions: bytes = b""
     partials: int = 0
     handler_ends_at: float | None = None
+    # It came in a batch, and so may its reply go.
+    is_batched: bool = False
     # Its reply or error has been sent or dropped; what its handler still says is too late.
     is_ended: bool = False
     # Its handler ran past its time; when it comes back, its thread is one too many.
@@ -97,6 +108,10 @@ class WorkerDialect(Protocol):
         """Send the end of a reply."""
         ...
 
+    def finals(self, jobs: Sequence[Job], bodies: Sequence[bytes]) -> list[bytes]:
+        """Send the ends of several replies to one client, one frame each."""
+        ...
+
     def failure(self, job: Job, code: int, text: str) -> list[bytes]:
         """End a request without a reply."""
         ...
@@ -123,8 +138,8 @@ class NativeWorker:
         self.expiry_s = expiry_s
 
     def ready(self, service: bytes, credit: int, epoch: int) -> list[bytes]:
-        """``[header 09]``"""
-        return native.encode_ready(service, credit=credit, epoch=epoch)
+        """``[header 09]``; who takes one request at a time has no use for batches."""
+        return native.encode_ready(service, credit=credit, epoch=epoch, takes_batches=credit > 1)
 
     def heartbeat(self, epoch: int) -> list[bytes]:
         """``[header 0B]``"""
@@ -141,6 +156,11 @@ class NativeWorker:
     def final(self, job: Job, body: list[bytes]) -> list[bytes]:
         """``[header 03] [body…]``"""
         return native.encode_final(job.identity, job.epoch, job.partials, body)
+
+    def finals(self, jobs: Sequence[Job], bodies: Sequence[bytes]) -> list[bytes]:
+        """``[header 0F] [table] [blob]``"""
+        client_id, epoch = jobs[0].identity[:16], jobs[0].epoch
+        return native.encode_finals(client_id, epoch, [number_of(job) for job in jobs], bodies)
 
     def failure(self, job: Job, code: int, text: str) -> list[bytes]:
         """``[header 04] [text]``"""
@@ -164,6 +184,8 @@ class NativeWorker:
                 bool(message.flags & native.FLAG_REDELIVERED),
                 message.extensions,
             )
+        if command == native.REQUESTS:
+            return _requests(message)
         if command == native.HEARTBEAT:
             return Heard(Hearing.HEARTBEAT, message.epoch)
         if command == native.WELCOME:
@@ -171,6 +193,7 @@ class NativeWorker:
             return Heard(
                 Hearing.WELCOME,
                 message.epoch,
+                takes_batches=welcome.status.takes_batches,
                 heartbeat_s=welcome.heartbeat_ms / 1000,
                 expiry_s=welcome.expiry_ms / 1000,
             )
@@ -212,6 +235,10 @@ class Mdp02Worker:
         """``[MDPW02] [04] [client] [] [body…]``"""
         return mdp02.encode_final(job.identity, body)
 
+    def finals(self, jobs: Sequence[Job], bodies: Sequence[bytes]) -> list[bytes]:
+        """MDP has no batches."""
+        raise AssertionError("MDP/0.2 has no batches")
+
     def failure(self, job: Job, code: int, text: str) -> list[bytes]:
         """``[MDPW02] [04] [client] [] [500] [text]``"""
         return mdp02.encode_final(job.identity, [b"500", _octets(text)])
@@ -228,6 +255,26 @@ class Mdp02Worker:
         if command.verb is mdp02.WorkerVerb.HEARTBEAT:
             return _HEARTBEAT
         return Heard(Hearing.DISCONNECT, reason="told by the broker")
+
+
+def number_of(job: Job) -> int:
+    """The number in a native identity."""
+    return int.from_bytes(job.identity[16:], "big")
+
+
+def _requests(message: native.Message) -> Heard:
+    table, blob = message.body[:2]
+    _, ttls_ms, lengths = batches.request_rows(message.body, 0)
+    client_id, age_ms = message.identity[:16], message.value
+    return Heard(
+        Hearing.REQUESTS,
+        message.epoch,
+        identities=[client_id + table[at : at + 8] for at in range(0, len(table), batches.REQUEST_ROW_BYTES)],
+        bodies=batches.bodies_of(blob, lengths),
+        # Zero is no limit, so of what is over a moment is left.
+        ttls_ms=[ttl_ms and max(1, ttl_ms - age_ms) for ttl_ms in ttls_ms],
+        is_redelivered=bool(message.flags & native.FLAG_REDELIVERED),
+    )
 
 
 def _octets(text: str) -> bytes:

@@ -9,9 +9,11 @@ Effects are fenced here: the core keeps the highest epoch that it has heard from
 begin a request of a lower one, but answers STALE_EPOCH. So of two nodes that both believe to be active,
 only the newer can have work done. A request whose client no longer waits is not begun either.
 
-Requests run outside: ``Begin`` asks the shell to run one, ``partial``, ``finished`` and ``failed`` tell
-how it went. A handler that does not come back within its time is given up, its request answered, and the
-next one begun; when too many of them are stuck the worker ends.
+Requests run outside: ``Begin`` asks the shell to run some, which ``claim``s each at the moment when its
+handler is called; until then the core may take it back. ``partial``, ``finished`` and ``failed`` tell how it
+went. What has finished at the same moment is told together (``finished_all``), so that the replies to one
+client travel together. A handler that does not come back within its time is given up, its request answered,
+and the next one begun; when too many of them are stuck the worker ends.
 """
 
 from collections import deque
@@ -20,6 +22,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from bstar.errors import BstarError, RemoteProtocolError, WorkerError
+from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 from bstar.wire.messages import ErrorCode
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Heard, Hearing, Job, WorkerDialect
@@ -53,9 +56,9 @@ class Close(msgspec.Struct, frozen=True, gc=False):
 
 
 class Begin(msgspec.Struct, frozen=True, gc=False):
-    """Run the handler on this request."""
+    """Run the handler on each of these requests, in order, after it was claimed (``WorkerCore.claim``)."""
 
-    job: Job
+    jobs: list[Job]
 
 
 class Abandon(msgspec.Struct, frozen=True, gc=False):
@@ -90,13 +93,43 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     error: BstarError | None = None
 
 
+# What ``pop`` tells of a request that is not there; one that is has None.
+_TAKEN_BACK = object()
+# Larger replies travel alone: what is gained is a share of the cost of a message, not of its octets.
+BATCHED_BODY_BYTES_MAX = 16_384
+# The first octet of a number that was derived from a key, or larger.
+_KEYED = 0x40
+
+
+class _Replies:
+    """Replies that go out in one message."""
+
+    __slots__ = ("bodies", "jobs", "octets")
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.bodies: list[bytes] = []
+        self.octets = 0
+
+    def has_room_for(self, body: bytes) -> bool:
+        """Would the batch stay within its bounds with this reply?"""
+        return len(self.jobs) < BATCH_ROWS_MAX and self.octets + len(body) <= BATCH_BYTES_MAX
+
+    def add(self, job: Job, body: bytes) -> None:
+        """One more."""
+        self.jobs.append(job)
+        self.bodies.append(body)
+        self.octets += len(body)
+
+
 WorkerOutput = Send | Open | Close | Begin | Abandon | Fenced | Registered | Lost | Ended
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
     """Bounds and timing of a worker.
 
-    ``credit``: requests that each node may give it at once, and how many run at once.
+    ``credit``: requests that each node may give it at once. ``running_max``: how many handlers the shell runs
+    at once, None for as many; what is more waits there for its turn.
     ``handler_timeout_s``: None for no limit. ``stuck_handlers_max``: that many handlers past their time
     and still running end the worker. ``drain_timeout_s``: how long ``stop`` waits for what runs.
     ``backoff_min_s``/``backoff_max_s``: the pause before a new socket, doubled with each failure in a
@@ -109,6 +142,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     drain_timeout_s: float = 10.0
     backoff_min_s: float = 0.1
     backoff_max_s: float = 5.0
+    running_max: int | None = None
 
 
 class WorkerCounters:
@@ -139,6 +173,7 @@ class _Session:
         self.is_registered = False
         self.registered_at = 0.0
         self.has_left = False
+        self.takes_batches = False
         self.heartbeat_s = 0.0
         self.expiry_s = 0.0
         self.heartbeat_at = 0.0
@@ -167,7 +202,13 @@ class WorkerCore:
         self._settings = settings or WorkerSettings()
         self._connections = 0
         self._queue: deque[Job] = deque()
-        self._running: list[Job] = []
+        # What the shell has, in order; and what of it no handler has been called for.
+        self._running: dict[Job, None] = {}
+        self._unclaimed: dict[Job, None] = {}
+        # A handler's time is counted from Begin: with a limit to it nothing waits in the shell.
+        self._begin_max = self._settings.credit
+        if self._settings.handler_timeout_s is not None and self._settings.running_max is not None:
+            self._begin_max = self._settings.running_max
         self._stuck = 0
         self._drain_ends_at: float | None = None
         self._has_ended = False
@@ -181,7 +222,7 @@ class WorkerCore:
 
     @property
     def running(self) -> int:
-        """How many handlers run now, without those that are stuck."""
+        """How many requests are with handlers now, without those that are stuck."""
         return len(self._running)
 
     @property
@@ -201,6 +242,7 @@ class WorkerCore:
             self._lose(session, "disconnected", outputs, now)
         self._connections += 1
         session.connection = self._connections
+        session.takes_batches = False
         session.heartbeat_s = self._dialect.heartbeat_s
         session.expiry_s = self._dialect.expiry_s
         session.expires_at = now + session.expiry_s
@@ -237,7 +279,10 @@ class WorkerCore:
             self._learn(heard.epoch, session, outputs, now)
         if heard.kind is Hearing.REQUEST:
             self._take(session, heard, outputs, now)
+        elif heard.kind is Hearing.REQUESTS:
+            self._take_all(session, heard, outputs, now)
         elif heard.kind is Hearing.WELCOME:
+            session.takes_batches = heard.takes_batches
             session.heartbeat_s = heard.heartbeat_s
             session.expiry_s = heard.expiry_s
             session.expires_at = now + heard.expiry_s
@@ -248,6 +293,24 @@ class WorkerCore:
         return outputs
 
     # --- the handlers' side -------------------------------------------------------------------------------
+
+    def claim(self, job: Job) -> bool:
+        """The handler is about to be called for this request. False: not any more, it was taken back.
+
+        The only method that may be called from any thread.
+        """
+        return self._unclaimed.pop(job, _TAKEN_BACK) is None
+
+    def _take_back(self, of: Callable[[Job], bool]) -> list[Job]:
+        """Those that no handler has been called for; now none will be."""
+        taken = [
+            job
+            for job in [job for job in list(self._unclaimed) if of(job)]
+            if self._unclaimed.pop(job, _TAKEN_BACK) is None
+        ]
+        for job in taken:
+            del self._running[job]
+        return taken
 
     def partial(self, job: Job, body: list[bytes], now: float) -> list[WorkerOutput]:
         """The handler has a part of the reply."""
@@ -266,6 +329,66 @@ class WorkerCore:
             return outputs
         self.counters.finished += 1
         self._answer(job, self._dialect.final(job, body), outputs, now)
+        self._end(job, outputs, now)
+        return outputs
+
+    def finished_all(self, results: Sequence[tuple[Job, list[bytes]]], now: float) -> list[WorkerOutput]:
+        """Several handlers are done."""
+        outputs: list[WorkerOutput] = []
+        together: dict[tuple[int, bytes, int], _Replies] = {}
+        for job, body in results:
+            session = self._sessions[job.node]
+            if (
+                len(body) != 1
+                or job.is_ended
+                or job.partials
+                or not session.takes_batches
+                or session.connection != job.connection
+                or session.has_left
+                or len(body[0]) > BATCHED_BODY_BYTES_MAX
+                or job.identity[16] >= _KEYED
+            ):
+                outputs += self.finished(job, body, now)
+                continue
+            self.counters.finished += 1
+            del self._running[job]
+            job.is_ended = True
+            session.held -= 1
+            group = (job.node, job.identity[:16], job.epoch)
+            replies = together.get(group)
+            if replies is None or not replies.has_room_for(body[0]):
+                if replies is not None:
+                    self._reply_together(replies, outputs, now)
+                replies = together[group] = _Replies()
+            replies.add(job, body[0])
+        for replies in together.values():
+            self._reply_together(replies, outputs, now)
+        self._go_on(outputs, now)
+        return outputs
+
+    def _reply_together(self, replies: "_Replies", outputs: list[WorkerOutput], now: float) -> None:
+        job = replies.jobs[0]
+        if len(replies.jobs) == 1 and not job.is_batched:
+            frames = self._dialect.final(job, replies.bodies)
+        else:
+            frames = self._dialect.finals(replies.jobs, replies.bodies)
+        self._send(self._sessions[job.node], frames, outputs, now)
+
+    def _go_on(self, outputs: list[WorkerOutput], now: float) -> None:
+        """Requests have ended: begin others, or leave."""
+        if self._drain_ends_at is None:
+            self._begin(outputs, now)
+            return
+        for session in self._sessions:
+            self._leave_if_idle(session, outputs)
+        self._end_if_drained(outputs, now)
+
+    def expired(self, job: Job, now: float) -> list[WorkerOutput]:
+        """Its time was over when its handler was to be called, and it was not."""
+        outputs: list[WorkerOutput] = []
+        if self._is_late(job):
+            return outputs
+        self._answer_expired(job, outputs, now)
         self._end(job, outputs, now)
         return outputs
 
@@ -299,8 +422,9 @@ class WorkerCore:
             return outputs
         self._drain_ends_at = now + self._settings.drain_timeout_s
         # What has not begun goes back to its queue with the DISCONNECT.
-        self.counters.requests_dropped += len(self._queue)
-        for job in self._queue:
+        dropped = [*self._queue, *self._take_back(lambda job: True)]
+        self.counters.requests_dropped += len(dropped)
+        for job in dropped:
             job.is_ended = True
         self._queue.clear()
         for session in self._sessions:
@@ -345,7 +469,11 @@ class WorkerCore:
                     due.append(min(session.heartbeat_at, session.expires_at))
             elif session.reopen_at is not None and self._drain_ends_at is None:
                 due.append(session.reopen_at)
-        due.extend(job.handler_ends_at for job in self._running if job.handler_ends_at is not None)
+        if self._settings.handler_timeout_s is not None and self._running:
+            # All have the same time, so the first that began is the first that is over.
+            ends_at = next(iter(self._running)).handler_ends_at
+            assert ends_at is not None
+            due.append(ends_at)
         if self._drain_ends_at is not None:
             due.append(self._drain_ends_at)
         return min(due, default=None)
@@ -366,23 +494,28 @@ class WorkerCore:
             elif session.reopen_at is not None and now >= session.reopen_at and self._drain_ends_at is None:
                 session.reopen_at = None
                 outputs.append(Open(session.index))
-        for job in [job for job in self._running if job.handler_ends_at is not None]:
-            assert job.handler_ends_at is not None
-            if now >= job.handler_ends_at:
-                self._give_up(job, outputs, now)
+        while (job := self._overdue(now)) is not None:
+            self._give_up(job, outputs, now)
         self._end_if_drained(outputs, now)
         return outputs
+
+    def _overdue(self, now: float) -> Job | None:
+        first = next(iter(self._running), None)
+        if first is None or first.handler_ends_at is None or now < first.handler_ends_at or self._has_ended:
+            return None
+        return first
 
     def _give_up(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
         self.counters.timed_out += 1
         self._stuck += 1
+        self._unclaimed.pop(job, None)
         job.is_abandoned = True
         text = f"the handler did not return within {self._settings.handler_timeout_s} s"
         self._answer(job, self._dialect.failure(job, ErrorCode.HANDLER_TIMEOUT, text), outputs, now)
         outputs.append(Abandon(job))
         if self._stuck >= self._settings.stuck_handlers_max:
             job.is_ended = True
-            self._running.remove(job)
+            del self._running[job]
             error = WorkerError(
                 f"{self._stuck} handlers of {self._service!r} are stuck; {text}: restart the worker"
             )
@@ -416,6 +549,9 @@ class WorkerCore:
                 self.counters.requests_dropped += 1
             else:
                 kept.append(job)
+        for job in self._take_back(lambda job: job.connection == connection):
+            job.is_ended = True
+            self.counters.requests_dropped += 1
         self._queue = kept
         session.held = 0
 
@@ -446,6 +582,8 @@ class WorkerCore:
                 self._refuse(job, outputs, now)
             else:
                 kept.append(job)
+        for job in self._take_back(lambda job: job.epoch < epoch):
+            self._refuse(job, outputs, now)
         self._queue = kept
 
     # --- requests -----------------------------------------------------------------------------------------
@@ -476,21 +614,58 @@ class WorkerCore:
         self._queue.append(job)
         self._begin(outputs, now)
 
+    def _take_all(self, session: _Session, heard: Heard, outputs: list[WorkerOutput], now: float) -> None:
+        count = len(heard.identities)
+        if self._drain_ends_at is not None:
+            self.counters.requests_dropped += count
+            return
+        if session.held + count > self._settings.credit:
+            self.counters.messages_invalid += 1
+            return
+        self.counters.requests += count
+        session.held += count
+        is_stale = heard.epoch < self.epoch
+        for identity, body, ttl_ms in zip(heard.identities, heard.bodies, heard.ttls_ms, strict=True):
+            job = Job(
+                session.index,
+                session.connection,
+                identity,
+                [body],
+                heard.epoch,
+                now + ttl_ms / 1000 if ttl_ms else None,
+                heard.is_redelivered,
+                is_batched=True,
+            )
+            if is_stale:
+                self._refuse(job, outputs, now)
+            else:
+                self._queue.append(job)
+        self._begin(outputs, now)
+
     def _begin(self, outputs: list[WorkerOutput], now: float) -> None:
-        while self._queue and len(self._running) < self._settings.credit and not self._has_ended:
-            job = self._queue.popleft()
+        begun: list[Job] = []
+        queue, running, begin_max = self._queue, self._running, self._begin_max
+        timeout_s = self._settings.handler_timeout_s
+        while queue and len(running) < begin_max and not self._has_ended:
+            job = queue.popleft()
             if job.deadline is not None and now >= job.deadline:
-                self.counters.expired += 1
-                # Of a repeated request it cannot be said that nobody began it (BSN-W-09).
-                code = ErrorCode.WORKER_LOST if job.is_redelivered else ErrorCode.EXPIRED
-                text = "its time to live ended before this worker could begin"
-                self._answer(job, self._dialect.failure(job, code, text), outputs, now)
+                self._answer_expired(job, outputs, now)
                 self._release(job)
                 continue
-            if self._settings.handler_timeout_s is not None:
-                job.handler_ends_at = now + self._settings.handler_timeout_s
-            self._running.append(job)
-            outputs.append(Begin(job))
+            if timeout_s is not None:
+                job.handler_ends_at = now + timeout_s
+            running[job] = None
+            begun.append(job)
+        if begun:
+            self._unclaimed.update(dict.fromkeys(begun))
+            outputs.append(Begin(begun))
+
+    def _answer_expired(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
+        self.counters.expired += 1
+        # Of a repeated request it cannot be said that nobody began it (BSN-W-09).
+        code = ErrorCode.WORKER_LOST if job.is_redelivered else ErrorCode.EXPIRED
+        text = "its time to live ended before this worker could begin"
+        self._answer(job, self._dialect.failure(job, code, text), outputs, now)
 
     def _refuse(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
         self.counters.stale += 1
@@ -512,7 +687,7 @@ class WorkerCore:
             session.held -= 1
 
     def _end(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
-        self._running.remove(job)
+        del self._running[job]
         self._release(job)
         if self._drain_ends_at is not None:
             self._leave_if_idle(self._sessions[job.node], outputs)
