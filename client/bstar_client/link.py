@@ -58,11 +58,13 @@ class Link:
         endpoint: str,
         settings: LinkSettings,
         place: int = 0,
+        opened: dict[int, None] | None = None,
     ) -> None:
         self._context = context
         self.endpoint = endpoint
         self._settings = settings
         self._place = place
+        self._opened = {} if opened is None else opened
         self.backlog: deque[list[bytes]] = deque()
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
@@ -87,6 +89,7 @@ class Link:
         self.monitor = socket.get_monitor_socket(_EVENTS)
         self.monitor.linger = 0
         self.socket = socket
+        self._opened[self._place] = None
         try:
             socket.connect(self.endpoint)
         except zmq.ZMQError:
@@ -183,7 +186,11 @@ class Links:
         settings: LinkSettings,
         wakeup: WakeUp,
     ) -> None:
-        self._links = [Link(context, endpoint, settings, place) for place, endpoint in enumerate(endpoints)]
+        # Those that are open, or were when they were polled last: of many pairs a client may use few.
+        self._opened: dict[int, None] = {}
+        self._links = [
+            Link(context, endpoint, settings, place, self._opened) for place, endpoint in enumerate(endpoints)
+        ]
         self._wakeup = wakeup
         self._poller = zmq.Poller()
         self._poller.register(wakeup.fd, zmq.POLLIN)
@@ -197,7 +204,7 @@ class Links:
     @property
     def is_congested(self) -> bool:
         """Does any link wait for room in its socket?"""
-        return any(link.backlog for link in self._links)
+        return any(self._links[index].backlog for index in self._opened)
 
     def open(self) -> None:
         """Open every link."""
@@ -211,7 +218,9 @@ class Links:
 
     def poll(self, timeout_ms: int) -> Iterator[tuple[int, list[bytes]]]:
         """Wait, then yield (index of the link, message) for what has come; ``changes`` belongs after it."""
-        for index, link in enumerate(self._links):
+        closed = []
+        for index in self._opened:
+            link = self._links[index]
             flags = zmq.POLLIN | zmq.POLLOUT if link.backlog else zmq.POLLIN
             socket, monitor, flags_before = self._registered[index]
             if socket is not link.socket or (socket is not None and flags != flags_before):
@@ -223,13 +232,19 @@ class Links:
                     self._poller.register(link.socket, flags)
                     self._poller.register(link.monitor, zmq.POLLIN)
                     self._registered[index] = (link.socket, link.monitor, flags)
+            if link.socket is None:
+                closed.append(index)
+        for index in closed:
+            del self._opened[index]
         self._ready = ready = dict(self._poller.poll(timeout_ms))
         if self._wakeup.fd in ready:
             self._wakeup.clear()
         return self._messages(ready)
 
     def _messages(self, ready: "dict[object, int]") -> Iterator[tuple[int, list[bytes]]]:
-        for index, link in enumerate(self._links):
+        # A list, because what is yielded may lead to a link being opened.
+        for index in list(self._opened):
+            link = self._links[index]
             socket = self._registered[index][0]
             flags = ready.get(socket, 0)
             if flags & zmq.POLLOUT:
@@ -240,7 +255,8 @@ class Links:
 
     def changes(self) -> Iterator[tuple[int, bool]]:
         """Yield (index of the link, is it up) for what the monitors tell."""
-        for index, link in enumerate(self._links):
+        for index in list(self._opened):
+            link = self._links[index]
             monitor = self._registered[index][1]
             if monitor in self._ready and link.monitor is monitor:
                 for is_up in link.changes():
