@@ -95,10 +95,10 @@ class Desk:
             self.pong(node)
 
     def requests(self) -> list[tuple[int, bytes]]:
-        """Node and service of each request that was sent since the last time."""
+        """Node and service of each message with requests that was sent since the last time."""
         sent, self.sent = self.sent, []
-        decoded = [(node, native.decode(frames)) for node, frames in sent if frames[0][2] == native.REQUEST]
-        return [(node, message.service) for node, message in decoded]
+        kinds = (native.REQUEST, native.REQUESTS)
+        return [(node, frames[0][native.HEADER_BYTES :]) for node, frames in sent if frames[0][2] in kinds]
 
     def answer(self, node: int, call: Call) -> None:
         frames = CODEC.final(b"", (), b"", call.identity, 1, 0, [b"y"], b"")[1:]
@@ -200,6 +200,20 @@ def test_a_pair_is_connected_to_with_its_first_call_and_never_again() -> None:
     desk.call("n.1")
     desk.call("w.1")
     assert desk.resets == [*WEST, *NORTH]
+
+
+def test_calls_of_several_pairs_that_begin_together_go_to_their_pairs() -> None:
+    desk = Desk()
+    calls = [desk.asker.call(service, b"x", None, True, None) for service in ("e.1", "w.1", "e.1", "n.1")]
+    calls[3].is_done = True  # given up before its turn
+    desk.take(desk.session.submit_all(calls, desk.now))
+    assert desk.resets == [*EAST, *WEST]
+    desk.serve(WEST[0], EAST[0])
+    assert desk.requests() == [(WEST[0], b"w.1"), (EAST[0], b"e.1")]  # the two of east in one message
+    desk.take(desk.session.close(desk.now))
+    late = [desk.asker.call(service, b"x", None, True, None) for service in ("e.1", "n.1")]
+    desk.take(desk.session.submit_all(late, desk.now))
+    assert [call for call, _ in desk.errors] == [*calls[:3:2], calls[1], *late]
 
 
 def test_a_session_that_begins_late_gives_the_primary_its_time() -> None:

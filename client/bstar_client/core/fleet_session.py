@@ -60,15 +60,7 @@ class FleetSession:
 
     def submit(self, call: Call, now: float) -> list[Output]:
         """Begin a call at its pair."""
-        outputs: list[Output] = []
-        if self._sessions[call.pair] is None:
-            if call.is_done:
-                return []  # abandoned before its turn came
-            if self._is_closed:
-                return [Fail(call, ClosedError("the client is closed; the request was not sent"))]
-            outputs = self.open(call.pair, now)
-        outputs += self._told(call.pair, self._of(call.pair).submit(call, now))
-        return outputs
+        return self.submit_all((call,), now)
 
     def submit_all(self, calls: Sequence[Call], now: float) -> list[Output]:
         """Begin several calls, those of a pair together."""
@@ -77,7 +69,17 @@ class FleetSession:
             of_pairs.setdefault(call.pair, []).append(call)
         outputs: list[Output] = []
         for pair, of_pair in of_pairs.items():
-            outputs += self._told(pair, self._sessions[pair].submit_all(of_pair, now))
+            if self._sessions[pair] is None:
+                # Those that were abandoned before their turn came open nothing.
+                waiting = [call for call in of_pair if not call.is_done]
+                if not waiting:
+                    continue
+                if self._is_closed:
+                    text = "the client is closed; the request was not sent"
+                    outputs += [Fail(call, ClosedError(text)) for call in waiting]
+                    continue
+                outputs += self.open(pair, now)
+            outputs += self._told(pair, self._of(pair).submit_all(of_pair, now))
         return outputs
 
     def abandon(self, call: Call, now: float) -> list[Output]:
