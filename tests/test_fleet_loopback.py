@@ -332,6 +332,45 @@ def test_commands_take_the_configuration_of_a_fleet(stand: Stand, tmp_path: Path
         assert "1 of 3 pairs: #3: no node serves" in done.stderr
 
 
+# --- a pair more --------------------------------------------------------------------------------------------
+
+
+def test_a_pair_added_in_the_documented_order_loses_nothing(stand: Stand) -> None:
+    """Workers first, at both pairs, then clients; docs/fleet.md, "Changing the list"."""
+    old = {"east": stand.nodes["east"]}
+    service = stand.services_of("west")[0]
+    told: dict[str, list[Reply]] = {"old": [], "new": []}
+    stop = threading.Event()
+
+    def ask(client: HAClient, replies: list[Reply]) -> None:
+        while not stop.is_set():
+            replies.append(client.request(service, b"x"))
+
+    with ExitStack() as stack:
+        early, late = Registrations(), Registrations()
+        old_worker = stack.enter_context(Worker(old, service, named, hooks=early))
+        old_client = stack.enter_context(HAClient(old, timeout=LIMIT_S))
+        threads = [threading.Thread(target=ask, args=(old_client, told["old"]))]
+        threads[0].start()
+        wait_until(lambda: len(told["old"]) > 20, "replies before the change")
+        stack.enter_context(Worker(stand.nodes, service, named, hooks=late))
+        late.wait_for_both_nodes(1)
+        new_client = stack.enter_context(HAClient(stand.nodes, timeout=LIMIT_S))
+        threads.append(threading.Thread(target=ask, args=(new_client, told["new"])))
+        threads[1].start()
+        before = len(told["old"])
+        wait_until(lambda: len(told["new"]) > 20 and len(told["old"]) > before + 20, "both are served")
+        stop.set()
+        for thread in threads:
+            thread.join()
+        old_client.close()
+        old_worker.close()
+        assert new_client.request(service, b"x").endpoint == stand.nodes["west"][0]
+    assert {reply.endpoint for reply in told["old"]} == {stand.nodes["east"][0]}
+    assert {reply.endpoint for reply in told["new"]} == {stand.nodes["west"][0]}
+    assert {reply.body for replies in told.values() for reply in replies} == {named_by(service, b"x")}
+
+
 # --- what breaks --------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,8 @@
 
     Worker(["tcp://node1:5555", "tcp://node2:5555"], "echo", lambda request: request.body).run()
 
+Several pairs are a list of such lists, a mapping from names to them, or a ``Fleet``.
+
 The package is named ``bstar_client`` so that a program's own ``client.py`` cannot shadow it. It depends
 on pyzmq and msgspec alone: neither the state machine library nor YAML nor metrics come along.
 """
@@ -28,6 +30,7 @@ from bstar.errors import (
     StreamInterruptedError,
     WorkerError,
 )
+from bstar.fleet import Fleet, Pair
 from bstar_client.aio import AsyncHAClient
 from bstar_client.aio_worker import AsyncHandler, AsyncWorker
 from bstar_client.client import HAClient
@@ -57,6 +60,7 @@ __all__ = [
     "Disconnected",
     "Event",
     "FailedOver",
+    "Fleet",
     "ForkedError",
     "HAClient",
     "Handler",
@@ -67,6 +71,7 @@ __all__ = [
     "NoActiveNodeError",
     "NodeReport",
     "OutcomeUnknownError",
+    "Pair",
     "ProtocolError",
     "RefusedError",
     "RejectedError",
