@@ -373,6 +373,26 @@ def test_a_key_has_an_octet_and_a_dialect_that_can_carry_it(client: HAClient, br
         plain.request("echo", b"x", key=b"k")
 
 
+def test_what_is_urgent_says_so_and_travels_alone(client: HAClient, broker: ScriptedBroker) -> None:
+    seen: list[tuple[bytes, bool]] = []
+
+    def note(request: Request) -> list[list[bytes]]:
+        seen.append((request.body[0], request.is_urgent))
+        return [final(request, *request.body)]
+
+    broker.on_request = note
+    client.request("echo", b"1", urgent=True)
+    client.request("echo", b"2")
+    list(client.stream("echo", b"3", urgent=True))
+    list(client.map("echo", [Ask(b"4", urgent=True), Ask(b"5"), b"6"]))
+    assert sorted(seen) == [(b"%d" % n, n in (1, 3, 4)) for n in range(1, 7)]
+    with (
+        HAClient(broker.endpoint, dialect="mdp02") as plain,
+        pytest.raises(LocalProtocolError, match="no word for"),
+    ):
+        plain.request("echo", b"x", urgent=True)
+
+
 def test_a_stream_yields_partials_and_then_the_final(client: HAClient, broker: ScriptedBroker) -> None:
     broker.on_request = lambda request: [
         partial(request, 0, b"a"),

@@ -123,11 +123,12 @@ class AsyncHAClient:
         timeout: float | None = DEFAULT,
         idempotent: bool = True,
         key: bytes | str | None = None,
+        urgent: bool = False,
     ) -> Reply:
         """Send a request and wait for its reply. Arguments and errors are those of ``HAClient.request``."""
         loop = self._open()
         answer = Answer(loop)
-        call = self._asker.call(service, body, timeout, idempotent, answer, key=to_key(key))
+        call = self._asker.call(service, body, timeout, idempotent, answer, key=to_key(key), is_urgent=urgent)
         await self._wait_for_room(call)
         try:
             self._submit(call)
@@ -138,7 +139,13 @@ class AsyncHAClient:
                 self._abandon(call)
 
     async def stream(
-        self, service: str | bytes, body: Body, *, timeout: float | None = DEFAULT, idempotent: bool = True
+        self,
+        service: str | bytes,
+        body: Body,
+        *,
+        timeout: float | None = DEFAULT,
+        idempotent: bool = True,
+        urgent: bool = False,
     ) -> AsyncIterator[Reply]:
         """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
 
@@ -147,7 +154,7 @@ class AsyncHAClient:
         told.
         """
         feed = Feed(self._open())
-        call = self._asker.call(service, body, timeout, idempotent, feed, is_stream=True)
+        call = self._asker.call(service, body, timeout, idempotent, feed, is_stream=True, is_urgent=urgent)
         await self._wait_for_room(call)
         try:
             self._submit(call)

@@ -59,7 +59,7 @@ class Asker:
         self.endpoints = self.fleet.endpoints
         self.is_fleet = len(self.fleet.pairs) > 1
         self._timeout = timeout
-        self._has_keys = dialect == "native"
+        self._is_native = dialect == "native"
         if dialect not in ("native", "mdp02"):
             raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
 
@@ -98,11 +98,14 @@ class Asker:
         is_stream: bool = False,
         index: int = 0,
         key: bytes | None = None,
+        is_urgent: bool = False,
         pair: int | None = None,
     ) -> Call:
         """A call as the session takes it. Raises LocalProtocolError or TypeError for what cannot be sent."""
-        if key is not None and not self._has_keys:
+        if key is not None and not self._is_native:
             raise LocalProtocolError("plain MDP/0.2 has no identities, so a request cannot have a key")
+        if is_urgent and not self._is_native:
+            raise LocalProtocolError("plain MDP/0.2 has no word for an urgent request")
         name = to_name(service)
         frames = [body] if type(body) is bytes else to_frames(body)
         size = sum(map(len, frames))
@@ -114,7 +117,9 @@ class Asker:
             timeout = None
         now = time.monotonic()
         deadline = None if timeout is None else now + timeout
-        call = Call(name, frames, deadline, is_idempotent, is_stream, index, sink, key, now, bytes_in=size)
+        call = Call(
+            name, frames, deadline, is_idempotent, is_stream, index, sink, key, is_urgent, now, bytes_in=size
+        )
         if self.is_fleet:
             call.pair = self._place(name, frames) if pair is None else pair
         return call
@@ -162,7 +167,7 @@ class Asker:
         sink: Any,  # the shell's
         index: int,
     ) -> Call:
-        """The call for one of ``map``'s bodies, which may bring a key and a timeout of its own."""
+        """The call for one of ``map``'s bodies, which may bring a key, a timeout, … of its own."""
         if type(body) is not Ask:
             assert not isinstance(body, Ask), "its type is exactly Ask"
             return self.call(service, body, timeout, is_idempotent, sink, index=index)
@@ -171,7 +176,16 @@ class Asker:
             timeout = own
         if body.service is not None:
             service = body.service
-        return self.call(service, body.body, timeout, is_idempotent, sink, index=index, key=to_key(body.key))
+        return self.call(
+            service,
+            body.body,
+            timeout,
+            is_idempotent,
+            sink,
+            index=index,
+            key=to_key(body.key),
+            is_urgent=body.urgent,
+        )
 
 
 def to_key(key: bytes | str | None) -> bytes | None:

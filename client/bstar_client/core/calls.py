@@ -17,7 +17,8 @@ __all__ = ["Ask", "Call", "CallFailed", "Reply"]
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
-    """One body for ``map`` with what is its own: a key (see ``HAClient.request``), a deadline, a service.
+    """One body for ``map`` with what is its own: a key and urgency (see ``HAClient.request``), a deadline,
+    a service.
 
     ``timeout`` in seconds; not a number: the one that ``map`` was given. ``service`` None: likewise.
     """
@@ -26,6 +27,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     key: bytes | None = None
     timeout: float | None = math.nan
     service: str | bytes | None = None
+    urgent: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
@@ -89,6 +91,7 @@ class Call(msgspec.Struct, eq=False):
     index: int = 0
     sink: Any = None  # the shell's: a queue, a future
     key: bytes | None = None
+    is_urgent: bool = False
     begun_at: float = 0.0
     elapsed_s: float = 0.0
     # The shell's, for its journal: the octets of the request, and of the PARTIALs that have been handed out.

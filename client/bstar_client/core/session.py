@@ -836,6 +836,7 @@ class Session:
             body = call.body
             if (
                 call.key is not None
+                or call.is_urgent
                 or call.is_stream
                 or len(body) != 1
                 or len(body[0]) > BATCHED_BODY_BYTES_MAX
@@ -921,6 +922,7 @@ class Session:
                 ttl_ms=ttl_ms,
                 epoch=self.epoch,
                 is_repeated=is_repeated,
+                is_urgent=call.is_urgent,
             ),
         )
 
