@@ -63,6 +63,7 @@ check: $(TOOLS) ## style, types, layers of the house, generated files up to date
 
 bench: $(TOOLS) ## benchmarks, printed as a table
 	@$(BIN)/python benchmarks/run.py
+	@$(BIN)/python benchmarks/batches.py
 	@$(BIN)/python benchmarks/journal.py
 
 bench-failover: $(TOOLS) ## the outage that clients see: 30 trials of each fault, 25 minutes; or TRIALS=5, PROFILES=lan, FAULTS=kill,stop, OVERLOAD_S=60

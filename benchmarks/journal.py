@@ -143,7 +143,11 @@ def server(workers: int, journal: str | None) -> Iterator[Server]:
                 "--service",
                 "echo",
             ]
-            stack.enter_context(child([*command, "--log-level", "warning", "echo"]))
+            # Together they take the whole window, each in one thread.
+            credit = str(WINDOW // workers)
+            stack.enter_context(
+                child([*command, "--credit", credit, "--threads", "1", "--log-level", "warning", "echo"])
+            )
         with HAClient([endpoint], timeout=60) as client:
             for _ in client.map("echo", repeat(BODY, WARM_REQUESTS), window=100):
                 pass

@@ -83,6 +83,7 @@ def measure(pid: int, endpoint: str, window: int, seconds: float) -> tuple[float
     context = zmq.Context()
     client = context.socket(zmq.DEALER)
     client.linger = 0
+    client.set_hwm(0)
     client.connect(endpoint)
     request = [b"MDPC02", b"\x01", b"echo", BODY]
     sent_at: deque[float] = deque()

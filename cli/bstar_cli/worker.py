@@ -10,6 +10,7 @@ import structlog
 import typer
 
 from bstar.errors import ConfigurationError
+from bstar.wire.limits import CREDIT_MAX
 from bstar_cli.logs import configure_logs
 from bstar_cli.options import (
     ClientConfigOption,
@@ -42,7 +43,18 @@ def worker(
         float | None,
         typer.Option("--seconds", min=0, help="sleep: how long; otherwise the request's body says it."),
     ] = None,
-    credit: Annotated[int, typer.Option("--credit", min=1, max=1_000, help="How many requests at once.")] = 1,
+    credit: Annotated[
+        int, typer.Option("--credit", min=1, max=CREDIT_MAX, help="How many requests it may hold at once.")
+    ] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            min=1,
+            max=1_000,
+            help="How many handlers run at once, if that is fewer; the other requests are at hand for them.",
+        ),
+    ] = None,
     handler_timeout: Annotated[
         float | None,
         typer.Option("--handler-timeout", min=0.001, help="Give a handler up after so many seconds."),
@@ -82,6 +94,8 @@ def worker(
 
         bstar worker --service slow sleep --seconds 0.5 --credit 4
 
+        bstar worker --service quick echo --credit 500 --threads 1
+
         bstar worker --service price shop.pricing:quote -e tcp://10.0.0.1:5001,tcp://10.0.0.2:5001
     """
     configure_logs(log_level, log_format)
@@ -95,6 +109,7 @@ def worker(
         find_handler(handler, seconds=seconds),
         dialect=dialect,
         credit=credit,
+        threads=threads,
         handler_timeout_s=handler_timeout,
         dedupe=_store(keep_replies),
         hooks=_Reports(log),
