@@ -42,10 +42,12 @@ pipeline-demo: $(JAVA) $(SPARK) ## the demo with journals, and what the pipeline
 	@rm -rf $(PLAYED)
 	@mkdir -p $(PLAYED)
 	@$(BIN)/bstar demo --journal $(PLAYED)/journal
-	@echo "make: reading the journals with Spark"
+	@echo "make: reading the journals with Spark, which takes half a minute or more"
 	@$(BIN)/bstar pipeline run $(PLAYED)/journal --out $(PLAYED)/tables
+	@echo "make: writing the report; its path:"
 	@$(BIN)/bstar pipeline report $(PLAYED)/tables --out $(PLAYED)/report.html
 	@if [ -n "$${DISPLAY:-}" ] && [ -t 1 ]; then $(BIN)/python -m webbrowser "file://$(CURDIR)/$(PLAYED)/report.html"; fi
+	@echo "make: the audit's findings and its verdict"
 	@$(BIN)/bstar pipeline audit $(PLAYED)/tables
 
 test: $(JAVA) $(TOOLS) ## all tests except those that break real processes

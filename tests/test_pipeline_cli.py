@@ -12,7 +12,7 @@ import pytest
 from bstar.errors import ConfigurationError, PipelineError
 from bstar_cli import exits
 from bstar_cli.main import main
-from bstar_cli.pipeline.spark import missing_spark, time_of
+from bstar_cli.pipeline.spark import NOTHING, missing_spark, print_table, time_of
 from bstar_pipeline.tables import TABLES
 
 if TYPE_CHECKING:
@@ -163,3 +163,11 @@ def test_generated_journals_have_the_truth_beside_them(
     # A second one does not mix with the first.
     assert main(["pipeline", *arguments]) == exits.USAGE
     assert "is not empty" in capsys.readouterr().err
+
+
+def test_a_dense_table_has_no_column_that_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [["a", "", NOTHING, ""], ["b", "", NOTHING, "[x]"]]
+    print_table(["one", "two", "three", "four"], rows, is_dense=True)
+    assert capsys.readouterr().out.split() == ["ONE", "FOUR", "a", "b", "[x]"]
+    print_table(["one", "two", "three", "four"], rows)
+    assert "TWO" in capsys.readouterr().out

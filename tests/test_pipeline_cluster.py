@@ -42,9 +42,9 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def journal(folder: Path) -> Truth:
     settings = SynthSettings(
         pairs=2,
-        days=0.02,
-        requests=8_000,
-        segment_lines=1_000,
+        days=0.01,
+        requests=3_000,
+        segment_lines=500,
         incidents=1,
         has_client_journals=True,
         has_worker_journals=True,

@@ -29,8 +29,7 @@ from bstar_pipeline.watch import Watch, WatchSettings, stopped_by_signals
 def tell(text):
     print(text, flush=True)
 
-settings = {{**{SETTINGS!r}, "spark.sql.codegen.wholeStage": "false"}}  # a process lives for seconds
-spark = open_session("watch", master="local[2]", settings=settings)
+spark = open_session("watch", master="local[2]", settings={SETTINGS!r})
 settings = WatchSettings(journals=sys.argv[1], root=sys.argv[2], files_max=2, partitions=1, interval_s=0)
 is_now = sys.argv[3] == "now"
 with Watch(spark, settings, available_now=is_now, tell=tell) as watch, stopped_by_signals(watch):

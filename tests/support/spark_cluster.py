@@ -23,6 +23,7 @@ __all__ = ["Cluster", "Done"]
 EXECUTORS = 2
 # Starting three JVMs takes a loaded machine its time.
 LIMIT_S = 400.0
+_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,9 @@ class Cluster:
             "spark.ui.enabled": "false",
             "spark.log.level": "WARN",
             "spark.driver.memory": "1g",
+            # Two cores for three JVMs: the optimizing compiler would be at work when the test is over.
+            "spark.driver.extraJavaOptions": _JVM,
+            "spark.executor.extraJavaOptions": _JVM,
             "spark.sql.shuffle.partitions": "4",
             # Even a small input is for both.
             "spark.sql.files.minPartitionNum": "4",

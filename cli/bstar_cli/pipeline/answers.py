@@ -11,6 +11,7 @@ from rich.text import Text
 from bstar.errors import ConfigurationError
 from bstar_cli import exits
 from bstar_cli.pipeline.spark import (
+    NOTHING,
     ConfOption,
     FromOption,
     JsonOption,
@@ -156,6 +157,7 @@ def audit(
                 for each in findings
             ],
             right=(2, 5),
+            is_dense=True,
         )
     if cut.is_cut:
         _say(f"{cut.shown:,} of {cut.total:,} findings are shown; --limit shows more.")
@@ -214,7 +216,7 @@ def incidents(
                     date_and_time(each.began_at_us, to="ms"),
                     each.pair,
                     f"{each.node} {KINDS.get(each.kind, each.kind)}",
-                    each.successor or "–",
+                    each.successor or NOTHING,
                     duration(each.outage_us),
                     duration(each.detection_us),
                     duration(each.takeover_us),
@@ -226,6 +228,7 @@ def incidents(
                 for each in found
             ],
             right=(4, 5, 6, 7, 8, 9),
+            is_dense=True,
         )  # fmt: skip
     more = f"; {cut.shown:,} of {cut.total:,} are shown" if cut.is_cut else ""
     _say(f"{cut.total:,} incident{'' if cut.total == 1 else 's'}{more}")
@@ -289,13 +292,13 @@ def objectives(
                     duration(each.p50_us),
                     duration(each.p95_us),
                     duration(each.p99_us),
-                    promised(each.promise) or "–",
+                    promised(each.promise) or NOTHING,
                     budget_used(each.promise),
-                    "–" if each.burn_rate is None else f"{each.burn_rate:.2g}",
+                    NOTHING if each.burn_rate is None else f"{each.burn_rate:.2g}",
                     f"{each.worst_burn_rate:.2g} at {date_and_time(each.worst_at_us, to='minutes')}"
                     if each.worst_burn_rate
-                    else "–",
-                    alerts(each) or "–",
+                    else NOTHING,
+                    alerts(each) or NOTHING,
                 ]
                 for each in found
             ],

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "NOTHING",
     "ConfOption",
     "FromOption",
     "JsonOption",
@@ -75,6 +77,8 @@ ConfOption = Annotated[
 
 # Not a terminal: nothing is cut, so that a script finds whole words.
 _WIDTH = 240
+NOTHING = "–"
+"""A cell of a table about which there is nothing to tell."""
 _EXTRA = ("pyspark", "py4j", "pyarrow", "pandas", "numpy", "plotly", "grpc", "google", "zstandard")
 
 
@@ -115,13 +119,14 @@ def spark_session(
 
 @contextmanager
 def progress(first: str) -> Iterator[Callable[[str], None]]:
-    """Tell people at a terminal what is going on, on stderr; scripts hear nothing."""
+    """Tell people at a terminal what is going on, and for how long, on stderr; scripts hear nothing."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    console = Console(stderr=True)
-    with console.status(Text(first)) as status:
-        yield lambda word: status.update(Text(word))
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(first, total=None)
+        yield lambda word: shown.update(task, description=word)
 
 
 def time_of(option: str, text: str | None) -> int | None:
@@ -144,12 +149,24 @@ def print_json(value: object) -> None:
     typer.echo(msgspec.json.encode(value).decode())
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-    """A table on stdout; ``right`` are the columns of numbers."""
+def print_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    is_dense: bool = False,
+) -> None:
+    """A table on stdout; ``right``: the columns of numbers. ``is_dense``: without columns that are empty."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, heading in enumerate(headings):
-        table.add_column(heading.upper(), justify="right" if index in right else "left", overflow="fold")
+    chosen = [
+        index
+        for index in range(len(headings))
+        if not is_dense or any(row[index] not in {"", NOTHING} for row in rows)
+    ]
+    for index in chosen:
+        heading = headings[index].upper()
+        table.add_column(heading, justify="right" if index in right else "left", overflow="fold")
     for row in rows:
         # Text, because a name from the wire may look like markup.
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(row[index]) for index in chosen))
     Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)

@@ -30,28 +30,28 @@ def collect(
     ``progress`` is called with a word for each part. Raises ConfigurationError if there are no tables, no
     such pair, several pairs and none chosen, or nothing in that period.
     """
-    progress("processes")
+    progress("reading processes")
     tables = open_tables(spark, root, pair=pair, from_us=from_us, until_us=until_us, is_of_one_pair=True)
     assert tables.pair is not None
     runs, runs_cut = events.runs(tables)
-    progress("requests")
+    progress("reading requests")
     rates, retried = events.rates(tables)
-    progress("states and incidents")
+    progress("reading states and incidents")
     intervals, intervals_cut = events.intervals(tables)
     incidents, incidents_cut = events.incidents(tables)
-    progress("audit")
+    progress("reading audit")
     verdicts = events.verdicts(tables)
     findings, findings_cut = events.findings(tables)
-    progress("objectives")
+    progress("reading objectives")
     objectives, objectives_cut, p99_us = services.objectives(tables)
-    progress("latencies")
+    progress("reading latencies")
     edges_us, heats = services.heats(
         tables, [each.service for each in objectives[: services.PLOTTED_SERVICES_MAX]]
     )
-    progress("capacity and clients")
+    progress("reading capacity and clients")
     capacity, capacity_cut = services.capacity(tables)
     clients, clients_cut = services.clients(tables)
-    progress("quality of the data")
+    progress("asking how good the data are")
     quality = events.quality(tables)
     return Content(
         pair=tables.pair,
