@@ -248,6 +248,13 @@ TOO_SMALL = """(() => {
 TOO_WIDE = """[...document.querySelectorAll('body *')].filter(each =>
   each.getBoundingClientRect().right > innerWidth + 0.5 && !each.closest('svg, thead, .hoverlayer')
 ).map(each => each.outerHTML.slice(0, 120))"""
+RUN_TOGETHER = """[...document.querySelectorAll('.plot')].flatMap(plot => {
+  const texts = [...plot.querySelectorAll('.xaxislayer-above .xtick text')];
+  const times = texts.map(each => each.getBoundingClientRect());
+  times.sort((one, other) => one.left - other.left);
+  return times.slice(1).filter((each, i) => each.left < times[i].right + 4).map(() => plot.id);
+})"""
+TIMES = "document.querySelectorAll('#timeline-plot .xaxislayer-above .xtick text').length"
 DRAWN = """(() => {
   const of = (place, what) => document.querySelectorAll('#' + place + ' ' + what).length;
   return {
@@ -312,6 +319,33 @@ def test_a_browser_draws_the_report(
     # The background follows the reader's choice of light or dark.
     red = shown.evaluate("parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
     assert (red < 60) == is_dark
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("length_s", [22, 1200])
+def test_times_do_not_run_into_each_other_on_a_phone(
+    browser: Browser, tmp_path: Path, length_s: float
+) -> None:
+    path = tmp_path / "report.html"
+    content = replace(report_content(), until_us=at(length_s))
+    path.write_text(render(content, made_at_us=MADE), encoding="utf-8")
+    shown = browser.open(path, width=360, height=740, is_phone=True)
+    assert shown.evaluate(READY)
+    assert shown.evaluate(TIMES) >= 2
+    assert shown.evaluate(RUN_TOGETHER) == []
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (7, 150, [10, 20, 50, 100]),
+        (10, 99, [10, 20, 50]),
+        (0.5, 500, [1, 10, 100]),
+        (0.01, 9_000, [0.01, 0.1, 1, 10, 100, 1_000]),
+    ],
+)
+def test_a_scale_of_latencies_has_several_round_numbers(low: float, high: float, ticks: list[float]) -> None:
+    assert plots._ticks(low, high) == pytest.approx(ticks)
 
 
 @pytest.mark.loopback

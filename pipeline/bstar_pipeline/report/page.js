@@ -25,7 +25,9 @@
     var ready = coloured(figure, window.getComputedStyle(document.documentElement));
     // A finger scrolls the page; a mouse may zoom the time, and a double click goes back.
     ready.layout.dragmode = isTouch ? false : "zoom";
-    if (isNarrow.matches && ready.layout.xaxis) { ready.layout.xaxis.nticks = 5; }
+    // A time with its seconds is as wide as six letters, and must not run into the next.
+    var axis = ready.layout.xaxis;
+    if (axis && axis.nticks) { axis.nticks = Math.min(axis.nticks, Math.max(2, Math.floor(place.clientWidth / 110))); }
     return window.Plotly.react(place, ready.data, ready.layout, { responsive: true, displayModeBar: false });
   }
 

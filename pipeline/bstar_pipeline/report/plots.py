@@ -83,6 +83,7 @@ def timeline(content: Content) -> Figure:
                 "x": [_ms(each.began_at_us) for each in content.incidents],
                 "y": [_INCIDENTS] * len(content.incidents),
                 "marker": {"symbol": "triangle-down", "size": 14, "color": "--bad"},
+                "cliponaxis": False,
                 "hovertext": [
                     f"<b>{number}. {_text(each.node)} {_text(KINDS.get(each.kind, each.kind))}</b><br>"
                     f"{clock(each.began_at_us)}, outage {duration(each.outage_us)}<br>{_wrap(each.cause)}"
@@ -223,7 +224,7 @@ def heat(content: Content, heat: Heat) -> Figure:
             }
         )
     low, high = content.edges_us[0] / 1000, content.edges_us[-1] / 1000
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = _ticks(low, high)
     layout = _layout()
     layout |= {
         "height": 360,
@@ -233,12 +234,20 @@ def heat(content: Content, heat: Heat) -> Figure:
         | {
             "type": "log",
             "range": [math.log10(low), math.log10(high)],
-            "tickvals": [10.0**decade for decade in decades],
-            "ticktext": [duration(10.0**decade * 1000) for decade in decades],
+            "tickvals": ticks,
+            "ticktext": [duration(tick * 1000) for tick in ticks],
             "fixedrange": True,
         },
     }
     return {"data": data, "layout": layout}
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers of a logarithmic axis: decades, and between a few of them 2 and 5 as well."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high / low < 1000 else (1,)
+    ticks = [step * 10.0**decade for decade in decades for step in steps]
+    return [tick for tick in ticks if low <= tick <= high]
 
 
 def _log_scale(most: float) -> list[tuple[float, str]]:
