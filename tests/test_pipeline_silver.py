@@ -203,3 +203,21 @@ def test_who_alone_recorded_a_request_is_believed(requests: dict[str, Row]) -> N
 def test_requests_without_an_identity_are_not_taken_for_each_other(silver: dict[str, list[Row]]) -> None:
     rows = [row for row in silver["requests"] if row.client == "mdp-0a"]
     assert [(row.node_records, row.answers) for row in rows] == [(1, 1), (1, 1)]
+
+
+def test_requests_of_nodes_are_the_same_whether_all_are_grouped_or_only_the_repeated_ones(
+    spark: SparkSession,
+) -> None:
+    from bstar_pipeline import silver as module
+    from bstar_pipeline.schema import table_schema
+
+    bronze = frame(spark, _nodes())
+    runs = spark.createDataFrame(module.runs(bronze).collect(), table_schema("silver.runs"))
+    again = module.repeated(bronze)
+    # c-moved and c-twice; what plain clients sent to two nodes are two requests.
+    assert again.count() == 2
+    order = ("client", "number", "node")
+    grouped = module.requests(bronze, runs).orderBy(*order).collect()
+    partly = module.requests(bronze, runs, again).orderBy(*order).collect()
+    assert len(grouped) == 12
+    assert partly == grouped

@@ -28,7 +28,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bstar.errors import ConfigurationError
 from bstar.records import VERSION
-from bstar_pipeline.schema import BASE, DEFAULTS, LINE, REQUIRED, TOPICS, table_schema
+from bstar_pipeline.schema import BASE, COMMON, DEFAULTS, LINE, REQUIRED, TOPICS, table_schema
 
 __all__ = [
     "REJECTED",
@@ -41,7 +41,9 @@ __all__ = [
     "ranges",
     "read",
     "records",
+    "records_once",
     "rejected",
+    "rejected_once",
     "typed",
     "unpacked",
 ]
@@ -66,6 +68,8 @@ _OPEN_DAYS_MAX = 2
 # Times beyond the year 2100 are no times: adding to them would overflow and stop the whole job for one line.
 _TIME_US_MAX = 4_102_444_800_000_000
 _DAY_US = 86_400_000_000
+_HALF_BITS = 26
+_HALF = 1 << _HALF_BITS
 # What is kept of a line that cannot be read; the file has all of it.
 _LINE_LENGTH_MAX = 10_000
 _CORRUPT = "corrupt"
@@ -166,81 +170,112 @@ def typed(lines: DataFrame) -> DataFrame:
     record the last two are null. Else ``topic`` is "rejected", ``rejection`` says why, ``line`` is the text,
     and ``day`` and ``pair`` are those of the file's name.
     """
-    shape = StructType([*LINE.fields, StructField(_CORRUPT, StringType())])
+    is_common = reduce(Column.__or__, (F.col("value").startswith(f'{{"kind":"{kind}"') for kind in TOPICS))
     # Not deterministic, as Spark sees it: so it parses a line once, and not once more for each filter above.
-    value = F.when(F.spark_partition_id() >= 0, F.col("value"))
+    is_here = F.spark_partition_id() >= 0
     parsed = lines.select(
-        F.from_json(value, shape, {"columnNameOfCorruptRecord": _CORRUPT}).alias("r"), "value", "file"
+        _parsed(F.when(is_here & is_common, F.col("value")), COMMON).alias("common"),
+        _parsed(F.when(is_here & ~is_common, F.col("value")), LINE).alias("rare"),
+        "value",
+        "file",
     )
-    judged = parsed.select("r", "value", "file", _rejection().alias("rejection"))
+    judged = parsed.select("common", "rare", "value", "file", _rejection().alias("rejection"))
     is_record = F.col("rejection").isNull()
     columns = {field.name: _filled(field.name) for field in LINE.fields}
-    columns["pair"] = F.when(is_record, F.col("r.pair")).otherwise(_pair_of_file())
-    at_us = F.col("r.at")
+    columns["pair"] = F.when(is_record, _told("pair")).otherwise(_pair_of_file())
+    at_us = _told("at")
     columns |= {
         "time": F.when(is_record, F.timestamp_micros(at_us)),
         "file": F.col("file"),
         "topic": F.when(is_record, _topic()).otherwise(F.lit(REJECTED)),
-        "day": F.when(is_record, F.expr(f"date_from_unix_date(CAST(r.at DIV {_DAY_US} AS INT))")).otherwise(
-            _day_of_file()
-        ),
+        "day": F.when(is_record, _day_of(at_us)).otherwise(_day_of_file()),
         "rejection": F.col("rejection"),
         "line": F.when(~is_record, F.substring("value", 1, _LINE_LENGTH_MAX)),
     }
     return judged.select(*(column.alias(name) for name, column in columns.items()))
 
 
+def _parsed(value: Column, shape: StructType) -> Column:
+    """A line as a struct of this shape; null for null. What is wrong with it stands in ``_CORRUPT``."""
+    whole = StructType([*shape.fields, StructField(_CORRUPT, StringType())])
+    return F.from_json(value, whole, {"columnNameOfCorruptRecord": _CORRUPT})
+
+
+def _told(name: str) -> Column:
+    """A field as the line tells it.
+
+    Nearly all lines are of few kinds, and what parsing costs depends on how many fields are looked for, so
+    there are two structs; one of them is null.
+    """
+    rare = F.col(f"rare.{name}")
+    return F.coalesce(F.col(f"common.{name}"), rare) if name in _COMMON_NAMES else rare
+
+
+_COMMON_NAMES = frozenset([*COMMON.names, _CORRUPT])
+
+
 def _rejection() -> Column:
-    """Why the line in ``value``, parsed as ``r``, is no record; null if it is one."""
-    is_whole = reduce(Column.__and__, (F.col(f"r.{name}").isNotNull() for name in ("kind", *BASE)))
-    kind_has = F.expr(
-        "CASE r.kind "
-        + " ".join(f"WHEN '{kind}' THEN {' AND '.join(needs)}" for kind, needs in _needs())
-        + " ELSE true END"
-    )
+    """Why the line in ``value``, parsed as ``common`` or ``rare``, is no record; null if it is one."""
+    is_whole = reduce(Column.__and__, (_told(name).isNotNull() for name in ("kind", *BASE)))
+    has_all = {
+        kind: reduce(Column.__and__, (_told(name).isNotNull() for name in needs)) for kind, needs in _needs()
+    }
+    kind_has = _by_kind(has_all, F.lit(True))
     is_in_range = (
-        F.col("r.at").between(0, _TIME_US_MAX)
-        & F.col("r.mono").between(0, _TIME_US_MAX)
-        & F.col("r.seq").between(1, 2**53)
-        & F.coalesce(F.col("r.total_us").between(0, _TIME_US_MAX), F.lit(True))
-        & F.coalesce(F.col("r.busy_us").between(0, _TIME_US_MAX), F.lit(True))
+        _told("at").between(0, _TIME_US_MAX)
+        & _told("mono").between(0, _TIME_US_MAX)
+        & _told("seq").between(1, 2**53)
+        & F.coalesce(_told("total_us").between(0, _TIME_US_MAX), F.lit(True))
+        & F.coalesce(_told("busy_us").between(0, _TIME_US_MAX), F.lit(True))
     )
-    is_corrupt = F.col(f"r.{_CORRUPT}").isNotNull()
+    is_nothing = F.col("common").isNull() & F.col("rare").isNull()
+    is_corrupt = _told(_CORRUPT).isNotNull()
     return (
-        F.when(F.col("r.v") > VERSION, "newer-version")
+        F.when(_told("v") > VERSION, "newer-version")
         .when(
-            F.col("r").isNull() | (is_corrupt & F.col("r.v").isNull()) | ~F.is_valid_utf8("value"),
+            is_nothing | (is_corrupt & _told("v").isNull()) | ~F.is_valid_utf8("value"),
             "unreadable",
         )
         .when(is_corrupt | ~is_whole | ~kind_has, "incomplete")
-        .when((F.col("r.v") < VERSION) | ~is_in_range, "unreadable")
+        .when((_told("v") < VERSION) | ~is_in_range, "unreadable")
     )
 
 
 def _needs() -> list[tuple[str, list[str]]]:
     """By kind, those that come by the million first: what its line must have beyond what every line must."""
     kinds = [*TOPICS, *(kind for kind in REQUIRED if kind not in TOPICS)]
-    needs = (
-        (kind, [f"r.{name} IS NOT NULL" for name in REQUIRED[kind] if name not in BASE]) for kind in kinds
-    )
-    return [(kind, checks) for kind, checks in needs if checks]
+    needs = ((kind, [name for name in REQUIRED[kind] if name not in BASE]) for kind in kinds)
+    return [(kind, names) for kind, names in needs if names]
 
 
 def _filled(name: str) -> Column:
     """A field, or the default that its kind has for it."""
-    column = F.col(f"r.{name}")
+    column = _told(name)
     of_kind = DEFAULTS.get(name, {})
     kinds_of: dict[int | float | bool | str, list[str]] = {}
     for kind, value in of_kind.items():
         kinds_of.setdefault(value, []).append(kind)
     for value, kinds in kinds_of.items():
-        column = F.coalesce(column, F.when(F.col("r.kind").isin(kinds), F.lit(value)))
+        column = F.coalesce(column, F.when(_told("kind").isin(kinds), F.lit(value)))
     return column
 
 
 def _topic() -> Column:
-    whens = " ".join(f"WHEN '{kind}' THEN '{topic}'" for kind, topic in TOPICS.items())
-    return F.expr(f"CASE r.kind {whens} ELSE 'events' END")
+    return _by_kind({kind: F.lit(topic) for kind, topic in TOPICS.items()}, F.lit("events"))
+
+
+def _by_kind(values: Mapping[str, Column], otherwise: Column) -> Column:
+    kind = _told("kind")
+    (first, value), *others = values.items()
+    chosen = F.when(kind == first, value)
+    for name, value in others:
+        chosen = chosen.when(kind == name, value)
+    return chosen.otherwise(otherwise)
+
+
+def _day_of(at_us: Column) -> Column:
+    """In UTC; ``DIV`` is written in SQL, and the functions have no other name for it."""
+    return F.date_from_unix_date(F.call_function("div", at_us, F.lit(_DAY_US)).cast("int"))
 
 
 def _pair_of_file() -> Column:
@@ -269,19 +304,20 @@ def ranges(typed: DataFrame) -> DataFrame:
         F.count_if(~is_record).alias("rejected"),
         F.min(F.when(is_record, F.col("seq"))).alias("first_seq"),
         F.max(F.when(is_record, F.col("seq"))).alias("last_seq"),
-        F.sum(F.when(is_record, F.col("seq").cast("decimal(38,0)"))).alias("seqs"),
+        # In two halves: their sum may be too large for a whole number, and decimals are slow.
+        F.sum(F.when(is_record, F.col("seq").bitwiseAND(_HALF - 1))).alias("low_seqs"),
+        F.sum(F.when(is_record, F.shiftright("seq", _HALF_BITS))).alias("high_seqs"),
         F.min(F.when(is_record, F.col("at"))).alias("first_at_us"),
         F.max(F.when(is_record, F.col("at"))).alias("last_at_us"),
         F.max(F.when(is_record & (F.col("kind") == "closed"), F.col("lines"))).alias("closed_lines"),
     )
+    seqs = F.col("high_seqs").cast("decimal(38,0)") * _HALF + F.col("low_seqs")
     in_range = F.col("last_seq") - F.col("first_seq") + 1
     middle = (F.col("first_seq") + F.col("last_seq")).cast("decimal(38,0)") * F.col("lines")
     found = found.withColumns(
         {
             # Every number of its range, once: then it holds whatever another file has of that range.
-            "is_dense": F.col("boot").isNotNull()
-            & (F.col("lines") == in_range)
-            & (F.col("seqs") * 2 == middle),
+            "is_dense": F.col("boot").isNotNull() & (F.col("lines") == in_range) & (seqs * 2 == middle),
             "is_repeating": F.col("boot").isNotNull() & (F.col("lines") > in_range),
         }
     )
@@ -333,21 +369,32 @@ def ranges(typed: DataFrame) -> DataFrame:
 
 def once(typed: DataFrame, ranges: DataFrame) -> DataFrame:
     """Leave out of ``typed`` what came in another file, too; rejected lines only with their whole file."""
+    return records_once(typed, ranges).unionByName(rejected_once(typed, ranges))
+
+
+def records_once(typed: DataFrame, ranges: DataFrame) -> DataFrame:
+    """The part of ``once`` that are records."""
     key = ["file", "boot"]
     copies = F.broadcast(ranges.where("is_duplicate").select(*key))
     overlapping = F.broadcast(ranges.where("is_overlapping").select(*key, "place"))
-    first = typed.join(copies, key, "left_anti")
-    whole_copies = (
-        ranges.groupBy("file").agg(F.min(_is_copied()).alias("is_copy")).where("is_copy").select("file")
-    )
-    first = first.join(
-        F.broadcast(whole_copies.withColumn("topic", F.lit(REJECTED))), ["file", "topic"], "left_anti"
-    )
+    first = typed.where(F.col("topic") != REJECTED).join(copies, key, "left_anti")
     alone = first.join(overlapping, key, "left_anti")
     columns = typed.columns
     by_place = Window.partitionBy("boot", "seq").orderBy("place", "file", "at", "mono", "kind")
     mixed = first.join(overlapping, key).withColumn("nth", F.row_number().over(by_place)).where("nth = 1")
     return alone.select(*columns).unionByName(mixed.select(*columns))
+
+
+def rejected_once(typed: DataFrame, ranges: DataFrame) -> DataFrame:
+    """The part of ``once`` that are not."""
+    lines = typed.where(F.col("topic") == REJECTED)
+    return lines.join(F.broadcast(_whole_copies(ranges)), "file", "left_anti").select(*typed.columns)
+
+
+def _whole_copies(ranges: DataFrame) -> DataFrame:
+    """The files all of whose records came in others, too: ``file``."""
+    of_file = ranges.groupBy("file").agg(F.min(_is_copied()).alias("is_copy"))
+    return of_file.where("is_copy").select("file")
 
 
 def _is_copied() -> Column:

@@ -1,8 +1,9 @@
 """The batch job: journals in, all tables out.
 
 Lines are parsed once, on the way into ``bronze.records``; everything after that reads the table. Each step is
-written before the next reads it, so no step computes another one again. What the journals say belongs to days
-and pairs, and those are what the job replaces: the same input twice gives the same tables, and other days and
+written before the next reads it, so no step computes another one again; tables that do not need one another
+are written side by side, because Spark plans a query on one core. What the journals say belongs to days and
+pairs, and those are what the job replaces: the same input twice gives the same tables, and other days and
 pairs stay as they are. So give it all journals of the days that it is about, or say ``since`` which day it is
 about: what is older is read as far as it stands in the same files, and left out.
 
@@ -13,6 +14,7 @@ import datetime as dt
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,6 +30,7 @@ from bstar_pipeline.gold.clients import clients
 from bstar_pipeline.gold.incidents import incidents
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 from bstar_pipeline.gold.serving import CLOCK_ERROR_US
+from bstar_pipeline.schema import table_schema
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.store import Part
 
@@ -38,6 +41,8 @@ Progress = Callable[[str], None]
 
 _log = logging.getLogger(__name__)
 _OUTSIDE = "outside"
+# So many digests of requests are sent to every executor.
+_REPEATED_MAX = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,8 @@ class _Job:
     """What records there are belong to these."""
     seen: frozenset[Part] = frozenset()
     """And the files and lines that are none, to these as well."""
+    topics: frozenset[str] = frozenset()
+    """Of the records."""
 
     def tell(self, text: str) -> None:
         _log.info("%s", text)
@@ -116,16 +123,14 @@ def run(
     """
     job = _Job(spark, root, progress)
     records = _bronze(job, inputs, since)
-    runs = job.write("silver.runs", silver.runs(records))
-    states = job.write("silver.states", silver.states(records, runs))
-    requests = job.write("silver.requests", silver.requests(records, runs))
-    found = job.write("gold.incidents", incidents(records, runs, states, requests, clock_error_us))
-    findings = job.write("gold.audit", audit(requests, runs, states, clock_error_us))
-    sums = job.write("gold.sketches", sketches(records))
-    job.write("gold.objectives", objectives(sums, slo))
-    job.write("gold.budgets", budgets(sums, slo))
-    job.write("gold.capacity", capacity(records))
-    job.write("gold.clients", clients(records))
+    with ThreadPoolExecutor(1, "services") as other:
+        told = other.submit(_services, job, records, slo)
+        runs = job.write("silver.runs", silver.runs(records))
+        states = job.write("silver.states", silver.states(records, runs))
+        requests = _requests(job, records, runs)
+        found = job.write("gold.incidents", incidents(records, runs, states, requests, clock_error_us))
+        findings = job.write("gold.audit", audit(requests, runs, states, clock_error_us))
+        told.result()
     job.tell("counting")
     files = (
         store.read(spark, root, "bronze.files", job.seen)
@@ -168,20 +173,24 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
         raise ConfigurationError(f"no record in the journals at {', '.join(inputs)}: {_why(job, aside)}")
     store.clear(spark, root, "bronze.records", [leaf for leaf, part in written.old.items() if part in scope])
     job.scope, job.seen = scope, scope | frozenset(aside.values())
+    job.topics = frozenset(leaf.rpartition("=")[2] for leaf in written.new)
     parsed = store.read(spark, root, "bronze.records", job.seen, more=REJECTION)
     parsed = parsed.where(F.col("topic").isin(REJECTED, _OUTSIDE) | store.within(scope))
     job.tell("looking for files that came twice or lost their end")
     ranges = bronze.ranges(parsed).persist()
     try:
         _files(job, bronze.listing(spark, inputs, since), ranges, since)
-        unique = bronze.once(parsed, ranges)
         job.tell("writing bronze.rejected")
-        store.replace(bronze.rejected(unique), root, "bronze.rejected", job.seen)
+        if any(leaf.endswith(REJECTED) for leaf in aside):
+            rejected = bronze.rejected(bronze.rejected_once(parsed, ranges))
+        else:
+            rejected = store.nothing(spark, table_schema("bronze.rejected"))
+        store.replace(rejected, root, "bronze.rejected", job.seen)
         mixed = ranges.where("is_duplicate OR is_overlapping").select("pair").distinct().collect()
         if mixed:
             pairs = sorted({row.pair for row in mixed})
             job.tell(f"leaving out what came twice of {', '.join(pairs)}")
-            of_pairs = bronze.records(unique).where(F.col("pair").isin(*pairs))
+            of_pairs = bronze.records(bronze.records_once(parsed, ranges)).where(F.col("pair").isin(*pairs))
             store.write(of_pairs, root, "bronze.records")
     finally:
         ranges.unpersist()
@@ -218,6 +227,28 @@ def _files(job: _Job, listing: DataFrame, ranges: DataFrame, since: dt.date | No
     store.replace(found, job.root, "bronze.files", job.seen)
     named = found.select("day", "pair").distinct().collect()
     job.seen |= frozenset((row.day, row.pair) for row in named)
+
+
+def _services(job: _Job, records: DataFrame, slo: Objectives | None) -> None:
+    """Write the tables that need nothing but records."""
+    job.write("gold.clients", clients(records))
+    sums = job.write("gold.sketches", sketches(records))
+    job.write("gold.objectives", objectives(sums, slo))
+    job.write("gold.budgets", budgets(sums, slo))
+    job.write("gold.capacity", capacity(records))
+
+
+def _requests(job: _Job, records: DataFrame, runs: DataFrame) -> DataFrame:
+    """Write the table of requests, by the way that suits what there are records of."""
+    if job.topics & {"calls", "executions"}:
+        return job.write("silver.requests", silver.requests(records, runs))
+    job.tell("looking for requests with several records")
+    again = silver.repeated(records).persist()
+    try:
+        are_few = again.count() <= _REPEATED_MAX
+        return job.write("silver.requests", silver.requests(records, runs, again if are_few else None))
+    finally:
+        again.unpersist()
 
 
 def _clamped(frame: DataFrame, scope: frozenset[Part]) -> DataFrame:

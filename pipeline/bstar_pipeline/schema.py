@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 from bstar.records import KINDS
 from bstar_pipeline.tables import TABLES
 
-__all__ = ["BASE", "DEFAULTS", "LINE", "RECORDS", "REQUIRED", "TOPICS", "table_schema"]
+__all__ = ["BASE", "COMMON", "DEFAULTS", "LINE", "RECORDS", "REQUIRED", "TOPICS", "table_schema"]
 
 TOPICS = {"request": "requests", "call": "calls", "execution": "executions"}
 """The kinds that come by the million, each with a topic of its own; all others are of topic "events"."""
@@ -76,6 +76,11 @@ def _columns() -> dict[str, DataType]:
     return columns
 
 
+def _names_of(*kinds: str) -> set[str]:
+    """``kind`` and the fields of these kinds."""
+    return {"kind", *(field.encode_name for kind in kinds for field in msgspec.structs.fields(KINDS[kind]))}
+
+
 def _required() -> dict[str, tuple[str, ...]]:
     return {
         kind: tuple(field.encode_name for field in msgspec.structs.fields(struct) if field.required)
@@ -95,6 +100,9 @@ def _defaults() -> dict[str, dict[str, int | float | bool | str]]:
 
 LINE = StructType([StructField(name, spark_type) for name, spark_type in _columns().items()])
 """Of one line: ``kind`` and the fields of all kinds, every one nullable."""
+
+COMMON = StructType([field for field in LINE.fields if field.name in _names_of(*TOPICS)])
+"""Of a line of one of the kinds in ``TOPICS``: a third of the fields."""
 
 REQUIRED = _required()
 """By kind: the fields without which a line is no record."""

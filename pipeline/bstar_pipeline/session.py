@@ -31,12 +31,18 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
     "spark.sql.adaptive.enabled": "true",
+    # A task that writes has one file open for each partition that its rows go to, up to so many; beyond that
+    # Spark sorts all rows by partition first.
+    "spark.sql.maxConcurrentOutputFileWriters": "64",
     # Packed journals become fifteen times as long, and no file of them can be cut: of Spark's 128 MB there
     # would be too few shares for all cores to be busy to the end.
     "spark.sql.files.maxPartitionBytes": "32m",
     # The JVM leaves longer methods uncompiled, and parsing lines makes one of 21,000 octets. In the smaller
     # ones that Spark writes then it takes half the time.
     "spark.sql.codegen.hugeMethodLimit": "8000",
+    # With a column for each field of each kind, deducing what filters imply takes the optimizer longer than
+    # it takes to read a small journal.
+    "spark.sql.constraintPropagation.enabled": "false",
     # Else Spark refuses a Python data source that can take filters (format("bstar")).
     "spark.sql.python.filterPushdown.enabled": "true",
 }

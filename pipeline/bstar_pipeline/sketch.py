@@ -97,7 +97,10 @@ def value(column: str) -> Column:
 def millionths(weight: Column | str) -> Column:
     """The sum of weights as a BIGINT of millionths, the same in whatever order they are added."""
     column = F.col(weight) if isinstance(weight, str) else weight
-    return F.sum(F.round(column * _WEIGHT_UNIT).cast("bigint"))
+    # Nearly all weights are whole, and Spark rounds by way of decimal digits.
+    whole = column.cast("bigint")
+    rounded = F.round(column * _WEIGHT_UNIT).cast("bigint")
+    return F.sum(F.when(column == whole, whole * int(_WEIGHT_UNIT)).otherwise(rounded))
 
 
 def total(weight: Column | str) -> Column:

@@ -10,8 +10,7 @@ pairs of one root at once.
 
 import datetime as dt
 import re
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -29,11 +28,23 @@ __all__ = ["Part", "Written", "clear", "location", "read", "replace", "within", 
 Part = tuple[dt.date, str]
 """A day and a pair: what a job replaces."""
 
-# A task has one file open for each partition that its rows go to, up to so many; beyond that Spark sorts all
-# rows by partition first. Each open file buffers one row group.
-_OPEN_FILES_MAX = 64
+# Each open file buffers one.
 _ROW_GROUP_BYTES = 32 * 1024 * 1024
-_OPEN_FILES = "spark.sql.maxConcurrentOutputFileWriters"
+# Columns in which hardly a value comes twice. Parquet would look each of them up in a dictionary until it is
+# too large, and then write them as they are.
+_DISTINCT = (
+    "seq",
+    "at",
+    "mono",
+    "time",
+    "number",
+    "accepted_at_us",
+    "ended_at_us",
+    "total_us",
+    "queued_us",
+    "busy_us",
+    "call_total_us",
+)
 
 
 def location(root: str, name: str) -> str:
@@ -96,15 +107,15 @@ def write(frame: DataFrame, root: str, name: str, *, more: StructType | None = N
     _check(frame, shape, name)
     path = location(root, name)
     before = _leaves(spark, path)
-    with _many_files_open(spark):
-        (
-            frame.select(*shape.names)
-            .write.mode("overwrite")
-            .option("partitionOverwriteMode", "dynamic")
-            .option("parquet.block.size", _ROW_GROUP_BYTES)
-            .partitionBy(*TABLES[name].partitions)
-            .parquet(path)
-        )
+    (
+        frame.select(*shape.names)
+        .write.mode("overwrite")
+        .option("partitionOverwriteMode", "dynamic")
+        .option("parquet.block.size", _ROW_GROUP_BYTES)
+        .options(**{f"parquet.enable.dictionary#{column}": "false" for column in _DISTINCT})
+        .partitionBy(*TABLES[name].partitions)
+        .parquet(path)
+    )
     after = _leaves(spark, path)
     new = {leaf: _part(leaf) for leaf, files in after.items() if files - before.get(leaf, set())}
     return Written(new, {leaf: _part(leaf) for leaf in after if leaf not in new})
@@ -183,14 +194,3 @@ def _part(leaf: str) -> Part:
     day, pair = (piece.partition("=")[2] for piece in leaf.split("/")[:2])
     # Spark writes what a file system might not take as %XX.
     return dt.date.fromisoformat(day), unquote(pair)
-
-
-@contextmanager
-def _many_files_open(spark: SparkSession) -> Iterator[None]:
-    before = spark.conf.get(_OPEN_FILES)
-    spark.conf.set(_OPEN_FILES, str(_OPEN_FILES_MAX))
-    try:
-        yield
-    finally:
-        assert before is not None
-        spark.conf.set(_OPEN_FILES, before)

@@ -138,9 +138,25 @@ def _with_context(requests: DataFrame, runs: DataFrame) -> DataFrame:
             "broker", F.col("is_sampled") | is_full_of_holes, F.col("started_at_us"), last + _UNWRITTEN_US
         ).alias("node_gaps"),
     )
-    return requests.join(F.broadcast(keepers), ["pair", "client"], "left").join(
-        F.broadcast(of_pair), "pair", "left"
+    known = requests.join(F.broadcast(keepers), ["pair", "client"], "left")
+    return known.where(_is_suspect()).join(F.broadcast(of_pair), "pair", "left")
+
+
+def _is_suspect() -> Column:
+    """Whether any of the rules may have something to say about a request: of most there is nothing."""
+    is_same_reply = F.array_contains("execution_crcs", F.col("reply_crc"))
+    suspicions = (
+        F.col("keeps") & (F.col("evidence").bitwiseAND(_CLIENT) == 0),
+        F.col("executions") > 1,
+        F.col("answers") > 1,
+        F.col("unmarked") > 0,
+        ~F.col("call_outcome").isin("answered", "failed"),
+        F.col("outcome").isin("returned", "late"),
+        F.col("reply_crc").isNotNull()
+        & (F.size("execution_crcs") > 0)
+        & ~F.coalesce(is_same_reply, F.lit(False)),
     )
+    return reduce(Column.__or__, (F.coalesce(one, F.lit(False)) for one in suspicions))
 
 
 def _findings(requests: DataFrame) -> DataFrame:

@@ -108,15 +108,16 @@ def _sums(records: DataFrame) -> DataFrame:
         weight = F.col("weight") if times is None else F.col("weight") * times
         return sketch.millionths(F.when(F.col(f"entry.{counts}").isNotNull(), weight)).alias(name)
 
+    # The node, of which there is one, is grouped by: a maximum of text would make Spark sort all rows.
     return entries.groupBy(
         "pair",
         "client",
         "is_own",
+        "node",
         "unix_day",
         F.col("entry.minute").alias("minute"),
         F.col("entry.bucket").alias("bucket"),
     ).agg(
-        F.max("node").alias("node"),
         F.date_from_unix_date("unix_day").alias("day"),
         summed(None, "requests", "minute"),
         summed(answered.cast("int"), "answered", "minute"),

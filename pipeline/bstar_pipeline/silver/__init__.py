@@ -3,8 +3,8 @@
 Each table is a function of bronze records, batch DataFrames in and out, without an action.
 """
 
-from bstar_pipeline.silver.requests import requests
+from bstar_pipeline.silver.requests import repeated, requests
 from bstar_pipeline.silver.runs import runs
 from bstar_pipeline.silver.states import states
 
-__all__ = ["requests", "runs", "states"]
+__all__ = ["repeated", "requests", "runs", "states"]

@@ -1,9 +1,12 @@
 """Requests, each once, of what nodes, clients and workers recorded of them.
 
 The three kinds of record carry the request's identity, so they meet by one grouping over all of them: one
-shuffle, whether there are journals of clients and workers or not. The rows are sent to where they are grouped
-before they are grouped, because nearly every request has a record of its own at one node and there is nothing
-to gain by grouping the little that lies together already.
+shuffle. The rows are sent to where they are grouped before they are grouped, because there is nothing to gain
+by grouping the little that lies together already.
+
+Without journals of clients and workers nearly every request has one record, at one node, and all that the
+grouping does is to move it. Then ``repeated`` finds the few that have more by grouping digests of identities,
+and only those are moved. Two identities of one digest are no harm: they are grouped, each by itself.
 
 A request of a plain Majordomo client has no identity that others know; its record stands for itself.
 """
@@ -13,35 +16,70 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from bstar_pipeline.schema import table_schema
 
-__all__ = ["requests"]
+__all__ = ["repeated", "requests"]
 
 # What a node says of a request's end, the best last.
 _OUTCOMES = ("returned", "lost", "poison", "expired", "late", "failed", "answered")
-# The number first: rows are sorted by whole numbers, and looked at further only where those are equal.
-_KEY = ("number", "client", "pair", "apart")
+# The digest first: rows are sorted by whole numbers, and looked at further only where those are equal.
+_KEY = ("digest", "number", "client", "pair", "apart")
 _PLAIN = "mdp-"
+_TOPICS = ("requests", "calls", "executions")
 
 
-def requests(records: DataFrame, runs: DataFrame) -> DataFrame:
+def requests(records: DataFrame, runs: DataFrame, again: DataFrame | None = None) -> DataFrame:
     """``silver.requests`` of bronze records and ``silver.runs``.
 
-    A request is of the day on which its last record was written.
+    A request is of the day on which its last record was written. With ``again``, what ``repeated`` found of
+    the same records, which are all of nodes then, and few of the requests have more than one.
     """
-    told = records.where(F.col("topic").isin("requests", "calls", "executions")).join(
+    rows = _rows(records, runs)
+    if again is None:
+        return _grouped(rows.repartition(*_KEY))
+    few = F.broadcast(again)
+    alone = _shaped(rows.join(few, "digest", "left_anti"), _columns_of_one())
+    return alone.unionByName(_grouped(rows.join(few, "digest", "left_semi")))
+
+
+def repeated(records: DataFrame) -> DataFrame:
+    """The requests with more than one record: ``digest``; of other requests, too, once in a very long while.
+
+    One small number for each record is sent to where it is counted.
+    """
+    digests = records.where(F.col("topic").isin(*_TOPICS)).select(_digest().alias("digest"))
+    return digests.repartition("digest").groupBy("digest").count().where("count > 1").select("digest")
+
+
+def _digest() -> Column:
+    """Of a request's identity."""
+    return F.xxhash64("number", "client", "pair", _apart())
+
+
+def _apart() -> Column:
+    """What tells requests of plain clients apart: the process that recorded it."""
+    return F.when(F.col("client").startswith(_PLAIN), F.col("boot"))
+
+
+def _rows(records: DataFrame, runs: DataFrame) -> DataFrame:
+    told = records.where(F.col("topic").isin(*_TOPICS)).join(
         F.broadcast(runs.select("boot", "offset_us")), "boot"
     )
-    is_node, is_call, is_run = (F.col("topic") == topic for topic in ("requests", "calls", "executions"))
-    rows = told.select(
+    return told.select(
+        _digest().alias("digest"),
         "pair",
         "client",
         "number",
-        F.when(F.col("client").startswith(_PLAIN), F.col("boot")).alias("apart"),
+        _apart().alias("apart"),
         "day",
         "topic",
         (F.col("mono") + F.col("offset_us")).alias("end_us"),
         "node",
         *_CARRIED,
-    ).repartition(*_KEY)
+    )
+
+
+def _grouped(rows: DataFrame) -> DataFrame:
+    """Requests of any number of records each."""
+    is_node, is_call, is_run = (F.col("topic") == topic for topic in _TOPICS)
     took_us = F.when(is_run, F.col("busy_us")).otherwise(F.col("total_us"))
     began_us = F.col("end_us") - took_us
     is_answer = is_node & F.col("outcome").isin("answered", "failed")
@@ -63,7 +101,12 @@ def requests(records: DataFrame, runs: DataFrame) -> DataFrame:
         F.max("weight").alias("weight"),
         F.array_sort(F.collect_set(F.when(is_run, F.col("reply_crc")))).alias("execution_crcs"),
     )
-    return found.select(*(_columns()[name].alias(name) for name in table_schema("silver.requests").names))
+    return _shaped(found, _columns())
+
+
+def _shaped(frame: DataFrame, columns: dict[str, Column]) -> DataFrame:
+    fields = table_schema("silver.requests").fields
+    return frame.select(*(columns[field.name].cast(field.dataType).alias(field.name) for field in fields))
 
 
 _NODE = (
@@ -138,4 +181,28 @@ def _columns() -> dict[str, Column]:
         "weight": F.col("weight"),
         "day": F.col("day"),
         "pair": F.col("pair"),
+    }
+
+
+def _columns_of_one() -> dict[str, Column]:
+    """The columns of a request of which there is nothing but one record of a node."""
+    is_answer = F.col("outcome").isin("answered", "failed")
+    names = (
+        "client", "number", "service", "sender", "node", "worker", "outcome", "epoch", "total_us",
+        "queued_us", "busy_us", "deliveries", "bytes_in", "bytes_out", "weight", "day", "pair",
+    )  # fmt: skip
+    nothing = ("call_outcome", "call_total_us", "attempts", "busy", "is_idempotent", "reply_crc")
+    return {
+        **{name: F.col(name) for name in names},
+        **{name: F.lit(None) for name in nothing},
+        "evidence": F.lit(1),
+        "accepted_at_us": F.col("end_us") - F.col("total_us"),
+        "ended_at_us": F.col("end_us"),
+        "is_repeated": F.coalesce("is_repeated", F.lit(False)),
+        "node_records": F.lit(1),
+        "answers": F.when(is_answer, 1).otherwise(0),
+        "returned": F.when(F.col("outcome") == "returned", 1).otherwise(0),
+        "executions": F.lit(0),
+        "unmarked": F.lit(0),
+        "execution_crcs": F.array(),
     }
