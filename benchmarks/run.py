@@ -143,20 +143,23 @@ def floor_server() -> Iterator[tuple[int, str]]:
 
 
 @contextmanager
-def bstar_server() -> Iterator[tuple[int, str]]:
+def bstar_server(profile: str = "lan") -> Iterator[tuple[int, str]]:
     """One primary alone, as ``bstar serve`` runs it; its first request makes it active."""
     ports = [free_port() for _ in range(3)]
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "primary.yaml"
         config.write_text(
-            "pair: bench\nrole: primary\nprofile: lan\n"
+            f"pair: bench\nrole: primary\nprofile: {profile}\n"
             f"endpoints:\n  clients: tcp://127.0.0.1:{ports[0]}\n  state: tcp://127.0.0.1:{ports[1]}\n"
             f"  peer_state: tcp://127.0.0.1:{ports[2]}\n"
             "timing: {mdp_heartbeat_interval_s: 2.5}\nhttp: {bind: null}\nlog: {level: warning}\n"
         )
         command = [sys.executable, "-m", "bstar_cli", "serve", "--config", str(config)]
         with child(command) as process:
-            yield process.pid, f"tcp://127.0.0.1:{ports[0]}"
+            try:
+                yield process.pid, f"tcp://127.0.0.1:{ports[0]}"
+            finally:
+                process.terminate()
 
 
 @contextmanager

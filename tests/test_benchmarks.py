@@ -1,0 +1,59 @@
+"""The benchmarks: growth of a curve, percentiles of a node's loop lag, and a crowd that is there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bstar_broker.core.snapshot import NodeState
+from endurance import echo_worker, growth_of, lag_of, look
+from run import bstar_server, child
+from support.node_states import node_state
+
+ROOT = Path(__file__).parents[1]
+
+
+def state(*counts: int) -> NodeState:
+    whole = node_state()
+    assert whole.loop is not None
+    loop = msgspec.structs.replace(whole.loop, lag_bounds_s=[0.001, 0.01], lag_counts=list(counts))
+    return msgspec.structs.replace(whole, loop=loop)
+
+
+def test_the_lag_of_a_while_is_that_of_its_own_deadlines() -> None:
+    before, after = state(1_000, 0, 0), state(1_098, 1, 1)
+    assert lag_of(before, after, 0.5) == 0.001
+    assert lag_of(before, after, 0.99) == 0.01
+    assert lag_of(before, after, 1.0) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("curve", "growth"),
+    [
+        ([10.0] * 20, 0.0),
+        ([1.0, 10.0, *[10.0] * 17, 11.0], 0.1),
+        ([10.0, 10.0, *[5.0] * 18], 0.0),
+        ([3.0], 0.0),
+    ],
+)
+def test_growth_counts_from_the_first_tenth_on(curve: list[float], growth: float) -> None:
+    assert growth_of(curve) == pytest.approx(growth)
+
+
+@pytest.mark.loopback
+def test_a_crowd_is_as_many_peers_as_it_says() -> None:
+    with bstar_server("guide") as (_, endpoint), echo_worker(endpoint):
+        for kind, *name in (("workers", "idle"), ("clients",), ("services", "other")):
+            before = look(endpoint).broker
+            command = [sys.executable, str(ROOT / "benchmarks/crowd.py"), endpoint, kind, "40", "0.2", *name]
+            with child(command) as crowd:
+                assert crowd.stdout is not None
+                assert crowd.stdout.readline() == b"ready\n"
+                after = look(endpoint).broker
+            added = 0 if kind == "clients" else 40
+            assert after.workers == before.workers + added
+            names = {each.service for each in after.services} - {each.service for each in before.services}
+            assert len(names) == {"workers": 1, "services": 40, "clients": 0}[kind]
