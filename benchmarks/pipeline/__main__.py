@@ -5,7 +5,8 @@
 
 For each size: journals of two pairs at the same rate, the job on Spark, then DuckDB, each in a process of its
 own. Then both are compared, every number of every table, and the job's event log is asked for Python in its
-plans and for data sent to the driver. Status 0: the two agree and the plans are clean; 1: not so.
+plans and for data sent to the driver. The seconds of the job's tables overlap, because it writes two at a
+time. Status 0: the two agree and the plans are clean; 1: not so.
 """
 
 from __future__ import annotations
