@@ -430,7 +430,12 @@ class Broker:
 
     def _forget(self, request: Accepted) -> None:
         """A request has ended: remove every trace but the counters."""
-        self.note_ended(request.lane, 1)
+        lane = request.lane
+        held = self.requests_of.get(lane, 0)
+        if held > 1:
+            self.requests_of[lane] = held - 1
+        else:
+            self.requests_of.pop(lane, None)
         if request.identity:
             self.by_identity.pop(request.identity, None)
         # Its entry among the expiries may outlive it by the whole time to live.
@@ -458,7 +463,7 @@ class Broker:
                 worker.expires_at = now + worker.busy_s
         worker.sent_at = now
         worker.last_bundle = None
-        if worker.held < worker.credit:
+        if len(worker.in_flight) + worker.bundled < worker.credit:
             request.service.idle[worker] = None
         return Dispatch(
             worker.codec.request(
@@ -695,7 +700,7 @@ class Broker:
         if worker.gone_at is not None:
             if not worker.held:
                 outputs += self._lose(worker, "unreachable", now)
-        elif worker.held < worker.credit:
+        elif len(worker.in_flight) + worker.bundled < worker.credit:
             service.idle[worker] = None
         if service.queue.length and self.is_serving:
             self._dispatch_queued(service, now, outputs)
