@@ -4,14 +4,18 @@
     python benchmarks/fleet.py --pairs 1,2               requests per second of 1 and of 2 pairs, 5 rounds
     python benchmarks/fleet.py --pairs 1,2 --share 0.08  the same, each broker with 8 % of a core
 
-Balance is computed and takes no network. For throughput each pair is one active node in a process of its own
-(a passive node costs heartbeats only). The same number of services, of echo workers (a process each) and of
-client processes (``HAClient.map`` over all of the fleet's services) stand ready for each number of pairs, and
-the numbers take turns. All of them share the machine's cores: more pairs can bring more only as far as there
-is an idle core for each, so look at ``busiest``, the share of a core that the busiest broker had, and at the
-bound, which is what the brokers could switch with a core for each of them. ``--share 0.08`` gives each broker
-that share of a core and no more (it is stopped and continued, as cpulimit does), so that it is the brokers
-that limit, as they do on a machine with cores enough for everybody.
+Balance is computed and takes no network. For throughput each pair is one active node in a process of its
+own (a passive node costs heartbeats only). The same number of services, of echo workers (a process each)
+and of client processes (``HAClient.map`` over all of the fleet's services) stand ready for each number of
+pairs, and the numbers take turns. Each client keeps ``window`` requests in flight for each pair. Bodies
+have two frames, so that every request travels alone: together they cost a broker a fifth, but how many go
+together depends on what else the machine does, and the numbers of pairs could not be compared.
+
+All of them share the machine's cores: more pairs can bring more only as far as there is an idle core for
+each, so look at ``busiest``, the share of a core that the busiest broker had, and at the bound, which is
+what the brokers could switch with a core for each of them. ``--share 0.08`` gives each broker that share of
+a core and no more (it is stopped and continued, as cpulimit does), so that it is the brokers that limit, as
+they do on a machine with cores enough for everybody.
 """
 
 import argparse
@@ -35,6 +39,8 @@ from run import BODY, bstar_server, child, cpu_seconds
 PAIRS = (2, 3, 5, 10, 30, 100)
 SERVICES = 10_000
 TIMEOUT_S = 30.0
+# More than is ever in flight for one service, so that no broker has to wait for a worker.
+CREDIT = 5_000
 # Far shorter than a failover timeout, far longer than the switch of a process.
 LIMITER_PERIOD_S = 0.005
 
@@ -49,7 +55,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement")
     parser.add_argument("--services", type=int, default=4, help="services, each with one worker process")
     parser.add_argument("--clients", type=int, default=2, help="client processes")
-    parser.add_argument("--window", type=int, default=200, help="requests in flight of each client")
+    parser.add_argument("--window", type=int, default=200, help="in flight of each client at each pair")
     parser.add_argument("--share", type=float, help="the share of a core that each broker gets")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -131,8 +137,9 @@ def throughput(numbers: list[int], asked: argparse.Namespace) -> None:
     if most > asked.services or asked.services % most:
         raise SystemExit(f"{asked.services} services cannot be spread evenly over {most} pairs")
     print(
-        f"native, {len(BODY)}-octet bodies, {asked.services} services with a worker each, {asked.clients} "
-        f"clients with a window of {asked.window}, {os.cpu_count()} cores, median of {asked.rounds} rounds"
+        f"native, {len(BODY)} octets, {asked.services} services with a worker each, {asked.clients} "
+        f"clients with a window of {asked.window} a pair, {os.cpu_count()} cores, "
+        f"median of {asked.rounds} rounds"
         + (f", {asked.share:.0%} of a core for each broker" if asked.share else "")
     )
     rows: dict[int, list[tuple[float, ...]]] = {number: [] for number in numbers}
@@ -240,7 +247,9 @@ def stand(servers: list[tuple[int, str]], asked: argparse.Namespace) -> Iterator
         for worker in workers:
             if worker.stdout.readline() != b"ready\n":
                 raise SystemExit("a worker did not start")
-        plan_of_client = json.dumps({"nodes": nodes, "services": services, "window": asked.window})
+        plan_of_client = json.dumps(
+            {"nodes": nodes, "services": services, "window": asked.window * len(servers)}
+        )
         command = [sys.executable, __file__, "--client", plan_of_client]
         clients = [stack.enter_context(child(command)) for _ in range(asked.clients)]
         yield Stand(servers, clients, workers)
@@ -252,7 +261,7 @@ def be_worker(plan: dict) -> int:
     async def echo(request: Request) -> tuple[bytes, ...]:
         return request.frames
 
-    asyncio.run(AsyncWorker(plan["nodes"], plan["service"], echo, hooks=Told()).run())
+    asyncio.run(AsyncWorker(plan["nodes"], plan["service"], echo, credit=CREDIT, hooks=Told()).run())
     return 0
 
 
@@ -279,7 +288,7 @@ def asks_for(services: list[str], until: float) -> Iterator[Ask]:
     for service in cycle(services):
         if time.monotonic() >= until:
             return
-        yield Ask(BODY, service=service)
+        yield Ask((BODY, b""), service=service)
 
 
 if __name__ == "__main__":
