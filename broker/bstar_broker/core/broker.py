@@ -157,14 +157,16 @@ class Broker:
         self.is_serving = False
         outputs: list[Output] = []
         status = self._describe(now)
-        self.bundles.unfold_all()
+        self.bundles.unfold_workers()
         for service in self.services.values():
-            for request in service.queue.clear():
-                assert type(request) is Accepted
-                request.is_queued = False
-                self.note_unqueued(1, request.size)
-                self._give_back(request, status, request.deliveries > 0, outputs, now)
-                self._forget(request)
+            for item in service.queue.clear():
+                requests = self.bundles.unfold_waiting(item) if type(item) is Bundle else [item]
+                for request in requests:
+                    assert type(request) is Accepted
+                    request.is_queued = False
+                    self.note_unqueued(1, request.size)
+                    self._give_back(request, status, request.deliveries > 0, outputs, now)
+                    self._forget(request)
         for worker in self.workers.values():
             for request in worker.in_flight.values():
                 if not request.is_abandoned:
@@ -237,7 +239,9 @@ class Broker:
         while due := self.expiries.pop_due(now):
             for request in due:
                 if type(request) is Bundle:
-                    self.bundles.unfold_queued(request)
+                    for each in self.bundles.expire_queued(request, now):
+                        self.note_unqueued(1, each.size)
+                        outputs += self._expire(each, now)
                     continue
                 assert type(request) is Accepted
                 request.service.queue.remove(request.lane, request, is_urgent=request.is_urgent)

@@ -315,29 +315,44 @@ class Bundles:
             self.unfold_given(self._broker.workers[bundle.worker], bundle)
         return True
 
-    def unfold_all(self) -> None:
-        """Make single requests of everything."""
-        while self._open:
-            bundle = next(iter(next(iter(self._open.values())).values()))
-            if bundle.is_queued:
-                self.unfold_queued(bundle)
-            else:
-                self.unfold_given(self._broker.workers[bundle.worker], bundle)
-
     def unfold_queued(self, bundle: Bundle) -> None:
         """Its requests wait in its place, each until its own time."""
+        self._replace(bundle, self.unfold_waiting(bundle))
+
+    def expire_queued(self, bundle: Bundle, now: float) -> list[Accepted]:
+        """The same, but for those whose time is over, which are returned and do not wait any more."""
+        requests = self.unfold_waiting(bundle)
+        expired = [request for request in requests if request.expires_at <= now]
+        if len(expired) == len(requests):
+            bundle.service.queue.remove(bundle.sender, bundle, len(expired))
+        else:
+            waiting = [request for request in requests if request.expires_at > now]
+            self._replace(bundle, waiting, gone=len(expired))
+        return expired
+
+    def _replace(self, bundle: Bundle, requests: list[Accepted], gone: int = 0) -> None:
         broker = self._broker
+        bundle.service.queue.replace(bundle.sender, bundle, requests, gone)
+        for request in requests:
+            request.is_queued = True
+            broker.expiries.push(request, broker.queued)
+
+    def unfold_waiting(self, bundle: Bundle) -> list[Accepted]:
+        """Its requests that no worker was given, as single ones, to be put where they belong."""
         bundle.is_queued = False
         octet = bundle.given_bytes
         requests = []
         for at in range(bundle.given, len(bundle.numbers)):
-            request = self._unfold_row(bundle, at, octet)
+            requests.append(self._unfold_row(bundle, at, octet))
             octet += bundle.lengths[at]
-            request.is_queued = True
-            broker.expiries.push(request, broker.queued)
-            requests.append(request)
-        bundle.service.queue.replace(bundle.sender, bundle, requests)
         _empty(bundle)
+        return requests
+
+    def unfold_workers(self) -> None:
+        """Make single requests of all that workers hold."""
+        for worker in self._broker.workers.values():
+            if worker.bundles:
+                self.unfold_worker(worker)
 
     def unfold_worker(self, worker: WorkerRecord) -> None:
         """The same for all that this worker holds."""

@@ -87,9 +87,19 @@ class FairQueue(Generic[T]):
         self._urgent_in_a_row = 0
         self.length -= count
 
-    def replace(self, lane: bytes, item: T, items: Sequence[T]) -> None:
-        """Put those that the item stands for in its place, one by one."""
+    def replace(self, lane: bytes, item: T, items: Sequence[T], gone: int = 0) -> None:
+        """Put those that the item stands for in its place, one by one, but for ``gone`` that do not wait.
+
+        O(1) for each of them if it is the first of its lane; otherwise the whole lane is made anew.
+        """
+        self.length -= gone
         queue = self._lanes[lane]
+        if next(iter(queue)) is item:
+            del queue[item]
+            for each in reversed(items):
+                queue[each] = None
+                queue.move_to_end(each, last=False)
+            return
         before: list[T] = []
         after: list[T] = []
         behind = False
