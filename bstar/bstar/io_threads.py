@@ -15,11 +15,16 @@ __all__ = ["THREADS_MAX", "keep_apart", "new_context"]
 
 # Pairs have two nodes. A list of many more shares these; each thread costs a stack and two descriptors.
 THREADS_MAX = 8
+# A socket, the two ends of its monitor, and as much again while it is replaced.
+_SOCKETS_PER_PLACE = 6
 
 
 def new_context(places: int) -> "zmq.Context[zmq.Socket[bytes]]":
     """A context for sockets that connect to so many places, or are bound, which is one place for all."""
-    return zmq.Context(io_threads=min(max(places, 1), THREADS_MAX))
+    context = zmq.Context(io_threads=min(max(places, 1), THREADS_MAX))
+    # libzmq's default is 1023, which a client of 170 pairs would reach.
+    context.set(zmq.MAX_SOCKETS, max(context.get(zmq.MAX_SOCKETS), _SOCKETS_PER_PLACE * places))
+    return context
 
 
 def keep_apart(socket: "zmq.Socket[bytes]", place: int) -> None:
