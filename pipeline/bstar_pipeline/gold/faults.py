@@ -69,8 +69,9 @@ def ends(told: Told) -> DataFrame:
     ).otherwise(
         F.concat(
             F.lit(" It was started again after "),
-            seconds(F.col("next_started_us") - F.coalesce(exact, until)),
-            F.lit("."),
+            # Of a death without a word, the last sign of life is what is certain.
+            seconds(F.col("next_started_us") - F.coalesce(exact, "alive_us")),
+            F.when(exact.isNotNull(), F.lit(".")).otherwise(F.lit(", counted from its last sign of life.")),
         )
     )
     head = (
