@@ -164,13 +164,18 @@ class Load:
         return count
 
     def wait_until_open(self) -> None:
-        """One reply: the node is active."""
+        """One reply: the node is active. MDP/0.2 says nothing before, the native dialect NOT_ACTIVE."""
         until = time.monotonic() + 20
-        self._send()
-        while not self._socket.poll(500):
+        is_open = False
+        while not is_open:
             if time.monotonic() > until:
                 raise SystemExit("the broker does not answer")
             self._send()
+            while not is_open and self._socket.poll(500):
+                frames = receive(self._socket)
+                is_open = self._client_id is None or frames[0][2] == native.FINAL
+                if not is_open:
+                    break
         while self._socket.poll(600):
             receive(self._socket)
 

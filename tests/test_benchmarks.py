@@ -11,6 +11,7 @@ import pytest
 from bstar_broker.core.snapshot import NodeState
 from endurance import echo_worker, growth_of, lag_of, look
 from run import bstar_server, child
+from scaling_core import Core
 from support.node_states import node_state
 
 ROOT = Path(__file__).parents[1]
@@ -57,3 +58,45 @@ def test_a_crowd_is_as_many_peers_as_it_says() -> None:
             assert after.workers == before.workers + added
             names = {each.service for each in after.services} - {each.service for each in before.services}
             assert len(names) == {"workers": 1, "services": 40, "clients": 0}[kind]
+
+
+# --- the core's cost ------------------------------------------------------------------------------------
+
+
+def calls_of(dialect: str, **size: int) -> float:
+    """Calls of functions, Python's and C's, per request: a measure of work that no busy machine changes."""
+    core = Core(dialect, **size)
+    core.cost_us(500)
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        core.cost_us(1_000)
+    finally:
+        sys.setprofile(before)
+    return calls / 1_000
+
+
+@pytest.mark.parametrize("dialect", ["mdp02", "native"])
+@pytest.mark.parametrize(
+    ("few", "many"),
+    [
+        ({"services": 10}, {"services": 1_000}),
+        ({"workers": 10}, {"workers": 1_000}),
+        ({"queued": 100}, {"queued": 10_000}),
+    ],
+)
+def test_a_request_costs_no_more_calls_when_there_is_more_of_everything(
+    dialect: str, few: dict[str, int], many: dict[str, int]
+) -> None:
+    # A tenth is for the timers, which look at each worker now and then.
+    assert calls_of(dialect, **many) < 1.1 * calls_of(dialect, **few)
+
+
+def test_a_batch_costs_no_more_calls_when_more_wait() -> None:
+    assert calls_of("batches", queued=10_000) < 1.1 * calls_of("batches", queued=100)
