@@ -11,7 +11,7 @@ import pytest
 
 from bstar_client import AsyncHAClient, AsyncWorker, HAClient, Request, Worker
 from bstar_client.core.worker_session import WorkerCore
-from support.brokers import Broker, lone_broker
+from support.brokers import Broker, lone_broker, wait_until
 
 pytestmark = pytest.mark.loopback
 
@@ -87,6 +87,7 @@ def test_what_waits_in_a_worker_that_stops_is_done_by_another_and_once(broker: B
         reader.start()
         assert has_begun.wait(WAIT_S)
         leaving.stop()
+        wait_until(lambda: leaving.counters.requests_dropped > 0, "the worker gives up what waits")
         with Worker(broker.endpoint, "leave", second):
             may_end.set()
             leaving.close()

@@ -14,12 +14,16 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from bstar.io_threads import keep_apart
+from bstar.sockets import is_readable, receive, send
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["Link", "LinkSettings", "Links"]
 
 # Messages read from one node before the others and the timers have their turn.
 _DRAIN_MAX = 512
+# Messages of a burst before which the socket is asked for more.
+_ASKS_MAX = 5
+_POLLIN, _POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 
 
 class LinkSettings(msgspec.Struct, frozen=True):
@@ -134,13 +138,13 @@ class Link:
     @staticmethod
     def _try_send(socket: "zmq.Socket[bytes]", frames: list[bytes]) -> bool:
         try:
-            socket.send_multipart(frames, zmq.DONTWAIT)
+            send(socket, frames)
         except zmq.Again:
             # A connection that has just come up is noticed when the socket is asked about its events.
             if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
                 return False
             try:
-                socket.send_multipart(frames, zmq.DONTWAIT)
+                send(socket, frames)
             except zmq.Again:
                 return False
         return True
@@ -151,10 +155,12 @@ class Link:
         socket = self.socket
         if socket is None:
             return messages
-        receive = socket.recv_multipart
         try:
             while len(messages) < limit:
-                messages.append(receive(zmq.DONTWAIT))
+                # Asking is cheaper than running into zmq.Again, but not than many times.
+                if 0 < len(messages) < _ASKS_MAX and not is_readable(socket):
+                    break
+                messages.append(receive(socket))
         except zmq.Again:
             pass
         return messages
@@ -221,7 +227,7 @@ class Links:
         closed = []
         for index in self._opened:
             link = self._links[index]
-            flags = zmq.POLLIN | zmq.POLLOUT if link.backlog else zmq.POLLIN
+            flags = _POLLIN | _POLLOUT if link.backlog else _POLLIN
             socket, monitor, flags_before = self._registered[index]
             if socket is not link.socket or (socket is not None and flags != flags_before):
                 for old in (socket, monitor):
@@ -247,9 +253,9 @@ class Links:
             link = self._links[index]
             socket = self._registered[index][0]
             flags = ready.get(socket, 0)
-            if flags & zmq.POLLOUT:
+            if flags & _POLLOUT:
                 link.flush()
-            if flags & zmq.POLLIN and link.socket is socket:
+            if flags & _POLLIN and link.socket is socket:
                 for frames in link.receive(_DRAIN_MAX):
                     yield index, frames
 
