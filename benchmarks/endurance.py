@@ -226,7 +226,7 @@ def look(endpoint: str) -> NodeState:
 @contextmanager
 def echo_worker(endpoint: str) -> "Iterator[subprocess.Popen[bytes]]":
     """One of our workers in a process of its own, registered."""
-    plan = msgspec.json.encode(EchoPlan([endpoint], SERVICE, "native", "async", 1000)).decode()
+    plan = msgspec.json.encode(EchoPlan([endpoint], SERVICE, "native", "sync", 1000)).decode()
     with child([sys.executable, "-m", "bstar_cli.bench.echo", plan]) as process:
         assert process.stdout is not None
         if process.stdout.readline() != b"ready\n":

@@ -115,4 +115,7 @@ def _shown(ratio: float | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)  # what was measured is printed, and what was started has ended

@@ -23,7 +23,7 @@ __all__ = ["Contestant", "Figures", "all_of"]
 
 HERE = Path(__file__).parent
 NATIVE = "echo-native"
-# What AsyncWorker takes at once; more than one client ever has in flight here.
+# What our worker takes at once; more than one client ever has in flight here.
 CREDIT = 10_000
 
 
@@ -90,7 +90,7 @@ def all_of(
     names = ["HAClient", "AsyncHAClient", "AsyncHAClient.request", "MDP/0.2 on pyzmq"]
     if is_wanted(*(f"bstar {name}" for name in names)):
         pid, endpoint = stack.enter_context(bstar_server())
-        plan = EchoPlan([endpoint], NATIVE, "native", "async", max(CREDIT, window_max))
+        plan = EchoPlan([endpoint], NATIVE, "native", "sync", max(CREDIT, window_max))
         text = msgspec.json.encode(plan).decode()
         worker = stack.enter_context(child([sys.executable, "-m", "bstar_cli.bench.echo", text]))
         _wait_for_ready(worker, "our worker")

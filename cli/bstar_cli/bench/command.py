@@ -115,11 +115,11 @@ def bench(
     ] = 0,
     credit: Annotated[
         int | None,
-        typer.Option("--credit", min=1, max=1000, help="What each echo worker takes at once. Otherwise 100."),
+        typer.Option("--credit", min=1, max=10_000, help="What each echo worker takes. Otherwise 1,000."),
     ] = None,
     worker: Annotated[
-        ClientKind, typer.Option("--worker", help="Echo workers are Worker (sync) or AsyncWorker (async).")
-    ] = "async",
+        ClientKind, typer.Option("--worker", help="Echo workers: Worker with one thread, or AsyncWorker.")
+    ] = "sync",
     against: Annotated[
         str | None,
         typer.Option("--against", metavar="A,B", help="Measure these endpoints in turns with the others."),
@@ -195,7 +195,7 @@ def bench(
         rounds or (1 if against is None else 5),
         echo,
     )
-    credit = credit or (100 if dialect == "native" else 1)
+    credit = credit or 1_000
     measurement = Rounds(sides, cases, load, timeout, warm_up, worker, credit)
     with _ending_early(measurement.stop):
         document = measurement.run()

@@ -35,6 +35,8 @@ def main(text: str) -> None:
             _echo,
             dialect=plan.dialect,
             credit=plan.credit,
+            # One thread: echoing is quick, and what several threads hand to each other would be measured.
+            threads=1,
             drain_timeout_s=0.5,
             hooks=_Told(),
         ).run()
