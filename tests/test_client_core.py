@@ -1122,6 +1122,25 @@ def test_what_is_different_travels_alone(served: Desk) -> None:
     assert [message.value for _, message in served.sent[-2:]] == [0, 0]
 
 
+def test_requests_for_a_service_leave_in_their_order_whatever_travels_together(served: Desk) -> None:
+    deadline = served.now + 30
+    calls = [
+        Call(b"echo", [b"1"], deadline),
+        Call(b"other", [b"2"], deadline),
+        Call(b"echo", [b"3"], deadline),
+        Call(b"echo", [bytes(100_000)], deadline),
+        Call(b"echo", [b"5"], deadline),
+        Call(b"other", [b"6"], deadline),
+        Call(b"echo", [b"7"], deadline),
+    ]
+    served.take(served.session.submit_all(calls, served.now))
+    sent = [identity for _, identity in served.requests(0)]
+    for service in (b"echo", b"other"):
+        asked = [call.identity for call in calls if call.service == service]
+        assert [identity for identity in sent if identity in asked] == asked
+    assert served.batches == 3
+
+
 @pytest.mark.requirement("BSN-G-17")
 def test_a_node_that_did_not_say_so_is_sent_no_batch(desk: Desk) -> None:
     told = status(ACTIVE)

@@ -827,59 +827,64 @@ class Session:
     # --- ends ---------------------------------------------------------------------------------------------
 
     def _send_all(self, calls: Sequence[Call], node: Node, outputs: list[Output], now: float) -> None:
-        """Send several requests: together what may be, in messages of their own what may not."""
+        """Send several requests: together what may be, in messages of their own what may not.
+
+        Those for one service leave in their order.
+        """
         if len(calls) < 2 or not node.takes_batches:
             outputs += [self._send(call, node, now) for call in calls]
             return
-        together: dict[tuple[bytes, bool], list[Call]] = {}
+        together: dict[bytes, list[Call]] = {}
         for call in calls:
-            body = call.body
+            body, service = call.body, call.service
             if (
                 call.key is not None
                 or call.is_urgent
                 or call.is_stream
                 or len(body) != 1
                 or len(body[0]) > BATCHED_BODY_BYTES_MAX
-                or call.service.startswith(PREFIX)
+                or service.startswith(PREFIX)
             ):
+                self._send_batches(together.pop(service, ()), node, outputs, now)
                 outputs.append(self._send(call, node, now))
                 continue
-            kind = (call.service, call.may_have_executed)
-            group = together.get(kind)
+            group = together.get(service)
             if group is None:
-                group = together[kind] = []
-            group.append(call)
-        for (service, is_repeated), group in together.items():
-            self._send_batches(service, is_repeated, group, node, outputs, now)
+                together[service] = [call]
+            elif group[0].may_have_executed == call.may_have_executed:
+                group.append(call)
+            else:
+                self._send_batches(group, node, outputs, now)
+                together[service] = [call]
+        for group in together.values():
+            self._send_batches(group, node, outputs, now)
 
     def _send_batches(
         self,
-        service: bytes,
-        is_repeated: bool,
         calls: Sequence[Call],
         node: Node,
         outputs: list[Output],
         now: float,
     ) -> None:
+        """Requests for one service, all of them repeated or none."""
         rows: list[Call] = []
         octets = 0
         for call in calls:
             size = len(call.body[0])
             if len(rows) == BATCH_ROWS_MAX or octets + size > BATCH_BYTES_MAX:
-                outputs.append(self._send_batch(service, is_repeated, rows, node, now))
+                outputs.append(self._send_batch(rows, node, now))
                 rows = []
                 octets = 0
             rows.append(call)
             octets += size
         if len(rows) == 1:
             outputs.append(self._send(rows[0], node, now))
-        else:
-            outputs.append(self._send_batch(service, is_repeated, rows, node, now))
+        elif rows:
+            outputs.append(self._send_batch(rows, node, now))
 
-    def _send_batch(
-        self, service: bytes, is_repeated: bool, calls: Sequence[Call], node: Node, now: float
-    ) -> Send:
+    def _send_batch(self, calls: Sequence[Call], node: Node, now: float) -> Send:
         begin = self._begin_attempt
+        service, is_repeated = calls[0].service, calls[0].may_have_executed
         numbers = [int.from_bytes(call.identity[16:], "big") for call in calls]
         ttls_ms = [begin(call, node, now) for call in calls]
         bodies = [call.body[0] for call in calls]
