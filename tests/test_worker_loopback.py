@@ -82,6 +82,18 @@ def test_a_request_reaches_the_handler_with_everything_that_is_known_of_it(broke
     assert 0 < remaining <= 60
 
 
+@pytest.mark.parametrize(
+    ("options", "credit"),
+    [({}, 1), ({"threads": 3}, 3), ({"threads": 2, "credit": 5}, 5), ({"credit": 4}, 4)],
+)
+def test_a_worker_asks_for_as_many_requests_as_it_has_threads(
+    broker: ScriptedBroker, options: dict[str, int], credit: int
+) -> None:
+    with Worker(broker.endpoint, "echo", lambda request: request.body, **options):  # type: ignore[arg-type]
+        broker.wait_for(lambda: bool(broker.received(Ready)))
+    assert [message.credit for message in broker.messages if isinstance(message, Ready)] == [credit]
+
+
 def test_the_decorator_makes_the_handler(broker: ScriptedBroker) -> None:
     worker = Worker(broker.endpoint, "echo")
 

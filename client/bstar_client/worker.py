@@ -146,10 +146,10 @@ class Worker:
     leaves the nodes in good order and returns. ``start()`` does the same in a thread; ``with Worker(…)``
     starts and closes. ``handler_timeout_s``: a handler that takes longer is answered for and given up;
     its thread cannot be killed, so after ``stuck_handlers_max`` of them ``run()`` raises WorkerError.
-    ``credit`` requests may be with the worker at once, and so many handlers run at once; or ``threads``, if
-    that is fewer: then the rest waits here, so that a handler that is done has the next request at hand, and
-    requests and replies travel together (``credit=256, threads=1`` for a quick handler). What waits here when
-    the worker stops or is lost is given to others.
+    ``credit`` requests may be with the worker at once, and so many handlers run at once (as many as there are
+    ``threads``, else 1); or ``threads``, if that is fewer: then the rest waits here, so that a handler that is
+    done has the next request at hand, and requests and replies travel together (``credit=256, threads=1`` for
+    a quick handler). What waits here when the worker stops or is lost is given to others.
 
     ``dedupe``: where replies are kept by ``request.identity``, so that a repetition of a request is answered
     without executing it again: ``ReplyMemory()`` for this process, or for all workers of a machine and across
@@ -170,7 +170,7 @@ class Worker:
         *,
         pins: Mapping[str, str] | None = None,
         dialect: Literal["native", "mdp02"] = "native",
-        credit: int = 1,
+        credit: int | None = None,
         threads: int | None = None,
         handler_timeout_s: float | None = None,
         stuck_handlers_max: int = 3,
@@ -185,6 +185,8 @@ class Worker:
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         journal: JournalPlace | None = None,
     ) -> None:
+        if credit is None:
+            credit = threads if threads is not None and dialect == "native" else 1
         settings = WorkerSettings(
             credit,
             handler_timeout_s,
