@@ -147,9 +147,10 @@ class Worker:
     starts and closes. ``handler_timeout_s``: a handler that takes longer is answered for and given up;
     its thread cannot be killed, so after ``stuck_handlers_max`` of them ``run()`` raises WorkerError.
     ``credit`` requests may be with the worker at once, and so many handlers run at once (as many as there are
-    ``threads``, else 1); or ``threads``, if that is fewer: then the rest waits here, so that a handler that is
-    done has the next request at hand, and requests and replies travel together (``credit=256, threads=1`` for
-    a quick handler). What waits here when the worker stops or is lost is given to others.
+    ``threads``, else 1); or ``threads``, if that is fewer: then the rest waits here, so that a handler
+    that is done has the next request at hand, and requests and replies travel together
+    (``credit=256, threads=1`` for a quick handler). What waits here when the worker stops or is lost is
+    given to others.
 
     ``dedupe``: where replies are kept by ``request.identity``, so that a repetition of a request is answered
     without executing it again: ``ReplyMemory()`` for this process, or for all workers of a machine and across
