@@ -35,12 +35,15 @@ def test_the_lag_of_a_while_is_that_of_its_own_deadlines() -> None:
     ("curve", "growth"),
     [
         ([10.0] * 20, 0.0),
-        ([1.0, 10.0, *[10.0] * 17, 11.0], 0.1),
-        ([10.0, 10.0, *[5.0] * 18], 0.0),
+        ([1.0, 1.0, *[10.0] * 13, *[11.0] * 5], 0.1),
+        ([10.0] * 10 + [99.0] + [10.0] * 9, 0.0),
+        ([10.0] * 15 + [5.0] * 5, -0.5),
         ([3.0], 0.0),
     ],
 )
-def test_growth_counts_from_the_first_tenth_on(curve: list[float], growth: float) -> None:
+def test_growth_is_of_the_end_over_the_beginning_without_its_first_tenth(
+    curve: list[float], growth: float
+) -> None:
     assert growth_of(curve) == pytest.approx(growth)
 
 
