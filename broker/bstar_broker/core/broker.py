@@ -489,21 +489,6 @@ class Broker:
         request.identity = native.identity(self._node_id, self._identities)
         return request.identity
 
-    def _next_for(self, service: ServiceRecord, now: float, outputs: list[Output]) -> Accepted | None:
-        """The next queued request that somebody still waits for; None as well where a bundle is next."""
-        queue = service.queue
-        while queue.length:
-            if type(queue.head()) is Bundle:
-                return None
-            request = queue.pop()
-            assert type(request) is Accepted
-            request.is_queued = False
-            self.note_unqueued(1, request.size)
-            if now < request.expires_at:
-                return request
-            outputs += self._expire(request, now)
-        return None
-
     def note_queued(self, request: Accepted | Bundle, count: int, size: int) -> None:
         """One request, or several, wait in the queue now."""
         self.queued += count
@@ -526,14 +511,21 @@ class Broker:
     def _dispatch_queued(self, service: ServiceRecord, now: float, outputs: list[Output]) -> None:
         if self.is_draining:
             return
-        while service.idle and service.queue.length:
-            head = service.queue.head()
-            if type(head) is Bundle:
-                self.bundles.give_next(head, outputs, now)
+        queue, idle = service.queue, service.idle
+        while idle and queue.length:
+            request = queue.head()
+            if type(request) is Bundle:
+                self.bundles.give_next(request, outputs, now)
                 continue
-            request = self._next_for(service, now, outputs)
-            if request is not None:
-                outputs.append(self.dispatch(service.idle.popitem(last=False)[0], request, now))
+            assert type(request) is Accepted
+            queue.pop()
+            request.is_queued = False
+            self.queued -= 1
+            self.queued_bytes -= request.size
+            if now < request.expires_at:
+                outputs.append(self.dispatch(idle.popitem(last=False)[0], request, now))
+            else:
+                outputs += self._expire(request, now)
 
     def _expire(self, request: Accepted, now: float) -> list[Output]:
         request.service.expired += 1
