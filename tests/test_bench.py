@@ -203,6 +203,7 @@ def test_a_process_that_is_not_there_is_told() -> None:
         ["--clients", "65"],
         ["--rate", "1e9"],
         ["--endpoints", "here"],
+        ["--endpoints", "tcp://127.0.0.1:1;tcp://127.0.0.1:2"],
         ["--against", "here"],
     ],
 )

@@ -49,7 +49,7 @@ def bench(
     services: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SERVICE]…",
+            metavar="SERVICE",
             help="What is called; with several the clients are spread over them. Otherwise echo, or with "
             "--echo a name of its own.",
             show_default=False,
@@ -171,6 +171,8 @@ def bench(
     histogram.require()
     if as_csv_text and as_json:
         raise ConfigurationError("--csv and --json exclude each other")
+    if ";" in f"{endpoints}{against}":
+        raise ConfigurationError("bstar bench measures one pair; a second one goes to --against")
     if count is not None and seconds is not None:
         raise ConfigurationError("--count and --seconds exclude each other")
     if against is None and (against_dialect or against_client or against_cpu_of_pid):
