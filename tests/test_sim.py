@@ -343,10 +343,10 @@ def test_a_build_that_mixes_the_parts_of_two_workers_is_caught(monkeypatch: pyte
         while_workers_die_over_parts_for_mdp01()
 
 
-def while_parts_find_full_pipes() -> Simulation:
+def while_parts_find_full_pipes(seed: int = 1) -> Simulation:
     """A frozen client reads nothing, so that what it is owed does not fit into the pipe of its connection."""
     workers = (("worker1", "native", 4, 0.1), ("worker2", "native", 4, 0.1))
-    simulation = pair(seed=2, pipe_max=1.0, calls_per_s=15.0, workers=workers)
+    simulation = pair(seed, pipe_max=1.0, calls_per_s=15.0, workers=workers)
     for _ in range(20):
         befall(simulation, Kind.CLIENT_STALL, "client1", 0.5)
         simulation.run_for(1.5)
@@ -370,8 +370,10 @@ def test_a_build_whose_clients_miss_no_parts_is_caught(monkeypatch: pytest.Monke
         sound(self, node, message, outputs)
 
     monkeypatch.setattr(Session, "_receive_partial", takes_any)
+    # Parts get lost where a pipe is full at the right moment, which is not in every run.
     with pytest.raises(Violation, match=r"\(c\)"):
-        while_parts_find_full_pipes()
+        for seed in range(1, 11):
+            while_parts_find_full_pipes(seed)
 
 
 def test_a_stalled_node_gives_out_nothing_when_it_goes_on() -> None:

@@ -11,6 +11,7 @@ import hashlib
 import struct
 from binascii import hexlify
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, get_args
 
 import msgspec
@@ -190,17 +191,27 @@ class NodeJournal:
         sizes: Sequence[int],
         epoch: int,
         now: float,
-    ) -> list[bytes]:
-        """Their lines; most of each is the same for all that came and went together."""
-        lines: list[bytes] = []
-        rows: dict[Bundle, tuple[bytes, dict[int, int]]] = {}
-        for seq, (bundle, number, size) in enumerate(zip(bundles, numbers, sizes, strict=True), stamp["seq"]):
-            row = rows.get(bundle)
-            if row is None:
-                lengths = dict(zip(bundle.numbers, bundle.lengths, strict=True))
-                row = rows[bundle] = (self._row(stamp, bundle, epoch, now), lengths)
-            lines.append(row[0] % (seq, number, row[1][number], size))
-        return lines
+    ) -> tuple[bytes, int]:
+        """Their lines, joined; most of each is the same for all that came and went together."""
+        texts: list[bytes] = []
+        seq, count = stamp["seq"], len(numbers)
+        begin = 0
+        while begin < count:
+            bundle = bundles[begin]
+            end = begin + 1
+            if bundles.count(bundle) == count:
+                end = count
+            while end < count and bundles[end] is bundle:
+                end += 1
+            of_run = numbers[begin:end]
+            lengths = bundle.lengths
+            if of_run != bundle.numbers:
+                lengths = tuple(map(dict(zip(bundle.numbers, lengths, strict=True)).__getitem__, of_run))
+            row = self._row(stamp, bundle, epoch, now)
+            fields = zip(range(seq + begin, seq + end), of_run, lengths, sizes[begin:end], strict=True)
+            texts.append(b"\n".join([row] * (end - begin)) % tuple(chain.from_iterable(fields)))
+            begin = end
+        return b"\n".join(texts), count
 
     def _row(self, stamp: dict[str, Any], bundle: Bundle, epoch: int, now: float) -> bytes:
         """The line of a request of this bundle: sequence number, number and sizes are still to come."""

@@ -38,7 +38,7 @@ __all__ = ["Journal", "JournalCounters", "Make"]
 
 _log = logging.getLogger("bstar.journal")
 
-Make = Callable[..., Base | bytes | list[bytes] | None]
+Make = Callable[..., Base | bytes | tuple[bytes, int] | None]
 """Makes a record of what ``Journal.offer`` was given: ``make(stamp, *args)`` returns
 ``Kind(**stamp, field=…)``, or None for nothing. It runs in the journal's thread. Where each microsecond
 counts it may return the record's line instead, without the newline: whoever does so shows in a test that it
@@ -199,7 +199,9 @@ class Journal:
             self._drop(now, 1)
 
     def offer_all(self, count: int, now: float, make: Make, /, *args: Any) -> None:  # Any: as in offer
-        """The same for ``count`` records of one moment, of which ``make`` returns the lines."""
+        """The same for ``count`` records of one moment, of which ``make`` returns the lines, joined, and how
+        many they are; their sequence numbers go up from that of the stamp.
+        """
         if len(self._buffer) < self._room:
             self._buffer.append((now, make, args))
         else:
@@ -290,9 +292,9 @@ class Journal:
             self._write_now(ClockStepped, step_us=step_us)
         entries = len(self._buffer)
         while entries > 0:
-            lines, taken = self._next_portion(entries)
+            lines, count, taken = self._next_portion(entries)
             entries -= taken
-            self._write_lines(lines)
+            self._write_lines(lines, count)
         self._tell_of_drops()
         if self._failing:
             self._told -= self._failing
@@ -303,8 +305,9 @@ class Journal:
             self._end_segment()
             self._open_segment()
 
-    def _next_portion(self, entries: int) -> tuple[list[bytes], int]:
-        """Take some of the buffer's ``entries`` and make their lines; the lines, and how many were taken.
+    def _next_portion(self, entries: int) -> tuple[list[bytes], int, int]:
+        """Take some of the buffer's ``entries`` and make their lines; the lines, some of them joined, how
+        many they are, and how many entries were taken.
 
         One that cannot be made is a mistake of ours, and costs nothing but itself.
         """
@@ -314,7 +317,7 @@ class Journal:
         seq = self._seq
         lines: list[bytes] = []
         taken = 0
-        while taken < entries and len(lines) < _PORTION:
+        while taken < entries and seq - self._seq < _PORTION:
             taken += 1
             now, make, given = take()
             mono_us = int(now * 1e6 + shift_us)
@@ -325,32 +328,33 @@ class Journal:
                 made = make(**stamp, **given) if type(given) is dict else make(stamp, *given)
                 if made is None:
                     continue
-                if type(made) is list:
-                    lines += made
-                    seq += len(made)
+                if type(made) is tuple:
+                    lines.append(made[0])
+                    seq += made[1]
                     continue
                 lines.append(made if type(made) is bytes else records.encode(made))
             except Exception as error:  # noqa: BLE001  # the next records can be made
                 self._mistaken(make, error)
                 continue
             seq += 1
+        count = seq - self._seq
         self._seq = seq
-        return lines, taken
+        return lines, count, taken
 
     def _write_now(self, kind: type[Base], **fields: Any) -> None:  # Any: see Base
         """A record of the journal's own, past the buffer."""
         mono_us = self._anchor.mono_us(self._source_clock())
         self._seq += 1
         stamp = self._stamp | {"seq": self._seq, "at": mono_us + self._anchor.offset_us, "mono": mono_us}
-        self._write_lines([records.encode(kind(**stamp, **fields))])
+        self._write_lines([records.encode(kind(**stamp, **fields))], 1)
 
-    def _write_lines(self, lines: list[bytes]) -> None:
+    def _write_lines(self, lines: list[bytes], count: int) -> None:
         """Write; what could not be written stays pending."""
         if not lines:
             return
         lines.append(b"")
         self._pending = memoryview(b"\n".join(lines))
-        self._pending_lines = len(lines) - 1
+        self._pending_lines = count
         self.counters.records += self._pending_lines
         self._write_pending()
 
