@@ -20,6 +20,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,6 +28,7 @@ import zmq
 
 from bstar.sockets import is_readable, receive, send
 from bstar.wire import native
+from endurance import look
 from run import bstar_server, child, cpu_seconds, floor_server
 
 HERE = Path(__file__).parent
@@ -117,7 +119,11 @@ def measure(server: str, curve: str, point: int, dialect: str, seconds: float) -
                 "other",
             ]
             _wait(stack.enter_context(child(crowd)))
-        return load.run(pid, window, seconds)
+        # Sent is not queued yet: the broker has to have taken them all before the cost of one is looked at.
+        queued = point if curve == "queue" else 0
+        return load.run(
+            pid, window, seconds, lambda: look(endpoint).broker.queued >= 0.99 * queued if queued else True
+        )
 
 
 def _wait(process) -> None:
@@ -179,7 +185,9 @@ class Load:
         while self._socket.poll(600):
             receive(self._socket)
 
-    def run(self, pid: int, window: int, seconds: float) -> tuple[float, float]:
+    def run(
+        self, pid: int, window: int, seconds: float, is_settled: Callable[[], bool]
+    ) -> tuple[float, float]:
         """Fill the window, let it settle, then count."""
         idle_before, at = cpu_seconds(pid), time.monotonic()
         time.sleep(HEARTBEAT_S)
@@ -190,7 +198,9 @@ class Load:
             if number % 1000 == 999 and is_readable(self._socket):
                 self._receive(is_sending=True)
         end = time.monotonic() + 0.3
-        while time.monotonic() < end:
+        while time.monotonic() < end or not is_settled():
+            if time.monotonic() > end + SILENCE_MS_MAX / 1000:
+                raise SystemExit("the requests did not get into the queue")
             self._receive(is_sending=True)
         began_at, before, count = time.monotonic(), cpu_seconds(pid), 0
         while time.monotonic() - began_at < seconds:
