@@ -80,7 +80,7 @@ bench-peers: $(TOOLS) ## beside NATS and RabbitMQ, which it installs (Debian, ro
 	@PYTHONPATH=benchmarks $(BIN)/python -m peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WINDOWS),--windows $(WINDOWS)) \
 	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SIZE),--size $(SIZE)) $(if $(ONLY),--only $(ONLY))
 
-bench-pipeline: $(JAVA) $(TOOLS) ## the pipeline on Spark beside DuckDB, 5 and 50 million requests, 25 minutes; or MILLIONS=1,2, MEMORY=2, CORES=2
+bench-pipeline: $(JAVA) $(TOOLS) ## the pipeline on Spark beside DuckDB, 5 and 50 million requests, 35 minutes; or MILLIONS=1,2, MEMORY=2, CORES=2
 	@PYTHONPATH=benchmarks $(BIN)/python -m pipeline $(if $(MILLIONS),--millions $(MILLIONS)) \
 	  $(if $(MEMORY),--memory $(MEMORY)) $(if $(CORES),--cores $(CORES))
 

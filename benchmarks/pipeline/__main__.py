@@ -1,6 +1,6 @@
 """The pipeline's batch job beside DuckDB, on synthetic journals: ``make bench-pipeline``.
 
-    make bench-pipeline                         5 and 50 million requests; about 25 minutes, 20 GB
+    make bench-pipeline                         5 and 50 million requests; about 35 minutes, 20 GB
     make bench-pipeline MILLIONS=1,2 MEMORY=2   smaller; MEMORY in GB is what either may use for data
 
 For each size: journals of two pairs at the same rate, the job on Spark, then DuckDB, each in a process of its
