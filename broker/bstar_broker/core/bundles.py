@@ -66,7 +66,7 @@ class Bundles:
             or (not ttl_ms and any(message.ttls_ms))
             or self._is_known(message)
         ):
-            return self._receive_singly(message, broker.receive, now)
+            return self.receive_singly(message, broker.receive, now)
         bundle = Bundle(
             sender,
             message.client_id,
@@ -97,12 +97,6 @@ class Bundles:
             broker.note_queued(bundle, rest, size - bundle.given_bytes)
         return outputs
 
-    def receive_singly(
-        self, message: Requests, receive: Callable[[Request, float], list[Output]], now: float
-    ) -> list[Output]:
-        """The same as so many messages of one request each."""
-        return self._receive_singly(message, receive, now)
-
     def _is_known(self, message: Requests) -> bool:
         """Is any of these requests here already?"""
         bundled = self._open.get(message.client_id)
@@ -116,9 +110,10 @@ class Bundles:
             client_id + table[at : at + 8] in singles for at in range(0, len(table), REQUEST_ROW_BYTES)
         )
 
-    def _receive_singly(
+    def receive_singly(
         self, message: Requests, receive: Callable[[Request, float], list[Output]], now: float
     ) -> list[Output]:
+        """The same as so many messages of one request each."""
         outputs: list[Output] = []
         limit = self._broker.settings.message_bytes_max
         rows = zip(message.numbers, message.ttls_ms, bodies_of(message.blob, message.lengths), strict=True)

@@ -23,5 +23,8 @@ BATCH_ROWS_MAX = 1_024
 # Octets of all bodies in one batch. Whoever has larger ones gains nothing by sending them together.
 BATCH_BYTES_MAX = 1 << 20
 
+# A larger body is sent alone: what is gained is a share of the cost of a message, not of its octets.
+BATCHED_BODY_BYTES_MAX = 16_384
+
 # Requests that one worker may hold at once.
 CREDIT_MAX = 65_535

@@ -36,7 +36,7 @@ from bstar.errors import (
 )
 from bstar.wire import native
 from bstar.wire.batches import FINAL_ROW_BYTES, final_rows
-from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, BATCHED_BODY_BYTES_MAX
 from bstar.wire.messages import NEVER_MS, ErrorCode, NodeStatus
 from bstar.wire.mmi import PREFIX
 from bstar_client.core.calls import Call, Reply
@@ -70,8 +70,6 @@ _TTL_MS_MAX = NEVER_MS - 1
 # still be told that it was not executed.
 _TTL_MARGIN = 0.02
 _TTL_MARGIN_MAX_S = 0.05
-# Larger requests travel alone: what is gained is a share of the cost of a message, not of its octets.
-BATCHED_BODY_BYTES_MAX = 16_384
 
 
 class SessionSettings(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from bstar.errors import BstarError, RemoteProtocolError, WorkerError
-from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, BATCHED_BODY_BYTES_MAX
 from bstar.wire.messages import ErrorCode
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Heard, Hearing, Job, WorkerDialect
@@ -95,8 +95,6 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
 # What ``pop`` tells of a request that is not there; one that is has None.
 _TAKEN_BACK = object()
-# Larger replies travel alone: what is gained is a share of the cost of a message, not of its octets.
-BATCHED_BODY_BYTES_MAX = 16_384
 # The first octet of a number that was derived from a key, or larger.
 _KEYED = 0x40
 
