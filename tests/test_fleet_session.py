@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
 import pytest
 
-from bstar.errors import BstarError, ConfigurationError, LocalProtocolError, NoActiveNodeError
+from bstar.errors import ConfigurationError, LocalProtocolError, NoActiveNodeError
 from bstar.fleet import Endpoints, Fleet
 from bstar.wire import native
 from bstar.wire.messages import NEVER_MS, NodeStatus
 from bstar_client.asking import DEFAULT, Asker
-from bstar_client.core.calls import Ask, Call, Reply
-from bstar_client.core.events import Event, FailedOver
+from bstar_client.core.calls import Ask, Call
+from bstar_client.core.events import FailedOver
 from bstar_client.core.fleet_session import FleetSession
-from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Reset, Send
 from bstar_client.core.worker_session import WorkerSettings
 from bstar_client.offering import Offer
+from support.client_outputs import ClientOutputs
 
 ENDPOINTS = {
     "east": ["tcp://e0:1", "tcp://e1:1"],
@@ -48,32 +48,15 @@ def asker(endpoints: Endpoints = ENDPOINTS, pins: dict[str, str] | None = None, 
     return Asker(endpoints, pins=pins, **{**settings, **options})
 
 
-class Desk:
+class Desk(ClientOutputs):
     """The session of a fleet, the time, and all that it has put out, sorted."""
 
     def __init__(self, **options: Any) -> None:
+        super().__init__()
         self.now = 1_000_000.0
         self.asker = asker(pins=PINS, **options)
         assert isinstance(self.asker.core, FleetSession)
         self.session = self.asker.core
-        self.sent: list[tuple[int, list[bytes]]] = []
-        self.replies: list[tuple[Call, Reply]] = []
-        self.errors: list[tuple[Call, BstarError]] = []
-        self.events: list[Event] = []
-        self.resets: list[int] = []
-
-    def take(self, outputs: Sequence[Output]) -> None:
-        for output in outputs:
-            if isinstance(output, Send):
-                self.sent.append((output.node, output.frames))
-            elif isinstance(output, Deliver):
-                self.replies.append((output.call, output.reply))
-            elif isinstance(output, Fail):
-                self.errors.append((output.call, output.error))
-            elif isinstance(output, Announce):
-                self.events.append(output.event)
-            elif isinstance(output, Reset):
-                self.resets.append(output.node)
 
     def call(self, service: str, *, timeout: float | None = 30.0) -> Call:
         call = self.asker.call(service, b"x", None, True, None)

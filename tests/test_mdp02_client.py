@@ -15,41 +15,24 @@ from bstar.errors import (
     OutcomeUnknownError,
     StreamInterruptedError,
 )
-from bstar_client.core.calls import Call, Reply
-from bstar_client.core.events import Event, FailedOver
+from bstar_client.core.calls import Call
+from bstar_client.core.events import FailedOver
 from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
-from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Reset, Send
+from support.client_outputs import ClientOutputs
 
 ENDPOINTS = ("tcp://primary", "tcp://backup")
 
 
 @dataclass
-class Desk:
+class Desk(ClientOutputs):
     """A session, the time, and everything it has put out. A socket that is reset connects again when told."""
 
     options: Mdp02Settings = field(default_factory=Mdp02Settings)
     now: float = 100.0
 
     def __post_init__(self) -> None:
+        super().__init__()
         self.session = Mdp02Session(ENDPOINTS, now=self.now, settings=self.options)
-        self.sent: list[tuple[int, list[bytes]]] = []
-        self.resets: list[int] = []
-        self.replies: list[tuple[Call, Reply]] = []
-        self.errors: list[tuple[Call, BstarError]] = []
-        self.events: list[Event] = []
-
-    def take(self, outputs: list[Output]) -> None:
-        for output in outputs:
-            if isinstance(output, Send):
-                self.sent.append((output.node, output.frames))
-            elif isinstance(output, Reset):
-                self.resets.append(output.node)
-            elif isinstance(output, Deliver):
-                self.replies.append((output.call, output.reply))
-            elif isinstance(output, Fail):
-                self.errors.append((output.call, output.error))
-            elif isinstance(output, Announce):
-                self.events.append(output.event)
 
     def call(
         self,
