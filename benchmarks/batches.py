@@ -193,8 +193,11 @@ def bare(endpoint: str, window: int, seconds: float) -> tuple[int, float]:
         answered = 0
         while socket.get(zmq.EVENTS) & zmq.POLLIN:
             frames = receive(socket)
-            is_batch = frames[0][2] == native.FINALS
-            answered += len(final_rows(frames, 1)[0]) if is_batch else 1
+            command = frames[0][2]
+            if command not in (native.FINAL, native.FINALS):
+                # Most likely NOT_ACTIVE: the node was kept from running and stepped down. No figure is right.
+                raise SystemExit(f"{endpoint} answered a request with command {command:#04x}: measure again")
+            answered += len(final_rows(frames, 1)[0]) if command == native.FINALS else 1
         count += answered
         under_way -= answered
         if clock() < end:

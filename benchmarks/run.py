@@ -15,19 +15,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import zmq
-
-from bstar.sockets import is_readable, receive, send
+from plain import PlainClient
 
 HERE = Path(__file__).parent
 BODY = b"x" * 16
-READY_TIMEOUT_S = 20.0
 COLUMNS = ("req/s", "p50 µs", "p99 µs", "CPU µs/req")
 
 
@@ -80,48 +75,15 @@ def case(workers: int, window: int, rounds: int, seconds: float) -> None:
 
 def measure(pid: int, endpoint: str, window: int, seconds: float) -> tuple[float, float, float, float]:
     """Requests per second, p50 and p99 in microseconds, and the broker's CPU microseconds per request."""
-    context = zmq.Context()
-    client = context.socket(zmq.DEALER)
-    client.linger = 0
-    client.set_hwm(0)
-    client.connect(endpoint)
-    request = [b"MDPC02", b"\x01", b"echo", BODY]
-    sent_at: deque[float] = deque()
-    latencies = []
-    clock = time.perf_counter
-    # The first answer proves that the way is open; it is not measured.
-    answered = False
-    deadline = clock() + READY_TIMEOUT_S
-    while not answered:
-        if clock() > deadline:
-            raise SystemExit(f"no answer from {endpoint} within {READY_TIMEOUT_S:g} s")
-        send(client, request)
-        answered = bool(client.poll(200))
-    while client.poll(50):
-        receive(client)
-    cpu_before = cpu_seconds(pid)
-    started = clock()
-    end = started + seconds
-    for _ in range(window):
-        sent_at.append(clock())
-        send(client, request)
-    while sent_at:
-        if not client.poll(5_000):
-            raise SystemExit(f"{endpoint} owes {len(sent_at)} replies and is silent")
-        while is_readable(client):
-            receive(client)
-            now = clock()
-            latencies.append(now - sent_at.popleft())
-            if now < end:
-                sent_at.append(now)
-                send(client, request)
-    elapsed = clock() - started
-    cpu = cpu_seconds(pid) - cpu_before
-    context.destroy(linger=0)
-    latencies.sort()
+    with PlainClient(endpoint) as client:
+        client.wait_ready()
+        cpu_before = cpu_seconds(pid)
+        kept = client.keep(window, seconds, BODY)
+        cpu = cpu_seconds(pid) - cpu_before
+    latencies = sorted(kept.latencies)
     count = len(latencies)
     return (
-        count / elapsed,
+        count / kept.elapsed_s,
         latencies[count // 2] * 1e6,
         latencies[min(count - 1, count * 99 // 100)] * 1e6,
         cpu / count * 1e6,

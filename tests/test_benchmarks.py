@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 
 from bstar_broker.core.snapshot import NodeState
 from endurance import echo_worker, growth_of, lag_of, look
+from plain import PlainClient
 from run import bstar_server, child
 from scaling_core import Core
 from support.node_states import node_state
@@ -103,3 +108,56 @@ def test_a_request_costs_no_more_calls_when_there_is_more_of_everything(
 
 def test_a_batch_costs_no_more_calls_when_more_wait() -> None:
     assert calls_of("batches", queued=10_000) < 1.1 * calls_of("batches", queued=100)
+
+
+# --- a plain client -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def forgetful(*, forgets: int) -> Iterator[str]:
+    """A server that echoes, but lets the first ``forgets`` of the requests for work vanish."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.linger = 0
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+
+    def serve() -> None:
+        left = forgets
+        try:
+            while True:
+                sender, *_, service, body = router.recv_multipart()
+                if body == b"work" and left:
+                    left -= 1
+                    continue
+                router.send_multipart([sender, b"MDPC02", b"\x03", service, body])
+        except zmq.ContextTerminated:
+            router.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"tcp://127.0.0.1:{port}"
+    finally:
+        context.term()
+        thread.join()
+
+
+@pytest.mark.loopback
+def test_what_a_node_let_go_of_is_asked_again_and_its_silence_is_not_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with forgetful(forgets=3) as endpoint, PlainClient(endpoint, silence_s=1.0) as client:
+        client.wait_ready()
+        kept = client.keep(3, 0.2, b"work")
+    assert kept.silences == 1
+    assert kept.latencies
+    assert max(kept.latencies) < kept.elapsed_s
+    assert "owes 3 replies" in capsys.readouterr().err
+
+
+@pytest.mark.loopback
+def test_a_server_that_stays_silent_is_not_measured() -> None:
+    with forgetful(forgets=10**9) as endpoint, PlainClient(endpoint, silence_s=0.05) as client:
+        client.wait_ready()
+        with pytest.raises(SystemExit, match="owes 1 replies and is silent"):
+            client.keep(1, 60.0, b"work")

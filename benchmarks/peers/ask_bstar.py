@@ -7,15 +7,16 @@ replies in order.
 
 import asyncio
 import sys
-from collections import deque
+from pathlib import Path
 
-import zmq
 from turns import clock, tell, turns, turns_async
 
-from bstar.sockets import is_readable, receive, send
 from bstar_client import AsyncHAClient, HAClient
 
-SILENCE_MS_MAX = 10_000
+sys.path.append(str(Path(__file__).parents[1]))
+from plain import PlainClient
+
+SILENCE_S = 10.0
 
 
 def bodies(body, end):
@@ -68,38 +69,11 @@ async def ask_async(endpoint, service, is_map):
 
 def ask_raw(endpoint, service):
     """A DEALER that speaks MDP/0.2; with one worker replies come in the order of the requests."""
-    context = zmq.Context()
-    client = context.socket(zmq.DEALER)
-    client.set_hwm(0)
-    client.linger = 0
-    client.connect(endpoint)
-    head = [b"MDPC02", b"\x01", service.encode()]
-    # The first request may come before the node is active, and then gets no answer.
-    while True:
-        send(client, [*head, b"ready?"])
-        if client.poll(500):
-            break
-    while client.poll(600):
-        receive(client)
-    for window, seconds, body in turns():
-        started = clock()
-        end = started + seconds
-        sent_at, latencies = deque(), []
-        for _ in range(window):
-            sent_at.append(clock())
-            send(client, [*head, body])
-        while sent_at:
-            if not client.poll(SILENCE_MS_MAX):
-                sys.exit(f"{endpoint} owes {len(sent_at)} replies and is silent")
-            while is_readable(client):
-                receive(client)
-                now = clock()
-                latencies.append(now - sent_at.popleft())
-                if now < end:
-                    sent_at.append(now)
-                    send(client, [*head, body])
-        tell(latencies, clock() - started)
-    context.destroy(linger=0)
+    with PlainClient(endpoint, service, silence_s=SILENCE_S) as client:
+        client.wait_ready()
+        for window, seconds, body in turns():
+            kept = client.keep(window, seconds, body)
+            tell(kept.latencies, kept.elapsed_s)
 
 
 if __name__ == "__main__":
