@@ -212,15 +212,11 @@ def _lag(before: NodeState, after: NodeState, share: float) -> str:
 
 
 def look(endpoint: str) -> NodeState:
-    """The node's state. SystemExit if it does not tell it within some 10 s."""
-    error: str | None = None
-    for _ in range(10):
-        [report] = node_states([endpoint], 10.0)
-        if report.state is not None:
-            return msgspec.convert(report.state, NodeState)
-        # A handshake that took longer than a second on a busy machine is a broken connection.
-        error = report.error
-    raise SystemExit(f"{endpoint}: {error}")
+    """The node's state. SystemExit if it does not tell it within 10 s."""
+    [report] = node_states([endpoint], 10.0)
+    if report.state is None:
+        raise SystemExit(f"{endpoint}: {report.error}")
+    return msgspec.convert(report.state, NodeState)
 
 
 @contextmanager

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -459,12 +461,40 @@ def test_every_node_is_looked_at_whichever_is_active() -> None:
         endpoint = gone.endpoint
     with ScriptedBroker() as broker:
         broker.on_request = lambda request: [final(request, b"200", b'{"is_active":true}')]
-        reports = node_states([broker.endpoint, endpoint], timeout=1.0)
+        reports = node_states([broker.endpoint, endpoint], timeout=WAIT_S)
     assert (reports[0].state, reports[0].error) == ({"is_active": True}, None)
-    assert reports[1].state is None
-    assert reports[1].error is not None
+    assert (reports[1].state, reports[1].error) == (None, "connection refused")
     assert [message.service for message in broker.requests()] == [b"mmi.state"]
     assert broker.received(Ping) == []
+
+
+def test_a_node_that_is_slow_to_shake_hands_is_not_taken_for_one_that_is_down() -> None:
+    """A busy machine: the kernel accepts the connection, but the node has not been given the CPU yet."""
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        endpoint = f"tcp://127.0.0.1:{busy.getsockname()[1]}"
+        began = time.monotonic()
+        [report] = node_states(endpoint, timeout=1.5)
+        waited_s = time.monotonic() - began
+        busy.accept()[0].close()
+        busy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            busy.accept()  # it waited on one connection, and made no other
+    assert (report.state, report.error) == (None, "no connection in time")
+    assert waited_s >= 1.5
+
+
+def test_a_connection_that_broke_is_made_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as front:
+        front.settimeout(WAIT_S)
+        endpoint = f"tcp://127.0.0.1:{front.getsockname()[1]}"
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(node_states, endpoint, WAIT_S)
+            front.accept()[0].close()
+            front.accept()[0].close()
+            assert not asked.done(), "somebody is there: that is no refusal"
+            front.close()
+            [report] = asked.result()
+    assert (report.state, report.error) == (None, "connection refused")
 
 
 # --- the end ------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ class LinkSettings(msgspec.Struct, frozen=True):
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
     | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -54,7 +55,11 @@ _EVENTS = (
 
 
 class Link:
-    """A DEALER and its monitor. Everything is called from the thread that owns it."""
+    """A DEALER and its monitor. Everything is called from the thread that owns it.
+
+    ``is_refused``: the last attempt to connect found nobody, which is another thing than a connection that
+    broke or a node too busy to shake hands.
+    """
 
     def __init__(
         self,
@@ -72,6 +77,7 @@ class Link:
         self.backlog: deque[list[bytes]] = deque()
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
+        self.is_refused = False
 
     def open(self) -> None:
         """Make a new socket and start connecting; ZMQError if the endpoint is none."""
@@ -173,7 +179,14 @@ class Link:
             return changes
         try:
             while True:
-                is_up = recv_monitor_message(monitor, zmq.DONTWAIT)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                event = recv_monitor_message(monitor, zmq.DONTWAIT)["event"]
+                if event == zmq.EVENT_CLOSED:
+                    # What was closed was never connected; EVENT_CONNECT_RETRIED comes next.
+                    self.is_refused = True
+                    continue
+                if event != zmq.EVENT_CONNECT_RETRIED:
+                    self.is_refused = False
+                is_up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
                 changes.append(is_up)
                 if not is_up:
                     self.backlog.clear()

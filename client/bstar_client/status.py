@@ -20,6 +20,10 @@ from bstar_client.wakeup import WakeUp
 __all__ = ["NodeReport", "node_states"]
 
 
+# No connection is given up for being slow before the asker's own time is over.
+_SPARE_MS = 1_000
+
+
 class NodeReport(msgspec.Struct, frozen=True):
     """What one node said: ``state`` is its JSON object, or None and then ``error`` says why."""
 
@@ -31,11 +35,14 @@ class NodeReport(msgspec.Struct, frozen=True):
 def node_states(endpoints: str | Sequence[str], timeout: float = 2.0) -> list[NodeReport]:
     """Ask every node for its state; one report per endpoint, in their order, within ``timeout`` seconds.
 
-    It ends as soon as every node has answered or refused the connection.
+    It ends as soon as every node has answered or refused the connection. A node that is merely slow, to shake
+    hands as well, has the whole time.
     """
     listed = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
     context = new_context(len(listed))
-    links = Links(context, listed, LinkSettings(), WakeUp())
+    patience_ms = int(timeout * 1000) + _SPARE_MS
+    settings = LinkSettings(handshake_ms=patience_ms, connect_timeout_ms=patience_ms)
+    links = Links(context, listed, settings, WakeUp())
     try:
         return _ask(links, listed, time.monotonic() + timeout)
     finally:
@@ -65,9 +72,11 @@ def _ask(links: Links, endpoints: Sequence[str], until: float) -> list[NodeRepor
                 links[index].send(question)
                 down.discard(index)
                 errors[index] = "connected, but no answer in time"
-            else:
+            elif links[index].is_refused:
                 down.add(index)
-                errors[index] = "connection refused or broken"
+                errors[index] = "connection refused"
+            else:
+                errors[index] = "the connection broke before there was an answer"
     return [
         reports.get(index) or NodeReport(endpoint, None, errors[index])
         for index, endpoint in enumerate(endpoints)
