@@ -6,6 +6,7 @@ that the socket does not take although the connection is up waits in ``backlog``
 that order is kept.
 """
 
+import select
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -23,7 +24,6 @@ __all__ = ["Link", "LinkSettings", "Links"]
 _DRAIN_MAX = 512
 # Messages of a burst before which the socket is asked for more.
 _ASKS_MAX = 5
-_POLLIN, _POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 
 
 class LinkSettings(msgspec.Struct, frozen=True):
@@ -67,13 +67,13 @@ class Link:
         endpoint: str,
         settings: LinkSettings,
         place: int = 0,
-        opened: dict[int, None] | None = None,
+        notes: "_Notes | None" = None,
     ) -> None:
         self._context = context
         self.endpoint = endpoint
         self._settings = settings
         self._place = place
-        self._opened = {} if opened is None else opened
+        self._notes = notes or _Notes()
         self.backlog: deque[list[bytes]] = deque()
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
@@ -99,7 +99,7 @@ class Link:
         self.monitor = socket.get_monitor_socket(_EVENTS)
         self.monitor.linger = 0
         self.socket = socket
-        self._opened[self._place] = None
+        self._notes.changed[self._place] = None
         try:
             socket.connect(self.endpoint)
         except zmq.ZMQError:
@@ -114,21 +114,24 @@ class Link:
             self.socket = None
             self.monitor = None
             self.backlog.clear()
+            self._notes.changed[self._place] = None
             socket.disable_monitor()
             if monitor is not None:
                 monitor.close(0)
             socket.close(linger_ms)
 
-    def descriptors(self) -> set[int]:
-        """What an event loop of another kind watches for reading: each tells of a change once (ZMQ_FD)."""
-        sockets = (self.socket, self.monitor)
-        return {int(socket.getsockopt(zmq.FD)) for socket in sockets if socket is not None}
+    def descriptors(self) -> tuple[int, int] | None:
+        """Of the socket and of its monitor: what tells of something to read (ZMQ_FD). None while closed."""
+        if self.socket is None or self.monitor is None:
+            return None
+        return int(self.socket.getsockopt(zmq.FD)), int(self.monitor.getsockopt(zmq.FD))
 
     def send(self, frames: list[bytes]) -> None:
         """Send, or keep it until the socket takes it; without a socket it is dropped."""
         socket = self.socket
         if socket is None:
             return
+        self._notes.touched[self._place] = None
         if self.backlog or not self._try_send(socket, frames):
             self.backlog.append(frames)
 
@@ -195,8 +198,23 @@ class Link:
         return changes
 
 
+class _Notes:
+    """What the links of one session tell about themselves: by their places."""
+
+    def __init__(self) -> None:
+        # Whose sockets are others than before, and whose may have something that no descriptor tells of.
+        self.changed: dict[int, None] = {}
+        self.touched: dict[int, None] = {}
+
+
 class Links:
-    """The links of one session, polled together with the descriptor that wakes their owner."""
+    """The links of one session, polled together with the descriptor that wakes their owner.
+
+    What is polled are the sockets' descriptors (ZMQ_FD), not the sockets: one system call where ``zmq_poll``
+    makes several for each socket. A descriptor tells of a change once. Sending may swallow what it tells,
+    and of a socket's first message it tells only after somebody has tried to read. So a socket is read until
+    it has nothing, and one that is new or was sent to is asked before waiting.
+    """
 
     def __init__(
         self,
@@ -205,17 +223,21 @@ class Links:
         settings: LinkSettings,
         wakeup: WakeUp,
     ) -> None:
-        # Those that are open, or were when they were polled last: of many pairs a client may use few.
-        self._opened: dict[int, None] = {}
+        self._notes = _Notes()
         self._links = [
-            Link(context, endpoint, settings, place, self._opened) for place, endpoint in enumerate(endpoints)
+            Link(context, endpoint, settings, place, self._notes) for place, endpoint in enumerate(endpoints)
         ]
         self._wakeup = wakeup
-        self._poller = zmq.Poller()
-        self._poller.register(wakeup.fd, zmq.POLLIN)
-        # What is registered of each link. Sockets change when a link is opened anew, flags with its backlog.
-        self._registered: list[_Registered] = [_NOTHING] * len(self._links)
-        self._ready: dict[object, int] = {}
+        self._poller = select.poll()
+        self._poller.register(wakeup.fd, select.POLLIN)
+        # The link of each descriptor, and whether it is its monitor's; the descriptors of each open link.
+        self._places: dict[int, tuple[int, bool]] = {}
+        self._watched: dict[int, tuple[int, ...]] = {}
+        # What ``wait`` found; messages that were read, with the sockets they came from; links whose monitors
+        # have something to tell.
+        self._ready: list[tuple[int, int]] = []
+        self._read: list[tuple[int, zmq.Socket[bytes], list[list[bytes]]]] = []
+        self._told: dict[int, None] = {}
 
     def __getitem__(self, index: int) -> Link:
         return self._links[index]
@@ -223,7 +245,12 @@ class Links:
     @property
     def is_congested(self) -> bool:
         """Does any link wait for room in its socket?"""
-        return any(self._links[index].backlog for index in self._opened)
+        return any(self._links[index].backlog for index in self._watched)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Is everything read, so that a descriptor tells of whatever comes next?"""
+        return not (self._notes.touched or self._told or self._read or self._notes.changed)
 
     def open(self) -> None:
         """Open every link."""
@@ -237,50 +264,83 @@ class Links:
 
     def poll(self, timeout_ms: int) -> Iterator[tuple[int, list[bytes]]]:
         """Wait, then yield (index of the link, message) for what has come; ``changes`` belongs after it."""
-        closed = []
-        for index in self._opened:
-            link = self._links[index]
-            flags = _POLLIN | _POLLOUT if link.backlog else _POLLIN
-            socket, monitor, flags_before = self._registered[index]
-            if socket is not link.socket or (socket is not None and flags != flags_before):
-                for old in (socket, monitor):
-                    if old is not None:
-                        self._poller.unregister(old)
-                self._registered[index] = _NOTHING
-                if link.socket is not None and link.monitor is not None:
-                    self._poller.register(link.socket, flags)
-                    self._poller.register(link.monitor, zmq.POLLIN)
-                    self._registered[index] = (link.socket, link.monitor, flags)
-            if link.socket is None:
-                closed.append(index)
-        for index in closed:
-            del self._opened[index]
-        self._ready = ready = dict(self._poller.poll(timeout_ms))
-        if self._wakeup.fd in ready:
-            self._wakeup.clear()
-        return self._messages(ready)
+        self.prepare()
+        self.wait(timeout_ms)
+        return self.messages()
 
-    def _messages(self, ready: "dict[object, int]") -> Iterator[tuple[int, list[bytes]]]:
-        # A list, because what is yielded may lead to a link being opened.
-        for index in list(self._opened):
+    # The three steps of ``poll``, for an owner that may be interrupted while it waits.
+
+    def prepare(self) -> None:
+        """Read what is there of which no descriptor tells."""
+        if self._notes.changed:
+            self._watch()
+        if self._notes.touched:
+            self._take_in()
+
+    def wait(self, timeout_ms: int) -> None:
+        """Wait, -1 for ever, until there is something; an exception out of this loses nothing."""
+        self._ready = self._poller.poll(timeout_ms if self.is_quiet else 0)
+
+    def messages(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield (index of the link, message) for what has come."""
+        notes = self._notes
+        ready, self._ready = self._ready, []
+        for descriptor, _ in ready:
+            place = self._places.get(descriptor)
+            if place is None:
+                self._wakeup.clear()
+            elif place[1]:
+                self._told[place[0]] = None
+            else:
+                notes.touched[place[0]] = None
+        if notes.touched:
+            self._take_in()
+        read, self._read = self._read, []
+        for index, socket, messages in read:
             link = self._links[index]
-            socket = self._registered[index][0]
-            flags = ready.get(socket, 0)
-            if flags & _POLLOUT:
-                link.flush()
-            if flags & _POLLIN and link.socket is socket:
-                for frames in link.receive(_DRAIN_MAX):
+            for frames in messages:
+                # What is yielded may lead to a link being opened anew: what the old socket had is void then.
+                if link.socket is socket:
                     yield index, frames
 
     def changes(self) -> Iterator[tuple[int, bool]]:
         """Yield (index of the link, is it up) for what the monitors tell."""
-        for index in list(self._opened):
+        if not self._told:
+            return
+        told, self._told = self._told, {}
+        for index in told:
+            for is_up in self._links[index].changes():
+                yield index, is_up
+
+    def _take_in(self) -> None:
+        """Send what waits and read what is there, of the links that may have something."""
+        touched = self._notes.touched
+        for index in list(touched):
             link = self._links[index]
-            monitor = self._registered[index][1]
-            if monitor in self._ready and link.monitor is monitor:
-                for is_up in link.changes():
-                    yield index, is_up
+            socket = link.socket
+            if link.backlog:
+                link.flush()
+            messages = link.receive(_DRAIN_MAX)
+            if messages and socket is not None:
+                self._read.append((index, socket, messages))
+            if len(messages) < _DRAIN_MAX:
+                touched.pop(index, None)
 
-
-_Registered = tuple["zmq.Socket[bytes] | None", "zmq.Socket[bytes] | None", int]
-_NOTHING: _Registered = (None, None, 0)
+    def _watch(self) -> None:
+        """Sockets were opened or closed: poll what is there now."""
+        changed = list(self._notes.changed)
+        self._notes.changed.clear()
+        for index in changed:
+            for descriptor in self._watched.pop(index, ()):
+                # Another link's new socket may have got the number in the meantime.
+                if self._places.get(descriptor, (index,))[0] == index:
+                    self._places.pop(descriptor, None)
+                    self._poller.unregister(descriptor)
+            descriptors = self._links[index].descriptors()
+            if descriptors is not None:
+                self._watched[index] = descriptors
+                for descriptor, is_monitor in zip(descriptors, (False, True), strict=True):
+                    self._places[descriptor] = (index, is_monitor)
+                    self._poller.register(descriptor, select.POLLIN)
+                self._notes.touched[index] = None
+                self._told[index] = None

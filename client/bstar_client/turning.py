@@ -1,7 +1,7 @@
 """What drives a core from an asyncio event loop: its links' descriptors and its deadlines wake a *turn*.
 
-A ZeroMQ socket's descriptor tells of a change once, and reading or sending may swallow it. So every turn asks
-the sockets themselves, and a turn in which anything happened is followed by another.
+A ZeroMQ socket's descriptor tells of a change once, and sending may swallow what it tells (``link.Links``
+keeps count). So a turn that sent something, or left something to read, is followed by another.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Turning:
         self._core = core
         self._perform = perform
         self._begin = begin
-        self._watched: dict[int, set[int]] = {}
+        self._watched: dict[int, tuple[int, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._next: asyncio.Handle | None = None
@@ -54,7 +54,7 @@ class Turning:
         """Connect the link. ZMQError if its endpoint is none."""
         link = self._links[node]
         link.open()
-        self._watched[node] = descriptors = link.descriptors()
+        self._watched[node] = descriptors = link.descriptors() or ()
         for descriptor in descriptors:
             self._loop.add_reader(descriptor, self.soon)
         self.soon()
@@ -98,19 +98,15 @@ class Turning:
         core, perform = self._core, self._perform
         now = time.monotonic()
         due = core.next_deadline()
-        was_busy = False
         for node, frames in self._links.poll(0):
-            was_busy = True
             perform(core.receive(node, frames, now))
         for node, is_up in self._links.changes():
-            was_busy = True
             perform(core.connected(node, now) if is_up else core.disconnected(node, now))
         if due is not None and now >= due:
-            was_busy = True
             perform(core.handle_timer(now))
         if self._is_closed:
             return
-        if was_busy:
+        if not self._links.is_quiet:
             self.soon()
         if self._room is not None and not self._links.is_congested:
             self._let_go()
