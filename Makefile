@@ -96,7 +96,8 @@ ifdef EXPLORE
 else
 	@PYTHONPATH=tests $(BIN)/python -m sim $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) \
 	  $(if $(HOURS),--hours $(HOURS)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(MOOD),--mood $(MOOD)) \
-	  $(if $(PROFILE),--profile $(PROFILE)) $(if $(ARBITER),--arbiter $(ARBITER)) $(if $(TRACE),--trace)
+	  $(if $(PROFILE),--profile $(PROFILE)) $(if $(ARBITER),--arbiter $(ARBITER)) $(if $(FLEET),--fleet $(FLEET)) \
+	  $(if $(TRACE),--trace)
 endif
 
 chaos: $(TOOLS) ## faults against real processes, or at random: RUNS=20, SEED=7 (chaos-tests/README.md)

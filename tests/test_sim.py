@@ -21,7 +21,8 @@ from sim.__main__ import main
 from sim.checks import Violation
 from sim.client import Load
 from sim.faults import Fault, Kind, Mood
-from sim.run import Outcome, Setup, Simulation, play, setup_of, shrink
+from sim.run import Outcome, Simulation, play, shrink
+from sim.setup import Setup, setup_of
 from sim.worker import SimWorker
 
 TIMEOUT_S = 0.3  # of the lan profile

@@ -16,7 +16,8 @@ from bstar.star.arbiter import ArbiterMachine
 from bstar.star.quorum import DRIFT_MAX, Quorum
 from sim.checks import Violation
 from sim.faults import Kind, Mood
-from sim.run import Outcome, Simulation, play, setup_of
+from sim.run import Outcome, Simulation, play
+from sim.setup import setup_of
 from test_sim import NATIVE, befall, both_ways
 
 WITH_ARBITER = msgspec.structs.replace(NATIVE, has_arbiter=True)

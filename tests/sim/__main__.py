@@ -16,7 +16,8 @@ import msgspec
 
 from bstar.settings.schema import PROFILES
 from sim.faults import Mood
-from sim.run import Outcome, Setup, play, setup_of, shrink
+from sim.run import Outcome, play, shrink
+from sim.setup import Setup, setup_of
 
 RUNS = 200
 PROGRESS_S = 5.0
@@ -45,22 +46,29 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--arbiter", choices=["yes", "no"], help="with or without only (default: a third with)"
     )
+    parser.add_argument(
+        "--fleet", choices=["yes", "no"], help="with several pairs or one only (default: an eighth with)"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--trace", action="store_true", help="with one seed: print all that happened")
     return parser.parse_args(arguments)
 
 
-def _setup(seed: int, mood: str | None, profile: str | None, arbiter: str | None) -> Setup:
+def _setup(seed: int, options: argparse.Namespace) -> Setup:
+    def of(answer: str | None) -> bool | None:
+        return None if answer is None else answer == "yes"
+
     return setup_of(
         seed,
-        mood=None if mood is None else Mood(mood),
-        profile=profile,  # type: ignore[arg-type]  # argparse has checked it
-        arbiter=None if arbiter is None else arbiter == "yes",
+        mood=None if options.mood is None else Mood(options.mood),
+        profile=options.profile,
+        arbiter=of(options.arbiter),
+        fleet=of(options.fleet),
     )
 
 
-def _play(seed: int, mood: str | None, profile: str | None, arbiter: str | None) -> Outcome:
-    outcome = play(_setup(seed, mood, profile, arbiter))
+def _play(seed: int, options: argparse.Namespace) -> Outcome:
+    outcome = play(_setup(seed, options))
     outcome.trace = []
     return outcome
 
@@ -68,7 +76,7 @@ def _play(seed: int, mood: str | None, profile: str | None, arbiter: str | None)
 def command(setup: Setup, faults: tuple[int, ...] | None, options: argparse.Namespace) -> str:
     """What repeats this run."""
     words = [f"make sim SEED={setup.seed}"]
-    names = ("mood", "profile", "arbiter")
+    names = ("mood", "profile", "arbiter", "fleet")
     words += [f"{name.upper()}={value}" for name in names if (value := getattr(options, name))]
     if faults is not None:
         words.append(f"FAULTS={','.join(map(str, faults)) or 'none'}")
@@ -76,7 +84,7 @@ def command(setup: Setup, faults: tuple[int, ...] | None, options: argparse.Name
 
 
 def _one(options: argparse.Namespace) -> int:
-    setup = whole = _setup(options.seed, options.mood, options.profile, options.arbiter)
+    setup = whole = _setup(options.seed, options)
     numbers: tuple[int, ...] | None = None
     if options.faults:
         numbers = tuple(int(word) for word in options.faults.split(",")) if options.faults != "none" else ()
@@ -151,7 +159,7 @@ def _many(options: argparse.Namespace) -> int:
                     if seed is None:
                         is_exhausted = True
                     else:
-                        futures.add(pool.submit(_play, seed, options.mood, options.profile, options.arbiter))
+                        futures.add(pool.submit(_play, seed, options))
                 if not futures:
                     break
                 done, futures = wait(futures, return_when=FIRST_COMPLETED)

@@ -15,9 +15,7 @@ from sim.world import Process, World
 if TYPE_CHECKING:
     from sim.node import SimNode
 
-__all__ = ["NAME", "ArbiterLink", "SimArbiter"]
-
-NAME = "arbiter"
+__all__ = ["ArbiterLink", "SimArbiter"]
 
 
 class ArbiterLink:
@@ -94,8 +92,8 @@ class ArbiterLink:
 class SimArbiter(Process):
     """The third voter over all its runs."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world, NAME)
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
         self.machine: ArbiterMachine
         self._inbox: list[tuple[ArbiterLink, Frames]] = []
 

@@ -19,9 +19,12 @@ from bstar.errors import (
 from bstar_broker.core import BrokerSettings
 from bstar_client.core.calls import Reply
 from bstar_client.core.worker_dialects import Job
-from sim.client import OUTSTANDING_MAX, Issued, SimClient
+from sim.client import Issued, SimClient
+from sim.dialects import service_asked
 from sim.faults import Mood
+from sim.network import Frames
 from sim.node import SimNode
+from sim.tables import bounds_of, left_of
 from sim.worker import SimWorker
 from sim.world import World
 
@@ -29,8 +32,6 @@ __all__ = ["Checks", "Violation"]
 
 # A call ends at its deadline, not much later.
 LATE_MAX_S = 0.25
-PEER_RUNS_MAX = 16
-CREDIT_MAX = 4  # of a simulated worker
 
 
 class Violation(AssertionError):  # noqa: N818 - it is what was found, not what went wrong with the simulator
@@ -42,7 +43,7 @@ class Violation(AssertionError):  # noqa: N818 - it is what was found, not what 
 
 
 class Checks:
-    """Told of everything that matters, it raises Violation at once when an invariant is broken."""
+    """Told of everything that matters to a pair, it raises Violation at once when an invariant is broken."""
 
     def __init__(self, world: World, mood: Mood, limits: BrokerSettings) -> None:
         self.world = world
@@ -55,8 +56,12 @@ class Checks:
         self.counts: Counter[str] = Counter()
         self.dual_s_max = 0.0  # of all overlaps, with the peer link sound or not
         self.recovery_s = 0.0
-        # Intervals in which a fault explains that outcomes are unknown.
+        # Where there are several pairs: the services of this one, and whether faults strike it at all.
+        self.services: set[bytes] | None = None
+        self.is_struck = True
+        # Intervals in which a fault explains that outcomes are unknown: everybody's, or one client's.
         self.troubles: list[tuple[float, float]] = []
+        self._troubles_of: dict[str, list[tuple[float, float]]] = {}
         # Until when the peer link is not to be relied on.
         self.peer_unsound_until = 0.0
         self.settle_s = 0.0  # what a subscriber needs to hear its peer again, and one more timeout
@@ -90,8 +95,11 @@ class Checks:
 
     def node_activated(self, node: SimNode, epoch: int) -> None:
         self.counts["activations"] += 1
-        if self.mood is Mood.QUIET and self.counts["activations"] > 1:
-            self._fail("g", f"{node.name} became active in epoch {epoch} although nothing had failed")
+        if self.counts["activations"] > 1:
+            if self.mood is Mood.QUIET:
+                self._fail("g", f"{node.name} became active in epoch {epoch} although nothing had failed")
+            if not self.is_struck:
+                self._fail("h", f"{node.name} became active in epoch {epoch} although its pair was spared")
         if self.settled is not None:
             self._fail("f", f"{node.name} became active in epoch {epoch} long after the faults were over")
         self._check_alone(node, "became active")
@@ -186,10 +194,27 @@ class Checks:
         if self.settled is not None:
             self._fail("f", f"{node.name} ended long after the faults were over: {error}")
 
+    def trouble(self, since: float, until: float, *, client: str | None = None) -> None:
+        """A fault lasts from then until then; ``client``: it is that one's alone where the pair is spared."""
+        if client is not None and not self.is_struck:
+            self._troubles_of.setdefault(client, []).append((since, until))
+        else:
+            self.troubles.append((since, until))
+
+    # --- (h): several pairs ---------------------------------------------------------------------------------
+
+    def node_heard(self, node: SimNode, frames: Frames) -> None:
+        if self.services is not None:
+            service = service_asked(frames)
+            if service is not None and service not in self.services:
+                self._fail("h", f"{node.name} was asked for {service!r}, which belongs to another pair")
+
     # --- (b): workers ---------------------------------------------------------------------------------------
 
     def work_begun(self, worker: SimWorker, token: str, job: Job) -> None:
         self.counts["executions"] += 1
+        if self.services is not None and not token.startswith(f"{worker.service}/"):
+            self._fail("h", f"{worker.name}, a worker of {worker.service}, began {token}")
         if worker.is_native and job.epoch < worker.epoch_seen:
             self._fail(
                 "b",
@@ -201,6 +226,9 @@ class Checks:
             self._begun[token] = self._begun.get(token, 0) + 1
             if self._begun[token] > 1:
                 self.counts["repeated executions"] += 1
+                # With its client gone, nobody is left who could be troubled.
+                if not self.is_struck and token in self._calls and not self._is_explained(self._calls[token]):
+                    self._fail("h", f"{token} was begun again although its pair was spared")
 
     # --- (c) and (d): calls ---------------------------------------------------------------------------------
 
@@ -217,7 +245,11 @@ class Checks:
 
     def call_answered(self, issued: Issued, reply: Reply) -> None:
         self._check_open(issued)
+        if all(reply.endpoint != node.name for node in self.nodes):
+            self._fail("h", f"{issued.token} was answered by {reply.endpoint}, which is of another pair")
         self._check_reply(issued, reply)
+        if reply.attempts > 1:
+            self._check_spared(issued, f"was sent {reply.attempts} times")
         self._end(issued, "answered")
 
     def _check_reply(self, issued: Issued, reply: Reply) -> None:
@@ -278,6 +310,7 @@ class Checks:
             if issued.kind == "fail" and error.text != issued.token and "did not" not in error.text:
                 self._fail("c", f"{issued.token} was handed another call's failure: {error.text}")
             return
+        self._check_spared(issued, f"failed: {error}")
         is_unknown = isinstance(error, OutcomeUnknownError | CallTimeoutError) and may_have_executed
         if is_unknown and not self._is_explained(issued):
             self._fail("d", f"{issued.token} ended unknown although nothing had failed: {error}")
@@ -292,11 +325,18 @@ class Checks:
         self.world.note(f"{issued.token} {issued.kind} {outcome}")
 
     def _is_explained(self, issued: Issued) -> bool:
-        begin, end = issued.submitted_at - self.recovery_s, issued.ended_at
+        begin, end = issued.submitted_at - self.recovery_s, issued.ended_at or self.world.now
         if issued.dialect != "native" and begin < 0.0:
             # What a plain client sends to a node that has just begun is dropped without a word.
             return True
-        return any(since <= end and until >= begin for since, until in self.troubles)
+        troubles = [*self.troubles, *self._troubles_of.get(issued.client, ())]
+        return any(since <= end and until >= begin for since, until in troubles)
+
+    def _check_spared(self, issued: Issued, what: str) -> None:
+        """(h) what befalls other pairs is no concern of this one, if nothing befalls it or the client."""
+        is_beginning = issued.submitted_at < self.recovery_s
+        if not self.is_struck and not is_beginning and not self._is_explained(issued):
+            self._fail("h", f"{issued.token} {what}, although its pair was spared")
 
     def _check_liveness(self, issued: Issued, error: BstarError) -> None:
         due_from = self.answers_due_from
@@ -330,29 +370,11 @@ class Checks:
                 self._check_bounds(node)
 
     def _check_bounds(self, node: SimNode) -> None:
-        broker, limits, machine = node.node.broker, self.limits, node.node.machine
-        held = sum(worker.held for worker in broker.workers.values())
-        queued = sum(service.queue.length for service in broker.services.values())
-        bounds = {
-            "services": (len(broker.services), limits.services_max),
-            "workers": (len(broker.workers), limits.workers_max),
-            # What lost workers held goes back to the front of its queue, full or not.
-            "queue": (queued, limits.queue_length_max + limits.workers_max * CREDIT_MAX),
-            "queued, as counted": (abs(broker.queued - queued), 0),
-            "identities": (len(broker.by_identity) + len(broker.bundles), queued + held),
-            "requests of clients": (sum(broker.requests_of.values()), queued + held),
-            "requests of one client": (
-                max(broker.requests_of.values(), default=0),
-                limits.requests_per_client_max,
-            ),
-            "earlier runs of the peer": (len(machine._runs.past), PEER_RUNS_MAX),
-            "strangers": (len(machine._strangers.reported), PEER_RUNS_MAX),
-        }
-        for name, (count, bound) in bounds.items():
+        for name, count, bound in bounds_of(node, self.limits):
             if count > bound:
                 self._fail("e", f"{node.name}: {name}: {count} of at most {bound}")
         for client in self.clients:
-            if client.is_alive and client.core.outstanding > OUTSTANDING_MAX:
+            if client.is_alive and client.core.outstanding > client.outstanding_max:
                 self._fail("e", f"{client.name}: {client.core.outstanding} calls outstanding")
 
     def check_settled(self) -> None:
@@ -368,21 +390,11 @@ class Checks:
         for token, issued in self._calls.items():
             self._fail("d", f"{token} of {issued.client} never ended")
         for node in self.nodes:
-            left = self._left(node)
+            left = left_of(node)
             if any(left.values()):
                 self._fail("e", f"{node.name} still remembers calls that are over: {left}")
 
     @property
     def is_empty(self) -> bool:
         """Is every call over, and forgotten?"""
-        return not self._calls and not any(any(self._left(node).values()) for node in self.nodes)
-
-    def _left(self, node: SimNode) -> dict[str, int]:
-        broker = node.node.broker
-        return {
-            "queued": broker.queued,
-            "octets": broker.queued_bytes,
-            "in flight": sum(worker.held for worker in broker.workers.values()),
-            "identities": len(broker.by_identity) + len(broker.bundles),
-            "clients": len(broker.requests_of),
-        }
+        return not self._calls and not any(any(left_of(node).values()) for node in self.nodes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -11,6 +11,7 @@ import msgspec
 
 from bstar.errors import BstarError
 from bstar_client.core.calls import Call, Reply
+from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
 from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
 from bstar_client.core.session import Session, SessionSettings
@@ -37,6 +38,7 @@ class Issued(msgspec.Struct, eq=False):
     deadline_at: float
     is_bound: bool
     dialect: Dialect
+    service: str
     outcome: str = ""
     ended_at: float = 0.0
     parts: int = 0
@@ -68,18 +70,33 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class SimClient(LinkOwner):
-    """One client over all its runs; each has an identity of its own."""
+    """One client over all its runs; each has an identity of its own. ``watchers`` are those of each pair, and
+    ``places`` says to which of them a service belongs.
+    """
 
     def __init__(
-        self, world: World, name: str, load: Load, watcher: CallWatcher, *, dialect: Dialect, settle_s: float
+        self,
+        world: World,
+        name: str,
+        load: Load,
+        watchers: Sequence[CallWatcher],
+        *,
+        dialect: Dialect,
+        settle_s: float,
+        places: Mapping[str, int],
     ) -> None:
         super().__init__(world, name)
         self.load = load
         self.links = []
         self.dialect = dialect
-        self.core: Session | Mdp02Session
-        self._watcher = watcher
+        self.core: Session | Mdp02Session | FleetSession
+        self._watchers = watchers
         self._settle_s = settle_s
+        self._places = places
+        self._is_fleet = len(watchers) > 1
+        self.outstanding_max = OUTSTANDING_MAX * len(watchers)
+        # Of each pair, how many calls of this run have not ended.
+        self._open = [0] * len(watchers)
         self._numbers = 0
         self._messages: deque[tuple[int, Frames]] = deque()
         self._changes: deque[tuple[int, bool]] = deque()
@@ -87,21 +104,28 @@ class SimClient(LinkOwner):
     def start(self) -> None:
         """A new run: a new client object."""
         self.boot()
-        endpoints = [link.node.name for link in self.links]
-        if self.dialect == "native":
-            settings = SessionSettings(outstanding_max=OUTSTANDING_MAX)
-            self.core = Session(
-                endpoints, client_id=self.rng.randbytes(16), now=self.clock(), settings=settings
-            )
-        else:
-            plain = Mdp02Settings(outstanding_max=OUTSTANDING_MAX, settle_delay_s=self._settle_s)
-            self.core = Mdp02Session(endpoints, now=self.clock(), settings=plain)
         self._messages.clear()
         self._changes.clear()
-        for link in self.links:
-            link.open()
+        self._open = [0] * len(self._watchers)
+        if self._is_fleet:
+            # It connects to a pair with the first call that belongs there.
+            nodes = len(self.links) // len(self._watchers)
+            self.core = FleetSession([nodes] * len(self._watchers), self._begin_session)
+        else:
+            self.core = self._begin_session(0, self.clock())
+            for link in self.links:
+                link.open()
         self._ask_later()
         self.arrange()
+
+    def _begin_session(self, place: int, now: float) -> Session | Mdp02Session:
+        count = len(self.links) // len(self._watchers)
+        endpoints = [link.node.name for link in self.links[place * count :][:count]]
+        if self.dialect == "native":
+            settings = SessionSettings(outstanding_max=OUTSTANDING_MAX)
+            return Session(endpoints, client_id=self.rng.randbytes(16), now=now, settings=settings)
+        plain = Mdp02Settings(outstanding_max=OUTSTANDING_MAX, settle_delay_s=self._settle_s)
+        return Mdp02Session(endpoints, now=now, settings=plain)
 
     def die(self, *, with_host: bool = False) -> None:
         """The process is gone, and whoever waited in it."""
@@ -129,18 +153,24 @@ class SimClient(LinkOwner):
         if run != self.runs or not self.is_alive:
             return
         self._ask_later()
-        if self.is_frozen or self.core.outstanding >= OUTSTANDING_MAX // 2:
+        # A pair that does not answer is asked no more, the others are.
+        services = [
+            service for service, place in self._places.items() if self._open[place] < OUTSTANDING_MAX // 2
+        ]
+        if self.is_frozen or not services:
             return
         now = self.clock()
         if self.rng.random() < BURSTS:
-            calls = [self._make_call(now) for _ in range(self.rng.randint(2, BURST_MAX))]
+            calls = [self._make_call(now, services) for _ in range(self.rng.randint(2, BURST_MAX))]
             self._do(self.core.submit_all(calls, now))
         else:
-            self._do(self.core.submit(self._make_call(now), now))
+            self._do(self.core.submit(self._make_call(now, services), now))
         self.arrange()
 
-    def _make_call(self, now: float) -> Call:
+    def _make_call(self, now: float, services: Sequence[str]) -> Call:
         rng = self.rng
+        asked = services[0] if len(services) == 1 else rng.choice(services)
+        place = self._places[asked]
         self._numbers += 1
         kind = rng.choices(("echo", "stream", "parts", "mmi", "fail"), (80, 6, 6, 4, 4))[0]
         if kind == "fail" and self.dialect != "native":
@@ -148,7 +178,7 @@ class SimClient(LinkOwner):
             kind = "echo"
         elif kind == "stream" and self.dialect == "mdp01":
             kind = "parts"  # all that it gets is one reply
-        token = f"{self.name}.{self._numbers}"
+        token = f"{asked}/{self.name}.{self._numbers}" if self._is_fleet else f"{self.name}.{self._numbers}"
         is_stream = kind == "stream"
         is_idempotent = rng.random() < 0.8
         timeout_s = rng.uniform(self.load.deadline_min_s, self.load.deadline_max_s)
@@ -160,13 +190,14 @@ class SimClient(LinkOwner):
             self.true_time(now + timeout_s),
             is_stream or not is_idempotent,
             self.dialect,
+            asked,
         )
-        body = [f"{token} {kind}".encode()]
-        service = b"work"
+        service, body = asked.encode(), [f"{token} {kind}".encode()]
         if kind == "mmi":
-            service, body = b"mmi.service", [b"work"]
-        issued.call = Call(service, body, now + timeout_s, is_idempotent, is_stream, 0, issued)
-        self._watcher.call_made(issued)
+            service, body = b"mmi.service", [service]
+        issued.call = Call(service, body, now + timeout_s, is_idempotent, is_stream, 0, issued, pair=place)
+        self._open[place] += 1
+        self._watchers[place].call_made(issued)
         return issued.call
 
     # --- the loop -----------------------------------------------------------------------------------------
@@ -222,13 +253,16 @@ class SimClient(LinkOwner):
             elif kind is Deliver:
                 assert isinstance(output, Deliver)
                 issued: Issued = output.call.sink
+                watcher = self._watchers[output.call.pair]
                 if output.reply.is_final:
-                    self._watcher.call_answered(issued, output.reply)
+                    self._open[output.call.pair] -= 1
+                    watcher.call_answered(issued, output.reply)
                 else:
-                    self._watcher.call_partial(issued, output.reply)
+                    watcher.call_partial(issued, output.reply)
             elif kind is Fail:
                 assert isinstance(output, Fail)
-                self._watcher.call_failed(output.call.sink, output.error)
+                self._open[output.call.pair] -= 1
+                self._watchers[output.call.pair].call_failed(output.call.sink, output.error)
             elif kind is Reset:
                 assert isinstance(output, Reset)
                 self.links[output.node].open()

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from bstar.wire import mdp01, mdp02
+from bstar.wire import mdp01, mdp02, mmi, native
 from bstar_client.core.worker_dialects import Heard, Hearing, Job, Mdp02Worker, NativeWorker, WorkerDialect
 from sim.network import Frames
 
-__all__ = ["Dialect", "Mdp01Worker", "for_mdp01", "from_mdp01", "worker_dialect"]
+__all__ = ["Dialect", "Mdp01Worker", "for_mdp01", "from_mdp01", "service_asked", "worker_dialect"]
 
 Dialect = Literal["native", "mdp02", "mdp01"]
 
@@ -35,6 +35,20 @@ def from_mdp01(frames: Frames) -> Frames:
     """The REPLY of 0.1 as a FINAL of 0.2, as its client reads it."""
     reply = mdp01.decode_for_client(frames)
     return [mdp02.CLIENT, b"\x03", reply.service, *reply.body]
+
+
+def service_asked(frames: Frames) -> bytes | None:
+    """The service that a client's message asks for, or asks about; None if it is no request."""
+    head = frames[0]
+    if head[:2] == native.MAGIC:
+        if head[2] not in (native.REQUEST, native.REQUESTS):
+            return None
+        service = head[native.HEADER_BYTES :][: head[native.HEADER_BYTES - 1]]
+    elif head == mdp02.CLIENT or frames[1] == mdp01.CLIENT:
+        service = frames[2]
+    else:
+        return None
+    return frames[-1] if service.startswith(mmi.PREFIX) else service
 
 
 class Mdp01Worker(Mdp02Worker):

@@ -124,12 +124,15 @@ def plan(
     until: float,
     timeout_s: float,
     heartbeat_s: float,
+    nodes: tuple[str, str],
+    arbiter: str | None,
     workers: list[str],
     clients: list[str],
-    has_arbiter: bool = False,
 ) -> list[Fault]:
-    """Faults from the first second until ``until``, most in bursts, with quiet between."""
-    kinds = KINDS[mood] | (ARBITER_KINDS[mood] if has_arbiter else {})
+    """What befalls one pair and those that use it, from the first second until ``until``: faults, most in
+    bursts, with quiet between. All others are names of processes; without an arbiter it is None.
+    """
+    kinds = KINDS[mood] | (ARBITER_KINDS[mood] if arbiter is not None else {})
     names, weights = list(kinds), list(kinds.values())
     faults: list[Fault] = []
     at = 2.0 + rng.random()
@@ -157,23 +160,31 @@ def plan(
             amount *= timeout_s * 0.4
         elif kind is Kind.JUMP:
             amount = duration_s
-            if has_arbiter:
+            if arbiter is not None:
                 # A jump that the loop cannot notice ends a ballot early, and no voter can know of it.
                 amount = duration_s = max(duration_s, 2 * heartbeat_s)
-        target = _target(rng, kind, workers, clients)
+        target = _target(rng, kind, nodes, arbiter, workers, clients)
         faults.append(Fault(round(at, 6), kind, target, round(min(duration_s, until - at + 0.5), 6), amount))
         # Faults come in bursts: what a pair cannot stand is rarely a single one.
         at += rng.expovariate(1.0 / timeout_s) if rng.random() < 0.6 else rng.uniform(5, 25) * timeout_s
     return faults
 
 
-def _target(rng: random.Random, kind: Kind, workers: list[str], clients: list[str]) -> str:
+def _target(
+    rng: random.Random,
+    kind: Kind,
+    nodes: tuple[str, str],
+    arbiter: str | None,
+    workers: list[str],
+    clients: list[str],
+) -> str:
     if kind in (Kind.ARBITER_CRASH, Kind.ARBITER_STALL):
-        return "arbiter"
+        assert arbiter is not None, "only runs with an arbiter have such faults"
+        return arbiter
     if kind in _NODES:
-        return rng.choice(("primary", "backup"))
+        return rng.choice(nodes)
     if kind.name.startswith("WORKER"):
         return rng.choice(workers)
     if kind.name.startswith("CLIENT"):
         return rng.choice(clients)
-    return f"{rng.choice(workers + clients)}|{rng.choice(('primary', 'backup'))}"
+    return f"{rng.choice(workers + clients)}|{rng.choice(nodes)}"

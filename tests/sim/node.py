@@ -29,7 +29,8 @@ from bstar.wire import arbiter, peer
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node, Send
 from sim.arbiter import ArbiterLink
-from sim.network import Connection, Frames, Link, PeerLink
+from sim.network import Connection, Frames, Link
+from sim.peer_link import PeerLink
 from sim.world import Process, World
 
 __all__ = ["NodeWatcher", "SimNode"]
@@ -41,6 +42,9 @@ RESTART_MAX_S = 1.0
 
 class NodeWatcher(Protocol):
     """Who is told what nodes do."""
+
+    def node_heard(self, node: SimNode, frames: Frames) -> None:
+        """A message of a client or worker has reached it."""
 
     def node_activated(self, node: SimNode, epoch: int) -> None:
         """It serves."""
@@ -72,11 +76,12 @@ class SimNode(Process):
         limits: BrokerSettings,
         watcher: NodeWatcher,
         *,
+        name: str,
         is_durable: bool,
         on_dual_active: OnDualActive = "yield",
         pipe_max: float = math.inf,
     ) -> None:
-        super().__init__(world, role.value)
+        super().__init__(world, name)
         self.role = role
         self.on_dual_active = on_dual_active
         self.disk: int | None = 0 if is_durable else None
@@ -344,6 +349,7 @@ class SimNode(Process):
         self.arrange()
 
     def _receive(self, routing_id: bytes, frames: Frames) -> None:
+        self._watcher.node_heard(self, frames)
         self._do(self.node.receive_frames([routing_id, *frames], self.clock()))
 
     def hear_peer(self, frames: Frames | None) -> None:

@@ -43,7 +43,9 @@ class WorkWatcher(Protocol):
 
 
 class SimWorker(LinkOwner):
-    """One worker over all its runs. ``epoch_seen`` is read from the octets that reached it."""
+    """One worker over all its runs. ``epoch_seen`` is read from the octets that reached it, ``pair`` is the
+    name of the one that its service belongs to.
+    """
 
     def __init__(
         self,
@@ -55,12 +57,16 @@ class SimWorker(LinkOwner):
         dialect: Dialect,
         credit: int,
         handler_s: float,
+        service: str,
+        pair: str,
     ) -> None:
         super().__init__(world, name)
         self.links = []
         self.core: WorkerCore
         self.dialect = dialect
         self.is_native = dialect == "native"
+        self.service = service
+        self.pair = pair
         self.epoch_seen = 0
         self.slowness = 1.0
         self.has_ended = False
@@ -92,7 +98,7 @@ class SimWorker(LinkOwner):
         self._threads = 1 if is_queueing else self._credit
         self.core = self._core_class(
             [link.node.name for link in self.links],
-            b"work",
+            self.service.encode(),
             worker_dialect(self.dialect),
             jitter=self.rng.random,
             settings=WorkerSettings(

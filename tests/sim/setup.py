@@ -1,0 +1,224 @@
+"""What a seed stands for: everything about a run that is decided before it begins."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import msgspec
+
+from bstar.fleet import Fleet, Pair
+from bstar.settings.schema import ProfileName, timing_of
+from bstar.star.settings import OnDualActive
+from sim.dialects import Dialect
+from sim.faults import Fault, Mood, plan
+
+__all__ = ["FleetSetup", "Setup", "names_of", "setup_of"]
+
+STORM_TIMEOUTS = 220
+# Of all runs, those in which pairs have an arbiter, and those with several pairs.
+ARBITER_SHARE = 1 / 3
+FLEET_SHARE = 1 / 8
+PAIRS_MAX = 4
+SERVICES_OF_A_PAIR_MAX = 2
+
+
+class FleetSetup(msgspec.Struct, frozen=True):
+    """Several pairs. Faults befall the nodes and workers of those that are ``struck``, and clients."""
+
+    pairs: tuple[str, ...]
+    pins: tuple[tuple[str, str], ...]
+    services: tuple[str, ...]  # of each worker
+    struck: tuple[str, ...]
+
+    @property
+    def fleet(self) -> Fleet:
+        """As clients and workers know it; the names of nodes stand for their endpoints."""
+        pairs = [Pair((names_of(name)[0], names_of(name)[1]), name) for name in self.pairs]
+        return Fleet(pairs, pins=dict(self.pins))
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """Everything about a run that is decided before it begins. ``fleet`` None: one pair."""
+
+    seed: int
+    mood: Mood
+    profile: ProfileName
+    is_durable: bool
+    is_probing: bool  # expire_on_refused
+    on_dual_active: OnDualActive
+    pipe_max: float  # messages that wait in a connection before its node cannot send
+    delay_s: float
+    jitter_s: float
+    workers: tuple[tuple[str, Dialect, int, float], ...]  # name, dialect, credit, seconds per step
+    clients: tuple[tuple[str, Dialect], ...]  # name, dialect
+    calls_per_s: float
+    storm_s: float
+    faults: tuple[Fault, ...]
+    has_arbiter: bool = False
+    fleet: FleetSetup | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Do any peers speak plain MDP, which knows neither epochs nor errors?"""
+        return any(peer[1] != "native" for peer in (*self.workers, *self.clients))
+
+    def __str__(self) -> str:
+        words = [
+            self.mood.value,
+            f"profile {self.profile}",
+            f"{'with' if self.is_durable else 'without'} state directories",
+            f"refused connections prove {'death' if self.is_probing else 'nothing'}",
+            f"both active: {self.on_dual_active}",
+            f"{'an' if self.has_arbiter else 'no'} arbiter",
+            f"pipes of {self.pipe_max:g}",
+            f"{len(self.workers)} workers",
+            f"{len(self.clients)} clients{', some speak plain MDP' if self.is_plain else ''}",
+        ]
+        if self.fleet is not None:
+            services = len(set(self.fleet.services))
+            words.append(f"{len(self.fleet.pairs)} pairs with {services} services")
+            words.append(f"faults strike {' and '.join(self.fleet.struck)}")
+        return f"seed {self.seed}: {', '.join(words)}"
+
+
+def names_of(pair: str) -> tuple[str, str, str]:
+    """The names of a pair's primary, backup and arbiter; those of a pair without a name have no beginning."""
+    begin = f"{pair}." if pair else ""
+    return f"{begin}primary", f"{begin}backup", f"{begin}arbiter"
+
+
+def setup_of(
+    seed: int,
+    *,
+    mood: Mood | None = None,
+    profile: ProfileName | None = None,
+    arbiter: bool | None = None,
+    fleet: bool | None = None,
+) -> Setup:
+    """What this seed stands for."""
+    rng = random.Random(f"{seed}/setup")
+    drawn_mood = rng.choices(list(Mood), (2, 4, 3, 4))[0]
+    drawn_profile: ProfileName = rng.choices(("lan", "guide", "wan"), (6, 1, 1))[0]
+    mood, profile = mood or drawn_mood, profile or drawn_profile
+    timing = timing_of(profile)
+    is_plain = rng.random() < 0.25
+    worker_dialects, client_dialects = _dialects(rng, is_plain), _dialects(rng, is_plain)
+    workers = tuple(
+        (
+            f"worker{number}",
+            worker_dialects[number - 1],
+            rng.choice((1, 1, 2, 4)),
+            rng.choice((0.002, 0.01, 0.05)),
+        )
+        for number in range(1, rng.randint(2, 4) + 1)
+    )
+    clients = tuple(
+        (f"client{number}", client_dialects[number - 1]) for number in range(1, rng.randint(2, 4) + 1)
+    )
+    has_arbiter = random.Random(f"{seed}/arbiter").random() < ARBITER_SHARE if arbiter is None else arbiter
+    storm_s = STORM_TIMEOUTS * timing.failover_timeout_s
+    faults = plan(
+        random.Random(f"{seed}/faults"),
+        mood,
+        until=storm_s,
+        timeout_s=timing.failover_timeout_s,
+        heartbeat_s=timing.heartbeat_interval_s,
+        nodes=names_of("")[:2],
+        arbiter=names_of("")[2] if has_arbiter else None,
+        workers=[worker[0] for worker in workers],
+        clients=[client[0] for client in clients],
+    )
+    setup = Setup(
+        seed,
+        mood,
+        profile,
+        rng.random() < 0.5,
+        rng.random() < 0.8,
+        rng.choices(("yield", "exit"), (4, 1))[0],
+        rng.choice((4.0, 35.0, math.inf)) if mood is not Mood.QUIET else math.inf,
+        rng.choice((0.0001, 0.0005, 0.002)),
+        rng.choice((0.0002, 0.002, 0.01)),
+        workers,
+        clients,
+        rng.choice((1.0, 2.0, 4.0)) * 0.3 / timing.failover_timeout_s,
+        storm_s,
+        tuple(faults),
+        has_arbiter,
+    )
+    rng = random.Random(f"{seed}/fleet")
+    is_fleet = rng.random() < FLEET_SHARE
+    return _with_pairs(setup, rng) if (is_fleet if fleet is None else fleet) else setup
+
+
+def _dialects(rng: random.Random, is_plain: bool) -> list[Dialect]:
+    """Of four peers; one or two of them speak plain MDP, if any do."""
+    plain: list[Dialect] = ["mdp01", "mdp02"]
+    rng.shuffle(plain)
+    del plain[rng.randint(1, 2) if is_plain else 0 :]
+    return [*plain, *(["native"] * (4 - len(plain)))]  # type: ignore[list-item]
+
+
+def _with_pairs(setup: Setup, rng: random.Random) -> Setup:
+    """The same with several pairs, in about the same time: the storm is the shorter the more they are."""
+    pairs = tuple("abcd"[: rng.randint(2, PAIRS_MAX)])
+    pins = (("p.*", rng.choice(pairs)),) if rng.random() < 0.5 else ()
+    # At least one pair is spared: that is the point.
+    struck = tuple(sorted(rng.sample(pairs, min(len(pairs) - 1, rng.choice((1, 1, 1, 2))))))
+    fleet = FleetSetup(pairs, pins, (), struck)
+    services = _services(fleet.fleet, rng)
+    workers: list[tuple[str, Dialect, int, float]] = []
+    offered: list[str] = []
+    for service in services:
+        for _ in range(rng.randint(1, 2)):
+            _, dialect, credit, handler_s = rng.choice(setup.workers)
+            workers.append((f"worker{len(workers) + 1}", dialect, credit, handler_s))
+            offered.append(service)
+    fleet = msgspec.structs.replace(fleet, services=tuple(offered))
+    clients = setup.clients[: rng.randint(1, 2)]
+    timing = timing_of(setup.profile)
+    storm_s = setup.storm_s / len(pairs)
+    faults: list[Fault] = []
+    for pair in struck:
+        primary, backup, arbiter = names_of(pair)
+        faults += plan(
+            random.Random(f"{setup.seed}/faults/{pair}"),
+            setup.mood,
+            until=storm_s,
+            timeout_s=timing.failover_timeout_s,
+            heartbeat_s=timing.heartbeat_interval_s,
+            nodes=(primary, backup),
+            arbiter=arbiter if setup.has_arbiter else None,
+            workers=[
+                worker[0]
+                for worker, service in zip(workers, offered, strict=True)
+                if fleet.fleet.pair_of(service).name == pair
+            ],
+            clients=[client[0] for client in clients],
+        )
+    return msgspec.structs.replace(
+        setup,
+        workers=tuple(workers),
+        clients=clients,
+        # One or two clients ask for what two to four do of one pair.
+        calls_per_s=setup.calls_per_s * len(pairs) * 2 / len(clients),
+        storm_s=storm_s,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+        fleet=fleet,
+    )
+
+
+def _services(fleet: Fleet, rng: random.Random) -> list[str]:
+    """One or two for each pair, as the hash spreads them, and one that is pinned, if there is a pin."""
+    wanted = Counter({pair.name: rng.randint(1, SERVICES_OF_A_PAIR_MAX) for pair in fleet.pairs})
+    services = ["p.1"] if fleet.pins else []
+    number = 0
+    while wanted.total():
+        number += 1
+        service = f"s{number}"
+        pair = fleet.pair_of(service).name
+        if wanted[pair]:
+            wanted[pair] -= 1
+            services.append(service)
+    return services

@@ -1,0 +1,46 @@
+"""What a simulated node remembers: how much of everything, and how much it may be."""
+
+from __future__ import annotations
+
+from bstar_broker.core import BrokerSettings
+from sim.node import SimNode
+
+__all__ = ["bounds_of", "left_of"]
+
+PEER_RUNS_MAX = 16
+CREDIT_MAX = 4  # of a simulated worker
+
+
+def bounds_of(node: SimNode, limits: BrokerSettings) -> list[tuple[str, int, int]]:
+    """Name of a table, how many entries it has, and how many it may have."""
+    broker, machine = node.node.broker, node.node.machine
+    held = sum(worker.held for worker in broker.workers.values())
+    queued = sum(service.queue.length for service in broker.services.values())
+    return [
+        ("services", len(broker.services), limits.services_max),
+        ("workers", len(broker.workers), limits.workers_max),
+        # What lost workers held goes back to the front of its queue, full or not.
+        ("queue", queued, limits.queue_length_max + limits.workers_max * CREDIT_MAX),
+        ("queued, as counted", abs(broker.queued - queued), 0),
+        ("identities", len(broker.by_identity) + len(broker.bundles), queued + held),
+        ("requests of clients", sum(broker.requests_of.values()), queued + held),
+        (
+            "requests of one client",
+            max(broker.requests_of.values(), default=0),
+            limits.requests_per_client_max,
+        ),
+        ("earlier runs of the peer", len(machine._runs.past), PEER_RUNS_MAX),
+        ("strangers", len(machine._strangers.reported), PEER_RUNS_MAX),
+    ]
+
+
+def left_of(node: SimNode) -> dict[str, int]:
+    """What it keeps for the sake of calls that have not ended."""
+    broker = node.node.broker
+    return {
+        "queued": broker.queued,
+        "octets": broker.queued_bytes,
+        "in flight": sum(worker.held for worker in broker.workers.values()),
+        "identities": len(broker.by_identity) + len(broker.bundles),
+        "clients": len(broker.requests_of),
+    }
