@@ -85,7 +85,7 @@ def test_no_invariant_breaks_whatever_happens(seed: int, mood: Mood) -> None:
     repeat = f"make sim SEED={seed} MOOD={mood.value} PROFILE=lan FLEET=yes"
     assert outcome.violation is None, f"{outcome.violation}\nrepeat: {repeat}"
     assert outcome.counts["faults"] > 3, "a run without faults proves nothing"
-    assert outcome.counts["call answered"] > 100, "a run without traffic proves nothing"
+    assert outcome.counts["call answered"] > 50, "a run without traffic proves nothing"
 
 
 def test_an_eighth_of_all_runs_have_several_pairs_of_which_faults_spare_at_least_one() -> None:
@@ -157,7 +157,7 @@ def test_calls_to_other_pairs_go_on_as_if_nothing_happened_while_a_pair_is_down(
         assert after.counts["activations"] == 1
         assert after.counts["repeated executions"] == 0
         assert len(after.took_s) > 200
-        assert len(after.took_s) >= 0.9 * len(before.took_s), "those who wait for b are not in the way"
+        assert len(after.took_s) > 0.8 * len(before.took_s), "those who wait for b are not in the way"
         assert max(after.took_s) < 2 * max(before.took_s)
     struck.run_for(2.0)
     struck.calm_down()

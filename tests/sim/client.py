@@ -93,6 +93,7 @@ class SimClient(LinkOwner):
         self._watchers = watchers
         self._settle_s = settle_s
         self._places = places
+        self._services = list(places)
         self._is_fleet = len(watchers) > 1
         self.outstanding_max = OUTSTANDING_MAX * len(watchers)
         # Of each pair, how many calls of this run have not ended.
@@ -153,24 +154,25 @@ class SimClient(LinkOwner):
         if run != self.runs or not self.is_alive:
             return
         self._ask_later()
-        # A pair that does not answer is asked no more, the others are.
-        services = [
-            service for service, place in self._places.items() if self._open[place] < OUTSTANDING_MAX // 2
-        ]
-        if self.is_frozen or not services:
+        if self.is_frozen or (not self._is_fleet and self._is_full(0)):
             return
         now = self.clock()
-        if self.rng.random() < BURSTS:
-            calls = [self._make_call(now, services) for _ in range(self.rng.randint(2, BURST_MAX))]
-            self._do(self.core.submit_all(calls, now))
-        else:
-            self._do(self.core.submit(self._make_call(now, services), now))
+        count = self.rng.randint(2, BURST_MAX) if self.rng.random() < BURSTS else 1
+        calls = [call for _ in range(count) if (call := self._make_call(now)) is not None]
+        if calls:
+            self._do(self.core.submit_all(calls, now) if count > 1 else self.core.submit(calls[0], now))
         self.arrange()
 
-    def _make_call(self, now: float, services: Sequence[str]) -> Call:
+    def _is_full(self, place: int) -> bool:
+        return self._open[place] >= OUTSTANDING_MAX // 2
+
+    def _make_call(self, now: float) -> Call | None:
+        """One of chance. None if it were for a pair that owes too many: others get no more for that."""
         rng = self.rng
-        asked = services[0] if len(services) == 1 else rng.choice(services)
+        asked = rng.choice(self._services) if self._is_fleet else self._services[0]
         place = self._places[asked]
+        if self._is_fleet and self._is_full(place):
+            return None
         self._numbers += 1
         kind = rng.choices(("echo", "stream", "parts", "mmi", "fail"), (80, 6, 6, 4, 4))[0]
         if kind == "fail" and self.dialect != "native":

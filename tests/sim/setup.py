@@ -201,8 +201,8 @@ def _with_pairs(setup: Setup, rng: random.Random) -> Setup:
         setup,
         workers=tuple(workers),
         clients=clients,
-        # One or two clients ask for what two to four do of one pair.
-        calls_per_s=setup.calls_per_s * len(pairs) * 2 / len(clients),
+        # Each client asks each pair for as much as if it were the only one.
+        calls_per_s=setup.calls_per_s * len(pairs),
         storm_s=storm_s,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
         fleet=fleet,
