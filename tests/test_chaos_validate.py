@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from chaos import waits
 from chaos.history import (
     Begin,
     End,
@@ -23,7 +26,9 @@ from chaos.history import (
     Writer,
     read,
 )
+from chaos.hosts import LoopbackHost
 from chaos.model import Call, Execution, Fault, Manifest, Round, Run, Span, Term, Watch, load, terms_of
+from chaos.processes import Process
 from chaos.validate import InvalidRunError, Violation, check
 
 INFINITE = float("inf")
@@ -264,6 +269,17 @@ def test_a_role_that_moves_because_the_machine_itself_stood_still_is_no_violatio
     assert check(replace(run, terms=terms, unplanned=(Span(16.5, 16.9),))) == []
 
 
+@pytest.mark.parametrize(("wait", "expected"), [(Span(16.5, 16.9), []), (Span(12.0, 12.4), ["f", "g"])])
+def test_a_role_that_moves_because_what_carries_the_messages_was_kept_waiting_is_no_violation(
+    wait: Span, expected: list[str]
+) -> None:
+    """The nodes' own loops were in time; a proxy, the arbiter or a thread of ZeroMQ was not."""
+    run = good()
+    moved = Term("primary", 3, 17.0, INFINITE)
+    terms = (run.terms[0], replace(run.terms[1], until=17.0), moved)
+    assert rules(replace(run, terms=terms, waits=(wait,))) == expected
+
+
 def test_a_call_that_fails_long_after_the_faults_is_found() -> None:
     assert sorted(rules(with_call(failed(500, 18.0)))) == ["d", "f"]
 
@@ -316,6 +332,14 @@ def test_a_failover_on_a_machine_that_stood_still_shows_nothing() -> None:
     terms = (replace(run.terms[0], until=5.0), Term("backup", 2, 5.1, INFINITE))
     with pytest.raises(InvalidRunError, match="kept nodes waiting"):
         check(replace(run, terms=terms, unplanned=(Span(4.7, 5.0),)))
+    with pytest.raises(InvalidRunError, match="kept nodes waiting"):
+        check(replace(run, terms=terms, waits=(Span(4.7, 5.0),)))
+
+
+def test_a_control_run_is_not_excused_by_waits_that_moved_nothing() -> None:
+    run = control()
+    terms = (replace(run.terms[0], until=5.0), Term("backup", 2, 5.1, INFINITE))
+    assert rules(replace(run, terms=terms, waits=(Span(1.0, 1.5),))) == ["g"]
 
 
 # --- from files ---------------------------------------------------------------------------------------------
@@ -345,6 +369,36 @@ def executions_of(folder: Path, lines: list[Line]) -> tuple[Execution, ...]:
     manifest = Manifest("x", 0.3, 0.1, clients=("client1",), workers=("worker1",))
     (folder / "run.json").write_bytes(msgspec.json.encode(manifest))
     return load(folder).executions
+
+
+def test_what_waited_for_a_cpu_is_noted_and_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest of a process's threads, from one look to the next; what is new or gone counts nothing."""
+    looks: Iterator[dict[int, float]] = iter(
+        [{1: 5.0, 2: 0.0}, {1: 5.04, 2: 0.3, 3: 9.0}, {1: 5.05, 3: 9.01}, {1: 5.25, 3: 9.02}]
+    )
+    monkeypatch.setattr(waits, "waits_of", lambda pid: next(looks))
+    with Writer(tmp_path / "harness.jsonl") as journal:
+        journal.write(Note(at=0.0, what="clock", text="0.0"))
+        proxy = Process("toxiproxy", LoopbackHost(), (), folder=tmp_path, journal=journal)
+        monkeypatch.setattr(Process, "is_running", True)
+        monkeypatch.setattr(Process, "pid", 17)
+        watch = waits.WaitWatch(lambda: [proxy], journal)
+        for _ in range(4):
+            watch.look()
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode(Manifest("x", 0.3, 0.1)))
+    run = load(tmp_path)
+    assert [round(span.end - span.begin, 3) for span in run.waits] == [0.3, 0.2]
+    assert run.unplanned == ()
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count waits")
+def test_the_kernel_tells_how_long_threads_waited() -> None:
+    own = waits.waits_of(os.getpid())
+    assert own.keys() >= {os.getpid()}
+    assert min(own.values()) >= 0.0
+    assert waits.waits_of(2**30) == {}
 
 
 def test_lines_come_back_as_they_were_written(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Self
 import msgspec
 
 __all__ = [
+    "KEPT_WAITING",
     "PAIR",
     "Begin",
     "ClientSaw",
@@ -44,6 +45,9 @@ __all__ = [
 
 PAIR = "chaos"
 """What every run's pair is called."""
+
+KEPT_WAITING = "kept waiting"
+"""A note of this kind says in its text for how many seconds the machine kept a process from running."""
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):

@@ -19,7 +19,20 @@ from typing import Any
 
 import msgspec
 
-from chaos.history import Begin, End, EpochSeen, Failed, Invoke, Line, Note, Ok, Started, Stopped, read
+from chaos.history import (
+    KEPT_WAITING,
+    Begin,
+    End,
+    EpochSeen,
+    Failed,
+    Invoke,
+    Line,
+    Note,
+    Ok,
+    Started,
+    Stopped,
+    read,
+)
 
 __all__ = [
     "Call",
@@ -162,6 +175,13 @@ class Run:
     """How far the wall clock, by which logs are timed, moved against the monotonic one."""
     odd_exits: tuple[str, ...] = field(default=())
     """Processes that ended by themselves in a way nobody asked for."""
+    waits: tuple[Span, ...] = ()
+    """Times in which a thread of a node, the arbiter or the proxies was kept waiting for a CPU."""
+
+    @property
+    def delays(self) -> tuple[Span, ...]:
+        """All that the machine itself did to the messages on which the role depends."""
+        return self.unplanned + self.waits
 
 
 _ACTIVE = re.compile(r"active in epoch (\d+): (.*)")
@@ -172,7 +192,7 @@ def load(folder: Path) -> Run:
     """Read a run's folder."""
     manifest = msgspec.json.decode((folder / "run.json").read_bytes(), type=Manifest)
     notes = [line for line in read(folder / "harness.jsonl") if isinstance(line, Note)]
-    ended_at = notes[-1].at
+    ended_at = max(note.at for note in notes if note.what != KEPT_WAITING)
     clocks = [float(note.text) for note in notes if note.what == "clock"]
     watches = _watches(notes, ended_at)
     terms: list[Term] = []
@@ -199,6 +219,7 @@ def load(folder: Path) -> Run:
         tuple(unplanned),
         max(clocks) - min(clocks),
         tuple(f"{note.target} ended with {note.text}" for note in notes if note.what == "odd exit"),
+        tuple(Span(note.at - float(note.text), note.at) for note in notes if note.what == KEPT_WAITING),
     )
 
 

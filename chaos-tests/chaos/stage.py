@@ -29,12 +29,13 @@ from chaos.history import Note, Writer
 from chaos.hosts import Host
 from chaos.model import Manifest, Run, load
 from chaos.needs import need_toxiproxy
-from chaos.processes import HarnessError
+from chaos.processes import HarnessError, Process
 from chaos.report import RunFailedError, describe, new_folder, remove
 from chaos.toxics import Links
 from chaos.toxiproxy import Server
 from chaos.traffic import BOTH, ClientLoad, ClientProcess, WorkerLoad, WorkerProcess
 from chaos.validate import InvalidRunError, Violation, check
+from chaos.waits import WaitWatch
 
 __all__ = ["Cast", "Stage", "stage"]
 
@@ -201,12 +202,14 @@ def stage(
     )
     with ExitStack() as resources:
         links: Links | None = None
+        proxies: list[Process] = []
         route: Route = direct
         profile = cast.profile
         if cast.is_proxied:
             need_toxiproxy()
             journal = resources.enter_context(Writer(folder / "toxiproxy.jsonl"))
             server = resources.enter_context(Server(folder, journal))
+            proxies.append(server.process)
             links = Links(server, journal)
             resources.callback(links.close)
             route, profile = links.route, _proxied(profile)
@@ -224,6 +227,9 @@ def stage(
         )
         run = Stage(folder, cast, cluster, links, manifest)
         _note_clock(run)
+        # Whoever carries the messages on which the role depends.
+        carriers = [*cluster.nodes, *([cluster.arbiter] if cluster.arbiter is not None else []), *proxies]
+        resources.enter_context(WaitWatch(lambda: carriers, cluster.journal))
         trouble: HarnessError | None = None
         try:
             cluster.start()

@@ -109,21 +109,21 @@ class Server:
         self._host = LoopbackHost("toxiproxy")
         self.port = self._host.ports(1)[0]
         argv = (str(get_binary()), "-host", "127.0.0.1", "-port", str(self.port))
-        self._process = Process("toxiproxy", self._host, argv, folder=folder, journal=journal)
+        self.process = Process("toxiproxy", self._host, argv, folder=folder, journal=journal)
 
     def start(self) -> None:
         """Start it and wait until it answers with its version."""
-        self._process.start()
-        self._process.wait_until(self._answers, "answers with its version")
+        self.process.start()
+        self.process.wait_until(self._answers, "answers with its version")
 
     def restart(self) -> None:
         """Kill it and start it anew, without any proxies."""
-        self._process.close()
+        self.process.close()
         self.start()
 
     def _answers(self) -> bool:
-        if not self._process.is_running:
-            raise ToxiproxyMissingError(f"the server ended\n{self._process.trouble()}")
+        if not self.process.is_running:
+            raise ToxiproxyMissingError(f"the server ended\n{self.process.trouble()}")
         version = self.version()
         if version is None:
             return False
@@ -144,7 +144,7 @@ class Server:
 
     def close(self) -> None:
         """End it. Idempotent."""
-        self._process.close()
+        self.process.close()
         self._host.close()
 
     def __enter__(self) -> Self:

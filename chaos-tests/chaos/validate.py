@@ -26,7 +26,7 @@ from pathlib import Path
 from chaos.history import Failed, Ok
 from chaos.model import Call, Execution, Fault, Run, Span, Term, Watch, load
 
-__all__ = ["InvalidRunError", "Violation", "check"]
+__all__ = ["InvalidRunError", "Violation", "check", "is_machine_noise"]
 
 # What scheduling on a busy machine may add to any of these times.
 SLACK_S = 1.0
@@ -73,7 +73,7 @@ def check(run: Run) -> list[Violation]:
         *_nothing_without_a_fault(run),
     ]
     if violations and run.manifest.is_control and _machine_paused(run):
-        pauses = ", ".join(f"{span.end - span.begin:.3f} s" for span in run.unplanned)
+        pauses = ", ".join(f"{span.end - span.begin:.3f} s" for span in run.delays)
         raise InvalidRunError(
             f"the machine itself kept nodes waiting ({pauses}), which explains "
             + "; ".join(map(str, violations[:3]))
@@ -99,7 +99,9 @@ def _answered_at(call: Call) -> float:
 
 def _machine_paused(run: Run) -> bool:
     limit_s = run.manifest.failover_timeout_s - run.manifest.heartbeat_s
-    return any(span.end - span.begin > limit_s * 0.7 for span in run.unplanned)
+    return any(span.end - span.begin > limit_s * 0.7 for span in run.unplanned) or any(
+        is_machine_noise(run, term) for term in run.terms[1:]
+    )
 
 
 # --- (a) who serves -----------------------------------------------------------------------------------------
@@ -282,7 +284,7 @@ def _pair_recovers(run: Run) -> Iterator[Violation]:
             )
         changes = [term for term in run.terms if quiet.settled_at < term.since < quiet.until]
         for term in changes:
-            if _is_machine_noise(run, term):
+            if is_machine_noise(run, term):
                 continue
             yield Violation(
                 "f",
@@ -296,11 +298,12 @@ def _pair_recovers(run: Run) -> Iterator[Violation]:
                 yield Violation("f", f"{call.name} failed long after the faults: {end.error}: {end.text}")
 
 
-def _is_machine_noise(run: Run, term: Term) -> bool:
+def is_machine_noise(run: Run, term: Term) -> bool:
+    """Did the machine keep a node, or what carries its messages, from running just before this term?"""
     limit_s = run.manifest.failover_timeout_s - run.manifest.heartbeat_s
     return any(
         span.end - span.begin > limit_s * 0.7 and span.overlaps(term.since - limit_s - SLACK_S, term.since)
-        for span in run.unplanned
+        for span in run.delays
     )
 
 
@@ -318,7 +321,7 @@ def _nothing_without_a_fault(run: Run) -> Iterator[Violation]:
     for term in run.terms[1:]:
         if any(reason.overlaps(term.since, term.since) for reason in reasons):
             continue
-        if not run.manifest.is_control and _is_machine_noise(run, term):
+        if not run.manifest.is_control and is_machine_noise(run, term):
             continue
         yield Violation(
             "g",
