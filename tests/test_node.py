@@ -9,7 +9,7 @@ import pytest
 from bstar.star import Publish, Role, StarMachine, StarSettings
 from bstar.wire import native
 from bstar.wire.peer import PeerState
-from bstar_broker.core import BrokerSettings, Node, Send
+from bstar_broker.core import BrokerSettings, Dispatch, Node, Send
 from bstar_broker.core.node import FAREWELL_S
 
 CLIENT = b"client"
@@ -76,3 +76,34 @@ def test_a_passive_node_ends_at_once(node: Node) -> None:
     outputs = node.leave(1.0)
     assert not [output for output in outputs if isinstance(output, Publish)]
     assert node.has_left(1.0)
+
+
+def test_a_node_that_was_away_says_that_it_asks_and_does_not_hear(node: Node) -> None:
+    before = node.state(1.0).pair
+    node.stalled(5.0, 6.0)
+    asking = node.state(6.0).pair
+    node.receive(word(3, 4), 6.1)
+    heard = node.state(6.1).pair
+    assert [before.is_peer_fresh, asking.is_peer_fresh, heard.is_peer_fresh] == [True, False, True]
+    assert asking.retry_after_s == 2.0
+
+
+def test_a_node_that_was_away_lets_go_of_what_plain_clients_asked_and_serves_what_they_ask_again() -> None:
+    """They cannot be told; the late reply of the worker is counted and goes nowhere."""
+    machine = StarMachine(StarSettings(pair="test", role=Role.PRIMARY), node="we", epoch=0, now=0.0)
+    node = Node(machine, BrokerSettings(), node_id=bytes(16), drain_timeout_s=5.0, version="test", now=0.0)
+    plain, worker = [b"plain", b"MDPC02", b"\x01", b"echo", b"x"], [b"worker", b"MDPW02"]
+    reply = [*worker, b"\x04", b"plain", b"", b"y"]
+    node.handle_timer(1.0)
+    node.receive_frames([*worker, b"\x01", b"echo"], 2.0)
+    assert any(isinstance(output, Dispatch) for output in node.receive_frames(plain, 2.0))
+    assert not [output for output in node.stalled(3.0, 5.0) if isinstance(output, Send)]
+    state = node.state(5.0)
+    assert (state.pair.state, state.pair.stalls, state.broker.services[0].returned) == ("PASSIVE", 1, 1)
+    assert not [output for output in node.receive_frames(reply, 5.0) if isinstance(output, Send)]
+    assert not [output for output in node.receive_frames(plain, 5.0) if isinstance(output, Send)]
+    assert node.state(5.0).broker.drops == {"late-reply": 1, "not-active": 1}
+    node.handle_timer(6.0)
+    assert any(isinstance(output, Dispatch) for output in node.receive_frames(plain, 7.0))
+    [answer] = [output for output in node.receive_frames(reply, 7.0) if isinstance(output, Send)]
+    assert answer.frames == [b"plain", b"MDPC02", b"\x03", b"echo", b"y"]

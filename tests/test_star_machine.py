@@ -779,6 +779,38 @@ def test_a_stalled_node_whose_peer_is_dead_serves_again_after_one_timeout_and_a_
     assert not machine.is_asking
 
 
+def test_a_peer_that_was_only_asked_is_not_heard() -> None:
+    """It counts as there until its answer is overdue, but whoever looks is told when it was heard."""
+    peer = Peer()
+    machine, now, token = stalled_machine(peer=peer)
+    assert now < machine.peer_expires_at
+    assert not machine.is_peer_heard(now)
+    machine.receive(peer.says(PASSIVE, answers=token), now + 0.01)
+    assert machine.is_peer_heard(now + 0.01)
+    assert machine.is_peer_heard(now + 0.009 + TIMEOUT_S)
+    assert not machine.is_peer_heard(now + 0.01 + TIMEOUT_S)
+
+
+def test_a_peer_that_was_offered_the_role_is_heard_no_longer_than_it_spoke() -> None:
+    machine = in_state(ACTIVE, peer=Peer())
+    machine.handover(FRESH + 1.0)
+    assert machine.peer_expires_at == FRESH + 1.0 + TIMEOUT_S
+    assert machine.is_peer_heard(FRESH + 1.0)
+    assert not machine.is_peer_heard(SILENT)
+
+
+def test_a_peer_that_has_left_or_is_gone_is_not_heard() -> None:
+    machine = in_state(ACTIVE, peer=(peer := Peer()))
+    machine.receive(peer.says(PASSIVE, leaving=True), FRESH)
+    assert not machine.is_peer_heard(FRESH)
+    machine = in_state(ACTIVE, peer=Peer())
+    machine.link_lost(FRESH)
+    assert machine.is_peer_heard(FRESH)
+    machine.peer_refused(FRESH)
+    assert not machine.is_peer_heard(FRESH)
+    assert not machine_of().is_peer_heard(0.0)
+
+
 def test_an_answer_to_an_older_question_is_no_answer() -> None:
     peer = Peer()
     machine, now, first = stalled_machine(peer=peer)

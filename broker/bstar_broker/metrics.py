@@ -126,7 +126,9 @@ def _pair(pair: PairState) -> Iterator[Metric]:
         pair.peer_state if pair.peer_state is not None else "UNKNOWN",
     )
     yield _gauge(
-        "bstar_peer_fresh", "1 if the peer was heard within the failover timeout.", pair.is_peer_fresh
+        "bstar_peer_fresh",
+        "1 if the peer was heard within the failover timeout and is not known to have gone since.",
+        pair.is_peer_fresh,
     )
     if pair.peer_age_s is not None:
         yield _gauge(

@@ -291,15 +291,12 @@ class Cluster:
         """Wait until exactly one node is active and nodes that run have just heard each other.
 
         Without the second, a segment that was lost on the link and waits to be sent again could move the
-        role after the fault is over: it is the fault's doing. A node that asks its peer counts it as there
-        until the answer is overdue (``is_peer_fresh``), so what counts is when it heard from it last.
+        role after the fault is over: it is the fault's doing.
         """
 
         def look() -> bool:
             seen = [state.pair for state in (node.look() for node in self.nodes) if state]
-            is_linked = len(seen) < 2 or all(
-                pair.peer_age_s is not None and pair.peer_age_s < pair.failover_timeout_s for pair in seen
-            )
+            is_linked = len(seen) < 2 or all(pair.is_peer_fresh for pair in seen)
             return is_linked and [pair.is_active for pair in seen].count(True) == 1
 
         wait_until(look, "exactly one node is active and the nodes hear each other")

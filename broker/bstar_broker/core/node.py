@@ -293,7 +293,7 @@ class Node:
                 transitions={
                     f"{old.name}->{new.name}": count for (old, new), count in machine.transitions.items()
                 },
-                is_peer_fresh=machine.peer_heard_at is not None and now < machine.peer_expires_at,
+                is_peer_fresh=machine.is_peer_heard(now),
                 is_peer_gone=machine.is_peer_gone,
                 quorum=self._quorum_state(now),
                 peers_gone=machine.peers_gone,

@@ -68,6 +68,8 @@ class BrokerState(msgspec.Struct, frozen=True):
 class PairState(msgspec.Struct, frozen=True):
     """The Binary Star: this node and what it knows of its peer. ``peer_age_s`` is None if it was never heard.
 
+    ``is_peer_fresh``: it was heard within the failover timeout and is not known to have gone since. A peer
+    that was asked whether it serves is given time for its answer, but only the answer makes it fresh.
     ``retry_after_s`` tells how long until a request could turn this node active: 0 at once, None not by a
     request. ``is_peer_gone``: the peer is silent because its process no longer exists. Counters count since
     the node started; ``peer_ignored`` counts state messages that were no evidence, by reason.

@@ -146,6 +146,19 @@ class StarMachine:
         """Whether the node waits for its peer to answer whether it serves."""
         return self._questions.asking != 0
 
+    def is_peer_heard(self, now: float) -> bool:
+        """Whether the peer was heard within the failover timeout and is not known to have gone since.
+
+        That is for people to see. It counts as there for longer (``peer_expires_at``) while this node waits
+        for its answer, to a question or to a handover, and after a time in which this node did not listen.
+        """
+        heard_at = self.peer_heard_at
+        return (
+            heard_at is not None
+            and now - heard_at < self.settings.failover_timeout_s
+            and now < self.peer_expires_at
+        )
+
     # --- what may happen ------------------------------------------------------------------------------------
 
     def receive(self, message: PeerState, now: float) -> list[Output]:
