@@ -16,7 +16,7 @@ from bstar_broker.core.snapshot import NodeState
 from endurance import echo_worker, growth_of, lag_of, look
 from plain import PlainClient
 from run import bstar_server, child
-from scaling_core import Core
+from scaling_core import ROWS, Core
 from support.node_states import node_state
 
 ROOT = Path(__file__).parents[1]
@@ -108,6 +108,12 @@ def test_a_request_costs_no_more_calls_when_there_is_more_of_everything(
 
 def test_a_batch_costs_no_more_calls_when_more_wait() -> None:
     assert calls_of("batches", queued=10_000) < 1.1 * calls_of("batches", queued=100)
+
+
+def test_a_batch_that_is_spread_row_by_row_costs_less_than_as_many_requests_however_many_workers() -> None:
+    alone = calls_of("native", workers=1_000)
+    assert calls_of("batches", workers=ROWS) < 0.6 * alone
+    assert calls_of("batches", workers=1_000) < 0.6 * alone
 
 
 # --- a plain client -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ always is, in ``broker``. So there is one set of rules, and nothing here repeats
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from bstar.wire import native
@@ -167,21 +167,29 @@ class Bundles:
         """Give at most ``limit`` of its requests to workers, in shares as equal as their credit allows."""
         broker = self._broker
         idle = bundle.service.idle
+        if 1 < limit <= len(idle):
+            # Each gets one, so there is nothing to be gained by keeping any of them together.
+            outputs += [
+                broker.dispatch(idle.popitem(last=False)[0], request, now)
+                for request in self._take(bundle, limit)
+            ]
+            return
         while idle and limit:
             share = -(-limit // len(idle))
-            for worker in list(islice(idle, limit)):
-                if not limit:
-                    break
-                del idle[worker]
-                count = min(share, limit, worker.credit - worker.held)
+            for _ in range(len(idle)):
+                worker, _ = idle.popitem(last=False)
+                count = 1
+                if worker.takes_batches:
+                    count = min(share, limit, worker.credit - worker.held)
                 limit -= count
-                if count > 1 and worker.takes_batches:
+                if count > 1:
                     outputs.append(self._give(bundle, count, worker, now))
                     if worker.held < worker.credit:
                         idle[worker] = None
-                    continue
-                limit += count - 1
-                outputs.append(broker.dispatch(worker, self._take_single(bundle), now))
+                else:
+                    outputs.append(broker.dispatch(worker, self._take_one(bundle), now))
+                if not limit:
+                    return
             # One pass gives everybody a share; the next one gives what is left to those with more credit.
 
     def _give(self, bundle: Bundle, count: int, worker: WorkerRecord, now: float) -> Dispatch:
@@ -234,14 +242,56 @@ class Bundles:
             count,
         )
 
-    def _take_single(self, bundle: Bundle) -> Accepted:
-        """The first request that has not been given to a worker, out of the bundle."""
-        at = bundle.given
+    def _take_one(self, bundle: Bundle) -> Accepted:
+        """The first request that has not been given to a worker, as a single one, out of the bundle."""
+        at, begin = bundle.given, bundle.given_bytes
         bundle.given = at + 1
-        octets = bundle.lengths[at]
-        request = self._unfold_row(bundle, at, bundle.given_bytes)
-        bundle.given_bytes += octets
-        return request
+        bundle.given_bytes = begin + bundle.lengths[at]
+        return self._unfold_row(bundle, at, begin)
+
+    def _take(self, bundle: Bundle, count: int) -> list[Accepted]:
+        """As many such calls, at half their cost."""
+        first = bundle.given
+        last = first + count
+        bundled = self._open.get(bundle.client_id)
+        if bundled is not None:
+            for number in bundle.numbers[first:last]:
+                bundled.pop(number, None)
+            if not bundled:
+                del self._open[bundle.client_id]
+        sender, client_id, service = bundle.sender, bundle.client_id, bundle.service
+        table, blob = bundle.table, bundle.blob
+        accepted_at, expires_at = bundle.accepted_at, bundle.expires_at
+        has_deadline, is_repeated = bundle.has_deadline, bundle.is_repeated
+        by_identity = self._broker.by_identity
+        row, begin = first * REQUEST_ROW_BYTES, bundle.given_bytes
+        requests = []
+        for at, octets in enumerate(bundle.lengths[first:last], first):
+            identity = client_id + table[row : row + 8]
+            row += REQUEST_ROW_BYTES
+            end = begin + octets
+            if has_deadline:
+                expires_at = accepted_at + bundle.ttls_ms[at] / 1000
+            request = by_identity[identity] = Accepted(
+                sender,
+                (),
+                native.CODEC,
+                sender,
+                service,
+                [blob[begin:end]],
+                octets,
+                identity,
+                b"",
+                accepted_at,
+                expires_at,
+                has_deadline,
+                is_repeated=is_repeated,
+            )
+            requests.append(request)
+            begin = end
+        bundle.given = last
+        bundle.given_bytes = begin
+        return requests
 
     # --- replies --------------------------------------------------------------------------------------------
 
@@ -252,15 +302,17 @@ class Bundles:
         if worker is None:
             return broker.unknown_worker(message.sender, Dialect.NATIVE, ())
         numbers = message.numbers
-        bundled = self._open.get(message.client_id)
         count = len(numbers)
+        bundled = self._open.get(message.client_id)
         parts = [] if bundled is None else list(filter(None, map(bundled.get, numbers)))
-        if bundled is None or len(parts) < count:
+        if bundled is None or len(parts) < count or parts[0].worker != worker.routing_id:
             return self._receive_finals_singly(message, now)
         first = parts[0]
-        counts = {first: count} if parts.count(first) == count else Counter(parts)
-        if any(part.worker != worker.routing_id or part.sender != first.sender for part in counts):
-            return self._receive_finals_singly(message, now)
+        counts = {first: count}
+        if parts.count(first) < count:
+            counts = Counter(parts)
+            if any(part.worker != first.worker or part.sender != first.sender for part in counts):
+                return self._receive_finals_singly(message, now)
         for number in numbers:
             del bundled[number]
         if not bundled:
@@ -335,11 +387,7 @@ class Bundles:
     def unfold_waiting(self, bundle: Bundle) -> list[Accepted]:
         """Its requests that no worker was given, as single ones, to be put where they belong."""
         bundle.is_queued = False
-        octet = bundle.given_bytes
-        requests = []
-        for at in range(bundle.given, len(bundle.numbers)):
-            requests.append(self._unfold_row(bundle, at, octet))
-            octet += bundle.lengths[at]
+        requests = self._take(bundle, len(bundle.numbers) - bundle.given)
         _empty(bundle)
         return requests
 
@@ -372,27 +420,28 @@ class Bundles:
 
     def _unfold_row(self, bundle: Bundle, at: int, begin: int) -> Accepted:
         """One of its requests as a single one, to be put where it belongs."""
-        number, ttl_ms, octets = bundle.numbers[at], bundle.ttls_ms[at], bundle.lengths[at]
-        bundled = self._open.get(bundle.client_id)
-        if bundled is not None and bundled.pop(number, None) is not None and not bundled:
-            del self._open[bundle.client_id]
-        identity = native.identity(bundle.client_id, number)
-        request = Accepted(
-            bundle.sender,
+        octets, client_id, sender = bundle.lengths[at], bundle.client_id, bundle.sender
+        bundled = self._open.get(client_id)
+        if bundled is not None and bundled.pop(bundle.numbers[at], None) is not None and not bundled:
+            del self._open[client_id]
+        row = at * REQUEST_ROW_BYTES
+        identity = client_id + bundle.table[row : row + 8]
+        has_deadline, accepted_at = bundle.has_deadline, bundle.accepted_at
+        request = self._broker.by_identity[identity] = Accepted(
+            sender,
             (),
             native.CODEC,
-            bundle.sender,
+            sender,
             bundle.service,
             [bundle.blob[begin : begin + octets]],
             octets,
             identity,
             b"",
-            bundle.accepted_at,
-            bundle.accepted_at + ttl_ms / 1000 if bundle.has_deadline else bundle.expires_at,
-            bundle.has_deadline,
+            accepted_at,
+            accepted_at + bundle.ttls_ms[at] / 1000 if has_deadline else bundle.expires_at,
+            has_deadline,
             is_repeated=bundle.is_repeated,
         )
-        self._broker.by_identity[identity] = request
         return request
 
 
