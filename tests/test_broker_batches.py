@@ -226,6 +226,34 @@ def test_a_client_with_large_batches_does_not_hold_up_another_client() -> None:
     assert sum(len(numbers) for _, numbers in shares) == 100
 
 
+@pytest.mark.requirement("BSN-B-19")
+def test_a_client_with_many_small_batches_does_not_hold_up_another_client() -> None:
+    """A batch that is used up ends its client's turn, as one of which a part is left does."""
+    desk = Desk()
+    desk.ready(b"w", credit=10, takes_batches=True)
+    desk.requests(b"other", range(1, 11))
+    for first in range(100, 200, 10):
+        desk.requests(b"greedy", range(first, first + 10))
+    assert given(desk.finals(b"w", range(1, 11))) == [(b"w", list(range(100, 110)))]
+    for first in (1_000, 1_010):
+        desk.requests(b"second", range(first, first + 10))
+    shares = [given(desk.finals(b"w", range(first, first + 10))) for first in (100, 1_000, 110, 1_010)]
+    assert [numbers[0] for ((_, numbers),) in shares] == [1_000, 110, 1_010, 120]
+
+
+@pytest.mark.requirement("BSN-B-19")
+def test_who_asks_now_and_then_does_not_wait_for_a_round_of_greedy_clients() -> None:
+    desk = Desk()
+    desk.ready(b"w", credit=32, takes_batches=True)
+    for client in range(10):
+        desk.requests(b"greedy-%d" % client, range(client * 1_000, client * 1_000 + 500))
+    ((_, held),) = given(desk.finals(b"w", range(32)))
+    for _ in range(20):
+        ((_, held),) = given(desk.finals(b"w", held))
+    desk.request(b"quiet", 20_000)
+    assert given(desk.finals(b"w", held))[0] == (b"w", [20_000])
+
+
 def test_replies_are_sent_to_nobody_but_the_client_that_asked() -> None:
     desk = Desk()
     desk.ready(b"w", credit=9, takes_batches=True)

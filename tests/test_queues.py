@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bstar_broker.core.queues import URGENT_IN_A_ROW_MAX, FairQueue
+from bstar_broker.core.queues import FRESH_IN_A_ROW_MAX, URGENT_IN_A_ROW_MAX, FairQueue
 
 
 def drained(queue: FairQueue[str]) -> list[str]:
@@ -61,6 +61,62 @@ def test_an_item_that_had_its_turn_is_next_again() -> None:
     queue.push_front(b"c", "c0")
     queue.push_front(b"b", "B0", is_urgent=True)
     assert drained(queue) == ["B0", "B2", "c0", "a1", "b1"]
+
+
+def test_a_lane_that_was_empty_for_a_round_has_its_first_turn_at_once() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for item in ("a1", "a2", "a3", "a4", "b1", "b2", "b3", "b4"):
+        queue.push(item[:1].encode(), item)
+    assert [queue.pop(), queue.pop()] == ["a1", "b1"]
+    queue.push(b"q", "q1")
+    assert queue.pop() == "q1"
+    # It comes back within the round, and waits for its turn in it.
+    queue.push(b"q", "q2")
+    assert [queue.pop() for _ in range(3)] == ["a2", "b2", "q2"]
+    assert [queue.pop() for _ in range(3)] == ["a3", "b3", "a4"]
+    # The round has gone past it.
+    queue.push(b"q", "q3")
+    assert drained(queue) == ["q3", "b4"]
+
+
+def test_coming_back_at_once_each_time_brings_no_more_than_a_fair_share() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(90):
+        for greedy in "abc":
+            queue.push(greedy.encode(), f"{greedy}{number}")
+    served = []
+    queue.push(b"q", "q")
+    for _ in range(100):
+        served.append(queue.pop()[0])
+        if served[-1] == "q":
+            queue.push(b"q", f"q{len(served)}")
+    assert served.count("q") <= 100 // 4 + 1
+
+
+def test_a_stream_of_newcomers_does_not_starve_those_who_wait() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(5):
+        queue.push(b"a", f"a{number}")
+    queue.pop()
+    queue.pop()
+    bound = FRESH_IN_A_ROW_MAX
+    for number in range(4 * bound):
+        queue.push(b"n%d" % number, f"n{number}")
+    kinds = [(kind, len(list(run))) for kind, run in groupby(item[0] for item in drained(queue))]
+    assert kinds == [("n", bound), ("a", 1)] * 3 + [("n", bound)]
+
+
+def test_lanes_that_were_served_leave_nothing_behind() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(1_000):
+        queue.push(b"a", f"a{number}")
+    for number in range(500):
+        queue.push(b"n%d" % number, f"n{number}")
+        queue.pop()
+        queue.pop()
+    assert len(queue._round) <= 2
+    drained(queue)
+    assert len(queue._round) == 0
 
 
 @pytest.mark.parametrize("is_urgent", [False, True])

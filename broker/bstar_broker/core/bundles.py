@@ -156,9 +156,9 @@ class Bundles:
         broker.note_unqueued(count, bundle.given_bytes - given_bytes)
         if count < left:
             bundle.left = left - count
-            queue.take_part(bundle.sender, count)
+            queue.take_part(count)
         else:
-            queue.remove(bundle.sender, bundle, count)
+            queue.pop(count)
             bundle.is_queued = False
             if not bundle.worker:
                 _empty(bundle)

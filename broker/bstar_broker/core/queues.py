@@ -1,9 +1,14 @@
 """A queue that is fair between those who fill it, with a lane for what is urgent.
 
 Each client has a lane of its own; the lanes take turns, so one client's thousand requests delay another
-client's single one by one request, not by a thousand. Within a lane the order is that of arrival. What is
-urgent has lanes of its own, which take turns before the others; but however much of it there is, after
-``URGENT_IN_A_ROW_MAX`` of them one of the others is next, so nobody starves.
+client's single one by one request, not by a thousand. Within a lane the order is that of arrival.
+
+Who asks now and then does not even wait for a round of all the others: a lane that was empty for a whole
+round is *fresh*, and has its first turn before the round goes on. Who comes back sooner waits for its turn in
+the round, so being served one by one is no way to have more than one's share. (Flow queueing schedulers do
+the same with packets: RFC 8290, 4.2.) What is urgent has lanes of its own, which take turns before the
+others. However much there is of either, after so many in a row (``URGENT_IN_A_ROW_MAX``,
+``FRESH_IN_A_ROW_MAX``) one of those behind is next, so nobody starves.
 
 An item may stand for several requests that came together; ``length`` counts requests.
 """
@@ -12,88 +17,114 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-__all__ = ["URGENT_IN_A_ROW_MAX", "FairQueue"]
+__all__ = ["FRESH_IN_A_ROW_MAX", "URGENT_IN_A_ROW_MAX", "FairQueue"]
 
 T = TypeVar("T", bound=Hashable)
 
 URGENT_IN_A_ROW_MAX = 15
+FRESH_IN_A_ROW_MAX = 15
 
 
 class FairQueue(Generic[T]):
     """First in, first out within a lane; round robin between lanes. All but ``clear`` and ``replace`` is
-    O(1).
+    O(1), amortised.
     """
 
-    __slots__ = ("_lanes", "_urgent", "_urgent_in_a_row", "length")
+    __slots__ = ("_fresh", "_fresh_in_a_row", "_round", "_urgent", "_urgent_in_a_row", "length")
 
     def __init__(self) -> None:
-        # The lanes in the order of their turns, each an ordered set of its items.
-        self._lanes: OrderedDict[bytes, OrderedDict[T, None]] = OrderedDict()
+        # Lanes in the order of their turns, each an ordered set of its items. One of the round that has
+        # become empty stays until its turn would have come.
+        self._round: OrderedDict[bytes, OrderedDict[T, None]] = OrderedDict()
+        self._fresh: OrderedDict[bytes, OrderedDict[T, None]] = OrderedDict()
         self._urgent: OrderedDict[bytes, OrderedDict[T, None]] = OrderedDict()
+        self._fresh_in_a_row = 0
         self._urgent_in_a_row = 0
         self.length = 0
 
     def push(self, lane: bytes, item: T, count: int = 1, *, is_urgent: bool = False) -> None:
         """Add at the end of the lane; ``count`` is how many the item stands for."""
-        lanes = self._urgent if is_urgent else self._lanes
-        queue = lanes.get(lane)
+        queue = self._urgent.get(lane) if is_urgent else self._round.get(lane)
         if queue is None:
-            queue = lanes[lane] = OrderedDict()
+            lanes = self._urgent if is_urgent else self._fresh
+            queue = lanes.get(lane)
+            if queue is None:
+                queue = lanes[lane] = OrderedDict()
         queue[item] = None
         self.length += count
 
     def push_front(self, lane: bytes, item: T, *, is_urgent: bool = False) -> None:
         """Add before all of its kind: for an item that already had its turn."""
+        lanes = self._urgent if is_urgent else self._fresh
+        if not is_urgent and lane in self._round:
+            lanes[lane] = self._round.pop(lane)
         self.push(lane, item, is_urgent=is_urgent)
-        lanes = self._urgent if is_urgent else self._lanes
         lanes[lane].move_to_end(item, last=False)
         lanes.move_to_end(lane, last=False)
 
-    def pop(self) -> T:
-        """Take the next lane's first item; IndexError if all are empty."""
+    def pop(self, count: int = 1) -> T:
+        """Take the next lane's first item, all ``count`` that it stands for; IndexError if all are empty."""
         lanes = self._next_lanes()
         lane, queue = next(iter(lanes.items()))
         item, _ = queue.popitem(last=False)
-        if queue:
-            lanes.move_to_end(lane)
-        else:
-            del lanes[lane]
-        self._urgent_in_a_row = self._urgent_in_a_row + 1 if lanes is self._urgent else 0
-        self.length -= 1
+        self._end_turn(lanes, lane, count)
         return item
+
+    def take_part(self, count: int) -> None:
+        """``count`` of those that the next lane's first item stands for are gone, which was its turn."""
+        lanes = self._next_lanes()
+        self._end_turn(lanes, next(iter(lanes)), count)
+
+    def _end_turn(self, lanes: OrderedDict[bytes, OrderedDict[T, None]], lane: bytes, count: int) -> None:
+        self.length -= count
+        if lanes is self._urgent:
+            self._urgent_in_a_row += 1
+            if lanes[lane]:
+                lanes.move_to_end(lane)
+            else:
+                del lanes[lane]
+            return
+        self._urgent_in_a_row = 0
+        if not self.length:
+            # Nobody waits, so nobody could say that it is another's turn.
+            self._round.clear()
+            self._fresh.clear()
+        elif lanes is self._fresh:
+            self._fresh_in_a_row += 1
+            self._round[lane] = lanes.pop(lane)
+        else:
+            self._fresh_in_a_row = 0
+            lanes.move_to_end(lane)
 
     def head(self) -> T:
         """What ``pop`` would take; IndexError if all are empty."""
         return next(iter(next(iter(self._next_lanes().values()))))
 
     def _next_lanes(self) -> OrderedDict[bytes, OrderedDict[T, None]]:
-        if self._urgent and not (self._lanes and self._urgent_in_a_row >= URGENT_IN_A_ROW_MAX):
+        lanes = self._round
+        while lanes and not next(iter(lanes.values())):
+            lanes.popitem(last=False)
+        if self._fresh and not (lanes and self._fresh_in_a_row >= FRESH_IN_A_ROW_MAX):
+            lanes = self._fresh
+        if self._urgent and not (lanes and self._urgent_in_a_row >= URGENT_IN_A_ROW_MAX):
             return self._urgent
-        if not self._lanes:
+        if not lanes:
             raise IndexError("the queue is empty")
-        return self._lanes
+        return lanes
 
     @property
     def is_shared(self) -> bool:
-        """Are there several lanes?"""
-        return len(self._lanes) + len(self._urgent) > 1
-
-    def take_part(self, lane: bytes, count: int) -> None:
-        """``count`` of what the lane's first item stands for are gone, which was the lane's turn.
-
-        Of a lane without urgent items, as in ``replace``: those stand for one request each.
-        """
-        self._lanes.move_to_end(lane)
-        self._urgent_in_a_row = 0
-        self.length -= count
+        """Are there several lanes, or were there until a moment ago?"""
+        return len(self._round) + len(self._fresh) + len(self._urgent) > 1
 
     def replace(self, lane: bytes, item: T, items: Sequence[T], gone: int = 0) -> None:
         """Put those that the item stands for in its place, one by one, but for ``gone`` that do not wait.
 
-        O(1) for each of them if it is the first of its lane; otherwise the whole lane is made anew.
+        Of a lane without urgent items: those stand for one request each. O(1) for each of them if it is the
+        first of its lane; otherwise the whole lane is made anew.
         """
         self.length -= gone
-        queue = self._lanes[lane]
+        queue = self._fresh[lane] if lane in self._fresh else self._round[lane]
         if next(iter(queue)) is item:
             del queue[item]
             for each in reversed(items):
@@ -112,22 +143,21 @@ class FairQueue(Generic[T]):
         queue.update(dict.fromkeys((*before, *items, *after)))
 
     def remove(self, lane: bytes, item: T, count: int = 1, *, is_urgent: bool = False) -> None:
-        """Take one item out, wherever it stands in its lane."""
-        lanes = self._urgent if is_urgent else self._lanes
+        """Take one item out, wherever it stands in its lane; that is nobody's turn."""
+        lanes = self._urgent if is_urgent else self._fresh if lane in self._fresh else self._round
         queue = lanes[lane]
         del queue[item]
         if not queue:
             del lanes[lane]
-        if not is_urgent:
-            self._urgent_in_a_row = 0
         self.length -= count
 
     def clear(self) -> list[T]:
         """Take everything out, in no particular order between lanes."""
         items = list(self)
         self._urgent.clear()
-        self._lanes.clear()
-        self._urgent_in_a_row = 0
+        self._fresh.clear()
+        self._round.clear()
+        self._fresh_in_a_row = self._urgent_in_a_row = 0
         self.length = 0
         return items
 
@@ -135,6 +165,6 @@ class FairQueue(Generic[T]):
         return self.length
 
     def __iter__(self) -> Iterator[T]:
-        for lanes in (self._urgent, self._lanes):
+        for lanes in (self._urgent, self._fresh, self._round):
             for queue in lanes.values():
                 yield from queue
