@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import zmq
 
 from bstar.errors import ClosedError
-from bstar.reactor import LAG_BOUNDS_S, Lag, Reactor
+from bstar.lag import LAG_BOUNDS_S, Lag
+from bstar.reactor import Reactor
 
 LIMIT_S = 30.0
 
@@ -322,6 +324,212 @@ def test_a_source_removed_in_the_same_turn_is_not_served(context: zmq.Context[zm
         second_peer.send(b"x")
         first_peer.send(b"x")
         reactor.turn()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[Reactor], object]:
+    """Makes a reactor fail that waits for a message which is there; it looks up for no other reason."""
+    monkeypatch.setattr("bstar.reactor._SLEEP_MAX_S", 10 * LIMIT_S)
+    return lambda reactor: reactor.call_at(
+        reactor.now() + LIMIT_S, lambda now: pytest.fail("a message was not found")
+    )
+
+
+def polls_of(reactor: Reactor) -> list[int]:
+    """The timeouts of each poll that asks all sockets, as they come."""
+    polls: list[int] = []
+    poll = reactor._poll
+
+    def counted(timeout_ms: int) -> list[tuple[Any, int]]:
+        polls.append(timeout_ms)
+        return poll(timeout_ms)
+
+    reactor._poll = counted  # type: ignore[assignment]
+    return polls
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no epoll")
+def test_readers_that_use_only_their_own_sockets_spare_asking_the_others(
+    context: zmq.Context[zmq.Socket[bytes]], impatient: Callable[[Reactor], object]
+) -> None:
+    left, left_peer = pipe(context, "left")
+    right, right_peer = pipe(context, "right")
+    with Reactor() as reactor, left, left_peer, right, right_peer:
+        polls = polls_of(reactor)
+        seen: list[bytes] = []
+
+        def answer_through(peer: zmq.Socket[bytes], frames: list[bytes]) -> bool:
+            seen.append(frames[0])
+            peer.send(b"%d" % len(seen))
+            if len(seen) == 20:
+                reactor.end()
+            return True
+
+        reactor.add_reader(left, lambda frames, now: answer_through(right_peer, frames), keeps_to_itself=True)
+        reactor.add_reader(right, lambda frames, now: answer_through(left_peer, frames), keeps_to_itself=True)
+        impatient(reactor)
+        left_peer.send(b"0")
+        reactor.run()
+        assert seen == [b"%d" % number for number in range(20)]
+        assert len(polls) == 1
+
+
+def test_a_message_whose_sign_another_handler_swallowed_is_found(
+    context: zmq.Context[zmq.Socket[bytes]], impatient: Callable[[Reactor], object]
+) -> None:
+    first, first_peer = pipe(context, "first")
+    second, second_peer = pipe(context, "second")
+    with Reactor() as reactor, first, first_peer, second, second_peer:
+        seen: list[bytes] = []
+
+        def on_first(frames: list[bytes], now: float) -> bool | None:
+            seen.append(frames[0])
+            if frames[0] == b"calm":
+                second_peer.send(b"calm")
+                return True
+            second_peer.send(b"x")
+            # Whatever is done with a socket takes what its descriptor tells.
+            assert second.get(zmq.EVENTS)
+            return None
+
+        def on_second(frames: list[bytes], now: float) -> bool:
+            seen.append(frames[0])
+            if frames[0] == b"calm":
+                first_peer.send(b"stir")
+            else:
+                reactor.end()
+            return True
+
+        reactor.add_reader(first, on_first, keeps_to_itself=True)
+        reactor.add_reader(second, on_second, keeps_to_itself=True)
+        impatient(reactor)
+        first_peer.send(b"calm")
+        reactor.run()
+        assert seen == [b"calm", b"calm", b"stir", b"x"]
+
+
+def test_a_message_whose_sign_a_timer_swallowed_is_found(
+    context: zmq.Context[zmq.Socket[bytes]], impatient: Callable[[Reactor], object]
+) -> None:
+    here, there = pipe(context, "a")
+    with Reactor() as reactor, here, there:
+        seen: list[bytes] = []
+
+        def swallow(now: float) -> None:
+            there.send(b"x")
+            assert here.get(zmq.EVENTS)
+
+        def on_message(frames: list[bytes], now: float) -> bool:
+            seen.append(frames[0])
+            if frames[0] == b"x":
+                reactor.end()
+            else:
+                reactor.call_at(reactor.now() + 0.02, swallow)
+            return True
+
+        reactor.add_reader(here, on_message, keeps_to_itself=True)
+        impatient(reactor)
+        there.send(b"calm")
+        reactor.run()
+        assert seen == [b"calm", b"x"]
+
+
+def test_the_order_of_turns_is_the_same_when_only_descriptors_are_watched(
+    context: zmq.Context[zmq.Socket[bytes]], impatient: Callable[[Reactor], object]
+) -> None:
+    first, first_peer = pipe(context, "first")
+    second, second_peer = pipe(context, "second")
+    third, third_peer = pipe(context, "third")
+    with Reactor() as reactor, first, first_peer, second, second_peer, third, third_peer:
+        seen: list[bytes] = []
+
+        def on_third(frames: list[bytes], now: float) -> bool:
+            if frames[0] == b"ready":
+                first_peer.send(b"set")
+                return True
+            second_peer.send(b"second")
+            first_peer.send(b"first")
+            return True
+
+        def note(frames: list[bytes], now: float) -> bool:
+            if frames[0] == b"set":
+                third_peer.send(b"go")
+                return True
+            seen.append(frames[0])
+            if len(seen) == 2:
+                reactor.end()
+            return True
+
+        reactor.add_reader(first, note, keeps_to_itself=True)
+        reactor.add_reader(second, note, keeps_to_itself=True)
+        reactor.add_reader(third, on_third, keeps_to_itself=True)
+        impatient(reactor)
+        third_peer.send(b"ready")
+        reactor.run()
+        assert seen == [b"first", b"second"]
+
+
+def test_what_exceeds_a_turn_is_not_forgotten_by_a_reader_that_uses_its_own_socket_only(
+    context: zmq.Context[zmq.Socket[bytes]], impatient: Callable[[Reactor], object]
+) -> None:
+    here, there = pipe(context, "a")
+    with Reactor(drain_max=3) as reactor, here, there:
+        seen: list[bytes] = []
+
+        def note(frames: list[bytes], now: float) -> bool:
+            seen.append(frames[0])
+            if len(seen) == 10:
+                reactor.end()
+            return True
+
+        reactor.add_reader(here, note, keeps_to_itself=True)
+        impatient(reactor)
+        for number in range(10):
+            there.send(b"%d" % number)
+        reactor.run()
+        assert seen == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.loopback
+def test_frames_of_a_router_are_those_that_were_sent(
+    context: zmq.Context[zmq.Socket[bytes]], impatient: Callable[[Reactor], object]
+) -> None:
+    with Reactor() as reactor, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.setsockopt(zmq.ROUTING_ID, b"me")
+        dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+        seen: list[list[bytes]] = []
+
+        def note(frames: list[bytes], now: float) -> bool:
+            seen.append(frames)
+            if len(seen) == 3:
+                reactor.end()
+            return True
+
+        reactor.add_reader(router, note, keeps_to_itself=True)
+        impatient(reactor)
+        for frames in ([b""], [b"", b"a", b"b" * 100_000], [b"c"]):
+            dealer.send_multipart(frames)
+        reactor.run()
+        assert seen == [[b"me", b""], [b"me", b"", b"a", b"b" * 100_000], [b"me", b"c"]]
+
+
+def test_what_a_handler_returns_by_chance_does_not_count(
+    context: zmq.Context[zmq.Socket[bytes]], impatient: Callable[[Reactor], object]
+) -> None:
+    first, first_peer = pipe(context, "first")
+    second, second_peer = pipe(context, "second")
+    with Reactor() as reactor, first, first_peer, second, second_peer:
+
+        def on_first(frames: list[bytes], now: float) -> bool:
+            second_peer.send(b"x")
+            return bool(second.get(zmq.EVENTS))
+
+        reactor.add_reader(first, on_first)
+        reactor.add_reader(second, lambda frames, now: reactor.end())
+        impatient(reactor)
+        first_peer.send(b"x")
+        reactor.run()
 
 
 def test_a_plain_descriptor_can_be_served() -> None:

@@ -20,8 +20,9 @@ import bstar
 from bstar.epoch_file import EpochFile
 from bstar.errors import ConfigurationError, PairError
 from bstar.io_threads import keep_apart, new_context
+from bstar.lag import LAG_BOUNDS_S
 from bstar.pair import BinaryStar
-from bstar.reactor import LAG_BOUNDS_S, Reactor
+from bstar.reactor import Reactor
 from bstar.settings import Settings
 from bstar.sockets import send
 from bstar.star import Role, StarMachine, StarSettings
@@ -100,7 +101,7 @@ class BrokerServer:
             )
         self._resources.callback(self._pair.close)
         self._router = self._open_router()
-        self._reactor.add_reader(self._router, self._on_message)
+        self._reactor.add_reader(self._router, self._on_message, keeps_to_itself=True)
         self._status: StatusServer | None = None
         if settings.http.bind is not None:
             self._status = StatusServer(settings.http.bind, self.snapshot)
@@ -238,15 +239,20 @@ class BrokerServer:
 
     # --- in and out ---------------------------------------------------------------------------------------
 
-    def _on_message(self, frames: list[bytes], now: float) -> None:
+    def _on_message(self, frames: list[bytes], now: float) -> bool:
+        """True if nothing but the ROUTER was used."""
+        is_calm = True
         for output in self.node.receive_frames(frames, now):
             if type(output) is Send or type(output) is Dispatch:
                 try:
                     send(self._router, output.frames)
                 except zmq.ZMQError as error:
+                    is_calm = False
                     self._pair.carry_out(self._on_unsent(output, error))
             else:
+                is_calm = False
                 self._pair.carry_out((output,))
+        return is_calm
 
     def _enqueue(self, output: object) -> None:
         """Carry out the broker's outputs. A failed one leads to others; a queue keeps that from nesting."""

@@ -6,36 +6,42 @@ process was away for longer than it meant to sleep it tells those who asked (``o
 out anything that queued up meanwhile. It does not know what it carries: sockets, timers and sans-I/O
 machines are given to it.
 
+Waiting is done in one of two ways. Normally every socket is asked whether it has messages, which takes two
+system calls for each of them, awake or not. After a turn in which only readers were called that said they
+had used nothing but their own socket, the other sockets are as they were when they were asked: then it is
+enough to wait for their descriptors, with one system call for all. So turns a broker that passes on requests.
+
 A stop, by ``stop()`` or by SIGTERM or SIGINT, is a request: those who registered with ``on_stop`` get the
 loop for as long as they need to end in good order, at most ``stop_timeout_s``. A second signal ends it at
 once.
 """
 
 import heapq
-import signal
+import select
 import socket as stdlib_socket
 import threading
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import zmq
 
 from bstar.errors import ClosedError
-from bstar.sockets import is_readable, receive
+from bstar.lag import Lag
+from bstar.sockets import is_readable, receive, receive_routed
+from bstar.stop_signals import StopSignals
 
-__all__ = ["LAG_BOUNDS_S", "Lag", "Reactor", "Timer"]
+__all__ = ["Reactor", "Timer"]
 
 T = TypeVar("T")
 
 Clock = Callable[[], float]
-MessageHandler = Callable[[list[bytes], float], None]
+MessageHandler = Callable[[list[bytes], float], object]
 TimeHandler = Callable[[float], None]
 StallHandler = Callable[[float, float], None]
 
@@ -56,9 +62,6 @@ _ASKS_MAX = 5
 # event is found. Where stalls matter it sleeps no longer than the shortest that does: only what lies beyond
 # the end of a sleep can be told from sleeping.
 _SLEEP_MAX_S = 10.0
-
-# Upper bounds of the lag histogram.
-LAG_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class Timer:
@@ -81,33 +84,6 @@ class Timer:
         self._handler(now)
 
 
-class Lag:
-    """How late deadlines were served, in seconds."""
-
-    __slots__ = ("_peak_s", "counts", "last_s", "max_s", "sum_s")
-
-    def __init__(self) -> None:
-        self.last_s = 0.0
-        self.max_s = 0.0
-        self.sum_s = 0.0
-        self._peak_s = 0.0
-        # One bucket per bound of LAG_BOUNDS_S and one for what lies above.
-        self.counts = [0] * (len(LAG_BOUNDS_S) + 1)
-
-    def observe(self, lag_s: float) -> None:
-        """A deadline was served ``lag_s`` late."""
-        self.last_s = lag_s
-        self.max_s = max(self.max_s, lag_s)
-        self._peak_s = max(self._peak_s, lag_s)
-        self.sum_s += lag_s
-        self.counts[bisect_left(LAG_BOUNDS_S, lag_s)] += 1
-
-    def take_peak_s(self) -> float:
-        """The latest since this was last asked."""
-        peak_s, self._peak_s = self._peak_s, 0.0
-        return peak_s
-
-
 class Reactor:
     """Register what is to be served, then ``run``. Register in the loop's own thread, or before it runs.
 
@@ -126,6 +102,14 @@ class Reactor:
         self._poller = zmq.Poller()
         self._poll = self._poller.poll
         self._sources: dict[zmq.Socket[bytes] | int, TimeHandler] = {}
+        # The same by their descriptors; None where the system has no such thing.
+        self._watch = select.epoll() if hasattr(select, "epoll") else None
+        self._descriptors: dict[zmq.Socket[bytes] | int, int] = {}
+        # The sockets whose handler may be called although they have no message.
+        self._readers: dict[int, zmq.Socket[bytes]] = {}
+        # May a socket have messages although its descriptor does not show it? libzmq's descriptor tells what
+        # came after the socket was last used, whatever for.
+        self._is_stirred = True
         self._timers: list[tuple[float, int, Timer]] = []
         self._timers_made = 0
         self._machines: list[tuple[Callable[[], float | None], TimeHandler]] = []
@@ -154,8 +138,16 @@ class Reactor:
         """The reactor's clock, in seconds."""
         return self._clock()
 
-    def add_reader(self, socket: "zmq.Socket[bytes]", handler: MessageHandler) -> None:
-        """Call ``handler(frames, now)`` for every message. Sockets take turns in order of registration."""
+    def add_reader(
+        self, socket: "zmq.Socket[bytes]", handler: MessageHandler, *, keeps_to_itself: bool = False
+    ) -> None:
+        """Call ``handler(frames, now)`` for every message. Sockets take turns in order of registration.
+
+        With ``keeps_to_itself`` its result counts: True says that of all sockets which are served here it has
+        used this one alone, and spares the loop asking the others.
+        """
+
+        read = receive_routed if socket.type == zmq.ROUTER else receive
 
         def drain(now: float) -> None:
             for count in range(self._drain_max):
@@ -163,24 +155,45 @@ class Reactor:
                 if 0 < count < _ASKS_MAX and not is_readable(socket):
                     return
                 try:
-                    frames = receive(socket)
+                    frames = read(socket)
                 except zmq.Again:
                     return
-                handler(frames, now if count == 0 else self._look())
+                if not (handler(frames, now if count == 0 else self._look()) and keeps_to_itself):
+                    self._is_stirred = True
                 if socket not in self._sources:
                     return
+            # There may be more.
+            self._is_stirred = True
 
-        self.add_source(socket, drain)
+        self._readers[self._add_source(socket, drain)] = socket
 
     def add_source(self, source: "zmq.Socket[bytes] | int", handler: TimeHandler) -> None:
         """Call ``handler(now)`` whenever it is readable; the handler reads, and bounds what it reads."""
-        self._sources[source] = handler
+
+        def serve(now: float) -> None:
+            self._is_stirred = True
+            handler(now)
+
+        self._add_source(source, serve)
+
+    def _add_source(self, source: "zmq.Socket[bytes] | int", serve: TimeHandler) -> int:
+        self._is_stirred = True
+        self._sources[source] = serve
         self._poller.register(source, zmq.POLLIN)
+        descriptor = source if isinstance(source, int) else _descriptor(source)
+        self._descriptors[source] = descriptor
+        if self._watch is not None:
+            self._watch.register(descriptor, select.EPOLLIN)
+        return descriptor
 
     def remove(self, source: "zmq.Socket[bytes] | int") -> None:
-        """Serve this socket or descriptor no longer."""
+        """Serve this socket or descriptor no longer. Before it is closed."""
         del self._sources[source]
         self._poller.unregister(source)
+        descriptor = self._descriptors.pop(source)
+        self._readers.pop(descriptor, None)
+        if self._watch is not None:
+            self._watch.unregister(descriptor)
 
     def call_at(self, when: float, handler: TimeHandler) -> Timer:
         """Call ``handler(now)`` once, at ``when`` on this reactor's clock."""
@@ -231,9 +244,10 @@ class Reactor:
     def run(self) -> None:
         """Turn until stopped. In the main thread SIGTERM and SIGINT are requests to stop while it runs."""
         self._seen_at = self._clock()
-        with _Signals(self, self._waker.fileno()):
+        self._is_stirred = True
+        with StopSignals(self.stop, self.end, self._waker.fileno()):
             while not self._is_ended:
-                self.turn()
+                self._turn()
 
     def stop(self) -> None:
         """Ask for an orderly stop; from any thread, from a handler, any number of times."""
@@ -246,24 +260,44 @@ class Reactor:
 
     def turn(self) -> None:
         """Wait for the next event or deadline and serve what there is."""
+        # Nobody knows what was done since the last one.
+        self._is_stirred = True
+        self._turn()
+
+    def _turn(self) -> None:
         self.turns += 1
         now = self._look()
         self._alarm_at = alarm_at = self._due_at(now)
+        timeout_ms = 0
         if alarm_at > now:
             self._seen_at = alarm_at
             # Rounded up: waking a moment early would only mean to go to sleep again.
-            events = self._poll(int((alarm_at - now) * 1000) + 1)
+            timeout_ms = int((alarm_at - now) * 1000) + 1
+        ready: list[zmq.Socket[bytes] | int]
+        if self._is_stirred or self._watch is None:
+            self._is_stirred = False
+            ready = [source for source, _ in self._poll(timeout_ms)]
         else:
-            events = self._poll(0)
+            ready = self._wait(self._watch, timeout_ms)
         now = self._look()
-        for source, _ in events:
-            handler = self._sources.get(source)
-            if handler is not None:
-                handler(now)
+        for source in ready:
+            serve = self._sources.get(source)
+            if serve is not None:
+                serve(now)
                 now = self._look()
         # A deadline that a handler has just moved before the alarm is served in the next turn, which is now.
         if self._is_stop_wanted:
             self._go_on_stopping()
+
+    def _wait(self, watch: "select.epoll", timeout_ms: int) -> "list[zmq.Socket[bytes] | int]":
+        """What is ready, while the descriptors tell it."""
+        seen = watch.poll(timeout_ms / 1000)
+        if len(seen) == 1:
+            reader = self._readers.get(seen[0][0])
+            if reader is not None:
+                return [reader]
+        # Several have their turns in order; and a descriptor may show what is no message.
+        return [source for source, _ in self._poll(0)] if seen else []
 
     def _look(self) -> float:
         """Read the clock; tell whoever wants to know if it has jumped, and serve what is due.
@@ -285,6 +319,7 @@ class Reactor:
         return now
 
     def _tell_of_stall(self, now: float) -> None:
+        self._is_stirred = True
         gap_s = now - self._seen_at
         for limit_s, handler in self._stall_handlers:
             if gap_s > limit_s:
@@ -306,6 +341,7 @@ class Reactor:
         return due_at
 
     def _fire_due(self, now: float) -> None:
+        self._is_stirred = True
         while self._timers and self._timers[0][0] <= now:
             when, _, timer = heapq.heappop(self._timers)
             if timer.is_cancelled:
@@ -325,6 +361,7 @@ class Reactor:
                 fire(now)
 
     def _go_on_stopping(self) -> None:
+        self._is_stirred = True
         now = self._clock()
         if self._stop_by is None:
             self._stop_by = now + self.stop_timeout_s
@@ -364,6 +401,8 @@ class Reactor:
         self.remove(self._woken.fileno())
         self._woken.close()
         self._waker.close()
+        if self._watch is not None:
+            self._watch.close()
         while self._calls:
             future, _ = self._calls.popleft()
             if future.set_running_or_notify_cancel():
@@ -378,34 +417,7 @@ class Reactor:
         self.close()
 
 
-class _Signals:
-    """While entered, in the main thread, SIGTERM and SIGINT stop the reactor; then all is as before."""
-
-    def __init__(self, reactor: Reactor, waker_fd: int) -> None:
-        self._reactor = reactor
-        self._waker_fd = waker_fd
-        self._count = 0
-        self._before: dict[signal.Signals, Any] = {}  # Any: what signal.signal returns
-        self._wakeup_before = -1
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._count += 1
-        if self._count > 1:
-            self._reactor.end()
-        self._reactor.stop()
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            # The wake-up descriptor ends a poll which the signal came too early to interrupt.
-            self._wakeup_before = signal.set_wakeup_fd(self._waker_fd, warn_on_full_buffer=False)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._on_signal)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._before:
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(self._wakeup_before)
+def _descriptor(socket: "zmq.Socket[bytes]") -> int:
+    descriptor = socket.get(zmq.FD)
+    assert isinstance(descriptor, int)
+    return descriptor

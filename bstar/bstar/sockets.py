@@ -12,7 +12,7 @@ from typing import cast
 import zmq
 from zmq.backend import Socket as _Backend
 
-__all__ = ["is_readable", "receive", "send"]
+__all__ = ["is_readable", "receive", "receive_routed", "send"]
 
 # Above this size handing the buffer over is cheaper than copying it; below, the bookkeeping costs more.
 _COPY_BYTES_MAX = 65_536
@@ -37,19 +37,33 @@ def receive(socket: "zmq.Socket[bytes]") -> list[bytes]:
     return frames
 
 
+def receive_routed(socket: "zmq.Socket[bytes]") -> list[bytes]:
+    """The same of a ROUTER, which puts the routing id before every message: that one has a successor."""
+    frames = [_recv(socket, _NOBLOCK)]
+    frame = _recv(socket, _NOBLOCK, False)
+    frames.append(frame.bytes)
+    while frame.more:
+        frame = _recv(socket, _NOBLOCK, False)
+        frames.append(frame.bytes)
+    return frames
+
+
 def send(socket: "zmq.Socket[bytes]", frames: list[bytes]) -> None:
     """Send one message whole or not at all.
 
     ``zmq.Again`` if the peer's pipe is full, ``zmq.ZMQError`` (EHOSTUNREACH) if a ROUTER with
     ROUTER_MANDATORY has no such peer. Either can only come with the first frame; libzmq then takes the rest.
     """
-    last = len(frames) - 1
-    for index, frame in enumerate(frames):
-        flags = _NOBLOCK if index == last else _MORE
+    for frame in frames[:-1]:
         if len(frame) < _COPY_BYTES_MAX:
-            _send(socket, frame, flags)
+            _send(socket, frame, _MORE)
         else:
-            _send(socket, frame, flags, copy=False)
+            _send(socket, frame, _MORE, copy=False)
+    frame = frames[-1]
+    if len(frame) < _COPY_BYTES_MAX:
+        _send(socket, frame, _NOBLOCK)
+    else:
+        _send(socket, frame, _NOBLOCK, copy=False)
 
 
 def is_readable(socket: "zmq.Socket[bytes]") -> bool:
