@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bstar.errors import ConfigurationError
+from bstar.fleet import Pair
 from bstar_cli.bench.command import numbers_of
 from bstar_cli.bench.histogram import Histogram
 from bstar_cli.bench.plan import Case, Side, Tally, Turn, bucket_of, cases_of, due_at, due_count, shares_of
@@ -24,8 +25,8 @@ from support.brokers import COMMAND
 from support.pairs import SERVICE, standing_pair
 from support.waiting import LIMIT_S
 
-A = Side("A", ["tcp://a:1", "tcp://b:1"], "native", "sync", ["echo"])
-B = Side("B", ["tcp://c:1"], "mdp02", "async", ["echo"])
+A = Side("A", [Pair(("tcp://a:1", "tcp://b:1"))], "native", "sync", ["echo"])
+B = Side("B", [Pair(("tcp://c:1",))], "mdp02", "async", ["echo"])
 CASE = Case(16, 100)
 
 
@@ -171,10 +172,10 @@ def test_csv_has_a_line_per_row_and_nothing_where_nothing_is_known() -> None:
 
 
 def test_the_cpu_of_a_process_grows_with_its_work() -> None:
-    side = Side("A", ["tcp://a:1"], "native", "sync", ["echo"], pid=os.getpid())
-    before = cpu_of(side)
+    side = Side("A", [Pair(("tcp://a:1",))], "native", "sync", ["echo"], pid=os.getpid())
+    [before] = cpu_of(side).values()
     assert sum(number * number for number in range(300_000))
-    after = cpu_of(side)
+    [after] = cpu_of(side).values()
     assert isinstance(before, tuple)
     assert isinstance(after, tuple)
     assert before[0] == after[0]
@@ -182,7 +183,7 @@ def test_the_cpu_of_a_process_grows_with_its_work() -> None:
 
 
 def test_a_process_that_is_not_there_is_told() -> None:
-    side = Side("A", ["tcp://a:1"], "native", "sync", ["echo"], pid=2**22 + 1)
+    side = Side("A", [Pair(("tcp://a:1",))], "native", "sync", ["echo"], pid=2**22 + 1)
     assert "cannot be looked at" in str(cpu_of(side))
 
 
@@ -197,13 +198,16 @@ def test_a_process_that_is_not_there_is_told() -> None:
         ["--window", "1001", "--call", "request"],
         ["--window", "1001", "--rate", "10"],
         ["--size", "16777216", "--window", "100"],
-        ["one", "two"],
+        ["one", "two", "--clients", "1"],
         ["--against-dialect", "mdp02"],
         ["--credit", "5"],
         ["--clients", "65"],
         ["--rate", "1e9"],
         ["--endpoints", "here"],
-        ["--endpoints", "tcp://127.0.0.1:1;tcp://127.0.0.1:2"],
+        ["--endpoints", "tcp://127.0.0.1:1;tcp://127.0.0.1:2", "--echo", "1", "--cpu-of", "1"],
+        ["--endpoints", "tcp://127.0.0.1:1", "--config", "client.yaml"],
+        ["--against", "tcp://127.0.0.1:1", "--against-config", "client.yaml"],
+        ["--config", "/nowhere/client.yaml"],
         ["--against", "here"],
     ],
 )

@@ -30,7 +30,7 @@ from bstar.errors import (
 from bstar.fleet import Fleet
 from bstar_cli import exits
 from bstar_cli.main import main
-from bstar_cli.options import DEFAULT_ENDPOINTS, endpoints_of, parse_set
+from bstar_cli.options import DEFAULT_ENDPOINTS, fleet_of, parse_set
 from bstar_cli.status import NodeView, Stray, judge, judge_all, strays
 from bstar_cli.worker import find_handler
 from bstar_client import Request
@@ -140,10 +140,10 @@ def test_every_error_has_its_exit_code(error: BstarError, code: int) -> None:
 def test_endpoints_come_from_the_option_then_the_variable_then_the_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert endpoints_of(None) == DEFAULT_ENDPOINTS.split(",")
+    assert fleet_of(None, None).endpoints == tuple(DEFAULT_ENDPOINTS.split(","))
     monkeypatch.setenv("BSTAR_ENDPOINTS", "tcp://one:1, tcp://two:2")
-    assert endpoints_of(None) == ["tcp://one:1", "tcp://two:2"]
-    assert endpoints_of("tcp://three:3") == ["tcp://three:3"]
+    assert fleet_of(None, None).endpoints == ("tcp://one:1", "tcp://two:2")
+    assert fleet_of("tcp://three:3", None).endpoints == ("tcp://three:3",)
 
 
 def test_a_set_option_may_hold_an_equals_sign() -> None:

@@ -14,7 +14,7 @@ from bstar_cli import exits
 from bstar_cli.options import (
     ClientConfigOption,
     DialectOption,
-    FleetEndpointsOption,
+    EndpointsOption,
     JournalNameOption,
     JournalOption,
     JournalPairOption,
@@ -36,7 +36,7 @@ def call(
             "None is one empty frame.",
         ),
     ] = None,
-    endpoints: FleetEndpointsOption = None,
+    endpoints: EndpointsOption = None,
     config: ClientConfigOption = None,
     timeout: Annotated[
         float, typer.Option("--timeout", "-t", min=0.001, help="Seconds for everything, failover included.")

@@ -20,7 +20,7 @@ from bstar.fleet import Fleet
 from bstar_cli import exits
 from bstar_cli.options import (
     ClientConfigOption,
-    FleetEndpointsOption,
+    EndpointsOption,
     JournalNameOption,
     JournalOption,
     JournalPairOption,
@@ -97,7 +97,7 @@ def load(
     service: Annotated[
         str, typer.Argument(metavar="SERVICE", help="A service that answers with the body, as echo does.")
     ] = "echo",
-    endpoints: FleetEndpointsOption = None,
+    endpoints: EndpointsOption = None,
     config: ClientConfigOption = None,
     rate: Annotated[float, typer.Option("--rate", min=0.1, max=5000, help="Calls per second.")] = 50.0,
     seconds: Annotated[

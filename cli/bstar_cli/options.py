@@ -19,11 +19,9 @@ __all__ = [
     "Dialect",
     "DialectOption",
     "EndpointsOption",
-    "FleetEndpointsOption",
     "JournalNameOption",
     "JournalOption",
     "JournalPairOption",
-    "endpoints_of",
     "fleet_of",
     "journal_of",
     "parse_set",
@@ -34,17 +32,6 @@ DEFAULT_ENDPOINTS = "tcp://127.0.0.1:5001,tcp://127.0.0.1:5002"
 Dialect = Literal["native", "mdp02"]
 
 EndpointsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--endpoints",
-        "-e",
-        metavar="A,B",
-        help="Where the nodes are, the primary first, separated by commas. "
-        f"Otherwise BSTAR_ENDPOINTS, otherwise {DEFAULT_ENDPOINTS}.",
-        show_default=False,
-    ),
-]
-FleetEndpointsOption = Annotated[
     str | None,
     typer.Option(
         "--endpoints",
@@ -126,14 +113,6 @@ def fleet_of(endpoints: str | None, config: Path | None) -> Fleet:
         return Fleet(Pair(tuple(_split(where, part))) for part in text.split(";"))
     except ConfigurationError as error:
         raise ConfigurationError(str(error) if where in str(error) else f"{where}: {error}") from error
-
-
-def endpoints_of(option: str | None) -> list[str]:
-    """The endpoints of one pair: of the option, else of BSTAR_ENDPOINTS, else the default."""
-    where, text = "--endpoints", option
-    if text is None:
-        where, text = "BSTAR_ENDPOINTS", os.environ.get("BSTAR_ENDPOINTS") or DEFAULT_ENDPOINTS
-    return _split(where, text)
 
 
 def _split(where: str, text: str) -> list[str]:

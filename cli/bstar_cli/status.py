@@ -12,7 +12,7 @@ from rich.text import Text
 
 from bstar.fleet import Fleet
 from bstar_cli import exits
-from bstar_cli.options import ClientConfigOption, FleetEndpointsOption, fleet_of
+from bstar_cli.options import ClientConfigOption, EndpointsOption, fleet_of
 from bstar_client.status import NodeReport, node_states
 
 __all__ = ["Stray", "Verdict", "judge", "judge_all", "status", "strays"]
@@ -78,7 +78,7 @@ class Stray(msgspec.Struct, frozen=True):
 
 
 def status(
-    endpoints: FleetEndpointsOption = None,
+    endpoints: EndpointsOption = None,
     config: ClientConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     timeout: Annotated[

@@ -15,7 +15,7 @@ from bstar_cli.logs import configure_logs
 from bstar_cli.options import (
     ClientConfigOption,
     DialectOption,
-    FleetEndpointsOption,
+    EndpointsOption,
     JournalNameOption,
     JournalOption,
     JournalPairOption,
@@ -37,7 +37,7 @@ def worker(
         str,
         typer.Argument(metavar="[echo|sleep|fail|MODULE:FUNCTION]", help="What handles the requests."),
     ] = "echo",
-    endpoints: FleetEndpointsOption = None,
+    endpoints: EndpointsOption = None,
     config: ClientConfigOption = None,
     seconds: Annotated[
         float | None,

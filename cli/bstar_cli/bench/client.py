@@ -146,7 +146,7 @@ class _Reporting:
 
 
 def _be_sync(job: Job, turns: "queue.SimpleQueue[Job | Turn]", run: _Run) -> None:
-    with HAClient(job.endpoints, dialect=job.dialect, timeout=job.timeout_s) as client:
+    with HAClient(job.fleet, dialect=job.dialect, timeout=job.timeout_s) as client:
         client.request(job.service, b"ready?")
         _tell(Ready())
         while True:
@@ -262,7 +262,7 @@ def _open_sync(client: HAClient, job: Job, turn: Turn, run: _Run) -> int:
 
 
 async def _be_async(job: Job, turns: "queue.SimpleQueue[Job | Turn]", run: _Run) -> None:
-    async with AsyncHAClient(job.endpoints, dialect=job.dialect, timeout=job.timeout_s) as client:
+    async with AsyncHAClient(job.fleet, dialect=job.dialect, timeout=job.timeout_s) as client:
         await client.request(job.service, b"ready?")
         _tell(Ready())
         while True:

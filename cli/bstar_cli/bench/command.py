@@ -1,4 +1,4 @@
-"""``bstar bench``: a load generator, for one pair or two side by side.
+"""``bstar bench``: a load generator, for one pair or several, or two sets of them side by side.
 
 It reads the options, checks that the load is what it seems, and prints the figures. What is sent and counted
 happens in client processes (``client``); the arithmetic is in ``plan`` and ``results``.
@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
@@ -19,6 +20,7 @@ import typer
 from rich.console import Console
 
 from bstar.errors import ConfigurationError
+from bstar.fleet import Fleet
 from bstar_cli import exits
 from bstar_cli.bench import histogram
 from bstar_cli.bench.plan import (
@@ -32,7 +34,7 @@ from bstar_cli.bench.plan import (
 )
 from bstar_cli.bench.report import Asked, Document, as_csv, as_table
 from bstar_cli.bench.rounds import Rounds
-from bstar_cli.options import EndpointsOption, endpoints_of
+from bstar_cli.options import EndpointsOption, fleet_of
 
 __all__ = ["bench", "numbers_of"]
 
@@ -43,6 +45,8 @@ _THREADS_MAX = 1_000
 _CASES_MAX = 100
 _SERVICES_MAX = 64
 _RATE_MAX = 1_000_000.0
+# Of so many names for each pair one belongs to it, unless a pin like "*" takes them all.
+_NAMES_TRIED_MAX = 1_000
 
 
 def bench(
@@ -51,11 +55,20 @@ def bench(
         typer.Argument(
             metavar="SERVICE",
             help="What is called; with several the clients are spread over them. Otherwise echo, or with "
-            "--echo a name of its own.",
+            "--echo a name of its own for each pair.",
             show_default=False,
         ),
     ] = None,
     endpoints: EndpointsOption = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="A client's configuration, which names the pairs. Otherwise BSTAR_CLIENT_CONFIG.",
+            show_default=False,
+        ),
+    ] = None,
     dialect: Annotated[Dialect, typer.Option("--dialect", help="What clients and echo workers speak.")] = (
         "native"
     ),
@@ -69,8 +82,16 @@ def bench(
         ),
     ] = "100",
     clients: Annotated[
-        int, typer.Option("--clients", "-c", min=1, max=64, help="Client processes of each side.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--clients",
+            "-c",
+            min=1,
+            max=64,
+            help="Client processes of each side. Otherwise one for each service.",
+            show_default=False,
+        ),
+    ] = None,
     client: Annotated[
         ClientKind, typer.Option("--client", help="sync: HAClient; async: AsyncHAClient.")
     ] = "sync",
@@ -122,7 +143,13 @@ def bench(
     ] = "sync",
     against: Annotated[
         str | None,
-        typer.Option("--against", metavar="A,B", help="Measure these endpoints in turns with the others."),
+        typer.Option(
+            "--against", metavar="A,B[;C,D]", help="Measure these endpoints in turns with the others."
+        ),
+    ] = None,
+    against_config: Annotated[
+        Path | None,
+        typer.Option("--against-config", metavar="FILE", help="The same for the pairs of a configuration."),
     ] = None,
     against_dialect: Annotated[
         Dialect | None, typer.Option("--against-dialect", help="Otherwise that of --dialect.")
@@ -142,7 +169,7 @@ def bench(
         bool, typer.Option("--json", help="Print one JSON object, with every round and the histograms.")
     ] = False,
 ) -> None:
-    """Measure a pair: requests per second, latency, and the broker's CPU time per request.
+    """Measure a pair, or several: requests per second, latency, and the brokers' CPU time per request.
 
     Each client is a process of its own with a window of requests in flight (closed loop). With --rate
     requests are due at fixed moments whether or not earlier ones were answered (open loop); their latency
@@ -150,6 +177,9 @@ def bench(
 
     With --against two sides take turns, round by round, and their ratio is printed: on a machine that others
     use, too, believe the ratios. CPU time is that of the active node, as it tells it.
+
+    Of several pairs (--config, or 'A,B;C,D') those are measured that the services belong to, all at once,
+    each with a row of its own; --echo makes a service for each pair.
 
     Ctrl-C ends the turn that runs and prints what was measured so far.
 
@@ -167,34 +197,38 @@ def bench(
         bstar bench --echo 1 --against tcp://10.0.0.1:5001,tcp://10.0.0.2:5001 --csv > figures.csv
 
         bstar bench --echo 1 --window 1000 --against tcp://127.0.0.1:5001 --against-dialect mdp02
+
+        bstar bench --echo 1 --config client.yaml --window 1000
+
+        bstar bench price stock --config two-pairs.yaml --against-config one-pair.yaml
     """
     histogram.require()
     if as_csv_text and as_json:
         raise ConfigurationError("--csv and --json exclude each other")
-    if ";" in f"{endpoints}{against}":
-        raise ConfigurationError("bstar bench measures one pair; a second one goes to --against")
     if count is not None and seconds is not None:
         raise ConfigurationError("--count and --seconds exclude each other")
-    if against is None and (against_dialect or against_client or against_cpu_of_pid):
+    is_alone = against is None and against_config is None
+    if is_alone and (against_dialect or against_client or against_cpu_of_pid):
         raise ConfigurationError("--against-… says something about the other side: add --against A,B")
+    if against is not None and against_config is not None:
+        raise ConfigurationError("--against and --against-config both say where the other nodes are")
     if credit is not None and not echo:
         raise ConfigurationError("--credit is for the echo workers: add --echo N")
     cases = cases_of(numbers_of("--size", size, 0, _SIZE_MAX), numbers_of("--window", window, 1, _WINDOW_MAX))
-    _check(cases, clients, services, client, against_client, means, rate, count)
-    a = _side("A", endpoints_of(endpoints), dialect, client, services, echo, cpu_of_pid)
-    sides = [a]
-    if against is not None:
+    sides = [_side("A", fleet_of(endpoints, config), dialect, client, services, echo, cpu_of_pid)]
+    if not is_alone:
         their_dialect, their_client = against_dialect or dialect, against_client or client
-        their_endpoints = endpoints_of(against)
-        b = _side("B", their_endpoints, their_dialect, their_client, services, echo, against_cpu_of_pid)
-        sides.append(b)
+        theirs = fleet_of(against, against_config)
+        sides.append(_side("B", theirs, their_dialect, their_client, services, echo, against_cpu_of_pid))
+    clients = clients or max(len(side.services) for side in sides)
+    _check(cases, clients, sides, means, rate, count)
     load = Asked(
         clients,
         means,
         rate,
         None if count is not None else seconds or 5.0,
         count,
-        rounds or (1 if against is None else 5),
+        rounds or (1 if is_alone else 5),
         echo,
     )
     credit = credit or 1_000
@@ -225,9 +259,7 @@ def numbers_of(option: str, text: str, low: int, high: int) -> list[int]:
 def _check(
     cases: Sequence[Case],
     clients: int,
-    services: Sequence[str] | None,
-    client: ClientKind,
-    against_client: ClientKind | None,
+    sides: Sequence[Side],
     means: Means,
     rate: float | None,
     count: int | None,
@@ -235,15 +267,21 @@ def _check(
     """Raise ConfigurationError if the load would not be what it seems."""
     if len(cases) > _CASES_MAX:
         raise ConfigurationError(f"{len(cases)} sizes and windows are to be measured, at most {_CASES_MAX}")
-    given = services or ()
-    if len(given) > min(clients, _SERVICES_MAX):
+    most = max(len(side.services) for side in sides)
+    if most > min(clients, _SERVICES_MAX):
         raise ConfigurationError(
-            f"{len(given)} services need as many clients at least (at most {_SERVICES_MAX}): each client "
-            f"calls one; say --clients {len(given)}"
+            f"{most} services need as many clients at least (at most {_SERVICES_MAX}): each client "
+            f"calls one; say --clients {most}"
         )
+    for side in sides:
+        if side.pid is not None and len(side.pairs_used) > 1:
+            raise ConfigurationError(
+                f"--cpu-of tells one broker's CPU time, but the services belong to {len(side.pairs_used)} "
+                "pairs; brokers of bstar tell it themselves"
+            )
     if count is not None and count < clients:
         raise ConfigurationError(f"{count} requests cannot be shared by {clients} clients")
-    has_threads = "sync" in (client, against_client) and (means == "request" or rate is not None)
+    has_threads = any(side.client == "sync" for side in sides) and (means == "request" or rate is not None)
     for case in cases:
         if has_threads and case.window > _THREADS_MAX:
             raise ConfigurationError(
@@ -259,16 +297,32 @@ def _check(
 
 def _side(
     name: str,
-    endpoints: list[str],
+    fleet: Fleet,
     dialect: Dialect,
     client: ClientKind,
     services: Sequence[str] | None,
     echo: int,
     pid: int | None,
 ) -> Side:
-    # Our own workers get nobody else's requests, and others not ours.
+    asked = list(services or (_own_services(fleet) if echo else ["echo"]))
+    return Side(name, list(fleet.pairs), dialect, client, asked, pid, fleet.pins)
+
+
+def _own_services(fleet: Fleet) -> list[str]:
+    """One for each pair. Our own workers get nobody else's requests, and others not ours."""
     own = f"bench-{secrets.token_hex(4)}"
-    return Side(name, endpoints, dialect, client, list(services or [own if echo else "echo"]), pid)
+    if len(fleet.pairs) == 1:
+        return [own]
+    found: dict[str, str] = {}
+    for number in range(1, _NAMES_TRIED_MAX * len(fleet.pairs)):
+        service = f"{own}-{number}"
+        found.setdefault(fleet.pair_of(service).identity, service)
+        if len(found) == len(fleet.pairs):
+            return [found[pair.identity] for pair in fleet.pairs]
+    lacking = ", ".join(pair.identity for pair in fleet.pairs if pair.identity not in found)
+    raise ConfigurationError(
+        f"no service named {own}-… belongs to {lacking}: pins take them all; name services to be called"
+    )
 
 
 @contextmanager
@@ -292,9 +346,15 @@ def _tell(document: Document) -> int:
     load, sides = document.load, document.sides
     means = load.means if load.rate is None else "request"
     for side in sides:
-        what = ", ".join(side.services)
         kind = f"{side.dialect}, {'HAClient' if side.client == 'sync' else 'AsyncHAClient'}.{means}"
-        typer.echo(f"{side.name}: {', '.join(side.endpoints)} ({kind}), {what}", err=True)
+        for identity, pair in side.pairs_used.items():
+            what = ", ".join(each for each in side.services if side.fleet.pair_of(each).identity == identity)
+            where = ", ".join(pair.endpoints)
+            title = side.name if pair.name is None or len(side.pairs) == 1 else f"{side.name} {pair.name}"
+            typer.echo(f"{title}: {where} ({kind}), {what}", err=True)
+        idle = [pair.identity for pair in side.pairs if pair.identity not in side.pairs_used]
+        if idle:
+            typer.echo(f"{side.name}: no service that was called belongs to {', '.join(idle)}", err=True)
     length = f"{load.count:,} requests" if load.count is not None else f"{load.seconds:g} s"
     loop = (
         "latency from the call to its reply"
@@ -310,6 +370,8 @@ def _tell(document: Document) -> int:
         typer.echo(f"{name}: no CPU time of the broker: {why}", err=True)
     failed = 0
     for row in document.rows:
+        if row.pair is not None:
+            continue  # it is part of the row of its side
         failed += sum(row.failed.values()) + row.unsent
         kinds = [f"{count:,} {kind}" for kind, count in row.failed.items()]
         if row.unsent:

@@ -18,6 +18,8 @@ from typing import Literal
 
 import msgspec
 
+from bstar.fleet import Fleet, Pair
+
 __all__ = [
     "BUCKETS_EXACT",
     "BYTES_IN_FLIGHT_MAX",
@@ -54,16 +56,37 @@ BUCKETS_EXACT = 10_000
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One of the things that are measured: a pair, and how it is spoken to. ``pid``: where its CPU time is
-    read.
+    """One of the things that are measured: a pair or several, and how they are spoken to. ``pid``: where the
+    CPU time of a single broker is read.
     """
 
     name: str
-    endpoints: list[str]
+    pairs: list[Pair]
     dialect: Dialect
     client: ClientKind
     services: list[str]
     pid: int | None = None
+    pins: dict[str, str] = {}
+
+    @property
+    def fleet(self) -> Fleet:
+        """As clients know it."""
+        return Fleet(self.pairs, pins=self.pins)
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Of all pairs."""
+        return [endpoint for pair in self.pairs for endpoint in pair.endpoints]
+
+    @property
+    def pairs_used(self) -> dict[str, Pair]:
+        """The pairs that the services belong to, by identity, in the order of the fleet."""
+        owners = {self.fleet.pair_of(service).identity for service in self.services}
+        return {pair.identity: pair for pair in self.pairs if pair.identity in owners}
+
+    def service_of(self, number: int) -> str:
+        """The service that the client of this number calls."""
+        return self.services[number % len(self.services)]
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -76,12 +99,18 @@ class Case(msgspec.Struct, frozen=True):
 class Job(msgspec.Struct, frozen=True, tag="job"):
     """What a client process is for, its whole life."""
 
-    endpoints: list[str]
+    pairs: list[Pair]
+    pins: dict[str, str]
     dialect: Dialect
     client: ClientKind
     service: str
     means: Means
     timeout_s: float
+
+    @property
+    def fleet(self) -> Fleet:
+        """All pairs, of which the service has one."""
+        return Fleet(self.pairs, pins=self.pins)
 
 
 class Turn(msgspec.Struct, frozen=True, tag="turn"):

@@ -18,6 +18,7 @@ __all__ = ["CSV_COLUMNS", "Document", "as_csv", "as_table", "document_of"]
 
 CSV_COLUMNS = (
     "side",
+    "pair",
     "endpoints",
     "dialect",
     "client",
@@ -89,7 +90,7 @@ def document_of(
 
 
 def as_csv(document: Document) -> str:
-    """A line per row, under ``CSV_COLUMNS``; what is not known is empty."""
+    """A line per row, under ``CSV_COLUMNS``; what is not known is empty; a whole side has no pair."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
@@ -99,7 +100,8 @@ def as_csv(document: Document) -> str:
         writer.writerow(
             (
                 row.side,
-                " ".join(side.endpoints),
+                row.pair,
+                " ".join(side.endpoints if row.pair is None else side.pairs_used[row.pair].endpoints),
                 side.dialect,
                 side.client,
                 row.size,
@@ -123,15 +125,16 @@ def as_csv(document: Document) -> str:
 
 
 def as_table(document: Document) -> Table:
-    """A row per side and case; below those of two sides their ratio."""
+    """A row per side and case, and one for each of its pairs if it has several; last the sides' ratio."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("", "SIZE", "WINDOW", "REQ/S", "P50", "P90", "P99", "P99.9", "MAX", "FAILED", "CPU/REQ"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     ratios = {(ratio.size, ratio.window): ratio for ratio in document.ratios}
+    last = {(row.size, row.window): row for row in document.rows}
     for row in document.rows:
         failed = sum(row.failed.values()) + row.unsent
         table.add_row(
-            row.side,
+            row.side if row.pair is None else f"  {row.pair}",
             f"{row.size:,}",
             f"{row.window:,}",
             f"{row.per_second:,.0f}",
@@ -140,7 +143,7 @@ def as_table(document: Document) -> Table:
             "-" if row.cpu_us is None else f"{row.cpu_us:,.1f} µs",
         )
         ratio = ratios.get((row.size, row.window))
-        if ratio is not None and row.side == document.sides[-1].name:
+        if ratio is not None and row == last[row.size, row.window]:
             table.add_row(
                 f"{document.sides[0].name}/{document.sides[-1].name}",
                 *("", "", _factor(ratio.per_second), _factor(ratio.p50_us), "", _factor(ratio.p99_us)),

@@ -56,9 +56,12 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One side in one case. ``per_second`` and ``cpu_us`` are medians of the rounds."""
+    """One side in one case, or one pair of a side that has several. ``per_second`` and ``cpu_us`` are medians
+    of the rounds; ``cpu_us`` of several brokers is that of all of them for a reply of any.
+    """
 
     side: str
+    pair: str | None
     size: int
     window: int
     answered: int
@@ -89,8 +92,8 @@ class Ratio(msgspec.Struct, frozen=True):
 RATIOS = ("per_second", "p50_us", "p99_us", "cpu_us")
 
 
-def row_of(side: Side, case: Case, results: Sequence[Result]) -> Row:
-    """What the rounds of one side in one case amount to; there is at least one."""
+def row_of(side: Side, case: Case, results: Sequence[Result], pair: str | None = None) -> Row:
+    """What the rounds of one side, or of one of its pairs, in one case amount to; there is at least one."""
     histogram = Histogram(tally.buckets for result in results for tally in result.tallies)
     failed: Counter[str] = Counter()
     for result in results:
@@ -100,6 +103,7 @@ def row_of(side: Side, case: Case, results: Sequence[Result]) -> Row:
     rounds = [_record(result) for result in results]
     return Row(
         side.name,
+        pair,
         case.size,
         case.window,
         histogram.count,

@@ -42,7 +42,8 @@ class Rounds:
         self._warm_up_s = warm_up_s
         self._worker: ClientKind = worker
         self._credit = credit
-        self._results: dict[tuple[str, Case], list[Result]] = {}
+        # By the side's name and the pair's identity; those of None are of the whole side.
+        self._results: dict[tuple[str, str | None, Case], list[Result]] = {}
         self._cpu_unknown: dict[str, str] = {}
         self._is_broken = False
         self.stop = threading.Event()
@@ -69,7 +70,7 @@ class Rounds:
             stage.start_echo(
                 [
                     EchoPlan(
-                        side.endpoints,
+                        list(side.fleet.pair_of(service).endpoints),
                         service,
                         side.dialect,
                         self._worker,
@@ -81,10 +82,17 @@ class Rounds:
                 ]
             )
         for side in self._sides:
-            services = [side.services[number % len(side.services)] for number in range(load.clients)]
             jobs = [
-                Job(side.endpoints, side.dialect, side.client, service, load.means, self._timeout_s)
-                for service in services
+                Job(
+                    side.pairs,
+                    side.pins,
+                    side.dialect,
+                    side.client,
+                    side.service_of(number),
+                    load.means,
+                    self._timeout_s,
+                )
+                for number in range(load.clients)
             ]
             stage.start_clients(side, jobs)
 
@@ -100,14 +108,16 @@ class Rounds:
                 for side in self._sides:
                     if self.stop.is_set():
                         return
-                    result = self._turn(stage, side, case, show, done / total, 1 / total)
-                    if result.answered or not self.stop.is_set():
-                        self._results.setdefault((side.name, case), []).append(result)
+                    results = self._turn(stage, side, case, show, done / total, 1 / total)
+                    if results[None].answered or not self.stop.is_set():
+                        for pair, result in results.items():
+                            self._results.setdefault((side.name, pair, case), []).append(result)
                     done += 1
 
     def _turn(
         self, stage: Stage, side: Side, case: Case, show: "_Show", share_done: float, share: float
-    ) -> Result:
+    ) -> dict[str | None, Result]:
+        """The result of the whole side, and of each of its pairs if it has several."""
         load = self._load
         began_at = time.monotonic()
 
@@ -121,16 +131,31 @@ class Rounds:
         tallies = stage.run(side, self._turns(case), on_progress)
         after = cpu_of(side)
         show(share_done + share, "")
-        return Result(tallies, self._cpu_between(side, before, after))
+        several = len(before) > 1
+        spent = {}
+        for pair in before:
+            name = f"{side.name} {pair}" if several else side.name
+            spent[pair] = self._cpu_between(name, before[pair], after[pair])
+        known = [cpu_s for cpu_s in spent.values() if cpu_s is not None]
+        results: dict[str | None, Result] = {
+            None: Result(tallies, sum(known) if len(known) == len(spent) else None)
+        }
+        if several:
+            fleet = side.fleet
+            owners = [fleet.pair_of(side.service_of(number)).identity for number in range(load.clients)]
+            for pair, cpu_s in spent.items():
+                of_pair = [tally for tally, owner in zip(tallies, owners, strict=True) if owner == pair]
+                results[pair] = Result(of_pair, cpu_s)
+        return results
 
     def _cpu_between(
-        self, side: Side, before: tuple[str, float] | str, after: tuple[str, float] | str
+        self, name: str, before: tuple[str, float] | str, after: tuple[str, float] | str
     ) -> float | None:
         if isinstance(before, str) or isinstance(after, str):
-            self._cpu_unknown[side.name] = before if isinstance(before, str) else str(after)
+            self._cpu_unknown[name] = before if isinstance(before, str) else str(after)
             return None
         if before[0] != after[0]:
-            self._cpu_unknown[side.name] = "another node served at the end of a turn than at its beginning"
+            self._cpu_unknown[name] = "another node served at the end of a turn than at its beginning"
             return None
         return after[1] - before[1]
 
@@ -148,14 +173,15 @@ class Rounds:
     def _document(self) -> Document:
         rows, ratios = [], []
         for case in self._cases:
-            found = [
-                row_of(side, case, results)
-                for side in self._sides
-                if (results := self._results.get((side.name, case)))
-            ]
-            rows += found
-            if len(found) == 2:
-                ratios.append(ratio_of(*found))
+            wholes = []
+            for side in self._sides:
+                for pair in (None, *side.pairs_used):
+                    if results := self._results.get((side.name, pair, case)):
+                        rows.append(row_of(side, case, results, pair))
+                        if pair is None:
+                            wholes.append(rows[-1])
+            if len(wholes) == 2:
+                ratios.append(ratio_of(*wholes))
         is_complete = not self.stop.is_set() and not self._is_broken
         return document_of(self._load, self._sides, rows, ratios, self._cpu_unknown, is_complete=is_complete)
 

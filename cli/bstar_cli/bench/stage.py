@@ -210,26 +210,40 @@ def _nobody(side: Side, jobs: Sequence[Job], trouble: Trouble) -> str:
     )
 
 
-def cpu_of(side: Side) -> tuple[str, float] | str:
-    """Whose CPU time it is and how much in seconds since its start; a text if it cannot be had: why.
+def cpu_of(side: Side) -> dict[str, tuple[str, float] | str]:
+    """By pair that is asked for something: whose CPU time it is and how many seconds since its start; if it
+    cannot be had a text: why.
 
     It is that of the active node as ``mmi.state`` tells it (the call counts in the time that it measures), or
-    of the process that the side names.
+    of the process that the side names, which then has one pair.
     """
     if side.pid is not None:
-        try:
-            tasks = list(Path(f"/proc/{side.pid}/task").iterdir())
-            spent_ns = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
-        except (OSError, ValueError, IndexError) as error:
-            return f"process {side.pid} cannot be looked at: {error}"
-        return f"process {side.pid}", spent_ns / 1e9
+        [pair] = side.pairs_used
+        return {pair: _cpu_of_process(side.pid)}
+    used = side.pairs_used
     try:
-        reports = node_states(side.endpoints, _STATUS_S_MAX)
+        reports = node_states([each for pair in used.values() for each in pair.endpoints], _STATUS_S_MAX)
     except BstarError as error:
-        return str(error)
-    for report in reports:
+        return dict.fromkeys(used, str(error))
+    states = {report.endpoint: report.state for report in reports}
+    return {
+        name: _cpu_of_active([states[endpoint] for endpoint in pair.endpoints]) for name, pair in used.items()
+    }
+
+
+def _cpu_of_process(pid: int) -> tuple[str, float] | str:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        spent_ns = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+    except (OSError, ValueError, IndexError) as error:
+        return f"process {pid} cannot be looked at: {error}"
+    return f"process {pid}", spent_ns / 1e9
+
+
+def _cpu_of_active(states: Sequence[dict[str, object] | None]) -> tuple[str, float] | str:
+    for state in states:
         try:
-            node = msgspec.convert(report.state, _Node)
+            node = msgspec.convert(state, _Node)
         except msgspec.ValidationError:
             continue
         if node.pair.is_active:
