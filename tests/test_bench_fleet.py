@@ -1,4 +1,4 @@
-"""``bstar bench`` with several pairs: which are measured, what is told of each, and a run with two of them."""
+"""``bstar bench`` with several pairs: which are measured, what is told of each, and a run with two."""
 
 from __future__ import annotations
 
