@@ -1,9 +1,9 @@
 """A worker process that writes its history: ``python -m chaos.worker --help``.
 
 It echoes each body with its own name and the number of the execution, so that a reply tells where it was
-made. Begins are noted in the worker's own thread at the moment of the decision, and epochs as they are read
-from the octets that reach it, before the product has looked at them: what the worker should have known is
-not taken from what it says it knew.
+made. Begins are noted when a handler's thread claims the request, and epochs as they are read from the octets
+that reach the worker, before the product has looked at them: what the worker should have known is not taken
+from what it says it knew. Neither happens during the other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import itertools
 import logging
 import os
-import queue
 import random
 import signal
 import sys
@@ -30,34 +29,6 @@ from chaos.history import PAIR, Begin, End, EpochSeen, Lost, Refused, Registered
 __all__ = ["main"]
 
 
-class _Jobs(queue.SimpleQueue["Job | None"]):
-    """The way from the worker's thread to its handlers: what goes in is about to be begun."""
-
-    def __init__(self, history: Writer, endpoints: tuple[str, ...]) -> None:
-        super().__init__()
-        self._history = history
-        self._endpoints = endpoints
-        self._numbers = itertools.count(1)
-        self.executions: dict[bytes, int] = {}
-
-    def put(self, item: Job | None, *_: Any, **__: Any) -> None:
-        if item is not None:
-            number = next(self._numbers)
-            self.executions[bytes(item.body[0])] = number
-            self._history.write(
-                Begin(
-                    at=0.0,
-                    number=number,
-                    identity=item.identity.hex(),
-                    epoch=item.epoch,
-                    endpoint=self._endpoints[item.node],
-                    body=item.body[0].decode("utf-8", "replace"),
-                    is_redelivered=item.is_redelivered,
-                )
-            )
-        super().put(item)
-
-
 class _Hooks(WorkerHooks):
     def __init__(self, history: Writer) -> None:
         self._history = history
@@ -69,11 +40,37 @@ class _Hooks(WorkerHooks):
         self._history.write(Lost(at=0.0, endpoint=endpoint, reason=reason))
 
 
-def _watch(worker: Worker, history: Writer) -> None:
-    """Note the epochs that arrive and the requests that are refused."""
+def _watch(worker: Worker, history: Writer) -> dict[bytes, int]:
+    """Note the epochs that arrive, the requests that are begun and those that are refused.
+
+    The dict that it returns has the number of the last execution of each body.
+    """
     core = worker._core
-    receive, refuse = core.receive, core._refuse
+    receive, refuse, claim = core.receive, core._refuse, core.claim
     highest = 0
+    numbers = itertools.count(1)
+    executions: dict[bytes, int] = {}
+    # A request is begun before a higher epoch was seen, or, if it is claimed at all, after it was looked at.
+    one_at_a_time = threading.Lock()
+
+    def noting_claim(job: Job) -> bool:
+        with one_at_a_time:
+            if not claim(job):
+                return False
+            number = next(numbers)
+            executions[bytes(job.body[0])] = number
+            history.write(
+                Begin(
+                    at=0.0,
+                    number=number,
+                    identity=job.identity.hex(),
+                    epoch=job.epoch,
+                    endpoint=worker.endpoints[job.node],
+                    body=job.body[0].decode("utf-8", "replace"),
+                    is_redelivered=job.is_redelivered,
+                )
+            )
+            return True
 
     def noting_receive(node: int, frames: list[bytes], now: float) -> Any:
         nonlocal highest
@@ -81,10 +78,11 @@ def _watch(worker: Worker, history: Writer) -> None:
             epoch = native.decode(frames).epoch
         except RemoteProtocolError:
             epoch = 0
-        if epoch > highest:
-            highest = epoch
-            history.write(EpochSeen(at=0.0, epoch=epoch, endpoint=worker.endpoints[node]))
-        return receive(node, frames, now)
+        with one_at_a_time:
+            if epoch > highest:
+                highest = epoch
+                history.write(EpochSeen(at=0.0, epoch=epoch, endpoint=worker.endpoints[node]))
+            return receive(node, frames, now)
 
     def noting_refuse(job: Job, outputs: Any, now: float) -> None:
         history.write(Refused(at=0.0, identity=job.identity.hex(), epoch=job.epoch, epoch_seen=core.epoch))
@@ -92,6 +90,8 @@ def _watch(worker: Worker, history: Writer) -> None:
 
     core.receive = noting_receive  # type: ignore[method-assign]
     core._refuse = noting_refuse  # type: ignore[method-assign]
+    core.claim = noting_claim  # type: ignore[method-assign]
+    return executions
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -113,10 +113,10 @@ def main(arguments: list[str] | None = None) -> int:
     endpoints = tuple(options.endpoints.split(","))
     lengths = random.Random(options.name)
     with Writer(options.history) as history:
-        jobs = _Jobs(history, endpoints)
+        executions: dict[bytes, int] = {}
 
         def handle(request: Request) -> bytes:
-            number = jobs.executions[request.body]
+            number = executions[request.body]
             # The work itself. Of different lengths, so that replies come in another order than requests.
             time.sleep(lengths.uniform(0.2, 1.8) * options.work_ms / 1000)
             history.write(End(at=0.0, number=number))
@@ -130,8 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
             hooks=_Hooks(history),
             journal=options.journal and JournalSettings(options.journal, pair=PAIR, name=options.name),
         )
-        worker._jobs = jobs
-        _watch(worker, history)
+        executions = _watch(worker, history)
         signal.signal(signal.SIGTERM, lambda number, frame: worker.stop())  # until run() takes it over
         history.write(Started(at=0.0, name=options.name, pid=os.getpid(), endpoints=endpoints))
         threading.Thread(target=_watch_stdin, daemon=True).start()

@@ -37,10 +37,11 @@ from bstar_client.client import HAClient
 from bstar_client.core.calls import Ask, CallFailed, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
 from bstar_client.dedupe import ReplyMemory, ReplyStore
+from bstar_client.handlers import Handler, Request, WorkerHooks
 from bstar_client.journal import JournalSettings
 from bstar_client.link import LinkSettings
 from bstar_client.status import NodeReport, node_states
-from bstar_client.worker import Handler, Request, Worker, WorkerHooks
+from bstar_client.worker import Worker
 
 __all__ = [
     "ActiveFound",

@@ -42,12 +42,13 @@ from bstar_client.core.worker_session import (
     WorkerSettings,
 )
 from bstar_client.dedupe import ReplyStore
+from bstar_client.handlers import Request, WorkerHooks, as_text
 from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_journal
 from bstar_client.link import Links, LinkSettings
 from bstar_client.offering import Offer
+from bstar_client.serving import LINGER_MS
 from bstar_client.turning import Turning
 from bstar_client.wakeup import WakeUp
-from bstar_client.worker import LINGER_MS, Request, WorkerHooks, as_text
 
 __all__ = ["AsyncHandler", "AsyncWorker"]
 

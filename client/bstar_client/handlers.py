@@ -1,0 +1,82 @@
+"""What a handler is given and what a worker tells its observer, for ``Worker`` and ``AsyncWorker`` alike."""
+
+import time
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bstar_client.bodies import Body
+
+if TYPE_CHECKING:
+    from bstar_client.worker import Worker
+
+__all__ = ["Handler", "Request", "WorkerHooks", "as_text"]
+
+
+class Request(msgspec.Struct, frozen=True, eq=False):
+    """What a handler is given.
+
+    ``frames`` is the body, one frame or more. ``identity`` names the request for ever (24 octets; in
+    plain MDP the client's address) and is the same in every repetition, so it serves as an idempotency
+    key. ``is_redelivered``: an earlier delivery of it may have begun. ``epoch``: the activation of the
+    pair that dispatched it (0 in plain MDP). ``deadline``: when the client stops waiting, on
+    ``time.monotonic()``'s clock; None if it did not say. ``extensions``: the native header's extension
+    octets.
+    """
+
+    service: bytes
+    frames: tuple[bytes, ...]
+    identity: bytes
+    is_redelivered: bool
+    epoch: int
+    deadline: float | None
+    extensions: bytes
+
+    @property
+    def body(self) -> bytes:
+        """The only frame of the request; ValueError if there are several (then see ``frames``)."""
+        if len(self.frames) != 1:
+            raise ValueError(f"the request has {len(self.frames)} frames: read .frames, .body is for one")
+        return self.frames[0]
+
+    def remaining(self) -> float | None:
+        """Seconds until the client stops waiting, None if it did not say, never below 0."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+
+Handler = Callable[[Request], Body | Generator[Body, None, Body | None] | None]
+
+
+class WorkerHooks:
+    """Override what you want to observe. What a hook raises is logged and goes no further.
+
+    ``registered``, ``lost`` and ``handler_stuck`` are called, one at a time, in whichever of the worker's
+    threads attends to its sockets at that moment, and must not block; the others in the handler's thread.
+    """
+
+    def registered(self, worker: "Worker", endpoint: str) -> None:
+        """A node has the worker on its list."""
+
+    def lost(self, worker: "Worker", endpoint: str, reason: str) -> None:
+        """The session with a node ended; a new one is begun."""
+
+    def request_started(self, worker: "Worker", request: Request) -> None:
+        """The handler is about to be called."""
+
+    def request_finished(self, worker: "Worker", request: Request) -> None:
+        """The handler returned."""
+
+    def request_failed(self, worker: "Worker", request: Request, error: Exception) -> None:
+        """The handler raised."""
+
+    def request_replayed(self, worker: "Worker", request: Request) -> None:
+        """A repetition was answered with the reply that was kept (``dedupe``), and not executed."""
+
+    def handler_stuck(self, worker: "Worker", identity: bytes) -> None:
+        """A handler ran past its time and was given up."""
+
+
+def as_text(error: BaseException) -> list[bytes]:
+    """What a failed handler's client is told."""
+    return [f"{type(error).__name__}: {error}".encode("utf-8", "replace")]

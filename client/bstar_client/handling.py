@@ -1,0 +1,175 @@
+"""One request and its handler: what the handler is given, how it is called, and what becomes of its answer.
+
+Any of a worker's handlers' threads calls ``handle``; what comes of it goes to the outbox. Nothing here knows
+sockets, nor which thread is the one that sends.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from types import GeneratorType
+from typing import TYPE_CHECKING
+
+from bstar.errors import LocalProtocolError
+from bstar_client.bodies import Body, to_frames
+from bstar_client.core.worker_dialects import Job
+from bstar_client.dedupe import ReplyStore
+from bstar_client.handlers import Handler, Request, WorkerHooks, as_text
+from bstar_client.outbox import Outbox
+
+if TYPE_CHECKING:
+    from bstar_client.worker import Worker
+
+__all__ = ["Handling"]
+
+_log = logging.getLogger("bstar_client")
+
+_clock = time.monotonic
+
+# Of a handler's time in the mean of the last ones: so little that 20 are remembered, and that one which lasts
+# is forgotten after as many.
+_WEIGHT = 1 / 16
+_LASTING_S = 0.01
+
+
+class Handling:
+    """How the requests of one worker are handled.
+
+    ``is_quick``: do handlers, on the average of the last ones, take less than ``quick_s``, and yield nothing?
+    ``on_generator`` is called when a handler begins to yield.
+    """
+
+    def __init__(
+        self,
+        worker: "Worker",
+        *,
+        hooks: WorkerHooks,
+        dedupe: ReplyStore | None,
+        reply_bytes_max: int,
+        outbox: Outbox,
+        quick_s: float,
+        on_generator: Callable[[], None],
+    ) -> None:
+        self.handler: Handler | None = None
+        self.is_quick = quick_s > 0
+        self._worker = worker
+        self._service = worker.service
+        self._hooks = hooks
+        self._is_observed = type(hooks) is not WorkerHooks
+        self._dedupe = dedupe
+        self._reply_bytes_max = reply_bytes_max
+        self._outbox = outbox
+        self._quick_s = quick_s
+        self._mean_s = 0.0
+        self._on_generator = on_generator
+
+    def handle(self, job: Job) -> float:
+        """Handle a claimed request; returns the time when that was done."""
+        began_at = _clock()
+        post = self._outbox.post
+        if job.deadline is not None and began_at >= job.deadline:
+            post(job, [], "expired")
+            return began_at
+        request = Request(
+            self._service,
+            tuple(job.body),
+            job.identity,
+            job.is_redelivered,
+            job.epoch,
+            job.deadline,
+            job.extensions,
+        )
+        if self._dedupe is not None and self._is_replayed(self._dedupe, job, request):
+            return _clock()
+        if self._is_observed:
+            self.call_hook(self._hooks.request_started, request)
+            began_at = _clock()
+        job.began_at = began_at
+        try:
+            body = self._execute(job, request)
+        except BaseException as error:  # noqa: BLE001 - whatever the handler raises, SystemExit too, is its answer
+            job.ended_at = ended_at = _clock()
+            self._count(ended_at - began_at)
+            _log.warning("a handler of %r failed", self._service, exc_info=error)
+            self.call_hook(self._hooks.request_failed, request, error)
+            post(job, as_text(error), "failure")
+        else:
+            job.ended_at = ended_at = _clock()
+            self._count(ended_at - began_at)
+            if self._is_observed:
+                self.call_hook(self._hooks.request_finished, request)
+            post(job, body, "final")
+        return ended_at
+
+    def lasts(self) -> None:
+        """A handler that has not returned lasts: it counts as one that took long."""
+        self._count(_LASTING_S)
+        self.is_quick = False
+
+    def call_hook(self, hook: Callable[..., None], *arguments: object) -> None:
+        """Call one of the observer's methods."""
+        try:
+            hook(self._worker, *arguments)
+        except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
+            _log.exception("a hook failed: %s", hook)
+
+    def _count(self, busy_s: float) -> None:
+        self._mean_s += ((min(_LASTING_S, busy_s)) - self._mean_s) * _WEIGHT
+        self.is_quick = self._mean_s < self._quick_s
+
+    def _execute(self, job: Job, request: Request) -> list[bytes]:
+        """Run the handler; keep its reply before anybody gets it."""
+        assert self.handler is not None, "checked before the start"
+        store = self._dedupe
+        try:
+            answer = self.handler(request)
+            if is_generator := isinstance(answer, GeneratorType):
+                answer = self._drive(job, answer)
+            body = [b""] if answer is None else to_frames(answer)  # type: ignore[arg-type]  # generators went above
+            self._check_size(body)
+        except BaseException:
+            if store is not None:
+                store.drop(job.identity)
+            raise
+        if store is not None:
+            if is_generator:
+                store.drop(job.identity)
+            else:
+                store.keep(job.identity, body)
+        return body
+
+    def _is_replayed(self, store: ReplyStore, job: Job, request: Request) -> bool:
+        """Answer the request without executing it, if it was executed before."""
+        try:
+            kept = store.begin(job.identity, request.frames, job.deadline)
+        except Exception as error:  # noqa: BLE001 - whatever the store raises is the answer
+            _log.warning("a request of %r was not executed", self._service, exc_info=error)
+            self._outbox.post(job, as_text(error), "refusal")
+            return True
+        if kept is None:
+            return False
+        self.call_hook(self._hooks.request_replayed, request)
+        self._outbox.post(job, kept, "replay")
+        return True
+
+    def _drive(self, job: Job, generator: "GeneratorType[Body, None, Body | None]") -> Body | None:
+        # Its parts are to be sent as they come, by another thread.
+        self._mean_s = _LASTING_S
+        self._on_generator()
+        while True:
+            try:
+                part = next(generator)
+            except StopIteration as end:
+                result: Body | None = end.value
+                return result
+            body = to_frames(part)
+            self._check_size(body)
+            if not self._outbox.wait_for_room(job):
+                generator.close()  # nobody waits for the rest
+                return None
+            self._outbox.post(job, body, "partial")
+
+    def _check_size(self, body: list[bytes]) -> None:
+        size = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        if size > self._reply_bytes_max - 1_024:
+            raise LocalProtocolError(f"a reply has more than {self._reply_bytes_max} octets")
