@@ -1,0 +1,116 @@
+"""Programs and commands of docs/ do what is said there: each page's are run as they stand, on free ports."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.brokers import Ports, broker_pair
+
+ROOT = Path(__file__).parents[1]
+LIMIT_S = 120.0
+
+pytestmark = pytest.mark.loopback
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The blocks of code on a page of docs/."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+
+
+def programs(page: str) -> dict[str, str]:
+    """The whole programs on it, by the name in their first line."""
+    named = [re.match(r"# (\w+\.py)\n", block) for block in blocks(page, "python")]
+    return {match[1]: match.string for match in named if match is not None}
+
+
+@contextmanager
+def running(folder: Path, name: str) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, name], cwd=folder)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(LIMIT_S)
+
+
+def test_one_answer_per_key(tmp_path: Path) -> None:
+    """docs/guarantees.md: two workers of each kind, and a client that asks three times with one key."""
+    with broker_pair(tmp_path / "pair") as nodes, ExitStack() as stack:
+        found = programs("guarantees.md")
+        assert found.keys() == {"keeping.py", "booking.py", "buying.py"}
+        for name, text in found.items():
+            for shipped, node in zip(("5001", "5002"), nodes, strict=True):
+                assert shipped in text
+                text = text.replace(f"tcp://127.0.0.1:{shipped}", node.endpoint)  # noqa: PLW2901
+            (tmp_path / name).write_text(text)
+        for name in ("keeping.py", "booking.py") * 2:
+            stack.enter_context(running(tmp_path, name))
+        done = subprocess.run(
+            [sys.executable, "buying.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert done.stdout.splitlines() == ["b'order 1'", "b'1'"] * 3, done.stderr
+        with closing(sqlite3.connect(tmp_path / "orders.db")) as database:
+            assert database.execute("SELECT what FROM orders").fetchall() == [(b"3 apples",)]
+
+
+def test_two_pairs_on_one_machine(tmp_path: Path) -> None:
+    """docs/fleet.md: what a newcomer types."""
+    shipped = ["5001", "5002", "5003", "5004", "6001", "6002", "6003", "6004", "9401", "9402", "9501", "9502"]
+    ports = Ports(len(shipped))
+    try:
+        numbers = dict(zip(shipped, map(str, ports.numbers), strict=True))
+
+        def moved(text: str) -> str:
+            return re.sub(r"(?<=127\.0\.0\.1:)\d{4}\b", lambda match: numbers[match[0]], text)
+
+        (tmp_path / "configs").mkdir()
+        for name in ("primary.yaml", "backup.yaml"):
+            (tmp_path / "configs" / name).write_text(moved((ROOT / "configs" / name).read_text()))
+        script = "set -e\ntrap 'kill $(jobs -p)' EXIT\n" + moved("\n".join(blocks("fleet.md", "sh")))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("BSTAR_")}
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=tmp_path,
+            env=environment | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    finally:
+        ports.close()
+    said = done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["pear", "apple"], said
+    assert "all 2 pairs are served" in said
+    rows = [line.split() for line in lines]
+    measured = [row for row in rows if row[:1] in (["A"], ["east"], ["west"]) and "µs" in row]
+    assert [row[0] for row in measured] == ["A", "east", "west"], said
+    after = lines.index("pear", 2)
+    assert "status 3" in lines[after:], said
+    assert "NoActiveNodeError" in said
+    assert "1 of 2 pairs: west: no node serves" in said
+
+
+def test_every_file_that_the_pages_name_is_there() -> None:
+    missing = [
+        (page.name, link)
+        for page in (ROOT / "docs").rglob("*.md")
+        for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+        if not (page.parent / link).exists()
+    ]
+    assert not missing
