@@ -317,6 +317,31 @@ def test_what_a_worker_held_whose_connection_is_gone_is_given_away_at_the_next_s
     assert [frames[0] for frames in moved] == [b"w2"]
 
 
+def test_workers_of_a_broker_that_was_away_are_not_taken_for_dead_before_they_are_read() -> None:
+    """What they said meanwhile waits in its socket, behind the timers that became due."""
+    desk = Desk()
+    desk.ready(b"w1")
+    desk.ready02(b"w2")
+    desk.request(b"c", 1)
+    assert [(frames[0], frames[1][:1]) for frames in desk.away(100.0)] == [(b"w1", b"\xb5"), (b"w2", b"M")]
+    assert set(desk.broker.workers) == {b"w1", b"w2"}
+    (frames,) = desk.final(b"w1", 1)
+    assert (frames[0], heard(frames).command) == (b"c", native.FINAL)
+
+
+def test_a_worker_that_is_silent_while_its_broker_listens_is_dead_all_the_same() -> None:
+    desk = Desk()
+    desk.ready(b"w1")
+    desk.ready(b"w2")
+    desk.request(b"c", 1)
+    expiry_s = desk.broker.workers[b"w1"].expiry_s
+    desk.wait(expiry_s / 2)
+    desk.send(b"w2", *native.encode_heartbeat(0))
+    desk.away(100.0)
+    moved = [frames for frames in desk.wait(expiry_s) if heard(frames).command == native.REQUEST]
+    assert [frames[0] for frames in moved] == [b"w2"]
+
+
 def test_after_a_partial_a_dead_workers_request_is_not_run_again() -> None:
     desk = Desk()
     desk.ready02(b"w1")

@@ -55,6 +55,12 @@ class Desk:
         self.now = end
         return frames
 
+    def away(self, seconds: float) -> list[list[bytes]]:
+        """The process stands still for so long; what it sends before it reads anything."""
+        self.now += seconds
+        self.broker.stalled(seconds)
+        return sent(self.broker.handle_timer(self.now))
+
     # Short forms of what peers say. Workers and clients are named by their routing ids.
 
     def ready02(self, worker: bytes, service: bytes = b"echo") -> list[list[bytes]]:

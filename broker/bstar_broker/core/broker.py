@@ -225,6 +225,15 @@ class Broker:
             self._dispatch_queued(worker.service, now, outputs)
         return outputs
 
+    def stalled(self, gap_s: float) -> None:
+        """The process was away for so long: what workers said meanwhile is still to be read, so that time is
+        no silence of theirs.
+        """
+        for worker in self.workers.values():
+            worker.expires_at += gap_s
+            if worker.gone_at is not None:
+                worker.gone_at += gap_s
+
     def next_deadline(self) -> float:
         """When ``handle_timer`` has something to do."""
         deadline = self._tidy_at

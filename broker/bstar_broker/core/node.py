@@ -204,6 +204,7 @@ class Node:
 
     def stalled(self, gap_s: float, now: float) -> list[Output]:
         """The process was away for ``gap_s`` seconds; call this before anything that queued up meanwhile."""
+        self.broker.stalled(gap_s)
         return self._expand(self.machine.stalled(gap_s, now), now)
 
     def handover(self, now: float) -> list[Output]:
