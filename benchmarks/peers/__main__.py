@@ -12,7 +12,7 @@ for all threads of the server's process. Latencies are those that the client see
 
 The servers of others are Debian's packages, installed if they are missing and this is root; their clients
 come from the package index into a venv of their own. What cannot be had is said and left out. Status 0:
-bstar and at least one other could be measured; 1: not so.
+bstar and at least one other, or anything of what ONLY names, could be measured; 1: not so.
 """
 
 import argparse
@@ -55,6 +55,9 @@ def main() -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-peers-")))
         contestants = all_of(stack, folder, peers, [w.casefold() for w in words], max(windows))
+        if not contestants:
+            print("nothing is left to measure", flush=True)
+            return 1
         print(
             f"{asked.size}-octet bodies, medians of {asked.rounds} rounds of {asked.seconds:g} s; "
             f"{peers.told}",

@@ -14,10 +14,16 @@ from pathlib import Path
 
 from run import free_port
 
-__all__ = ["nats", "rabbitmq"]
+__all__ = ["NotUp", "nats", "rabbitmq"]
 
 _START_S_MAX = 90.0
 _STOP_S_MAX = 30.0
+# Characters of its output that are shown if it does not come up.
+_SAID_MAX = 2_000
+
+
+class NotUp(Exception):  # noqa: N818 - that it is an error goes without saying
+    """A server of others does not come up; the text says what it printed."""
 
 
 @contextmanager
@@ -65,7 +71,7 @@ def rabbitmq(program: str, epmd: str, folder: Path) -> Iterator[tuple[int, str]]
 def _process(
     name: str, command: list[str], folder: Path, port: int, environment: dict[str, str] | None = None
 ) -> Iterator[int]:
-    """Run it until the end of the block; its pid once it listens on the port."""
+    """Run it until the end of the block; its pid once it listens on the port. NotUp if it does not."""
     path = folder / f"{name}.out"
     with path.open("wb") as log:
         process = subprocess.Popen(
@@ -79,7 +85,8 @@ def _process(
         until = time.monotonic() + _START_S_MAX
         while not _listens(port):
             if process.poll() is not None or time.monotonic() > until:
-                raise SystemExit(f"{name} does not come up:\n{path.read_text(errors='replace')[-2000:]}")
+                said = path.read_text(errors="replace").strip()[-_SAID_MAX:] or "it said nothing"
+                raise NotUp(f"{name} does not come up: {said}")
             time.sleep(0.05)
         yield process.pid
     finally:
