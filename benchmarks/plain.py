@@ -1,4 +1,4 @@
-"""A plain MDP/0.2 client on a raw DEALER: a window of requests in flight, replies counted, nothing else.
+"""A client of plain MDP on a raw DEALER: a window of requests in flight, replies counted, nothing else.
 
 A node that was kept from running for longer than its failover timeout does not serve on (docs/guarantees.md),
 and lets go of the requests that it held. A plain client cannot be told that, its own timeout is all it has;
@@ -28,6 +28,8 @@ SILENCES_MAX = 3
 # No body of any measurement, so that late answers to it are told from the others.
 _READY = b"is anybody there?"
 _clock = time.perf_counter
+# What a request has before its service.
+_HEADS = {"mdp01": [b"", b"MDPC01"], "mdp02": [b"MDPC02", b"\x01"]}
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,13 @@ class Kept:
 
 
 class PlainClient:
-    """Asks one service at one endpoint. Use as a context manager."""
+    """Asks one service at one endpoint, in the dialect "mdp01" or "mdp02". Use as a context manager."""
 
-    def __init__(self, endpoint: str, service: str = "echo", *, silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self, endpoint: str, service: str = "echo", *, dialect: str = "mdp02", silence_s: float = SILENCE_S
+    ) -> None:
         self.endpoint = endpoint
-        self._head = [b"MDPC02", b"\x01", service.encode()]
+        self._head = [*_HEADS[dialect], service.encode()]
         self._silence_s = silence_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._connect()

@@ -1,11 +1,12 @@
-"""Broker CPU per request, throughput and latency under plain MDP/0.2, beside the floor in the same run.
+"""Broker CPU per request, throughput and latency under plain MDP, beside the floor in the same run.
 
-    python benchmarks/run.py                 all cases, medians of 5 rounds
-    python benchmarks/run.py --rounds 3 --seconds 1 --workers 1 --windows 1 100
+    python benchmarks/run.py                 all cases of MDP/0.1 and MDP/0.2, medians of 5 rounds
+    python benchmarks/run.py --rounds 3 --seconds 1 --workers 1 --windows 1 100 --dialects mdp02
 
-Machines are shared and noisy, so compare the ratios: floor and broker take turns, round by round. One
-client on a raw DEALER keeps WINDOW requests of 16 octets in flight; WORKERS echo workers run in one
-process. CPU is what the kernel counted for all threads of the broker's process.
+Machines are shared and noisy, so compare the ratios: floor and broker take turns, round by round, and a ratio
+is the median of the rounds' ratios. One client on a raw DEALER keeps WINDOW requests of 16 octets in flight;
+WORKERS echo workers run in one process. CPU is what the kernel counted for all threads of the broker's
+process.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from plain import PlainClient
@@ -24,6 +25,9 @@ from plain import PlainClient
 HERE = Path(__file__).parent
 BODY = b"x" * 16
 COLUMNS = ("req/s", "p50 µs", "p99 µs", "CPU µs/req")
+NAMES = {"mdp01": "MDP/0.1", "mdp02": "MDP/0.2"}
+
+Row = tuple[float, float, float, float]
 
 
 def main() -> int:
@@ -33,49 +37,51 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=5, help="rounds of which the median is printed")
     parser.add_argument("--seconds", type=float, default=1.5, help="length of one measurement")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 10])
-    parser.add_argument("--windows", type=int, nargs="+", default=[1, 10, 100])
+    parser.add_argument("--dialects", nargs="+", choices=list(NAMES), default=list(NAMES))
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--windows", type=int, nargs="+", default=[1, 100])
     asked = parser.parse_args()
+    print(f"{len(BODY)}-octet bodies, {os.cpu_count()} cores, median of {asked.rounds} rounds", flush=True)
     print(
-        f"MDP/0.2, {len(BODY)}-octet bodies, {os.cpu_count()} cores, median of {asked.rounds} rounds",
-        flush=True,
+        f"{'':7} {'workers':>7} {'window':>6} {'':6}" + "".join(f"{name:>12}" for name in COLUMNS), flush=True
     )
-    print(f"{'workers':>7} {'window':>6} {'':8}" + "".join(f"{name:>12}" for name in COLUMNS), flush=True)
-    for workers in asked.workers:
-        for window in asked.windows:
-            case(workers, window, asked.rounds, asked.seconds)
+    for dialect in asked.dialects:
+        for workers in asked.workers:
+            for window in asked.windows:
+                case(dialect, workers, window, asked.rounds, asked.seconds)
     return 0
 
 
-def case(workers: int, window: int, rounds: int, seconds: float) -> None:
+def case(dialect: str, workers: int, window: int, rounds: int, seconds: float) -> None:
     """Measure one case on both servers, in turns."""
-    rows: dict[str, list[tuple[float, float, float, float]]] = {"floor": [], "bstar": []}
-    with floor_server() as floor, bstar_server() as bstar:
-        servers = {"floor": floor, "bstar": bstar}
-        with echo_workers(floor[1], workers), echo_workers(bstar[1], workers):
-            for name, (pid, endpoint) in servers.items():
-                measure(pid, endpoint, window, 0.3)  # warm
-                rows[name].clear()
-            for _ in range(rounds):
-                for name, (pid, endpoint) in servers.items():
-                    rows[name].append(measure(pid, endpoint, window, seconds))
-    medians = {
-        name: [statistics.median(column) for column in zip(*row, strict=True)] for name, row in rows.items()
-    }
-    for name, figures in medians.items():
-        print(
-            f"{workers:>7} {window:>6} {name:8}" + "".join(f"{figure:>12,.1f}" for figure in figures),
-            flush=True,
-        )
-    ratios = [bstar / floor for bstar, floor in zip(medians["bstar"], medians["floor"], strict=True)]
-    print(
-        f"{workers:>7} {window:>6} {'ratio':8}" + "".join(f"{ratio:>12.2f}" for ratio in ratios), flush=True
-    )
+    rows: dict[str, list[Row]] = {"floor": [], "bstar": []}
+    with ExitStack() as stack:
+        servers = {
+            "floor": stack.enter_context(floor_server(dialect)),
+            "bstar": stack.enter_context(bstar_server()),
+        }
+        for pid, endpoint in servers.values():
+            stack.enter_context(echo_workers(endpoint, workers, dialect))
+            measure(pid, endpoint, window, 0.3, dialect)  # warm
+        for number in range(rounds):
+            # Who comes second finds another machine, so they come second in turns.
+            for name in list(servers) if number % 2 == 0 else list(reversed(servers)):
+                rows[name].append(measure(*servers[name], window, seconds, dialect))
+    title = f"{NAMES[dialect]:7} {workers:>7} {window:>6} "
+    for name in servers:
+        figures = [statistics.median(column) for column in zip(*rows[name], strict=True)]
+        print(f"{title}{name:6}" + "".join(f"{figure:>12,.1f}" for figure in figures), flush=True)
+    ratios = [
+        [bstar / floor for bstar, floor in zip(ours, theirs, strict=True)]
+        for ours, theirs in zip(rows["bstar"], rows["floor"], strict=True)
+    ]
+    medians = [statistics.median(column) for column in zip(*ratios, strict=True)]
+    print(f"{title}{'ratio':6}" + "".join(f"{median:>12.2f}" for median in medians), flush=True)
 
 
-def measure(pid: int, endpoint: str, window: int, seconds: float) -> tuple[float, float, float, float]:
+def measure(pid: int, endpoint: str, window: int, seconds: float, dialect: str = "mdp02") -> Row:
     """Requests per second, p50 and p99 in microseconds, and the broker's CPU microseconds per request."""
-    with PlainClient(endpoint) as client:
+    with PlainClient(endpoint, dialect=dialect) as client:
         client.wait_ready()
         cpu_before = cpu_seconds(pid)
         kept = client.keep(window, seconds, BODY)
@@ -97,10 +103,10 @@ def cpu_seconds(pid: int) -> float:
 
 
 @contextmanager
-def floor_server() -> Iterator[tuple[int, str]]:
+def floor_server(dialect: str = "mdp02") -> Iterator[tuple[int, str]]:
     """The minimal ROUTER loop in a process of its own."""
     endpoint = f"tcp://127.0.0.1:{free_port()}"
-    with child([sys.executable, str(HERE / "floor.py"), endpoint]) as process:
+    with child([sys.executable, str(HERE / "floor.py"), endpoint, dialect]) as process:
         yield process.pid, endpoint
 
 
@@ -125,9 +131,9 @@ def bstar_server(profile: str = "lan") -> Iterator[tuple[int, str]]:
 
 
 @contextmanager
-def echo_workers(endpoint: str, count: int) -> Iterator[None]:
+def echo_workers(endpoint: str, count: int, dialect: str = "mdp02") -> Iterator[None]:
     """``count`` echo workers in one process, registered."""
-    with child([sys.executable, str(HERE / "workers.py"), endpoint, str(count)]) as process:
+    with child([sys.executable, str(HERE / "workers.py"), endpoint, str(count), dialect]) as process:
         assert process.stdout is not None
         if process.stdout.readline() != b"ready\n":
             raise SystemExit("the echo workers did not start")

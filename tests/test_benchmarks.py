@@ -15,7 +15,7 @@ import zmq
 from bstar_broker.core.snapshot import NodeState
 from endurance import echo_worker, growth_of, lag_of, look
 from plain import PlainClient
-from run import bstar_server, child
+from run import bstar_server, child, echo_workers, floor_server
 from scaling_core import ROWS, Core
 from support.node_states import node_state
 
@@ -114,6 +114,27 @@ def test_a_batch_that_is_spread_row_by_row_costs_less_than_as_many_requests_howe
     alone = calls_of("native", workers=1_000)
     assert calls_of("batches", workers=ROWS) < 0.6 * alone
     assert calls_of("batches", workers=1_000) < 0.6 * alone
+
+
+# --- plain MDP beside the floor ---------------------------------------------------------------------------
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("dialect", ["mdp01", "mdp02"])
+@pytest.mark.parametrize("server", ["floor", "bstar"])
+def test_floor_and_broker_route_requests_to_several_workers_and_replies_back(
+    server: str, dialect: str
+) -> None:
+    serving = floor_server(dialect) if server == "floor" else bstar_server()
+    with (
+        serving as (_, endpoint),
+        echo_workers(endpoint, 3, dialect),
+        PlainClient(endpoint, dialect=dialect) as client,
+    ):
+        client.wait_ready()
+        kept = client.keep(7, 0.05, b"x" * 16)
+    # Each of the window was answered, unless the machine was too busy for the node to serve on.
+    assert len(kept.latencies) >= 7 or kept.silences
 
 
 # --- a plain client -------------------------------------------------------------------------------------
