@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Handler", "Request", "WorkerHooks", "as_text"]
 
 
-class Request(msgspec.Struct, frozen=True, eq=False):
+class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What a handler is given.
 
     ``frames`` is the body, one frame or more. ``identity`` names the request for ever (24 octets; in
@@ -36,9 +36,10 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     @property
     def body(self) -> bytes:
         """The only frame of the request; ValueError if there are several (then see ``frames``)."""
-        if len(self.frames) != 1:
-            raise ValueError(f"the request has {len(self.frames)} frames: read .frames, .body is for one")
-        return self.frames[0]
+        frames = self.frames
+        if len(frames) != 1:
+            raise ValueError(f"the request has {len(frames)} frames: read .frames, .body is for one")
+        return frames[0]
 
     def remaining(self) -> float | None:
         """Seconds until the client stops waiting, None if it did not say, never below 0."""

@@ -31,6 +31,10 @@ _clock = time.monotonic
 _WEIGHT = 1 / 16
 _LASTING_S = 0.01
 
+# What a message may have beside its body, at most.
+_FRAMES_BYTES = 1_024
+_SMALL_BYTES = 16_384
+
 
 class Handling:
     """How the requests of one worker are handled.
@@ -58,6 +62,8 @@ class Handling:
         self._is_observed = type(hooks) is not WorkerHooks
         self._dedupe = dedupe
         self._reply_bytes_max = reply_bytes_max
+        # What is no larger needs no further look.
+        self._small_max = min(reply_bytes_max - _FRAMES_BYTES, _SMALL_BYTES)
         self._outbox = outbox
         self._quick_s = quick_s
         self._mean_s = 0.0
@@ -114,8 +120,9 @@ class Handling:
             _log.exception("a hook failed: %s", hook)
 
     def _count(self, busy_s: float) -> None:
-        self._mean_s += ((min(_LASTING_S, busy_s)) - self._mean_s) * _WEIGHT
-        self.is_quick = self._mean_s < self._quick_s
+        mean_s = self._mean_s
+        self._mean_s = mean_s = mean_s + (min(_LASTING_S, busy_s) - mean_s) * _WEIGHT
+        self.is_quick = mean_s < self._quick_s
 
     def _execute(self, job: Job, request: Request) -> list[bytes]:
         """Run the handler; keep its reply before anybody gets it."""
@@ -123,6 +130,8 @@ class Handling:
         store = self._dedupe
         try:
             answer = self.handler(request)
+            if type(answer) is bytes and store is None and len(answer) <= self._small_max:
+                return [answer]
             if is_generator := isinstance(answer, GeneratorType):
                 answer = self._drive(job, answer)
             body = [b""] if answer is None else to_frames(answer)  # type: ignore[arg-type]  # generators went above
@@ -170,6 +179,5 @@ class Handling:
             self._outbox.post(job, body, "partial")
 
     def _check_size(self, body: list[bytes]) -> None:
-        size = len(body[0]) if len(body) == 1 else sum(map(len, body))
-        if size > self._reply_bytes_max - 1_024:
+        if sum(map(len, body)) > self._reply_bytes_max - _FRAMES_BYTES:
             raise LocalProtocolError(f"a reply has more than {self._reply_bytes_max} octets")

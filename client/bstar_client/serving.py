@@ -223,11 +223,12 @@ class Serving:
 
     def _call_own(self, now: float) -> Job | None:
         """Call handlers for a millisecond or so; the job in whose time another thread began to lead."""
-        own, lead, handle, take_place = self._own, self._lead, self.handling.handle, self._take_place
+        own, lead, handle, claim = self._own, self._lead, self.handling.handle, self._core.claim
+        has_places = self._places is not None
         since, until = now, now + UNSENT_S_MAX
         while own:
             job = own.popleft()
-            if not take_place(job):
+            if not (self._take_place(job) if has_places else claim(job)):
                 continue
             lead.leave(job, since)
             try:
@@ -237,7 +238,7 @@ class Serving:
                 raise
             if not lead.resume(job):
                 return job
-            if self._places is not None:
+            if has_places:
                 self._leave_place(job)
             if since > until:
                 break

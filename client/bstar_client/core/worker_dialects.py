@@ -51,7 +51,7 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
 
 
-class Job(msgspec.Struct, eq=False):
+class Job(msgspec.Struct, eq=False, gc=False):
     """One request at a worker, from its arrival until its reply or error is sent.
 
     ``identity`` is the native identity (24 octets), or MDP's client address. ``deadline`` is when the

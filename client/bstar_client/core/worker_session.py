@@ -109,15 +109,15 @@ class _Replies:
         self.bodies: list[bytes] = []
         self.octets = 0
 
-    def has_room_for(self, body: bytes) -> bool:
-        """Would the batch stay within its bounds with this reply?"""
-        return len(self.jobs) < BATCH_ROWS_MAX and self.octets + len(body) <= BATCH_BYTES_MAX
-
-    def add(self, job: Job, body: bytes) -> None:
-        """One more."""
+    def add(self, job: Job, body: bytes) -> bool:
+        """One more; False if the batch would not stay within its bounds."""
+        octets = self.octets + len(body)
+        if octets > BATCH_BYTES_MAX or len(self.jobs) >= BATCH_ROWS_MAX:
+            return False
+        self.octets = octets
         self.jobs.append(job)
         self.bodies.append(body)
-        self.octets += len(body)
+        return True
 
 
 WorkerOutput = Send | Open | Close | Begin | Abandon | Fenced | Registered | Lost | Ended
@@ -334,8 +334,10 @@ class WorkerCore:
         """Several handlers are done."""
         outputs: list[WorkerOutput] = []
         together: dict[tuple[int, bytes, int], _Replies] = {}
+        sessions, running = self._sessions, self._running
         for job, body in results:
-            session = self._sessions[job.node]
+            session = sessions[job.node]
+            identity, first = job.identity, body[0]
             if (
                 len(body) != 1
                 or job.is_ended
@@ -343,22 +345,22 @@ class WorkerCore:
                 or not session.takes_batches
                 or session.connection != job.connection
                 or session.has_left
-                or len(body[0]) > BATCHED_BODY_BYTES_MAX
-                or job.identity[16] >= _KEYED
+                or len(first) > BATCHED_BODY_BYTES_MAX
+                or identity[16] >= _KEYED
             ):
                 outputs += self.finished(job, body, now)
                 continue
             self.counters.finished += 1
-            del self._running[job]
+            del running[job]
             job.is_ended = True
             session.held -= 1
-            group = (job.node, job.identity[:16], job.epoch)
+            group = (job.node, identity[:16], job.epoch)
             replies = together.get(group)
-            if replies is None or not replies.has_room_for(body[0]):
+            if replies is None or not replies.add(job, first):
                 if replies is not None:
                     self._reply_together(replies, outputs, now)
                 replies = together[group] = _Replies()
-            replies.add(job, body[0])
+                replies.add(job, first)
         for replies in together.values():
             self._reply_together(replies, outputs, now)
         self._go_on(outputs, now)
