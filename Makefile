@@ -90,14 +90,14 @@ docs: $(TOOLS) ## write the generated files anew: sample configurations, state d
 	@$(BIN)/python -m bstar.journal.page --write docs/journal.md
 	@$(BIN)/python -m bstar_pipeline.tables_page --write docs/pipeline.md
 
-sim: $(TOOLS) ## a simulated pair under faults: 200 seeds; or SEED=7, RUNS=1000, HOURS=100; or EXPLORE=all: every state once
+sim: $(TOOLS) ## simulated pairs under faults: 200 seeds; or SEED=7, RUNS=1000, HOURS=100; or EXPLORE=all: every state once; or PAIRS=100: a fleet that grows
 ifdef EXPLORE
 	@PYTHONPATH=tests $(BIN)/python -m explorer $(EXPLORE) $(if $(STATES),--states $(STATES)) $(if $(WRITE),--write)
 else
 	@PYTHONPATH=tests $(BIN)/python -m sim $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) \
 	  $(if $(HOURS),--hours $(HOURS)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(MOOD),--mood $(MOOD)) \
 	  $(if $(PROFILE),--profile $(PROFILE)) $(if $(ARBITER),--arbiter $(ARBITER)) $(if $(FLEET),--fleet $(FLEET)) \
-	  $(if $(TRACE),--trace)
+	  $(if $(PAIRS),--pairs $(PAIRS)) $(if $(TRACE),--trace)
 endif
 
 chaos: $(TOOLS) ## faults against real processes, or at random: RUNS=20, SEED=7 (chaos-tests/README.md)

@@ -14,9 +14,11 @@ import pytest
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.outputs import Output
+from sim.__main__ import main
 from sim.checks import Checks, Violation
 from sim.client import Issued
 from sim.faults import Fault, Kind, Mood
+from sim.growth import Growth
 from sim.network import Frames
 from sim.node import SimNode
 from sim.run import Simulation, play
@@ -261,3 +263,34 @@ def test_a_fault_outside_the_struck_pairs_is_caught() -> None:
     simulation.inject(Fault(simulation.world.now, Kind.CRASH, "a.primary", 3.0))
     with pytest.raises(Violation, match=r"^\(h\)"):
         simulation.run_for(3.0)
+
+
+# --- a pair more --------------------------------------------------------------------------------------------
+
+
+def test_a_pair_that_is_added_takes_its_services_and_nothing_else_moves_or_is_lost() -> None:
+    growth = Growth(12)
+    before, after = growth.run()
+
+    assert growth.moved
+    assert after.services[growth.added] == len(growth.moved)
+    for name, count in before.services.items():
+        left = {service for service in growth.moved if growth.old.pair_of(service).name == name}
+        assert after.services[name] == count - len(left)
+    assert after.requests[growth.added] > 0
+    for spread in (before, after):
+        asked = [name for name, count in spread.services.items() if count]
+        assert all(spread.requests[name] for name in asked), "each pair is asked for what it has"
+        assert sum(spread.requests[name] for name in asked) == sum(spread.requests.values())
+    counts = growth.counts
+    assert counts["call answered"] + counts["call HandlerError"] == counts["calls"] > 1_000
+    assert counts["repeated executions"] == 0
+    assert counts["activations"] == 13, "one for each pair"
+
+
+def test_the_command_tells_what_moves(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--pairs", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "before: 3 pairs" in said
+    assert "after:  4 pairs" in said
+    assert "all of them to pair4" in said

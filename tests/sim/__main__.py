@@ -15,12 +15,15 @@ from itertools import count
 import msgspec
 
 from bstar.settings.schema import PROFILES
+from sim.checks import Violation
 from sim.faults import Mood
+from sim.growth import Growth
 from sim.run import Outcome, play, shrink
 from sim.setup import Setup, setup_of
 
 RUNS = 200
 PROGRESS_S = 5.0
+PAIRS_MAX = 1_000
 # Seeds handed to a process at once: enough to keep it busy while another is told of.
 _BATCH = 4
 
@@ -28,6 +31,8 @@ _BATCH = 4
 def main(arguments: list[str] | None = None) -> int:
     """Run what was asked for; 1 if an invariant was broken."""
     options = _parse(arguments)
+    if options.pairs is not None:
+        return _grow(options.pairs, 1 if options.seed is None else options.seed)
     if options.seed is not None and options.runs is None and options.hours is None:
         return _one(options)
     return _many(options)
@@ -48,6 +53,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--fleet", choices=["yes", "no"], help="with several pairs or one only (default: an eighth with)"
+    )
+    parser.add_argument(
+        "--pairs", type=int, help="instead of faults: a fleet of so many pairs, and one that is added"
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--trace", action="store_true", help="with one seed: print all that happened")
@@ -81,6 +89,34 @@ def command(setup: Setup, faults: tuple[int, ...] | None, options: argparse.Name
     if faults is not None:
         words.append(f"FAULTS={','.join(map(str, faults)) or 'none'}")
     return " ".join(words)
+
+
+def _grow(pairs: int, seed: int) -> int:
+    """A fleet that grows by one pair: how things are spread, and what moves."""
+    if not 1 <= pairs <= PAIRS_MAX:
+        print(f"make sim: PAIRS from 1 to {PAIRS_MAX}", file=sys.stderr)
+        return 2
+    growth = Growth(pairs, seed=seed)
+    try:
+        before, after = growth.run()
+    except Violation as violation:
+        print(f"VIOLATION {violation}")
+        return 1
+    counts = growth.counts
+    print(f"before: {before}")
+    print(f"after:  {after}")
+    print(
+        f"moved:  {len(growth.moved)} of {len(growth.services)} services, "
+        f"{len(growth.services) / (pairs + 1):.1f} were to be expected; all of them to {growth.added}, which "
+        f"then got {after.requests[growth.added]} of {sum(after.requests.values())} messages with requests"
+    )
+    answered = counts["call answered"] + counts["call HandlerError"]
+    print(
+        f"calls:  {counts['calls']}, of them answered {answered}, executed again "
+        f"{counts['repeated executions']}; {counts['activations']} activations, "
+        f"{growth.world.now:.0f} simulated seconds, {growth.world.events} events"
+    )
+    return 0 if answered == counts["calls"] else 1
 
 
 def _one(options: argparse.Namespace) -> int:

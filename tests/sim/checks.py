@@ -59,6 +59,8 @@ class Checks:
         # Where there are several pairs: the services of this one, and whether faults strike it at all.
         self.services: set[bytes] | None = None
         self.is_struck = True
+        # Until then processes start, and clients may find nobody yet.
+        self.begins_until = 0.0
         # Intervals in which a fault explains that outcomes are unknown: everybody's, or one client's.
         self.troubles: list[tuple[float, float]] = []
         self._troubles_of: dict[str, list[tuple[float, float]]] = {}
@@ -334,7 +336,7 @@ class Checks:
 
     def _check_spared(self, issued: Issued, what: str) -> None:
         """(h) what befalls other pairs is no concern of this one, if nothing befalls it or the client."""
-        is_beginning = issued.submitted_at < self.recovery_s
+        is_beginning = issued.submitted_at < self.begins_until
         if not self.is_struck and not is_beginning and not self._is_explained(issued):
             self._fail("h", f"{issued.token} {what}, although its pair was spared")
 

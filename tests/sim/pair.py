@@ -14,7 +14,7 @@ from sim.peer_link import PeerLink
 from sim.setup import Setup, names_of
 from sim.world import World
 
-__all__ = ["SimPair"]
+__all__ = ["SimPair", "small_limits"]
 
 
 class SimPair:
@@ -28,11 +28,12 @@ class SimPair:
         timing: Timing,
         name: str,
         *,
-        checks: type[Checks],
-        node_class: type[SimNode],
+        checks: type[Checks] = Checks,
+        node_class: type[SimNode] = SimNode,
+        limits: BrokerSettings | None = None,
     ) -> None:
         self.name = name
-        limits = _limits(timing)
+        limits = limits or small_limits(timing)
         self.checks = checks(world, setup.mood, limits)
         primary, backup, arbiter = names_of(name)
         self.primary, self.backup = self.nodes = tuple(
@@ -79,7 +80,7 @@ class SimPair:
         self.checks.nodes = self.nodes
         self.checks.has_arbiter = setup.has_arbiter
         self.checks.settle_s = self.settle_s
-        self.checks.recovery_s = self.recovery_s
+        self.checks.recovery_s = self.checks.begins_until = self.recovery_s
         self.checks.travel_s_max = self.travel_s_max
 
     @property
@@ -93,7 +94,7 @@ class SimPair:
         return [*self.nodes, *([] if self.arbiter is None else [self.arbiter])]
 
 
-def _limits(timing: Timing) -> BrokerSettings:
+def small_limits(timing: Timing) -> BrokerSettings:
     """Small tables, so that they get full."""
     return BrokerSettings(
         worker_heartbeat_interval_s=timing.worker_heartbeat_interval_s,
