@@ -11,7 +11,8 @@ the endpoints differ (Linux). They offer no room for work, so none is given to t
 and hears them, that is all.
 
 It prints ``ready`` when every peer was answered, and when its standard input closes a line of JSON:
-messages sent, heard, and how many of those heard said that the broker has dropped a worker.
+messages sent, heard, how many of those heard said that the broker has dropped a worker, and how late this
+process was at most: if that comes near a worker's expiry, it is the crowd that was silent.
 """
 
 import json
@@ -78,14 +79,15 @@ def main(endpoint: str, kind: str, count: int, interval_s: float, name: str = ""
     poller.register(sys.stdin.fileno(), zmq.POLLIN)
     # A share of the crowd at a time, as peers that know nothing of each other would.
     parts = min(50, count)
-    began_at, ticks = time.monotonic(), 0
+    began_at, ticks, late_s = time.monotonic(), 0, 0.0
     while True:
         due_at = began_at + ticks * interval_s / parts
         events = dict(poller.poll(max(0, int((due_at - time.monotonic()) * 1000))))
         if sys.stdin.fileno() in events:
             break
         take()
-        if time.monotonic() >= due_at:
+        if (now := time.monotonic()) >= due_at:
+            late_s = max(late_s, now - due_at)
             beat = native.encode_ping(epoch=epoch) if kind == "clients" else native.encode_heartbeat(epoch)
             for _ in range(count * (ticks + 1) // parts - count * ticks // parts):
                 send(crowd, beat)
@@ -95,7 +97,7 @@ def main(endpoint: str, kind: str, count: int, interval_s: float, name: str = ""
         "sent": sent,
         "heard": heard[native.PONG] + heard[native.HEARTBEAT],
         "dropped": heard[native.DISCONNECT],
-        "late_s": round(time.monotonic() - due_at, 3),
+        "late_s": round(late_s, 3),
     }
     print(json.dumps(told), flush=True)
     context.destroy(linger=0)

@@ -7,8 +7,9 @@
 A broker as ``bstar serve`` runs it, on loopback. RSS is the kernel's VmRSS, in MiB; "grown" compares the
 median of the last quarter with that of the first, of which the first tenth is left out: by then tables and
 allocator have their size. ``idle`` takes the profile ``guide``: a worker's heartbeat each way every 2.5 s
-and a client's PING every second, 14,000 messages per second together; with the ``lan`` profile's heartbeats
-it would be 140,000, more than one core of Python can hear.
+and, as every client waits for a reply, a PING and a PONG twice a second, 24,000 messages per second together.
+``--resting``: the clients have nothing outstanding, and ask once in 5 s. ``--profile lan``: heartbeats are
+ten times as frequent, PINGs seven times.
 
 Status 0: flat within 5 %; ``idle``: nobody was dropped and the loop's lag p99 is below 100 ms; 1: not so.
 """
@@ -17,6 +18,7 @@ import argparse
 import itertools
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -28,11 +30,14 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from bstar.settings import ProfileName
+from bstar.settings.schema import PROFILES, timing_of
 from bstar.sockets import receive, send
 from bstar.wire import native
 from bstar_broker.core.snapshot import NodeState
 from bstar_cli.bench.plan import EchoPlan
 from bstar_client import HAClient, node_states
+from bstar_client.core.session import IDLE_PING_INTERVAL_S, PINGS_PER_SILENCE
 from run import bstar_server, child, cpu_seconds
 
 HERE = Path(__file__).parent
@@ -56,14 +61,18 @@ def main() -> int:
     idle_verb.add_argument("--workers", type=int, default=5_000)
     idle_verb.add_argument("--clients", type=int, default=5_000)
     idle_verb.add_argument("--seconds", type=float, default=60.0)
-    idle_verb.add_argument("--profile", choices=["lan", "wan", "guide"], default="guide")
+    idle_verb.add_argument("--profile", choices=sorted(PROFILES), default="guide")
+    idle_verb.add_argument("--resting", action="store_true", help="clients without outstanding requests")
     asked = parser.parse_args()
     if asked.verb == "requests":
         return requests(int(min(asked.millions, 1_000.0) * 1e6), asked.window)
     if asked.verb == "clients":
         return clients(min(asked.count, 1_000_000))
+    worker_s, client_s = intervals_of(asked.profile, is_resting=asked.resting)
     return idle(
-        min(asked.workers, 9_000), min(asked.clients, 9_000), min(asked.seconds, 3600.0), asked.profile
+        {"workers": (min(asked.workers, 9_000), worker_s), "clients": (min(asked.clients, 9_000), client_s)},
+        min(asked.seconds, 3600.0),
+        asked.profile,
     )
 
 
@@ -134,16 +143,25 @@ def _visit(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, count: int)
         socket.close()
 
 
-def idle(workers: int, clients: int, seconds: float, profile: str) -> int:
-    """Lag, CPU and who is still there, while thousands of peers heartbeat."""
-    worker_s, client_s = {"lan": (0.25, 0.1), "wan": (2.0, 1.0), "guide": (2.5, 1.0)}[profile]
+def intervals_of(profile: ProfileName, *, is_resting: bool) -> tuple[float, float]:
+    """How often our worker sends HEARTBEAT and our client PING to each node, in seconds."""
+    timing = timing_of(profile)
+    pinging_s = min(timing.heartbeat_interval_s, timing.failover_timeout_s / PINGS_PER_SILENCE)
+    return timing.worker_heartbeat_interval_s, IDLE_PING_INTERVAL_S if is_resting else pinging_s
+
+
+def idle(crowd_of: dict[str, tuple[int, float]], seconds: float, profile: ProfileName) -> int:
+    """Lag, CPU and who is still there, while peers heartbeat: so many of a kind, so often each."""
+    workers = crowd_of["workers"][0]
+    rate = sum(2 * count / interval_s for count, interval_s in crowd_of.values())
+    print(f"profile {profile}: {rate:,.0f} messages per second to and from the broker", flush=True)
     with ExitStack() as stack:
         pid, endpoint = stack.enter_context(bstar_server(profile))
         stack.enter_context(echo_worker(endpoint))
         client = stack.enter_context(HAClient([endpoint]))
         client.request(SERVICE, b"active?")
         crowds = []
-        for kind, count, interval_s in (("workers", workers, worker_s), ("clients", clients, client_s)):
+        for kind, (count, interval_s) in crowd_of.items():
             command = [sys.executable, str(HERE / "crowd.py"), endpoint, kind, str(count), str(interval_s)]
             crowd = stack.enter_context(child([*command, *(["idle"] if kind == "workers" else [])]))
             assert crowd.stdout is not None
@@ -186,12 +204,12 @@ def idle(workers: int, clients: int, seconds: float, profile: str) -> int:
 
 
 def _calls(client: HAClient, seconds: float) -> Iterator[float]:
-    """Seconds of each of some twenty calls per second."""
+    """Seconds of each of some twenty calls per second, at no fixed distance: nothing may fall into step."""
     until = time.monotonic() + seconds
     while (began_at := time.monotonic()) < until:
         client.request(SERVICE, b"x")
         yield time.monotonic() - began_at
-        time.sleep(0.05)
+        time.sleep(random.uniform(0.02, 0.08))
 
 
 def lag_of(before: NodeState, after: NodeState, share: float) -> float:

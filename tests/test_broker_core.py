@@ -317,6 +317,27 @@ def test_what_a_worker_held_whose_connection_is_gone_is_given_away_at_the_next_s
     assert [frames[0] for frames in moved] == [b"w2"]
 
 
+@pytest.mark.parametrize("dialect", ["native", "mdp02"])
+def test_workers_that_come_at_once_are_not_due_at_once(dialect: str) -> None:
+    desk = Desk()
+    names = [b"w%d" % number for number in range(200)]
+    beat = native.encode_heartbeat(0) if dialect == "native" else HEARTBEAT02
+    for name in names:
+        _ = desk.ready(name) if dialect == "native" else desk.ready02(name)
+    settings = desk.broker.settings
+    interval_s = (
+        settings.worker_heartbeat_interval_s if dialect == "native" else settings.mdp_heartbeat_interval_s
+    )
+    beats: list[list[bytes]] = []
+    while desk.now < 3 * interval_s:
+        beats.append([frames[0] for frames in desk.wait(desk.broker.next_deadline() - desk.now)])
+        for name in names:
+            desk.send(name, *beat)
+    assert max(map(len, beats)) <= 50, "a quarter at most"
+    # And each hears its broker once per interval, as before.
+    assert {sum(name in some for some in beats) for name in names} <= {2, 3, 4}
+
+
 def test_workers_of_a_broker_that_was_away_are_not_taken_for_dead_before_they_are_read() -> None:
     """What they said meanwhile waits in its socket, behind the timers that became due."""
     desk = Desk()

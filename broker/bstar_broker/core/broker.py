@@ -79,6 +79,7 @@ class Broker:
         self._describe = describe
         self.observer = observer
         self._identities = 0
+        self._registrations = -1
         self.is_serving = False
         self.is_draining = False
         self.epoch = 0
@@ -607,6 +608,11 @@ class Broker:
             now=now,
             takes_batches=message.takes_batches,
         )
+        # Workers that come at the same moment, as all do after a failover, are not to be due at the same one
+        # for ever: each has its first heartbeat in another sweep.
+        self._registrations += 1
+        slots = max(1, int(heartbeat_s / self._sweep_interval_s))
+        worker.sent_at = now - self._registrations % slots * self._sweep_interval_s
         self.workers[sender] = worker
         service.workers += 1
         service.idle[worker] = None

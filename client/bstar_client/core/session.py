@@ -44,12 +44,12 @@ from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconn
 from bstar_client.core.nodes import Node
 from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Send
 
-__all__ = ["Counters", "Session", "SessionSettings"]
+__all__ = ["IDLE_PING_INTERVAL_S", "PINGS_PER_SILENCE", "Counters", "Session", "SessionSettings"]
 
 # Before a node has told the pair's timing. After that: a PING four times in a failover timeout at least.
 _PING_INTERVAL_S = 0.25
 _SILENCE_LIMIT_S = 1.0
-_PINGS_PER_SILENCE = 4
+PINGS_PER_SILENCE = 4
 # When the active node was lost its successor may be found in milliseconds, or when a drain has ended: ask at
 # once, then at growing distances, so that looking costs at most half of what has passed already, and at most
 # ten PINGs a second. What a node told before the loss is no longer true.
@@ -57,7 +57,7 @@ _SEARCH_PAUSE_MIN_S = 0.005
 _SEARCH_PAUSE_MAX_S = 0.1
 _SEARCH_GROWTH = 1.5
 # While nothing is outstanding, PING only so that observers learn of changes.
-_IDLE_PING_INTERVAL_S = 5.0
+IDLE_PING_INTERVAL_S = 5.0
 # A BUSY broker's hint grows by this factor with each BUSY for the same request, up to the limit.
 _BUSY_GROWTH = 1.5
 _BUSY_PAUSE_MIN_S = 0.005
@@ -138,7 +138,7 @@ class Session:
         self._ping_interval_s = self._settings.ping_interval_s or _PING_INTERVAL_S
         self._silence_limit_s = self._settings.silence_limit_s or _SILENCE_LIMIT_S
         self._failover_timeout_s = self._silence_limit_s
-        self._ping_at = now + _IDLE_PING_INTERVAL_S
+        self._ping_at = now + IDLE_PING_INTERVAL_S
         self._search_pause_s = _SEARCH_PAUSE_MAX_S
         self._is_closed = False
         self.epoch = 0
@@ -407,7 +407,7 @@ class Session:
 
     def _ping_pause_s(self) -> float:
         if not self._calls:
-            return _IDLE_PING_INTERVAL_S
+            return IDLE_PING_INTERVAL_S
         if self._target is not None:
             return self._ping_interval_s
         pause_s = min(self._search_pause_s, self._ping_interval_s)
@@ -688,7 +688,7 @@ class Session:
         if self._settings.silence_limit_s is None:
             self._silence_limit_s = timeout_s
         if self._settings.ping_interval_s is None:
-            self._ping_interval_s = min(status.heartbeat_ms / 1000, timeout_s / _PINGS_PER_SILENCE)
+            self._ping_interval_s = min(status.heartbeat_ms / 1000, timeout_s / PINGS_PER_SILENCE)
 
     def _send_ping(self, node: Node, outputs: list[Output], now: float) -> None:
         if node.pinged_at is None:
