@@ -40,10 +40,10 @@ class Desk:
         self.broker.wait_for(lambda: bool(self.broker.received(Ready)))
         return self.broker.received(Ready)[-1].sender
 
-    def give(self, *bodies: bytes) -> None:
+    def give(self, *bodies: bytes, client: bytes = b"c" * 16) -> None:
         worker = self.worker
         for body in bodies:
-            identity = native.identity(b"c" * 16, next(self._numbers))
+            identity = native.identity(client, next(self._numbers))
             self.broker.send(native.CODEC.request(worker, (), b"", identity, [body], 0, 1, False, b""))
 
     def finals(self) -> list[bytes]:
@@ -355,3 +355,19 @@ def test_a_signal_ends_a_process_while_a_handlers_thread_leads(desk: Desk) -> No
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 0
     desk.broker.wait_for(lambda: len(desk.broker.received(Disconnect)) == 1)
+
+
+def test_a_request_does_not_wait_for_all_that_another_client_has_waiting(
+    broker: ScriptedBroker, desk: Desk
+) -> None:
+    handler = Blocking()
+    greedy = [b"g%d" % number for number in range(50)]
+    with Worker([broker.endpoint], b"echo", handler, credit=100, threads=1) as worker:
+        desk.give(b"slow")
+        assert handler.has_begun.wait(WAIT_S)
+        desk.give(*greedy)
+        desk.give(b"quiet", client=b"q" * 16)
+        wait_until(lambda: worker.counters.requests == 52, "all requests at the worker")
+        handler.go_on.set()
+        desk.wait_for(b"slow", b"quiet", *greedy)
+    assert desk.finals().index(b"quiet") <= 2

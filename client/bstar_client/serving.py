@@ -6,21 +6,18 @@ receives and sends; requests go to the leader's own list while it calls the hand
 of the handlers' threads. Results always go through the outbox.
 """
 
-import contextlib
 import enum
 import logging
 import math
-import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import zmq
 
 from bstar.errors import ConfigurationError
 from bstar.io_threads import new_context
+from bstar_client.core.lanes import Lanes
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_session import (
@@ -42,6 +39,7 @@ from bstar_client.journal import WorkJournal
 from bstar_client.leading import Lead
 from bstar_client.link import Links, LinkSettings
 from bstar_client.outbox import UNSENT_S_MAX, Kind, Outbox
+from bstar_client.waiting import Waiting
 from bstar_client.wakeup import WakeUp
 
 if TYPE_CHECKING:
@@ -114,9 +112,9 @@ class Serving:
             quick_s=quick_s,
             on_generator=self._lead.urge,
         )
-        self._queue: queue.SimpleQueue[Job | _Word] = queue.SimpleQueue()
+        self._queue: Waiting[_Word] = Waiting()
         # Requests of a leader that calls the handlers itself, and whether it is one.
-        self._own: deque[Job] = deque()
+        self._own = Lanes()
         self._is_calling = False
         # With a limit to their time: the handlers that have a thread. Who takes one out settles whether its
         # thread still has its place.
@@ -157,7 +155,7 @@ class Serving:
             self._wakeup.set()
             self._lead.take_back()
             for _ in range(self._threads):
-                self._queue.put(_Word.END)
+                self._queue.say(_Word.END)
             self._outbox.end()
             links.close(LINGER_MS)
             if self._given_context is None:
@@ -174,12 +172,12 @@ class Serving:
             if self.is_ended:
                 break
             self._lead.offer()
-            self._queue.put(_Word.LEAD)
+            self._queue.say(_Word.LEAD)
             if not self._lead.wait(lambda: counters.requests):
                 break
             self.handling.lasts()
             while self._own:
-                self._queue.put(self._own.popleft())
+                self._queue.put((self._own.pop(),))
         if self._failure is not None:
             raise self._failure
 
@@ -204,7 +202,7 @@ class Serving:
     def _work_and_lead(self) -> bool:
         """Lead, as long as no handler lasts. False: this thread's place was given to another."""
         try:
-            self._own.extend(self._waiting())
+            self._own.push(self._queue.take())
             return self._attend(is_keeper=False)
         except BaseException as error:  # noqa: BLE001 - the keeper raises it
             self._failure = error
@@ -213,21 +211,14 @@ class Serving:
             self._lead.end()
             return True
 
-    def _waiting(self) -> Iterator[Job]:
-        """What waits in the queue, in order; a word there is one that came too late."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                job = self._queue.get_nowait()
-                if isinstance(job, Job):
-                    yield job
-
     def _call_own(self, now: float) -> Job | None:
         """Call handlers for a millisecond or so; the job in whose time another thread began to lead."""
         own, lead, handle, claim = self._own, self._lead, self.handling.handle, self._core.claim
+        turns = own.turns
         has_places = self._places is not None
         since, until = now, now + UNSENT_S_MAX
-        while own:
-            job = own.popleft()
+        while turns:
+            job = own.pop()
             if not (self._take_place(job) if has_places else claim(job)):
                 continue
             lead.leave(job, since)
@@ -344,10 +335,9 @@ class Serving:
                 self._links[output.node].send(output.frames)
             elif isinstance(output, Begin):
                 if self._is_calling:
-                    self._own.extend(output.jobs)
+                    self._own.push(output.jobs, are_one_clients=output.are_one_clients)
                 else:
-                    for job in output.jobs:
-                        self._queue.put(job)
+                    self._queue.put(output.jobs, are_one_clients=output.are_one_clients)
             elif isinstance(output, Abandon):
                 self._abandon(output.job)
             elif isinstance(output, Registered):

@@ -16,14 +16,14 @@ client travel together. A handler that does not come back within its time is giv
 and the next one begun; when too many of them are stuck the worker ends.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from bstar.errors import BstarError, RemoteProtocolError, WorkerError
 from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, BATCHED_BODY_BYTES_MAX
 from bstar.wire.messages import ErrorCode
+from bstar_client.core.lanes import Lanes
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Heard, Hearing, Job, WorkerDialect
 
@@ -56,9 +56,13 @@ class Close(msgspec.Struct, frozen=True, gc=False):
 
 
 class Begin(msgspec.Struct, frozen=True, gc=False):
-    """Run the handler on each of these requests, in order, after it was claimed (``WorkerCore.claim``)."""
+    """Run the handler on each of these requests, in order, after it was claimed (``WorkerCore.claim``).
+
+    ``are_one_clients``: one client sent all of them.
+    """
 
     jobs: list[Job]
+    are_one_clients: bool = False
 
 
 class Abandon(msgspec.Struct, frozen=True, gc=False):
@@ -199,7 +203,7 @@ class WorkerCore:
         self._jitter = jitter
         self._settings = settings or WorkerSettings()
         self._connections = 0
-        self._queue: deque[Job] = deque()
+        self._queue = Lanes()
         # What the shell has, in order; and what of it no handler has been called for.
         self._running: dict[Job, None] = {}
         self._unclaimed: dict[Job, None] = {}
@@ -542,17 +546,17 @@ class WorkerCore:
             session.is_registered = False
             self.counters.sessions_lost += 1
         outputs.append(Lost(session.endpoint, reason))
-        kept: deque[Job] = deque()
-        for job in self._queue:
+        waited = list(self._queue)
+        self._queue.clear()
+        for job in waited:
             if job.connection == connection:
                 job.is_ended = True
                 self.counters.requests_dropped += 1
             else:
-                kept.append(job)
+                self._queue.push((job,))
         for job in self._take_back(lambda job: job.connection == connection):
             job.is_ended = True
             self.counters.requests_dropped += 1
-        self._queue = kept
         session.held = 0
 
     def _start_over(self, session: _Session, reason: str, outputs: list[WorkerOutput], now: float) -> None:
@@ -576,15 +580,15 @@ class WorkerCore:
         for session in self._sessions:
             if session is not source and session.connection and not session.has_left:
                 self._send(session, self._dialect.heartbeat(epoch), outputs, now)
-        kept: deque[Job] = deque()
-        for job in self._queue:
+        waited = list(self._queue)
+        self._queue.clear()
+        for job in waited:
             if job.epoch < epoch:
                 self._refuse(job, outputs, now)
             else:
-                kept.append(job)
+                self._queue.push((job,))
         for job in self._take_back(lambda job: job.epoch < epoch):
             self._refuse(job, outputs, now)
-        self._queue = kept
 
     # --- requests -----------------------------------------------------------------------------------------
 
@@ -611,8 +615,7 @@ class WorkerCore:
         if heard.epoch < self.epoch:
             self._refuse(job, outputs, now)
             return
-        self._queue.append(job)
-        self._begin(outputs, now)
+        self._begin(outputs, now, (job,))
 
     def _take_all(self, session: _Session, heard: Heard, outputs: list[WorkerOutput], now: float) -> None:
         count = len(heard.identities)
@@ -625,6 +628,7 @@ class WorkerCore:
         self.counters.requests += count
         session.held += count
         is_stale = heard.epoch < self.epoch
+        arrived = []
         for identity, body, ttl_ms in zip(heard.identities, heard.bodies, heard.ttls_ms, strict=True):
             job = Job(
                 session.index,
@@ -639,15 +643,21 @@ class WorkerCore:
             if is_stale:
                 self._refuse(job, outputs, now)
             else:
-                self._queue.append(job)
-        self._begin(outputs, now)
+                arrived.append(job)
+        self._begin(outputs, now, arrived)
 
-    def _begin(self, outputs: list[WorkerOutput], now: float) -> None:
+    def _begin(self, outputs: list[WorkerOutput], now: float, arrived: Sequence[Job] = ()) -> None:
+        """Give the shell of what waits, and of what has arrived from one client, as much as it takes."""
+        if self._has_ended:
+            return
         begun: list[Job] = []
-        queue, running, begin_max = self._queue, self._running, self._begin_max
-        timeout_s = self._settings.handler_timeout_s
-        while queue and len(running) < begin_max and not self._has_ended:
-            job = queue.popleft()
+        running, timeout_s = self._running, self._settings.handler_timeout_s
+        jobs: Iterable[Job] = arrived
+        if self._queue or len(running) + len(arrived) > self._begin_max:
+            if arrived:
+                self._queue.push(arrived, are_one_clients=True)
+            jobs = self._next_jobs()
+        for job in jobs:
             if job.deadline is not None and now >= job.deadline:
                 self._answer_expired(job, outputs, now)
                 self._release(job)
@@ -658,7 +668,12 @@ class WorkerCore:
             begun.append(job)
         if begun:
             self._unclaimed.update(dict.fromkeys(begun))
-            outputs.append(Begin(begun))
+            outputs.append(Begin(begun, are_one_clients=jobs is arrived))
+
+    def _next_jobs(self) -> Iterator[Job]:
+        queue, running = self._queue, self._running
+        while queue and len(running) < self._begin_max:
+            yield queue.pop()
 
     def _answer_expired(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
         self.counters.expired += 1
