@@ -41,8 +41,8 @@ _log = logging.getLogger("bstar.broker")
 _SPARE_ANSWERS = 10_000
 # Requests that wait in one connection's pipe before TCP pushes back on the client.
 _RECEIVE_QUEUE_MESSAGES = 10_000
-# Thousands of clients may come back in the same moment.
-_LISTEN_BACKLOG = 4_096
+# Thousands of clients may come back in the same moment. The kernel takes net.core.somaxconn if that is less.
+_LISTEN_BACKLOG = 65_535
 # Replies that were sent must leave the process even if it ends right afterwards.
 _LINGER_MS = 500
 
