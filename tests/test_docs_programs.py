@@ -7,13 +7,13 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from support.brokers import Ports, broker_pair
+from support.brokers import Broker, Ports, broker_pair
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 120.0
@@ -32,6 +32,25 @@ def programs(page: str) -> dict[str, str]:
     return {match[1]: match.string for match in named if match is not None}
 
 
+def write(folder: Path, page: str, nodes: Sequence[Broker], names: set[str]) -> None:
+    """The page's programs into files, with the endpoints of these nodes."""
+    found = programs(page)
+    assert found.keys() == names
+    for name, text in found.items():
+        for shipped, node in zip(("5001", "5002"), nodes, strict=True):
+            assert shipped in text
+            text = text.replace(f"tcp://127.0.0.1:{shipped}", node.endpoint)  # noqa: PLW2901
+        (folder / name).write_text(text)
+
+
+def run(folder: Path, name: str) -> list[str]:
+    """What a program prints."""
+    command = [sys.executable, name]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 @contextmanager
 def running(folder: Path, name: str) -> Iterator[None]:
     process = subprocess.Popen([sys.executable, name], cwd=folder)
@@ -45,26 +64,27 @@ def running(folder: Path, name: str) -> Iterator[None]:
 def test_one_answer_per_key(tmp_path: Path) -> None:
     """docs/guarantees.md: two workers of each kind, and a client that asks three times with one key."""
     with broker_pair(tmp_path / "pair") as nodes, ExitStack() as stack:
-        found = programs("guarantees.md")
-        assert found.keys() == {"keeping.py", "booking.py", "buying.py"}
-        for name, text in found.items():
-            for shipped, node in zip(("5001", "5002"), nodes, strict=True):
-                assert shipped in text
-                text = text.replace(f"tcp://127.0.0.1:{shipped}", node.endpoint)  # noqa: PLW2901
-            (tmp_path / name).write_text(text)
+        write(tmp_path, "guarantees.md", nodes, {"keeping.py", "booking.py", "buying.py"})
         for name in ("keeping.py", "booking.py") * 2:
             stack.enter_context(running(tmp_path, name))
-        done = subprocess.run(
-            [sys.executable, "buying.py"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert done.stdout.splitlines() == ["b'order 1'", "b'1'"] * 3, done.stderr
+        assert run(tmp_path, "buying.py") == ["b'order 1'", "b'1'"] * 3
         with closing(sqlite3.connect(tmp_path / "orders.db")) as database:
             assert database.execute("SELECT what FROM orders").fetchall() == [(b"3 apples",)]
+
+
+def test_clients_and_workers(tmp_path: Path) -> None:
+    """docs/clients.md: all its programs."""
+    with broker_pair(tmp_path / "pair") as nodes, ExitStack() as stack:
+        write(tmp_path, "clients.md", nodes, {"ask.py", "work.py", "aio.py"})
+        stack.enter_context(running(tmp_path, "work.py"))
+        assert run(tmp_path, "ask.py") == [
+            "b'HELLO'",
+            "4000",
+            *("0 Reply", "1 Reply", "2 Reply", "3 CallFailed"),
+            "[b'0', b'1', b'2', b'done']",
+            "CallTimeoutError may have been executed: False",
+        ]
+        assert run(tmp_path, "aio.py") == ["b'abab'", "1000", "0 b'aa'", "1 b'bb'"]
 
 
 def test_two_pairs_on_one_machine(tmp_path: Path) -> None:

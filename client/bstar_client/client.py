@@ -78,6 +78,12 @@ class HAClient:
     so a stream whose reader is slower than its worker for so long that the bound is reached ends with
     StreamInterruptedError.
 
+    ``ping_interval_s`` and ``silence_limit_s``: how often the node that is followed is asked for a sign of
+    life while nothing comes from it, and after how much silence it counts as lost; None: as the nodes tell of
+    their own timing. ``attempt_timeout_s`` and ``settle_delay_s`` are of plain MDP: silence after which a
+    request is sent again, and the pause before the other node is asked, at least the pair's failover timeout.
+    ``link``: socket options. ``context``: a ZeroMQ context to share, which is not ended with the client.
+
     ``journal``: a directory in which the client notes how each call ended and which node it followed, or
     JournalSettings; see docs/journal.md. It never makes a call wait or fail.
     """
@@ -199,7 +205,8 @@ class HAClient:
         """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
 
         A stream that breaks after its first PARTIAL is never repeated: it ends with StreamInterruptedError.
-        Leaving the loop early frees what the client keeps; the worker is not told.
+        Leaving the loop early frees what the client keeps; the worker is not told. ``body``, ``timeout``,
+        ``idempotent`` and ``urgent`` are those of ``request``.
         """
         sink: _Sink = queue.SimpleQueue()
         self._check()
@@ -260,8 +267,9 @@ class HAClient:
         While the broker says BUSY fewer are under way, so that a short queue is not run against.
         ``Reply.index`` is the body's position. With ``ordered`` the replies come in the order of the
         bodies, and replies that wait for their turn count against the window. ``timeout`` is each
-        request's own deadline, from the moment it is sent. ``bodies`` is read as the window moves; an
-        ``Ask`` in place of a body brings a key, urgency, a timeout or a service of its own.
+        request's own deadline, from the moment it is sent; ``idempotent`` is as in ``request``. ``bodies`` is
+        read as the window moves; an ``Ask`` in place of a body brings a key, urgency, a timeout or a service
+        of its own.
 
         ``errors="raise"``: the first failure is raised (with the body's position in a note), and what is in
         flight then is given up. ``errors="return"``: a CallFailed takes the place of the reply, and the

@@ -29,8 +29,12 @@ _ASKS_MAX = 5
 class LinkSettings(msgspec.Struct, frozen=True):
     """Socket options that a program may want to change.
 
-    Times in milliseconds. ``high_water_mark`` counts messages in each direction; the client's limit on
-    outstanding requests should not exceed it, or replies may be dropped by the node.
+    Times in milliseconds. ``handshake_ms``, ``connect_timeout_ms``: when an attempt to connect is given up.
+    ``reconnect_min_ms`` to ``reconnect_max_ms``: the pause before the next one, doubled each time.
+    ``heartbeat_ms``: how often the connection is tried while nothing comes, ``heartbeat_timeout_ms``: when a
+    silent one is given up. ``high_water_mark`` counts messages in each direction; the client's limit on
+    outstanding requests should not exceed it, or replies may be dropped by the node. ``message_bytes_max``: a
+    longer message ends the connection.
     """
 
     handshake_ms: int = 1_000

@@ -73,6 +73,10 @@ class Worker:
     ``dialect="mdp02"`` speaks plain MDP/0.2 to any broker, with ``heartbeat_s`` and ``liveness`` as
     agreed with it; in the native dialect the broker tells both.
 
+    ``backoff_min_s`` to ``backoff_max_s``: the pause before it connects to a node again, doubled with each
+    failure in a row. ``hooks``: what is told of sessions and requests. ``link``: socket options. ``context``:
+    a ZeroMQ context to share, which is not ended with the worker.
+
     ``journal``: a directory in which the worker notes its executions and its sessions, or JournalSettings;
     see docs/journal.md. It never makes a handler wait.
     """

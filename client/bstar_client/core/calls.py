@@ -17,8 +17,8 @@ __all__ = ["Ask", "Call", "CallFailed", "Reply"]
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
-    """One body for ``map`` with what is its own: a key and urgency (see ``HAClient.request``), a deadline,
-    a service.
+    """One body for ``map`` with what is its own: a key, whether it is ``urgent`` (see ``HAClient.request``),
+    a deadline, a service.
 
     ``timeout`` in seconds; not a number: the one that ``map`` was given. ``service`` None: likewise.
     """
