@@ -821,7 +821,7 @@ def test_the_body_of_an_ended_request_is_not_kept_until_its_time_is_over() -> No
         desk.request(b"c", number, bytes(100_000), ttl_ms=30_000)
     for number in range(1, 101):
         desk.final(b"w", number)
-    remembered = [request for _, _, request in desk.broker.expiries._heap]
+    remembered = desk.broker.expiries.requests()
     assert remembered
     assert not any(isinstance(request, Bundle) or request.body for request in remembered)
 
@@ -834,7 +834,7 @@ def test_the_bodies_of_ended_batches_are_not_kept_until_their_time_is_over() -> 
         desk.requests(b"c", numbers, [bytes(10_000)] * 5, ttls_ms=[30_000] * 5)
     for number in range(1, 51):
         desk.finals(b"w", [number])
-    remembered = [request for _, _, request in desk.broker.expiries._heap]
+    remembered = desk.broker.expiries.requests()
     assert remembered
     assert not any(request.blob for request in remembered if isinstance(request, Bundle))
     assert (len(desk.broker.bundles), desk.broker.requests_of) == (0, {})
