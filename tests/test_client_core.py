@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
 from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Send
 from bstar_client.core.session import Session, SessionSettings
+from bstar_client.performing import Performer
 
 PRIMARY, BACKUP, ACTIVE, PASSIVE, SILENT = 1, 2, 3, 4, 0
 ENDPOINTS = ("tcp://primary", "tcp://backup")
@@ -731,11 +733,73 @@ def test_deadlines_of_ended_calls_do_not_pile_up(served: Desk) -> None:
 
 
 def test_the_bodies_of_an_ended_call_are_not_kept_until_its_deadline(served: Desk) -> None:
+    performer = Performer(served.session, lambda _: None, None, 10)
     call = served.call()
+    call.sink = queue.SimpleQueue()
     served.partial(0, call, 0, b"part")
+    performer.perform([Deliver(call, reply) for call, reply in served.replies])
+    assert call.body
     served.final(0, call, partials=1)
+    performer.perform([Deliver(call, reply) for call, reply in served.replies])
     assert call in [kept for _, _, kept in served.session._deadlines]
     assert (call.body, call.partials) == ([], [])
+
+
+# --- beginning anew -----------------------------------------------------------------------------------------
+
+
+def test_beginning_anew_sends_again_what_may_be_repeated(served: Desk) -> None:
+    calls = [served.call(b"%d" % number) for number in range(3)]
+    bound = served.call(b"once", idempotent=False)
+    ended = served.call(b"its outcome was lost")
+    served.session.receive(0, CODEC.final(b"", (), b"", ended.identity, 1, 0, [b"lost"], b"")[1:], served.now)
+    before = len(served.sent)
+    served.take(served.session.restart([*calls, bound, ended], served.now))
+    assert served.session.active is None
+    assert isinstance(served.events[-1], ActiveLost)
+    assert isinstance(served.error_of(bound), OutcomeUnknownError)
+    assert len(served.sent) == before
+    served.connect(0, status(ACTIVE))
+    again = [message for _, message in served.sent[before:] if message.command == native.REQUEST]
+    assert [message.identity for message in again] == [call.identity for call in (*calls, ended)]
+    assert all(message.flags & native.FLAG_REDELIVERED for message in again)
+    for call in (*calls, ended):
+        served.final(0, call)
+    assert [call for call, _ in served.replies] == [*calls, ended]
+    assert served.session.outstanding == 0
+
+
+def test_beginning_anew_waits_for_the_primary_as_at_the_beginning(served: Desk) -> None:
+    call = served.call()
+    before = len(served.requests())
+    served.take(served.session.restart([call], served.now))
+    served.connect(1, status(PASSIVE, retry_after_ms=0))
+    assert len(served.requests()) == before
+    served.connect(0, status(ACTIVE))
+    assert served.requests()[before:] == [(0, call.identity)]
+
+
+def test_beginning_anew_keeps_deadlines_and_those_who_share_a_key(served: Desk) -> None:
+    first, second = served.call(key=b"same"), served.call(key=b"same")
+    late = served.call(timeout=1.0)
+    served.take(served.session.restart([first, second, late], served.now))
+    served.connect(0, status(ACTIVE))
+    served.wait(1.1)
+    assert isinstance(served.error_of(late), CallTimeoutError)
+    served.final(0, first)
+    assert [call for call, _ in served.replies] == [first, second]
+    assert served.session.outstanding == 0
+
+
+def test_beginning_anew_ends_a_stream_that_has_begun(served: Desk) -> None:
+    begun, fresh = served.call(stream=True), served.call(stream=True)
+    served.partial(0, begun, 0)
+    served.take(served.session.restart([begun, fresh], served.now))
+    assert isinstance(served.error_of(begun), StreamInterruptedError)
+    served.connect(0, status(ACTIVE))
+    served.partial(0, fresh, 0)
+    served.final(0, fresh, partials=1)
+    assert [call for call, _ in served.replies] == [begun, fresh, fresh]
 
 
 def test_an_abandoned_call_leaves_nothing_behind(served: Desk) -> None:

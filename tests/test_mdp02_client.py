@@ -314,3 +314,24 @@ def test_closing_tells_what_is_known_of_every_call(desk: Desk) -> None:
     assert isinstance(desk.error_of(sent), OutcomeUnknownError)
     assert isinstance(desk.error_of(waiting), ClosedError)
     assert isinstance(desk.error_of(desk.call()), ClosedError)
+
+
+def test_beginning_anew_sends_again_what_may_be_repeated(desk: Desk) -> None:
+    first, second = desk.call(b"1"), desk.call(b"2")
+    second.begun_at = 1.0
+    desk.take(desk.session.restart([second, first], desk.now))
+    assert len(desk.sent) == 1
+    desk.connect(0, 1)
+    desk.final(0, b"one")
+    desk.final(0, b"two")
+    assert [frames[-1] for _, frames in desk.sent] == [b"1", b"1", b"2"]
+    assert [(call, reply.body) for call, reply in desk.replies] == [(first, b"one"), (second, b"two")]
+
+
+def test_beginning_anew_repeats_nothing_that_must_not_be(desk: Desk) -> None:
+    call, waiting = desk.call(idempotent=False), desk.call(idempotent=False, timeout=1.0)
+    desk.take(desk.session.restart([call, waiting], desk.now))
+    assert isinstance(desk.error_of(call), OutcomeUnknownError)
+    desk.wait(1.1)
+    assert isinstance(desk.error_of(waiting), NoActiveNodeError)
+    assert desk.session.outstanding == 0

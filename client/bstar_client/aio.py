@@ -9,7 +9,6 @@ callers ask goes to the session at once (``bstar_client.turning``). Nothing here
 """
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
@@ -25,7 +24,6 @@ from bstar.errors import (
     ConfigurationError,
     ForkedError,
     LocalProtocolError,
-    StreamInterruptedError,
 )
 from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
@@ -35,19 +33,17 @@ from bstar_client.bodies import Body, to_name
 from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.fleet_session import FleetSession
-from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
 from bstar_client.core.session import Counters
 from bstar_client.feeds import Answer, Feed, Outcome, Source
-from bstar_client.fleet_journal import FleetJournal, open_call_journal
-from bstar_client.journal import CallJournal, JournalPlace
+from bstar_client.fleet_journal import open_call_journal
+from bstar_client.journal import JournalPlace
 from bstar_client.link import Links, LinkSettings
 from bstar_client.pace import Pace
+from bstar_client.performing import Performer
 from bstar_client.turning import Turning
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["AsyncHAClient"]
-
-_log = logging.getLogger("bstar_client")
 
 
 class AsyncHAClient:
@@ -96,14 +92,12 @@ class AsyncHAClient:
         self.fleet = self._asker.fleet
         self.endpoints = self._asker.endpoints
         self._core = self._asker.core
-        self._partials_max = partials_max
-        self._observers: list[Callable[[Event], object]] = [on_event] if on_event is not None else []
+        self._performer = Performer(self._core, self._reset, on_event, partials_max)
+        self._perform = self._performer.perform
         self._given_context = context
         self._journal_place = journal
-        self._journal: CallJournal | FleetJournal | None = None
         self._is_plain = dialect == "mdp02"
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._links: Links | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turning: Turning | None = None
         # What the next turn sends.
@@ -341,7 +335,7 @@ class AsyncHAClient:
 
     def observe(self, observer: Callable[[Event], object]) -> None:
         """Call ``observer`` with each event from now on, in the event loop. It must not block."""
-        self._observers.append(observer)
+        self._performer.observers.append(observer)
 
     # --- beginning and end --------------------------------------------------------------------------------
 
@@ -355,8 +349,8 @@ class AsyncHAClient:
         self._perform(self._core.close(time.monotonic()))
         self._submit_all(time.monotonic())  # they are told that the client is closed
         self._release()
-        if self._journal is not None:
-            await asyncio.to_thread(self._journal.close)
+        if self._performer.journal is not None:
+            await asyncio.to_thread(self._performer.journal.close)
 
     async def __aenter__(self) -> Self:
         self._open()
@@ -380,14 +374,17 @@ class AsyncHAClient:
             raise LocalProtocolError("the client belongs to another event loop: make one for each loop")
         self._loop = loop
         self._context = self._given_context or new_context(len(self.endpoints))
-        self._links = Links(self._context, self.endpoints, self._asker.link_settings, WakeUp())
-        self._turning = Turning(loop, self._links, self._core, self._perform, self._submit_all)
+        links = Links(self._context, self.endpoints, self._asker.link_settings, WakeUp())
+        self._performer.links = links
+        self._turning = Turning(loop, links, self._core, self._perform, self._submit_all)
         try:
             if not self._asker.is_fleet:
                 for node in range(len(self.endpoints)):
                     self._turning.open(node)
             if self._journal_place is not None:
-                self._journal = open_call_journal(self._journal_place, self.fleet, is_plain=self._is_plain)
+                self._performer.journal = open_call_journal(
+                    self._journal_place, self.fleet, is_plain=self._is_plain
+                )
         except (zmq.ZMQError, ConfigurationError) as error:
             self._is_closed = True
             self._release()
@@ -437,52 +434,12 @@ class AsyncHAClient:
 
     def _abandon(self, call: Call) -> None:
         if not self._is_closed:
-            if self._journal is not None:
-                self._journal.abandoned(call)
-            self._perform(self._core.abandon(call, time.monotonic()))
+            self._performer.abandon(call, time.monotonic())
 
-    def _perform(self, outputs: list[Output]) -> None:
-        links = self._links
-        for output in outputs:
-            if isinstance(output, Deliver):
-                self._deliver(output.call, output.reply)
-            elif isinstance(output, Send):
-                assert links is not None
-                links[output.node].send(output.frames)
-            elif isinstance(output, Fail):
-                call = output.call
-                call.elapsed_s = time.monotonic() - call.begun_at
-                if self._journal is not None:
-                    self._journal.failed(call, output.error)
-                call.sink.put((call, output.error))
-            elif isinstance(output, Reset):
-                assert self._turning is not None
-                self._turning.close(output.node)
-                self._turning.open(output.node)
-            else:
-                self._announce(output.event)
-
-    def _deliver(self, call: Call, reply: Reply) -> None:
-        if not reply.is_final and call.sink.waiting() >= self._partials_max:
-            text = f"{self._partials_max} PARTIALs (partials_max) wait to be read: the reader is too slow"
-            error = StreamInterruptedError(text)
-            if self._journal is not None:
-                self._journal.failed(call, error)
-            self._perform(self._core.abandon(call, time.monotonic()))
-            call.sink.put((call, error))
-            return
-        if self._journal is not None:
-            self._journal.replied(call, reply)
-        call.sink.put((call, reply))
-
-    def _announce(self, event: Event) -> None:
-        if self._journal is not None:
-            self._journal.announced(event)
-        for observer in self._observers:
-            try:
-                observer(event)
-            except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
-                _log.exception("an observer failed on %r", event)
+    def _reset(self, node: int) -> None:
+        assert self._turning is not None
+        self._turning.close(node)
+        self._turning.open(node)
 
 
 def _reply_of(outcome: Outcome) -> Reply:

@@ -1,17 +1,12 @@
 """The client: requests to a service, whichever node of the pair is active.
 
-One thread per client owns the sockets and drives the session (``bstar_client.core``), which decides
-everything. The threads that call only put a call into a queue, wake that thread if it sleeps, and wait
-for the result. The file holds no decisions: ``aio`` does the same for asyncio.
+The session (``bstar_client.core``) decides everything, ``driving`` lets it do so in the threads that wait for
+replies. This is what the callers see. ``aio`` is the same for asyncio.
 """
 
-import logging
-import math
 import os
 import queue
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Literal, Self, cast, overload
@@ -20,12 +15,10 @@ import zmq
 
 from bstar.errors import (
     BstarError,
-    CallTimeoutError,
     ClosedError,
     ConfigurationError,
     ForkedError,
     LocalProtocolError,
-    StreamInterruptedError,
 )
 from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
@@ -35,26 +28,16 @@ from bstar_client.bodies import Body, to_name
 from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.fleet_session import FleetSession
-from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
 from bstar_client.core.session import Counters
-from bstar_client.fleet_journal import FleetJournal, open_call_journal
-from bstar_client.journal import CallJournal, JournalPlace
+from bstar_client.driving import Driver, Sink
+from bstar_client.fleet_journal import open_call_journal
+from bstar_client.journal import JournalPlace
 from bstar_client.link import Links, LinkSettings
 from bstar_client.pace import Pace
+from bstar_client.performing import Performer
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["HAClient"]
-
-_Sink = queue.SimpleQueue[tuple[Call, Reply | BstarError]]
-
-_log = logging.getLogger("bstar_client")
-
-# Calls begun before the sockets and the timers have their turn.
-_SUBMIT_MAX = 512
-# The session ends calls at their deadline; a caller waits this much longer before it concludes that the
-# client's thread is starved.
-_GRACE_S = 5.0
-_CLOSE_TIMEOUT_S = 5.0
 
 
 class HAClient:
@@ -67,8 +50,9 @@ class HAClient:
 
     ``timeout`` is the default deadline of a call in seconds and covers everything: connecting, failing over,
     waiting; None waits for ever. ``dialect`` is ``"native"`` or ``"mdp02"`` (plain MDP/0.2 to any broker, one
-    request at a time). ``on_event`` is called in the client's thread with each event of
-    ``bstar_client.core.events``; what it raises is logged.
+    request at a time). ``on_event`` is called with each event of ``bstar_client.core.events``, in
+    whichever thread is at work for the client: one that waits for a reply, or the client's own. It must not
+    wait for the client; what it raises is logged.
 
     One object serves any number of threads. It does not survive ``fork``: in the child every call raises
     ForkedError; make a new client there.
@@ -122,35 +106,45 @@ class HAClient:
         self.fleet = self._asker.fleet
         self.endpoints = self._asker.endpoints
         self._core = self._asker.core
-        self._partials_max = partials_max
-        self._observers: list[Callable[[Event], object]] = [on_event] if on_event is not None else []
-        self._inbox: deque[Call] = deque()
-        self._abandoned: deque[Call] = deque()
-        self._is_asleep = False
-        self._is_closing = False
+        self._performer = Performer(self._core, self._reset, on_event, partials_max)
         self._is_closed = False
-        self._has_ended = False
         self._close_lock = threading.Lock()
         self._pid = os.getpid()
         self._context = context or new_context(len(self.endpoints))
         self._owns_context = context is None
-        self._wakeup = WakeUp()
-        self._links = Links(self._context, self.endpoints, self._asker.link_settings, self._wakeup)
         try:
-            if not self._asker.is_fleet:
-                self._links.open()
+            self._driver = Driver(self._core, self._performer, self._connect, self._release)
         except zmq.ZMQError as error:
             self._release()
             raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
-        self._journal: CallJournal | FleetJournal | None = None
         if journal is not None:
             try:
-                self._journal = open_call_journal(journal, self.fleet, is_plain=dialect == "mdp02")
+                self._performer.journal = open_call_journal(journal, self.fleet, is_plain=dialect == "mdp02")
             except ConfigurationError:
-                self._release()
+                self._driver.discard()
                 raise
-        self._thread = threading.Thread(target=self._run, name="bstar-client", daemon=True)
-        self._thread.start()
+        self._driver.start()
+
+    def _connect(self, wakeup: WakeUp) -> Links:
+        links = Links(self._context, self.endpoints, self._asker.link_settings, wakeup)
+        if not self._asker.is_fleet:
+            try:
+                links.open()
+            except zmq.ZMQError:
+                links.close()
+                raise
+        return links
+
+    def _reset(self, node: int) -> None:
+        assert self._performer.links is not None
+        link = self._performer.links[node]
+        link.close()
+        link.open()
+
+    def _release(self) -> None:
+        self._is_closed = True
+        if self._owns_context:
+            self._context.term()
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -182,10 +176,10 @@ class HAClient:
         CallTimeoutError (deadline), HandlerError (the service's handler failed), OutcomeUnknownError,
         ClosedError, ForkedError.
         """
-        sink: _Sink = queue.SimpleQueue()
+        sink: Sink = queue.SimpleQueue()
         self._check()
         call = self._asker.call(service, body, timeout, idempotent, sink, key=to_key(key), is_urgent=urgent)
-        self._submit(call)
+        self._driver.begin(call)
         try:
             return self._take(call, sink)
         except BaseException:
@@ -208,13 +202,14 @@ class HAClient:
         Leaving the loop early frees what the client keeps; the worker is not told. ``body``, ``timeout``,
         ``idempotent`` and ``urgent`` are those of ``request``.
         """
-        sink: _Sink = queue.SimpleQueue()
+        sink: Sink = queue.SimpleQueue()
         self._check()
         call = self._asker.call(service, body, timeout, idempotent, sink, is_stream=True, is_urgent=urgent)
-        self._submit(call)
+        self._driver.begin(call)
+        self._driver.nudge()
         return self._replies_of(call, sink)
 
-    def _replies_of(self, call: Call, sink: _Sink) -> Iterator[Reply]:
+    def _replies_of(self, call: Call, sink: Sink) -> Iterator[Reply]:
         try:
             while True:
                 reply = self._take(call, sink)
@@ -293,17 +288,17 @@ class HAClient:
         idempotent: bool,
         is_returning: bool,
     ) -> Iterator[Reply | CallFailed]:
-        sink: _Sink = queue.SimpleQueue()
+        sink: Sink = queue.SimpleQueue()
         flying: dict[int, Call] = {}
         waiting: dict[int, Reply | CallFailed] = {}
         begun = ended = 0
         is_exhausted = False
         pace = Pace(window, self._core.counters)
-        call_for = self._asker.call_for
+        call_for, begin = self._asker.call_for, self._driver.begin
         try:
             while True:
                 limit = int(pace.limit)
-                # Refilling in bursts wakes the client's thread once for many requests.
+                # Refilling in bursts lets many requests travel together.
                 if not is_exhausted and begun - ended <= limit - limit // 4:
                     self._check()
                     while begun - ended < limit:
@@ -320,9 +315,9 @@ class HAClient:
                             waiting[begun] = CallFailed(error, begun)
                         else:
                             flying[begun] = call
-                            self._inbox.append(call)
+                            begin(call)
                         begun += 1
-                    self._wake()
+                    self._driver.nudge()
                 if begun == ended:
                     return
                 flown = len(flying)
@@ -346,10 +341,10 @@ class HAClient:
         finally:
             self._abandon([call for call in flying.values() if not call.is_done])
 
-    def _next_outcome(self, call: Call, sink: _Sink, is_returning: bool) -> Reply | CallFailed:
+    def _next_outcome(self, call: Call, sink: Sink, is_returning: bool) -> Reply | CallFailed:
         if not is_returning:
             return self._take(call, sink)
-        ended, outcome = self._get(call, sink)
+        ended, outcome = self._driver.wait(call, sink)
         if type(outcome) is Reply:
             return outcome
         assert isinstance(outcome, BstarError)
@@ -367,7 +362,7 @@ class HAClient:
         self._check()
         calls = self._asker.services_calls(timeout, queue.SimpleQueue)
         for call in calls:
-            self._submit(call)
+            self._driver.begin(call)
         try:
             replies = [self._take(call, call.sink) for call in calls]
         finally:
@@ -401,8 +396,8 @@ class HAClient:
         return self._core.counters
 
     def observe(self, observer: Callable[[Event], object]) -> None:
-        """Call ``observer`` with each event from now on, in the client's thread. It must not block."""
-        self._observers.append(observer)
+        """Call ``observer`` with each event from now on, as ``on_event``. It must not block."""
+        self._performer.observers.append(observer)
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -413,15 +408,7 @@ class HAClient:
             return
         with self._close_lock:
             self._is_closed = True
-            self._is_closing = True
-            self._wakeup.set()
-            if threading.current_thread() is not self._thread:
-                self._thread.join(_CLOSE_TIMEOUT_S)
-                if self._thread.is_alive():
-                    _log.warning(
-                        "the client's thread did not end in %s s; is an observer blocking it?",
-                        _CLOSE_TIMEOUT_S,
-                    )
+            self._driver.close()
 
     def __enter__(self) -> Self:
         self._check()
@@ -440,145 +427,16 @@ class HAClient:
         if self._is_closed:
             raise ClosedError("the client is closed")
 
-    def _submit(self, call: Call) -> None:
-        self._inbox.append(call)
-        self._wake()
-
     def _abandon(self, calls: list[Call]) -> None:
         if calls and self._pid == os.getpid():
-            self._abandoned.extend(calls)
-            self._wake()
+            self._driver.abandon(calls)
 
-    def _wake(self) -> None:
-        if self._is_asleep:
-            self._is_asleep = False
-            self._wakeup.set()
-        if self._has_ended:
-            self._fail_inbox()
-
-    @staticmethod
-    def _get(call: Call, sink: _Sink) -> tuple[Call, Reply | BstarError]:
-        """The next outcome in the queue. ``call`` bounds the wait."""
-        if call.deadline is None:
-            return sink.get()
-        try:
-            return sink.get(timeout=max(call.deadline - time.monotonic(), 0.0) + _GRACE_S)
-        except queue.Empty:
-            text = "the client's own thread did not answer; is an observer blocking it?"
-            raise CallTimeoutError(text, may_have_executed=True) from None
-
-    @classmethod
-    def _take(cls, call: Call, sink: _Sink) -> Reply:
-        """The next reply in the queue; raises the error if that is what came."""
-        ended, outcome = cls._get(call, sink)
+    def _take(self, call: Call, sink: Sink) -> Reply:
+        """The next reply in the sink; raises the error if that is what came."""
+        ended, outcome = self._driver.wait(call, sink)
         if type(outcome) is Reply:
             return outcome
         assert isinstance(outcome, BstarError)
         if ended.index:
             outcome.add_note(f"body {ended.index} of map()")
         raise outcome
-
-    # --- in the client's thread ---------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            self._loop()
-        except Exception:  # noqa: BLE001 - callers are told below, whatever it was
-            _log.exception("the client's thread failed; this is a defect of bstar")
-        finally:
-            self._is_closed = True
-            self._perform(self._core.close(time.monotonic()))
-            self._has_ended = True
-            self._fail_inbox()
-            self._release()
-            if self._journal is not None:
-                self._journal.close()
-
-    def _fail_inbox(self) -> None:
-        while self._inbox:
-            try:
-                call = self._inbox.popleft()
-            except IndexError:
-                return
-            call.sink.put((call, ClosedError("the client is closed; the request was not sent")))
-
-    def _release(self) -> None:
-        self._links.close()
-        if self._owns_context:
-            self._context.term()
-
-    def _loop(self) -> None:
-        core, inbox, abandoned, links = self._core, self._inbox, self._abandoned, self._links
-        clock = time.monotonic
-        perform = self._perform
-        while not self._is_closing:
-            now = clock()
-            count = min(len(inbox), _SUBMIT_MAX)
-            if count == 1:
-                perform(core.submit(inbox.popleft(), now))
-            elif count:
-                perform(core.submit_all([inbox.popleft() for _ in range(count)], now))
-            while abandoned:
-                call = abandoned.popleft()
-                if self._journal is not None and not call.is_done:
-                    self._journal.abandoned(call)
-                perform(core.abandon(call, now))
-            due = core.next_deadline()
-            self._is_asleep = True
-            if inbox or abandoned or self._is_closing:
-                timeout_ms = 0
-            elif due is None:
-                timeout_ms = -1
-            else:
-                timeout_ms = max(0, math.ceil((due - clock()) * 1000))
-            messages = links.poll(timeout_ms)
-            self._is_asleep = False
-            now = clock()
-            for node, frames in messages:
-                perform(core.receive(node, frames, now))
-            for node, is_up in links.changes():
-                perform(core.connected(node, now) if is_up else core.disconnected(node, now))
-            if due is not None and now >= due:
-                perform(core.handle_timer(now))
-
-    def _perform(self, outputs: list[Output]) -> None:
-        for output in outputs:
-            if isinstance(output, Deliver):
-                self._deliver(output.call, output.reply)
-            elif isinstance(output, Send):
-                self._links[output.node].send(output.frames)
-            elif isinstance(output, Fail):
-                call = output.call
-                call.elapsed_s = time.monotonic() - call.begun_at
-                if self._journal is not None:
-                    self._journal.failed(call, output.error)
-                call.sink.put((call, output.error))
-            elif isinstance(output, Reset):
-                link = self._links[output.node]
-                link.close()
-                link.open()
-            else:
-                self._announce(output.event)
-
-    def _deliver(self, call: Call, reply: Reply) -> None:
-        sink: _Sink = call.sink
-        if not reply.is_final and sink.qsize() >= self._partials_max:
-            text = f"{self._partials_max} PARTIALs (partials_max) wait to be read: the reader is too slow"
-            error = StreamInterruptedError(text)
-            if self._journal is not None:
-                self._journal.failed(call, error)
-            self._perform(self._core.abandon(call, time.monotonic()))
-            sink.put((call, error))
-            return
-        if self._journal is not None:
-            self._journal.replied(call, reply)
-        sink.put((call, reply))
-
-    def _announce(self, event: Event) -> None:
-        if self._journal is not None:
-            self._journal.announced(event)
-        for observer in self._observers:
-            try:
-                observer(event)
-            except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
-                _log.exception("an observer failed on %r", event)

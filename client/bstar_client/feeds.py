@@ -26,7 +26,7 @@ class Answer:
         if not self.future.done():
             self.future.set_result(outcome)
 
-    def waiting(self) -> int:
+    def qsize(self) -> int:
         """How many outcomes have not been read."""
         return 0
 
@@ -46,7 +46,7 @@ class Feed:
         self.outcomes.append(outcome)
         self.wake()
 
-    def waiting(self) -> int:
+    def qsize(self) -> int:
         """How many outcomes have not been read."""
         return len(self.outcomes)
 

@@ -256,6 +256,12 @@ class Links:
         """Is everything read, so that a descriptor tells of whatever comes next?"""
         return not (self._notes.touched or self._told or self._read or self._notes.changed)
 
+    def descriptors(self) -> list[int]:
+        """What somebody else can wait for, while everything is read, to learn that there is more."""
+        if self._notes.changed:
+            self._watch()
+        return list(self._places)
+
     def open(self) -> None:
         """Open every link."""
         for link in self._links:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import sys
 
 __all__ = ["WakeUp"]
@@ -27,6 +28,13 @@ class WakeUp:
         """Make it quiet again."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4_096)
+
+    def wait(self, limit_s: float | None) -> None:
+        """Wait until it is set, or for ``limit_s``, and make it quiet again."""
+        poller = select.poll()
+        poller.register(self.fd, select.POLLIN)
+        poller.poll(None if limit_s is None else limit_s * 1000)
+        self.clear()
 
     def __del__(self) -> None:
         # Not earlier: another thread may be about to use them.

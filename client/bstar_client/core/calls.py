@@ -99,6 +99,8 @@ class Call(msgspec.Struct, eq=False):
     bytes_out: int = 0
     pair: int = 0
 
+    # A session has taken it.
+    is_begun: bool = False
     identity: bytes = b""
     attempts: int = 0
     # The node of the last attempt.

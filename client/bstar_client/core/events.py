@@ -26,7 +26,10 @@ class ActiveFound(msgspec.Struct, frozen=True, gc=False):
 
 
 class ActiveLost(msgspec.Struct, frozen=True, gc=False):
-    """The node that served is no longer followed. ``reason``: disconnected, silent or not active."""
+    """The node that served is no longer followed.
+
+    ``reason``: disconnected, silent, not active, or interrupted (a signal interrupted the client at work).
+    """
 
     endpoint: str
     reason: str
@@ -36,7 +39,8 @@ class ActiveLost(msgspec.Struct, frozen=True, gc=False):
 class FailedOver(msgspec.Struct, frozen=True, gc=False):
     """Another node took over.
 
-    ``reason`` is why the first was left (disconnected, silent, not active, stale), ``outstanding`` how many
+    ``reason`` is why the first was left (disconnected, silent, not active, stale,
+    interrupted), ``outstanding`` how many
     requests were waiting for their replies then, and ``gap_s`` how long no node was known to be active.
     """
 

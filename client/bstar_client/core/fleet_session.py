@@ -11,7 +11,7 @@ and is a load, for the pairs alone whose services it calls.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from bstar.errors import ClosedError
 from bstar_client.core.calls import Call
@@ -116,6 +116,18 @@ class FleetSession:
         """When to call ``handle_timer``."""
         due = min(self._due)
         return None if due == math.inf else due
+
+    def restart(self, calls: Iterable[Call], now: float) -> list[Output]:
+        """Begin anew with these calls: the sessions that have begun."""
+        of_pairs: dict[int, list[Call]] = {}
+        for call in calls:
+            of_pairs.setdefault(call.pair, []).append(call)
+        outputs: list[Output] = []
+        for pair, session in enumerate(self._sessions):
+            if session is not None:
+                opened: list[Output] = [Reset(node) for node in range(self._pair_of.count(pair))]
+                outputs += self._told(pair, opened + session.restart(of_pairs.get(pair, ()), now))
+        return outputs
 
     def close(self, now: float) -> list[Output]:
         """End every outstanding call."""

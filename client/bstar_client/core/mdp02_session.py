@@ -12,8 +12,9 @@ request is sent again. A node that cannot be reached at all is passed over witho
 BST-C-01..04, MDP2-C-01..04.
 """
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -32,7 +33,7 @@ from bstar.wire import mdp02
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import ActiveFound, Connected, Disconnected, FailedOver
 from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Reset, Send
-from bstar_client.core.session import Counters
+from bstar_client.core.session import INTERRUPTED, Counters
 
 __all__ = ["Mdp02Session", "Mdp02Settings"]
 
@@ -98,6 +99,7 @@ class Mdp02Session:
         if self.outstanding >= self._settings.outstanding_max:
             text = f"{self.outstanding} requests are outstanding (outstanding_max); wait for replies first"
             return [Fail(call, BusyError(text))]
+        call.is_begun = True
         self.counters.requests += 1
         self._waiting.append(call)
         if call.deadline is not None and (self._deadline_next is None or call.deadline < self._deadline_next):
@@ -122,6 +124,31 @@ class Mdp02Session:
         else:
             with suppress(ValueError):  # it has not been submitted yet
                 self._waiting.remove(call)
+        return outputs
+
+    def restart(self, calls: Iterable[Call], now: float) -> list[Output]:
+        """Begin anew with these calls, in the order in which they were asked for."""
+        if self._is_closed:
+            return []
+        outputs: list[Output] = []
+        self._is_connected = [False] * len(self._endpoints)
+        self._is_refused = [False] * len(self._endpoints)
+        self._call = None
+        self._waiting.clear()
+        self._is_sent = False
+        self._attempt_ends_at = self._send_at = self._unanswered_since = self._deadline_next = None
+        self._passed_over = 0
+        for call in sorted(calls, key=lambda call: call.begun_at):
+            if call.attempts and call.is_bound:
+                is_broken = call.is_stream and call.partials_count > 0
+                kind = StreamInterruptedError if is_broken else OutcomeUnknownError
+                self._fail(call, kind(INTERRUPTED), outputs)
+                continue
+            call.is_done = False  # if it was, its outcome was lost
+            self._waiting.append(call)
+            if call.deadline is not None:
+                self._deadline_next = min(call.deadline, self._deadline_next or math.inf)
+        self._begin_next(outputs, now)
         return outputs
 
     def close(self, now: float) -> list[Output]:

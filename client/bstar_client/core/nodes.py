@@ -56,6 +56,13 @@ class Node:
         self.was_refused = True
         self._forget()
 
+    def begin_anew(self, now: float) -> None:
+        """There is a new socket, as at the beginning."""
+        self.is_connected = False
+        self.was_refused = False
+        self._created_at = now
+        self._forget()
+
     def _forget(self) -> None:
         self.is_silent = False
         self.takes_batches = False

@@ -1,6 +1,6 @@
 """What a client's core asks its shell to do. Small, frozen, to be carried out in order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -81,6 +81,15 @@ class ClientCore(Protocol):
 
     def next_deadline(self) -> float | None:
         """When to call ``handle_timer``."""
+        ...
+
+    def restart(self, calls: Iterable[Call], now: float) -> list[Output]:
+        """Begin anew with these calls, which were begun and have no outcome yet.
+
+        For a shell that was interrupted within one of these methods, or before it had carried out what one
+        gave: whatever else the core knows may be half-done. The shell has new sockets, as at the beginning.
+        A call that may have been executed and must not be repeated fails; the others are sent again.
+        """
         ...
 
     def close(self, now: float) -> list[Output]:

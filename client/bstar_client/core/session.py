@@ -44,7 +44,16 @@ from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconn
 from bstar_client.core.nodes import Node
 from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Send
 
-__all__ = ["IDLE_PING_INTERVAL_S", "PINGS_PER_SILENCE", "Counters", "Session", "SessionSettings"]
+__all__ = [
+    "IDLE_PING_INTERVAL_S",
+    "INTERRUPTED",
+    "PINGS_PER_SILENCE",
+    "Counters",
+    "Session",
+    "SessionSettings",
+]
+
+INTERRUPTED = "the client was interrupted at work (by Ctrl-C, a signal) while the request was outstanding"
 
 # Before a node has told the pair's timing. After that: a PING four times in a failover timeout at least.
 _PING_INTERVAL_S = 0.25
@@ -204,6 +213,8 @@ class Session:
         if deadline is not None and deadline <= now:
             return [Fail(call, NoActiveNodeError("the deadline had passed before the request could be sent"))]
         self.counters.requests += 1
+        # From here on it is the session's to keep, even if a turn is interrupted.
+        call.is_begun = True
         leader = None if call.key is None else calls.get(identity)
         if leader is not None:
             return self._follow(call, leader, number)
@@ -222,6 +233,44 @@ class Session:
             self._replace(call)
         self._forget(call)
         return []
+
+    def restart(self, calls: Iterable[Call], now: float) -> list[Output]:
+        """Begin anew with these calls; those that may have been executed count as sent and lost."""
+        if self._is_closed:
+            return []
+        outputs: list[Output] = []
+        target = self._target
+        if target is not None:
+            self._left = (target.endpoint, "interrupted", now, len(self._calls))
+            outputs.append(Announce(ActiveLost(target.endpoint, "interrupted", len(self._calls))))
+        self._target = self._asked = None
+        self._elect_at = math.inf
+        self._calls = {}
+        self._deadlines = []
+        self._retries = []
+        self._following = 0
+        for node in self._nodes:
+            node.begin_anew(now)
+        self._search(now)
+        for call in calls:
+            self._give_up_attempt(call)
+            call.leader = call.followers = None
+            if call.is_bound and (call.may_have_executed or call.is_done):
+                self._fail(call, self._broken(call, INTERRUPTED), outputs)
+                continue
+            call.is_done = False  # if it was, its outcome was lost
+            self._number += 1
+            leader = self._calls.get(call.identity)
+            if leader is not None:
+                outputs += self._follow(call, leader, self._number)
+                continue
+            if not call.is_stream:
+                call.partials = []
+                call.partials_count = 0
+            self._calls[call.identity] = call
+            if call.deadline is not None:
+                heappush(self._deadlines, (call.deadline, self._number, call))
+        return outputs
 
     def close(self, now: float) -> list[Output]:
         """End every outstanding call, saying what is known of it."""
@@ -491,7 +540,6 @@ class Session:
                 continue
             del calls[identity]
             call.is_done = True
-            call.body = []
             replies += 1
             reply = Reply((body,), (), call.index, call.attempts, epoch, endpoint, True, now - call.begun_at)
             outputs.append(Deliver(call, reply))
@@ -956,9 +1004,6 @@ class Session:
                 leader.followers.remove(call)
         elif self._calls.get(call.identity) is call:
             del self._calls[call.identity]
-        # The heaps of deadlines and retries keep ended calls for a while; not what was in them.
-        call.body = []
-        call.partials = []
 
 
 # What a node that serves sends in answer to a vote.

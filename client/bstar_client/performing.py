@@ -1,0 +1,114 @@
+"""Carries out what a client's core says: replies to their callers, messages to links, events to observers.
+
+The same for threads and for asyncio. Where an outcome goes is the call's ``sink``: it is ``put`` (call, Reply
+or error), and ``qsize`` tells how many have not been read.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bstar.errors import BstarError, StreamInterruptedError
+from bstar_client.core.calls import Call, Reply
+from bstar_client.core.events import Event
+from bstar_client.core.outputs import ClientCore, Deliver, Fail, Output, Reset, Send
+from bstar_client.fleet_journal import FleetJournal
+from bstar_client.journal import CallJournal
+from bstar_client.link import Links
+
+__all__ = ["Performer"]
+
+_log = logging.getLogger("bstar_client")
+
+
+class Performer:
+    """``perform`` is called by one thread at a time, the one that drives the core.
+
+    ``links`` and ``journal`` are set by the owner. ``reset(node)`` closes and opens a node's link.
+    """
+
+    def __init__(
+        self,
+        core: ClientCore,
+        reset: Callable[[int], None],
+        on_event: Callable[[Event], object] | None,
+        partials_max: int,
+    ) -> None:
+        self.links: Links | None = None
+        self.journal: CallJournal | FleetJournal | None = None
+        self.observers: list[Callable[[Event], object]] = [on_event] if on_event is not None else []
+        # The thread in which observers are being called, else 0.
+        self.announcing_in = 0
+        # For owners that keep such lists: calls that were begun and whose outcome nobody has been told, and
+        # sinks somebody waits at.
+        self.open: dict[Call, None] = {}
+        self.waiting: dict[Any, None] = {}
+        self._core = core
+        self._reset = reset
+        self._partials_max = partials_max
+
+    def perform(self, outputs: list[Output]) -> None:
+        """Carry them out, in their order."""
+        for output in outputs:
+            if isinstance(output, Deliver):
+                self._deliver(output.call, output.reply)
+            elif isinstance(output, Send):
+                assert self.links is not None
+                self.links[output.node].send(output.frames)
+            elif isinstance(output, Fail):
+                call = output.call
+                call.elapsed_s = time.monotonic() - call.begun_at
+                self._fail(call, output.error)
+            elif isinstance(output, Reset):
+                self._reset(output.node)
+            else:
+                self._announce(output.event)
+
+    def abandon(self, call: Call, now: float) -> None:
+        """Its caller has gone."""
+        if self.journal is not None and not call.is_done:
+            self.journal.abandoned(call)
+        self.perform(self._core.abandon(call, now))
+        self._drop(call)
+
+    def _deliver(self, call: Call, reply: Reply) -> None:
+        if not reply.is_final and call.sink.qsize() >= self._partials_max:
+            text = f"{self._partials_max} PARTIALs (partials_max) wait to be read: the reader is too slow"
+            self.perform(self._core.abandon(call, time.monotonic()))
+            self._fail(call, StreamInterruptedError(text))
+            return
+        if self.journal is not None:
+            self.journal.replied(call, reply)
+        if self.waiting:
+            self.waiting.pop(call.sink, None)
+        call.sink.put((call, reply))
+        if reply.is_final:
+            self._drop(call)
+
+    def _fail(self, call: Call, error: BstarError) -> None:
+        if self.journal is not None:
+            self.journal.failed(call, error)
+        self.waiting.pop(call.sink, None)
+        call.sink.put((call, error))
+        self._drop(call)
+
+    def _drop(self, call: Call) -> None:
+        self.open.pop(call, None)
+        # The core's heaps keep ended calls for a while; not what was in them.
+        call.body = []
+        call.partials = []
+
+    def _announce(self, event: Event) -> None:
+        if self.journal is not None:
+            self.journal.announced(event)
+        self.announcing_in = threading.get_ident()
+        try:
+            for observer in self.observers:
+                try:
+                    observer(event)
+                except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
+                    _log.exception("an observer failed on %r", event)
+        finally:
+            self.announcing_in = 0

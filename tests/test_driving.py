@@ -1,0 +1,283 @@
+"""Who takes the client's turns: the threads that wait, one at a time, and the watcher when none does."""
+
+from __future__ import annotations
+
+import dis
+import itertools
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import FrameType
+from typing import Any, Self
+
+import pytest
+
+from bstar.errors import BstarError, ClosedError, LocalProtocolError, OutcomeUnknownError
+from bstar.wire.messages import Request
+from bstar_client import Disconnected, Event, HAClient, Reply, driving
+from support.scripted import WAIT_S, ScriptedBroker, echo, final, partial
+
+pytestmark = pytest.mark.loopback
+
+
+class Holding:
+    """Answers at once, but what is for ``held`` when ``answer`` is called."""
+
+    def __init__(self, broker: ScriptedBroker) -> None:
+        self.broker = broker
+        self.held: dict[bytes, Request] = {}
+        broker.on_request = self.take
+
+    def take(self, request: Request) -> list[list[bytes]]:
+        if request.service != b"held":
+            return echo(request)
+        self.held[request.identity] = request
+        return []
+
+    def wait_for(self, count: int) -> None:
+        self.broker.wait_for(lambda: len(self.held) == count)
+
+    def answer(self, body: bytes) -> None:
+        identity = next(key for key, request in self.held.items() if request.body == [body])
+        self.broker.send(final(self.held.pop(identity), b"answer to " + body))
+
+
+@pytest.fixture
+def broker() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def holding(broker: ScriptedBroker) -> Holding:
+    return Holding(broker)
+
+
+@pytest.fixture
+def client(broker: ScriptedBroker) -> Iterator[HAClient]:
+    with HAClient(broker.endpoint, timeout=WAIT_S) as client:
+        yield client
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def asked(pool: ThreadPoolExecutor, client: HAClient, holding: Holding, body: bytes) -> Future[Reply]:
+    """A request for ``held`` of another thread, which the broker has."""
+    before = len(holding.held)
+    future = pool.submit(client.request, "held", body)
+    holding.wait_for(before + 1)
+    return future
+
+
+def test_a_quick_reply_does_not_wait_for_a_slow_one_of_the_thread_that_leads(
+    client: HAClient, holding: Holding, pool: ThreadPoolExecutor
+) -> None:
+    slow = asked(pool, client, holding, b"slow")
+    for number in range(20):
+        assert client.request("echo", b"%d" % number).body == b"%d" % number
+    assert not slow.done()
+    holding.answer(b"slow")
+    assert slow.result(WAIT_S).body == b"answer to slow"
+
+
+def test_the_lead_is_passed_on_to_those_who_still_wait(
+    client: HAClient, holding: Holding, pool: ThreadPoolExecutor
+) -> None:
+    for order in itertools.permutations([b"a", b"b", b"c"]):
+        waiting = {body: asked(pool, client, holding, body) for body in (b"a", b"b", b"c")}
+        for body in order:
+            holding.answer(body)
+            assert waiting[body].result(WAIT_S).body == b"answer to " + body
+
+
+def test_a_thread_that_gives_up_takes_nobody_along(
+    client: HAClient, holding: Holding, pool: ThreadPoolExecutor
+) -> None:
+    hasty = pool.submit(client.request, "held", b"hasty", timeout=0.2)
+    patient = pool.submit(client.request, "held", b"patient")
+    holding.wait_for(2)
+    with pytest.raises(BstarError):
+        hasty.result(WAIT_S)
+    holding.answer(b"patient")
+    assert patient.result(WAIT_S).body == b"answer to patient"
+
+
+def test_a_stream_that_nobody_reads_is_sent_and_collected(client: HAClient, broker: ScriptedBroker) -> None:
+    broker.on_request = lambda request: [partial(request, 0, b"part"), final(request, b"end", partials=1)]
+    replies = client.stream("stream", b"")
+    broker.wait_for(lambda: len(broker.requests()) == 1)
+    assert [reply.body for reply in replies] == [b"part", b"end"]
+
+
+def test_while_nobody_waits_the_nodes_are_still_watched(broker: ScriptedBroker) -> None:
+    heard = threading.Event()
+
+    def note(event: Event) -> None:
+        if isinstance(event, Disconnected) and event.reason == "broken":
+            heard.set()
+
+    with HAClient(broker.endpoint, timeout=WAIT_S, on_event=note) as client:
+        assert client.request("echo", b"well").body == b"well"
+        broker.close()
+        assert heard.wait(WAIT_S)
+
+
+def test_a_watcher_that_has_stopped_looking_comes_back(
+    broker: ScriptedBroker, holding: Holding, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driving, "_LOOK_S", 0.001)
+    heard = threading.Event()
+
+    def note(event: Event) -> None:
+        if isinstance(event, Disconnected) and event.reason == "broken":
+            heard.set()
+
+    with HAClient(broker.endpoint, timeout=WAIT_S, on_event=note) as client:
+        driver = client._driver
+        pause = threading.Event()
+        is_parked = False
+        while not is_parked:
+            long = asked(pool, client, holding, b"long")
+            # If the watcher was just at work it leads, for the caller waits; then once more.
+            while not (is_parked := driver._is_parked) and not driver._performer.waiting:
+                pause.wait(0.001)
+            holding.answer(b"long")
+            assert long.result(WAIT_S).body == b"answer to long"
+        broker.close()
+        assert heard.wait(WAIT_S)
+
+
+def test_an_observer_that_waits_for_its_client_is_told_so(broker: ScriptedBroker) -> None:
+    raised: list[BaseException] = []
+    told = threading.Event()
+
+    made = threading.Event()
+
+    def observe(event: Event) -> None:
+        assert made.wait(WAIT_S)
+        try:
+            its_client.request("echo", b"from within")
+        except LocalProtocolError as error:
+            raised.append(error)
+            told.set()
+
+    with HAClient(broker.endpoint, timeout=WAIT_S, on_event=observe) as its_client:
+        made.set()
+        assert its_client.request("echo", b"from without").body == b"from without"
+        assert told.wait(WAIT_S)
+    assert raised
+
+
+def test_closing_ends_those_who_lead_and_those_who_follow(
+    client: HAClient, holding: Holding, pool: ThreadPoolExecutor
+) -> None:
+    waiting = [asked(pool, client, holding, body) for body in (b"a", b"b", b"c")]
+    client.close()
+    for future in waiting:
+        with pytest.raises(OutcomeUnknownError):
+            future.result(WAIT_S)
+    with pytest.raises(ClosedError):
+        client.request("echo", b"")
+
+
+def test_an_observer_may_close_the_client(broker: ScriptedBroker) -> None:
+    made = threading.Event()
+
+    def close(event: Event) -> None:
+        assert made.wait(WAIT_S)
+        its_client.close()
+
+    its_client = HAClient(broker.endpoint, timeout=WAIT_S, on_event=close)
+    made.set()
+    for _ in range(2):
+        with pytest.raises((ClosedError, OutcomeUnknownError)):
+            its_client.request("echo", b"")
+    its_client.close()
+    assert not its_client._driver._thread.is_alive()
+
+
+# --- interruptions ------------------------------------------------------------------------------------------
+
+# After these the interpreter looks for signals; nowhere else.
+_SIGNAL_POINTS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"}
+
+
+class Interruption:
+    """Raises KeyboardInterrupt in this thread at the ``number``-th point where Ctrl-C could."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.passed = 0
+        self._before: dict[FrameType, int] = {}
+
+    def __enter__(self) -> Self:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+        self._before.clear()
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:  # as sys.settrace has it
+        if "bstar" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            before = self._before.get(frame)
+            self._before[frame] = frame.f_lasti
+            if before is not None and _opname(frame, before) in _SIGNAL_POINTS:
+                self.passed += 1
+                if self.passed == self.number:
+                    raise KeyboardInterrupt
+        elif event == "return":
+            self._before.pop(frame, None)
+        return self._trace
+
+
+def _opname(frame: FrameType, offset: int) -> str:
+    return dis.opname[frame.f_code.co_code[offset]]
+
+
+def test_an_interruption_anywhere_costs_nobody_else_a_reply(
+    broker: ScriptedBroker, client: HAClient, pool: ThreadPoolExecutor
+) -> None:
+    """The main thread leads, another one waits for its reply, and Ctrl-C comes at any point of a turn."""
+    held: list[Request] = []
+    comes = threading.Semaphore(0)
+
+    def answer(request: Request) -> list[list[bytes]]:
+        if request.service == b"led":
+            held.append(request)
+            comes.release()
+            return []
+        answers = echo(request) + [final(each, *each.body) for each in held]
+        held.clear()
+        return answers
+
+    broker.on_request = answer
+
+    def follow(number: int) -> Reply:
+        assert comes.acquire(timeout=WAIT_S)
+        return client.request("echo", b"%d" % number)
+
+    interrupted = 0
+    for number in itertools.count(1):
+        follower = pool.submit(follow, number)
+        interruption = Interruption(number)
+        try:
+            with interruption:
+                assert client.request("led", b"mine").body == b"mine"
+        except KeyboardInterrupt:
+            interrupted += 1
+            comes.release()  # it may not have been sent
+        assert follower.result(WAIT_S).body == b"%d" % number
+        comes = threading.Semaphore(0)
+        if interruption.passed < number:
+            break
+    assert interrupted > 100
+    assert client.request("echo", b"and after all").body == b"and after all"
