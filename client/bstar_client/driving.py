@@ -122,8 +122,9 @@ class Driver:
             if self._lead.acquire(blocking=False):
                 has_led = True
                 self._turns += 1
+                self._look()
                 while self._inbox and not self._is_closing:
-                    self._turn(0.0)
+                    self._turn(is_patient=False)
                 self._tell_watcher()
         finally:
             try:
@@ -170,8 +171,10 @@ class Driver:
         try:
             if self._lead.acquire(blocking=False):
                 self._turns += 1
+                if self._inbox:
+                    self._look()
                 while sink.empty() and not self._is_closing:
-                    self._turn(None)
+                    self._turn()
                 if self._watch_until:
                     self._tell_watcher()
         finally:
@@ -243,10 +246,20 @@ class Driver:
 
     # --- a turn -------------------------------------------------------------------------------------------
 
-    def _turn(self, limit_s: float | None) -> None:
+    def _look(self) -> None:
+        """Take in what is there: nothing is to be sent over a connection that is known to be broken."""
+        if self._is_torn:
+            self._mend()
+        self._is_torn = True
+        self._links.prepare()
+        self._links.wait(0)
+        self._take_in()
+        self._is_torn = False
+
+    def _turn(self, *, is_patient: bool = True) -> None:
         """Hand the core what was begun, wait for something, hand it what came. The caller leads.
 
-        ``limit_s``: how long to wait at most; None: until something comes, or somebody calls ``_wake``.
+        ``is_patient``: wait until something comes, or somebody calls ``_wake``.
         """
         if self._is_torn:
             self._mend()
@@ -268,7 +281,7 @@ class Driver:
         links.prepare()
         due = core.next_deadline()
         self._is_asleep = True
-        if limit_s is not None or inbox or self._abandoned or self._is_closing:
+        if not is_patient or inbox or self._abandoned or self._is_closing:
             timeout_ms = 0
         elif due is None:
             timeout_ms = -1
@@ -278,14 +291,21 @@ class Driver:
         links.wait(timeout_ms)
         self._is_torn = True
         self._is_asleep = False
+        now = self._take_in()
+        if due is not None and now >= due:
+            perform(core.handle_timer(now))
+        self._is_torn = False
+
+    def _take_in(self) -> float:
+        """Hand the core what has come, and tell the time."""
+        core, links = self._core, self._links
+        perform = self._performer.perform
         now = time.monotonic()
         for node, frames in links.messages():
             perform(core.receive(node, frames, now))
         for node, is_up in links.changes():
             perform(core.connected(node, now) if is_up else core.disconnected(node, now))
-        if due is not None and now >= due:
-            perform(core.handle_timer(now))
-        self._is_torn = False
+        return now
 
     def _mend(self) -> None:
         """The last turn was interrupted. Keep the calls that have no outcome, and begin anew."""
@@ -372,9 +392,9 @@ class Driver:
             if not self._lead.acquire(blocking=False):
                 return None
             while not self._is_closing:
-                self._turn(0.0)
+                self._turn(is_patient=False)
                 while self._performer.waiting and not self._is_closing:
-                    self._turn(None)
+                    self._turn()
                 if self._links.is_quiet and not self._inbox and not self._abandoned:
                     break
             due = self._core.next_deadline()
