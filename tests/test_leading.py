@@ -173,6 +173,14 @@ def test_a_handler_that_yields_is_told_of_at_once_and_is_not_quick(monkeypatch: 
     ]
 
 
+def test_handlers_are_short_in_a_row_until_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    assert bench.handling.short_in_a_row >= handling_module.SHORT_MIN
+    bench.handle(1, 0.001)
+    bench.handle(7, 0.0009)
+    assert bench.handling.short_in_a_row == 7
+
+
 def test_with_no_time_at_all_no_handler_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, quick_s=0.0)
     assert not bench.handling.is_quick

@@ -20,7 +20,7 @@ from bstar_client.outbox import Outbox
 if TYPE_CHECKING:
     from bstar_client.worker import Worker
 
-__all__ = ["Handling"]
+__all__ = ["SHORT_MIN", "Handling"]
 
 _log = logging.getLogger("bstar_client")
 
@@ -30,6 +30,9 @@ _clock = time.monotonic
 # is forgotten after as many.
 _WEIGHT = 1 / 16
 _LASTING_S = 0.01
+_SHORT_S = 0.001
+# So many in a row, and one may expect another.
+SHORT_MIN = 400
 
 # What a message may have beside its body, at most.
 _FRAMES_BYTES = 1_024
@@ -39,8 +42,9 @@ _SMALL_BYTES = 16_384
 class Handling:
     """How the requests of one worker are handled.
 
-    ``is_quick``: do handlers, on the average of the last ones, take less than ``quick_s``, and yield nothing?
-    ``on_generator`` is called when a handler begins to yield.
+    ``mean_s``: what handlers took, on the average of the last ones. ``is_quick``: is that less than
+    ``quick_s``, and do they yield nothing? ``short_in_a_row``: how many took less than a millisecond, since
+    one that did not. ``on_generator`` is called when a handler begins to yield.
     """
 
     def __init__(
@@ -66,7 +70,8 @@ class Handling:
         self._small_max = min(reply_bytes_max - _FRAMES_BYTES, _SMALL_BYTES)
         self._outbox = outbox
         self._quick_s = quick_s
-        self._mean_s = 0.0
+        self.mean_s = 0.0
+        self.short_in_a_row = SHORT_MIN
         self._on_generator = on_generator
 
     def handle(self, job: Job) -> float:
@@ -120,9 +125,10 @@ class Handling:
             _log.exception("a hook failed: %s", hook)
 
     def _count(self, busy_s: float) -> None:
-        mean_s = self._mean_s
-        self._mean_s = mean_s = mean_s + (min(_LASTING_S, busy_s) - mean_s) * _WEIGHT
+        mean_s = self.mean_s
+        self.mean_s = mean_s = mean_s + (min(_LASTING_S, busy_s) - mean_s) * _WEIGHT
         self.is_quick = mean_s < self._quick_s
+        self.short_in_a_row = self.short_in_a_row + 1 if busy_s < _SHORT_S else 0
 
     def _execute(self, job: Job, request: Request) -> list[bytes]:
         """Run the handler; keep its reply before anybody gets it."""
@@ -163,7 +169,7 @@ class Handling:
 
     def _drive(self, job: Job, generator: "GeneratorType[Body, None, Body | None]") -> Body | None:
         # Its parts are to be sent as they come, by another thread.
-        self._mean_s = _LASTING_S
+        self.mean_s = _LASTING_S
         self._on_generator()
         while True:
             try:

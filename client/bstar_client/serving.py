@@ -34,7 +34,7 @@ from bstar_client.core.worker_session import (
 )
 from bstar_client.dedupe import ReplyStore
 from bstar_client.handlers import WorkerHooks
-from bstar_client.handling import Handling
+from bstar_client.handling import SHORT_MIN, Handling
 from bstar_client.journal import WorkJournal
 from bstar_client.leading import Lead
 from bstar_client.link import Links, LinkSettings
@@ -57,6 +57,12 @@ LINGER_MS = 300
 # keeper need not step in. One of several: as long as handing a request to another thread takes longer.
 _QUICK_S = 0.002
 _QUICK_AMONG_S = 0.0002
+# Of several threads: requests that came together go to all of them, if handlers take longer than this or one
+# of the last few hundred took a millisecond. Handing over one of many costs less, and a handler that takes
+# long may only be waiting.
+_QUICK_TOGETHER_S = 0.00001
+# They come together no more when so many in a row came alone.
+_ALONE_MIN = 16
 # The limit to a handler's time is counted from when its request is given out: with several threads and a
 # limit below this, requests are given to threads that do nothing else.
 _TIMEOUT_S_MIN = 1.0
@@ -116,6 +122,8 @@ class Serving:
         # Requests of a leader that calls the handlers itself, and whether it is one.
         self._own = Lanes()
         self._is_calling = False
+        # Requests in a row, so many at most, during which there was no other.
+        self._alone = _ALONE_MIN
         # With a limit to their time: the handlers that have a thread. Who takes one out settles whether its
         # thread still has its place.
         self._places: dict[Job, None] | None = None if handler_timeout_s is None else {}
@@ -272,9 +280,11 @@ class Serving:
                 if not is_keeper:
                     self._lead.end()
                 return True
-            if handling.is_quick is is_keeper and not self._is_told_to_stop:
-                if not is_keeper:
-                    self._lead.give_back()
+            if is_keeper:
+                if handling.is_quick and not self._is_told_to_stop and self._may_call(core.running):
+                    return True
+            elif not handling.is_quick or (own and not self._may_call(core.running)):
+                self._lead.give_back()
                 return True
             due = core.next_deadline()
             outbox.is_asleep = True
@@ -297,8 +307,18 @@ class Serving:
                 self._perform(core.connected(node, now) if is_up else core.disconnected(node, now))
             if due is not None and now >= due:
                 self._perform(core.handle_timer(now))
-            if own and (lasting := self._call_own(now)) is not None:
+            if own and self._may_call(core.running) and (lasting := self._call_own(now)) is not None:
                 return self._leave_place(lasting)
+
+    def _may_call(self, count: int) -> bool:
+        """May one thread call the handlers for all of so many requests, while handlers are quick?"""
+        if self._threads == 1:
+            return True
+        self._alone = 0 if count > 1 else min(self._alone + 1, _ALONE_MIN)
+        if self._alone == _ALONE_MIN:
+            return True
+        handling = self.handling
+        return handling.short_in_a_row >= SHORT_MIN and handling.mean_s < _QUICK_TOGETHER_S
 
     def _tell_all(self, now: float) -> None:
         """Send what handlers have so far: replies that are ready together go together."""
