@@ -309,7 +309,7 @@ class Broker:
                         worker.finish(worker.as_job(frames), b"counted")
                         assert voter.recv() == [EMPTY, CLIENT_01, b"votes", b"counted"]
                         worker.disconnect()
-                        # Once the answer is here the broker has read that, too. Before it a second vote may come.
+                        # Once this is answered the broker has read that, too. A second vote may come before.
                         worker.send(EMPTY, CLIENT_01, b"mmi.service", b"votes")
                         while worker.recv()[:2] != [EMPTY, CLIENT_01]:
                             pass
