@@ -87,6 +87,18 @@ def test_the_keeper_learns_of_the_end(lead: Lead) -> None:
     lead.take_back()
 
 
+def test_the_keeper_does_not_wait_for_ever_for_a_leader_that_calls_no_handler() -> None:
+    lead = Lead()
+    lead.begin()
+    lead.offer()
+    leader = threading.Thread(target=lead.accept)
+    leader.start()
+    leader.join(WAIT_S)
+    assert not lead.take_back(0.0)
+    lead.give_back()
+    assert lead.take_back(0.0)
+
+
 def test_a_keeper_that_sleeps_is_woken_when_a_handler_is_called(lead: Lead) -> None:
     leads = threading.Event()
 

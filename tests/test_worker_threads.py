@@ -346,6 +346,36 @@ def test_a_second_signal_ends_a_process_whose_handler_lasts(desk: Desk) -> None:
         assert process.stdout.read() == b"interrupted\n"
 
 
+HOOKED = """
+import os, signal, sys, threading
+from bstar_client import Worker, WorkerHooks
+class Hooks(WorkerHooks):
+    def lost(self, worker, endpoint, reason):
+        print(threading.current_thread() is threading.main_thread(), flush=True)
+        threading.Event().wait()
+try:
+    Worker(sys.argv[1], "echo", lambda request: b"", hooks=Hooks()).run()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    os._exit(0)  # what a program does whose own hook never returns
+"""
+
+
+def test_a_second_signal_ends_a_worker_whose_hook_never_returns(desk: Desk) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOOKED, desk.broker.endpoint], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        desk.give(b"x")
+        desk.wait_for(b"")
+        desk.broker.send(native.CODEC.disconnect(desk.worker, (), 0, 1))
+        assert process.stdout.readline() == b"False\n"
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 0
+        assert process.stdout.read() == b"interrupted\n"
+
+
 def test_a_signal_ends_a_process_while_a_handlers_thread_leads(desk: Desk) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, desk.broker.endpoint], stdout=subprocess.PIPE

@@ -32,6 +32,8 @@ _LASTING_S = 0.005
 _LOOK_MS = 5
 # How often the keeper looks in vain, 0.25 s in all, before it sleeps.
 _LOOKS_MAX = 50
+# How long the keeper waits for the lead at the end.
+_TAKE_BACK_S = 2.0
 
 _GONE: Final = object()
 
@@ -131,11 +133,18 @@ class Lead:
             self.is_watched = True
         return True
 
-    def take_back(self) -> None:
-        """Lead, as soon as the leader calls a handler or gives up, which it does soon: it has been told."""
+    def take_back(self, timeout_s: float = _TAKE_BACK_S) -> bool:
+        """Lead, as soon as the leader calls a handler or gives up, which it does soon: it has been told.
+
+        False: it does not. Then a hook of the user's does not return, and what it attends to is not ours.
+        """
         self._is_urgent = True
+        until = time.monotonic() + timeout_s
         while self._leader != threading.get_ident() and not self._has_ended and not self._take():
+            if time.monotonic() >= until:
+                return False
             self._sleep(_LOOK_MS)
+        return True
 
     def _sleep(self, timeout_ms: int | None) -> None:
         if self._poller.poll(timeout_ms):

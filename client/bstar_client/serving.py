@@ -161,13 +161,18 @@ class Serving:
         finally:
             self.is_ended = True
             self._wakeup.set()
-            self._lead.take_back()
+            is_ours = self._lead.take_back()
             for _ in range(self._threads):
                 self._queue.say(_Word.END)
             self._outbox.end()
-            links.close(LINGER_MS)
-            if self._given_context is None:
-                context.term()
+            if is_ours:
+                links.close(LINGER_MS)
+                if self._given_context is None:
+                    context.term()
+            else:
+                _log.error(
+                    "a hook does not return: the sockets of the worker for %r stay open", self._service
+                )
             if self.journal is not None:
                 self.journal.close(self._core.unfinished, reason)
 
