@@ -162,16 +162,16 @@ class Link:
                 return False
         return True
 
-    def receive(self, limit: int) -> list[list[bytes]]:
-        """The messages that are there, at most ``limit``."""
+    def receive(self, limit: int, *, is_ready: bool) -> list[list[bytes]]:
+        """The messages that are there, at most ``limit``. ``is_ready``: there should be one."""
         messages: list[list[bytes]] = []
         socket = self.socket
         if socket is None:
             return messages
         try:
             while len(messages) < limit:
-                # Asking is cheaper than running into zmq.Again, but not than many times.
-                if 0 < len(messages) < _ASKS_MAX and not is_readable(socket):
+                # Asking is cheaper than running into zmq.Again, but not many times.
+                if (messages or not is_ready) and len(messages) < _ASKS_MAX and not is_readable(socket):
                     break
                 messages.append(receive(socket))
         except zmq.Again:
@@ -285,7 +285,7 @@ class Links:
         if self._notes.changed:
             self._watch()
         if self._notes.touched:
-            self._take_in()
+            self._take_in(is_ready=False)
 
     def wait(self, timeout_ms: int) -> None:
         """Wait, -1 for ever, until there is something; an exception out of this loses nothing."""
@@ -304,7 +304,7 @@ class Links:
             else:
                 notes.touched[place[0]] = None
         if notes.touched:
-            self._take_in()
+            self._take_in(is_ready=True)
         read, self._read = self._read, []
         for index, socket, messages in read:
             link = self._links[index]
@@ -322,7 +322,7 @@ class Links:
             for is_up in self._links[index].changes():
                 yield index, is_up
 
-    def _take_in(self) -> None:
+    def _take_in(self, *, is_ready: bool) -> None:
         """Send what waits and read what is there, of the links that may have something."""
         touched = self._notes.touched
         for index in list(touched):
@@ -330,7 +330,7 @@ class Links:
             socket = link.socket
             if link.backlog:
                 link.flush()
-            messages = link.receive(_DRAIN_MAX)
+            messages = link.receive(_DRAIN_MAX, is_ready=is_ready)
             if messages and socket is not None:
                 self._read.append((index, socket, messages))
             if len(messages) < _DRAIN_MAX:
