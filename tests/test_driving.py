@@ -16,6 +16,7 @@ import pytest
 from bstar.errors import BstarError, ClosedError, LocalProtocolError, OutcomeUnknownError
 from bstar.wire.messages import Request
 from bstar_client import Disconnected, Event, HAClient, Reply, driving
+from bstar_client.core.calls import Call
 from support.scripted import WAIT_S, ScriptedBroker, echo, final, partial
 
 pytestmark = pytest.mark.loopback
@@ -199,6 +200,18 @@ def test_an_observer_may_close_the_client(broker: ScriptedBroker) -> None:
             its_client.request("echo", b"")
     its_client.close()
     assert not its_client._driver._thread.is_alive()
+
+
+def test_map_takes_what_is_told_twice_for_one(client: HAClient) -> None:
+    tell = client._performer._deliver
+
+    def tell_twice(call: Call, reply: Reply) -> None:
+        tell(call, reply)
+        call.sink.put((call, reply))
+
+    client._performer._deliver = tell_twice  # type: ignore[method-assign]  # that is the point
+    bodies = [b"%d" % number for number in range(50)]
+    assert [reply.body for reply in client.map("echo", bodies, window=7)] == bodies
 
 
 # --- interruptions ------------------------------------------------------------------------------------------

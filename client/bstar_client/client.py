@@ -323,8 +323,9 @@ class HAClient:
                 flown = len(flying)
                 while flying:
                     outcome = self._next_outcome(next(iter(flying.values())), sink, is_returning)
-                    del flying[outcome.index]
-                    waiting[outcome.index] = outcome
+                    # After an interruption an outcome may be told twice.
+                    if flying.pop(outcome.index, None) is not None:
+                        waiting[outcome.index] = outcome
                     if sink.empty():
                         break
                 pace.take(flown - len(flying))
