@@ -69,7 +69,7 @@ class WorkerHooks:
         """The handler returned."""
 
     def request_failed(self, worker: "Worker", request: Request, error: Exception) -> None:
-        """The handler raised."""
+        """The handler raised this, or something else that ends a thread, as SystemExit does."""
 
     def request_replayed(self, worker: "Worker", request: Request) -> None:
         """A repetition was answered with the reply that was kept (``dedupe``), and not executed."""
