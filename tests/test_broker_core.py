@@ -249,6 +249,19 @@ def test_a_request_goes_out_again_before_younger_ones() -> None:
     assert desk.ready02(b"w2")[0][5] == b"old"
 
 
+def test_a_client_that_fills_a_queue_leaves_room_for_those_that_do_not() -> None:
+    desk = Desk(queue_length_max=20)
+    for number in range(30):
+        desk.request(b"greedy", number)
+    assert desk.broker.queued == 18
+    desk.requests(b"other", [100, 101, 102])
+    assert desk.broker.queued == 20
+    assert [heard(frames).command for frames in desk.request(b"quiet", 200)] == [native.BUSY]
+    desk.ready(b"w")
+    assert desk.request(b"quiet", 200) == []
+    assert [heard(frames).command for frames in desk.request(b"greedy", 31)] == [native.BUSY]
+
+
 @pytest.mark.requirement("BSN-B-18")
 def test_an_urgent_request_goes_before_the_others_and_again_when_its_worker_is_lost() -> None:
     desk = Desk()

@@ -52,6 +52,8 @@ _SWEEPS_PER_HEARTBEAT = 4
 _BROKEN_BOUNDS = frozenset(("size", "frames"))
 # Frames of PARTIALs held for one reply: each costs an object, even one without an octet.
 _HELD_FRAMES_MAX = 100_000
+# So much of a queue, one part in so many, is for clients that have fewer requests here than that.
+_RESERVE_PART = 10
 # A full queue needs about this long to have room again; the hint of BUSY.
 _BUSY_RETRY_MS = 50
 
@@ -323,7 +325,7 @@ class Broker:
         )
         if service.idle and not queue.length and not self.is_draining:
             outputs: list[Output] = [self.dispatch(service.idle.popitem(last=False)[0], request, now)]
-        elif queue.length >= settings.queue_length_max:
+        elif self.is_full(queue.length + 1, held + 1):
             return self._refuse_busy(message, codec, service, "queue-full", "the service's queue is full")
         elif self.queued_bytes + size > settings.queue_bytes_max:
             return self._refuse_busy(message, codec, service, "bytes-full", "the queues hold too many octets")
@@ -498,6 +500,15 @@ class Broker:
         self._identities += 1
         request.identity = native.identity(self._node_id, self._identities)
         return request.identity
+
+    def is_full(self, length: int, held: int) -> bool:
+        """May a queue not have so many requests, with so many of them and elsewhere here of one client?
+
+        Whoever floods leaves room for those who do not.
+        """
+        limit = self.settings.queue_length_max
+        reserve = limit // _RESERVE_PART
+        return length > (limit - reserve if held > reserve else limit)
 
     def note_queued(self, request: Accepted | Bundle, count: int, size: int) -> None:
         """One request, or several, wait in the queue now."""

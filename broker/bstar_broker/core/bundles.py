@@ -60,7 +60,7 @@ class Bundles:
         if (
             service is None
             or held + count > settings.requests_per_client_max
-            or service.queue.length + count > settings.queue_length_max
+            or broker.is_full(service.queue.length + count, held + count)
             or broker.queued_bytes + size > settings.queue_bytes_max
             or size > settings.message_bytes_max
             or (not ttl_ms and any(message.ttls_ms))

@@ -223,7 +223,8 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=1,
             le=100_000_000,
             description="Requests waiting in the queue of one service. One more is refused as busy (native "
-            "dialect) or dropped and counted (plain Majordomo, which has no word for it).",
+            "dialect) or dropped and counted (plain Majordomo, which has no word for it). The last tenth is "
+            "for clients that have fewer requests at the broker than that.",
         ),
     ] = 100_000
     queue_bytes_max: Annotated[
