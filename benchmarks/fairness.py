@@ -3,10 +3,12 @@
     python benchmarks/fairness.py                       5 rounds of 1,000 calls each
     python benchmarks/fairness.py --work-ms 0 --window 5000
 
-The quiet client calls at a steady rate, one request at a time, and latencies count from when a call was due.
-The greedy one, a process of its own, keeps ``window`` requests in flight through ``HAClient.map`` to the same
-service, whose workers take ``work-ms`` for each. Idle and flooded rounds take turns on the same broker; what
-counts is the median of the rounds' ratios.
+The quiet client calls at a steady rate, one request at a time, and latencies count from when a call was
+due. The greedy one keeps ``window`` requests in flight through ``HAClient.map`` to the same service, whose
+workers take ``work-ms`` for each. Everybody is a process of its own. There are three ways: *idle*; *flooded*;
+and *beside*, where the greedy one floods another broker with other workers on the same machine, so that it
+takes processors from the quiet one and nothing else. They take turns in each round; what counts is the
+medians of the rounds' ratios. What beside costs is the machine's, what flooded costs beyond it the broker's.
 """
 
 import argparse
@@ -19,12 +21,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import repeat
 
-from bstar_client import HAClient, Request, Worker
-from run import BODY, bstar_server
+from bstar_client import HAClient, Request, Worker, WorkerHooks
+from run import BODY, bstar_server, child
 
 SERVICE = "echo"
 RATE_PER_S = 200.0
 TIMEOUT_S = 30.0
+WAYS = ("idle", "beside", "flooded")
 
 
 def main() -> int:
@@ -37,36 +40,44 @@ def main() -> int:
     parser.add_argument("--window", type=int, default=1_000, help="the greedy client's requests in flight")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--work-ms", type=float, default=1.0, help="what a worker takes for a request")
+    parser.add_argument("--credit", type=int, default=1, help="of a worker, which has one thread")
     parser.add_argument("--greedy", metavar="ENDPOINT", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", metavar="ENDPOINT", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.worker:
+        return work(asked.worker, asked.work_ms / 1e3, asked.credit)
     if asked.greedy:
         return flood(asked.greedy, asked.window)
-    ratios: dict[str, list[float]] = {"p50": [], "p99": []}
     with ExitStack() as stack:
         _, endpoint = stack.enter_context(bstar_server())
-        for _ in range(asked.workers):
-            stack.enter_context(worker(endpoint, asked.work_ms / 1e3))
+        _, elsewhere = stack.enter_context(bstar_server())
+        for broker in (endpoint, elsewhere):
+            for _ in range(asked.workers):
+                stack.enter_context(worker(broker, asked))
         client = stack.enter_context(HAClient([endpoint]))
         measure(client, asked.calls)  # warm
         print(
             f"quiet: {RATE_PER_S:g} calls/s, {asked.calls} a round; greedy: {asked.window} in flight; "
-            f"{asked.workers} workers of {asked.work_ms:g} ms\n"
-            f"{'round':>5} {'idle p50 ms':>12} {'p99 ms':>8} {'flooded p50 ms':>15} {'p99 ms':>8} "
-            f"{'greedy/s':>9}",
+            f"{asked.workers} workers of {asked.work_ms:g} ms, credit {asked.credit}\n"
+            + " " * 5
+            + "".join(f"{way + ' p50 ms':>16}{'p99 ms':>8}{'greedy/s':>10}" for way in WAYS),
             flush=True,
         )
+        ratios: dict[str, list[float]] = {}
         for number in range(1, asked.rounds + 1):
-            idle = measure(client, asked.calls)
-            with greedy(endpoint, asked.window) as told:
-                flooded = measure(client, asked.calls)
-            for name, quiet, loud in zip(ratios, idle, flooded, strict=True):
-                ratios[name].append(loud / quiet)
-            print(
-                f"{number:>5} {idle[0] * 1e3:>12.2f} {idle[1] * 1e3:>8.2f} {flooded[0] * 1e3:>15.2f} "
-                f"{flooded[1] * 1e3:>8.2f} {told[0]:>9,.0f}",
-                flush=True,
-            )
-    print("flooded/idle, medians: " + ", ".join(f"{k} {statistics.median(v):.2f}" for k, v in ratios.items()))
+            seen = {"idle": measure(client, asked.calls)}
+            cells = [(*seen["idle"], 0.0)]
+            for way, broker in (("beside", elsewhere), ("flooded", endpoint)):
+                with greedy(broker, asked.window) as told:
+                    seen[way] = measure(client, asked.calls)
+                cells.append((*seen[way], told[0]))
+            for way, base in (("flooded", "idle"), ("beside", "idle"), ("flooded", "beside")):
+                for name, loud, quiet in zip(("p50", "p99"), seen[way], seen[base], strict=True):
+                    ratios.setdefault(f"{way}/{base} {name}", []).append(loud / quiet)
+            row = "".join(f"{p50 * 1e3:>16.2f}{p99 * 1e3:>8.2f}{rate:>10,.0f}" for p50, p99, rate in cells)
+            print(f"{number:>5}{row}", flush=True)
+    medians = (f"{name} {statistics.median(values):.2f}" for name, values in ratios.items())
+    print("medians: " + ", ".join(medians))
     return 0
 
 
@@ -87,22 +98,33 @@ def measure(client: HAClient, calls: int) -> tuple[float, float]:
 
 
 @contextmanager
-def worker(endpoint: str, work_s: float) -> Iterator[None]:
-    """An echo worker in a thread, its work a sleep: it shall cost time and no processor."""
+def worker(endpoint: str, asked: argparse.Namespace) -> Iterator[None]:
+    """An echo worker in a process of its own, registered."""
+    command = [sys.executable, __file__, "--worker", endpoint]
+    with child([*command, "--work-ms", str(asked.work_ms), "--credit", str(asked.credit)]) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            raise SystemExit("a worker did not start")
+        yield
 
-    def handle(request: Request) -> list[bytes]:
+
+def work(endpoint: str, work_s: float, credit: int) -> int:
+    """Echo until standard input ends; the work is a sleep: it shall cost time and no processor."""
+
+    def handle(request: Request) -> bytes:
         if work_s:
             time.sleep(work_s)
         return request.body
 
-    serving = Worker([endpoint], SERVICE, handle)
-    thread = threading.Thread(target=serving.run, name="worker", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        serving.stop()
-        thread.join()
+    class Hooks(WorkerHooks):
+        """Tells when it is registered."""
+
+        def registered(self, worker: Worker, endpoint: str) -> None:
+            print("ready", flush=True)
+
+    with Worker([endpoint], SERVICE, handle, credit=credit, threads=1, hooks=Hooks()):
+        sys.stdin.read()
+    return 0
 
 
 @contextmanager
