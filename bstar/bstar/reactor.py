@@ -105,8 +105,8 @@ class Reactor:
         # The same by their descriptors; None where the system has no such thing.
         self._watch = select.epoll() if hasattr(select, "epoll") else None
         self._descriptors: dict[zmq.Socket[bytes] | int, int] = {}
-        # The sockets whose handler may be called although they have no message.
-        self._readers: dict[int, zmq.Socket[bytes]] = {}
+        # By descriptors, too: what may be called although the socket has no message.
+        self._drains: dict[int, TimeHandler] = {}
         # May a socket have messages although its descriptor does not show it? libzmq's descriptor tells what
         # came after the socket was last used, whatever for.
         self._is_stirred = True
@@ -115,6 +115,7 @@ class Reactor:
         self._machines: list[tuple[Callable[[], float | None], TimeHandler]] = []
         self._stall_handlers: list[tuple[float, StallHandler]] = []
         self._stall_limit_s = float("inf")
+        self._sleep_max_s = _SLEEP_MAX_S
         self._stoppers: list[tuple[TimeHandler, Callable[[float], bool]]] = []
         self._is_stop_wanted = False
         self._stop_by: float | None = None
@@ -165,7 +166,7 @@ class Reactor:
             # There may be more.
             self._is_stirred = True
 
-        self._readers[self._add_source(socket, drain)] = socket
+        self._drains[self._add_source(socket, drain)] = drain
 
     def add_source(self, source: "zmq.Socket[bytes] | int", handler: TimeHandler) -> None:
         """Call ``handler(now)`` whenever it is readable; the handler reads, and bounds what it reads."""
@@ -191,7 +192,7 @@ class Reactor:
         del self._sources[source]
         self._poller.unregister(source)
         descriptor = self._descriptors.pop(source)
-        self._readers.pop(descriptor, None)
+        self._drains.pop(descriptor, None)
         if self._watch is not None:
             self._watch.unregister(descriptor)
 
@@ -221,6 +222,7 @@ class Reactor:
         """
         self._stall_handlers.append((limit_s, handler))
         self._stall_limit_s = min(self._stall_limit_s, limit_s)
+        self._sleep_max_s = min(self._sleep_max_s, limit_s)
 
     def on_stop(self, begin: TimeHandler, is_done: Callable[[float], bool]) -> None:
         """Take part in a stop: ``begin(now)`` once, then the loop turns until ``is_done(now)``."""
@@ -273,14 +275,20 @@ class Reactor:
             self._seen_at = alarm_at
             # Rounded up: waking a moment early would only mean to go to sleep again.
             timeout_ms = int((alarm_at - now) * 1000) + 1
-        ready: list[zmq.Socket[bytes] | int]
         if self._is_stirred or self._watch is None:
             self._is_stirred = False
-            ready = [source for source, _ in self._poll(timeout_ms)]
+            events = self._poll(timeout_ms)
+            now = self._look()
         else:
-            ready = self._wait(self._watch, timeout_ms)
-        now = self._look()
-        for source in ready:
+            seen = self._watch.poll(timeout_ms / 1000)
+            now = self._look()
+            drain = self._drains.get(seen[0][0]) if len(seen) == 1 else None
+            if drain is not None:
+                drain(now)
+                seen = []
+            # Several have their turns in order; and a descriptor may show what is no message.
+            events = self._poll(0) if seen else []
+        for source, _ in events:
             serve = self._sources.get(source)
             if serve is not None:
                 serve(now)
@@ -288,16 +296,6 @@ class Reactor:
         # A deadline that a handler has just moved before the alarm is served in the next turn, which is now.
         if self._is_stop_wanted:
             self._go_on_stopping()
-
-    def _wait(self, watch: "select.epoll", timeout_ms: int) -> "list[zmq.Socket[bytes] | int]":
-        """What is ready, while the descriptors tell it."""
-        seen = watch.poll(timeout_ms / 1000)
-        if len(seen) == 1:
-            reader = self._readers.get(seen[0][0])
-            if reader is not None:
-                return [reader]
-        # Several have their turns in order; and a descriptor may show what is no message.
-        return [source for source, _ in self._poll(0)] if seen else []
 
     def _look(self) -> float:
         """Read the clock; tell whoever wants to know if it has jumped, and serve what is due.
@@ -326,7 +324,7 @@ class Reactor:
                 handler(gap_s, now)
 
     def _due_at(self, now: float) -> float:
-        due_at = now + min(_SLEEP_MAX_S, self._stall_limit_s)
+        due_at = now + self._sleep_max_s
         timers = self._timers
         while timers and timers[0][2].is_cancelled:
             heapq.heappop(timers)
