@@ -251,7 +251,17 @@ def publisher(context: zmq.Context[Socket], endpoint: str) -> Iterator[Socket]:
 def hears(link: Listening, peer: Socket, word: str) -> None:
     """The link connects and hears this from its peer."""
     before = list(link.told)
-    receive_until(peer, lambda frames: frames == [b"\x01"])
+
+    def is_subscribed() -> bool:
+        while peer.poll(0):
+            if peer.recv_multipart() == [b"\x01"]:
+                return True
+        return False
+
+    # A connection that broke is subscribed anew by the socket's own thread, which has to turn for it.
+    looks = link.reactor.add_timer(0.01, lambda now: None)
+    turn_until(link.reactor, is_subscribed)
+    looks.cancel()
     peer.send(word.encode())
     link.wait_for(*before, word)
 
