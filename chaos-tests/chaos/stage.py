@@ -34,7 +34,7 @@ from chaos.report import RunFailedError, describe, new_folder, remove
 from chaos.toxics import Links
 from chaos.toxiproxy import Server
 from chaos.traffic import BOTH, ClientLoad, ClientProcess, WorkerLoad, WorkerProcess
-from chaos.validate import InvalidRunError, Violation, check
+from chaos.validate import InvalidRunError, Violation, check, is_machine_noise
 from chaos.waits import WaitWatch
 
 __all__ = ["Cast", "Stage", "stage"]
@@ -49,7 +49,8 @@ class Cast:
 
     ``hosts`` says by name (``primary``, ``worker1``, …) what runs elsewhere than on this machine's loopback
     interface; then the links are the network's, and ``is_proxied`` must be False. ``half_open_s``: how long
-    connections may be dead without anybody noticing, after the faults are over.
+    connections may be dead without anybody noticing, after the faults are over. ``carriers``: names and
+    process ids of others than the cast and its proxies that carry messages on which the role depends.
     """
 
     profile: Profile = field(default_factory=Profile)
@@ -64,6 +65,7 @@ class Cast:
     is_proxied: bool = True
     half_open_s: float = 1.5
     has_arbiter: bool = False
+    carriers: tuple[tuple[str, int], ...] = ()
 
 
 class Stage:
@@ -227,9 +229,13 @@ def stage(
         )
         run = Stage(folder, cast, cluster, links, manifest)
         _note_clock(run)
-        # Whoever carries the messages on which the role depends.
-        carriers = [*cluster.nodes, *([cluster.arbiter] if cluster.arbiter is not None else []), *proxies]
-        resources.enter_context(WaitWatch(lambda: carriers, cluster.journal))
+        own = [*cluster.nodes, *([cluster.arbiter] if cluster.arbiter is not None else []), *proxies]
+
+        def carriers() -> list[tuple[str, int]]:
+            """Whoever carries the messages on which the role depends, as far as it runs."""
+            return [*cast.carriers, *((each.name, each.pid) for each in own if each.is_running)]
+
+        resources.enter_context(WaitWatch(carriers, cluster.journal))
         trouble: HarnessError | None = None
         try:
             cluster.start()
@@ -276,6 +282,9 @@ def _judge(stage: Stage, trouble: HarnessError | None, *, is_judged: bool) -> No
         if trouble is not None and not stage.violations:
             raise trouble
         return
+    if trouble is not None and not stage.violations and any(is_machine_noise(run, t) for t in run.terms[1:]):
+        text = "the machine itself moved the role, and what the scenario waited for did not come"
+        raise InvalidRunError(f"{text}: {trouble}") from trouble
     if trouble is not None:
         violation = Violation("f", f"what should have come after the faults did not come: {trouble}")
         report = describe(stage.folder, run, [*stage.violations, violation])

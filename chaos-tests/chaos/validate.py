@@ -299,12 +299,18 @@ def _pair_recovers(run: Run) -> Iterator[Violation]:
 
 
 def is_machine_noise(run: Run, term: Term) -> bool:
-    """Did the machine keep a node, or what carries its messages, from running just before this term?"""
+    """Did the machine keep a node, or what carries its messages, from running just before this term?
+
+    For long at once, or for as long together: a question and its answer pass several of them.
+    """
     limit_s = run.manifest.failover_timeout_s - run.manifest.heartbeat_s
-    return any(
+    if any(
         span.end - span.begin > limit_s * 0.7 and span.overlaps(term.since - limit_s - SLACK_S, term.since)
         for span in run.delays
-    )
+    ):
+        return True
+    begin, end = term.since - 2 * run.manifest.failover_timeout_s, term.since
+    return sum(max(0.0, min(span.end, end) - max(span.begin, begin)) for span in run.delays) > limit_s * 0.7
 
 
 # --- (g) control --------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """Which processes the machine kept waiting for a CPU, and for how long: a thread that asks the kernel.
 
 A role may move because messages are late, and they are late when whoever carries them is: a node's own
-loop, which says so in its log, but as well ZeroMQ's threads beside it, the proxies through which every link
-leads, and the arbiter. Of all these the kernel counts how long each thread was ready to run and did not
-(``schedstat``); one that is stopped by a signal is not ready. What a thread has waited between two looks is
-noted in the harness's history, under the process's name, if it is long enough to matter.
+loop, which says so in its log, but as well ZeroMQ's threads beside it, the proxies or the wire through which
+every link leads, and the arbiter. Of all these the kernel counts how long each thread was ready to run and
+did not (``schedstat``); one that is stopped by a signal is not ready. What a thread has waited between two
+looks is noted in the harness's history, under the process's name, if it is long enough to matter.
 
 It explains what the validator would otherwise object to. It changes nothing, and where the kernel does not
 count (no /proc, no scheduler statistics) it says nothing.
@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Self
 
 from chaos.history import KEPT_WAITING, Note, Writer
-from chaos.processes import Process
 
 __all__ = ["WaitWatch", "waits_of"]
 
@@ -40,10 +39,10 @@ def waits_of(pid: int) -> dict[int, float]:
 
 
 class WaitWatch:
-    """Watches processes, asked for anew at each look, as long as the block."""
+    """Watches as long as the block. ``running`` is asked at each look: (name, process id) of who runs now."""
 
-    def __init__(self, processes: Callable[[], Iterable[Process]], journal: Writer) -> None:
-        self._processes = processes
+    def __init__(self, running: Callable[[], Iterable[tuple[str, int]]], journal: Writer) -> None:
+        self._running = running
         self._journal = journal
         self._is_over = threading.Event()
         self._waited_s: dict[tuple[int, int], float] = {}
@@ -66,14 +65,11 @@ class WaitWatch:
     def look(self) -> None:
         """Note who has waited for long since the last look."""
         before, self._waited_s = self._waited_s, {}
-        for process in self._processes():
-            if not process.is_running:
-                continue
-            pid = process.pid
+        for name, pid in self._running():
             longest_s = 0.0
             for thread, waited_s in waits_of(pid).items():
                 self._waited_s[pid, thread] = waited_s
                 longest_s = max(longest_s, waited_s - before.get((pid, thread), waited_s))
             if longest_s >= _WAIT_S_MIN:
-                note = Note(at=0.0, what=KEPT_WAITING, target=process.name, text=f"{longest_s:.3f}")
+                note = Note(at=0.0, what=KEPT_WAITING, target=name, text=f"{longest_s:.3f}")
                 self._journal.write(note)
