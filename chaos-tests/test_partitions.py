@@ -281,7 +281,8 @@ def test_with_an_arbiter_one_node_serves_whatever_the_network_does(
     both has stepped down before the other one begins, not when the network heals.
     """
     endpoint, pid = arbiter
-    cast = Cast(profile=Profile(settings={"endpoints.arbiter": endpoint}), carriers=(("arbiter", pid),))
+    profile = Profile(settings={**PATIENT.settings, "endpoints.arbiter": endpoint})
+    cast = Cast(profile=profile, carriers=(("arbiter", pid),))
     with stage("arbiter", cast=cast_on(network, cast)) as run:
         primary, backup = run.cluster.nodes
         with run.fault("cut+clients", "peer link", hits_peer_link=True):
