@@ -26,6 +26,7 @@ from run import BODY, bstar_server, child
 
 SERVICE = "echo"
 RATE_PER_S = 200.0
+SETTLE_CALLS = 200
 TIMEOUT_S = 30.0
 WAYS = ("idle", "beside", "flooded")
 
@@ -65,6 +66,7 @@ def main() -> int:
         )
         ratios: dict[str, list[float]] = {}
         for number in range(1, asked.rounds + 1):
+            measure(client, SETTLE_CALLS)  # until nothing of the last flood is left
             seen = {"idle": measure(client, asked.calls)}
             cells = [(*seen["idle"], 0.0)]
             for way, broker in (("beside", elsewhere), ("flooded", endpoint)):

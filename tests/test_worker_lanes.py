@@ -35,11 +35,49 @@ def test_clients_take_turns_and_each_keeps_its_order() -> None:
     lanes.push([job("b", 0)])
     assert bodies([lanes.pop()]) == ["a0"]
     lanes.push([job("c", 0), job("c", 1)])
-    assert bodies(list(lanes)) == ["b0", "a1", "a2", "c0", "c1"]
-    assert bodies(drained(lanes)) == ["b0", "a1", "c0", "a2", "c1"]
+    assert bodies(list(lanes)) == ["b0", "c0", "c1", "a1", "a2"]
+    assert bodies(drained(lanes)) == ["b0", "c0", "a1", "c1", "a2"]
     lanes.push([job("a", 3)])
     lanes.clear()
     assert not lanes
+
+
+def test_a_newcomer_is_next_and_who_comes_back_at_once_waits_for_its_turn() -> None:
+    lanes = Lanes()
+    lanes.push([job(client, number) for number in range(100) for client in "abc"])
+    served = bodies([lanes.pop() for _ in range(4)])
+    assert served == ["a0", "b0", "c0", "a1"]
+    lanes.push([job("q", 0)])
+    assert bodies([lanes.pop()]) == ["q0"]
+    served = []
+    for number in range(100):
+        if number == 0 or served[-1][0] == "q":
+            lanes.push([job("q", number + 1)])
+        served += bodies([lanes.pop()])
+    assert sum(body[0] == "q" for body in served) == 25
+
+
+def test_newcomers_do_not_starve_those_who_wait() -> None:
+    lanes = Lanes()
+    lanes.push([job("a", number) for number in range(5)])
+    served = bodies([lanes.pop(), lanes.pop()])
+    for number in range(100):
+        lanes.push([Job(0, 1, native.identity(b"%016d" % number, 1), [b"n%d" % number])])
+        served += bodies([lanes.pop()])
+    assert served[:2] == ["a0", "a1"]
+    assert sum(body[0] == "a" for body in served) >= 4
+
+
+def test_a_stream_of_clients_leaves_nothing_behind() -> None:
+    lanes = Lanes()
+    lanes.push([job("a", number) for number in range(300)])
+    for number in range(200):
+        lanes.push([Job(0, 1, native.identity(b"%016d" % number, 1), [b"n"])])
+        lanes.pop()
+        lanes.pop()
+    assert len(lanes._lanes) <= 32
+    assert len(drained(lanes)) == 100
+    assert not lanes._lanes
 
 
 def test_requests_with_keys_are_together_one_clients() -> None:
@@ -116,4 +154,4 @@ def test_what_waits_in_the_core_is_fair_as_well() -> None:
     for _ in range(3):
         for output in core.finished(begun[-1], [b"done"], 0.0):
             begun.extend(output.jobs if isinstance(output, Begin) else ())
-    assert bodies(begun) == ["g1", "g2", "q1", "g3"]
+    assert bodies(begun) == ["g1", "q1", "g2", "g3"]

@@ -2,8 +2,9 @@
 
 With more credit than handlers that run, requests wait in the worker, perhaps hundreds of one client. Another
 client's request that arrives behind them does not wait for all of these: the clients take turns, with one
-request each; within a client the order is that of arrival. Requests with a key do not tell whose they are
-(BSN-G-14), and count as one client's. Not for several threads at once.
+request each; within a client the order is that of arrival. A client of which nothing waited for a round is
+next, as in the broker's queue; who comes back sooner waits for its turn. Requests with a key do not tell
+whose they are (BSN-G-14), and count as one client's. Not for several threads at once.
 """
 
 from collections import deque
@@ -15,6 +16,8 @@ from bstar_client.core.worker_dialects import Job
 __all__ = ["Lanes"]
 
 _KEYED = b"keyed"
+# So many newcomers in a row, then one of those who wait: nobody starves.
+_NEWCOMERS_MAX = 15
 
 
 class Lanes:
@@ -23,12 +26,17 @@ class Lanes:
     ``turns``: the clients in the order of their turns, for those who only ask whether there are any.
     """
 
-    __slots__ = ("_lanes", "turns")
+    __slots__ = ("_ahead", "_fresh", "_lanes", "turns")
 
     def __init__(self) -> None:
-        # What waits by client; none of them has nothing.
+        # What waits by client. A client of which nothing waits any more keeps its place until its turn would
+        # have come; at the first place something always waits.
         self._lanes: dict[bytes, tuple[bytes, deque[Job]]] = {}
         self.turns: deque[tuple[bytes, deque[Job]]] = deque()
+        # How many of the first are newcomers, and how many were let in ahead since one of the others was
+        # next.
+        self._fresh = 0
+        self._ahead = 0
 
     def push(self, jobs: Sequence[Job], *, are_one_clients: bool = False) -> None:
         """These wait as well. ``are_one_clients``: one client sent them all, and nobody has to look."""
@@ -40,27 +48,38 @@ class Lanes:
         # What is shorter is a plain Majordomo client's address.
         client = _KEYED if len(identity) == IDENTITY_BYTES and is_keyed(identity) else identity[:16]
         lane = self._lanes.get(client)
-        if lane is None:
-            lane = self._lanes[client] = (client, deque(jobs))
-            self.turns.append(lane)
-        else:
+        if lane is not None:
             lane[1].extend(jobs)
+            return
+        lane = self._lanes[client] = (client, deque(jobs))
+        if self._ahead < _NEWCOMERS_MAX:
+            self.turns.insert(self._fresh, lane)
+            self._fresh += 1
+            self._ahead += 1
+        else:
+            self.turns.append(lane)
 
     def pop(self) -> Job:
         """The next; IndexError if nothing waits."""
-        lane = self.turns.popleft()
-        client, jobs = lane
-        job = jobs.popleft()
-        if jobs:
-            self.turns.append(lane)
+        turns = self.turns
+        lane = turns.popleft()
+        if self._fresh:
+            self._fresh -= 1
         else:
-            del self._lanes[client]
+            self._ahead = 0
+        job = lane[1].popleft()
+        turns.append(lane)
+        while turns and not turns[0][1]:
+            del self._lanes[turns.popleft()[0]]
+        if not turns:
+            self._ahead = 0
         return job
 
     def clear(self) -> None:
         """Nothing waits any more."""
         self._lanes.clear()
         self.turns.clear()
+        self._fresh = self._ahead = 0
 
     def __bool__(self) -> bool:
         return bool(self.turns)
