@@ -27,7 +27,7 @@ from bstar.wire.batches import bodies_of
 from bstar.wire.messages import NEVER_MS, ErrorCode, NodeStatus, Requests
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
-from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Send
+from bstar_client.core.outputs import Announce, Deliver, DeliverAll, Fail, Output, Send
 from bstar_client.core.session import Session, SessionSettings
 from bstar_client.performing import Performer
 
@@ -67,6 +67,8 @@ class Desk:
                 self.batches += output.frames[0][2] == native.REQUESTS
             elif isinstance(output, Deliver):
                 self.replies.append((output.call, output.reply))
+            elif isinstance(output, DeliverAll):
+                self.replies += output.outcomes
             elif isinstance(output, Fail):
                 self.errors.append((output.call, output.error))
             elif isinstance(output, Announce):
@@ -742,7 +744,8 @@ def test_the_bodies_of_an_ended_call_are_not_kept_until_its_deadline(served: Des
     served.final(0, call, partials=1)
     performer.perform([Deliver(call, reply) for call, reply in served.replies])
     assert call in [kept for _, _, kept in served.session._deadlines]
-    assert (call.body, call.partials) == ([], [])
+    assert not call.body
+    assert not call.partials
 
 
 # --- beginning anew -----------------------------------------------------------------------------------------

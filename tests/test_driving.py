@@ -16,7 +16,6 @@ import pytest
 from bstar.errors import BstarError, ClosedError, LocalProtocolError, OutcomeUnknownError
 from bstar.wire.messages import Request
 from bstar_client import Disconnected, Event, HAClient, Reply, driving
-from bstar_client.core.calls import Call
 from support.scripted import WAIT_S, ScriptedBroker, echo, final, partial
 
 pytestmark = pytest.mark.loopback
@@ -203,13 +202,13 @@ def test_an_observer_may_close_the_client(broker: ScriptedBroker) -> None:
 
 
 def test_map_takes_what_is_told_twice_for_one(client: HAClient) -> None:
-    tell = client._performer._deliver
+    tell = client._performer._tell
 
-    def tell_twice(call: Call, reply: Reply) -> None:
-        tell(call, reply)
-        call.sink.put((call, reply))
+    def tell_twice(sink: driving.Sink, *outcomes: driving.Outcome) -> None:
+        tell(sink, *outcomes)
+        tell(sink, *outcomes)
 
-    client._performer._deliver = tell_twice  # type: ignore[method-assign]  # that is the point
+    client._performer._tell = tell_twice  # type: ignore[method-assign]  # that is the point
     bodies = [b"%d" % number for number in range(50)]
     assert [reply.body for reply in client.map("echo", bodies, window=7)] == bodies
 

@@ -261,7 +261,8 @@ def test_a_question_to_a_broker_about_itself_is_refused(service: str) -> None:
 def test_an_ask_with_a_service_of_its_own_goes_to_that_services_pair() -> None:
     asked = asker(pins=PINS)
     asks: list[bytes | Ask] = [b"x", Ask(b"x"), Ask(b"x", service="e.1"), Ask(b"x", service=b"n.1")]
-    calls = [asked.call_for(ask, "w.1", DEFAULT, True, None, 0) for ask in asks]
+    call_for = asked.caller("w.1", DEFAULT, True, None)
+    calls = [call_for(ask, index) for index, ask in enumerate(asks)]
     assert [(call.service, call.pair) for call in calls] == [(b"w.1", 1)] * 2 + [(b"e.1", 0), (b"n.1", 2)]
 
 

@@ -229,6 +229,7 @@ class AsyncHAClient:
         waiting: dict[int, Reply | CallFailed] = {}
         begun = ended = 0
         pace = Pace(window, self._core.counters)
+        call_for = self._asker.caller(service, timeout, idempotent, feed)
         try:
             while True:
                 limit = int(pace.limit)
@@ -238,7 +239,7 @@ class AsyncHAClient:
                             break
                         body = source.take()
                         try:
-                            call = self._asker.call_for(body, service, timeout, idempotent, feed, begun)
+                            call = call_for(body, begun)
                         except LocalProtocolError as error:
                             if not is_returning:
                                 raise
@@ -293,13 +294,14 @@ class AsyncHAClient:
         """
         loop = self._open()
         calls = self._asker.services_calls(timeout, lambda: Answer(loop))
+        answers: list[Answer] = [call.sink for call in calls]
         begun: list[Call] = []
         try:
             for call in calls:
                 await self._wait_for_room(call)
                 begun.append(call)
                 self._submit(call)
-            replies = [_reply_of(await call.sink.future) for call in calls]
+            replies = [_reply_of(await answer.future) for answer in answers]
         finally:
             for call in begun:
                 self._room.release()

@@ -3,6 +3,7 @@
 No sockets, no threads, no event loop: ``client`` and ``aio`` add those, each its own way.
 """
 
+import contextlib
 import math
 import os
 import re
@@ -111,12 +112,9 @@ class Asker:
         size = sum(map(len, frames))
         if size + len(name) + _HEADER_BYTES > self._message_bytes_max:
             raise LocalProtocolError(f"the message has more than {self._message_bytes_max} octets")
-        if timeout is not None and timeout != timeout:  # noqa: PLR0124 - DEFAULT is not a number
-            timeout = self._timeout
-        if timeout is not None and timeout > _TIMEOUT_S_MAX:
-            timeout = None
         now = time.monotonic()
-        deadline = None if timeout is None else now + timeout
+        seconds = self._seconds(timeout)
+        deadline = None if seconds is None else now + seconds
         call = Call(
             name, frames, deadline, is_idempotent, is_stream, index, sink, key, is_urgent, now, bytes_in=size
         )
@@ -158,7 +156,44 @@ class Asker:
         actives = core.actives if isinstance(core, FleetSession) else [core.active]
         return {pair.identity: active for pair, active in zip(self.fleet.pairs, actives, strict=True)}
 
-    def call_for(
+    def caller(
+        self,
+        service: str | bytes,
+        timeout: float | None,
+        is_idempotent: bool,
+        sink: Any,  # the shell's
+    ) -> Callable[[Body | Ask, int], Call]:
+        """What makes the calls for ``map``'s bodies, at their places."""
+        default = self._seconds(timeout)
+        size_max = self._message_bytes_max - _HEADER_BYTES
+        name, pair = b"", -1
+        with contextlib.suppress(LocalProtocolError):
+            # A name that is none, or that has no place of its own, is looked at with each body.
+            name = to_name(service)
+            if not name.startswith(PREFIX):
+                pair = self.fleet.place(name) if self.is_fleet else 0
+                size_max -= len(name)
+
+        def call_for(body: Body | Ask, index: int) -> Call:
+            if type(body) is bytes and pair >= 0 and (size := len(body)) <= size_max:
+                frames, now = [body], time.monotonic()
+                until = None if default is None else now + default
+                return Call(
+                    name,
+                    frames,
+                    until,
+                    is_idempotent,
+                    index=index,
+                    sink=sink,
+                    begun_at=now,
+                    bytes_in=size,
+                    pair=pair,
+                )
+            return self._call_for(body, service, timeout, is_idempotent, sink, index)
+
+        return call_for
+
+    def _call_for(
         self,
         body: Body | Ask,
         service: str | bytes,
@@ -167,7 +202,6 @@ class Asker:
         sink: Any,  # the shell's
         index: int,
     ) -> Call:
-        """The call for one of ``map``'s bodies, which may bring a key, a timeout, … of its own."""
         if type(body) is not Ask:
             assert not isinstance(body, Ask), "its type is exactly Ask"
             return self.call(service, body, timeout, is_idempotent, sink, index=index)
@@ -186,6 +220,11 @@ class Asker:
             key=to_key(body.key),
             is_urgent=body.urgent,
         )
+
+    def _seconds(self, timeout: float | None) -> float | None:
+        if timeout is not None and timeout != timeout:  # noqa: PLR0124 - DEFAULT is not a number
+            timeout = self._timeout
+        return None if timeout is None or timeout > _TIMEOUT_S_MAX else timeout
 
 
 def to_key(key: bytes | str | None) -> bytes | None:

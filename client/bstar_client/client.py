@@ -294,7 +294,7 @@ class HAClient:
         begun = ended = 0
         is_exhausted = False
         pace = Pace(window, self._core.counters)
-        call_for, begin = self._asker.call_for, self._driver.begin
+        call_for, begin = self._asker.caller(service, timeout, idempotent, sink), self._driver.begin
         try:
             while True:
                 limit = int(pace.limit)
@@ -308,7 +308,7 @@ class HAClient:
                             is_exhausted = True
                             break
                         try:
-                            call = call_for(body, service, timeout, idempotent, sink, begun)
+                            call = call_for(body, begun)
                         except LocalProtocolError as error:
                             if not is_returning:
                                 raise
@@ -322,34 +322,33 @@ class HAClient:
                     return
                 flown = len(flying)
                 while flying:
-                    outcome = self._next_outcome(next(iter(flying.values())), sink, is_returning)
-                    # After an interruption an outcome may be told twice.
-                    if flying.pop(outcome.index, None) is not None:
-                        waiting[outcome.index] = outcome
+                    for call, outcome in self._driver.wait(next(iter(flying.values())), sink):
+                        index = call.index
+                        # After an interruption an outcome may be told twice.
+                        if flying.pop(index, None) is None:
+                            continue
+                        if type(outcome) is Reply:
+                            waiting[index] = outcome
+                        else:
+                            assert isinstance(outcome, BstarError)
+                            if not is_returning:
+                                outcome.add_note(f"body {index} of map()")
+                                raise outcome
+                            waiting[index] = CallFailed(outcome, index, call.attempts, call.elapsed_s)
                     if sink.empty():
                         break
                 pace.take(flown - len(flying))
                 if ordered:
                     while ended in waiting:
-                        outcome = waiting.pop(ended)
                         ended += 1
-                        yield outcome
+                        yield waiting.pop(ended - 1)
                 else:
                     ready, waiting = waiting, {}
-                    for outcome in ready.values():
+                    for result in ready.values():
                         ended += 1
-                        yield outcome
+                        yield result
         finally:
             self._abandon([call for call in flying.values() if not call.is_done])
-
-    def _next_outcome(self, call: Call, sink: Sink, is_returning: bool) -> Reply | CallFailed:
-        if not is_returning:
-            return self._take(call, sink)
-        ended, outcome = self._driver.wait(call, sink)
-        if type(outcome) is Reply:
-            return outcome
-        assert isinstance(outcome, BstarError)
-        return CallFailed(outcome, ended.index, ended.attempts, ended.elapsed_s)
 
     def discover(self, service: str | bytes, *, timeout: float | None = DEFAULT) -> bool:
         """Does a worker offer the service? A hint: the worker can be dead for up to its expiry (MMI-C-01)."""
@@ -362,10 +361,11 @@ class HAClient:
         """
         self._check()
         calls = self._asker.services_calls(timeout, queue.SimpleQueue)
+        sinks: list[Sink] = [call.sink for call in calls]
         for call in calls:
             self._driver.begin(call)
         try:
-            replies = [self._take(call, call.sink) for call in calls]
+            replies = [self._take(call, sink) for call, sink in zip(calls, sinks, strict=True)]
         finally:
             self._abandon([call for call in calls if not call.is_done])
         read = self._asker.read_services
@@ -434,10 +434,8 @@ class HAClient:
 
     def _take(self, call: Call, sink: Sink) -> Reply:
         """The next reply in the sink; raises the error if that is what came."""
-        ended, outcome = self._driver.wait(call, sink)
+        [(_, outcome)] = self._driver.wait(call, sink)
         if type(outcome) is Reply:
             return outcome
         assert isinstance(outcome, BstarError)
-        if ended.index:
-            outcome.add_note(f"body {ended.index} of map()")
         raise outcome

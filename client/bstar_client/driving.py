@@ -40,8 +40,8 @@ from bstar_client.wakeup import WakeUp
 __all__ = ["Driver", "Outcome", "Sink"]
 
 Outcome = tuple[Call, Reply | BstarError]
-# Where the outcomes of a caller go; None: the lead was passed on to whoever waits here.
-Sink = queue.SimpleQueue[Outcome | None]
+# Where the outcomes of a caller go, one or more at a time; None: the lead was passed on to who waits here.
+Sink = queue.SimpleQueue[tuple[Outcome, ...] | None]
 
 _log = logging.getLogger("bstar_client")
 
@@ -136,8 +136,8 @@ class Driver:
         if not has_led:
             self._wake()
 
-    def wait(self, call: Call, sink: Sink) -> Outcome:
-        """The next outcome in the sink, which is the caller's alone. ``call`` bounds the wait.
+    def wait(self, call: Call, sink: Sink) -> tuple[Outcome, ...]:
+        """The next outcomes in the sink, which is the caller's alone. ``call`` bounds the wait.
 
         CallTimeoutError if whoever leads is blocked until long after the call's deadline; LocalProtocolError
         from within an observer, which would wait for itself.
@@ -145,24 +145,24 @@ class Driver:
         waiting = self._performer.waiting
         while True:
             if not sink.empty() or self._take_lead(sink):
-                outcome = sink.get()
+                outcomes = sink.get()
             else:
                 waiting[sink] = None
                 try:
                     # Who led may have passed on before it could see that somebody waits.
                     if self._take_lead(sink):
-                        outcome = sink.get()
+                        outcomes = sink.get()
                     else:
                         if self._inbox:
                             self._wake()
-                        outcome = self._get(call, sink)
+                        outcomes = self._get(call, sink)
                 except BaseException:
                     if waiting.pop(sink, sink) is sink:
                         self._attention.set()  # it may have been given the lead
                     raise
                 waiting.pop(sink, None)
-            if outcome is not None:
-                return outcome
+            if outcomes is not None:
+                return outcomes
 
     def _take_lead(self, sink: Sink) -> bool:
         """Lead, if nobody does, until there is something in the sink. Is there?"""
@@ -214,7 +214,7 @@ class Driver:
             self._wakeup.set()
 
     @staticmethod
-    def _get(call: Call, sink: Sink) -> Outcome | None:
+    def _get(call: Call, sink: Sink) -> tuple[Outcome, ...] | None:
         if call.deadline is None:
             return sink.get()
         try:
@@ -354,7 +354,7 @@ class Driver:
                 call = self._inbox.popleft()
             except IndexError:
                 return
-            call.sink.put((call, ClosedError("the client is closed; the request was not sent")))
+            call.sink.put(((call, ClosedError("the client is closed; the request was not sent")),))
 
     def _watch(self) -> None:
         poller = select.poll()

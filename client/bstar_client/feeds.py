@@ -21,10 +21,10 @@ class Answer:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.future: asyncio.Future[Outcome] = loop.create_future()
 
-    def put(self, outcome: Outcome) -> None:
+    def put(self, outcomes: tuple[Outcome, ...]) -> None:
         """The outcome; a second one, or one that nobody waits for any more, is dropped."""
         if not self.future.done():
-            self.future.set_result(outcome)
+            self.future.set_result(outcomes[0])
 
     def qsize(self) -> int:
         """How many outcomes have not been read."""
@@ -41,9 +41,9 @@ class Feed:
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, outcome: Outcome) -> None:
-        """One more."""
-        self.outcomes.append(outcome)
+    def put(self, outcomes: tuple[Outcome, ...]) -> None:
+        """Some more."""
+        self.outcomes.extend(outcomes)
         self.wake()
 
     def qsize(self) -> int:

@@ -1,7 +1,7 @@
 """Carries out what a client's core says: replies to their callers, messages to links, events to observers.
 
-The same for threads and for asyncio. Where an outcome goes is the call's ``sink``: it is ``put`` (call, Reply
-or error), and ``qsize`` tells how many have not been read.
+The same for threads and for asyncio. Where outcomes go is the call's ``sink``: it is ``put`` a tuple of them,
+each (call, Reply or error), and ``qsize`` tells how many tuples have not been read.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import Any
 from bstar.errors import BstarError, StreamInterruptedError
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import Event
-from bstar_client.core.outputs import ClientCore, Deliver, Fail, Output, Reset, Send
+from bstar_client.core.outputs import ClientCore, Deliver, DeliverAll, Fail, Output, Reset, Send
 from bstar_client.fleet_journal import FleetJournal
 from bstar_client.journal import CallJournal
 from bstar_client.link import Links
@@ -21,6 +21,8 @@ from bstar_client.link import Links
 __all__ = ["Performer"]
 
 _log = logging.getLogger("bstar_client")
+
+_NOTHING: list[bytes] = []
 
 
 class Performer:
@@ -52,11 +54,13 @@ class Performer:
     def perform(self, outputs: list[Output]) -> None:
         """Carry them out, in their order."""
         for output in outputs:
-            if isinstance(output, Deliver):
-                self._deliver(output.call, output.reply)
-            elif isinstance(output, Send):
+            if isinstance(output, Send):
                 assert self.links is not None
                 self.links[output.node].send(output.frames)
+            elif isinstance(output, DeliverAll):
+                self._deliver_all(output.outcomes)
+            elif isinstance(output, Deliver):
+                self._deliver(output.call, output.reply)
             elif isinstance(output, Fail):
                 call = output.call
                 call.elapsed_s = time.monotonic() - call.begun_at
@@ -81,24 +85,44 @@ class Performer:
             return
         if self.journal is not None:
             self.journal.replied(call, reply)
-        if self.waiting:
-            self.waiting.pop(call.sink, None)
-        call.sink.put((call, reply))
+        self._tell(call.sink, (call, reply))
         if reply.is_final:
             self._drop(call)
+
+    def _deliver_all(self, outcomes: list[tuple[Call, Reply]]) -> None:
+        if self.journal is not None:
+            for call, reply in outcomes:
+                self.journal.replied(call, reply)
+        # Those that go to one sink go there together.
+        sink = outcomes[0][0].sink
+        told = 0
+        for place, (call, _) in enumerate(outcomes):
+            if call.sink is not sink:
+                self._tell(sink, *outcomes[told:place])
+                sink, told = call.sink, place
+        self._tell(sink, *(outcomes[told:] if told else outcomes))
+        drop = self._drop
+        for call, _ in outcomes:
+            drop(call)
 
     def _fail(self, call: Call, error: BstarError) -> None:
         if self.journal is not None:
             self.journal.failed(call, error)
-        self.waiting.pop(call.sink, None)
-        call.sink.put((call, error))
+        self._tell(call.sink, (call, error))
         self._drop(call)
+
+    def _tell(self, sink: Any, *outcomes: tuple[Call, Reply | BstarError]) -> None:
+        if self.waiting:
+            self.waiting.pop(sink, None)
+        sink.put(outcomes)
 
     def _drop(self, call: Call) -> None:
         self.open.pop(call, None)
-        # The core's heaps keep ended calls for a while; not what was in them.
-        call.body = []
-        call.partials = []
+        # The core's heaps keep ended calls for a while; not what was in them. And what was told is in the
+        # sink, which is not to be in it.
+        call.body = _NOTHING
+        call.partials = ()
+        call.sink = None
 
     def _announce(self, event: Event) -> None:
         if self.journal is not None:

@@ -13,7 +13,7 @@ from bstar.errors import BstarError
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
-from bstar_client.core.outputs import Deliver, Fail, Output, Reset, Send
+from bstar_client.core.outputs import Deliver, DeliverAll, Fail, Output, Reset, Send
 from bstar_client.core.session import Session, SessionSettings
 from sim.dialects import Dialect, for_mdp01, from_mdp01
 from sim.network import Frames, Link, LinkOwner
@@ -261,6 +261,11 @@ class SimClient(LinkOwner):
                     watcher.call_answered(issued, output.reply)
                 else:
                     watcher.call_partial(issued, output.reply)
+            elif kind is DeliverAll:
+                assert isinstance(output, DeliverAll)
+                for call, reply in output.outcomes:
+                    self._open[call.pair] -= 1
+                    self._watchers[call.pair].call_answered(call.sink, reply)
             elif kind is Fail:
                 assert isinstance(output, Fail)
                 self._open[output.call.pair] -= 1

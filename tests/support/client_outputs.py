@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from bstar.errors import BstarError
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import Event
-from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Reset, Send
+from bstar_client.core.outputs import Announce, Deliver, DeliverAll, Fail, Output, Reset, Send
 
 __all__ = ["ClientOutputs"]
 
@@ -29,6 +29,8 @@ class ClientOutputs:
                 self.resets.append(output.node)
             elif isinstance(output, Deliver):
                 self.replies.append((output.call, output.reply))
+            elif isinstance(output, DeliverAll):
+                self.replies += output.outcomes
             elif isinstance(output, Fail):
                 self.errors.append((output.call, output.error))
             elif isinstance(output, Announce):

@@ -73,7 +73,7 @@ class CallFailed(msgspec.Struct, frozen=True):
     elapsed_s: float = 0.0
 
 
-class Call(msgspec.Struct, eq=False):
+class Call(msgspec.Struct, eq=False, gc=False):
     """One request and everything that is known of its attempts.
 
     The caller sets the first fields; the rest belongs to the core. ``deadline`` is on the clock that the
@@ -81,6 +81,9 @@ class Call(msgspec.Struct, eq=False):
     it. ``key`` makes the request the same as every other with this service and key. ``begun_at`` is when the
     caller asked, ``elapsed_s`` how long it took (set by the shell when the call has failed). ``pair`` is the
     place in the client's fleet of the pair it belongs to.
+
+    The garbage collector does not look at calls, whose number would make it slow; so whoever ends one lets go
+    of what may lead back to it (``sink``, ``leader``).
     """
 
     service: bytes
@@ -102,6 +105,8 @@ class Call(msgspec.Struct, eq=False):
     # A session has taken it.
     is_begun: bool = False
     identity: bytes = b""
+    # The identity's, if the call has no key.
+    number: int = 0
     attempts: int = 0
     # The node of the last attempt.
     node: int = 0
@@ -113,7 +118,7 @@ class Call(msgspec.Struct, eq=False):
     was_dispatched: bool = False
     busy_count: int = 0
     busy_text: str = ""
-    partials: list[tuple[bytes, ...]] = []
+    partials: list[tuple[bytes, ...]] | tuple[()] = ()
     partials_count: int = 0
     # The connection that the PARTIALs so far came from.
     partials_from: int = 0

@@ -242,6 +242,7 @@ class Mdp02Session:
         if call.is_stream:
             outputs.append(Deliver(call, Reply(body, (), index, call.attempts, 0, endpoint, False)))
         elif index < self._settings.partials_max:
+            assert isinstance(call.partials, list), "made when it was sent"
             call.partials.append(body)
         else:
             text = (

@@ -9,7 +9,7 @@ from bstar.errors import BstarError
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import Event
 
-__all__ = ["Announce", "ClientCore", "Deliver", "Fail", "Output", "Reset", "Send"]
+__all__ = ["Announce", "ClientCore", "Deliver", "DeliverAll", "Fail", "Output", "Reset", "Send"]
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
@@ -24,6 +24,12 @@ class Deliver(msgspec.Struct, frozen=True, gc=False):
 
     call: Call
     reply: Reply
+
+
+class DeliverAll(msgspec.Struct, frozen=True, gc=False):
+    """Hand final replies out, to many calls at once."""
+
+    outcomes: list[tuple[Call, Reply]]
 
 
 class Fail(msgspec.Struct, frozen=True, gc=False):
@@ -45,7 +51,7 @@ class Announce(msgspec.Struct, frozen=True, gc=False):
     event: Event
 
 
-Output = Send | Deliver | Fail | Reset | Announce
+Output = Send | Deliver | DeliverAll | Fail | Reset | Announce
 
 
 class ClientCore(Protocol):

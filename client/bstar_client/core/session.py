@@ -42,7 +42,7 @@ from bstar.wire.mmi import PREFIX
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, FailedOver
 from bstar_client.core.nodes import Node
-from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Send
+from bstar_client.core.outputs import Announce, Deliver, DeliverAll, Fail, Output, Send
 
 __all__ = [
     "IDLE_PING_INTERVAL_S",
@@ -203,6 +203,7 @@ class Session:
         self._number = number = self._number + 1
         if call.key is None:
             call.identity = identity = self._client_id + number.to_bytes(8, "big")
+            call.number = number
         else:
             call.identity = identity = native.keyed_identity(call.service, call.key)
         calls = self._calls
@@ -524,7 +525,7 @@ class Session:
             return
         client_id, epoch, endpoint = message.identity[:16], message.epoch, node.endpoint
         calls = self._calls
-        replies = 0
+        outcomes: list[tuple[Call, Reply]] = []
         end = 0
         for at, length in zip(range(0, len(table), FINAL_ROW_BYTES), lengths, strict=True):
             begin, end = end, end + length
@@ -540,10 +541,11 @@ class Session:
                 continue
             del calls[identity]
             call.is_done = True
-            replies += 1
             reply = Reply((body,), (), call.index, call.attempts, epoch, endpoint, True, now - call.begun_at)
-            outputs.append(Deliver(call, reply))
-        self.counters.replies += replies
+            outcomes.append((call, reply))
+        self.counters.replies += len(outcomes)
+        if outcomes:
+            outputs.append(DeliverAll(outcomes))
 
     @staticmethod
     def _are_partials_whole(call: Call, node: Node, count: int) -> bool:
@@ -589,6 +591,7 @@ class Session:
                 Deliver(call, Reply(body, (), index, call.attempts, message.epoch, node.endpoint, False))
             )
         elif index < self._settings.partials_max:
+            assert isinstance(call.partials, list), "made with the first of them"
             call.partials.append(body)
         else:
             text = (
@@ -881,27 +884,29 @@ class Session:
             outputs += [self._send(call, node, now) for call in calls]
             return
         together: dict[bytes, list[Call]] = {}
+        are_repeated: dict[bytes, bool] = {}
         for call in calls:
             body, service = call.body, call.service
+            group = together.get(service)
             if (
                 call.key is not None
                 or call.is_urgent
                 or call.is_stream
                 or len(body) != 1
                 or len(body[0]) > BATCHED_BODY_BYTES_MAX
-                or service.startswith(PREFIX)
+                or (group is None and service.startswith(PREFIX))
             ):
                 self._send_batches(together.pop(service, ()), node, outputs, now)
                 outputs.append(self._send(call, node, now))
                 continue
-            group = together.get(service)
-            if group is None:
-                together[service] = [call]
-            elif group[0].may_have_executed == call.may_have_executed:
+            is_repeated = call.attempts > 0 and call.may_have_executed
+            if group is not None and are_repeated[service] == is_repeated:
                 group.append(call)
-            else:
+                continue
+            if group is not None:
                 self._send_batches(group, node, outputs, now)
-                together[service] = [call]
+            together[service] = [call]
+            are_repeated[service] = is_repeated
         for group in together.values():
             self._send_batches(group, node, outputs, now)
 
@@ -929,19 +934,24 @@ class Session:
             outputs.append(self._send_batch(rows, node, now))
 
     def _send_batch(self, calls: Sequence[Call], node: Node, now: float) -> Send:
-        begin = self._begin_attempt
         service, is_repeated = calls[0].service, calls[0].may_have_executed
-        numbers = [int.from_bytes(call.identity[16:], "big") for call in calls]
-        ttls_ms = [begin(call, node, now) for call in calls]
-        bodies = [call.body[0] for call in calls]
+        connection, index = node.connection, node.index
+        ttls_ms = []
+        for call in calls:
+            if call.attempts:
+                self.counters.resends += 1
+            call.attempts += 1
+            call.sent_to = connection
+            call.node = index
+            ttls_ms.append(0 if call.deadline is None else _ttl_ms(call.deadline - now))
         return Send(
-            node.index,
+            index,
             native.encode_requests(
                 self._client_id,
                 service,
-                numbers,
+                [call.number for call in calls],
                 ttls_ms,
-                bodies,
+                [call.body[0] for call in calls],
                 epoch=self.epoch,
                 is_repeated=is_repeated,
             ),
@@ -954,12 +964,7 @@ class Session:
         call.attempts += 1
         call.sent_to = node.connection
         call.node = node.index
-        deadline = call.deadline
-        if deadline is None:
-            return 0
-        remaining_s = deadline - now
-        ttl_s = remaining_s - min(remaining_s * _TTL_MARGIN, _TTL_MARGIN_MAX_S)
-        return min(max(math.ceil(ttl_s * 1000), 1), _TTL_MS_MAX)
+        return 0 if call.deadline is None else _ttl_ms(call.deadline - now)
 
     def _send(self, call: Call, node: Node, now: float) -> Send:
         is_repeated = call.may_have_executed
@@ -1004,6 +1009,14 @@ class Session:
                 leader.followers.remove(call)
         elif self._calls.get(call.identity) is call:
             del self._calls[call.identity]
+
+
+def _ttl_ms(remaining_s: float) -> int:
+    """What a request may live at the broker, whose caller waits for so much longer."""
+    margin_s = remaining_s * _TTL_MARGIN
+    margin_s = min(margin_s, _TTL_MARGIN_MAX_S)
+    ttl_ms = math.ceil((remaining_s - margin_s) * 1000)
+    return 1 if ttl_ms < 1 else min(ttl_ms, _TTL_MS_MAX)
 
 
 # What a node that serves sends in answer to a vote.
