@@ -294,13 +294,14 @@ class HAClient:
         begun = ended = 0
         is_exhausted = False
         pace = Pace(window, self._core.counters)
-        call_for, begin = self._asker.caller(service, timeout, idempotent, sink), self._driver.begin
+        call_for = self._asker.caller(service, timeout, idempotent, sink)
         try:
             while True:
                 limit = int(pace.limit)
                 # Refilling in bursts lets many requests travel together.
                 if not is_exhausted and begun - ended <= limit - limit // 4:
                     self._check()
+                    calls = []
                     while begun - ended < limit:
                         try:
                             body = next(bodies)
@@ -315,8 +316,9 @@ class HAClient:
                             waiting[begun] = CallFailed(error, begun)
                         else:
                             flying[begun] = call
-                            begin(call)
+                            calls.append(call)
                         begun += 1
+                    self._driver.begin_all(calls)
                     self._driver.nudge()
                 if begun == ended:
                     return

@@ -27,7 +27,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from bstar.errors import BstarError, CallTimeoutError, ClosedError, LocalProtocolError
@@ -107,8 +107,12 @@ class Driver:
 
     def begin(self, call: Call) -> None:
         """Take a call; it is sent with the next turn, which ``wait`` or ``nudge`` brings."""
-        self._performer.open[call] = None
-        self._inbox.append(call)
+        self.begin_all((call,))
+
+    def begin_all(self, calls: Sequence[Call]) -> None:
+        """Take calls, in their order."""
+        self._performer.open.update(dict.fromkeys(calls))
+        self._inbox.extend(calls)
         if self._has_ended:
             self._fail_inbox()
 

@@ -101,9 +101,11 @@ class Performer:
                 self._tell(sink, *outcomes[told:place])
                 sink, told = call.sink, place
         self._tell(sink, *(outcomes[told:] if told else outcomes))
-        drop = self._drop
+        forget = self.open.pop
         for call, _ in outcomes:
-            drop(call)
+            forget(call, None)
+            call.body = _NOTHING
+            call.sink = None
 
     def _fail(self, call: Call, error: BstarError) -> None:
         if self.journal is not None:

@@ -18,7 +18,7 @@ What it does not do: open sockets, read clocks, wait. BST-C-01..04.
 
 import math
 from collections.abc import Iterable, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -40,6 +40,7 @@ from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, BATCHED_BODY_BYTE
 from bstar.wire.messages import NEVER_MS, ErrorCode, NodeStatus
 from bstar.wire.mmi import PREFIX
 from bstar_client.core.calls import Call, Reply
+from bstar_client.core.deadlines import Deadlines
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, FailedOver
 from bstar_client.core.nodes import Node
 from bstar_client.core.outputs import Announce, Deliver, DeliverAll, Fail, Output, Send
@@ -72,8 +73,6 @@ _BUSY_GROWTH = 1.5
 _BUSY_PAUSE_MIN_S = 0.005
 _BUSY_PAUSE_MAX_S = 5.0
 _REFUSED_PAUSE_S = 0.05
-# A heap of deadlines keeps those of ended calls until they pass; rebuilt when they are the majority.
-_DEADLINES_SLACK = 1_024
 _TTL_MS_MAX = NEVER_MS - 1
 # A request's time ends at the broker a moment before its caller stops waiting, so that the caller can
 # still be told that it was not executed.
@@ -130,7 +129,7 @@ class Session:
         self._settings = settings or SessionSettings()
         self._nodes = [Node(index, endpoint, now) for index, endpoint in enumerate(endpoints)]
         self._calls: dict[bytes, Call] = {}
-        self._deadlines: list[tuple[float, int, Call]] = []
+        self._deadlines = Deadlines()
         self._retries: list[tuple[float, int, Call]] = []
         self._number = 0
         # Calls that wait for another one with their key, and the order of what is to be sent again.
@@ -218,14 +217,14 @@ class Session:
         call.is_begun = True
         leader = None if call.key is None else calls.get(identity)
         if leader is not None:
-            return self._follow(call, leader, number)
+            return self._follow(call, leader)
         if not calls and self._target is None:
             self._search(now)
         elif not calls:
             self._ping_at = min(self._ping_at, now + self._ping_interval_s)
         calls[identity] = call
         if deadline is not None:
-            heappush(self._deadlines, (deadline, number, call))
+            self._deadlines.add(call, deadline)
         return None
 
     def abandon(self, call: Call, now: float) -> list[Output]:
@@ -247,7 +246,7 @@ class Session:
         self._target = self._asked = None
         self._elect_at = math.inf
         self._calls = {}
-        self._deadlines = []
+        self._deadlines = Deadlines()
         self._retries = []
         self._following = 0
         for node in self._nodes:
@@ -260,17 +259,16 @@ class Session:
                 self._fail(call, self._broken(call, INTERRUPTED), outputs)
                 continue
             call.is_done = False  # if it was, its outcome was lost
-            self._number += 1
             leader = self._calls.get(call.identity)
             if leader is not None:
-                outputs += self._follow(call, leader, self._number)
+                outputs += self._follow(call, leader)
                 continue
             if not call.is_stream:
                 call.partials = []
                 call.partials_count = 0
             self._calls[call.identity] = call
             if call.deadline is not None:
-                heappush(self._deadlines, (call.deadline, self._number, call))
+                self._deadlines.add(call, call.deadline)
         return outputs
 
     def close(self, now: float) -> list[Output]:
@@ -290,7 +288,7 @@ class Session:
 
     # --- calls with the same key --------------------------------------------------------------------------
 
-    def _follow(self, call: Call, leader: Call, number: int) -> list[Output]:
+    def _follow(self, call: Call, leader: Call) -> list[Output]:
         """The same key is outstanding: one request answers both (BSN-C-10)."""
         if call.body != leader.body:
             text = "the key belongs to a request with another body, which is outstanding; it was not sent"
@@ -306,7 +304,7 @@ class Session:
         # The strictest of them counts.
         leader.is_idempotent = leader.is_idempotent and call.is_idempotent
         if call.deadline is not None:
-            heappush(self._deadlines, (call.deadline, number, call))
+            self._deadlines.add(call, call.deadline)
         return []
 
     def _replace(self, call: Call) -> None:
@@ -409,9 +407,7 @@ class Session:
         """When ``handle_timer`` has something to do; earlier calls do no harm."""
         if self._is_closed:
             return None
-        due = self._ping_at
-        if self._deadlines and self._deadlines[0][0] < due:
-            due = self._deadlines[0][0]
+        due = min(self._ping_at, self._deadlines.due())
         if self._retries and self._retries[0][0] < due:
             due = self._retries[0][0]
         for node in self._nodes:
@@ -465,14 +461,10 @@ class Session:
         return pause_s
 
     def _end_overdue(self, outputs: list[Output], now: float) -> None:
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now:
-            call = heappop(deadlines)[2]
-            if not call.is_done:
+        for call in self._deadlines.take(now):
+            if not call.is_done:  # the end of another one may have ended it
                 self._fail(call, self._overdue(call.leader or call, now), outputs)
-        if len(deadlines) > _DEADLINES_SLACK and len(deadlines) > 2 * self.outstanding:
-            self._deadlines = [entry for entry in deadlines if not entry[2].is_done]
-            heapify(self._deadlines)
+        self._deadlines.tidy(self.outstanding)
 
     def _overdue(self, call: Call, now: float) -> BstarError:
         nodes = "; ".join(node.describe(now) for node in self._nodes)
