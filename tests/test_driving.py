@@ -12,10 +12,12 @@ from types import FrameType
 from typing import Any, Self
 
 import pytest
+import zmq
 
 from bstar.errors import BstarError, ClosedError, LocalProtocolError, OutcomeUnknownError
 from bstar.wire.messages import Request
 from bstar_client import Disconnected, Event, HAClient, Reply, driving
+from bstar_client.link import Link
 from support.scripted import WAIT_S, ScriptedBroker, echo, final, partial
 
 pytestmark = pytest.mark.loopback
@@ -199,6 +201,35 @@ def test_an_observer_may_close_the_client(broker: ScriptedBroker) -> None:
             its_client.request("echo", b"")
     its_client.close()
     assert not its_client._driver._thread.is_alive()
+
+
+def test_sockets_that_fail_are_made_anew(client: HAClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert client.request("echo", b"before").body == b"before"
+    send = Link.send
+
+    def fail_once(link: Link, frames: list[bytes]) -> None:
+        monkeypatch.setattr(Link, "send", send)
+        raise zmq.ZMQError(24)
+
+    monkeypatch.setattr(Link, "send", fail_once)
+    assert client.request("echo", b"after").body == b"after"
+
+
+def test_sockets_that_fail_for_ever_end_the_client(
+    client: HAClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert client.request("echo", b"before").body == b"before"
+
+    def fail(*_: object) -> None:
+        raise zmq.ZMQError(24)
+
+    monkeypatch.setattr(Link, "send", fail)
+    monkeypatch.setattr(Link, "open", fail)
+    with pytest.raises((ClosedError, OutcomeUnknownError)):
+        client.request("echo", b"after")
+    with pytest.raises(ClosedError):
+        client.request("echo", b"and once more")
+    assert "defect" in caplog.text
 
 
 def test_map_takes_what_is_told_twice_for_one(client: HAClient) -> None:

@@ -30,6 +30,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
+import zmq
+
 from bstar.errors import BstarError, CallTimeoutError, ClosedError, LocalProtocolError
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.outputs import ClientCore
@@ -130,6 +132,8 @@ class Driver:
                 while self._inbox and not self._is_closing:
                     self._turn(is_patient=False)
                 self._tell_watcher()
+        except zmq.ZMQError as error:
+            self._note(error)
         finally:
             try:
                 self._lead.release()
@@ -181,6 +185,8 @@ class Driver:
                     self._turn()
                 if self._watch_until:
                     self._tell_watcher()
+        except zmq.ZMQError as error:
+            self._note(error)
         finally:
             try:
                 self._lead.release()
@@ -210,6 +216,11 @@ class Driver:
             due = self._core.next_deadline()
             if (due is not None and due < until) or not self._links.is_quiet:
                 self._attention.set()
+
+    @staticmethod
+    def _note(error: zmq.ZMQError) -> None:
+        # It is no caller's. The turn is half-done; if the watcher cannot mend it, it ends the client.
+        _log.warning("the client's sockets failed: %s", error)
 
     def _wake(self) -> None:
         """There is something new for whoever leads."""
@@ -358,7 +369,8 @@ class Driver:
                 call = self._inbox.popleft()
             except IndexError:
                 return
-            call.sink.put(((call, ClosedError("the client is closed; the request was not sent")),))
+            if call.sink is not None:  # else it was told already, or nobody waits for it
+                call.sink.put(((call, ClosedError("the client is closed; the request was not sent")),))
 
     def _watch(self) -> None:
         poller = select.poll()
