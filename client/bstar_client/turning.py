@@ -56,7 +56,7 @@ class Turning:
         link.open()
         self._watched[node] = descriptors = link.descriptors() or ()
         for descriptor in descriptors:
-            self._loop.add_reader(descriptor, self.soon)
+            self._loop.add_reader(descriptor, self._on_readable)
         self.soon()
 
     def close(self, node: int, linger_ms: int = 0) -> None:
@@ -86,6 +86,11 @@ class Turning:
             if self._room is None:
                 self._room = self._loop.create_future()
             await asyncio.shield(self._room)
+
+    def _on_readable(self) -> None:
+        # At once: another round of the loop would cost as much as the turn.
+        if self._next is None and not self._is_closed:
+            self._turn()
 
     def _turn(self) -> None:
         self._next = None
