@@ -25,11 +25,12 @@ from bstar.errors import (
 from bstar.wire import decode, native
 from bstar.wire.batches import bodies_of
 from bstar.wire.messages import NEVER_MS, ErrorCode, NodeStatus, Requests
-from bstar_client.core.calls import Call, Reply
-from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
-from bstar_client.core.outputs import Announce, Deliver, DeliverAll, Fail, Output, Send
+from bstar_client.core.calls import Call
+from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, FailedOver
+from bstar_client.core.outputs import Deliver, Output, Send
 from bstar_client.core.session import Session, SessionSettings
 from bstar_client.performing import Performer
+from support.client_outputs import ClientOutputs
 
 PRIMARY, BACKUP, ACTIVE, PASSIVE, SILENT = 1, 2, 3, 4, 0
 ENDPOINTS = ("tcp://primary", "tcp://backup")
@@ -56,23 +57,16 @@ class Desk:
         # The requests of a batch one by one, and how many batches there were.
         self.sent: list[tuple[int, native.Message]] = []
         self.batches = 0
-        self.replies: list[tuple[Call, Reply]] = []
-        self.errors: list[tuple[Call, BstarError]] = []
-        self.events: list[Event] = []
+        self._outputs = ClientOutputs()
+        self.replies, self.errors = self._outputs.replies, self._outputs.errors
+        self.events = self._outputs.events
 
     def take(self, outputs: list[Output]) -> None:
+        self._outputs.take(outputs)
         for output in outputs:
             if isinstance(output, Send):
                 self.sent += [(output.node, message) for message in read_all(output.frames)]
                 self.batches += output.frames[0][2] == native.REQUESTS
-            elif isinstance(output, Deliver):
-                self.replies.append((output.call, output.reply))
-            elif isinstance(output, DeliverAll):
-                self.replies += output.outcomes
-            elif isinstance(output, Fail):
-                self.errors.append((output.call, output.error))
-            elif isinstance(output, Announce):
-                self.events.append(output.event)
 
     def call(
         self,
