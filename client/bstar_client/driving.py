@@ -123,25 +123,7 @@ class Driver:
         if self._performer.announcing_in == threading.get_ident():
             self._attention.set()
             return
-        has_led = False
-        try:
-            if self._lead.acquire(blocking=False):
-                has_led = True
-                self._turns += 1
-                self._look()
-                while self._inbox and not self._is_closing:
-                    self._turn(is_patient=False)
-                self._tell_watcher()
-        except zmq.ZMQError as error:
-            self._note(error)
-        finally:
-            try:
-                self._lead.release()
-            except RuntimeError:
-                pass
-            else:
-                self._pass_on()
-        if not has_led:
+        if not self._try_to_lead(self._inbox.__len__, is_patient=False):
             self._wake()
 
     def wait(self, call: Call, sink: Sink) -> tuple[Outcome, ...]:
@@ -176,17 +158,24 @@ class Driver:
         """Lead, if nobody does, until there is something in the sink. Is there?"""
         if self._performer.announcing_in == threading.get_ident():
             raise LocalProtocolError("an observer cannot wait for a reply: the client waits for the observer")
+        self._try_to_lead(sink.empty, is_patient=True)
+        return not sink.empty()
+
+    def _try_to_lead(self, goes_on: Callable[[], object], *, is_patient: bool) -> bool:
+        """Lead, if nobody does, and take turns while that is true; False: somebody does, or it failed."""
         try:
             if self._lead.acquire(blocking=False):
                 self._turns += 1
                 if self._inbox:
                     self._look()
-                while sink.empty() and not self._is_closing:
-                    self._turn()
+                while goes_on() and not self._is_closing:
+                    self._turn(is_patient=is_patient)
                 if self._watch_until:
                     self._tell_watcher()
+                return True
         except zmq.ZMQError as error:
-            self._note(error)
+            # It is no caller's. The turn is half-done; if the watcher cannot mend it, it ends the client.
+            _log.warning("the client's sockets failed: %s", error)
         finally:
             try:
                 self._lead.release()
@@ -194,7 +183,7 @@ class Driver:
                 pass  # it was not taken
             else:
                 self._pass_on()
-        return not sink.empty()
+        return False
 
     def _pass_on(self) -> None:
         """Nobody leads any more: let somebody do so who waits, else the watcher may have to."""
@@ -211,16 +200,9 @@ class Driver:
 
     def _tell_watcher(self) -> None:
         """It may be waiting for what was true before this turn."""
-        until = self._watch_until
-        if until:
-            due = self._core.next_deadline()
-            if (due is not None and due < until) or not self._links.is_quiet:
-                self._attention.set()
-
-    @staticmethod
-    def _note(error: zmq.ZMQError) -> None:
-        # It is no caller's. The turn is half-done; if the watcher cannot mend it, it ends the client.
-        _log.warning("the client's sockets failed: %s", error)
+        due = self._core.next_deadline()
+        if (due is not None and due < self._watch_until) or not self._links.is_quiet:
+            self._attention.set()
 
     def _wake(self) -> None:
         """There is something new for whoever leads."""
@@ -331,9 +313,12 @@ class Driver:
         self._links = performer.links = self._connect(self._wakeup)
         while inbox and inbox[0].is_begun:
             inbox.popleft()
-        calls = [call for call in list(performer.open) if call.is_begun]
-        performer.perform(self._core.restart(calls, time.monotonic()))
+        performer.perform(self._core.restart(self._begun(), time.monotonic()))
         self._attention.set()
+
+    def _begun(self) -> list[Call]:
+        """The calls that the core has taken and whose outcome nobody has been told."""
+        return [call for call in list(self._performer.open) if call.is_begun]
 
     # --- the watcher --------------------------------------------------------------------------------------
 
@@ -353,7 +338,7 @@ class Driver:
         try:
             now = time.monotonic()
             if self._is_torn:
-                performer.perform(self._core.restart([call for call in performer.open if call.is_begun], now))
+                performer.perform(self._core.restart(self._begun(), now))
             performer.perform(self._core.close(now))
         finally:
             self._has_ended = True
