@@ -6,6 +6,7 @@ import dis
 import itertools
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType
@@ -324,3 +325,8 @@ def test_an_interruption_anywhere_costs_nobody_else_a_reply(
             break
     assert interrupted > 100
     assert client.request("echo", b"and after all").body == b"and after all"
+    settled = threading.Event()
+    until = time.monotonic() + WAIT_S
+    while client._performer.open and time.monotonic() < until:
+        settled.wait(0.001)
+    assert not client._performer.open

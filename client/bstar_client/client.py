@@ -179,8 +179,8 @@ class HAClient:
         sink: Sink = queue.SimpleQueue()
         self._check()
         call = self._asker.call(service, body, timeout, idempotent, sink, key=to_key(key), is_urgent=urgent)
-        self._driver.begin(call)
         try:
+            self._driver.begin(call)
             return self._take(call, sink)
         except BaseException:
             if not call.is_done:
@@ -205,8 +205,12 @@ class HAClient:
         sink: Sink = queue.SimpleQueue()
         self._check()
         call = self._asker.call(service, body, timeout, idempotent, sink, is_stream=True, is_urgent=urgent)
-        self._driver.begin(call)
-        self._driver.nudge()
+        try:
+            self._driver.begin(call)
+            self._driver.nudge()
+        except BaseException:
+            self._abandon([call])
+            raise
         return self._replies_of(call, sink)
 
     def _replies_of(self, call: Call, sink: Sink) -> Iterator[Reply]:
@@ -364,9 +368,9 @@ class HAClient:
         self._check()
         calls = self._asker.services_calls(timeout, queue.SimpleQueue)
         sinks: list[Sink] = [call.sink for call in calls]
-        for call in calls:
-            self._driver.begin(call)
         try:
+            for call in calls:
+                self._driver.begin(call)
             replies = [self._take(call, sink) for call, sink in zip(calls, sinks, strict=True)]
         finally:
             self._abandon([call for call in calls if not call.is_done])
