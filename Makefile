@@ -24,7 +24,7 @@ JAVA := $(VENV)/.java-found
 # What the demo of the pipeline leaves: journal/, tables/, report.html.
 PLAYED := build/pipeline-demo
 
-.PHONY: help setup setup-dev demo pipeline-demo check test sim chaos compose-test bench bench-failover bench-peers bench-pipeline docs clean
+.PHONY: help setup setup-dev demo pipeline-demo check test mutants sim chaos compose-test bench bench-failover bench-peers bench-pipeline docs clean
 
 help: ## this list
 	@printf 'bstar: make VERB\n\n'
@@ -52,6 +52,9 @@ pipeline-demo: $(JAVA) $(SPARK) ## the demo with journals, and what the pipeline
 
 test: $(JAVA) $(TOOLS) ## all tests except those that break real processes
 	@$(BIN)/python -m pytest
+
+mutants: $(TOOLS) ## break the product on purpose, once per mutant, and see that a test notices; or ONLY=star
+	@PYTHONPATH=tests $(BIN)/python -m mutants $(if $(ONLY),--only '$(ONLY)')
 
 check: $(TOOLS) ## style, types, layers of the house, generated files up to date
 	$(BIN)/ruff check .
