@@ -56,7 +56,7 @@ def test_a_worker_that_takes_no_batches_gets_none() -> None:
         b"MDPW02",
         native.REQUEST,
     ]
-    assert desk.broker.queued == 1
+    assert desk.broker.waiting.count == 1
     assert commands(desk.final(b"w", 1)) == [native.FINAL, native.REQUEST]
 
 
@@ -77,7 +77,7 @@ def test_a_batch_is_shared_out_equally_as_far_as_credit_allows() -> None:
     told = given(desk.requests(b"c", range(16, 26)))
     assert sum(len(numbers) for _, numbers in told) == 7
     assert {worker.held for worker in desk.broker.workers.values()} == {10, 2}
-    assert desk.broker.queued == 3
+    assert desk.broker.waiting.count == 3
     # Whoever has room again is given what waits.
     assert given(desk.finals(b"w", [11, 12])) == [(b"w", [23, 24])]
 
@@ -113,7 +113,7 @@ def test_each_of_a_queued_batch_expires_at_its_own_time() -> None:
     assert [(identity, code) for identity, code, _ in expired] == [
         (ident(number), ErrorCode.EXPIRED) for number in (2, 3, 1)
     ]
-    assert (desk.broker.queued, desk.broker.queued_bytes, desk.broker.requests_of) == (0, 0, {})
+    assert (desk.broker.waiting.count, desk.broker.waiting.octets, desk.broker.requests_of) == (0, 0, {})
 
 
 @pytest.mark.requirement("BSN-B-08")
@@ -166,7 +166,7 @@ def test_a_reply_that_was_not_asked_for_ends_the_registration_and_answers_nobody
     told = desk.finals(b"w", [1])  # v has it
     assert commands(told) == [native.DISCONNECT]
     assert desk.broker.workers.keys() == {b"v"}
-    assert desk.broker.queued == 2
+    assert desk.broker.waiting.count == 2
 
 
 @pytest.mark.requirement("BSN-B-10")

@@ -253,9 +253,9 @@ def test_a_client_that_fills_a_queue_leaves_room_for_those_that_do_not() -> None
     desk = Desk(queue_length_max=20)
     for number in range(30):
         desk.request(b"greedy", number)
-    assert desk.broker.queued == 18
+    assert desk.broker.waiting.count == 18
     desk.requests(b"other", [100, 101, 102])
-    assert desk.broker.queued == 20
+    assert desk.broker.waiting.count == 20
     assert [heard(frames).command for frames in desk.request(b"quiet", 200)] == [native.BUSY]
     desk.ready(b"w")
     assert desk.request(b"quiet", 200) == []
@@ -282,7 +282,7 @@ def test_an_urgent_request_goes_before_the_others_and_again_when_its_worker_is_l
     assert [next_to(b"w2"), next_to(b"w3")] == [5, 7]
     assert ErrorCode.EXPIRED in [heard(frames).value for frames in desk.wait(2) if frames[0] == b"d"]  # 6
     assert [next_to(b"w4"), next_to(b"w5"), next_to(b"w6"), next_to(b"w7")] == [1, 2, 3, 4]
-    assert (desk.broker.queued, desk.broker.queued_bytes) == (0, 0)
+    assert (desk.broker.waiting.count, desk.broker.waiting.octets) == (0, 0)
 
 
 def test_a_request_that_kills_its_workers_is_given_up_as_poison() -> None:
@@ -735,7 +735,7 @@ def test_the_octets_of_all_queues_together_are_bounded() -> None:
     desk.request(b"c", 1, b"x" * 60)
     assert heard(desk.request(b"c", 2, b"x" * 60, service=b"other")[0]).command == native.BUSY
     desk.ready(b"w")
-    assert desk.broker.queued_bytes == 0
+    assert desk.broker.waiting.octets == 0
     assert desk.request(b"c", 3, b"x" * 60, service=b"other") == []
 
 
@@ -801,7 +801,7 @@ def test_giving_up_the_role_gives_every_request_back() -> None:
         (native.NOT_ACTIVE, ident(2), 0),
     }
     assert desk.broker.services[b"echo"].returned == 3
-    assert desk.broker.queued_bytes == 0
+    assert desk.broker.waiting.octets == 0
 
 
 def test_a_reply_that_comes_after_the_role_is_gone_is_dropped_and_the_worker_stays() -> None:
@@ -834,7 +834,7 @@ def test_the_body_of_an_ended_request_is_not_kept_until_its_time_is_over() -> No
         desk.request(b"c", number, bytes(100_000), ttl_ms=30_000)
     for number in range(1, 101):
         desk.final(b"w", number)
-    remembered = desk.broker.expiries.requests()
+    remembered = desk.broker.waiting.expiries.requests()
     assert remembered
     assert not any(isinstance(request, Bundle) or request.body for request in remembered)
 
@@ -847,7 +847,7 @@ def test_the_bodies_of_ended_batches_are_not_kept_until_their_time_is_over() -> 
         desk.requests(b"c", numbers, [bytes(10_000)] * 5, ttls_ms=[30_000] * 5)
     for number in range(1, 51):
         desk.finals(b"w", [number])
-    remembered = desk.broker.expiries.requests()
+    remembered = desk.broker.waiting.expiries.requests()
     assert remembered
     assert not any(request.blob for request in remembered if isinstance(request, Bundle))
     assert (len(desk.broker.bundles), desk.broker.requests_of) == (0, {})

@@ -219,7 +219,7 @@ def test_whatever_happens_every_end_that_is_counted_is_told(seed: int) -> None:
         for request in each.in_flight.values()
     )
     ended = sum(count for outcome, count in seen.items() if outcome != "late")
-    assert ended + in_hand + desk.broker.queued == service.accepted
+    assert ended + in_hand + desk.broker.waiting.count == service.accepted
 
 
 def _held(desk: Desk, worker: bytes) -> list[int]:

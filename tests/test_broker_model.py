@@ -183,8 +183,8 @@ class BrokerModel(RuleBasedStateMachine):
         in_bundles = sum(b.left for b in bundled)
         in_queues = len(queued) + sum(b.left for b in bundles)
         assert sum(broker.requests_of.values()) == len(held) + in_bundles + in_queues
-        assert broker.queued == in_queues
-        assert broker.queued_bytes == sum(r.size for r in queued) + sum(
+        assert broker.waiting.count == in_queues
+        assert broker.waiting.octets == sum(r.size for r in queued) + sum(
             len(b.blob) - b.given_bytes for b in bundles
         )
         assert all(item.is_queued and item.expires_at > self.desk.now for item in waiting)

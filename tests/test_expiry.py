@@ -11,7 +11,7 @@ SERVICE = ServiceRecord(b"echo", 0.0)
 
 
 def request(expires_at: float) -> Accepted:
-    return Accepted(b"c", (), CODEC, b"c", SERVICE, [b"x"], 1, b"", b"", 0.0, expires_at, True)
+    return Accepted(b"c", (), CODEC, b"c", SERVICE, [b"x"], 1, b"", b"", 0.0, expires_at, expires_at)
 
 
 def wait(expiries: Expiries, each: Accepted, queued: int = 1) -> Accepted:

@@ -487,7 +487,7 @@ class NodeJournal:
             state=machine.state.name,
             epoch=machine.epoch,
             workers=len(broker.workers),
-            queued=broker.queued,
+            queued=broker.waiting.count,
             in_flight=sum(worker.held for worker in broker.workers.values()),
             lag_us=round(self._take_lag_s() * _US),
         )

@@ -132,6 +132,7 @@ class BrokerServer:
             mdp_liveness=timing.mdp_liveness,
             mdp_busy_timeout_s=timing.mdp_busy_timeout_s,
             request_ttl_s=timing.request_ttl_s,
+            client_check_interval_s=timing.client_check_interval_s,
             service_ttl_s=timing.service_ttl_s,
             services_max=limits.services_max,
             workers_max=limits.workers_max,
@@ -275,13 +276,13 @@ class BrokerServer:
             self._is_emptying = False
 
     def _on_unsent(self, output: Send, error: zmq.ZMQError) -> list[object]:
-        """The peer is gone (EHOSTUNREACH), or its pipe is full (EAGAIN), which is the same to us."""
+        """The peer is gone (EHOSTUNREACH), or its pipe is full (EAGAIN)."""
         if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
             raise error
         now = self._reactor.now()
         if type(output) is Dispatch:
             return self.node.undelivered(output.frames[0], now)
-        return self.node.unreachable(output.frames[0], now)
+        return self.node.unreachable(output.frames[0], now, is_gone=error.errno == zmq.EHOSTUNREACH)
 
     def _loop_state(self, now: float) -> LoopState:
         lag = self._reactor.lag

@@ -280,8 +280,8 @@ class Request(Base, frozen=True, tag="request"):
 
     ``outcome``: "answered"; "failed" (the handler raised); told to the client as not answered: "expired",
     "poison", "lost" (the worker died after PARTIALs or at the request's end), "returned" (the node gave up
-    its role; ``worker`` is empty if no worker had it). "late": a worker answered after "returned", and
-    nobody was told.
+    its role, or the request left the queue for its client to send it again; ``worker`` is empty if no worker
+    had it). "late": a worker answered after "returned", and nobody was told.
 
     ``total_us`` from acceptance to the end, ``queued_us`` of it before the last dispatch, ``busy_us`` after
     it. ``deliveries`` to workers, 0 if none; ``is_repeated``: the client said that an earlier attempt may

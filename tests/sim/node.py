@@ -441,6 +441,7 @@ class SimNode(Process):
                 assert isinstance(message, Send)
                 routing_id = message.frames[0]
                 connection = self.router.get(routing_id)
+                is_gone = connection is None
                 if connection is not None and connection.waiting_for_link >= self._pipe_max:
                     self._watcher.node_refused_by_pipe(connection.link.owner.name)
                     connection = None  # which is the same to it
@@ -449,7 +450,7 @@ class SimNode(Process):
                 elif type(message) is Dispatch:
                     self._do(self.node.undelivered(routing_id, self.clock()))
                 else:
-                    self._do(self.node.unreachable(routing_id, self.clock()))
+                    self._do(self.node.unreachable(routing_id, self.clock(), is_gone=is_gone))
         finally:
             self._is_emptying = False
 

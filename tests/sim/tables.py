@@ -21,7 +21,7 @@ def bounds_of(node: SimNode, limits: BrokerSettings) -> list[tuple[str, int, int
         ("workers", len(broker.workers), limits.workers_max),
         # What lost workers held goes back to the front of its queue, full or not.
         ("queue", queued, limits.queue_length_max + limits.workers_max * CREDIT_MAX),
-        ("queued, as counted", abs(broker.queued - queued), 0),
+        ("queued, as counted", abs(broker.waiting.count - queued), 0),
         ("identities", len(broker.by_identity) + len(broker.bundles), queued + held),
         ("requests of clients", sum(broker.requests_of.values()), queued + held),
         (
@@ -38,8 +38,8 @@ def left_of(node: SimNode) -> dict[str, int]:
     """What it keeps for the sake of calls that have not ended."""
     broker = node.node.broker
     return {
-        "queued": broker.queued,
-        "octets": broker.queued_bytes,
+        "queued": broker.waiting.count,
+        "octets": broker.waiting.octets,
         "in flight": sum(worker.held for worker in broker.workers.values()),
         "identities": len(broker.by_identity) + len(broker.bundles),
         "clients": len(broker.requests_of),

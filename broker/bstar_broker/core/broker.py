@@ -35,11 +35,11 @@ from bstar.wire.messages import (
     StaleEpoch,
 )
 from bstar_broker.core.bundles import Bundles
-from bstar_broker.core.expiry import Expiries
 from bstar_broker.core.observer import LostBecause, Observer, Outcome
 from bstar_broker.core.outputs import Dispatch, Notice, Output, Send
 from bstar_broker.core.records import ASKERS_MAX, Accepted, Bundle, ServiceRecord, WorkerRecord
 from bstar_broker.core.settings import BrokerSettings
+from bstar_broker.core.waiting import Waiting
 
 __all__ = ["Broker"]
 
@@ -52,8 +52,6 @@ _SWEEPS_PER_HEARTBEAT = 4
 _BROKEN_BOUNDS = frozenset(("size", "frames"))
 # Frames of PARTIALs held for one reply: each costs an object, even one without an octet.
 _HELD_FRAMES_MAX = 100_000
-# So much of a queue, one part in so many, is for clients that have fewer requests here than that.
-_RESERVE_PART = 10
 # A full queue needs about this long to have room again; the hint of BUSY.
 _BUSY_RETRY_MS = 50
 
@@ -93,9 +91,7 @@ class Broker:
         self.bundles = Bundles(self)
         # How many requests each client has here; a client without any has no entry.
         self.requests_of: dict[bytes, int] = {}
-        self.queued = 0
-        self.queued_bytes = 0
-        self.expiries = Expiries()
+        self.waiting = Waiting(settings)
         self.drops: dict[str, int] = {}
         shortest_s = min(settings.worker_heartbeat_interval_s, settings.mdp_heartbeat_interval_s)
         self._sweep_interval_s = shortest_s / _SWEEPS_PER_HEARTBEAT
@@ -167,7 +163,7 @@ class Broker:
                 for request in requests:
                     assert type(request) is Accepted
                     request.is_queued = False
-                    self.note_unqueued(1, request.size)
+                    self.waiting.leave(request.lane, 1, request.size)
                     self._give_back(request, status, request.deliveries > 0, outputs, now)
                     self._forget(request)
         for worker in self.workers.values():
@@ -191,11 +187,16 @@ class Broker:
             for request in worker.in_flight.values()
         )
 
-    def unreachable(self, routing_id: bytes, now: float) -> list[Output]:
-        """A Send found no connection: a worker is gone, or a client did not wait for its reply."""
+    def unreachable(self, routing_id: bytes, now: float, *, is_gone: bool = True) -> list[Output]:
+        """A Send found no connection: a worker is gone, or a client did not wait for its reply.
+
+        Or, not ``is_gone``, there is no room for more in the connection, which for a worker is the same.
+        """
         worker = self.workers.get(routing_id)
         if worker is None:
             self.drop("undeliverable")
+            if is_gone:
+                self._release(routing_id, now)
             return []
         self.drop("worker-unreachable")
         if not worker.held:
@@ -242,22 +243,22 @@ class Broker:
         deadline = self._tidy_at
         if self.workers and self._sweep_at < deadline:
             deadline = self._sweep_at
-        expiry = self.expiries.next()
+        expiry = self.waiting.expiries.next()
         return deadline if expiry is None or deadline < expiry else expiry
 
     def handle_timer(self, now: float) -> list[Output]:
         """Heartbeats, expired workers, expired requests, forgotten services."""
         outputs: list[Output] = []
-        while due := self.expiries.pop_due(now):
+        while due := self.waiting.expiries.pop_due(now):
             for request in due:
                 if type(request) is Bundle:
                     for each in self.bundles.expire_queued(request, now):
-                        self.note_unqueued(1, each.size)
+                        self.waiting.leave(each.lane, 1, each.size)
                         outputs += self._expire(each, now)
                     continue
                 assert type(request) is Accepted
                 request.service.queue.remove(request.lane, request, is_urgent=request.is_urgent)
-                self.note_unqueued(1, request.size)
+                self.waiting.leave(request.lane, 1, request.size)
                 outputs += self._expire(request, now)
         if now >= self._sweep_at:
             self._sweep_at = now + self._sweep_interval_s
@@ -265,6 +266,11 @@ class Broker:
         if now >= self._tidy_at:
             self._tidy_at = now + _TIDY_INTERVAL_S
             self._tidy(now)
+            status = self._describe(now)
+            outputs += [
+                Send(native.CODEC.pong(client, native.NO_IDENTITY, status))
+                for client in self.waiting.clients_to_ask(now)
+            ]
         return outputs
 
     def drop(self, reason: str) -> None:
@@ -306,7 +312,8 @@ class Broker:
             )
         queue = service.queue
         size = sum(map(len, message.body))
-        ttl_ms = message.ttl_ms
+        ttl_s = message.ttl_ms / 1000
+        waits_s = settings.request_ttl_s
         request = Accepted(
             sender,
             message.envelope,
@@ -318,21 +325,21 @@ class Broker:
             identity,
             message.extensions,
             now,
-            now + (ttl_ms / 1000 if ttl_ms else settings.request_ttl_s),
-            ttl_ms > 0,
+            now + (ttl_s if 0 < ttl_s < waits_s else waits_s),
+            now + ttl_s if ttl_s else 0.0,
             is_repeated=message.is_repeated,
             is_urgent=message.is_urgent,
         )
         if service.idle and not queue.length and not self.is_draining:
             outputs: list[Output] = [self.dispatch(service.idle.popitem(last=False)[0], request, now)]
-        elif self.is_full(queue.length + 1, held + 1):
+        elif self.waiting.is_long(queue.length + 1, held + 1):
             return self._refuse_busy(message, codec, service, "queue-full", "the service's queue is full")
-        elif self.queued_bytes + size > settings.queue_bytes_max:
+        elif self.waiting.is_heavy(sender, size):
             return self._refuse_busy(message, codec, service, "bytes-full", "the queues hold too many octets")
         else:
             queue.push(sender, request, is_urgent=message.is_urgent)
             request.is_queued = True
-            self.note_queued(request, 1, size)
+            self.waiting.enter(request, 1, size, now)
             outputs = []
         service.accepted += 1
         self.requests_of[sender] = held + 1
@@ -377,13 +384,14 @@ class Broker:
 
     def _extend(self, request: Accepted, message: Request, now: float) -> None:
         """Whoever asks with a key may wait for longer than those before: it lives as long as the last."""
-        ttl_ms = message.ttl_ms
-        expires_at = now + (ttl_ms / 1000 if ttl_ms else self.settings.request_ttl_s)
-        request.has_deadline = request.has_deadline and ttl_ms > 0
+        ttl_s = message.ttl_ms / 1000
+        waits_s = self.settings.request_ttl_s
+        request.deadline = max(request.deadline, now + ttl_s) if request.deadline and ttl_s else 0.0
+        expires_at = now + (ttl_s if 0 < ttl_s < waits_s else waits_s)
         if expires_at > request.expires_at:
             request.expires_at = expires_at
             if request.is_queued:
-                self.expiries.push(request, self.queued)
+                self.waiting.expiries.push(request, self.waiting.count)
 
     def _refuse_busy(
         self, message: Request, codec: BrokerCodec, service: ServiceRecord | None, reason: str, text: str
@@ -469,7 +477,7 @@ class Broker:
         if worker.is_native:
             identity = request.identity or self._identify(request)
             worker.in_flight[identity] = request
-            ttl_ms = max(1, int((request.expires_at - now) * 1000)) if request.has_deadline else 0
+            ttl_ms = max(1, int((request.deadline - now) * 1000)) if request.deadline else 0
         else:
             identity = b""
             worker.in_flight[request.sender] = request
@@ -501,26 +509,6 @@ class Broker:
         request.identity = native.identity(self._node_id, self._identities)
         return request.identity
 
-    def is_full(self, length: int, held: int) -> bool:
-        """May a queue not have so many requests, with so many of them and elsewhere here of one client?
-
-        Whoever floods leaves room for those who do not.
-        """
-        limit = self.settings.queue_length_max
-        reserve = limit // _RESERVE_PART
-        return length > (limit - reserve if held > reserve else limit)
-
-    def note_queued(self, request: Accepted | Bundle, count: int, size: int) -> None:
-        """One request, or several, wait in the queue now."""
-        self.queued += count
-        self.queued_bytes += size
-        self.expiries.push(request, self.queued)
-
-    def note_unqueued(self, count: int, size: int) -> None:
-        """So many requests of so many octets have left the queue."""
-        self.queued -= count
-        self.queued_bytes -= size
-
     def note_ended(self, client: bytes, count: int) -> None:
         """So many requests of this client have ended."""
         held = self.requests_of.get(client, 0)
@@ -541,20 +529,58 @@ class Broker:
             assert type(request) is Accepted
             queue.pop()
             request.is_queued = False
-            self.queued -= 1
-            self.queued_bytes -= request.size
-            if now < request.expires_at:
+            self.waiting.leave(request.lane, 1, request.size)
+            if now < request.expires_at or now < request.deadline:
                 outputs.append(self.dispatch(idle.popitem(last=False)[0], request, now))
             else:
                 outputs += self._expire(request, now)
 
     def _expire(self, request: Accepted, now: float) -> list[Output]:
+        """Its time in the queue is over: its own, or else what any request may wait (BSN-B-20)."""
+        if now < request.deadline and not request.deliveries:
+            return self._send_back(request, "waited-out", now)
         request.service.expired += 1
         if request.deliveries:
             text = "the request's time ended in the queue after its worker was lost"
             return self._fail(request, "expired", ErrorCode.WORKER_LOST, text, now)
         text = "the request's time ended in the queue; it was not executed"
         return self._fail(request, "expired", ErrorCode.EXPIRED, text, now)
+
+    def _send_back(self, request: Accepted, reason: str, now: float) -> list[Output]:
+        """A request that no worker had leaves the queue; its client, if it is there, may send it again."""
+        self.drop(reason)
+        request.service.returned += 1
+        if self.observer is not None:
+            self._report(request, "returned", (), now)
+        self._forget(request)
+        text = f"waited for {self.settings.request_ttl_s:g} s, as long as a request may; it was not executed"
+        frames = request.codec.busy(
+            request.sender, request.envelope, request.identity, self.epoch, _BUSY_RETRY_MS, text.encode()
+        )
+        outputs: list[Output] = []
+        if frames is not None:
+            self._tell(request, frames, outputs)
+        return outputs
+
+    def _release(self, client: bytes, now: float) -> None:
+        """A native client's connection is gone: what waits of it gives up its place (BSN-B-21).
+
+        What it sent again from another address, what others wait for, and what a worker had stays.
+        """
+        if not self.settings.client_check_interval_s or not self.waiting.is_native(client):
+            return
+        for service in self.services.values():
+            for item in service.queue.of(client):
+                if type(item) is Bundle:
+                    self.bundles.unfold_queued(item)
+            for request in service.queue.of(client):
+                assert type(request) is Accepted
+                if request.sender != client or request.askers or request.deliveries:
+                    continue
+                service.queue.remove(client, request, is_urgent=request.is_urgent)
+                request.is_queued = False
+                self.waiting.leave(client, 1, request.size)
+                self._send_back(request, "client-gone", now)
 
     def _redeliver(self, request: Accepted, now: float, outputs: list[Output]) -> None:
         """A worker took this request with it: give it to another, if that is right."""
@@ -571,19 +597,22 @@ class Broker:
             outputs += self._note("poison", f"a request of service {service.name!r} lost all its workers")
             text = f"each of {request.deliveries} workers died or left with this request"
             outputs += self._fail(request, "poison", ErrorCode.POISON, text, now)
-        elif request.has_deadline and now >= request.expires_at:
+        elif request.deadline and now >= request.deadline:
             service.lost += 1
             text = "the worker died and the request's time is over"
             outputs += self._fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
         else:
             request.held = None
             request.held_bytes = 0
-            if not request.has_deadline:
-                request.expires_at = now + self.settings.request_ttl_s
+            # What was given to a worker is not sent back to its client as new before its own time is over.
+            may_wait_until = now + self.settings.request_ttl_s
+            if request.deadline and (request.deliveries or request.deadline < may_wait_until):
+                may_wait_until = request.deadline
+            request.expires_at = may_wait_until
             service.redelivered += 1
             service.queue.push_front(request.lane, request, is_urgent=request.is_urgent)
             request.is_queued = True
-            self.note_queued(request, 1, request.size)
+            self.waiting.enter(request, 1, request.size, now)
 
     # --- workers --------------------------------------------------------------------------------------------
 

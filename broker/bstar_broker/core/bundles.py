@@ -60,8 +60,8 @@ class Bundles:
         if (
             service is None
             or held + count > settings.requests_per_client_max
-            or broker.is_full(service.queue.length + count, held + count)
-            or broker.queued_bytes + size > settings.queue_bytes_max
+            or broker.waiting.is_long(service.queue.length + count, held + count)
+            or broker.waiting.is_heavy(sender, size)
             or size > settings.message_bytes_max
             or (not ttl_ms and any(message.ttls_ms))
             or self._is_known(message)
@@ -77,7 +77,7 @@ class Bundles:
             message.table,
             message.blob,
             now,
-            now + (ttl_ms / 1000 if ttl_ms else settings.request_ttl_s),
+            now + min(ttl_ms / 1000 if ttl_ms else settings.request_ttl_s, settings.request_ttl_s),
             ttl_ms > 0,
             message.is_repeated,
             count,
@@ -94,7 +94,7 @@ class Bundles:
             numbers = bundle.numbers[bundle.given :] if bundle.given else bundle.numbers
             self._open.setdefault(bundle.client_id, {}).update(dict.fromkeys(numbers, bundle))
             service.queue.push(sender, bundle, rest)
-            broker.note_queued(bundle, rest, size - bundle.given_bytes)
+            broker.waiting.enter(bundle, rest, size - bundle.given_bytes, now)
         return outputs
 
     def _is_known(self, message: Requests) -> bool:
@@ -153,7 +153,7 @@ class Bundles:
         given, given_bytes, left = bundle.given, bundle.given_bytes, bundle.left
         self._deal(bundle, min(left, _TURN_ROWS) if queue.is_shared else left, outputs, now)
         count = bundle.given - given
-        broker.note_unqueued(count, bundle.given_bytes - given_bytes)
+        broker.waiting.leave(bundle.sender, count, bundle.given_bytes - given_bytes)
         if count < left:
             bundle.left = left - count
             queue.take_part(count)
@@ -261,7 +261,8 @@ class Bundles:
                 del self._open[bundle.client_id]
         sender, client_id, service = bundle.sender, bundle.client_id, bundle.service
         table, blob = bundle.table, bundle.blob
-        accepted_at, expires_at = bundle.accepted_at, bundle.expires_at
+        accepted_at, expires_at, deadline = bundle.accepted_at, bundle.expires_at, 0.0
+        waits_until = accepted_at + self._broker.settings.request_ttl_s
         has_deadline, is_repeated = bundle.has_deadline, bundle.is_repeated
         by_identity = self._broker.by_identity
         row, begin = first * REQUEST_ROW_BYTES, bundle.given_bytes
@@ -271,7 +272,8 @@ class Bundles:
             row += REQUEST_ROW_BYTES
             end = begin + octets
             if has_deadline:
-                expires_at = accepted_at + bundle.ttls_ms[at] / 1000
+                deadline = accepted_at + bundle.ttls_ms[at] / 1000
+                expires_at = min(deadline, waits_until)
             request = by_identity[identity] = Accepted(
                 sender,
                 (),
@@ -284,7 +286,7 @@ class Bundles:
                 b"",
                 accepted_at,
                 expires_at,
-                has_deadline,
+                deadline,
                 is_repeated=is_repeated,
             )
             requests.append(request)
@@ -382,7 +384,7 @@ class Bundles:
         bundle.service.queue.replace(bundle.sender, bundle, requests, gone)
         for request in requests:
             request.is_queued = True
-            broker.expiries.push(request, broker.queued)
+            broker.waiting.expiries.push(request, broker.waiting.count)
 
     def unfold_waiting(self, bundle: Bundle) -> list[Accepted]:
         """Its requests that no worker was given, as single ones, to be put where they belong."""
@@ -426,7 +428,10 @@ class Bundles:
             del self._open[client_id]
         row = at * REQUEST_ROW_BYTES
         identity = client_id + bundle.table[row : row + 8]
-        has_deadline, accepted_at = bundle.has_deadline, bundle.accepted_at
+        accepted_at, expires_at, deadline = bundle.accepted_at, bundle.expires_at, 0.0
+        if bundle.has_deadline:
+            deadline = accepted_at + bundle.ttls_ms[at] / 1000
+            expires_at = min(deadline, accepted_at + self._broker.settings.request_ttl_s)
         request = self._broker.by_identity[identity] = Accepted(
             sender,
             (),
@@ -438,8 +443,8 @@ class Bundles:
             identity,
             b"",
             accepted_at,
-            accepted_at + bundle.ttls_ms[at] / 1000 if has_deadline else bundle.expires_at,
-            has_deadline,
+            expires_at,
+            deadline,
             is_repeated=bundle.is_repeated,
         )
         return request

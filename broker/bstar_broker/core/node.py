@@ -151,9 +151,9 @@ class Node:
             )
         ]
 
-    def unreachable(self, routing_id: bytes, now: float) -> list[Output]:
-        """The shell could not carry out a Send to this peer."""
-        return self.broker.unreachable(routing_id, now)
+    def unreachable(self, routing_id: bytes, now: float, *, is_gone: bool = True) -> list[Output]:
+        """The shell could not carry out a Send to this peer: it has no connection, or a full one."""
+        return self.broker.unreachable(routing_id, now, is_gone=is_gone)
 
     def undelivered(self, routing_id: bytes, now: float) -> list[Output]:
         """The shell could not carry out a Dispatch to this worker."""

@@ -151,6 +151,11 @@ class FairQueue(Generic[T]):
             del lanes[lane]
         self.length -= count
 
+    def of(self, lane: bytes) -> list[T]:
+        """What this lane has, the urgent first."""
+        lanes = (self._urgent, self._fresh, self._round)
+        return [item for found in lanes if lane in found for item in found[lane]]
+
     def clear(self) -> list[T]:
         """Take everything out, in no particular order between lanes."""
         items = list(self)

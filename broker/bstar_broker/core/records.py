@@ -28,8 +28,8 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     """A request that the broker answers for, from its arrival to its final reply.
 
     ``sender``, ``envelope`` and ``codec`` say where its replies go, ``lane`` whose share of the queue it
-    takes. ``expires_at`` ends its wait in the queue; ``has_deadline`` tells that its client gives up then,
-    too. ``partials`` counts those sent on to the client, ``held`` keeps them for a client who can take one
+    takes. ``expires_at`` ends its wait in the queue, ``deadline`` its client's patience (0: unknown).
+    ``partials`` counts those sent on to the client, ``held`` keeps them for a client who can take one
     reply only, and ``sent_bytes`` counts their octets for an observer. ``dispatched_at`` and ``worker`` (its
     routing id) are of the last dispatch. ``is_abandoned``: its client was told that this node no longer
     answers for it, but a worker still has it.
@@ -46,7 +46,7 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     extensions: bytes
     accepted_at: float
     expires_at: float
-    has_deadline: bool
+    deadline: float
     deliveries: int = 0
     partials: int = 0
     held: list[bytes] | None = None

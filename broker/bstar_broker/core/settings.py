@@ -14,6 +14,7 @@ class BrokerSettings(msgspec.Struct, frozen=True):
     mdp_liveness: int = 3
     mdp_busy_timeout_s: float = 60.0
     request_ttl_s: float = 60.0
+    client_check_interval_s: float = 10.0
     service_ttl_s: float = 60.0
     services_max: int = 1_000
     workers_max: int = 10_000

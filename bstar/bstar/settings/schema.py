@@ -176,9 +176,20 @@ class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0.1,
             le=86_400,
-            description="Seconds that a request without a deadline of its own (plain Majordomo clients "
-            "cannot set one) may wait in a queue; then it is dropped and counted. Must be longer than both "
-            "worker expiries.",
+            description="Seconds that a request may wait in a queue. One without a deadline of its own "
+            "(plain Majordomo clients cannot set one) is then dropped and counted. One with a longer "
+            "deadline goes back to its client as busy, and a client that is still there sends it again. Must "
+            "be longer than both worker expiries.",
+        ),
+    ]
+    client_check_interval_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3_600,
+            description="Seconds after which a native client whose requests wait in a queue is sent a "
+            "message, and again each time. If its connection is gone, what waits of it leaves the queue and "
+            "is not executed. 0 never asks: it is executed although nobody takes the reply.",
         ),
     ]
     service_ttl_s: Annotated[
@@ -233,7 +244,8 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=KIB,
             le=1024 * GIB,
             description="Octets of the bodies waiting in all queues together; beyond it requests are "
-            "refused as busy. At least message_bytes_max. The default is 1 GiB.",
+            "refused as busy. The last tenth is for clients of which less than that waits. At least "
+            "message_bytes_max. The default is 1 GiB.",
         ),
     ] = GIB
     requests_per_client_max: Annotated[
@@ -459,6 +471,7 @@ _COMMON = {
     "mdp_liveness": 3,
     "mdp_busy_timeout_s": 60.0,
     "request_ttl_s": 60.0,
+    "client_check_interval_s": 10.0,
     "service_ttl_s": 60.0,
     "drain_timeout_s": 5.0,
 }
