@@ -775,7 +775,7 @@ def test_nothing_is_left_of_clients_that_were_answered() -> None:
         desk.final(b"w", number)
     assert desk.broker.requests_of == {}
     assert desk.broker.by_identity == {}
-    assert broker_state(desk.broker).clients == 0
+    assert broker_state(desk.broker, desk.now).clients == 0
 
 
 # --- the role changes ---------------------------------------------------------------------------------------

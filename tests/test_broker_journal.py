@@ -510,19 +510,25 @@ def test_a_service_at_rest_says_nothing_until_it_moves(stand: Stand) -> None:
     assert len(stand.of(Pulse)) == 7
 
 
-def test_a_service_that_is_forgotten_between_two_intervals_is_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("remembered", [0, 1_000])
+def test_a_service_that_is_forgotten_between_two_intervals_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remembered: int
+) -> None:
+    monkeypatch.setattr("bstar_broker.core.services.PAST_MAX", remembered)
     stand = Stand(tmp_path, service_ttl_s=1.0, request_ttl_s=1.0)
     stand.activate()
-    stand.request(1, service=b"nobody")
-    for _ in range(40):
-        stand.now += 0.25
-        stand.node.machine.serve_until = float("inf")
-        stand.node.handle_timer(stand.now)
-    assert not stand.node.broker.services
-    stand.written.tick(stand.now)
+    for number in (1, 2):
+        stand.request(number, service=b"nobody")
+        for _ in range(40):
+            stand.now += 0.25
+            stand.node.machine.serve_until = float("inf")
+            stand.node.handle_timer(stand.now)
+        assert not stand.node.broker.services
+        assert len(stand.node.broker.table.past) == min(1, remembered)
+        stand.written.tick(stand.now)
 
-    assert sum(load.expired for load in stand.of(Load)) == 1
-    assert sum(load.accepted for load in stand.of(Load)) == 1
+        assert sum(load.expired for load in stand.of(Load)) == number
+        assert sum(load.accepted for load in stand.of(Load)) == number
     stand.written.close(None)
 
 

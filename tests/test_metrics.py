@@ -6,6 +6,8 @@ import re
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -175,6 +177,87 @@ def test_a_service_keeps_its_series_when_another_one_comes_before_it() -> None:
 def test_a_series_that_became_free_goes_to_another_service() -> None:
     found = samples(node_state(service_state("a")), node_state(service_state("b")), services_max=1)
     assert ("bstar_workers", (("service", "b"),)) in found
+
+
+def test_a_forgotten_service_keeps_its_series() -> None:
+    echo = service_state("echo", answered=3)
+    found = samples(node_state(echo), node_state(past=(echo,)))
+    assert value(found, "bstar_requests_total", service="echo", outcome="answered") == 3
+    assert value(found, "bstar_workers", service="echo") == 0
+
+
+def test_a_forgotten_service_lends_its_series_and_comes_back_to_other_without_a_jump() -> None:
+    old = service_state("old", answered=1_000)
+    new = service_state("new", answered=1)
+    lent = node_state(new, past=(old,))
+    found = samples(node_state(old), lent, services_max=1)
+    assert value(found, "bstar_requests_total", service="new", outcome="answered") == 1
+    assert value(found, "bstar_requests_total", service="other", outcome="answered") == 0
+    back = node_state(new, service_state("old", answered=1_002))
+    found = samples(node_state(old), lent, back, services_max=1)
+    assert value(found, "bstar_requests_total", service="other", outcome="answered") == 2
+
+
+def test_other_stays_when_its_services_leave_it_or_are_gone_for_good() -> None:
+    a, b = service_state("a"), service_state("b", failed=4)
+    parted = samples(node_state(a, b), node_state(a), services_max=1)
+    assert value(parted, "bstar_requests_total", service="other", outcome="failed") == 4
+    promoted = samples(node_state(a, b), node_state(b), services_max=1)
+    assert value(promoted, "bstar_requests_total", service="other", outcome="failed") == 4
+    assert value(promoted, "bstar_requests_total", service="b", outcome="failed") == 4
+    assert value(promoted, "bstar_workers", service="other") == 0
+
+
+def test_a_service_of_other_that_begins_at_zero_again_adds_to_the_sum() -> None:
+    a = service_state("a")
+    found = samples(
+        node_state(a, service_state("b", failed=4)),
+        node_state(a, service_state("b", failed=1)),
+        services_max=1,
+    )
+    assert value(found, "bstar_requests_total", service="other", outcome="failed") == 5
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abcde"), st.tuples(st.integers(0, 3), st.booleans()), max_size=5),
+        min_size=2,
+        max_size=12,
+    )
+)
+def test_no_counter_goes_down_whatever_comes_and_goes(history: list[dict[str, tuple[int, bool]]]) -> None:
+    """A broker's own counters do not; services are known, forgotten, remembered and gone for good."""
+    registry = CollectorRegistry()
+    states: list[NodeState] = []
+    registry.register(NodeCollector(lambda: states[-1], services_max=2))
+    totals: dict[str, int] = {}
+    shown: dict[str, float] = {}
+    for step in history:
+        totals = {name: totals.get(name, 0) + more for name, (more, _) in step.items()}
+        made = {name: service_state(name, answered=totals[name]) for name in step}
+        known = [made[name] for name, (_, is_known) in step.items() if is_known]
+        past = tuple(made[name] for name, (_, is_known) in step.items() if not is_known)
+        states.append(node_state(*known, past=past))
+        for family in registry.collect():
+            if family.name != "bstar_requests":
+                continue
+            now = {s.labels["service"]: s.value for s in family.samples if s.labels["outcome"] == "answered"}
+            for name, count in now.items():
+                # Its broker forgot a name for good: Prometheus knows that as a reset of that series.
+                assert count >= shown.get(name, 0) or (name != "other" and totals[name] < shown[name])
+            shown = {**shown, **now}
+            assert set(now) - {"other"} <= set(step)
+
+
+def test_the_ages_of_the_oldest_requests_are_gauges_and_other_shows_the_highest() -> None:
+    a = service_state("a", oldest_waiting_s=1.5, oldest_running_s=0.25, workers_lost=2)
+    rest = [service_state("b", oldest_waiting_s=7.0), service_state("c", oldest_running_s=9.0)]
+    found = samples(node_state(a, *rest), services_max=1)
+    assert value(found, "bstar_oldest_waiting_seconds", service="a") == 1.5
+    assert value(found, "bstar_oldest_running_seconds", service="a") == 0.25
+    assert value(found, "bstar_workers_lost_total", service="a") == 2
+    assert value(found, "bstar_oldest_waiting_seconds", service="other") == 7
+    assert value(found, "bstar_oldest_running_seconds", service="other") == 9
 
 
 def test_a_service_named_other_is_part_of_the_sum() -> None:

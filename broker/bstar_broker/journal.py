@@ -131,7 +131,7 @@ class NodeJournal:
         self._node: Node | None = None
         self._told: dict[ServiceRecord, _Told] = {}
         self._told_drops: dict[str, int] = {}
-        # Refusals of services that were forgotten since the last time.
+        # Refusals of services that were forgotten for good since the last time.
         self._told_early: dict[str, int] = {}
         self._told_at = clock()
         self._take_lag_s: Callable[[], float] = float
@@ -424,7 +424,7 @@ class NodeJournal:
             for request in worker.in_flight.values():
                 of_service.held_s += now - request.dispatched_at
         attributed, self._told_early = self._told_early, {}
-        for service in broker.services.values():
+        for service in (*broker.services.values(), *broker.table.past.values()):
             self._load(service, held.get(service) or _Held(), now)
             for reason, count in self._refusals(service, now).items():
                 attributed[reason] = attributed.get(reason, 0) + count

@@ -5,9 +5,10 @@ for a snapshot once and turns it into families, so all figures of a scrape belon
 snapshot does not come in time the scrape fails (and ``up`` is 0): half a page of metrics looks like health.
 
 Labels are bounded: ``from``, ``to``, ``outcome`` and ``reason`` come from closed sets of ours. A service's
-name is chosen by whoever registers a worker, so at most ``services_max`` of them get series of their own, and
-keep them as long as the service exists. All others are summed as ``service="other"``, and so is a service of
-that very name.
+name is chosen by whoever registers a worker, so at most ``services_max`` of them get series of their own. A
+service keeps its series; one that the broker has forgotten lends them to one that needs them. All others are
+summed as ``service="other"``, and so is a service of that very name. No counter ever goes down: ``other``
+grows by what its services count while they are part of it, whoever joins or leaves.
 
 Nothing that is unknown is invented: ``bstar_peer_age_seconds`` is absent until the peer was heard once, and
 ``bstar_peer_state`` is then UNKNOWN. ``bstar_peer_fresh`` is always there, for alerts.
@@ -15,6 +16,7 @@ Nothing that is unknown is invented: ``bstar_peer_age_seconds`` is absent until 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import msgspec
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -26,7 +28,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from bstar_broker.core.records import LATENCY_BOUNDS_S
+from bstar_broker.core.records import LATENCY_BOUNDS_S, OUTCOMES
 from bstar_broker.core.snapshot import (
     BrokerState,
     JournalState,
@@ -46,7 +48,41 @@ OTHER = "other"
 
 _STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "ERROR")
 _PEER_STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "UNKNOWN")
-_OUTCOMES = ("answered", "failed", "refused", "expired", "poisoned", "lost", "returned")
+# What a service counts, but for its latencies.
+_COUNTERS = (*OUTCOMES, "accepted", "redelivered", "duplicates", "workers_lost")
+
+# Kind, name, field of ``ServiceState``, text.
+_OF_SERVICES: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, str], ...] = (
+    (CounterMetricFamily, "bstar_requests_accepted", "accepted", "Requests taken on."),
+    (
+        CounterMetricFamily,
+        "bstar_redeliveries",
+        "redelivered",
+        "Requests given to another worker because theirs was gone.",
+    ),
+    (
+        CounterMetricFamily,
+        "bstar_duplicates",
+        "duplicates",
+        "Repetitions of a request that was already here.",
+    ),
+    (CounterMetricFamily, "bstar_workers_lost", "workers_lost", "Workers that went away and held requests."),
+    (GaugeMetricFamily, "bstar_queue_length", "queued", "Requests waiting for a worker."),
+    (GaugeMetricFamily, "bstar_workers", "workers", "Registered workers."),
+    (GaugeMetricFamily, "bstar_requests_in_flight", "in_flight", "Requests that workers hold."),
+    (
+        GaugeMetricFamily,
+        "bstar_oldest_waiting_seconds",
+        "oldest_waiting_s",
+        "Since the acceptance of the oldest request that waits, 0 if none does.",
+    ),
+    (
+        GaugeMetricFamily,
+        "bstar_oldest_running_seconds",
+        "oldest_running_s",
+        "How long a worker has held the oldest request that workers hold, 0 if they hold none.",
+    ),
+)
 
 
 def make_registry(snapshot: Callable[[], NodeState]) -> CollectorRegistry:
@@ -69,6 +105,9 @@ class NodeCollector(Collector):
         self._services_max = services_max
         # Services with series of their own; a name that came first is not pushed out by a later one.
         self._named: frozenset[str] = frozenset()
+        # What ``other`` has counted, and every service as the last scrape saw it.
+        self._other: ServiceState | None = None
+        self._before: dict[str, ServiceState] = {}
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: a snapshot must not be needed for registering."""
@@ -84,28 +123,64 @@ class NodeCollector(Collector):
         if pair.quorum is not None:
             yield from _quorum(pair.quorum)
         yield from _broker(state.broker)
-        yield from _services(self._bounded(state.broker.services))
+        yield from _services(self._grouped(state.broker))
         if state.loop is not None:
             yield from _loop(state.loop)
         if state.journal is not None:
             yield from _journal(state.journal)
 
-    def _bounded(self, services: Sequence[ServiceState]) -> list[tuple[str, list[ServiceState]]]:
-        """Label values, each with the services it stands for."""
-        names = [state.service for state in services if state.service != OTHER]
-        named = [name for name in names if name in self._named]
-        named += [name for name in names if name not in self._named][: self._services_max - len(named)]
-        self._named = frozenset(named)
-        groups: list[tuple[str, list[ServiceState]]] = []
-        rest: list[ServiceState] = []
-        for state in services:
-            if state.service in self._named:
-                groups.append((state.service, [state]))
-            else:
-                rest.append(state)
-        if rest:
-            groups.append((OTHER, rest))
+    def _grouped(self, broker: BrokerState) -> list[ServiceState]:
+        """One state for each label value."""
+        past = {state.service for state in broker.past}
+        states = {
+            state.service: state for state in (*broker.services, *broker.past) if state.service != OTHER
+        }
+        # Those of the moment come first, and of these the ones that have series already.
+        wanted = sorted(states, key=lambda name: (name in past, name not in self._named))
+        self._named = frozenset(wanted[: self._services_max])
+        groups = [states[name] for name in states if name in self._named]
+        rest = [state for state in (*broker.services, *broker.past) if state.service not in self._named]
+        for state in rest:
+            before = self._before.get(state.service)
+            grown = state if before is None else _moved(before, state)
+            self._other = grown if self._other is None else _plus(self._other, grown)
+        self._before = {state.service: state for state in (*broker.services, *broker.past)}
+        if self._other is not None:
+            groups.append(_now(self._other, rest))
         return groups
+
+
+def _plus(one: ServiceState, more: ServiceState) -> ServiceState:
+    """The counters of both together."""
+    return msgspec.structs.replace(
+        one,
+        **{name: getattr(one, name) + getattr(more, name) for name in _COUNTERS},
+        latency_counts=[a + b for a, b in zip(one.latency_counts, more.latency_counts, strict=True)],
+        latency_sum_s=one.latency_sum_s + more.latency_sum_s,
+    )
+
+
+def _moved(before: ServiceState, now: ServiceState) -> ServiceState:
+    """What the counters grew by. If any is lower, the service began anew, and all of it counts."""
+    if any(getattr(now, name) < getattr(before, name) for name in _COUNTERS):
+        return now
+    return msgspec.structs.replace(
+        now,
+        **{name: getattr(now, name) - getattr(before, name) for name in _COUNTERS},
+        latency_counts=[a - b for a, b in zip(now.latency_counts, before.latency_counts, strict=True)],
+        latency_sum_s=now.latency_sum_s - before.latency_sum_s,
+    )
+
+
+def _now(counted: ServiceState, states: Sequence[ServiceState]) -> ServiceState:
+    """These counters, beside what those services have at the moment."""
+    return msgspec.structs.replace(
+        counted,
+        service=OTHER,
+        **{name: sum(getattr(each, name) for each in states) for name in ("workers", "in_flight", "queued")},
+        oldest_waiting_s=max((each.oldest_waiting_s for each in states), default=0.0),
+        oldest_running_s=max((each.oldest_running_s for each in states), default=0.0),
+    )
 
 
 def _pair(pair: PairState) -> Iterator[Metric]:
@@ -208,41 +283,27 @@ def _broker(broker: BrokerState) -> Iterator[Metric]:
     yield _labelled_counter("bstar_drops", "Messages that led to nothing.", "reason", broker.drops)
 
 
-def _services(groups: Sequence[tuple[str, list[ServiceState]]]) -> Iterator[Metric]:
-    by_service = ("service",)
+def _services(groups: Sequence[ServiceState]) -> Iterator[Metric]:
     requests = CounterMetricFamily(
         "bstar_requests", "What became of requests.", labels=("service", "outcome")
     )
-    accepted = CounterMetricFamily("bstar_requests_accepted", "Requests taken on.", labels=by_service)
-    redelivered = CounterMetricFamily(
-        "bstar_redeliveries", "Requests given to another worker because theirs was gone.", labels=by_service
-    )
-    duplicates = CounterMetricFamily(
-        "bstar_duplicates", "Repetitions of a request that was already here.", labels=by_service
-    )
     latency = HistogramMetricFamily(
-        "bstar_request_latency_seconds", "From a request's acceptance to its final reply.", labels=by_service
+        "bstar_request_latency_seconds",
+        "From a request's acceptance to its final reply.",
+        labels=("service",),
     )
-    queued = GaugeMetricFamily("bstar_queue_length", "Requests waiting for a worker.", labels=by_service)
-    workers = GaugeMetricFamily("bstar_workers", "Registered workers.", labels=by_service)
-    in_flight = GaugeMetricFamily(
-        "bstar_requests_in_flight", "Requests that workers hold.", labels=by_service
-    )
-    for name, states in groups:
-        label = (name,)
-        for outcome in _OUTCOMES:
-            requests.add_metric((name, outcome), sum(getattr(state, outcome) for state in states))
-        accepted.add_metric(label, sum(state.accepted for state in states))
-        redelivered.add_metric(label, sum(state.redelivered for state in states))
-        duplicates.add_metric(label, sum(state.duplicates for state in states))
-        counts = [sum(counts) for counts in zip(*(state.latency_counts for state in states), strict=True)]
-        latency.add_metric(
-            label, _buckets(LATENCY_BOUNDS_S, counts), sum_value=sum(state.latency_sum_s for state in states)
-        )
-        queued.add_metric(label, sum(state.queued for state in states))
-        workers.add_metric(label, sum(state.workers for state in states))
-        in_flight.add_metric(label, sum(state.in_flight for state in states))
-    yield from (requests, accepted, redelivered, duplicates, latency, queued, workers, in_flight)
+    for state in groups:
+        for outcome in OUTCOMES:
+            requests.add_metric((state.service, outcome), getattr(state, outcome))
+        buckets = _buckets(LATENCY_BOUNDS_S, state.latency_counts)
+        latency.add_metric((state.service,), buckets, sum_value=state.latency_sum_s)
+    yield requests
+    yield latency
+    for kind, name, field, text in _OF_SERVICES:
+        family = kind(name, text, labels=("service",))
+        for state in groups:
+            family.add_metric((state.service,), getattr(state, field))
+        yield family
 
 
 def _loop(loop: LoopState) -> Iterator[Metric]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bstar_broker.core import BrokerSettings
+from bstar_broker.core.services import PAST_MAX
 from sim.node import SimNode
 
 __all__ = ["bounds_of", "left_of"]
@@ -18,6 +19,7 @@ def bounds_of(node: SimNode, limits: BrokerSettings) -> list[tuple[str, int, int
     queued = sum(service.queue.length for service in broker.services.values())
     return [
         ("services", len(broker.services), limits.services_max),
+        ("forgotten services", len(broker.table.past), PAST_MAX),
         ("workers", len(broker.workers), limits.workers_max),
         # What lost workers held goes back to the front of its queue, full or not.
         ("queue", queued, limits.queue_length_max + limits.workers_max * CREDIT_MAX),

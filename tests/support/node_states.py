@@ -28,6 +28,7 @@ def node_state(
     loop: bool = True,
     drops: dict[str, int] | None = None,
     is_draining: bool = False,
+    past: tuple[ServiceState, ...] = (),
     **pair: Any,
 ) -> NodeState:
     """A passive backup beside a living primary, but for the changes."""
@@ -61,6 +62,7 @@ def node_state(
             clients=2,
             services=list(services),
             drops=drops or {},
+            past=list(past),
         ),
         loop=LoopState(
             uptime_s=12.5,

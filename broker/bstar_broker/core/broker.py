@@ -38,6 +38,7 @@ from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.observer import LostBecause, Observer, Outcome
 from bstar_broker.core.outputs import Dispatch, Notice, Output, Send
 from bstar_broker.core.records import ASKERS_MAX, Accepted, Bundle, ServiceRecord, WorkerRecord
+from bstar_broker.core.services import ServiceTable
 from bstar_broker.core.settings import BrokerSettings
 from bstar_broker.core.waiting import Waiting
 
@@ -83,7 +84,8 @@ class Broker:
         self.is_serving = False
         self.is_draining = False
         self.epoch = 0
-        self.services: dict[bytes, ServiceRecord] = {}
+        self.table = ServiceTable(settings.service_ttl_s, now)
+        self.services = self.table.known
         self.workers: dict[bytes, WorkerRecord] = {}
         # Requests with an identity of their own, to recognise a repetition.
         self.by_identity: dict[bytes, Accepted] = {}
@@ -295,7 +297,7 @@ class Broker:
         if service is None:
             if len(self.services) >= self.settings.services_max:
                 return self._refuse_busy(message, codec, None, "services-full", "too many services")
-            service = self.add_service(name, now)
+            service = self.table.add(name, now)
         identity = message.identity
         sender = message.sender
         if identity:
@@ -630,7 +632,7 @@ class Broker:
         if service is None:
             if not self._has_room_to_offer():
                 return self._turn_away(sender, codec, message.envelope, Reason.FULL, "services-full")
-            service = self.add_service(message.service, now)
+            service = self.table.add(message.service, now)
         settings = self.settings
         is_native = message.dialect == Dialect.NATIVE
         heartbeat_s = settings.worker_heartbeat_interval_s if is_native else settings.mdp_heartbeat_interval_s
@@ -872,6 +874,7 @@ class Broker:
         del self.workers[worker.routing_id]
         service = worker.service
         service.workers -= 1
+        service.workers_lost += worker.held > 0
         service.used_at = now
         service.idle.pop(worker, None)
         outputs: list[Output] = []
@@ -907,20 +910,9 @@ class Broker:
             outputs += self._lose(worker, "expired" if worker.gone_at is None else "unreachable", now)
 
     def _tidy(self, now: float) -> None:
-        """Forget services that have had neither workers nor requests for a while."""
-        for service in list(self.services.values()):
-            if service.workers or service.queue.length:
-                service.used_at = now
-            elif now - service.used_at >= self.settings.service_ttl_s:
-                del self.services[service.name]
-                if self.observer is not None:
-                    self.observer.forgotten(service, now)
-
-    def add_service(self, name: bytes, now: float) -> ServiceRecord:
-        """Somebody asked for it, or offers it, for the first time."""
-        service = ServiceRecord(name, now)
-        self.services[name] = service
-        return service
+        for service in self.table.tidy(now):
+            if self.observer is not None:
+                self.observer.forgotten(service, now)
 
     def _has_room_to_offer(self) -> bool:
         """May a worker bring a new service? Names that only clients have mentioned do not count here."""

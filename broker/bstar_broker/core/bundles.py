@@ -52,7 +52,7 @@ class Bundles:
         settings = broker.settings
         service = broker.services.get(message.service)
         if service is None and len(broker.services) < settings.services_max:
-            service = broker.add_service(message.service, now)
+            service = broker.table.add(message.service, now)
         sender = message.sender
         count, size = len(message.numbers), len(message.blob)
         held = broker.requests_of.get(sender, 0)

@@ -4,6 +4,7 @@ vote.
 Looking at a node must not change it, so nothing here touches a queue or a worker's deadline.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ import msgspec
 from bstar.wire import mmi
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.records import ServiceRecord, WorkerRecord
+from bstar_broker.core.services import recent
 from bstar_broker.core.snapshot import BrokerState, NodeState, ServiceState, WorkerState
 
 __all__ = ["answer", "broker_state"]
@@ -75,31 +77,60 @@ def worker_state(worker: WorkerRecord, now: float) -> WorkerState:
     )
 
 
-def broker_state(broker: Broker) -> BrokerState:
+def broker_state(broker: Broker, now: float) -> BrokerState:
     """The broker's part of a node's snapshot."""
-    in_flight: dict[ServiceRecord, int] = {}
+    held: dict[ServiceRecord, _Held] = {}
     for worker in broker.workers.values():
         if worker.held:
-            in_flight[worker.service] = in_flight.get(worker.service, 0) + worker.held
+            of_service = held.get(worker.service)
+            if of_service is None:
+                of_service = held[worker.service] = _Held()
+            of_service.count += worker.held
+            of_service.since = min(of_service.since, _held_since(worker))
+    nothing = _Held()
     return BrokerState(
         is_serving=broker.is_serving,
         is_draining=broker.is_draining,
         workers=len(broker.workers),
         queued=broker.waiting.count,
         queued_bytes=broker.waiting.octets,
-        in_flight=sum(in_flight.values()),
+        in_flight=sum(each.count for each in held.values()),
         clients=len(broker.requests_of),
-        services=[_service_state(record, in_flight.get(record, 0)) for record in broker.services.values()],
+        services=[
+            _service_state(record, held.get(record, nothing), now) for record in broker.services.values()
+        ],
         drops=dict(broker.drops),
+        past=[_service_state(record, nothing, now) for record in broker.table.past.values()],
     )
 
 
-def _service_state(record: ServiceRecord, in_flight: int) -> ServiceState:
+class _Held:
+    """What the workers of one service hold: how many requests, and since when the oldest."""
+
+    __slots__ = ("count", "since")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.since = math.inf
+
+
+def _held_since(worker: WorkerRecord) -> float:
+    singly = min((request.dispatched_at for request in worker.in_flight.values()), default=math.inf)
+    return min(singly, *(bundle.dispatched_at for bundle in worker.bundles), math.inf)
+
+
+def _age_s(since: float, now: float) -> float:
+    """How long ago that was; 0 if it never was."""
+    return 0.0 if since == math.inf else round(max(0.0, now - since), 3)
+
+
+def _service_state(record: ServiceRecord, held: _Held, now: float) -> ServiceState:
+    waiting_since = min((item.accepted_at for item in record.queue.heads()), default=math.inf)
     return ServiceState(
         service=_text(record.name),
         workers=record.workers,
         idle=len(record.idle),
-        in_flight=in_flight,
+        in_flight=held.count,
         queued=record.queue.length,
         accepted=record.accepted,
         answered=record.answered,
@@ -113,6 +144,10 @@ def _service_state(record: ServiceRecord, in_flight: int) -> ServiceState:
         duplicates=record.duplicates,
         latency_counts=list(record.latency_counts),
         latency_sum_s=record.latency_sum_s,
+        workers_lost=record.workers_lost,
+        oldest_waiting_s=_age_s(waiting_since, now),
+        oldest_running_s=_age_s(held.since, now),
+        recent=recent(record),
     )
 
 

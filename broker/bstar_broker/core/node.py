@@ -307,7 +307,7 @@ class Node:
                 epochs_ignored=machine.epochs_ignored,
                 is_leaving=machine.is_leaving,
             ),
-            broker=broker_state(self.broker),
+            broker=broker_state(self.broker, now),
             loop=self._loop(now) if self._loop is not None else None,
             journal=self._journal() if self._journal is not None else None,
         )

@@ -41,4 +41,4 @@ class Observer(Protocol):
         """It is off the list. ``in_flight`` are the requests that it still held."""
 
     def forgotten(self, service: ServiceRecord, now: float) -> None:
-        """A service that had neither workers nor requests is gone, and its counters with it."""
+        """A service that has been forgotten for long is gone, and its counters with it."""

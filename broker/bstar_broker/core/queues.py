@@ -166,6 +166,13 @@ class FairQueue(Generic[T]):
         self.length = 0
         return items
 
+    def heads(self) -> Iterator[T]:
+        """The first item of each lane. Within a lane nobody has waited for longer."""
+        for lanes in (self._urgent, self._fresh, self._round):
+            for queue in lanes.values():
+                if queue:
+                    yield next(iter(queue))
+
     def __len__(self) -> int:
         return self.length
 

@@ -5,14 +5,30 @@ back, except a request to its service, whose queue holds it only while it waits.
 """
 
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 import msgspec
 
 from bstar.wire.dialect import BrokerCodec, Envelope
 from bstar_broker.core.queues import FairQueue
 
-__all__ = ["ASKERS_MAX", "LATENCY_BOUNDS_S", "Accepted", "Bundle", "ServiceRecord", "WorkerRecord"]
+__all__ = [
+    "ASKERS_MAX",
+    "LATENCY_BOUNDS_S",
+    "OUTCOMES",
+    "STEP_S",
+    "Accepted",
+    "Bundle",
+    "ServiceRecord",
+    "WorkerRecord",
+]
+
+# In what a request ends at a node; a service counts each under this name.
+OUTCOMES = ("answered", "failed", "refused", "expired", "poisoned", "lost", "returned")
+
+# A service notes these counts every STEP_S and keeps STEPS notes: the last five minutes.
+STEP_S = 60.0
+STEPS = 5
 
 # Others who wait for the same key: a repeated task, a speculative one, a few programs that do the same. Each
 # costs an address here and a copy of the reply on its way out.
@@ -187,8 +203,10 @@ class ServiceRecord:
         "refusals",
         "refused",
         "returned",
+        "steps",
         "used_at",
         "workers",
+        "workers_lost",
     )
 
     def __init__(self, name: bytes, now: float) -> None:
@@ -210,10 +228,18 @@ class ServiceRecord:
         self.returned = 0
         self.redelivered = 0
         self.duplicates = 0
+        # Workers that went away and held requests.
+        self.workers_lost = 0
+        # The counts of ``OUTCOMES`` every STEP_S, the earliest first.
+        self.steps: deque[tuple[int, ...]] = deque(maxlen=STEPS)
         # How long workers have held requests that they hold no more, summed over workers.
         self.busy_s = 0.0
         self.latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
         self.latency_sum_s = 0.0
+
+    def outcomes(self) -> tuple[int, ...]:
+        """The counts of ``OUTCOMES``."""
+        return tuple(getattr(self, name) for name in OUTCOMES)
 
     def observe_latency(self, latency_s: float) -> None:
         """Count one request's time from acceptance to final reply."""

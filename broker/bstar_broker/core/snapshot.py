@@ -19,7 +19,13 @@ __all__ = [
 
 
 class ServiceState(msgspec.Struct, frozen=True):
-    """One service. Counters count requests since the node started."""
+    """One service. Counters count requests since the node started, ``workers_lost`` the workers that went
+    away and held some.
+
+    ``oldest_waiting_s`` is how long ago the oldest request in the queue was accepted. ``oldest_running_s`` is
+    how long a worker has held the oldest request that workers hold. Each is 0 if there is none. ``recent``
+    counts outcomes of the last four to five minutes; one that did not occur is missing.
+    """
 
     service: str
     workers: int
@@ -38,6 +44,10 @@ class ServiceState(msgspec.Struct, frozen=True):
     duplicates: int
     latency_counts: list[int]
     latency_sum_s: float
+    workers_lost: int = 0
+    oldest_waiting_s: float = 0.0
+    oldest_running_s: float = 0.0
+    recent: dict[str, int] = {}
 
 
 class WorkerState(msgspec.Struct, frozen=True):
@@ -52,7 +62,11 @@ class WorkerState(msgspec.Struct, frozen=True):
 
 
 class BrokerState(msgspec.Struct, frozen=True):
-    """The broker's tables. ``drops`` counts messages that led to nothing, by reason."""
+    """The broker's tables. ``drops`` counts messages that led to nothing, by reason.
+
+    ``past`` are services that were forgotten, because nobody offered or asked for them for a while; they keep
+    their counters.
+    """
 
     is_serving: bool
     is_draining: bool
@@ -63,6 +77,7 @@ class BrokerState(msgspec.Struct, frozen=True):
     clients: int
     services: list[ServiceState]
     drops: dict[str, int]
+    past: list[ServiceState] = []
 
 
 class PairState(msgspec.Struct, frozen=True):
