@@ -20,7 +20,6 @@ from bstar.wire.arbiter import Answer, Question
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node
 from bstar_broker.core.snapshot import QuorumState
-from bstar_broker.status import readiness
 from support.waiting import Socket
 
 PLACE = "tcp://127.0.0.1:5010"
@@ -115,8 +114,9 @@ def test_a_node_that_nobody_confirms_is_not_ready(node: Node) -> None:
     node.handle_timer(20.0)
     node.handle_timer(21.0)
     node.handle_timer(22.5)
-    verdict = readiness(node.state(22.5))
+    verdict = node.state(22.5).readiness
     assert not verdict.is_ready
+    assert verdict.reason == "no-majority"
     assert "arbiter" in verdict.why
 
 

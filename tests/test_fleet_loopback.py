@@ -84,7 +84,10 @@ class Registrations(WorkerHooks):
 
 @contextmanager
 def two_pairs(folder: Path) -> Iterator[Stand]:
-    with broker_pair(folder / "east") as east, broker_pair(folder / "west") as west:
+    with (
+        broker_pair(folder / "east", pair="east") as east,
+        broker_pair(folder / "west", pair="west") as west,
+    ):
         yield Stand(east, west)
 
 
@@ -311,8 +314,8 @@ def test_commands_take_the_configuration_of_a_fleet(stand: Stand, tmp_path: Path
         done = bstar("load", "cli-fleet", "--seconds", "1", "--rate", "20", "--json", *told)
         assert done.returncode == 0, done.stdout
         assert json.loads(done.stdout.splitlines()[0])["active"] == stand.nodes["west"][0]
-        done = bstar("status", *told)
-        assert done.returncode == 0, done.stderr
+        done = bstar("status", "--service", "cli-fleet", *told)
+        assert done.returncode == 6, done.stderr
         table = done.stdout.splitlines()
         assert table[0].split()[:3] == ["PAIR", "ENDPOINT", "ROLE"]
         assert [line.split()[:4] for line in table[1:5]] == [
@@ -321,15 +324,40 @@ def test_commands_take_the_configuration_of_a_fleet(stand: Stand, tmp_path: Path
             for endpoint, role, state in zip(nodes, ("primary", "backup"), ("ACTIVE", "PASSIVE"), strict=True)
         ]
         assert "cli-fleet has workers at east, but clients look for it at west" in done.stderr
-        assert "all 2 pairs are served" in done.stderr
+        assert "all 2 pairs are served, but not where" in done.stderr
+        assert f"cli-fleet belongs to west: {', '.join(stand.nodes['west'])}" in done.stderr
         document = json.loads(bstar("status", "--json", *told).stdout)
         assert [pair["pair"] for pair in document["pairs"]] == ["east", "west"]
         assert [node["pair"] for node in document["nodes"]] == ["east", "east", "west", "west"]
-        assert document["strays"] == [{"service": "cli-fleet", "pair": "east", "belongs_to": "west"}]
+        assert document["reason"] == "strays"
+        assert [pair["reason"] for pair in document["pairs"]] == ["served", "served"]
+        assert document["strays"] == [
+            {"service": "cli-fleet", "pair": "east", "belongs_to": "west", "workers": 1, "queued": 0}
+        ]
         listed = ";".join(",".join(nodes) for nodes in stand.nodes.values())
         done = bstar("status", "--endpoints", f"{listed};tcp://127.0.0.1:1", "--timeout", "1")
         assert done.returncode == 3
-        assert "1 of 3 pairs: #3: no node serves" in done.stderr
+        assert "1 of 3 pairs: #3: no node answers" in done.stderr
+        # The west's nodes stand where the list says east.
+        crossed = json.dumps({"pairs": {"east": stand.nodes["west"], "west": stand.nodes["east"]}})
+        config.write_text(crossed)
+        done = bstar("status", "--json", *told)
+        assert done.returncode == 6
+        assert [pair["reason"] for pair in json.loads(done.stdout)["pairs"]] == ["wrong-pair"] * 2
+
+
+def test_an_active_node_whose_address_cannot_be_reached_is_not_taken_for_dead(stand: Stand) -> None:
+    """As from a container, or with the addresses of another network."""
+    active, passive = stand.nodes["east"]
+    elsewhere = "tcp://127.0.0.1:1"
+    done = bstar("status", "--json", "--timeout", "5", "--endpoints", f"{elsewhere},{passive}")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["reason"]) == (1, "active-unreachable")
+    assert document["nodes"][1]["state"]["readiness"]["reason"] == "stands-by"
+    assert elsewhere in document["why"]
+    done = bstar("status", "--timeout", "5", "--endpoints", f"{active},{elsewhere}")
+    assert done.returncode == 1
+    assert f"hears its peer PASSIVE, but {elsewhere} does not answer" in done.stderr
 
 
 # --- a pair more --------------------------------------------------------------------------------------------

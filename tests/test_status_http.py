@@ -15,7 +15,7 @@ import pytest
 from bstar.errors import ClosedError, ConfigurationError
 from bstar_broker import status
 from bstar_broker.core.snapshot import NodeState
-from bstar_broker.status import StatusServer, readiness
+from bstar_broker.status import StatusServer
 from support.node_states import node_state, service_state
 
 pytestmark = pytest.mark.loopback
@@ -123,7 +123,7 @@ def test_active_is_200_only_on_the_active_node(site: Site, is_active: bool, code
 def test_a_node_is_ready_if_requests_may_be_sent_to_it(
     is_ready: bool, why: str, changes: dict[str, Any]
 ) -> None:
-    found = readiness(node_state(**changes))
+    found = node_state(**changes).readiness
     assert found.is_ready is is_ready
     assert why in found.why
 
@@ -133,6 +133,7 @@ def test_readyz_says_why_not(site: Site) -> None:
     code, body = site.probe("/readyz")
     assert code == 503
     assert body["role"] == "backup"
+    assert body["reason"] == "never-met-primary"
     assert "never starts alone" in body["why"]
 
 

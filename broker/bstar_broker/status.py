@@ -35,7 +35,7 @@ from bstar.settings import parse_http_bind
 from bstar_broker.core.snapshot import NodeState
 from bstar_broker.metrics import make_registry
 
-__all__ = ["Readiness", "StatusServer", "readiness"]
+__all__ = ["StatusServer"]
 
 _log = logging.getLogger("bstar_broker.status")
 
@@ -51,37 +51,6 @@ SNAPSHOT_REUSED_S = 0.05
 _CLOSE_S_MAX = 2.0
 _JSON = "application/json; charset=utf-8"
 _PATHS = ("/healthz", "/readyz", "/active", "/status", "/metrics")
-
-
-class Readiness(msgspec.Struct, frozen=True):
-    """Whether a node can play its part in the pair, and the sentence that says why."""
-
-    is_ready: bool
-    why: str
-
-
-def readiness(state: NodeState) -> Readiness:
-    """A node is ready if it serves or if requests may be sent to it, because it would take over when it must.
-
-    A passive node whose peer is silent is ready: the next request makes it active, so it must not leave the
-    rotation at that moment. For the same reason a primary that has waited for its peer in vain is ready.
-    """
-    pair = state.pair
-    if pair.is_leaving or state.broker.is_draining:
-        return Readiness(False, "this node is stopping")
-    if pair.is_active:
-        return Readiness(True, f"serves, epoch {pair.epoch}")
-    if pair.state == "ERROR":
-        return Readiness(False, "the pair cannot go on: see this node's log")
-    if pair.quorum is not None and not (pair.is_peer_fresh or pair.quorum.is_arbiter_heard):
-        return Readiness(False, "neither the peer nor the arbiter answers, and alone this node never serves")
-    if pair.state == "BACKUP":
-        return Readiness(False, "has not met the primary yet, and a backup never starts alone")
-    if pair.retry_after_s == 0:
-        return Readiness(True, "the peer is silent: the next request makes this node active")
-    if pair.state == "PASSIVE":
-        return Readiness(True, "stands by")
-    return Readiness(False, "waits for the backup, or for its silence to last the failover timeout")
 
 
 class StatusServer:
@@ -180,9 +149,10 @@ class _Pages:
             is_active = pair.is_active and state.broker.is_serving
             status = HTTPStatus.OK if is_active else HTTPStatus.SERVICE_UNAVAILABLE
             return _probe(status, "serves" if is_active else "does not serve", **who)
-        ready = readiness(state)
+        ready = state.readiness
         status = HTTPStatus.OK if ready.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-        return _probe(status, ready.why, **who, peer_state=pair.peer_state, peer_age_s=pair.peer_age_s)
+        peer = {"peer_state": pair.peer_state, "peer_age_s": pair.peer_age_s}
+        return _probe(status, ready.why, reason=ready.reason, **who, **peer)
 
     def _state(self) -> NodeState:
         last = self._last

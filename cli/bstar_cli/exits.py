@@ -12,6 +12,7 @@ from bstar.errors import (
 )
 
 __all__ = [
+    "ASTRAY",
     "FAILED",
     "INTERRUPTED",
     "MANY_ACTIVE",
@@ -38,6 +39,8 @@ NONE_ACTIVE = 3
 """``status``: no node serves."""
 MANY_ACTIVE = 4
 """``status``: more than one node serves."""
+ASTRAY = 6
+"""``status``: every pair is well, but services or nodes are at another pair than the list says."""
 NOT_PROVEN = 3
 """``pipeline audit``: there is nothing to judge, or not all is proven and all must be."""
 SPARK_FAILED = 5

@@ -140,6 +140,7 @@ class Broker:
         http: int,
         profile: Profile = STEADY,
         command: tuple[str, ...] | None = None,
+        pair: str = "tests",
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.profile = profile
@@ -153,7 +154,7 @@ class Broker:
         self._command = (*(command or COMMAND), "serve", "--config", str(self.config_path))
         self._process: subprocess.Popen[bytes] | None = None
         settings: dict[str, Any] = {
-            "pair": "tests",
+            "pair": pair,
             "role": role,
             "endpoints": {
                 "clients": self.endpoint,
@@ -349,7 +350,9 @@ def lone_broker(
 
 
 @contextmanager
-def broker_pair(directory: Path, profile: Profile = STEADY) -> Iterator[tuple[Broker, Broker]]:
+def broker_pair(
+    directory: Path, profile: Profile = STEADY, *, pair: str = "tests"
+) -> Iterator[tuple[Broker, Broker]]:
     """Run a primary and a backup; when the block begins the primary is active."""
     ports = Ports(6)
     try:
@@ -362,6 +365,7 @@ def broker_pair(directory: Path, profile: Profile = STEADY) -> Iterator[tuple[Br
             peer_state=b_state,
             http=a_http,
             profile=profile,
+            pair=pair,
         )
         backup = Broker(
             directory,
@@ -371,6 +375,7 @@ def broker_pair(directory: Path, profile: Profile = STEADY) -> Iterator[tuple[Br
             peer_state=a_state,
             http=b_http,
             profile=profile,
+            pair=pair,
         )
         with primary, backup:
             primary.activate()

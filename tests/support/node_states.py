@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from bstar_broker.core.readiness import readiness
 from bstar_broker.core.records import LATENCY_BOUNDS_S
 from bstar_broker.core.snapshot import BrokerState, LoopState, NodeState, PairState, ServiceState
 
@@ -52,6 +53,7 @@ def node_state(
     return NodeState(
         version="1.2.3",
         pair=pair_state,
+        readiness=readiness(pair_state, is_draining=is_draining),
         broker=BrokerState(
             is_serving=pair_state.is_active,
             is_draining=is_draining,

@@ -21,6 +21,7 @@ from bstar_broker.core.broker import Broker
 from bstar_broker.core.management import answer, broker_state
 from bstar_broker.core.observer import Observer
 from bstar_broker.core.outputs import Output, Send
+from bstar_broker.core.readiness import readiness
 from bstar_broker.core.settings import BrokerSettings
 from bstar_broker.core.snapshot import JournalState, LoopState, NodeState, PairState, QuorumState
 
@@ -277,39 +278,44 @@ class Node:
 
     def state(self, now: float) -> NodeState:
         """A snapshot of everything worth knowing."""
-        machine = self.machine
+        pair, broker = self._pair_state(now), broker_state(self.broker, now)
         return NodeState(
             version=self._version,
-            pair=PairState(
-                pair=machine.settings.pair,
-                role=machine.settings.role.value,
-                node=machine.node,
-                state=machine.state.name,
-                is_active=machine.is_active,
-                epoch=machine.epoch,
-                epoch_seen=machine.epoch_seen,
-                peer_state=None if machine.peer_state is None else machine.peer_state.name,
-                peer_age_s=None if machine.peer_heard_at is None else round(now - machine.peer_heard_at, 3),
-                votes=machine.votes,
-                transitions={
-                    f"{old.name}->{new.name}": count for (old, new), count in machine.transitions.items()
-                },
-                is_peer_fresh=machine.is_peer_heard(now),
-                is_peer_gone=machine.is_peer_gone,
-                quorum=self._quorum_state(now),
-                peers_gone=machine.peers_gone,
-                retry_after_s=machine.retry_after_s(now),
-                failover_timeout_s=machine.settings.failover_timeout_s,
-                stalls=machine.stalls,
-                requests_refused=machine.requests_refused,
-                peer_messages=machine.peer_messages,
-                peer_ignored={reason.value: count for reason, count in machine.peer_ignored.items()},
-                epochs_ignored=machine.epochs_ignored,
-                is_leaving=machine.is_leaving,
-            ),
-            broker=broker_state(self.broker, now),
+            pair=pair,
+            broker=broker,
+            readiness=readiness(pair, is_draining=broker.is_draining),
             loop=self._loop(now) if self._loop is not None else None,
             journal=self._journal() if self._journal is not None else None,
+        )
+
+    def _pair_state(self, now: float) -> PairState:
+        machine = self.machine
+        return PairState(
+            pair=machine.settings.pair,
+            role=machine.settings.role.value,
+            node=machine.node,
+            state=machine.state.name,
+            is_active=machine.is_active,
+            epoch=machine.epoch,
+            epoch_seen=machine.epoch_seen,
+            peer_state=None if machine.peer_state is None else machine.peer_state.name,
+            peer_age_s=None if machine.peer_heard_at is None else round(now - machine.peer_heard_at, 3),
+            votes=machine.votes,
+            transitions={
+                f"{old.name}->{new.name}": count for (old, new), count in machine.transitions.items()
+            },
+            is_peer_fresh=machine.is_peer_heard(now),
+            is_peer_gone=machine.is_peer_gone,
+            quorum=self._quorum_state(now),
+            peers_gone=machine.peers_gone,
+            retry_after_s=machine.retry_after_s(now),
+            failover_timeout_s=machine.settings.failover_timeout_s,
+            stalls=machine.stalls,
+            requests_refused=machine.requests_refused,
+            peer_messages=machine.peer_messages,
+            peer_ignored={reason.value: count for reason, count in machine.peer_ignored.items()},
+            epochs_ignored=machine.epochs_ignored,
+            is_leaving=machine.is_leaving,
         )
 
     def _quorum_state(self, now: float) -> QuorumState | None:

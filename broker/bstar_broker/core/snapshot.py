@@ -5,6 +5,8 @@ Made in the broker's own thread on request, so that nobody reads tables while th
 plain number or a text that was checked; ids are hexadecimal.
 """
 
+import enum
+
 import msgspec
 
 __all__ = [
@@ -13,7 +15,9 @@ __all__ = [
     "LoopState",
     "NodeState",
     "PairState",
+    "Readiness",
     "ServiceState",
+    "Standing",
     "WorkerState",
 ]
 
@@ -160,6 +164,27 @@ class JournalState(msgspec.Struct, frozen=True):
     errors: int
 
 
+class Standing(enum.StrEnum):
+    """Where a node stands. Scripts read the values, so they never change."""
+
+    SERVES = "serves"
+    STANDS_BY = "stands-by"
+    PEER_SILENT = "peer-silent"  # the next request makes the node active
+    STARTING = "starting"
+    NEVER_MET_PRIMARY = "never-met-primary"
+    NO_MAJORITY = "no-majority"
+    DRAINING = "draining"
+    ERROR = "error"
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """Whether a node can play its part in the pair, the reason as a word, and as a sentence."""
+
+    is_ready: bool
+    reason: Standing
+    why: str
+
+
 class NodeState(msgspec.Struct, frozen=True):
     """A whole node. ``loop`` is None where no event loop carries it (a simulator, a test),
     ``journal`` where none is kept.
@@ -168,5 +193,6 @@ class NodeState(msgspec.Struct, frozen=True):
     version: str
     pair: PairState
     broker: BrokerState
+    readiness: Readiness
     loop: LoopState | None = None
     journal: JournalState | None = None

@@ -1,0 +1,289 @@
+"""What is wrong with a pair, from what its nodes say: an exit code, a reason for scripts, and a sentence.
+
+An address that does not answer is not a dead node: the process may live where this command cannot reach it.
+So what each node knows of the other one counts as well, and a sentence says which of the two it is. Why a
+node does not serve it says itself (its ``readiness``, as ``/readyz`` has it). docs/operations.md says what to
+do about each reason.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from bstar.fleet import Fleet
+from bstar_cli import exits
+from bstar_client.status import NodeReport
+
+__all__ = ["NodeView", "Reason", "Seen", "Stray", "Verdict", "judge", "judge_all", "judge_strays", "strays"]
+
+
+class Reason(enum.StrEnum):
+    """Why a pair is as it is. Scripts read the values, so they never change."""
+
+    SERVED = "served"
+    STRAYS = "strays"
+    WRONG_PAIR = "wrong-pair"
+    ARBITER_SILENT = "arbiter-silent"
+    PEERS_APART = "peers-apart"
+    NODE_DOWN = "node-down"
+    NODE_UNREACHABLE = "node-unreachable"
+    ACTIVE_UNREACHABLE = "active-unreachable"
+    VOTE_NEEDED = "vote-needed"
+    CHOOSING = "choosing"
+    STARTING = "starting"
+    NEVER_MET_PRIMARY = "never-met-primary"
+    NO_MAJORITY = "no-majority"
+    DRAINING = "draining"
+    ERROR = "error"
+    NO_ANSWER = "no-answer"
+    BOTH_ACTIVE = "both-active"
+
+
+CODES = {
+    Reason.SERVED: exits.OK,
+    Reason.STRAYS: exits.ASTRAY,
+    Reason.WRONG_PAIR: exits.ASTRAY,
+    Reason.ARBITER_SILENT: exits.FAILED,
+    Reason.PEERS_APART: exits.FAILED,
+    Reason.NODE_DOWN: exits.FAILED,
+    Reason.NODE_UNREACHABLE: exits.FAILED,
+    Reason.ACTIVE_UNREACHABLE: exits.FAILED,
+    Reason.VOTE_NEEDED: exits.NONE_ACTIVE,
+    Reason.CHOOSING: exits.NONE_ACTIVE,
+    Reason.STARTING: exits.NONE_ACTIVE,
+    Reason.NEVER_MET_PRIMARY: exits.NONE_ACTIVE,
+    Reason.NO_MAJORITY: exits.NONE_ACTIVE,
+    Reason.DRAINING: exits.NONE_ACTIVE,
+    Reason.ERROR: exits.NONE_ACTIVE,
+    Reason.NO_ANSWER: exits.NONE_ACTIVE,
+    Reason.BOTH_ACTIVE: exits.MANY_ACTIVE,
+}
+
+# From bad to worse.
+_WORSE = (exits.OK, exits.ASTRAY, exits.FAILED, exits.NONE_ACTIVE, exits.MANY_ACTIVE)
+
+# What a node says of itself, the most hopeful first: it is what the pair waits for. Nodes that stand by and
+# hear each other are about to decide.
+_STANDINGS = {
+    "peer-silent": (Reason.VOTE_NEEDED, "the next request of a client makes a node active"),
+    "stands-by": (Reason.CHOOSING, "the nodes are deciding: look again in a moment"),
+    "starting": (Reason.STARTING, "start the backup, or let a client ask after the failover timeout"),
+    "never-met-primary": (Reason.NEVER_MET_PRIMARY, "start the primary, or mend its link to the backup"),
+    "no-majority": (Reason.NO_MAJORITY, "start the other node or the arbiter, or mend the links to them"),
+    "draining": (Reason.DRAINING, "start a node when it has stopped"),
+    "error": (Reason.ERROR, "correct what the node's log names and start it again"),
+}
+
+
+class _Service(msgspec.Struct, frozen=True):
+    service: str
+    workers: int
+    idle: int
+    in_flight: int
+    queued: int
+    answered: int
+
+
+class _Broker(msgspec.Struct, frozen=True):
+    workers: int
+    queued: int
+    services: list[_Service]
+
+
+class _Quorum(msgspec.Struct, frozen=True):
+    is_arbiter_heard: bool = False
+    is_arbiter_granting: bool = False
+
+
+class PairView(msgspec.Struct, frozen=True):
+    """The node in its pair, and what it knows of its peer."""
+
+    pair: str
+    role: str
+    state: str
+    is_active: bool
+    epoch: int
+    peer_state: str | None = None
+    peer_age_s: float | None = None
+    is_peer_fresh: bool = False
+    is_peer_gone: bool = False
+    quorum: _Quorum | None = None
+
+
+class _Readiness(msgspec.Struct, frozen=True):
+    reason: str
+    why: str
+
+
+class NodeView(msgspec.Struct, frozen=True):
+    """What this command needs of a node's state; it need not be of the node's own version."""
+
+    version: str
+    pair: PairView
+    broker: _Broker
+    readiness: _Readiness | None = None
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """One endpoint and what was seen there: a node's view, or None and ``error`` says why not."""
+
+    endpoint: str
+    view: NodeView | None = None
+    error: str | None = None
+
+    @classmethod
+    def of(cls, report: NodeReport) -> "Seen":
+        """Read a node's report."""
+        if report.state is None:
+            return cls(report.endpoint, None, report.error)
+        try:
+            return cls(report.endpoint, msgspec.convert(report.state, NodeView))
+        except msgspec.ValidationError:
+            text = "the node's answer is not what this version of bstar understands"
+            return cls(report.endpoint, None, text)
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What to think of a pair: the exit code, the reason, and the sentence that explains it."""
+
+    code: int
+    reason: Reason
+    why: str
+
+    @classmethod
+    def of(cls, reason: Reason, why: str) -> "Verdict":
+        """The verdict for a reason."""
+        return cls(CODES[reason], reason, why)
+
+
+class Stray(msgspec.Struct, frozen=True):
+    """A service with workers or waiting requests at a pair that it does not belong to."""
+
+    service: str
+    pair: str
+    belongs_to: str
+    workers: int
+    queued: int
+
+    def __str__(self) -> str:
+        if self.workers:
+            return f"{self.service} has workers at {self.pair}, but clients look for it at {self.belongs_to}"
+        return f"{self.service} has requests at {self.pair}, but its workers belong to {self.belongs_to}"
+
+
+def judge(nodes: Sequence[Seen], name: str | None = None) -> Verdict:
+    """What to think of a pair that looks like this. ``name`` is what its nodes should call it."""
+    known = [(seen.endpoint, seen.view.pair) for seen in nodes if seen.view is not None]
+    names = {pair.pair for _, pair in known}
+    if len(names) > 1:
+        listed = " and ".join(f"{endpoint} is of {pair.pair}" for endpoint, pair in known)
+        return Verdict.of(Reason.WRONG_PAIR, f"the nodes are of different pairs: {listed}; correct the list")
+    active = [pair for _, pair in known if pair.is_active]
+    if len(active) > 1:
+        roles = ", ".join(pair.role for pair in active)
+        text = f"{len(active)} nodes serve: {roles}; mend the link between them, then one yields"
+        return Verdict.of(Reason.BOTH_ACTIVE, text)
+    verdict = _judge_active(nodes, active[0]) if active else _judge_inactive(nodes)
+    if verdict.code == exits.OK and name is not None and names != {name}:
+        text = f"{verdict.why}, but it is listed as {name} and calls itself {names.pop()}; use one name"
+        return Verdict.of(Reason.WRONG_PAIR, text)
+    return verdict
+
+
+def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
+    """One node says that it serves."""
+    serves = f"the {active.role} serves"
+    silent = " and ".join(seen.endpoint for seen in nodes if seen.view is None)
+    pairs = [seen.view.pair for seen in nodes if seen.view is not None]
+    if silent and active.is_peer_fresh:
+        text = (
+            f"{serves} and hears its peer {active.peer_state}, but {silent} does not answer this command: "
+            "the node lives, and its address cannot be reached from here"
+        )
+        return Verdict.of(Reason.NODE_UNREACHABLE, text)
+    if silent:
+        text = f"{serves} and does not hear its peer, and {silent} does not answer: start that node"
+        return Verdict.of(Reason.NODE_DOWN, text)
+    deaf = [pair.role for pair in pairs if not pair.is_peer_fresh]
+    if deaf and len(nodes) > 1:
+        text = (
+            f"{serves}, but the nodes do not hear each other (deaf: {' and '.join(deaf)}): mend the link "
+            "between their state endpoints"
+        )
+        return Verdict.of(Reason.PEERS_APART, text)
+    unheard = [pair.role for pair in pairs if pair.quorum and not pair.quorum.is_arbiter_heard]
+    if unheard:
+        text = f"{serves}, but the arbiter does not answer the {' and the '.join(unheard)}: start the arbiter"
+        return Verdict.of(Reason.ARBITER_SILENT, text)
+    return Verdict.of(Reason.SERVED, serves)
+
+
+def _judge_inactive(nodes: Sequence[Seen]) -> Verdict:
+    """No node says that it serves."""
+    silent = " and ".join(seen.endpoint for seen in nodes if seen.view is None)
+    views = [seen.view for seen in nodes if seen.view is not None]
+    if not views:
+        text = (
+            f"no node answers at {silent}, so nothing is known of the pair: are the processes up, and are "
+            "these their addresses from here?"
+        )
+        return Verdict.of(Reason.NO_ANSWER, text)
+    witness = next(
+        (view.pair for view in views if view.pair.is_peer_fresh and view.pair.peer_state == "ACTIVE"), None
+    )
+    if witness is not None and len(views) == 1:
+        where = f"{silent} does not answer this command" if silent else "its endpoint was not asked"
+        text = (
+            f"the {witness.role} hears that its peer serves, but {where}: the pair is served, and the active "
+            "node's address cannot be reached from here"
+        )
+        return Verdict.of(Reason.ACTIVE_UNREACHABLE, text)
+    told = "; ".join(
+        f"the {view.pair.role} is {view.pair.state}" + (f": {view.readiness.why}" if view.readiness else "")
+        for view in views
+    )
+    standings = [view.readiness.reason for view in views if view.readiness is not None]
+    standing = next((each for each in _STANDINGS if each in standings), "stands-by")
+    reason, advice = _STANDINGS[standing]
+    unheard = f"; {silent} does not answer" if silent else ""
+    return Verdict.of(reason, f"no node serves: {told}{unheard}. {advice[0].upper()}{advice[1:]}")
+
+
+def judge_all(verdicts: Mapping[str, Verdict]) -> Verdict:
+    """What to think of several pairs: the code of the worst of them, and what is wrong with each."""
+    if len(verdicts) == 1:
+        return next(iter(verdicts.values()))
+    worst = max(verdicts.values(), key=lambda verdict: _WORSE.index(verdict.code))
+    if worst.code == exits.OK:
+        return Verdict.of(Reason.SERVED, f"all {len(verdicts)} pairs are served")
+    told = [f"{name}: {verdict.why}" for name, verdict in verdicts.items() if verdict.code != exits.OK]
+    return Verdict(worst.code, worst.reason, f"{len(told)} of {len(verdicts)} pairs: {'; '.join(told)}")
+
+
+def strays(fleet: Fleet, by_pair: Mapping[str, Sequence[Seen]]) -> list[Stray]:
+    """Services with workers, or with requests that wait, at a pair that they do not belong to."""
+    names = list(by_pair)
+    found: dict[tuple[str, str], Stray] = {}
+    for name, nodes in by_pair.items():
+        services = [each for seen in nodes if seen.view is not None for each in seen.view.broker.services]
+        for service in services:
+            # A name that is no text is told with escapes, and its pair cannot be computed from those.
+            if not (service.workers or service.queued) or "\\x" in service.service:
+                continue
+            home = names[fleet.place(service.service.encode())]
+            known = found.get((service.service, name))
+            if home != name and (known is None or known.workers < service.workers):
+                found[service.service, name] = Stray(
+                    service.service, name, home, service.workers, service.queued
+                )
+    return [found[key] for key in sorted(found)]
+
+
+def judge_strays(verdict: Verdict, found: Sequence[Stray]) -> Verdict:
+    """The verdict on all pairs, with the strays that were found."""
+    if verdict.code != exits.OK or not found:
+        return verdict
+    services = ", ".join(sorted({stray.service for stray in found}))
+    text = f"{verdict.why}, but not where clients and workers look for each other: {services}"
+    return Verdict.of(Reason.STRAYS, text)

@@ -1,0 +1,228 @@
+"""What ``bstar status`` makes of what it sees: situation, exit code, reason, sentence. docs/operations.md has
+the same table for people, and is compared with it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bstar.fleet import Fleet
+from bstar_broker.core.snapshot import QuorumState
+from bstar_cli.diagnosis import CODES, Reason, Seen, Verdict, judge, judge_all, judge_strays, strays
+from bstar_client.status import NodeReport
+from support.node_states import node_state, service_state
+
+A, B = "tcp://a:5001", "tcp://b:5002"
+REFUSED = "connection refused"
+
+
+def seen(endpoint: str, *services: Any, **changes: Any) -> Seen:
+    """What a node that is as ``changes`` say answers; a passive backup beside a living primary otherwise."""
+    changes.setdefault("is_active", changes.get("state") == "ACTIVE")
+    document = msgspec.to_builtins(node_state(*services, **changes))
+    return Seen.of(NodeReport(endpoint, document, None))
+
+
+def gone(endpoint: str) -> Seen:
+    return Seen.of(NodeReport(endpoint, None, REFUSED))
+
+
+SERVING = {"role": "primary", "state": "ACTIVE", "epoch": 1, "peer_state": "PASSIVE", "retry_after_s": 0.0}
+LONE = {"is_peer_fresh": False}
+HEARD = QuorumState("tcp://c:5010", True, True, True, True)
+UNHEARD = QuorumState("tcp://c:5010", False, False, False, False)
+primary = seen(A, **SERVING)
+backup = seen(B)
+
+SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
+    ("a healthy pair", [primary, backup], Reason.SERVED, "the primary serves"),
+    ("a broker alone", [seen(A, **SERVING | LONE)], Reason.SERVED, "the primary serves"),
+    (
+        "the passive node's address is of another network",
+        [primary, gone(B)],
+        Reason.NODE_UNREACHABLE,
+        f"the primary serves and hears its peer PASSIVE, but {B} does not answer this command",
+    ),
+    (
+        "the active node's address is of another network",
+        [gone(A), backup],
+        Reason.ACTIVE_UNREACHABLE,
+        f"the backup hears that its peer serves, but {A} does not answer this command",
+    ),
+    (
+        "only the passive node is asked",
+        [backup],
+        Reason.ACTIVE_UNREACHABLE,
+        "the backup hears that its peer serves, but its endpoint was not asked",
+    ),
+    (
+        "the passive node is down",
+        [seen(A, **SERVING | LONE), gone(B)],
+        Reason.NODE_DOWN,
+        f"the primary serves and does not hear its peer, and {B} does not answer: start that node",
+    ),
+    (
+        "the link between the nodes is cut",
+        [seen(A, **SERVING | LONE), seen(B, **LONE)],
+        Reason.PEERS_APART,
+        "do not hear each other (deaf: primary and backup)",
+    ),
+    (
+        "the link works in one direction",
+        [primary, seen(B, **LONE)],
+        Reason.PEERS_APART,
+        "do not hear each other (deaf: backup)",
+    ),
+    (
+        "the arbiter is down",
+        [seen(A, quorum=HEARD, **SERVING), seen(B, quorum=UNHEARD)],
+        Reason.ARBITER_SILENT,
+        "the arbiter does not answer the backup: start the arbiter",
+    ),
+    (
+        "the active node was killed and nobody asks",
+        [gone(A), seen(B, retry_after_s=0.0, **LONE)],
+        Reason.VOTE_NEEDED,
+        (
+            "the backup is PASSIVE: the peer is silent: the next request makes this node active; "
+            f"{A} does not answer. The next request of a client makes a node active"
+        ),
+    ),
+    (
+        "both have just stepped down",
+        [seen(A, role="primary", peer_state="PASSIVE"), seen(B, peer_state="PASSIVE")],
+        Reason.CHOOSING,
+        "no node serves: the primary is PASSIVE: stands by; the backup is PASSIVE: stands by. The nodes are",
+    ),
+    (
+        "the primary was started alone",
+        [seen(A, role="primary", state="PRIMARY", retry_after_s=0.2, **LONE), gone(B)],
+        Reason.STARTING,
+        "the primary is PRIMARY: waits for the backup",
+    ),
+    (
+        "the backup was started alone",
+        [gone(A), seen(B, state="BACKUP", retry_after_s=None, **LONE)],
+        Reason.NEVER_MET_PRIMARY,
+        (
+            "has not met the primary yet, and a backup never starts alone; "
+            f"{A} does not answer. Start the primary, or mend its link to the backup"
+        ),
+    ),
+    (
+        "peer and arbiter are lost",
+        [gone(A), seen(B, quorum=UNHEARD, **LONE)],
+        Reason.NO_MAJORITY,
+        "neither the peer nor the arbiter answers, and alone this node never serves",
+    ),
+    (
+        "the only node stops",
+        [seen(A, role="primary", is_leaving=True, retry_after_s=None, **LONE), gone(B)],
+        Reason.DRAINING,
+        "the primary is PASSIVE: this node is stopping",
+    ),
+    (
+        "the nodes cannot be a pair",
+        [seen(A, role="primary", state="ERROR", retry_after_s=None, **LONE), gone(B)],
+        Reason.ERROR,
+        "the primary is ERROR: the pair cannot go on: see this node's log",
+    ),
+    (
+        "nothing answers",
+        [gone(A), gone(B)],
+        Reason.NO_ANSWER,
+        f"no node answers at {A} and {B}, so nothing is known of the pair",
+    ),
+    (
+        "both serve",
+        [seen(A, **SERVING | LONE), seen(B, state="ACTIVE", epoch=2, **LONE)],
+        Reason.BOTH_ACTIVE,
+        "2 nodes serve: primary, backup; mend the link",
+    ),
+    (
+        "nodes of two pairs are listed as one",
+        [seen(A, pair="east", **SERVING), seen(B, pair="west")],
+        Reason.WRONG_PAIR,
+        f"the nodes are of different pairs: {A} is of east and {B} is of west",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason", "sentence"),
+    [situation[1:] for situation in SITUATIONS],
+    ids=[situation[0] for situation in SITUATIONS],
+)
+def test_each_situation_has_its_reason_and_its_sentence(
+    nodes: list[Seen], reason: Reason, sentence: str
+) -> None:
+    verdict = judge(nodes)
+    assert verdict.reason is reason, verdict.why
+    assert sentence in verdict.why
+    assert verdict.code == CODES[reason]
+
+
+def test_every_reason_stands_in_the_table_of_situations() -> None:
+    assert {situation[2] for situation in SITUATIONS} | {Reason.STRAYS} == set(Reason)
+
+
+def test_the_documented_table_has_every_reason_with_its_exit_status() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+    section = page.partition("## What `bstar status` says")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \| \S.* \| \S.* \|$", section, re.MULTILINE)
+    assert {name: int(code) for name, code in rows} == {reason.value: CODES[reason] for reason in Reason}
+    assert len(rows) == len(Reason)
+
+
+def test_a_node_of_an_older_version_is_judged_by_its_state() -> None:
+    document = msgspec.to_builtins(node_state(state="BACKUP", is_peer_fresh=False))
+    del document["readiness"]
+    verdict = judge([Seen.of(NodeReport(B, document, None))])
+    assert verdict.code == 3
+    assert "the backup is BACKUP" in verdict.why
+
+
+def test_a_pair_that_is_listed_under_another_name_than_its_own_is_told() -> None:
+    assert judge([primary, backup], "bstar").reason is Reason.SERVED
+    verdict = judge([primary, backup], "east")
+    assert verdict.reason is Reason.WRONG_PAIR
+    assert "it is listed as east and calls itself bstar" in verdict.why
+    # What is worse is told first.
+    assert judge([primary, gone(B)], "east").reason is Reason.NODE_UNREACHABLE
+
+
+def test_several_pairs_have_the_status_of_the_worst() -> None:
+    well = judge([primary, backup])
+    half = judge([primary, gone(B)])
+    none = judge([gone(A), gone(B)])
+    many = judge([seen(A, **SERVING), seen(B, state="ACTIVE")])
+    assert judge_all({"a": half}) == half
+    assert judge_all({"a": well, "b": well}) == Verdict.of(Reason.SERVED, "all 2 pairs are served")
+    verdict = judge_all({"a": well, "b": half, "c": none})
+    assert (verdict.code, verdict.reason) == (3, Reason.NO_ANSWER)
+    assert verdict.why.startswith("2 of 3 pairs: b: the primary serves and hears")
+    assert judge_all({"a": many, "b": none, "c": half}).reason is Reason.BOTH_ACTIVE
+
+
+def test_workers_and_requests_at_another_pair_than_their_services_own_are_strays() -> None:
+    # The name echo belongs to west: see the tests of the hash.
+    fleet = Fleet.of({"east": ["tcp://e:1"], "west": ["tcp://w:1"]}, {"pinned": "east"})
+    services = [service_state("echo", workers=2), service_state("pinned", workers=1), service_state("gone")]
+    found = strays(fleet, {"east": [seen(A, *services, **SERVING), gone(B)], "west": [primary]})
+    assert [(each.service, each.pair, each.belongs_to) for each in found] == [("echo", "east", "west")]
+    assert str(found[0]) == "echo has workers at east, but clients look for it at west"
+    waiting = service_state("pinned", queued=3)
+    found = strays(fleet, {"east": [primary], "west": [seen(A, waiting, **SERVING)] * 2})
+    assert [str(each) for each in found] == ["pinned has requests at west, but its workers belong to east"]
+    served = judge_all({"east": judge([primary, backup]), "west": judge([primary, backup])})
+    assert judge_strays(served, []) == served
+    verdict = judge_strays(served, found)
+    assert (verdict.code, verdict.reason) == (6, Reason.STRAYS)
+    assert "pinned" in verdict.why
+    broken = judge([gone(A), gone(B)])
+    assert judge_strays(broken, found) == broken
