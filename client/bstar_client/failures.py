@@ -1,0 +1,112 @@
+"""What becomes of a handler that ends without a reply, for both workers alike: its answer and its log line.
+
+Nothing that a handler, a hook or a store of replies raises may cost more than its own request: neither
+SystemExit, nor an exception that cannot tell its own text. So whatever calls foreign code catches everything,
+and makes text of it here.
+"""
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable
+
+from bstar.printable import printable
+from bstar.wire.limits import TEXT_BYTES_MAX
+from bstar_client.core.worker_dialects import Job
+from bstar_client.dedupe import ReplyStore
+
+__all__ = ["call_hook", "drop", "is_interrupt", "report", "report_given_up"]
+
+_log = logging.getLogger("bstar_client")
+
+
+# A traceback that is longer, or cannot be made, is one of the frames and the beginning of the text alone.
+_TRACE_CHARS_MAX = 50_000
+
+
+class _Told(Exception):  # noqa: N818 - stands for another exception in a traceback
+    """Takes the place of an exception that cannot be shown as it is."""
+
+
+def report(service: bytes, job: Job, error: BaseException, what: str = "failed") -> list[bytes]:
+    """Log what a request's handler raised; return what its client is told."""
+    text = text_of(error)
+    level = logging.WARNING
+    if job.is_ended:
+        level, what = logging.INFO, "ended after it was given up"
+    elif job.is_redelivered:
+        what = f"(redelivered) {what}"
+    _log_error(level, f"{_title(service, job)} {what}", text, error)
+    return [text.encode("utf-8", "replace")]
+
+
+def report_given_up(service: bytes, job: Job, timeout_s: float | None) -> None:
+    """Log that a handler ran past its time."""
+    what = f"was given up: its handler did not return within {timeout_s} s"
+    _log.error("%s %s", _title(service, job), what)
+
+
+def text_of(error: BaseException) -> str:
+    """The error's type and text, at most some kilobytes of it, whatever the error does when it is asked."""
+    name = _name_of(error)
+    try:
+        # What str() returns may be of a class of the handler's, too.
+        text = str.__getitem__(str(error), slice(TEXT_BYTES_MAX))
+    except BaseException as trouble:
+        if is_interrupt(trouble):
+            raise
+        return f"{name}: (its text cannot be had: {_name_of(trouble)})"
+    return f"{name}: {text}" if text else name
+
+
+def call_hook(hook: Callable[..., object], *arguments: object) -> None:
+    """Call one of an observer's methods; what it raises is logged and goes no further."""
+    try:
+        hook(*arguments)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        name = getattr(hook, "__qualname__", type(hook).__name__)
+        _log_error(logging.ERROR, f"a hook failed ({name})", text_of(error), error)
+
+
+def drop(store: ReplyStore, service: bytes, job: Job) -> None:
+    """Tell the store that the request has no reply to keep. Its own failure must not hide the request's."""
+    try:
+        store.drop(job.identity)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        title = f"{_title(service, job)} stays in the store of replies as one that runs"
+        _log_error(logging.ERROR, title, text_of(error), error)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Can it be Ctrl-C? Python raises that in the main thread alone, into whatever runs there."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def _title(service: bytes, job: Job) -> str:
+    return f'request {job.identity.hex()} of service "{printable(service)}"'
+
+
+def _name_of(error: BaseException) -> str:
+    # As Python keeps it: a metaclass may have another idea of it.
+    name: str = type.__dict__["__name__"].__get__(type(error))
+    return name
+
+
+def _log_error(level: int, title: str, text: str, error: BaseException) -> None:
+    if _log.isEnabledFor(level):
+        _log.log(level, "%s: %s", title, printable(text), exc_info=_to_show(error, text))
+
+
+def _to_show(error: BaseException, text: str) -> BaseException:
+    """The error, or what stands for it: to show one calls what its author wrote, and its causes' authors."""
+    try:
+        if sum(map(len, traceback.format_exception(error))) <= _TRACE_CHARS_MAX:
+            return error
+    except BaseException as trouble:
+        if is_interrupt(trouble):
+            raise
+    return _Told(text).with_traceback(error.__traceback__)

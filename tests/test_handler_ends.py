@@ -1,0 +1,565 @@
+"""However a handler ends, its request gets one answer and one log line, and its place in the worker is free again.
+
+Every case runs against both workers, with a credit of three, more often than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import itertools
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from bstar.wire import native
+from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, Partial, Ready
+from bstar_client import AsyncWorker, LinkSettings, Request, Worker, WorkerHooks
+from support.scripted import WAIT_S, ScriptedBroker
+
+pytestmark = pytest.mark.loopback
+
+CREDIT = 3
+ROUNDS = CREDIT + 1
+_LINK = LinkSettings(message_bytes_max=100_000)
+
+
+class TextRaises(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class TextExits(Exception):
+    def __str__(self) -> str:
+        sys.exit("no text")
+
+    __repr__ = __str__
+
+
+class TextIsNone(Exception):
+    def __str__(self) -> str:
+        return None  # type: ignore[return-value]  # that is the case
+
+
+class TextIsLong(Exception):
+    def __str__(self) -> str:
+        return "x" * 10_000_000
+
+
+class NotesRaise(Exception):
+    @property
+    def __notes__(self) -> list[str]:
+        sys.exit("no notes")
+
+
+class Meta(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]  # that is the case
+        raise RuntimeError("no name")
+
+
+class NameRaises(Exception, metaclass=Meta):
+    pass
+
+
+class Alien(BaseException):
+    pass
+
+
+# What is raised, and how the text begins that the client is told.
+RAISED: dict[str, tuple[Callable[[], BaseException], str]] = {
+    "exception": (lambda: ValueError("no"), "ValueError: no"),
+    "text raises": (TextRaises, "TextRaises: (its text cannot be had: RuntimeError)"),
+    "text exits": (TextExits, "TextExits: (its text cannot be had: SystemExit)"),
+    "text is none": (TextIsNone, "TextIsNone: (its text cannot be had: TypeError)"),
+    "argument raises": (lambda: ValueError(TextRaises()), "ValueError: (its text cannot be had"),
+    "text is long": (TextIsLong, "TextIsLong: xxxx"),
+    "text has surrogates": (lambda: ValueError("\udc80"), "ValueError: ?"),
+    "notes raise": (lambda: NotesRaise("no"), "NotesRaise: no"),
+    "name raises": (lambda: NameRaises("no"), "NameRaises: no"),
+    "exit": (lambda: SystemExit("no more"), "SystemExit: no more"),
+    "exit without text": (lambda: SystemExit(3), "SystemExit: 3"),
+    "interrupt": (KeyboardInterrupt, "KeyboardInterrupt"),
+    "generator exit": (GeneratorExit, "GeneratorExit"),
+    "stop iteration": (StopIteration, ""),
+    "cancelled": (asyncio.CancelledError, "CancelledError"),
+    "another cancelled": (concurrent.futures.CancelledError, "CancelledError"),
+    "alien": (lambda: Alien("no"), "Alien: no"),
+}
+# What is returned that is no reply.
+WRONG: dict[str, tuple[object, str]] = {
+    "int": (5, "TypeError: "),
+    "text": ("text", "TypeError: "),
+    "no frames": ([], "LocalProtocolError: "),
+    "list of text": (["text"], "TypeError: "),
+    "dict": ({b"a": b"b"}, "TypeError: "),
+    "set": ({b"a"}, "TypeError: "),
+    "object": (object(), "TypeError: "),
+    "too long": (b"x" * 200_000, "LocalProtocolError: "),
+    "too many frames": ([b""] * 100_000, "LocalProtocolError: "),
+}
+
+
+def sync_handler(work: Callable[[], object]) -> Callable[[Request], Any]:
+    def handle(request: Request) -> object:
+        return request.body if request.body == b"good" else work()
+
+    return handle
+
+
+def async_handler(work: Callable[[], object]) -> Callable[[Request], Any]:
+    async def handle(request: Request) -> object:
+        await asyncio.sleep(0)
+        if request.body == b"good":
+            return request.body
+        return work()
+
+    return handle
+
+
+@contextmanager
+def served(kind: type, endpoint: str, handler: Callable[[Request], Any], **options: Any) -> Iterator[None]:
+    """The worker at work, in a thread of its own; what ends it early fails the test."""
+    if kind is Worker:
+        with Worker(endpoint, "price", handler, credit=CREDIT, link=_LINK, **options):
+            yield
+        return
+    loops: list[tuple[asyncio.AbstractEventLoop, AsyncWorker]] = []
+    has_begun = threading.Event()
+    ended: list[str] = []
+
+    async def run() -> None:
+        worker = AsyncWorker(endpoint, "price", handler, credit=CREDIT, link=_LINK, **options)
+        loops.append((asyncio.get_running_loop(), worker))
+        asyncio.get_running_loop().call_soon(has_begun.set)
+        await worker.run()
+
+    def serve() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:
+            ended.append(type(error).__name__)
+        else:
+            ended.append("stopped")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        assert has_begun.wait(WAIT_S)
+        yield
+        assert ended == [], "the worker goes on"
+    finally:
+        [(loop, worker)] = loops
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(worker.stop)
+        thread.join(WAIT_S)
+    assert ended == ["stopped"]
+
+
+class Desk:
+    """Gives requests one after the other, and compares what came of them."""
+
+    def __init__(self, broker: ScriptedBroker) -> None:
+        self.broker = broker
+        self._numbers = itertools.count(1)
+        self.identities: list[bytes] = []
+
+    def ask(self, body: bytes, *, redelivered: bool = False) -> None:
+        self.give(body, redelivered=redelivered)
+        self.broker.wait_for(lambda: len(self.ends()) >= len(self.identities))
+
+    def give(self, body: bytes, *, redelivered: bool = False) -> None:
+        self.broker.wait_for(lambda: bool(self.broker.received(Ready)))
+        worker = self.broker.received(Ready)[-1].sender
+        identity = native.identity(b"c" * 16, next(self._numbers))
+        self.identities.append(identity)
+        self.broker.send(native.CODEC.request(worker, (), b"", identity, [body], 0, 1, redelivered, b""))
+
+    def ends(self) -> list[Failure | Final]:
+        return [message for message in self.broker.messages if isinstance(message, Failure | Final)]
+
+    def texts(self) -> list[str]:
+        return [end.text.decode() for end in self.ends() if isinstance(end, Failure)]
+
+    def check(self, bad: int, beginning: str) -> None:
+        """``bad`` requests failed so, and as many as there is credit for, and one more, are then answered."""
+        for _ in range(CREDIT + 1):
+            self.ask(b"good")
+        ends = self.ends()
+        assert [end.address for end in ends] == self.identities, "each has one answer"
+        assert [type(end) for end in ends] == [Failure] * bad + [Final] * (CREDIT + 1)
+        for end in ends[:bad]:
+            assert isinstance(end, Failure)
+            assert end.code == ErrorCode.HANDLER_FAILED
+            assert end.text.decode().startswith(beginning)
+            assert len(end.text) < 5_000
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    with ScriptedBroker() as broker:
+        yield Desk(broker)
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    records = [record for record in caplog.records if record.name == "bstar_client"]
+    return [record.getMessage() for record in records if record.levelno >= logging.WARNING]
+
+
+def check_log(caplog: pytest.LogCaptureFixture, identities: list[bytes]) -> None:
+    """One line for each, of one line, with its identity and its service."""
+    lines = lines_of(caplog)
+    assert len(lines) == len(identities), lines
+    for line, identity in zip(lines, identities, strict=True):
+        assert identity.hex() in line
+        assert '"price"' in line
+        assert line.isprintable()
+        assert len(line) < 1_000
+    assert len(caplog.text) < 100_000
+
+
+def raising(make: Callable[[], BaseException]) -> Callable[[], object]:
+    def work() -> object:
+        raise make()
+
+    return work
+
+
+@pytest.mark.parametrize("name", [*RAISED, *WRONG])
+@pytest.mark.parametrize("kind", [Worker, AsyncWorker])
+def test_whatever_a_handler_raises_or_returns_there_is_one_answer_one_line_and_its_place_is_free(
+    desk: Desk, caplog: pytest.LogCaptureFixture, kind: type, name: str
+) -> None:
+    if name in RAISED:
+        make, beginning = RAISED[name]
+        work = raising(make)
+    else:
+        answer, beginning = WRONG[name]
+        work = lambda: answer  # noqa: E731
+    handler = sync_handler(work) if kind is Worker else async_handler(work)
+    with served(kind, desk.broker.endpoint, handler):
+        for _ in range(ROUNDS):
+            desk.ask(b"bad")
+        desk.check(ROUNDS, beginning)
+    check_log(caplog, desk.identities[:ROUNDS])
+
+
+def test_both_workers_say_the_same() -> None:
+    """Word for word, whatever the case."""
+    said: dict[type, list[list[str]]] = {Worker: [], AsyncWorker: []}
+    for kind, told in said.items():
+        for name, (make, _) in RAISED.items():
+            if name == "stop iteration":
+                continue  # in a coroutine Python itself makes a RuntimeError of it
+            with ScriptedBroker() as broker:
+                desk = Desk(broker)
+                work = raising(make)
+                handler = sync_handler(work) if kind is Worker else async_handler(work)
+                with served(kind, broker.endpoint, handler):
+                    desk.ask(b"bad")
+                told.append(desk.texts())
+    assert said[Worker] == said[AsyncWorker]
+
+
+# --- generators ---------------------------------------------------------------------------------------------
+
+
+def half_way(make: Callable[[], BaseException]) -> tuple[Callable[[Request], Any], Callable[[Request], Any]]:
+    def pour(request: Request) -> Any:
+        if request.body == b"good":
+            return request.body
+
+        def parts() -> Iterator[bytes]:
+            yield b"part"
+            raise make()
+
+        return parts()
+
+    async def async_pour(request: Request) -> AsyncIterator[bytes]:
+        if request.body == b"good":
+            return
+        yield b"part"
+        raise make()
+
+    return pour, async_pour
+
+
+def in_close() -> tuple[Callable[[Request], Any], Callable[[Request], Any]]:
+    """A part that is none ends it, and then it raises where it is closed."""
+
+    def pour(request: Request) -> Any:
+        if request.body == b"good":
+            return request.body
+
+        def parts() -> Iterator[Any]:
+            try:
+                yield "text"
+            finally:
+                raise Alien("in close")
+
+        return parts()
+
+    async def async_pour(request: Request) -> AsyncIterator[Any]:
+        if request.body == b"good":
+            return
+        try:
+            yield "text"
+        finally:
+            raise Alien("in close")
+
+    return pour, async_pour
+
+
+def clinging() -> tuple[Callable[[Request], Any], Callable[[Request], Any]]:
+    """One that goes on, for a while, when it is closed."""
+
+    def pour(request: Request) -> Any:
+        if request.body == b"good":
+            return request.body
+
+        def parts() -> Iterator[Any]:
+            with suppress(GeneratorExit):
+                yield "text"
+            yield b"more"
+
+        return parts()
+
+    async def async_pour(request: Request) -> AsyncIterator[Any]:
+        if request.body == b"good":
+            return
+        with suppress(GeneratorExit):
+            yield "text"
+        yield b"more"
+
+    return pour, async_pour
+
+
+@pytest.mark.parametrize("kind", [Worker, AsyncWorker])
+@pytest.mark.parametrize(
+    ("handlers", "beginning", "partials"),
+    [
+        (half_way(lambda: ValueError("half-way")), "ValueError: half-way", 1),
+        (half_way(TextRaises), "TextRaises: (its text", 1),
+        (half_way(lambda: SystemExit("half-way")), "SystemExit: half-way", 1),
+        (half_way(asyncio.CancelledError), "CancelledError", 1),
+        (half_way(StopIteration), "RuntimeError: ", 1),
+        (in_close(), "Alien: in close", 0),
+        (clinging(), "RuntimeError: ", 0),
+    ],
+    ids=["exception", "text", "exit", "cancelled", "stop", "in close", "clinging"],
+)
+def test_a_generator_that_ends_badly_has_one_answer_too(
+    desk: Desk,
+    caplog: pytest.LogCaptureFixture,
+    kind: type,
+    handlers: tuple[Callable[[Request], Any], Callable[[Request], Any]],
+    beginning: str,
+    partials: int,
+) -> None:
+    with served(kind, desk.broker.endpoint, handlers[kind is AsyncWorker]):
+        for _ in range(ROUNDS):
+            desk.ask(b"bad")
+        desk.check(ROUNDS, beginning)
+    check_log(caplog, desk.identities[:ROUNDS])
+    assert len(desk.broker.received(Partial)) == ROUNDS * partials
+
+
+# --- asyncio's own ------------------------------------------------------------------------------------------
+
+
+async def await_cancelled(request: Request) -> bytes:
+    if request.body == b"bad":
+        other = asyncio.get_running_loop().create_task(asyncio.sleep(60))
+        asyncio.get_running_loop().call_soon(other.cancel)
+        await other
+    return request.body
+
+
+async def cancel_itself(request: Request) -> bytes:
+    if request.body == b"bad":
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(60)
+    return request.body
+
+
+async def cancel_itself_twice(request: Request) -> bytes:
+    """The second one comes while the first is taken in."""
+    if request.body == b"bad":
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            task.cancel()
+            await asyncio.sleep(60)
+        finally:
+            task.cancel()
+    return request.body
+
+
+@pytest.mark.parametrize("handler", [await_cancelled, cancel_itself, cancel_itself_twice])
+def test_a_cancellation_that_is_not_the_workers_own_is_a_failure_of_the_request(
+    desk: Desk, caplog: pytest.LogCaptureFixture, handler: Callable[[Request], Any]
+) -> None:
+    with served(AsyncWorker, desk.broker.endpoint, handler):
+        for _ in range(ROUNDS):
+            desk.ask(b"bad")
+        desk.check(ROUNDS, "CancelledError")
+    check_log(caplog, desk.identities[:ROUNDS])
+
+
+def test_what_runs_when_an_asyncio_worker_is_cancelled_is_not_answered_but_given_back(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        has_begun = asyncio.Event()
+
+        async def wait(request: Request) -> bytes:
+            has_begun.set()
+            await asyncio.Event().wait()
+            return b""
+
+        worker = AsyncWorker(desk.broker.endpoint, "price", wait, credit=CREDIT)
+        serving = asyncio.ensure_future(worker.run())
+        await asyncio.to_thread(desk.give, b"x")
+        await has_begun.wait()
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+
+    asyncio.run(work())
+    desk.broker.wait_for(lambda: bool(desk.broker.received(Disconnect)))
+    assert desk.ends() == []
+    assert lines_of(caplog) == []
+
+
+# --- hooks and kept replies ---------------------------------------------------------------------------------
+
+
+class BadHooks(WorkerHooks):
+    """Every method raises what no program expects."""
+
+    def registered(self, worker: Worker, endpoint: str) -> None:
+        raise SystemExit("registered")
+
+    def request_started(self, worker: Worker, request: Request) -> None:
+        raise Alien("started")
+
+    def request_finished(self, worker: Worker, request: Request) -> None:
+        raise asyncio.CancelledError
+
+    def request_failed(self, worker: Worker, request: Request, error: BaseException) -> None:
+        raise TextRaises
+
+
+@pytest.mark.parametrize("kind", [Worker, AsyncWorker])
+def test_what_a_hook_raises_goes_no_further(desk: Desk, kind: type) -> None:
+    work = raising(lambda: ValueError("no"))
+    handler = sync_handler(work) if kind is Worker else async_handler(work)
+    with served(kind, desk.broker.endpoint, handler, hooks=BadHooks()):
+        for _ in range(ROUNDS):
+            desk.ask(b"bad")
+        desk.check(ROUNDS, "ValueError: no")
+
+
+class BadStore:
+    """Keeps nothing; each of its methods fails in its turn."""
+
+    def __init__(self, fails: str) -> None:
+        self.fails = fails
+        self.is_bad = True
+
+    def begin(self, identity: bytes, body: Any, deadline: float | None) -> list[bytes] | None:
+        self._do("begin", list(body))
+        return None
+
+    def keep(self, identity: bytes, reply: Any) -> None:
+        self._do("keep", list(reply))
+
+    def drop(self, identity: bytes) -> None:
+        self._do("drop", [b"bad"])
+
+    def _do(self, name: str, body: list[bytes]) -> None:
+        if name == self.fails and body == [b"bad"]:
+            raise Alien(name)
+
+
+@pytest.mark.parametrize("kind", [Worker, AsyncWorker])
+@pytest.mark.parametrize(
+    ("fails", "beginning"), [("begin", "Alien: begin"), ("keep", "Alien: keep"), ("drop", "ValueError: no")]
+)
+def test_what_a_store_of_replies_raises_is_answered(
+    desk: Desk, caplog: pytest.LogCaptureFixture, kind: type, fails: str, beginning: str
+) -> None:
+    work: Callable[[], object] = raising(lambda: ValueError("no")) if fails == "drop" else lambda: b"bad"
+    handler = sync_handler(work) if kind is Worker else async_handler(work)
+    with served(kind, desk.broker.endpoint, handler, dedupe=BadStore(fails)):
+        for _ in range(ROUNDS):
+            desk.ask(b"bad")
+        desk.check(ROUNDS, beginning)
+    for identity in desk.identities[:ROUNDS]:
+        assert identity.hex() in caplog.text
+
+
+def test_a_redelivered_request_that_fails_is_logged_as_one(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(Worker, desk.broker.endpoint, sync_handler(raising(lambda: ValueError("no")))):
+        desk.ask(b"bad", redelivered=True)
+    [line] = lines_of(caplog)
+    assert "redelivered" in line
+
+
+# --- the main thread ----------------------------------------------------------------------------------------
+
+BESIDE = """
+import asyncio, sys
+from bstar_client import AsyncWorker
+
+async def handle(request):
+    print("begun", flush=True)
+    while True:  # Python raises Ctrl-C right here, in the first case
+        if sys.argv[2] == "waits":
+            await asyncio.sleep(1)
+
+async def main():
+    async with AsyncWorker(sys.argv[1], "price", handle, drain_timeout_s=0.5):
+        await asyncio.Event().wait()
+
+loop = asyncio.new_event_loop()
+try:
+    loop.run_until_complete(main()) if sys.argv[2] == "computes" else asyncio.run(main())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["computes", "waits"])
+def test_ctrl_c_in_the_main_thread_ends_a_process_whose_handler_runs(desk: Desk, how: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", BESIDE, desk.broker.endpoint, how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        watchdog = threading.Timer(2 * WAIT_S, process.kill)
+        watchdog.start()
+        try:
+            assert process.stdout is not None
+            desk.give(b"x")
+            assert process.stdout.readline() == "begun\n"
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.read() == "interrupted\n"
+            assert process.wait() == 0
+        finally:
+            watchdog.cancel()
+            process.kill()
