@@ -1,4 +1,4 @@
-"""However a handler ends, its request gets one answer and one log line, and its place in the worker is free again.
+"""However a handler ends, its request gets one answer and one log line, and its place in the worker is free.
 
 Every case runs against both workers, with a credit of three, more often than that.
 """
@@ -21,7 +21,7 @@ import pytest
 
 from bstar.wire import native
 from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, Partial, Ready
-from bstar_client import AsyncWorker, LinkSettings, Request, Worker, WorkerHooks
+from bstar_client import AsyncWorker, LinkSettings, ReplyMemory, Request, Worker, WorkerHooks
 from support.scripted import WAIT_S, ScriptedBroker
 
 pytestmark = pytest.mark.loopback
@@ -31,33 +31,33 @@ ROUNDS = CREDIT + 1
 _LINK = LinkSettings(message_bytes_max=100_000)
 
 
-class TextRaises(Exception):
+class TextRaisesError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
     __repr__ = __str__
 
 
-class TextExits(Exception):
+class TextExitsError(Exception):
     def __str__(self) -> str:
-        sys.exit("no text")
+        raise SystemExit("no text")
 
     __repr__ = __str__
 
 
-class TextIsNone(Exception):
+class TextIsNoneError(Exception):
     def __str__(self) -> str:
-        return None  # type: ignore[return-value]  # that is the case
+        return None  # type: ignore[return-value]  # noqa: PLE0307 - that is the case
 
 
-class TextIsLong(Exception):
+class TextIsLongError(Exception):
     def __str__(self) -> str:
         return "x" * 10_000_000
 
 
-class NotesRaise(Exception):
+class NotesRaiseError(Exception):
     @property
-    def __notes__(self) -> list[str]:
+    def __notes__(self) -> list[str]:  # type: ignore[override]  # that is the case
         sys.exit("no notes")
 
 
@@ -67,25 +67,25 @@ class Meta(type):
         raise RuntimeError("no name")
 
 
-class NameRaises(Exception, metaclass=Meta):
+class NameRaisesError(Exception, metaclass=Meta):
     pass
 
 
-class Alien(BaseException):
+class AlienError(BaseException):
     pass
 
 
 # What is raised, and how the text begins that the client is told.
 RAISED: dict[str, tuple[Callable[[], BaseException], str]] = {
     "exception": (lambda: ValueError("no"), "ValueError: no"),
-    "text raises": (TextRaises, "TextRaises: (its text cannot be had: RuntimeError)"),
-    "text exits": (TextExits, "TextExits: (its text cannot be had: SystemExit)"),
-    "text is none": (TextIsNone, "TextIsNone: (its text cannot be had: TypeError)"),
-    "argument raises": (lambda: ValueError(TextRaises()), "ValueError: (its text cannot be had"),
-    "text is long": (TextIsLong, "TextIsLong: xxxx"),
+    "text raises": (TextRaisesError, "TextRaisesError: (its text cannot be had: RuntimeError)"),
+    "text exits": (TextExitsError, "TextExitsError: (its text cannot be had: SystemExit)"),
+    "text is none": (TextIsNoneError, "TextIsNoneError: (its text cannot be had: TypeError)"),
+    "argument raises": (lambda: ValueError(TextRaisesError()), "ValueError: (its text cannot be had"),
+    "text is long": (TextIsLongError, "TextIsLongError: xxxx"),
     "text has surrogates": (lambda: ValueError("\udc80"), "ValueError: ?"),
-    "notes raise": (lambda: NotesRaise("no"), "NotesRaise: no"),
-    "name raises": (lambda: NameRaises("no"), "NameRaises: no"),
+    "notes raise": (lambda: NotesRaiseError("no"), "NotesRaiseError: no"),
+    "name raises": (lambda: NameRaisesError("no"), "NameRaisesError: no"),
     "exit": (lambda: SystemExit("no more"), "SystemExit: no more"),
     "exit without text": (lambda: SystemExit(3), "SystemExit: 3"),
     "interrupt": (KeyboardInterrupt, "KeyboardInterrupt"),
@@ -93,7 +93,7 @@ RAISED: dict[str, tuple[Callable[[], BaseException], str]] = {
     "stop iteration": (StopIteration, ""),
     "cancelled": (asyncio.CancelledError, "CancelledError"),
     "another cancelled": (concurrent.futures.CancelledError, "CancelledError"),
-    "alien": (lambda: Alien("no"), "Alien: no"),
+    "alien": (lambda: AlienError("no"), "AlienError: no"),
 }
 # What is returned that is no reply.
 WRONG: dict[str, tuple[object, str]] = {
@@ -146,7 +146,7 @@ def served(kind: type, endpoint: str, handler: Callable[[Request], Any], **optio
     def serve() -> None:
         try:
             asyncio.run(run())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - all of them is the point
             ended.append(type(error).__name__)
         else:
             ended.append("stopped")
@@ -304,7 +304,7 @@ def in_close() -> tuple[Callable[[Request], Any], Callable[[Request], Any]]:
             try:
                 yield "text"
             finally:
-                raise Alien("in close")
+                raise AlienError("in close")
 
         return parts()
 
@@ -314,7 +314,7 @@ def in_close() -> tuple[Callable[[Request], Any], Callable[[Request], Any]]:
         try:
             yield "text"
         finally:
-            raise Alien("in close")
+            raise AlienError("in close")
 
     return pour, async_pour
 
@@ -348,11 +348,11 @@ def clinging() -> tuple[Callable[[Request], Any], Callable[[Request], Any]]:
     ("handlers", "beginning", "partials"),
     [
         (half_way(lambda: ValueError("half-way")), "ValueError: half-way", 1),
-        (half_way(TextRaises), "TextRaises: (its text", 1),
+        (half_way(TextRaisesError), "TextRaisesError: (its text", 1),
         (half_way(lambda: SystemExit("half-way")), "SystemExit: half-way", 1),
         (half_way(asyncio.CancelledError), "CancelledError", 1),
         (half_way(StopIteration), "RuntimeError: ", 1),
-        (in_close(), "Alien: in close", 0),
+        (in_close(), "AlienError: in close", 0),
         (clinging(), "RuntimeError: ", 0),
     ],
     ids=["exception", "text", "exit", "cancelled", "stop", "in close", "clinging"],
@@ -452,13 +452,13 @@ class BadHooks(WorkerHooks):
         raise SystemExit("registered")
 
     def request_started(self, worker: Worker, request: Request) -> None:
-        raise Alien("started")
+        raise AlienError("started")
 
     def request_finished(self, worker: Worker, request: Request) -> None:
         raise asyncio.CancelledError
 
     def request_failed(self, worker: Worker, request: Request, error: BaseException) -> None:
-        raise TextRaises
+        raise TextRaisesError
 
 
 @pytest.mark.parametrize("kind", [Worker, AsyncWorker])
@@ -490,12 +490,13 @@ class BadStore:
 
     def _do(self, name: str, body: list[bytes]) -> None:
         if name == self.fails and body == [b"bad"]:
-            raise Alien(name)
+            raise AlienError(name)
 
 
 @pytest.mark.parametrize("kind", [Worker, AsyncWorker])
 @pytest.mark.parametrize(
-    ("fails", "beginning"), [("begin", "Alien: begin"), ("keep", "Alien: keep"), ("drop", "ValueError: no")]
+    ("fails", "beginning"),
+    [("begin", "AlienError: begin"), ("keep", "AlienError: keep"), ("drop", "ValueError: no")],
 )
 def test_what_a_store_of_replies_raises_is_answered(
     desk: Desk, caplog: pytest.LogCaptureFixture, kind: type, fails: str, beginning: str
@@ -508,6 +509,28 @@ def test_what_a_store_of_replies_raises_is_answered(
         desk.check(ROUNDS, beginning)
     for identity in desk.identities[:ROUNDS]:
         assert identity.hex() in caplog.text
+
+
+def test_a_request_given_up_while_its_store_was_asked_does_not_run_for_ever(desk: Desk) -> None:
+    may_answer, dropped = threading.Event(), threading.Event()
+
+    class SlowStore(ReplyMemory):
+        def begin(self, *arguments: Any) -> list[bytes] | None:
+            assert may_answer.wait(WAIT_S)
+            return super().begin(*arguments)
+
+        def drop(self, identity: bytes) -> None:
+            super().drop(identity)
+            dropped.set()
+
+    handler = async_handler(lambda: b"")
+    with served(AsyncWorker, desk.broker.endpoint, handler, dedupe=SlowStore(), handler_timeout_s=0.05):
+        desk.ask(b"good")
+        [end] = desk.ends()
+        assert isinstance(end, Failure)
+        assert end.code == ErrorCode.HANDLER_TIMEOUT
+        may_answer.set()
+        assert dropped.wait(WAIT_S)
 
 
 def test_a_redelivered_request_that_fails_is_logged_as_one(

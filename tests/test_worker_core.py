@@ -411,6 +411,14 @@ def test_draining_is_bounded() -> None:
     assert bench.log[-1] == Ended()
 
 
+def test_ending_at_once_leaves_every_node_and_waits_for_no_handler(bench: Bench) -> None:
+    bench.request(0)
+    bench.take(bench.core.end(bench.now))
+    assert [bench.commands(node)[-1] for node in (0, 1)] == [native.DISCONNECT] * 2
+    assert bench.log[-1] == Ended()
+    assert bench.core.end(bench.now) == []
+
+
 def test_requests_that_come_after_leaving_are_ignored(bench: Bench) -> None:
     bench.request(0)
     bench.take(bench.core.stop(bench.now))

@@ -298,7 +298,7 @@ def test_hooks_see_the_life_of_a_worker_and_may_fail(
         def request_finished(self, worker: Worker, request: Request) -> None:
             seen.append("finished")
 
-        def request_failed(self, worker: Worker, request: Request, error: Exception) -> None:
+        def request_failed(self, worker: Worker, request: Request, error: BaseException) -> None:
             seen.append("failed")
 
     def pick(request: Request) -> bytes:

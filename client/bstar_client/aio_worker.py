@@ -22,10 +22,10 @@ from typing import Literal, Self
 
 import zmq
 
-from bstar.errors import ClosedError, ConfigurationError, ForkedError, LocalProtocolError
+from bstar.errors import ClosedError, ConfigurationError, ForkedError
 from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
-from bstar_client.bodies import Body, to_frames
+from bstar_client.bodies import Body, to_reply
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_session import (
@@ -42,7 +42,8 @@ from bstar_client.core.worker_session import (
     WorkerSettings,
 )
 from bstar_client.dedupe import ReplyStore
-from bstar_client.handlers import Request, WorkerHooks, as_text
+from bstar_client.failures import call_hook, drop, is_interrupt, report, report_given_up
+from bstar_client.handlers import Request, WorkerHooks
 from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_journal
 from bstar_client.link import Links, LinkSettings
 from bstar_client.offering import Offer
@@ -67,6 +68,9 @@ class AsyncWorker:
     PARTIALs, and the FINAL is one empty frame. ``credit`` requests are handled at once. A handler that runs
     past ``handler_timeout_s`` is answered for and cancelled; ``stuck_handlers_max`` counts those that do not
     end when they are.
+
+    Whatever a handler raises is its caller's HandlerError, SystemExit and a CancelledError from within too;
+    only the worker's own end cancels a handler without an answer.
 
     ``await run()`` serves until SIGTERM, SIGINT or ``stop()``, then finishes what runs (``drain_timeout_s``)
     and leaves the nodes in good order; cancelling it does so at once. ``async with AsyncWorker(…)`` serves
@@ -113,6 +117,7 @@ class AsyncWorker:
         self.endpoints, self.service, self._core = offer.endpoints, offer.service, offer.core
         self._is_plain = offer.is_plain
         self._handler = handler
+        self._handler_timeout_s = handler_timeout_s
         self._dedupe = dedupe
         self._hooks = hooks or WorkerHooks()
         self._link_settings = link or LinkSettings()
@@ -126,6 +131,8 @@ class AsyncWorker:
         self._finished: list[tuple[Job, list[bytes]]] = []
         self._serving: asyncio.Task[None] | None = None
         self._end: asyncio.Future[None] | None = None
+        # Ctrl-C comes to run(), not to what runs in the main thread.
+        self._takes_signals = False
         self._pid = os.getpid()
 
     def handler(self, function: AsyncHandler) -> AsyncHandler:
@@ -158,6 +165,7 @@ class AsyncWorker:
         if is_main:
             for number in numbers:
                 loop.add_signal_handler(number, self._on_signal)
+        self._takes_signals = is_main
         try:
             await self._serving
         finally:
@@ -238,6 +246,7 @@ class AsyncWorker:
             raise
         finally:
             self._tell_finished(time.monotonic())
+            self._perform(self._core.end(time.monotonic()))
             self._turning.end(LINGER_MS)
             tasks = list(self._tasks.values())
             for task in tasks:
@@ -307,19 +316,12 @@ class AsyncWorker:
     def _give_up(self, job: Job) -> None:
         if self._journal is not None:
             self._journal.given_up(job)
-        _log.error(
-            "a handler of %r ran past its time and was cancelled (request %s)",
-            self.service,
-            job.identity.hex(),
-        )
+        report_given_up(self.service, job, self._handler_timeout_s)
         self._tasks[job].cancel()
         self._call_hook(self._hooks.handler_stuck, job.identity)
 
     def _call_hook(self, hook: Callable[..., None], *arguments: object) -> None:
-        try:
-            hook(self, *arguments)
-        except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
-            _log.exception("a hook failed: %s", hook)
+        call_hook(hook, self, *arguments)
 
     # --- requests -----------------------------------------------------------------------------------------
 
@@ -336,20 +338,42 @@ class AsyncWorker:
         try:
             if self._dedupe is not None and await self._is_replayed(self._dedupe, job, request):
                 return
-            await self._execute(job, request)
-        except asyncio.CancelledError:
-            if not job.is_ended:
+            body = await self._execute(job, request)
+        except BaseException as error:
+            if self._is_over and isinstance(error, asyncio.CancelledError | GeneratorExit):
                 raise  # the worker ends, and its node gives the request to another
-            self._tell(job, [b"CancelledError: it ran past its time"], "failure")
+            job.ended_at = job.ended_at or time.monotonic()
+            told = report(self.service, job, error)
+            self._call_hook(self._hooks.request_failed, request, error)
+            self._tell(job, told, "failure")
+            if is_interrupt(error) and not self._takes_signals:
+                raise
+        else:
+            self._call_hook(self._hooks.request_finished, request)
+            self._tell(job, body, "final")
+
+    @property
+    def _is_over(self) -> bool:
+        """Has the worker ended, or is it, or the loop, being ended right now?"""
+        assert self._serving is not None
+        assert self._end is not None
+        return self._end.done() or self._serving.done() or self._serving.cancelling() > 0
 
     async def _is_replayed(self, store: ReplyStore, job: Job, request: Request) -> bool:
         """Answer the request without executing it, if it was executed before."""
+        # In a thread: it may wait for another execution, or for a disk.
+        beginning = asyncio.ensure_future(
+            asyncio.to_thread(store.begin, job.identity, request.frames, job.deadline)
+        )
         try:
-            # In a thread: it may wait for another execution, or for a disk.
-            kept = await asyncio.to_thread(store.begin, job.identity, request.frames, job.deadline)
-        except Exception as error:  # noqa: BLE001 - whatever the store raises is the answer
-            _log.warning("a request of %r was not executed", self.service, exc_info=error)
-            self._tell(job, as_text(error), "refusal")
+            kept = await asyncio.shield(beginning)
+        except BaseException as error:
+            beginning.add_done_callback(lambda done: self._forget(store, job, done))
+            if self._is_over and isinstance(error, asyncio.CancelledError | GeneratorExit):
+                raise
+            self._tell(job, report(self.service, job, error, "was not executed"), "refusal")
+            if is_interrupt(error) and not self._takes_signals:
+                raise
             return True
         if kept is None:
             return False
@@ -357,58 +381,49 @@ class AsyncWorker:
         self._tell(job, kept, "replay")
         return True
 
-    async def _execute(self, job: Job, request: Request) -> None:
+    def _forget(self, store: ReplyStore, job: Job, beginning: "asyncio.Future[list[bytes] | None]") -> None:
+        """The store was asked, and nobody waits for what it says. If it says "execute it", nobody will."""
+        if not beginning.cancelled() and beginning.exception() is None and beginning.result() is None:
+            assert self._loop is not None
+            self._loop.run_in_executor(None, drop, store, self.service, job)
+
+    async def _execute(self, job: Job, request: Request) -> list[bytes]:
+        """Run the handler; keep its reply before anybody gets it."""
         assert self._handler is not None, "checked before the start"
         store = self._dedupe
         self._call_hook(self._hooks.request_started, request)
         job.began_at = time.monotonic()
-        is_stream = False
         try:
             answer = self._handler(request)
-            if isinstance(answer, AsyncGenerator):
-                is_stream = True
+            if is_stream := isinstance(answer, AsyncGenerator):
                 await self._drive(job, answer)
                 body = [b""]
             else:
-                result = await answer
-                body = [b""] if result is None else to_frames(result)
-            self._check_size(body)
-        except BaseException as error:
+                body = to_reply(await answer, self._link_settings.message_bytes_max)
+        except BaseException:
             job.ended_at = time.monotonic()
             if store is not None:
-                await asyncio.shield(asyncio.to_thread(store.drop, job.identity))
-            if not isinstance(error, Exception):
-                raise
-            _log.warning("a handler of %r failed", self.service, exc_info=error)
-            self._call_hook(self._hooks.request_failed, request, error)
-            self._tell(job, as_text(error), "failure")
-            return
+                await asyncio.shield(asyncio.to_thread(drop, store, self.service, job))
+            raise
         job.ended_at = time.monotonic()
         if store is not None:
-            # Kept before anybody gets it.
             if is_stream:
-                await asyncio.shield(asyncio.to_thread(store.drop, job.identity))
+                await asyncio.shield(asyncio.to_thread(drop, store, self.service, job))
             else:
                 await asyncio.shield(asyncio.to_thread(store.keep, job.identity, body))
-        self._call_hook(self._hooks.request_finished, request)
-        self._tell(job, body, "final")
+        return body
 
     async def _drive(self, job: Job, generator: AsyncGenerator[Body, None]) -> None:
         assert self._turning is not None
         try:
             async for part in generator:
-                body = to_frames(part)
-                self._check_size(body)
+                body = to_reply(part, self._link_settings.message_bytes_max)
                 if job.is_ended:
                     return  # nobody waits for the rest
                 self._tell(job, body, "partial")
                 await self._turning.room()
         finally:
             await generator.aclose()
-
-    def _check_size(self, body: list[bytes]) -> None:
-        if sum(map(len, body)) > self._link_settings.message_bytes_max - 1_024:
-            raise LocalProtocolError(f"a reply has more than {self._link_settings.message_bytes_max} octets")
 
     def _tell(
         self, job: Job, body: list[bytes], kind: Literal["partial", "final", "failure", "replay", "refusal"]

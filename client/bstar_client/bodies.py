@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from bstar.errors import LocalProtocolError
 from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX, SERVICE_BYTES_MAX
 
-__all__ = ["Body", "to_frames", "to_name"]
+__all__ = ["REPLY_HEAD_BYTES", "Body", "to_frames", "to_name", "to_reply"]
 
 Body = bytes | Sequence[bytes]
 
 # The routing id, the header and an envelope stand before the body.
 _BODY_FRAMES_MAX = FRAMES_MAX - 8
+# What a reply's message may have beside its body, at most.
+REPLY_HEAD_BYTES = 1_024
 _BODY_BYTES_MAX = MESSAGE_BYTES_MAX - 65_536
 
 
@@ -28,13 +30,23 @@ def to_frames(body: Body) -> list[bytes]:
         return _bounded([bytes(body)])
     if isinstance(body, str):  # type: ignore[unreachable]  # a caller without a type checker
         raise TypeError("a body is bytes or a sequence of bytes: encode the text first")
-    frames = list(body)
-    if not 0 < len(frames) <= _BODY_FRAMES_MAX:
-        raise LocalProtocolError(f"a body has 1 to {_BODY_FRAMES_MAX} frames, not {len(frames)}")
+    if not isinstance(body, Sequence):
+        raise TypeError(f"a body is bytes or a sequence of bytes, not {type(body).__name__}")
+    if not 0 < len(body) <= _BODY_FRAMES_MAX:
+        raise LocalProtocolError(f"a body has 1 to {_BODY_FRAMES_MAX} frames, not {len(body)}")
+    frames: list[bytes] = list(body)  # type: ignore[arg-type]  # octets went above
     for frame in frames:
         if not isinstance(frame, bytes):
             raise TypeError(f"every frame of a body is bytes, not {type(frame).__name__}")
     return _bounded(frames)
+
+
+def to_reply(answer: Body | None, bytes_max: int) -> list[bytes]:
+    """What a handler returned or yielded, as frames; None is one empty one. ``bytes_max``: of the message."""
+    frames = [b""] if answer is None else to_frames(answer)
+    if sum(map(len, frames)) > bytes_max - REPLY_HEAD_BYTES:
+        raise LocalProtocolError(f"a reply has more than {bytes_max} octets: yield it in parts")
+    return frames
 
 
 def _bounded(frames: list[bytes]) -> list[bytes]:

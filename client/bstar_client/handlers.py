@@ -11,7 +11,7 @@ from bstar_client.bodies import Body
 if TYPE_CHECKING:
     from bstar_client.worker import Worker
 
-__all__ = ["Handler", "Request", "WorkerHooks", "as_text"]
+__all__ = ["Handler", "Request", "WorkerHooks"]
 
 
 class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -68,16 +68,11 @@ class WorkerHooks:
     def request_finished(self, worker: "Worker", request: Request) -> None:
         """The handler returned."""
 
-    def request_failed(self, worker: "Worker", request: Request, error: Exception) -> None:
-        """The handler raised this, or something else that ends a thread, as SystemExit does."""
+    def request_failed(self, worker: "Worker", request: Request, error: BaseException) -> None:
+        """The handler raised this; of SystemExit and its like only the request is ended."""
 
     def request_replayed(self, worker: "Worker", request: Request) -> None:
         """A repetition was answered with the reply that was kept (``dedupe``), and not executed."""
 
     def handler_stuck(self, worker: "Worker", identity: bytes) -> None:
         """A handler ran past its time and was given up."""
-
-
-def as_text(error: BaseException) -> list[bytes]:
-    """What a failed handler's client is told."""
-    return [f"{type(error).__name__}: {error}".encode("utf-8", "replace")]

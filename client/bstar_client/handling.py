@@ -4,25 +4,22 @@ Any of a worker's handlers' threads calls ``handle``; what comes of it goes to t
 sockets, nor which thread is the one that sends.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from types import GeneratorType
 from typing import TYPE_CHECKING
 
-from bstar.errors import LocalProtocolError
-from bstar_client.bodies import Body, to_frames
+from bstar_client.bodies import REPLY_HEAD_BYTES, Body, to_reply
 from bstar_client.core.worker_dialects import Job
 from bstar_client.dedupe import ReplyStore
-from bstar_client.handlers import Handler, Request, WorkerHooks, as_text
+from bstar_client.failures import call_hook, drop, report
+from bstar_client.handlers import Handler, Request, WorkerHooks
 from bstar_client.outbox import Outbox
 
 if TYPE_CHECKING:
     from bstar_client.worker import Worker
 
 __all__ = ["SHORT_MIN", "Handling"]
-
-_log = logging.getLogger("bstar_client")
 
 _clock = time.monotonic
 
@@ -34,8 +31,6 @@ _SHORT_S = 0.001
 # So many in a row, and one may expect another.
 SHORT_MIN = 400
 
-# What a message may have beside its body, at most.
-_FRAMES_BYTES = 1_024
 _SMALL_BYTES = 16_384
 
 
@@ -67,7 +62,7 @@ class Handling:
         self._dedupe = dedupe
         self._reply_bytes_max = reply_bytes_max
         # What is no larger needs no further look.
-        self._small_max = min(reply_bytes_max - _FRAMES_BYTES, _SMALL_BYTES)
+        self._small_max = min(reply_bytes_max - REPLY_HEAD_BYTES, _SMALL_BYTES)
         self._outbox = outbox
         self._quick_s = quick_s
         self.mean_s = 0.0
@@ -101,9 +96,9 @@ class Handling:
         except BaseException as error:  # noqa: BLE001 - whatever the handler raises, SystemExit too, is its answer
             job.ended_at = ended_at = _clock()
             self._count(ended_at - began_at)
-            _log.warning("a handler of %r failed", self._service, exc_info=error)
+            told = report(self._service, job, error)
             self.call_hook(self._hooks.request_failed, request, error)
-            post(job, as_text(error), "failure")
+            post(job, told, "failure")
         else:
             job.ended_at = ended_at = _clock()
             self._count(ended_at - began_at)
@@ -119,10 +114,7 @@ class Handling:
 
     def call_hook(self, hook: Callable[..., None], *arguments: object) -> None:
         """Call one of the observer's methods."""
-        try:
-            hook(self._worker, *arguments)
-        except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
-            _log.exception("a hook failed: %s", hook)
+        call_hook(hook, self._worker, *arguments)
 
     def _count(self, busy_s: float) -> None:
         mean_s = self.mean_s
@@ -140,15 +132,14 @@ class Handling:
                 return [answer]
             if is_generator := isinstance(answer, GeneratorType):
                 answer = self._drive(job, answer)
-            body = [b""] if answer is None else to_frames(answer)  # type: ignore[arg-type]  # generators went above
-            self._check_size(body)
+            body = to_reply(answer, self._reply_bytes_max)  # type: ignore[arg-type]  # generators went above
         except BaseException:
             if store is not None:
-                store.drop(job.identity)
+                drop(store, self._service, job)
             raise
         if store is not None:
             if is_generator:
-                store.drop(job.identity)
+                drop(store, self._service, job)
             else:
                 store.keep(job.identity, body)
         return body
@@ -157,9 +148,8 @@ class Handling:
         """Answer the request without executing it, if it was executed before."""
         try:
             kept = store.begin(job.identity, request.frames, job.deadline)
-        except Exception as error:  # noqa: BLE001 - whatever the store raises is the answer
-            _log.warning("a request of %r was not executed", self._service, exc_info=error)
-            self._outbox.post(job, as_text(error), "refusal")
+        except BaseException as error:  # noqa: BLE001 - whatever the store raises is the answer
+            self._outbox.post(job, report(self._service, job, error, "was not executed"), "refusal")
             return True
         if kept is None:
             return False
@@ -171,19 +161,16 @@ class Handling:
         # Its parts are to be sent as they come, by another thread.
         self.mean_s = _LASTING_S
         self._on_generator()
-        while True:
-            try:
-                part = next(generator)
-            except StopIteration as end:
-                result: Body | None = end.value
-                return result
-            body = to_frames(part)
-            self._check_size(body)
-            if not self._outbox.wait_for_room(job):
-                generator.close()  # nobody waits for the rest
-                return None
-            self._outbox.post(job, body, "partial")
-
-    def _check_size(self, body: list[bytes]) -> None:
-        if sum(map(len, body)) > self._reply_bytes_max - _FRAMES_BYTES:
-            raise LocalProtocolError(f"a reply has more than {self._reply_bytes_max} octets")
+        try:
+            while True:
+                try:
+                    part = next(generator)
+                except StopIteration as end:
+                    result: Body | None = end.value
+                    return result
+                body = to_reply(part, self._reply_bytes_max)
+                if not self._outbox.wait_for_room(job):
+                    return None  # nobody waits for the rest
+                self._outbox.post(job, body, "partial")
+        finally:
+            generator.close()

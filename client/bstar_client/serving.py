@@ -33,6 +33,7 @@ from bstar_client.core.worker_session import (
     WorkerOutput,
 )
 from bstar_client.dedupe import ReplyStore
+from bstar_client.failures import report_given_up
 from bstar_client.handlers import WorkerHooks
 from bstar_client.handling import SHORT_MIN, Handling
 from bstar_client.journal import WorkJournal
@@ -100,6 +101,7 @@ class Serving:
         self._endpoints = worker.endpoints
         self._hooks = hooks
         self._threads = threads
+        self._handler_timeout_s = handler_timeout_s
         self._given_context = context
         self._wakeup = WakeUp()
         self._link_settings = link_settings
@@ -387,11 +389,7 @@ class Serving:
     def _abandon(self, job: Job) -> None:
         if self.journal is not None:
             self.journal.given_up(job)
-        _log.error(
-            "a handler of %r ran past its time and was given up (request %s)",
-            self._service,
-            job.identity.hex(),
-        )
+        report_given_up(self._service, job, self._handler_timeout_s)
         assert self._places is not None, "without a limit nothing runs past its time"
         if self._places.pop(job, _GONE) is not _GONE:
             self._add_thread()

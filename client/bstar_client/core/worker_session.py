@@ -436,6 +436,13 @@ class WorkerCore:
         self._end_if_drained(outputs, now)
         return outputs
 
+    def end(self, now: float) -> list[WorkerOutput]:
+        """Leave every node at once. What runs is not waited for: its node gives it to another worker."""
+        outputs = self.stop(now)
+        if not self._has_ended:
+            self._finish(None, outputs)
+        return outputs
+
     def _leave_if_idle(self, session: _Session, outputs: list[WorkerOutput]) -> None:
         if any(job.connection == session.connection for job in self._running):
             return
