@@ -285,6 +285,33 @@ def test_an_urgent_request_goes_before_the_others_and_again_when_its_worker_is_l
     assert (desk.broker.waiting.count, desk.broker.waiting.octets) == (0, 0)
 
 
+def test_a_request_whose_time_ends_with_its_worker_is_not_given_to_another() -> None:
+    desk = Desk()
+    desk.ready(b"w1")
+    desk.request(b"c", 1, ttl_ms=100)
+    desk.ready(b"w2")
+    desk.now = 0.1
+    [error] = desk.send(b"w1", *native.encode_disconnect(Reason.GOODBYE, 7))
+    assert (error[0], heard(error).value) == (b"c", ErrorCode.WORKER_LOST)
+
+
+def test_a_lost_worker_does_not_count_any_more() -> None:
+    desk = Desk()
+    desk.ready(b"w1")
+    desk.ready(b"w2")
+    desk.send(b"w1", *native.encode_disconnect(Reason.GOODBYE, 7))
+    assert desk.broker.services[b"echo"].workers == 1
+
+
+@pytest.mark.parametrize("dialect", ["native", "02"])
+def test_a_second_ready_ends_the_registration(dialect: str) -> None:
+    desk = Desk()
+    ready = desk.ready if dialect == "native" else desk.ready02
+    ready(b"w")
+    assert len(ready(b"w")) == 1
+    assert not desk.broker.workers
+
+
 def test_a_request_that_kills_its_workers_is_given_up_as_poison() -> None:
     desk = Desk(deliveries_max=3)
     for number in range(3):

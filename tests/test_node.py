@@ -107,3 +107,48 @@ def test_a_node_that_was_away_lets_go_of_what_plain_clients_asked_and_serves_wha
     assert any(isinstance(output, Dispatch) for output in node.receive_frames(plain, 7.0))
     [answer] = [output for output in node.receive_frames(reply, 7.0) if isinstance(output, Send)]
     assert answer.frames == [b"plain", b"MDPC02", b"\x03", b"echo", b"y"]
+
+
+STATE_REQUEST = native.encode_request(bytes(range(24)), b"mmi.state", [b""])
+STATE_BATCH = native.encode_requests(bytes(range(16)), b"mmi.state", [1, 2], [0, 0], [b"", b""])
+
+
+@pytest.mark.parametrize("request_", [STATE_REQUEST, STATE_BATCH], ids=["single", "batch"])
+def test_a_management_request_is_no_vote(node: Node, request_: list[bytes]) -> None:
+    node.receive(word(3, 3, epoch=2), 1.0)
+    silent_at = 1.0 + 2.0
+    for tick in range(1, 5):
+        node.handle_timer(1.0 + tick / 2)
+
+    node.receive_frames([CLIENT, *request_], silent_at)
+    assert not node.is_active, "looking changes nothing"
+    answers(node, silent_at)
+    assert node.is_active, "the same moment is good for a vote"
+
+
+def busy(node: Node, now: float) -> None:
+    """Let a worker hold a request."""
+    node.receive_frames([b"worker", *native.encode_ready(b"echo", credit=1)], now)
+    assert any(isinstance(output, Dispatch) for output in node.receive_frames([CLIENT, *REQUEST], now))
+
+
+def test_a_stopping_node_serves_until_its_workers_have_answered(node: Node) -> None:
+    busy(node, 0.5)
+    node.leave(1.0)
+    assert node.is_active
+    final = native.encode_final(bytes(range(24)), node.machine.epoch, 0, [b"done"])
+    node.receive_frames([b"worker", *final], 1.5)
+    node.handle_timer(1.5)
+    assert not node.is_active
+
+
+def test_a_stopping_node_waits_for_its_workers_no_longer_than_it_may(node: Node) -> None:
+    busy(node, 0.5)
+    node.leave(1.0)
+    for tick in range(1, 50):
+        now = 1.0 + tick / 10
+        node.receive_frames([b"worker", *native.encode_heartbeat(node.machine.epoch)], now)
+        node.handle_timer(now)
+        assert node.is_active
+    node.handle_timer(1.0 + 5.0)
+    assert not node.is_active

@@ -1024,6 +1024,14 @@ def test_nothing_moves_a_node_that_leaves() -> None:
     assert kinds(machine.handover(FRESH + 30)) == [HandoverRefused]
 
 
+def test_a_vote_does_not_move_a_node_that_leaves_although_its_peer_is_silent() -> None:
+    machine = in_state(PASSIVE, peer=Peer())
+    machine.leave(FRESH)
+    machine.client_request(SILENT + 1)
+    assert machine.state is PASSIVE
+    assert machine.requests_refused == 1
+
+
 def test_a_node_that_leaves_does_not_wait_for_a_silent_peer() -> None:
     machine = in_state(ACTIVE, peer=Peer())
     machine.leave(FRESH)
@@ -1171,6 +1179,18 @@ def test_an_earlier_run_is_heard_again_when_the_later_one_was_a_passing_guest() 
     assert machine.peer_expires_at == FRESH + 2 + TIMEOUT_S
     machine.receive(guest.says(BACKUP), FRESH + 2.1)
     assert machine.state is PASSIVE
+
+
+def test_an_earlier_run_that_is_heard_again_does_not_repeat_itself() -> None:
+    old, guest = Peer(node="run-1"), Peer(node="guest")
+    machine = in_state(PASSIVE, peer=old)
+    late = old.says(BACKUP)
+    machine.receive(old.says(ACTIVE, epoch=2), FRESH)
+    machine.receive(guest.says(ACTIVE, epoch=2), FRESH)
+    machine.handle_timer(FRESH + 1)
+    machine.receive(late, FRESH + 2)
+    assert machine.state is PASSIVE
+    assert machine.peer_ignored[Ignored.STALE] == 1
 
 
 def test_a_late_word_of_a_run_never_met_does_not_hide_the_run_that_serves() -> None:

@@ -96,6 +96,15 @@ def test_the_longer_of_both_leases_counts_and_an_old_grant_shortens_nothing() ->
     assert quorum.until == pytest.approx(3.0 + SPAN_S)
 
 
+def test_a_grant_of_an_early_question_counts_from_then() -> None:
+    quorum = settled()
+    quorum.claim(0.0)
+    quorum.sent(1, 1.0)
+    quorum.sent(2, 1.5)
+    quorum.hear_grant(quorum.arbiter, 1)
+    assert quorum.until == pytest.approx(1.0 + SPAN_S)
+
+
 def test_a_grant_of_an_earlier_claim_or_of_a_number_never_sent_is_worth_nothing() -> None:
     quorum = settled()
     quorum.claim(0.0)

@@ -574,6 +574,15 @@ def test_replies_to_single_requests_of_one_client_travel_together_too(several: B
     assert answered(several, 0) == [[1, 2]]
 
 
+def test_replies_of_two_epochs_do_not_travel_together(several: Bench) -> None:
+    several.request(0, ONE)
+    several.request(0, TWO, epoch=2)
+    several.take(several.core.finished_all([(job, [b"x"]) for job in several.begun()], several.now))
+    assert answered(several, 0) == []
+    finals = [(identity, epoch) for command, identity, epoch, _ in several.sent(0) if command == native.FINAL]
+    assert finals == [(ONE, 1), (TWO, 2)]
+
+
 @pytest.mark.requirement("BSN-G-17")
 def test_a_broker_that_did_not_say_so_is_sent_no_batch() -> None:
     bench = Bench(WorkerSettings(credit=5))
