@@ -24,7 +24,7 @@ from bstar.lag import LAG_BOUNDS_S
 from bstar.pair import BinaryStar
 from bstar.reactor import Reactor
 from bstar.settings import Settings
-from bstar.sockets import send
+from bstar.sockets import receive_bodies, send
 from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar_broker.core import BrokerSettings, Dispatch, Node, NodeState, Notice, Send
@@ -101,7 +101,7 @@ class BrokerServer:
             )
         self._resources.callback(self._pair.close)
         self._router = self._open_router()
-        self._reactor.add_reader(self._router, self._on_message, keeps_to_itself=True)
+        self._reactor.add_reader(self._router, self._on_message, keeps_to_itself=True, read=receive_bodies)
         self._status: StatusServer | None = None
         if settings.http.bind is not None:
             self._status = StatusServer(settings.http.bind, self.snapshot)

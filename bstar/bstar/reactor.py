@@ -55,6 +55,10 @@ _clock: Clock = (
 # a poll, short enough (some milliseconds) that no heartbeat waits for it.
 DRAIN_MAX = 200
 
+# And for so long: messages of a mebibyte take a millisecond each, and 200 of them would leave the peer's
+# state messages unread for longer than a failover timeout.
+DRAIN_S_MAX = 0.01
+
 # Messages of a burst before which the socket is asked for more; a longer burst pays for one zmq.Again.
 _ASKS_MAX = 5
 
@@ -87,8 +91,8 @@ class Timer:
 class Reactor:
     """Register what is to be served, then ``run``. Register in the loop's own thread, or before it runs.
 
-    ``drain_max`` bounds the messages read from one socket per turn; ``stop_timeout_s`` bounds how long a
-    stop may take.
+    ``drain_max`` bounds the messages read from one socket per turn, and DRAIN_S_MAX the time;
+    ``stop_timeout_s`` bounds how long a stop may take.
     """
 
     def __init__(
@@ -140,17 +144,27 @@ class Reactor:
         return self._clock()
 
     def add_reader(
-        self, socket: "zmq.Socket[bytes]", handler: MessageHandler, *, keeps_to_itself: bool = False
+        self,
+        socket: "zmq.Socket[bytes]",
+        handler: MessageHandler,
+        *,
+        keeps_to_itself: bool = False,
+        read: "Callable[[zmq.Socket[bytes]], list[bytes]] | None" = None,
     ) -> None:
         """Call ``handler(frames, now)`` for every message. Sockets take turns in order of registration.
+
+        ``read`` takes one message off the socket, or raises ``zmq.Again``; by default as ``bstar.sockets``
+        does for the type of the socket.
 
         With ``keeps_to_itself`` its result counts: True says that of all sockets which are served here it has
         used this one alone, and spares the loop asking the others.
         """
 
-        read = receive_routed if socket.type == zmq.ROUTER else receive
+        if read is None:
+            read = receive_routed if socket.type == zmq.ROUTER else receive
 
         def drain(now: float) -> None:
+            began_at = now
             for count in range(self._drain_max):
                 # Most turns bring a few messages; asking first is then cheaper than running into zmq.Again.
                 if 0 < count < _ASKS_MAX and not is_readable(socket):
@@ -159,10 +173,14 @@ class Reactor:
                     frames = read(socket)
                 except zmq.Again:
                     return
-                if not (handler(frames, now if count == 0 else self._look()) and keeps_to_itself):
+                if count:
+                    now = self._look()
+                if not (handler(frames, now) and keeps_to_itself):
                     self._is_stirred = True
                 if socket not in self._sources:
                     return
+                if now - began_at > DRAIN_S_MAX:
+                    break
             # There may be more.
             self._is_stirred = True
 

@@ -12,10 +12,17 @@ from typing import cast
 import zmq
 from zmq.backend import Socket as _Backend
 
-__all__ = ["is_readable", "receive", "receive_routed", "send"]
+from bstar.wire.limits import BATCH_BYTES_MAX
+
+__all__ = ["VIEW_BYTES_MIN", "is_readable", "receive", "receive_bodies", "receive_routed", "send"]
 
 # Above this size handing the buffer over is cheaper than copying it; below, the bookkeeping costs more.
 _COPY_BYTES_MAX = 65_536
+
+# From this size on ``receive_bodies`` copies nothing. To copy 64 MiB takes 35 ms of CPU time, most of it for
+# fresh pages, and was seen to take 0.2 s while other processes wanted the memory as well. It is above the
+# bound of a batch, so only bodies are ever so large in a message that is read at all.
+VIEW_BYTES_MIN = BATCH_BYTES_MAX + 1
 
 _recv = _Backend.recv
 _send = _Backend.send
@@ -46,6 +53,25 @@ def receive_routed(socket: "zmq.Socket[bytes]") -> list[bytes]:
         frame = _recv(socket, _NOBLOCK, False)
         frames.append(frame.bytes)
     return frames
+
+
+def receive_bodies(socket: "zmq.Socket[bytes]") -> list[bytes]:
+    """As ``receive_routed``, but a frame of ``VIEW_BYTES_MIN`` octets or more is a read-only memoryview.
+
+    It is the memory that libzmq filled. A view compares, slices and is sent as bytes are; what else is asked
+    of it must be asked of ``bytes(frame)``.
+    """
+    frames = [_recv(socket, _NOBLOCK)]
+    more = True
+    while more:
+        frame = _recv(socket, _NOBLOCK, False)
+        more = frame.more
+        frames.append(frame.bytes if len(frame) < VIEW_BYTES_MIN else _view(frame))
+    return frames
+
+
+def _view(frame: zmq.Frame) -> bytes:
+    return cast("bytes", frame.buffer.toreadonly())
 
 
 def send(socket: "zmq.Socket[bytes]", frames: list[bytes]) -> None:

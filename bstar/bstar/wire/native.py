@@ -273,7 +273,8 @@ def decode_peer(frames: Frames) -> FromPeer:
     if command == HEARTBEAT:
         return Heartbeat(frames[0], 3, (), epoch)
     if command == ERROR:
-        return Failure(frames[0], ident, value, frames[2][:TEXT_BYTES_MAX] if len(frames) > 2 else b"", head)
+        text = bytes(frames[2][:TEXT_BYTES_MAX]) if len(frames) > 2 else b""
+        return Failure(frames[0], ident, value, text, head)
     if command == READY:
         if not service_size:
             raise RemoteProtocolError("service-name", "a READY names its service", from_worker=True)
@@ -291,7 +292,7 @@ def request_identity(frames: Frames) -> bytes | None:
     """The identity of a REQUEST that ``decode_peer`` refused, if that much of it can be read."""
     if len(frames) < 2 or frames[1][:3] != MAGIC + b"\x01" or len(frames[1]) < HEADER_BYTES:
         return None
-    found = frames[1][4 : 4 + IDENTITY_BYTES]
+    found = bytes(frames[1][4 : 4 + IDENTITY_BYTES])
     return found if found != NO_IDENTITY else None
 
 
