@@ -31,7 +31,7 @@ from bstar_cli import exits
 from bstar_cli.main import main
 from bstar_cli.options import DEFAULT_ENDPOINTS, fleet_of, parse_set
 from bstar_cli.worker import find_handler
-from bstar_client import Request
+from bstar_client import HAClient, Request
 from support.brokers import COMMAND, Broker, lone_broker
 
 VERBS = [
@@ -336,6 +336,22 @@ def test_status_shows_a_lone_node_and_is_not_content_with_half_a_pair(node: Brok
         assert b"cli-status" in done.stdout
         assert b"ACTIVE" in done.stdout
         assert b"does not hear its peer" in done.stderr
+
+
+@pytest.mark.loopback
+def test_status_tells_of_a_service_that_nobody_offers_and_has_a_status_for_it(tmp_path: Path) -> None:
+    with lone_broker(tmp_path) as node, HAClient(node.endpoint) as client:
+        for _ in range(3):
+            with pytest.raises(BstarError):
+                client.request("vain", b"x", timeout=0.3)
+        shown = run("status", "--endpoints", node.endpoint)
+        told = run("status", "--endpoints", node.endpoint, "--json")
+    assert shown.returncode == exits.SERVICE_TROUBLE
+    assert b"vain: it has no worker" in shown.stderr
+    assert b"the primary serves, but not all is well with vain" in shown.stderr
+    document = json.loads(told.stdout)
+    assert (document["healthy"], document["reason"]) == (False, "service-trouble")
+    assert [(each["service"], each["sign"]) for each in document["troubles"]] == [("vain", "no-worker")]
 
 
 @pytest.mark.loopback

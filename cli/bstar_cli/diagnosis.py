@@ -13,15 +13,29 @@ import msgspec
 
 from bstar.fleet import Fleet
 from bstar_cli import exits
+from bstar_cli.trouble import ServiceView, Trouble, troubles
 from bstar_client.status import NodeReport
 
-__all__ = ["NodeView", "Reason", "Seen", "Stray", "Verdict", "judge", "judge_all", "judge_strays", "strays"]
+__all__ = [
+    "NodeView",
+    "Reason",
+    "Seen",
+    "Stray",
+    "Verdict",
+    "find_troubles",
+    "judge",
+    "judge_all",
+    "judge_services",
+    "judge_strays",
+    "strays",
+]
 
 
 class Reason(enum.StrEnum):
     """Why a pair is as it is. Scripts read the values, so they never change."""
 
     SERVED = "served"
+    SERVICE_TROUBLE = "service-trouble"
     STRAYS = "strays"
     WRONG_PAIR = "wrong-pair"
     ARBITER_SILENT = "arbiter-silent"
@@ -42,6 +56,7 @@ class Reason(enum.StrEnum):
 
 CODES = {
     Reason.SERVED: exits.OK,
+    Reason.SERVICE_TROUBLE: exits.SERVICE_TROUBLE,
     Reason.STRAYS: exits.ASTRAY,
     Reason.WRONG_PAIR: exits.ASTRAY,
     Reason.ARBITER_SILENT: exits.FAILED,
@@ -61,7 +76,7 @@ CODES = {
 }
 
 # From bad to worse.
-_WORSE = (exits.OK, exits.ASTRAY, exits.FAILED, exits.NONE_ACTIVE, exits.MANY_ACTIVE)
+_WORSE = (exits.OK, exits.SERVICE_TROUBLE, exits.ASTRAY, exits.FAILED, exits.NONE_ACTIVE, exits.MANY_ACTIVE)
 
 # What a node says of itself, the most hopeful first: it is what the pair waits for. Nodes that stand by and
 # hear each other are about to decide.
@@ -76,19 +91,11 @@ _STANDINGS = {
 }
 
 
-class _Service(msgspec.Struct, frozen=True):
-    service: str
-    workers: int
-    idle: int
-    in_flight: int
-    queued: int
-    answered: int
-
-
 class _Broker(msgspec.Struct, frozen=True):
     workers: int
     queued: int
-    services: list[_Service]
+    services: list[ServiceView]
+    past: list[ServiceView] = []
 
 
 class _Quorum(msgspec.Struct, frozen=True):
@@ -287,3 +294,26 @@ def judge_strays(verdict: Verdict, found: Sequence[Stray]) -> Verdict:
     services = ", ".join(sorted({stray.service for stray in found}))
     text = f"{verdict.why}, but not where clients and workers look for each other: {services}"
     return Verdict.of(Reason.STRAYS, text)
+
+
+def find_troubles(by_pair: Mapping[str, Sequence[Seen]]) -> list[Trouble]:
+    """The services in trouble at the nodes that serve them."""
+    return troubles(
+        {
+            name: [
+                service
+                for seen in nodes
+                if seen.view is not None and seen.view.pair.is_active
+                for service in (*seen.view.broker.services, *seen.view.broker.past)
+            ]
+            for name, nodes in by_pair.items()
+        }
+    )
+
+
+def judge_services(verdict: Verdict, found: Sequence[Trouble]) -> Verdict:
+    """The verdict on all pairs, with the services in trouble that were found."""
+    if verdict.code != exits.OK or not found:
+        return verdict
+    services = ", ".join(sorted({trouble.service for trouble in found}))
+    return Verdict.of(Reason.SERVICE_TROUBLE, f"{verdict.why}, but not all is well with {services}")

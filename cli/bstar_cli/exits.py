@@ -20,6 +20,7 @@ __all__ = [
     "NOT_EXECUTED",
     "NOT_PROVEN",
     "OK",
+    "SERVICE_TROUBLE",
     "SPARK_FAILED",
     "UNKNOWN",
     "USAGE",
@@ -39,6 +40,8 @@ NONE_ACTIVE = 3
 """``status``: no node serves."""
 MANY_ACTIVE = 4
 """``status``: more than one node serves."""
+SERVICE_TROUBLE = 5
+"""``status``: every pair is well, and a service is not."""
 ASTRAY = 6
 """``status``: every pair is well, but services or nodes are at another pair than the list says."""
 NOT_PROVEN = 3

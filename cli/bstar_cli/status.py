@@ -12,7 +12,17 @@ from rich.text import Text
 
 from bstar.fleet import Fleet
 from bstar_cli import exits
-from bstar_cli.diagnosis import NodeView, PairView, Seen, judge, judge_all, judge_strays, strays
+from bstar_cli.diagnosis import (
+    NodeView,
+    PairView,
+    Seen,
+    find_troubles,
+    judge,
+    judge_all,
+    judge_services,
+    judge_strays,
+    strays,
+)
 from bstar_cli.options import ClientConfigOption, EndpointsOption, fleet_of
 from bstar_client.status import NodeReport, node_states
 
@@ -33,13 +43,14 @@ def status(
     """Show every node of every pair: role, state, epoch, peer, services, workers, queues.
 
     Looking is no vote: it never changes which node is active. The last line says what is wrong, from what
-    the nodes say of themselves and of each other. Of several pairs, services at another pair than their own
-    are told, too.
+    the nodes say of themselves and of each other. Services in trouble are told in a sentence each: nobody
+    offers them, a request is held or waits for long, or many ended badly in the last five minutes. Of several
+    pairs, services at another pair than their own are told, too.
 
     Exit codes: 0 every node answers and exactly one serves; 1 one serves, but a node cannot be reached, is
-    down or does not hear its peer or the arbiter; 2 wrong usage; 3 none serves; 4 more than one serves; 6 the
-    pairs are well, but services or nodes are at another pair than the list says. Of several pairs it is that
-    of the worst.
+    down or does not hear its peer or the arbiter; 2 wrong usage; 3 none serves; 4 more than one serves; 5 the
+    pairs are well, but a service is not; 6 the pairs are well, but services or nodes are at another pair than
+    the list says. Of several pairs it is that of the worst.
 
     Examples:
 
@@ -67,7 +78,8 @@ def status(
         title: judge(of_pair, name) for (title, of_pair), name in zip(by_pair.items(), named, strict=True)
     }
     astray = strays(fleet, by_pair)
-    verdict = judge_strays(judge_all(verdicts), astray)
+    troubled = find_troubles(by_pair)
+    verdict = judge_services(judge_strays(judge_all(verdicts), astray), troubled)
     homes = {each: names[_first_node(fleet, each)] for each in service or ()}
     if as_json:
         document = {
@@ -83,6 +95,7 @@ def status(
                 }
                 for name, of_pair in verdicts.items()
             ],
+            "troubles": troubled,
             "strays": astray,
             "homes": homes,
             "nodes": [
@@ -107,8 +120,8 @@ def status(
         for seen in nodes:
             if seen.view is None:
                 talk.print(Text(f"{seen.endpoint}: {seen.error}"))
-        for stray in astray:
-            talk.print(Text(str(stray), style="yellow"))
+        for told in (*astray, *troubled):
+            talk.print(Text(str(told), style="yellow"))
         for each, home in homes.items():
             talk.print(Text(f"{each} belongs to {home}: {', '.join(fleet.pair_of(each).endpoints)}"))
         talk.print(Text(verdict.why, style="green" if verdict.code == exits.OK else "bold red"))
