@@ -18,11 +18,14 @@ from bstar import Reactor
 from bstar.peer_link import PeerLink
 from bstar.refusal import RefusalProbe
 from bstar.settings import parse_endpoint
+from bstar.wire.peer import TOPIC
 from support.waiting import LIMIT_S, Socket, receive_until
 
 pytestmark = pytest.mark.loopback
 
 LOCAL = "127.0.0.1"
+# The last one that a link sends.
+SUBSCRIPTION = b"\x01" + TOPIC
 
 
 def turn_until(reactor: Reactor, question: Callable[[], object]) -> None:
@@ -222,7 +225,7 @@ class Listening:
         )
 
     def _on_messages(self, messages: Iterator[list[bytes]], now: float) -> None:
-        self.told += [frames[0].decode() for frames in messages]
+        self.told += [frames[1].decode() for frames in messages]
 
     def __enter__(self) -> Self:
         return self
@@ -254,7 +257,7 @@ def hears(link: Listening, peer: Socket, word: str) -> None:
 
     def is_subscribed() -> bool:
         while peer.poll(0):
-            if peer.recv_multipart() == [b"\x01"]:
+            if peer.recv_multipart() == [SUBSCRIPTION]:
                 return True
         return False
 
@@ -262,7 +265,7 @@ def hears(link: Listening, peer: Socket, word: str) -> None:
     looks = link.reactor.add_timer(0.01, lambda now: None)
     turn_until(link.reactor, is_subscribed)
     looks.cancel()
-    peer.send(word.encode())
+    peer.send_multipart([TOPIC, word.encode()])
     link.wait_for(*before, word)
 
 
@@ -289,7 +292,7 @@ import sys, zmq
 with zmq.Context() as context, context.socket(zmq.PUB) as socket:
     socket.bind(sys.argv[1])
     while True:
-        socket.send(b"alive")
+        socket.send_multipart([b"BSTP", b"alive"])
         socket.poll(10)
 """
 
@@ -331,7 +334,7 @@ def test_a_connection_on_which_nothing_was_heard_is_not_missed(
 ) -> None:
     with Listening(context, place) as link:
         with publisher(context, place) as peer:
-            receive_until(peer, lambda frames: frames == [b"\x01"])
+            receive_until(peer, lambda frames: frames == [SUBSCRIPTION])
         link.turn_for(0.3)
         assert link.told == []
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from bstar.wire.peer import TOPIC
 from support.brokers import Broker, broker_pair, lone_broker, wait_until
 from support.rawpeers import EMPTY, Peers, PublishedBinaryStarClient, ZmtpPeer
 
@@ -480,7 +481,8 @@ def scripted_peer(broker: Broker, peers: Peers) -> Iterator[zmq.Socket[bytes]]:
     try:
         publisher.bind(broker.peer_state_endpoint)
         assert publisher.poll(10_000), broker.trouble()
-        assert publisher.recv()[:1] == b"\x01"
+        while publisher.recv() != b"\x01" + TOPIC:
+            assert publisher.poll(10_000), broker.trouble()
         yield publisher
     finally:
         publisher.close()
@@ -506,7 +508,10 @@ def test_garbage_on_the_state_link_neither_ends_nor_moves_a_node(tmp_path: Path,
             [b"3", b"BSTP01"],
             [b"3", b"BSTP01", b"{"],
             [b"3", b"BSTP01", b"[]"],
-            [b"BSTP99"],
+            [b"BSTP01"],
+            [b"BSTP01", b"5", b"{}"],
+            [b"BSTP01", b"3", b"{"],
+            [b"BSTP01", b"3", b"[]"],
         ]
         garbage = [*([text] for text in single), *several]
         for _ in range(3):

@@ -453,7 +453,7 @@ def test_a_peer_is_seen_once_lost_once_and_seen_again() -> None:
     assert PeerSeen in kinds(machine.receive(peer.says(PASSIVE), 3.6))
 
 
-@pytest.mark.parametrize("frames", [[b"5"], [b"0"], [b"abc"], [b""], [b"31"], [], [b"3", b"BSTP01", b"{"]])
+@pytest.mark.parametrize("frames", [[b"5"], [b"0"], [b"abc"], [b""], [b"31"], [], [b"BSTP01", b"3", b"{"]])
 @pytest.mark.parametrize(("state", "role"), PLACES)
 def test_what_is_no_state_message_is_no_sign_of_life(state: State, role: Role, frames: list[bytes]) -> None:
     """BST-R-02."""

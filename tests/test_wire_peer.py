@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bstar.errors import RemoteProtocolError
 from bstar.wire import peer
-from bstar.wire.peer import PeerState
+from bstar.wire.peer import CODES, HEADER, TOPIC, PeerState
 
 DETAIL = b'{"pair":"p","role":"backup","node":"b1","seq":7,"epoch":2,"heartbeat_ms":1000,"timeout_ms":2000}'
 STATE = PeerState(4, "p", "backup", "b1", 7, 2, 1000, 2000)
@@ -37,16 +37,15 @@ def test_the_published_message_of_one_frame_is_read_and_said(octet: bytes, state
     assert peer.encode(PeerState(state)) == [octet]
 
 
-@pytest.mark.requirement("BST-S-01")
-def test_our_message_begins_with_the_published_one_and_no_later_frame_looks_like_one() -> None:
-    first, *later = peer.encode(STATE)
-    assert first == b"4"
-    assert all(not frame[:1].isdigit() for frame in later)
-
-
 def test_our_message_is_as_documented() -> None:
-    assert peer.encode(STATE) == [b"\x34", b"\x42\x53\x54\x50\x30\x31", DETAIL]
-    assert peer.decode([b"4", b"BSTP01", DETAIL]) == STATE
+    assert peer.encode(STATE) == [b"\x42\x53\x54\x50\x30\x31", b"\x34", DETAIL]
+    assert peer.decode([b"BSTP01", b"4", DETAIL]) == STATE
+
+
+def test_what_a_node_subscribes_to_begins_its_message_and_no_published_one() -> None:
+    """So a publisher can send either dialect to a subscriber and never both."""
+    assert HEADER.startswith(TOPIC)
+    assert not any(code.startswith(TOPIC) or TOPIC.startswith(code) for code in CODES.values())
 
 
 @pytest.mark.requirement("BST-R-02")
@@ -64,6 +63,8 @@ def test_our_message_is_as_documented() -> None:
         [b"3\0"],
         [b"abc"],
         [b"\x03"],
+        [b"BSTP01"],
+        [b"BSTP01", b"5", DETAIL],
         [b"BSTP01", DETAIL],
         ["³".encode()],
     ],
@@ -74,15 +75,15 @@ def test_anything_but_the_four_characters_is_refused(frames: list[bytes]) -> Non
 
 
 def test_another_version_is_refused_by_its_own_reason() -> None:
-    for header in (b"BSTP02", b"BSTP1", b"BSTP", b"BSTP01x"):
-        with pytest.raises(RemoteProtocolError) as caught:
-            peer.decode([b"3", header, DETAIL])
+    for frames in ([b"BSTP02", b"3", DETAIL], [b"BSTP1"], [b"BSTP"], [b"BSTP01x", b"3"]):
+        with pytest.raises(RemoteProtocolError, match="one release on both") as caught:
+            peer.decode(frames)
         assert caught.value.reason == "peer-version"
 
 
 @pytest.mark.requirement("BST-R-02")
-@pytest.mark.parametrize("header", [b"", b"3", b"BST", b"bstp01", b"{}", DETAIL])
-def test_noise_behind_a_state_code_is_not_taken_for_another_release(header: bytes) -> None:
+@pytest.mark.parametrize("header", [b"", b"3", b"BST", b"BSTP01", b"{}", DETAIL])
+def test_what_stands_behind_a_state_code_is_not_taken_for_another_release(header: bytes) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         peer.decode([b"3", header])
     assert caught.value.reason == "peer-header"
@@ -90,7 +91,7 @@ def test_noise_behind_a_state_code_is_not_taken_for_another_release(header: byte
 
 def test_what_a_newer_node_adds_is_skipped() -> None:
     newer = DETAIL[:-1] + b',"mood":{"good":[1,2.5,null]}}'
-    assert peer.decode([b"4", b"BSTP01", newer, b"more"]) == STATE
+    assert peer.decode([b"BSTP01", b"4", newer, b"more"]) == STATE
 
 
 @pytest.mark.parametrize(
@@ -109,12 +110,12 @@ def test_what_a_newer_node_adds_is_skipped() -> None:
 )
 def test_a_detail_that_is_not_one_is_refused(detail: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="peer-detail"):
-        peer.decode([b"3", b"BSTP01", detail])
+        peer.decode([b"BSTP01", b"3", detail])
 
 
 def test_a_missing_detail_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="peer-detail"):
-        peer.decode([b"3", b"BSTP01"])
+        peer.decode([b"BSTP01", b"3"])
 
 
 @given(states)

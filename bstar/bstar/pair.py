@@ -8,8 +8,8 @@ request may be served:
     star.voter("tcp://*:5001", zmq.ROUTER, handle)      # handle(socket, frames), only while this node serves
     star.start()
 
-The state link is PUB/SUB, because it must neither block nor queue for a peer that is away. It is an XPUB
-here, so that a peer which has just connected is told at once.
+The state link is PUB/SUB, because it must neither block nor queue for a peer that is away
+(``state_publisher``, ``peer_link``).
 
 Source: zguide chapter 4, Binary Star and its reactor class; BST-S-01 to BST-R-05.
 """
@@ -49,18 +49,15 @@ from bstar.star import (
     StarSettings,
     StateChanged,
 )
-from bstar.wire import peer
+from bstar.state_publisher import StatePublisher
 from bstar.wire.arbiter import Answer
 from bstar.wire.messages import NodeStatus
-from bstar.wire.peer import PeerState
+from bstar.wire.peer import PeerState, decode
 
 __all__ = ["BinaryStar", "PairMachine"]
 
 _log = logging.getLogger("bstar.pair")
 
-# All that a subscriber sends: one octet, and a handshake of some dozens. libzmq keeps some forty octets for
-# each octet of a subscription, so one message of 200 MB would take eight gigabytes and stop the loop.
-_SUBSCRIPTION_BYTES_MAX = 1_024
 # A node that cannot go on stays for this long, without serving, so that its peer hears who it was: a peer
 # that has just started connects anew at least once a second (see ``bstar.peer_link``).
 _LAST_WORD_S = 1.5
@@ -177,17 +174,20 @@ class BinaryStar:
         self._perform = perform
         self._observe = observe
         self._error: PairError | None = None
-        self._last_word: list[bytes] = []
+        self._last_word: PeerState | None = None
         self._on_active: list[Handler] = []
         self._on_passive: list[Handler] = []
         self._voter: zmq.Socket[bytes] | None = None
         self._sockets: list[zmq.Socket[bytes]] = []
+        self._publisher: StatePublisher | None = None
         self._link: PeerLink | None = None
         self._arbiter: Arbiter | None = None
         self._is_closed = False
         self._context = context if context is not None else new_context(3)
         try:
-            self._publisher = self._open_publisher(local)
+            self._publisher = StatePublisher(
+                self._context, self.reactor, local, on_subscribed=self._on_subscribed
+            )
             self._link = PeerLink(
                 self._context,
                 self.reactor,
@@ -204,7 +204,6 @@ class BinaryStar:
         except BaseException:
             self.close()
             raise
-        self.reactor.add_reader(self._publisher, self._on_subscription)
         self.reactor.add_machine(machine.next_deadline, self._on_deadline)
         self.reactor.on_stall(heartbeat_interval_s / 2, self._on_stall)
         self.reactor.on_stop(self._on_stop, machine.has_left)
@@ -215,13 +214,6 @@ class BinaryStar:
         keep_apart(socket, 0)
         socket.linger = 0
         socket.ipv6 = True
-        return socket
-
-    def _open_publisher(self, local: str) -> "zmq.Socket[bytes]":
-        socket = self._socket(zmq.XPUB)
-        socket.set(zmq.XPUB_VERBOSE, 1)
-        socket.maxmsgsize = _SUBSCRIPTION_BYTES_MAX
-        socket.bind(local)
         return socket
 
     def _open_arbiter(self, arbiter: str | Arbiter, settings: StarSettings) -> None:
@@ -289,6 +281,8 @@ class BinaryStar:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._publisher is not None:
+            self._publisher.close()
         if self._link is not None:
             self._link.close()
         if self._arbiter is not None:
@@ -317,18 +311,16 @@ class BinaryStar:
         newest: PeerState | None = None
         for frames in messages:
             try:
-                newest = peer.decode(frames)
+                newest = decode(frames)
             except RemoteProtocolError as error:
                 self.carry_out(self.machine.receive_invalid(error, now))
         if newest is not None:
             # The clock is read after the message was: no promise may begin before what it answers came.
             self.carry_out(self.machine.receive(newest, self.reactor.now()))
 
-    def _on_subscription(self, frames: list[bytes], now: float) -> None:
-        if frames[0][:1] != b"\x01":
-            return
+    def _on_subscribed(self, now: float) -> None:
         if self._error is not None:
-            self._say(self._last_word)
+            self._say_last_word()
         else:
             self.carry_out(self.machine.subscribed(now))
 
@@ -354,8 +346,8 @@ class BinaryStar:
                 self._observe(output)
             match output:
                 case Publish():
-                    self._last_word = peer.encode(output.message)
-                    self._say(self._last_word)
+                    self._last_word = output.message
+                    self._say_last_word()
                 case AskArbiter():
                     assert self._arbiter is not None, "a machine with an arbiter needs a shell with one"
                     self._arbiter.ask(output.question)
@@ -373,7 +365,7 @@ class BinaryStar:
                     _log.critical("%s", output.error)
                     self._error = output.error
                     # Both nodes must learn of it, and the peer may not have heard us yet.
-                    self._say(self._last_word)
+                    self._say_last_word()
                     self.reactor.call_at(self.reactor.now() + _LAST_WORD_S, lambda now: self.reactor.end())
                 case (
                     StateChanged()
@@ -392,9 +384,10 @@ class BinaryStar:
                 case _:
                     raise AssertionError(f"nobody performs {output!r}")
 
-    def _say(self, frames: list[bytes]) -> None:
-        if frames:
-            self._publisher.send_multipart(frames, zmq.NOBLOCK)
+    def _say_last_word(self) -> None:
+        if self._last_word is not None:
+            assert self._publisher is not None
+            self._publisher.say(self._last_word)
 
     def _persist(self, epoch: int) -> None:
         if self._epochs is None:

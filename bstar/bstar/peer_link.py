@@ -21,6 +21,7 @@ from bstar.reactor import Reactor
 from bstar.refusal import RefusalProbe
 from bstar.settings.endpoints import parse_endpoint
 from bstar.sockets import receive
+from bstar.wire.peer import TOPICS_HEARD
 
 __all__ = ["PeerLink", "reconnect_interval_ms"]
 
@@ -87,7 +88,8 @@ class PeerLink:
             socket.heartbeat_ivl = max(100, timeout_ms)
             socket.heartbeat_timeout = max(1_000, 3 * timeout_ms)
             socket.maxmsgsize = _STATE_BYTES_MAX
-            socket.subscribe(b"")
+            for topic in TOPICS_HEARD:
+                socket.subscribe(topic)
             if self._probe is not None:
                 self._monitor = socket.get_monitor_socket(
                     zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED

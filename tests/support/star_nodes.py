@@ -20,8 +20,9 @@ from bstar.errors import PairError
 from bstar.pair import BinaryStar
 from bstar.reactor import Reactor
 from bstar.star import Output, Role, StarMachine, StarSettings, State
+from bstar.wire.peer import TOPICS_HEARD
 from support.brokers import Ports
-from support.waiting import LIMIT_S, Bell, Socket, receive_until
+from support.waiting import LIMIT_S, Bell, Socket, receive, receive_until
 
 __all__ = ["HEARTBEAT_S", "TIMEOUT_S", "Places", "RunningNode", "ScriptedPeer"]
 
@@ -181,7 +182,10 @@ class RunningNode:
 
 
 class ScriptedPeer:
-    """A published Binary Star server by hand: its PUB (an XPUB, to see who subscribes) and its SUB."""
+    """A published Binary Star server by hand: its PUB (an XPUB, to see who subscribes) and its SUB.
+
+    It reads a state frame by frame, as the published servers do, and fails on a second frame.
+    """
 
     def __init__(self, context: zmq.Context[Socket], *, binds: str, connects: str) -> None:
         self._publisher = context.socket(zmq.XPUB)
@@ -207,16 +211,22 @@ class ScriptedPeer:
         self._subscriber.close()
 
     def wait_for_subscriber(self) -> None:
-        receive_until(self._publisher, lambda frames: frames == [b"\x01"])
+        for topic in sorted(TOPICS_HEARD):
+            assert receive(self._publisher) == [b"\x01" + topic]
 
     def says(self, *frames: bytes) -> None:
         self._publisher.send_multipart(frames)
 
-    def hears(self, code: bytes) -> list[bytes]:
-        """The next message of the node with this state code."""
-        return receive_until(self._subscriber, lambda frames: frames[0] == code)
+    def hears(self, code: bytes) -> None:
+        """Wait until the node says this state code."""
+        receive_until(self._subscriber, lambda frames: self._read(frames) == code)
 
     def next_codes(self, count: int) -> Iterator[bytes]:
         """What the node says in its next messages."""
         for _ in range(count):
-            yield receive_until(self._subscriber, lambda frames: True)[0]
+            yield self._read(receive(self._subscriber))
+
+    @staticmethod
+    def _read(frames: list[bytes]) -> bytes:
+        [code] = frames
+        return code

@@ -1,10 +1,13 @@
-"""The message by which the two nodes of a pair tell each other their state.
+"""The message by which the two nodes of a pair tell each other their state, in two dialects.
 
-Frames: ``[code] [BSTP01] [JSON object]``. The first frame is the published Binary Star message, one ASCII
-digit ``1``..``4`` (PRIMARY, BACKUP, ACTIVE, PASSIVE), so published peers understand us and we them:
-a message of that frame alone is accepted, and everything else about such a peer is unknown. No later frame
-begins with a digit, because a published receiver that reads frame by frame would take it for another state.
-Unknown keys of the object are skipped, so that a newer node may say more.
+A **published** Binary Star server subscribes to everything and gets the published message: one frame, one
+ASCII digit ``1``..``4`` (PRIMARY, BACKUP, ACTIVE, PASSIVE). Everything else about such a peer is unknown.
+
+A **native** node subscribes to ``TOPIC`` and gets ``[BSTP01] [code] [JSON object]``; the topic is the
+beginning of every version's header, so a node hears one of another version and can say so. It subscribes to
+the four codes as well, because the other node may be a published server. A native node sends nobody both
+dialects: what a subscriber is sent follows from what it subscribes to (``bstar.state_publisher``). Unknown
+keys of the object are skipped, so that a newer node may say more.
 
 Source: zguide chapter 4, Binary Star; BST-S-01, BST-R-02.
 """
@@ -15,12 +18,16 @@ import msgspec
 
 from bstar.errors import RemoteProtocolError
 
-__all__ = ["HEADER", "PeerState", "decode", "encode"]
+__all__ = ["CODES", "HEADER", "TOPIC", "TOPICS_HEARD", "PeerState", "decode", "encode"]
 
 HEADER = b"BSTP01"
-# Every version's header begins so.
-_FAMILY = b"BSTP"
-_CODES = {b"1": 1, b"2": 2, b"3": 3, b"4": 4}
+# What a native node subscribes to: every version's header begins so.
+TOPIC = b"BSTP"
+# The published message of each state.
+CODES = {1: b"1", 2: b"2", 3: b"3", 4: b"4"}
+# What a node subscribes to, whatever its peer speaks.
+TOPICS_HEARD = (TOPIC, *CODES.values())
+_STATES = {code: state for state, code in CODES.items()}
 _DETAIL_BYTES_MAX = 4_096
 
 # JSON's numbers have no end. Ours fit in 63 bits, and times in 32, so that whatever a peer says can be
@@ -84,29 +91,35 @@ _encode_detail = msgspec.json.Encoder().encode
 
 
 def encode(message: PeerState) -> list[bytes]:
-    """Frames ``[code] [BSTP01] [JSON]``; the code alone if the sender's ``node`` is None."""
-    code = b"%d" % message.state
+    """Frames ``[BSTP01] [code] [JSON]``; the code alone if the sender's ``node`` is None."""
+    code = CODES[message.state]
     if message.node is None:
         return [code]
     fields = {name: getattr(message, name) for name in _Detail.__struct_fields__}
-    return [code, HEADER, _encode_detail(_Detail(**fields))]
+    return [HEADER, code, _encode_detail(_Detail(**fields))]
 
 
 def decode(frames: list[bytes]) -> PeerState:
     """Read a state message; anything but the two shapes above raises RemoteProtocolError."""
-    state = _CODES.get(frames[0]) if frames else None
+    first = frames[0] if frames else b""
+    if first == HEADER:
+        return _decode_native(frames)
+    if first[: len(TOPIC)] == TOPIC:
+        raise RemoteProtocolError(
+            "peer-version", f"the peer speaks {first[:16]!r}, this node {HEADER!r}: run one release on both"
+        )
+    state = _STATES.get(first)
     if state is None:
-        raise RemoteProtocolError("peer-state", "the first frame is not one of the state codes 1, 2, 3, 4")
+        raise RemoteProtocolError("peer-state", "the first frame is neither a node's header nor 1, 2, 3 or 4")
     if len(frames) == 1:
         return PeerState(state)
-    if frames[1] != HEADER:
-        if frames[1][: len(_FAMILY)] != _FAMILY:
-            # Noise, not another release: a wrong version ends a starting node, and noise must not.
-            raise RemoteProtocolError("peer-header", f"no header of a node: {frames[1][:16]!r}")
-        raise RemoteProtocolError(
-            "peer-version",
-            f"the peer speaks {frames[1][:16]!r}, this node {HEADER!r}: run one release on both",
-        )
+    raise RemoteProtocolError("peer-header", f"a state code with more behind it: {frames[1][:16]!r}")
+
+
+def _decode_native(frames: list[bytes]) -> PeerState:
+    state = _STATES.get(frames[1]) if len(frames) > 1 else None
+    if state is None:
+        raise RemoteProtocolError("peer-state", "the frame behind the header is not 1, 2, 3 or 4")
     if len(frames) < 3 or len(frames[2]) > _DETAIL_BYTES_MAX:
         raise RemoteProtocolError("peer-detail", "the detail frame is missing or too long")
     try:

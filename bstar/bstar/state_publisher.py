@@ -1,0 +1,243 @@
+"""This node's voice to its peer: the XPUB socket, who subscribes to what, and what a subscriber may cost.
+
+A published Binary Star server subscribes to everything, and some of them end on a second frame. So what a
+subscriber is sent depends on its topic (``bstar.wire.peer``), and the socket is in manual mode: this class
+reads each subscription and decides what the connection gets. Everything else that a subscriber may ask for
+is nothing.
+
+libzmq keeps some forty octets for each octet of a subscription, in any mode, until the connection ends. It
+keeps them before it shows them. So a connection that subscribes to more than a peer can need is cut off. Each
+message carries the descriptor of the connection that brought it, and the monitor tells which descriptors are
+connections of this socket. ZMTP before 3.0 has no such property: connections without a name share a bound.
+
+libzmq has one defect that matters here. A message that is no subscription shifts which connection each later
+one is taken for, until all have been read. No subscriber of any dialect sends such a message. Whoever does is
+cut off, and so is everyone who is read in its wake; they connect anew.
+"""
+
+import logging
+import socket as stdlib_socket
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from bstar.io_threads import keep_apart
+from bstar.reactor import DRAIN_MAX, Reactor
+from bstar.wire.peer import CODES, TOPIC, PeerState, encode
+
+__all__ = ["StatePublisher"]
+
+_log = logging.getLogger("bstar.pair")
+
+# A handshake of some dozens of octets is the longest message of a peer, and its topics have at most five.
+_MESSAGE_BYTES_MAX = 256
+# A peer subscribes to five topics, with ten octets in all.
+_CONNECTION_BYTES_MAX = 512
+# One peer, and those who watch. The oldest one goes for a newcomer: a peer that it hits is back at once.
+_CONNECTIONS_MAX = 32
+# libzmq reads subscriptions in a loop of its own, as long as there are any. With room for one at a time, and
+# little room in the kernel, it comes back to us before it has read many.
+_QUEUE_MESSAGES = 1
+_KERNEL_BYTES = 4_096
+
+TimeHandler = Callable[[float], None]
+
+
+class StatePublisher:
+    """Publishes at ``local``. Everything from the reactor's thread.
+
+    ``on_subscribed(now)`` is called when somebody subscribes in either dialect: it need not wait for the next
+    heartbeat. Raises zmq.ZMQError if ``local`` cannot be bound.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        reactor: Reactor,
+        local: str,
+        *,
+        on_subscribed: TimeHandler,
+    ) -> None:
+        self._reactor = reactor
+        self._on_subscribed = on_subscribed
+        # The octets that each open connection has subscribed to, the oldest connection first.
+        self._connections: dict[int, int] = {}
+        self._nameless_bytes = 0
+        # May libzmq take a subscription for another connection's?
+        self._is_shifted = False
+        self.hang_ups = 0
+        self._is_reported = False
+        self._socket = socket = context.socket(zmq.XPUB)
+        self._monitor: zmq.Socket[bytes] | None = None
+        try:
+            keep_apart(socket, 0)
+            socket.linger = 0
+            socket.ipv6 = True
+            socket.set(zmq.XPUB_MANUAL, 1)
+            socket.set(zmq.XPUB_VERBOSE, 1)
+            socket.maxmsgsize = _MESSAGE_BYTES_MAX
+            socket.rcvhwm = _QUEUE_MESSAGES
+            socket.rcvbuf = _KERNEL_BYTES
+            self._monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+            self._monitor.linger = 0
+            socket.bind(local)
+            self._place = _place(socket.get(zmq.LAST_ENDPOINT))
+        except BaseException:
+            self._close_sockets()
+            raise
+        reactor.add_source(self._monitor, self._on_readable)
+        reactor.add_source(socket, self._on_readable)
+
+    def say(self, message: PeerState) -> None:
+        """Tell every subscriber, each in its dialect. It neither blocks nor waits for anybody."""
+        self._socket.send(CODES[message.state], zmq.NOBLOCK)
+        self._socket.send_multipart(encode(message), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Say no more. Once; before the reactor is closed."""
+        for source in (self._socket, self._monitor):
+            assert source is not None
+            self._reactor.remove(source)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        if self._monitor is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+        self._socket.close(0)
+
+    # --- subscribers ----------------------------------------------------------------------------------------
+
+    def _on_readable(self, now: float) -> None:
+        self._follow_connections()
+        is_somebody_new = False
+        for _ in range(DRAIN_MAX):
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._is_shifted = False
+                break
+            is_somebody_new = self._read(frame) or is_somebody_new
+        if is_somebody_new:
+            self._on_subscribed(now)
+
+    def _follow_connections(self) -> None:
+        assert self._monitor is not None
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            descriptor = event["value"]
+            self._connections.pop(descriptor, None)
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._connections[descriptor] = 0
+                if len(self._connections) > _CONNECTIONS_MAX:
+                    self._hang_up(next(iter(self._connections)), f"more than {_CONNECTIONS_MAX} subscribe")
+
+    def _read(self, frame: zmq.Frame) -> bool:
+        """True if somebody has subscribed who wants to know how things are."""
+        octets = frame.bytes
+        descriptor = _descriptor(frame)
+        kind, topic = octets[:1], octets[1:]
+        if kind == b"\x00":  # of the peer, or of libzmq for a connection that ended
+            if not self._is_shifted:
+                self._apply(zmq.UNSUBSCRIBE, topic)
+        elif kind != b"\x01":
+            self._is_shifted = True
+            self._refuse(descriptor, "a subscriber sent a message that is no subscription")
+        elif self._is_shifted:
+            self._refuse(descriptor, "")
+        elif self._count(descriptor, len(octets)) > _CONNECTION_BYTES_MAX:
+            self._refuse(
+                descriptor, f"a subscriber asked for topics of more than {_CONNECTION_BYTES_MAX} octets"
+            )
+        else:
+            return self._apply(zmq.SUBSCRIBE, topic)
+        return False
+
+    def _count(self, descriptor: int | None, octets: int) -> int:
+        if descriptor is None:
+            self._nameless_bytes += octets
+            return self._nameless_bytes
+        self._connections[descriptor] = total = self._connections.get(descriptor, 0) + octets
+        return total
+
+    def _apply(self, option: zmq.SocketOption, topic: bytes) -> bool:
+        """Give the connection that was read last what it may have of this topic, or take it away."""
+        if topic == TOPIC:
+            self._socket.set(option, TOPIC)
+        elif topic == b"":
+            for code in CODES.values():
+                self._socket.set(option, code)
+        else:
+            return False
+        return True
+
+    # --- those who ask too much -----------------------------------------------------------------------------
+
+    def _refuse(self, descriptor: int | None, why: str) -> None:
+        if descriptor is not None:
+            self._hang_up(descriptor, why)
+            return
+        # One of those that never told their descriptor; which, nobody can say.
+        self._nameless_bytes = 0
+        for other, octets in list(self._connections.items()):
+            if not octets:
+                self._hang_up(other, why)
+
+    def _hang_up(self, descriptor: int, why: str) -> None:
+        # Until the monitor tells that it is gone, it has no room left and is nobody's oldest.
+        self._connections.pop(descriptor, None)
+        if not _shut_down(descriptor, self._place):
+            return
+        self._connections[descriptor] = _CONNECTION_BYTES_MAX
+        self.hang_ups += 1
+        if why and not self._is_reported:
+            self._is_reported = True
+            _log.warning(
+                "cut off a connection to the state endpoint: %s. Only the other node needs that endpoint: "
+                "keep everybody else away from it. Further ones are counted, not reported",
+                why,
+            )
+
+
+def _shut_down(descriptor: int, place: int | str | None) -> bool:
+    """End the connection that has this descriptor, if it is one to ``place``; libzmq then closes it. The
+    descriptor stays libzmq's. It may have closed it since and got the same number again for something else.
+    """
+    try:
+        connection = stdlib_socket.socket(fileno=descriptor)
+    except OSError:
+        return False
+    try:
+        name = connection.getsockname()
+        if (name[1] if isinstance(name, tuple) else name) != place:
+            return False
+        connection.shutdown(stdlib_socket.SHUT_RDWR)
+    except OSError:
+        return False
+    finally:
+        connection.detach()
+    return True
+
+
+def _place(endpoint: bytes | str | int) -> int | str | None:
+    """Of a bound endpoint, what its connections have in their names: the port, or the path."""
+    assert isinstance(endpoint, bytes)
+    scheme, _, address = endpoint.rstrip(b"\0").decode().partition("://")
+    match scheme:
+        case "tcp":
+            return int(address.rpartition(":")[2])
+        case "ipc":
+            return address
+        case _:
+            return None
+
+
+def _descriptor(frame: zmq.Frame) -> int | None:
+    """The descriptor of the connection that brought it; None within a process and before ZMTP 3.0."""
+    try:
+        descriptor = frame.get(zmq.SRCFD)
+    except zmq.ZMQError:
+        return None
+    assert isinstance(descriptor, int)
+    return descriptor
