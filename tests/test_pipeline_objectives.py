@@ -166,8 +166,9 @@ def test_objectives_come_from_a_file_and_services_take_over_what_they_do_not_say
         ("services: {a: {errors: [busy]}}", "Invalid enum value 'busy'"),
         ("services: [a]", r"Expected `object`, got `array`"),
         ("period_days: soon", r"Expected `int`.*\$\.period_days"),
-        ("- 1", "Expected `object`"),
-        ("a: [", "not YAML"),
+        ("- 1", "must hold keys with values"),
+        ("a: [", r"slo.yml:1: is no YAML"),
+        ("a: &a {b: 1}\nc: &c {<<: [" + "*a," * 9_000 + "]}\nd: {<<: [*c, *c]}", "merge keys"),
     ],
 )
 def test_a_wrong_objective_is_refused_with_its_place(file: Path, text: str, says: str) -> None:

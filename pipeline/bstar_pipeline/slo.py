@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import yaml
 
 from bstar.errors import ConfigurationError
+from bstar.settings.document import Problems, read_document
 
 __all__ = ["ERRORS", "REFUSALS", "Objective", "Objectives", "load"]
 
@@ -76,14 +76,11 @@ class Objectives(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def load(path: Path) -> Objectives:
     """Read a YAML or JSON file. Raises ConfigurationError with the place of what is wrong in it."""
+    problems = Problems()
+    told, _ = read_document(path, problems)
+    problems.raise_all()
     try:
-        told = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: not YAML or JSON: {error}") from error
-    try:
-        return msgspec.convert(_with_defaults({} if told is None else told), Objectives)
+        return msgspec.convert(_with_defaults(told), Objectives)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
 

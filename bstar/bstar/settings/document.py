@@ -1,7 +1,6 @@
 """YAML files as settings are read from them: which values, in which lines, and what is wrong, told together.
 
-The safe loader with two deviations: a key that stands twice is an error instead of silently the last one, and
-dates stay texts.
+A key that stands twice is an error instead of silently the last one.
 """
 
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 import yaml
 
 from bstar.errors import ConfigurationError
+from bstar.settings.yaml_loader import BoundError, Loader
 
 __all__ = ["FILE_BYTES_MAX", "Problems", "kind", "read_document", "shown"]
 
@@ -37,15 +37,6 @@ class Problems:
             raise ConfigurationError(f"{len(self.problems)} problems in the configuration:\n{listed}")
 
 
-class _Loader(yaml.SafeLoader):
-    """The safe loader, except that an unquoted date is a text like any other word."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - the name and the kind are PyYAML's
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
 def read_document(path: Path, problems: Problems) -> tuple[Mapping[Any, object], dict[str, int]]:
     """The keys of a file with their values, and the line of each by its path, two levels deep.
 
@@ -60,7 +51,7 @@ def read_document(path: Path, problems: Problems) -> tuple[Mapping[Any, object],
         raise ConfigurationError(f"{path}: is larger than {FILE_BYTES_MAX} octets, which no configuration is")
     lines: dict[str, int] = {}
     try:
-        loader = _Loader(content)
+        loader = Loader(content)
         try:
             node = loader.get_single_node()
             if node is None:
@@ -72,7 +63,8 @@ def read_document(path: Path, problems: Problems) -> tuple[Mapping[Any, object],
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigurationError(f"{where}: is no YAML: {error.problem or error.context}") from error
+        wrong = "cannot be used" if isinstance(error, BoundError) else "is no YAML"
+        raise ConfigurationError(f"{where}: {wrong}: {error.problem or error.context}") from error
     except (
         yaml.YAMLError,
         ValueError,
