@@ -729,7 +729,7 @@ def test_deadlines_of_ended_calls_do_not_pile_up(served: Desk) -> None:
 
 
 def test_the_bodies_of_an_ended_call_are_not_kept_until_its_deadline(served: Desk) -> None:
-    performer = Performer(served.session, lambda _: None, None, 10)
+    performer = Performer(served.session, None, 10)
     call = served.call()
     call.sink = queue.SimpleQueue()
     served.partial(0, call, 0, b"part")

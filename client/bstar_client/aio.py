@@ -41,6 +41,7 @@ from bstar_client.link import Links, LinkSettings
 from bstar_client.pace import Pace
 from bstar_client.performing import Performer
 from bstar_client.turning import Turning
+from bstar_client.unclosed import Guard, Holdings
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["AsyncHAClient"]
@@ -92,12 +93,14 @@ class AsyncHAClient:
         self.fleet = self._asker.fleet
         self.endpoints = self._asker.endpoints
         self._core = self._asker.core
-        self._performer = Performer(self._core, self._reset, on_event, partials_max)
+        self._performer = Performer(self._core, on_event, partials_max)
+        self._performer.reset = self._reset
         self._perform = self._performer.perform
         self._given_context = context
         self._journal_place = journal
         self._is_plain = dialect == "mdp02"
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._guard: Guard | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turning: Turning | None = None
         # What the next turn sends.
@@ -375,8 +378,14 @@ class AsyncHAClient:
         if self._loop is not None:
             raise LocalProtocolError("the client belongs to another event loop: make one for each loop")
         self._loop = loop
-        self._context = self._given_context or new_context(len(self.endpoints))
-        links = Links(self._context, self.endpoints, self._asker.link_settings, WakeUp())
+        context = self._given_context or new_context(len(self.endpoints))
+        links = Links(context, self.endpoints, self._asker.link_settings, WakeUp())
+        if self._given_context is None:
+            self._context = context
+        holdings = Holdings(loop, self._context, links)
+        name = f"AsyncHAClient({', '.join(self.endpoints)})"
+        remedy = "use it in 'async with', or await close() before its event loop ends"
+        self._guard = Guard(self, name, remedy, holdings.end)
         self._performer.links = links
         self._turning = Turning(loop, links, self._core, self._perform, self._submit_all)
         try:
@@ -384,7 +393,7 @@ class AsyncHAClient:
                 for node in range(len(self.endpoints)):
                     self._turning.open(node)
             if self._journal_place is not None:
-                self._performer.journal = open_call_journal(
+                self._performer.journal = holdings.journal = open_call_journal(
                     self._journal_place, self.fleet, is_plain=self._is_plain
                 )
         except (zmq.ZMQError, ConfigurationError) as error:
@@ -398,8 +407,10 @@ class AsyncHAClient:
     def _release(self) -> None:
         if self._turning is not None:
             self._turning.end()
-        if self._given_context is None and self._context is not None:
+        if self._context is not None:
             self._context.term()
+        if self._guard is not None:
+            self._guard.close()
 
     # --- driving the session ------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ import zmq
 from bstar.errors import ClosedError, ConfigurationError, ForkedError
 from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
+from bstar.printable import printable
 from bstar_client.bodies import Body, to_reply
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Job
@@ -49,6 +50,7 @@ from bstar_client.link import Links, LinkSettings
 from bstar_client.offering import Offer
 from bstar_client.serving import LINGER_MS
 from bstar_client.turning import Turning
+from bstar_client.unclosed import Guard, Holdings
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["AsyncHandler", "AsyncWorker"]
@@ -227,13 +229,17 @@ class AsyncWorker:
     async def _serve(self, end: "asyncio.Future[None]") -> None:
         assert self._loop is not None
         context = self._given_context or new_context(len(self.endpoints))
-        reason = "stopped"
         links = Links(context, self.endpoints, self._link_settings, WakeUp())
+        holdings = Holdings(self._loop, context if self._given_context is None else None, links)
+        name = f'AsyncWorker({", ".join(self.endpoints)}) for "{printable(self.service)}"'
+        remedy = "use it in 'async with', or await close() before its event loop ends"
+        guard = Guard(self, name, remedy, holdings.end)
         self._links = links
         self._turning = Turning(self._loop, links, self._core, self._perform, self._tell_finished)
         try:
             if self._journal_place is not None:
                 journal = open_journal(self._journal_place, "worker", self.endpoints, self.service)
+                holdings.journal = journal
                 self._journal = WorkJournal(journal, self.endpoints, self.service, is_plain=self._is_plain)
             try:
                 for node in range(len(self.endpoints)):
@@ -241,21 +247,28 @@ class AsyncWorker:
             except zmq.ZMQError as error:
                 raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
             await end
+        except GeneratorExit:
+            raise  # the loop has ended without the worker, and nothing can be awaited: the guard says so
         except BaseException as error:
-            reason = f"{type(error).__name__}: {error}"
+            await self._finish(context, f"{type(error).__name__}: {error}")
+            guard.close()
             raise
-        finally:
-            self._tell_finished(time.monotonic())
-            self._perform(self._core.end(time.monotonic()))
-            self._turning.end(LINGER_MS)
-            tasks = list(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            if self._given_context is None:
-                # It takes as long as the last words need to leave, at most the linger.
-                await asyncio.shield(asyncio.to_thread(context.term))
-            if self._journal is not None:
-                await asyncio.shield(asyncio.to_thread(self._journal.close, self._core.unfinished, reason))
+        await self._finish(context, "stopped")
+        guard.close()
+
+    async def _finish(self, context: "zmq.Context[zmq.Socket[bytes]]", reason: str) -> None:
+        """Leave the nodes, cancel what runs, release everything."""
+        assert self._turning is not None
+        self._tell_finished(time.monotonic())
+        self._perform(self._core.end(time.monotonic()))
+        self._turning.end(LINGER_MS)
+        for task in list(self._tasks.values()):
+            task.cancel()
+        if self._given_context is None:
+            # It takes as long as the last words need to leave, at most the linger.
+            await asyncio.shield(asyncio.to_thread(context.term))
+        if self._journal is not None:
+            await asyncio.shield(asyncio.to_thread(self._journal.close, self._core.unfinished, reason))
 
     # --- the core's outputs -------------------------------------------------------------------------------
 
@@ -357,7 +370,9 @@ class AsyncWorker:
         """Has the worker ended, or is it, or the loop, being ended right now?"""
         assert self._serving is not None
         assert self._end is not None
-        return self._end.done() or self._serving.done() or self._serving.cancelling() > 0
+        assert self._loop is not None
+        is_ending = self._end.done() or self._serving.done() or self._serving.cancelling() > 0
+        return is_ending or not self._loop.is_running()
 
     async def _is_replayed(self, store: ReplyStore, job: Job, request: Request) -> bool:
         """Answer the request without executing it, if it was executed before."""

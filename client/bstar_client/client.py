@@ -35,6 +35,7 @@ from bstar_client.journal import JournalPlace
 from bstar_client.link import Links, LinkSettings
 from bstar_client.pace import Pace
 from bstar_client.performing import Performer
+from bstar_client.unclosed import Guard
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["HAClient"]
@@ -106,16 +107,14 @@ class HAClient:
         self.fleet = self._asker.fleet
         self.endpoints = self._asker.endpoints
         self._core = self._asker.core
-        self._performer = Performer(self._core, self._reset, on_event, partials_max)
-        self._is_closed = False
+        self._performer = Performer(self._core, on_event, partials_max)
         self._close_lock = threading.Lock()
         self._pid = os.getpid()
-        self._context = context or new_context(len(self.endpoints))
-        self._owns_context = context is None
+        sockets = _Sockets(self._asker, context)
         try:
-            self._driver = Driver(self._core, self._performer, self._connect, self._release)
+            self._driver = Driver(self._core, self._performer, sockets.connect, sockets.release)
         except zmq.ZMQError as error:
-            self._release()
+            sockets.release()
             raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
         if journal is not None:
             try:
@@ -123,28 +122,11 @@ class HAClient:
             except ConfigurationError:
                 self._driver.discard()
                 raise
-        self._driver.start()
-
-    def _connect(self, wakeup: WakeUp) -> Links:
-        links = Links(self._context, self.endpoints, self._asker.link_settings, wakeup)
-        if not self._asker.is_fleet:
-            try:
-                links.open()
-            except zmq.ZMQError:
-                links.close()
-                raise
-        return links
-
-    def _reset(self, node: int) -> None:
-        assert self._performer.links is not None
-        link = self._performer.links[node]
-        link.close()
-        link.open()
-
-    def _release(self) -> None:
-        self._is_closed = True
-        if self._owns_context:
-            self._context.term()
+        driver = self._driver
+        driver.start()
+        name = f"HAClient({', '.join(self.endpoints)})"
+        remedy = "use it in 'with', or call close()"
+        self._guard = Guard(self, name, remedy, lambda is_exit: driver.close() if is_exit else driver.stop())
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -411,10 +393,9 @@ class HAClient:
     def close(self) -> None:
         """End outstanding calls with what is known of them; release everything. Idempotent."""
         if self._pid != os.getpid():
-            self._is_closed = True
             return
         with self._close_lock:
-            self._is_closed = True
+            self._guard.close()
             self._driver.close()
 
     def __enter__(self) -> Self:
@@ -431,7 +412,7 @@ class HAClient:
     def _check(self) -> None:
         if self._pid != os.getpid():
             raise ForkedError("this client was made before fork(): make a new HAClient in the child process")
-        if self._is_closed:
+        if self._driver.is_closing:
             raise ClosedError("the client is closed")
 
     def _abandon(self, calls: list[Call]) -> None:
@@ -445,3 +426,26 @@ class HAClient:
             return outcome
         assert isinstance(outcome, BstarError)
         raise outcome
+
+
+class _Sockets:
+    """Makes a client's sockets. It does not lead back to the client."""
+
+    def __init__(self, asker: Asker, context: "zmq.Context[zmq.Socket[bytes]] | None") -> None:
+        self._asker = asker
+        self._owns_context = context is None
+        self._context = context or new_context(len(asker.endpoints))
+
+    def connect(self, wakeup: WakeUp) -> Links:
+        links = Links(self._context, self._asker.endpoints, self._asker.link_settings, wakeup)
+        if not self._asker.is_fleet:
+            try:
+                links.open()
+            except zmq.ZMQError:
+                links.close()
+                raise
+        return links
+
+    def release(self) -> None:
+        if self._owns_context:
+            self._context.term()

@@ -62,7 +62,8 @@ _LOOKS_MAX = 50
 class Driver:
     """Drives ``core``; ``connect(wakeup)`` makes its links and opens what is to be open from the start.
 
-    ``release()`` is called once, in the watcher's thread, when all is over.
+    ``release()`` is called once, in the watcher's thread, when all is over. Nothing here leads back to the
+    client, so that one which nobody has any more can be collected, and the thread with it.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Driver:
         self._is_parked = False
         # How often callers have led.
         self._turns = 0
-        self._is_closing = False
+        self.is_closing = False
         self._has_ended = False
         self._links = connect(self._wakeup)
         performer.links = self._links
@@ -98,7 +99,11 @@ class Driver:
 
     def start(self) -> None:
         """Watch from now on."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self.discard()  # the system has no more threads
+            raise
 
     def discard(self) -> None:
         """Instead of ``start``: close what was opened."""
@@ -168,7 +173,7 @@ class Driver:
                 self._turns += 1
                 if self._inbox:
                     self._look()
-                while goes_on() and not self._is_closing:
+                while goes_on() and not self.is_closing:
                     self._turn(is_patient=is_patient)
                 if self._watch_until:
                     self._tell_watcher()
@@ -195,7 +200,7 @@ class Driver:
                 pass  # the last of them has just found out by itself
             else:
                 sink.put(None)
-        if self._is_parked or self._is_torn or self._is_closing:
+        if self._is_parked or self._is_torn or self.is_closing:
             self._attention.set()
 
     def _tell_watcher(self) -> None:
@@ -228,9 +233,7 @@ class Driver:
 
     def close(self) -> None:
         """End everything and wait until it has ended. Any thread may call it, also within an observer."""
-        self._is_closing = True
-        self._wakeup.set()
-        self._attention.set()
+        self.stop()
         here = threading.get_ident()
         if here in (self._thread.ident, self._performer.announcing_in):
             return
@@ -240,6 +243,12 @@ class Driver:
                 "the client did not end in %s s; is an observer blocking it?",
                 _CLOSE_TIMEOUT_S,
             )
+
+    def stop(self) -> None:
+        """End everything, and do not wait for it."""
+        self.is_closing = True
+        self._wakeup.set()
+        self._attention.set()
 
     # --- a turn -------------------------------------------------------------------------------------------
 
@@ -278,7 +287,7 @@ class Driver:
         links.prepare()
         due = core.next_deadline()
         self._is_asleep = True
-        if not is_patient or inbox or self._abandoned or self._is_closing:
+        if not is_patient or inbox or self._abandoned or self.is_closing:
             timeout_ms = 0
         elif due is None:
             timeout_ms = -1
@@ -328,7 +337,7 @@ class Driver:
         except Exception:  # noqa: BLE001 - callers are told below, whatever it was
             _log.exception("the client's thread failed; this is a defect of bstar")
         finally:
-            self._is_closing = True
+            self.is_closing = True
             self._wakeup.set()
             with self._lead:
                 self._end()
@@ -361,7 +370,7 @@ class Driver:
         poller = select.poll()
         watched: list[int] | None = None
         seen = looks = 0
-        while not self._is_closing:
+        while not self.is_closing:
             turns = self._turns
             descriptors = None
             if turns == seen or self._performer.waiting:
@@ -392,9 +401,9 @@ class Driver:
         try:
             if not self._lead.acquire(blocking=False):
                 return None
-            while not self._is_closing:
+            while not self.is_closing:
                 self._turn(is_patient=False)
-                while self._performer.waiting and not self._is_closing:
+                while self._performer.waiting and not self.is_closing:
                     self._turn()
                 if self._links.is_quiet and not self._inbox and not self._abandoned:
                     break

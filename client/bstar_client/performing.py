@@ -28,15 +28,12 @@ _NOTHING: list[bytes] = []
 class Performer:
     """``perform`` is called by one thread at a time, the one that drives the core.
 
-    ``links`` and ``journal`` are set by the owner. ``reset(node)`` closes and opens a node's link.
+    ``links`` and ``journal`` are set by the owner, and ``reset``, which closes a node's link and opens it, by
+    one that has more to do then.
     """
 
     def __init__(
-        self,
-        core: ClientCore,
-        reset: Callable[[int], None],
-        on_event: Callable[[Event], object] | None,
-        partials_max: int,
+        self, core: ClientCore, on_event: Callable[[Event], object] | None, partials_max: int
     ) -> None:
         self.links: Links | None = None
         self.journal: CallJournal | FleetJournal | None = None
@@ -48,7 +45,7 @@ class Performer:
         self.open: dict[Call, None] = {}
         self.waiting: dict[Any, None] = {}
         self._core = core
-        self._reset = reset
+        self.reset: Callable[[int], None] = self._reset
         self._partials_max = partials_max
 
     def perform(self, outputs: list[Output]) -> None:
@@ -66,7 +63,7 @@ class Performer:
                 call.elapsed_s = time.monotonic() - call.begun_at
                 self._fail(call, output.error)
             elif isinstance(output, Reset):
-                self._reset(output.node)
+                self.reset(output.node)
             else:
                 self._announce(output.event)
 
@@ -76,6 +73,11 @@ class Performer:
             self.journal.abandoned(call)
         self.perform(self._core.abandon(call, now))
         self._drop(call)
+
+    def _reset(self, node: int) -> None:
+        assert self.links is not None
+        self.links[node].close()
+        self.links[node].open()
 
     def _deliver(self, call: Call, reply: Reply) -> None:
         if not reply.is_final and call.sink.qsize() >= self._partials_max:

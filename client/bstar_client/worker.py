@@ -20,6 +20,7 @@ import zmq
 
 from bstar.errors import BstarError, ClosedError, ConfigurationError, ForkedError
 from bstar.fleet import Endpoints
+from bstar.printable import printable
 from bstar.wire.limits import CREDIT_MAX
 from bstar_client.core.worker_session import WorkerCounters, WorkerSettings
 from bstar_client.dedupe import ReplyStore
@@ -28,6 +29,7 @@ from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_jo
 from bstar_client.link import LinkSettings
 from bstar_client.offering import Offer
 from bstar_client.serving import Serving
+from bstar_client.unclosed import Guard
 
 __all__ = ["Worker"]
 
@@ -37,6 +39,8 @@ _log = logging.getLogger("bstar_client")
 _THREADS_MAX = 1_000
 # How long close() waits beyond the drain timeout.
 _GRACE_S = 2.0
+# How long the process's exit waits for a worker that nobody closed to leave its nodes.
+_EXIT_S = 1.0
 
 
 class Worker:
@@ -146,6 +150,7 @@ class Worker:
         self._has_begun = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._guard: Guard | None = None
         self._pid = os.getpid()
 
     def handler(self, function: Handler) -> Handler:
@@ -189,6 +194,9 @@ class Worker:
         self._open_journal()
         self._has_begun = True
         self._thread = threading.Thread(target=self._serve_in_thread, name="bstar-worker", daemon=True)
+        name = f'Worker({", ".join(self.endpoints)}) for "{printable(self.service)}"'
+        # Its thread keeps it: only the process's exit can come before close().
+        self._guard = Guard(self, name, "use it in 'with', or call close()", self._leave)
         self._thread.start()
         return self
 
@@ -248,6 +256,11 @@ class Worker:
             work = WorkJournal(journal, self.endpoints, self.service, is_plain=self._is_plain)
             self._serving.journal = work
 
+    def _leave(self, is_exit: bool) -> None:
+        assert self._thread is not None
+        self.stop()
+        self._thread.join(_EXIT_S)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._serving.is_stopping:
             raise KeyboardInterrupt
@@ -261,3 +274,6 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - join() raises it
             _log.exception("the worker's thread failed; this is a defect of bstar")
             self._error = error
+        finally:
+            assert self._guard is not None
+            self._guard.close()

@@ -233,6 +233,8 @@ class Journal:
         # Whatever comes now comes too late; it is counted, and nobody can be told.
         self._room = self._room_kept = 0
         self._wake.put(None)
+        if self._thread is threading.current_thread():
+            return  # the collector closes it there; the thread sees that it is closed
         if self._thread is not None:
             self._thread.join(self.options.close_timeout_s + 1)
             if self._thread.is_alive():
