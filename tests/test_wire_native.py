@@ -33,7 +33,7 @@ IDENTITY = CLIENT_ID + b"\0\0\0\0\0\0\0\x07"
 ID = "000102030405060708090a0b0c0d0e0f.0000000000000007"
 NOBODY = "00000000000000000000000000000000.0000000000000000"
 STATUS = NodeStatus(4, 3, 3, 120, NEVER_MS, 1000, 2000)
-STATUS_HEX = "0403.00000078.ffffffff.000003e8.000007d0.01"
+STATUS_HEX = "0403.00000078.ffffffff.000003e8.000007d0.03"
 
 
 def frames(text: str) -> list[bytes]:
@@ -275,9 +275,9 @@ def test_what_only_clients_and_workers_say_is_refused_by_them(command: int) -> N
 
 @pytest.mark.requirement("BSN-G-09")
 def test_unknown_flags_are_ignored() -> None:
-    octets = frames(f"b50101f6.{ID}.0000000000000003.00000bb8.04.6563686f 6869")
+    octets = frames(f"b50101c6.{ID}.0000000000000003.00000bb8.04.6563686f 6869")
     assert wire.decode([b"id", *octets]) == Request(b"id", 3, (), b"echo", [b"hi"], IDENTITY, 3000, 3)
-    assert native.decode(octets).flags == 0xF6
+    assert native.decode(octets).flags == 0xC6
 
 
 @pytest.mark.requirement("BSN-G-10")

@@ -419,6 +419,38 @@ def test_ending_at_once_leaves_every_node_and_waits_for_no_handler(bench: Bench)
     assert bench.core.end(bench.now) == []
 
 
+def unbegun(bench: Bench, node: int) -> list[bool]:
+    """Of each DISCONNECT to this node: does it say that nothing was begun?"""
+    frames = [output.frames for output in bench.log if isinstance(output, Send) and output.node == node]
+    return [each[0][3] == native.FLAG_UNBEGUN for each in frames if each[0][2] == native.DISCONNECT]
+
+
+@pytest.mark.requirement("BSN-W-12")
+def test_a_worker_that_leaves_says_whether_it_began_what_it_still_holds() -> None:
+    bench = Bench(options=WorkerSettings(credit=2, running_max=1, drain_timeout_s=2.0))
+    bench.claims = False
+    bench.connect(0, 1)
+    bench.request(0, ONE)
+    bench.request(0, TWO)
+    first, _ = bench.begun()
+    assert bench.core.claim(first)
+    bench.take(bench.core.stop(bench.now))
+    assert (unbegun(bench, 0), unbegun(bench, 1)) == ([], [True])
+    # The first is answered, the second goes back.
+    bench.finish(first)
+    assert unbegun(bench, 0) == [True]
+
+
+@pytest.mark.requirement("BSN-W-12")
+def test_a_worker_that_leaves_its_handlers_behind_does_not_say_that_it_began_nothing() -> None:
+    bench = Bench(options=WorkerSettings(credit=2, drain_timeout_s=0.5))
+    bench.connect(0, 1)
+    bench.request(0, ONE)
+    bench.take(bench.core.stop(bench.now))
+    bench.wait(0.5)
+    assert (unbegun(bench, 0), unbegun(bench, 1)) == ([False], [True])
+
+
 def test_requests_that_come_after_leaving_are_ignored(bench: Bench) -> None:
     bench.request(0)
     bench.take(bench.core.stop(bench.now))

@@ -151,7 +151,10 @@ class NoActiveNodeError(CallTimeoutError):
 
 
 class OutcomeUnknownError(CallError):
-    """The request may have been executed, and its reply is lost. Ask the service before you repeat it."""
+    """The request may have been executed, its reply is lost, and it may not be repeated by itself.
+
+    Ask the service before you repeat it. docs/clients.md lists when it is raised.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text, may_have_executed=True)

@@ -279,9 +279,10 @@ class Request(Base, frozen=True, tag="request"):
     (BSN-G-14): whoever repeats the key, later or elsewhere, asks and is answered under the same identity.
 
     ``outcome``: "answered"; "failed" (the handler raised); told to the client as not answered: "expired",
-    "poison", "lost" (the worker died after PARTIALs or at the request's end), "returned" (the node gave up
-    its role, or the request left the queue for its client to send it again; ``worker`` is empty if no worker
-    had it). "late": a worker answered after "returned", and nobody was told.
+    "poison", "lost" (the worker died after PARTIALs or at the request's end, or with a request that must not
+    be executed twice), "returned" (the node gave up its role, or the request left the queue for its client to
+    send it again; ``worker`` is empty if no worker had it). "late": a worker answered after "returned", and
+    nobody was told.
 
     ``total_us`` from acceptance to the end, ``queued_us`` of it before the last dispatch, ``busy_us`` after
     it. ``deliveries`` to workers, 0 if none; ``is_repeated``: the client said that an earlier attempt may

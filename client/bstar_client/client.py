@@ -143,8 +143,8 @@ class HAClient:
         """Send a request and wait for its reply.
 
         ``body``: bytes, or a sequence of bytes for several frames. ``timeout`` in seconds, None for no
-        limit. ``idempotent=False``: when an attempt may have been executed and its reply is lost, do not
-        send it again but raise OutcomeUnknownError.
+        limit. ``idempotent=False``: execute it at most once. Where a worker may have begun it and its reply
+        is lost, neither this client nor a broker repeats it; OutcomeUnknownError is raised.
 
         ``key``: the caller's own name for this request (text is UTF-8). Whoever asks the service with the
         same key asks for the same request: while it is under way all of them get its one answer, and a worker

@@ -70,7 +70,7 @@ def call(
     retries; ``task_deadline``: seconds for the whole task, which no request outlives (what has no time left
     is not sent). ``error_threshold``: the task fails when more than this share (below 1) of its last
     ``error_span`` rows, or so many rows of the whole task (1 or more), are not answered; None lets it go on
-    whatever happens. ``idempotent=False``: what may have been executed is not sent again by the client.
+    whatever happens. ``idempotent=False``: what may have been executed is not repeated by client or broker.
 
     Added columns, with ``prefix`` before their names:
 

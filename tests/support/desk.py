@@ -94,8 +94,18 @@ class Desk:
         service: bytes = b"echo",
         ttl_ms: int = 0,
         is_urgent: bool = False,
+        is_once: bool = False,
+        is_whole: bool = False,
     ) -> list[list[bytes]]:
-        frames = native.encode_request(ident(number), service, [body], ttl_ms=ttl_ms, is_urgent=is_urgent)
+        frames = native.encode_request(
+            ident(number),
+            service,
+            [body],
+            ttl_ms=ttl_ms,
+            is_urgent=is_urgent,
+            is_once=is_once,
+            is_whole=is_whole,
+        )
         return self.send(client, *frames)
 
     def requests(
@@ -106,11 +116,22 @@ class Desk:
         service: bytes = b"echo",
         ttls_ms: Sequence[int] | None = None,
         is_repeated: bool = False,
+        is_once: bool = False,
+        is_whole: bool = False,
     ) -> list[list[bytes]]:
         """A batch; without ``bodies`` each is the number in decimal."""
         bodies = [b"%d" % number for number in numbers] if bodies is None else bodies
         ttls_ms = [0] * len(numbers) if ttls_ms is None else ttls_ms
-        batch = native.encode_requests(CLIENT_ID, service, numbers, ttls_ms, bodies, is_repeated=is_repeated)
+        batch = native.encode_requests(
+            CLIENT_ID,
+            service,
+            numbers,
+            ttls_ms,
+            bodies,
+            is_repeated=is_repeated,
+            is_once=is_once,
+            is_whole=is_whole,
+        )
         return self.send(client, *batch)
 
     def finals(

@@ -306,6 +306,8 @@ class Broker:
                 known = self.by_identity[identity]
             if known is not None:
                 return self._take_again(known, message, now)
+        if message.is_once and message.is_repeated:
+            return self._refuse_second(message, codec)
         settings = self.settings
         held = self.requests_of.get(sender, 0)
         if held >= settings.requests_per_client_max:
@@ -331,6 +333,8 @@ class Broker:
             now + ttl_s if ttl_s else 0.0,
             is_repeated=message.is_repeated,
             is_urgent=message.is_urgent,
+            is_once=message.is_once,
+            is_whole=message.is_whole,
         )
         if service.idle and not queue.length and not self.is_draining:
             outputs: list[Output] = [self.dispatch(service.idle.popitem(last=False)[0], request, now)]
@@ -357,8 +361,12 @@ class Broker:
         """
         service = request.service
         sender = message.sender
-        if message.service != service.name or message.body != request.body:
-            text = "its identity belongs to a request with another body"
+        if (
+            message.service != service.name
+            or message.body != request.body
+            or message.is_once != request.is_once
+        ):
+            text = "its identity belongs to a request with another body, or another rule about repetition"
             frames = request.codec.failure(
                 sender, message.envelope, message.identity, self.epoch, ErrorCode.INVALID, text.encode()
             )
@@ -381,8 +389,22 @@ class Broker:
                 askers.append(sender)
                 request.askers = askers
             self._extend(request, message, now)
+        request.is_whole = request.is_whole and message.is_whole
         service.duplicates += 1
         return []
+
+    def _refuse_second(self, message: Request, codec: BrokerCodec) -> list[Output]:
+        """It may have been executed, must not be again, and is not here: nobody knows (BSN-B-22)."""
+        text = "an earlier attempt may have been executed, and it must not be executed twice"
+        frames = codec.failure(
+            message.sender,
+            message.envelope,
+            message.identity,
+            self.epoch,
+            ErrorCode.WORKER_LOST,
+            text.encode(),
+        )
+        return [*self._note("once-repeated", text), *([Send(frames)] if frames is not None else [])]
 
     def _extend(self, request: Accepted, message: Request, now: float) -> None:
         """Whoever asks with a key may wait for longer than those before: it lives as long as the last."""
@@ -589,7 +611,11 @@ class Broker:
         service = request.service
         if request.is_abandoned:
             self._forget(request)
-        elif request.partials:
+        elif request.is_once and request.deliveries:
+            service.lost += 1
+            text = "its worker was lost, and it must not be executed twice"
+            outputs += self._fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
+        elif request.partials and not request.is_whole:
             # PARTIALs cannot be recalled, so a second run would be mixed with the first (MDP2-R-02).
             service.lost += 1
             text = "the worker died after sending PARTIALs"
@@ -599,11 +625,12 @@ class Broker:
             outputs += self._note("poison", f"a request of service {service.name!r} lost all its workers")
             text = f"each of {request.deliveries} workers died or left with this request"
             outputs += self._fail(request, "poison", ErrorCode.POISON, text, now)
-        elif request.deadline and now >= request.deadline:
+        elif request.deadline and now >= request.deadline and request.deliveries:
             service.lost += 1
             text = "the worker died and the request's time is over"
             outputs += self._fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
         else:
+            request.partials = 0
             request.held = None
             request.held_bytes = 0
             # What was given to a worker is not sent back to its client as new before its own time is over.
@@ -824,7 +851,8 @@ class Broker:
         worker = self.workers.get(message.sender)
         if worker is None:
             return []
-        return self._lose(worker, "left" if worker.held else "drained", now)
+        reason: LostBecause = "left" if worker.held else "drained"
+        return self._lose(worker, reason, now, is_unbegun=message.is_unbegun)
 
     def _on_stale_epoch(self, message: StaleEpoch, now: float) -> list[Output]:
         """The worker knows of a later activation. The node has heard of that first; here only its request
@@ -866,8 +894,12 @@ class Broker:
         self.drop(slug)
         return [self._disconnect(worker, Reason.UNEXPECTED), *self._lose(worker, "unexpected", now)]
 
-    def _lose(self, worker: WorkerRecord, reason: LostBecause, now: float) -> list[Output]:
-        """Forget a worker, in whatever way it went, and give its requests to others."""
+    def _lose(
+        self, worker: WorkerRecord, reason: LostBecause, now: float, *, is_unbegun: bool = False
+    ) -> list[Output]:
+        """Forget a worker, in whatever way it went, and give its requests to others. ``is_unbegun``: it said
+        that it has begun none of them.
+        """
         self.bundles.unfold_worker(worker)
         if self.observer is not None:
             self.observer.lost(worker, reason, now)
@@ -880,6 +912,7 @@ class Broker:
         outputs: list[Output] = []
         for request in reversed(worker.in_flight.values()):
             service.busy_s += now - request.dispatched_at
+            request.deliveries -= is_unbegun
             self._redeliver(request, now, outputs)
         worker.in_flight.clear()
         if self.is_serving:

@@ -13,8 +13,9 @@ always is, in ``broker``. So there is one set of rules, and nothing here repeats
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import accumulate
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from bstar.wire import native
 from bstar.wire.batches import REQUEST_ROW_BYTES, bodies_of
@@ -64,6 +65,7 @@ class Bundles:
             or broker.waiting.is_heavy(sender, size)
             or size > settings.message_bytes_max
             or (not ttl_ms and any(message.ttls_ms))
+            or (message.is_once and message.is_repeated)
             or self._is_known(message)
         ):
             return self.receive_singly(message, broker.receive, now)
@@ -80,6 +82,8 @@ class Bundles:
             now + min(ttl_ms / 1000 if ttl_ms else settings.request_ttl_s, settings.request_ttl_s),
             ttl_ms > 0,
             message.is_repeated,
+            message.is_once,
+            message.is_whole,
             count,
         )
         service.accepted += count
@@ -138,6 +142,8 @@ class Bundles:
                 message.epoch,
                 b"",
                 message.is_repeated,
+                is_once=message.is_once,
+                is_whole=message.is_whole,
             )
             outputs += receive(request, now)
         return outputs
@@ -187,7 +193,7 @@ class Bundles:
                     if worker.held < worker.credit:
                         idle[worker] = None
                 else:
-                    outputs.append(broker.dispatch(worker, self._take_one(bundle), now))
+                    outputs.append(broker.dispatch(worker, self._take(bundle, 1)[0], now))
                 if not limit:
                     return
             # One pass gives everybody a share; the next one gives what is left to those with more credit.
@@ -223,76 +229,36 @@ class Bundles:
 
     @staticmethod
     def _slice(bundle: Bundle, count: int) -> Bundle:
-        first, last = bundle.given, bundle.given + count
+        """The next requests as a bundle of their own, which differs from this one in its rows alone."""
+        first, last, begin = bundle.given, bundle.given + count, bundle.given_bytes
         lengths = bundle.lengths[first:last]
-        begin = bundle.given_bytes
-        return Bundle(
-            bundle.sender,
-            bundle.client_id,
-            bundle.service,
-            bundle.numbers[first:last],
-            bundle.ttls_ms[first:last],
-            lengths,
-            bundle.table[first * REQUEST_ROW_BYTES : last * REQUEST_ROW_BYTES],
-            bundle.blob[begin : begin + sum(lengths)],
-            bundle.accepted_at,
-            bundle.expires_at,
-            bundle.has_deadline,
-            bundle.is_repeated,
-            count,
+        return msgspec.structs.replace(
+            bundle,
+            numbers=bundle.numbers[first:last],
+            ttls_ms=bundle.ttls_ms[first:last],
+            lengths=lengths,
+            table=bundle.table[first * REQUEST_ROW_BYTES : last * REQUEST_ROW_BYTES],
+            blob=bundle.blob[begin : begin + sum(lengths)],
+            given=0,
+            given_bytes=0,
+            is_queued=False,
         )
 
-    def _take_one(self, bundle: Bundle) -> Accepted:
-        """The first request that has not been given to a worker, as a single one, out of the bundle."""
-        at, begin = bundle.given, bundle.given_bytes
-        bundle.given = at + 1
-        bundle.given_bytes = begin + bundle.lengths[at]
-        return self._unfold_row(bundle, at, begin)
-
     def _take(self, bundle: Bundle, count: int) -> list[Accepted]:
-        """As many such calls, at half their cost."""
-        first = bundle.given
-        last = first + count
+        """The next requests that have not been given to a worker, as single ones, out of the bundle."""
+        first, begin = bundle.given, bundle.given_bytes
+        bundle.given = first + count
+        bundle.given_bytes = begin + sum(bundle.lengths[first : first + count])
         bundled = self._open.get(bundle.client_id)
         if bundled is not None:
-            for number in bundle.numbers[first:last]:
+            for number in bundle.numbers[first : first + count]:
                 bundled.pop(number, None)
             if not bundled:
                 del self._open[bundle.client_id]
-        sender, client_id, service = bundle.sender, bundle.client_id, bundle.service
-        table, blob = bundle.table, bundle.blob
-        accepted_at, expires_at, deadline = bundle.accepted_at, bundle.expires_at, 0.0
-        waits_until = accepted_at + self._broker.settings.request_ttl_s
-        has_deadline, is_repeated = bundle.has_deadline, bundle.is_repeated
-        by_identity = self._broker.by_identity
-        row, begin = first * REQUEST_ROW_BYTES, bundle.given_bytes
-        requests = []
-        for at, octets in enumerate(bundle.lengths[first:last], first):
-            identity = client_id + table[row : row + 8]
-            row += REQUEST_ROW_BYTES
-            end = begin + octets
-            if has_deadline:
-                deadline = accepted_at + bundle.ttls_ms[at] / 1000
-                expires_at = min(deadline, waits_until)
-            request = by_identity[identity] = Accepted(
-                sender,
-                (),
-                native.CODEC,
-                sender,
-                service,
-                [blob[begin:end]],
-                octets,
-                identity,
-                b"",
-                accepted_at,
-                expires_at,
-                deadline,
-                is_repeated=is_repeated,
-            )
-            requests.append(request)
-            begin = end
-        bundle.given = last
-        bundle.given_bytes = begin
+        requests = self._singles(bundle, range(first, first + count), begin)
+        self._broker.by_identity.update(
+            zip([request.identity for request in requests], requests, strict=True)
+        )
         return requests
 
     # --- replies --------------------------------------------------------------------------------------------
@@ -407,47 +373,60 @@ class Bundles:
     def unfold_given(self, worker: WorkerRecord, bundle: Bundle) -> None:
         """Its worker holds its requests without a reply as single ones."""
         bundled = self._open[bundle.client_id]
-        begin = 0
-        for at, (number, end) in enumerate(zip(bundle.numbers, accumulate(bundle.lengths), strict=True)):
-            if bundled.get(number) is bundle:
-                request = self._unfold_row(bundle, at, begin)
-                request.deliveries = 1
-                request.dispatched_at = bundle.dispatched_at
-                request.worker = bundle.worker
-                worker.in_flight[request.identity] = request
-                worker.bundled -= 1
-            begin = end
+        by_identity = self._broker.by_identity
+        numbers = bundle.numbers
+        for number, request in zip(numbers, self._singles(bundle, range(len(numbers)), 0), strict=True):
+            if bundled.get(number) is not bundle:
+                continue  # it has been answered
+            del bundled[number]
+            request.deliveries = 1
+            request.dispatched_at = bundle.dispatched_at
+            request.worker = bundle.worker
+            by_identity[request.identity] = worker.in_flight[request.identity] = request
+            worker.bundled -= 1
+        if not bundled:
+            del self._open[bundle.client_id]
         del worker.bundles[bundle]
         _empty(bundle)
 
-    def _unfold_row(self, bundle: Bundle, at: int, begin: int) -> Accepted:
-        """One of its requests as a single one, to be put where it belongs."""
-        octets, client_id, sender = bundle.lengths[at], bundle.client_id, bundle.sender
-        bundled = self._open.get(client_id)
-        if bundled is not None and bundled.pop(bundle.numbers[at], None) is not None and not bundled:
-            del self._open[client_id]
-        row = at * REQUEST_ROW_BYTES
-        identity = client_id + bundle.table[row : row + 8]
+    def _singles(self, bundle: Bundle, rows: range, begin: int) -> list[Accepted]:
+        """These rows as single requests; the body of the first of them begins at octet ``begin`` of the blob.
+
+        The only place that takes a bundle apart: a row's number, time to live and body go together here.
+        """
+        sender, client_id, service, table = bundle.sender, bundle.client_id, bundle.service, bundle.table
         accepted_at, expires_at, deadline = bundle.accepted_at, bundle.expires_at, 0.0
-        if bundle.has_deadline:
-            deadline = accepted_at + bundle.ttls_ms[at] / 1000
-            expires_at = min(deadline, accepted_at + self._broker.settings.request_ttl_s)
-        request = self._broker.by_identity[identity] = Accepted(
-            sender,
-            (),
-            native.CODEC,
-            sender,
-            bundle.service,
-            [bundle.blob[begin : begin + octets]],
-            octets,
-            identity,
-            b"",
-            accepted_at,
-            expires_at,
-            deadline,
-            is_repeated=bundle.is_repeated,
-        )
-        return request
+        waits_until = accepted_at + self._broker.settings.request_ttl_s
+        has_deadline = bundle.has_deadline
+        lengths = bundle.lengths[rows.start : rows.stop]
+        ttls_ms = bundle.ttls_ms[rows.start : rows.stop]
+        bodies = bodies_of(bundle.blob, lengths, begin)
+        requests = []
+        for row, ttl_ms, body in zip(rows, ttls_ms, bodies, strict=True):
+            at = row * REQUEST_ROW_BYTES
+            if has_deadline:
+                deadline = accepted_at + ttl_ms / 1000
+                expires_at = min(deadline, waits_until)
+            requests.append(
+                Accepted(
+                    sender,
+                    (),
+                    native.CODEC,
+                    sender,
+                    service,
+                    [body],
+                    len(body),
+                    client_id + table[at : at + 8],
+                    b"",
+                    accepted_at,
+                    expires_at,
+                    deadline,
+                    is_repeated=bundle.is_repeated,
+                    is_once=bundle.is_once,
+                    is_whole=bundle.is_whole,
+                )
+            )
+        return requests
 
 
 def _empty(bundle: Bundle) -> None:

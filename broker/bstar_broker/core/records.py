@@ -72,6 +72,9 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     # Its client says that an earlier attempt may have been executed, here or at the other node.
     is_repeated: bool = False
     is_urgent: bool = False
+    # As in ``Request``.
+    is_once: bool = False
+    is_whole: bool = False
     # Routing ids of further clients that asked for the same key and get the same answers (``ASKERS_MAX``).
     askers: list[bytes] | None = None
     dispatched_at: float = 0.0
@@ -100,6 +103,8 @@ class Bundle(msgspec.Struct, eq=False):
     expires_at: float
     has_deadline: bool
     is_repeated: bool
+    is_once: bool
+    is_whole: bool
     left: int
     given: int = 0
     given_bytes: int = 0

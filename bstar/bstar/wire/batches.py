@@ -70,10 +70,10 @@ def final_rows(frames: list[bytes], at: int) -> tuple[Column, Column]:
     return numbers, lengths
 
 
-def bodies_of(blob: bytes, lengths: Column) -> list[bytes]:
-    """The bodies in a blob whose lengths have been checked."""
-    ends = list(accumulate(lengths))
-    return list(map(blob.__getitem__, map(slice, [0, *ends], ends)))
+def bodies_of(blob: bytes, lengths: Column, begin: int = 0) -> list[bytes]:
+    """The bodies in a blob whose lengths have been checked; the first of them begins at octet ``begin``."""
+    bounds = list(accumulate(lengths, initial=begin))
+    return list(map(blob.__getitem__, map(slice, bounds, bounds[1:])))
 
 
 def _table(frames: list[bytes], at: int, row_bytes: int) -> bytes:

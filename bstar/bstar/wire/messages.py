@@ -66,7 +66,8 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     ``peer_state`` is 0 while the peer is silent, ``peer_age_ms`` is NEVER_MS when it was never heard.
     ``retry_after_ms`` tells how long until a request could turn this node active: 0 at once, NEVER_MS not
     by a request. ``heartbeat_ms`` and ``failover_timeout_ms`` are the pair's timing, from which clients
-    derive their own. ``takes_batches``: it may be sent REQUESTS and FINALS.
+    derive their own. ``takes_batches``: it may be sent REQUESTS and FINALS. ``obeys_once``: it dispatches a
+    request with ONCE at most once.
     """
 
     state: int
@@ -77,6 +78,7 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     heartbeat_ms: int
     failover_timeout_ms: int
     takes_batches: bool = True
+    obeys_once: bool = True
 
 
 class Request(msgspec.Struct, gc=False):
@@ -84,7 +86,9 @@ class Request(msgspec.Struct, gc=False):
 
     ``ttl_ms`` is the time the client goes on waiting (0: not told). ``extensions`` are the native header's
     extension octets, handed on unread. ``is_repeated``: an earlier attempt, here or at the other node, may
-    have been executed. ``is_urgent``: it goes before those that are not.
+    have been executed. ``is_urgent``: it goes before those that are not. ``is_once``: it is dispatched at
+    most once. ``is_whole``: its client drops the PARTIALs of a run that was lost, so it may be redelivered
+    after some of them were sent on.
     """
 
     sender: bytes
@@ -98,6 +102,8 @@ class Request(msgspec.Struct, gc=False):
     extensions: bytes = b""
     is_repeated: bool = False
     is_urgent: bool = False
+    is_once: bool = False
+    is_whole: bool = False
 
 
 class Requests(msgspec.Struct, gc=False):
@@ -117,6 +123,8 @@ class Requests(msgspec.Struct, gc=False):
     blob: bytes
     epoch: int = 0
     is_repeated: bool = False
+    is_once: bool = False
+    is_whole: bool = False
 
 
 class Ping(msgspec.Struct, gc=False):
@@ -193,10 +201,11 @@ class Heartbeat(msgspec.Struct, gc=False):
 
 
 class Disconnect(msgspec.Struct, gc=False):
-    """A worker leaves; what it held goes back to the queue."""
+    """A worker leaves; what it held goes back to the queue. ``is_unbegun``: it has begun nothing of that."""
 
     sender: bytes
     dialect: int
+    is_unbegun: bool = False
 
 
 class StaleEpoch(msgspec.Struct, gc=False):

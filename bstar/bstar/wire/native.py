@@ -51,8 +51,11 @@ __all__ = [
     "FINALS",
     "FLAG_BATCHES",
     "FLAG_DISPATCHED",
+    "FLAG_ONCE",
     "FLAG_REDELIVERED",
+    "FLAG_UNBEGUN",
     "FLAG_URGENT",
+    "FLAG_WHOLE",
     "HEADER_BYTES",
     "HEARTBEAT",
     "IDENTITY_BYTES",
@@ -115,6 +118,9 @@ FLAG_REDELIVERED = 0x01  # on REQUEST: an earlier attempt or delivery of it may 
 FLAG_DISPATCHED = 0x02  # on NOT_ACTIVE: a worker had been given the request, so it may have been executed
 FLAG_BATCHES = 0x04  # on READY: this worker may be sent REQUESTS
 FLAG_URGENT = 0x08  # on REQUEST of a client: before those without it
+FLAG_ONCE = 0x10  # on REQUEST of a client: dispatched at most once
+FLAG_WHOLE = 0x20  # on REQUEST of a client: its caller gets no PARTIAL before the FINAL
+FLAG_UNBEGUN = 0x40  # on DISCONNECT of a worker: it has begun nothing of what it still holds
 
 IDENTITY_BYTES = 24
 NO_IDENTITY = bytes(IDENTITY_BYTES)
@@ -129,6 +135,7 @@ _PEER_HEADER = struct.Struct(">2xBx24sQIB")
 _STATUS = struct.Struct(">BBIIII")
 # The octet behind it, which nodes of earlier releases do not send.
 _FEATURE_BATCHES = 0x01
+_FEATURE_ONCE = 0x02
 _NO_NUMBER = bytes(8)
 _NO_CLIENT = bytes(16)
 _EXTENSION = struct.Struct(">BH")
@@ -235,6 +242,8 @@ def decode_peer(frames: Frames) -> FromPeer:
             head[end:] if size > end else b"",
             flags & FLAG_REDELIVERED != 0,
             flags & FLAG_URGENT != 0,
+            flags & FLAG_ONCE != 0,
+            flags & FLAG_WHOLE != 0,
         )
     if command == FINAL:
         if len(frames) < 3:
@@ -257,6 +266,8 @@ def decode_peer(frames: Frames) -> FromPeer:
             frames[3],
             epoch,
             flags & FLAG_REDELIVERED != 0,
+            flags & FLAG_ONCE != 0,
+            flags & FLAG_WHOLE != 0,
         )
     if command == FINALS:
         try:
@@ -282,7 +293,7 @@ def decode_peer(frames: Frames) -> FromPeer:
             raise RemoteProtocolError("credit", f"a worker's credit is 1 to {CREDIT_MAX}", from_worker=True)
         return Ready(frames[0], 3, (), head[HEADER_BYTES:end], value, epoch, flags & FLAG_BATCHES != 0)
     if command == DISCONNECT:
-        return Disconnect(frames[0], 3)
+        return Disconnect(frames[0], 3, flags & FLAG_UNBEGUN != 0)
     if command == STALE_EPOCH:
         return StaleEpoch(frames[0], ident, epoch)
     raise RemoteProtocolError("native-command", f"no command of a client or worker: {command:#04x}")
@@ -300,6 +311,7 @@ def request_identity(frames: Frames) -> bytes | None:
 
 
 def _encode_status(status: NodeStatus) -> bytes:
+    features = _FEATURE_BATCHES * status.takes_batches | _FEATURE_ONCE * status.obeys_once
     return _STATUS.pack(
         status.state,
         status.peer_state,
@@ -307,7 +319,7 @@ def _encode_status(status: NodeStatus) -> bytes:
         min(status.retry_after_ms, _U32_MAX),
         min(status.heartbeat_ms, _U32_MAX),
         min(status.failover_timeout_ms, _U32_MAX),
-    ) + (b"\x01" if status.takes_batches else b"\x00")
+    ) + features.to_bytes(1, "big")
 
 
 class NativeCodec:
@@ -490,7 +502,7 @@ def decode_status(message: Message) -> NodeStatus:
     state, peer_state, peer_age_ms, retry_after_ms, heartbeat_ms, timeout_ms = _STATUS.unpack_from(octets)
     if state not in _STATES or peer_state > 5 or not heartbeat_ms or not timeout_ms:
         raise RemoteProtocolError("status", "a state is 1 to 5, a peer's 0 to 5, and timings are not zero")
-    takes_batches = len(octets) > _STATUS.size and octets[_STATUS.size] & _FEATURE_BATCHES != 0
+    features = octets[_STATUS.size] if len(octets) > _STATUS.size else 0
     return NodeStatus(
         state,
         message.epoch,
@@ -499,7 +511,8 @@ def decode_status(message: Message) -> NodeStatus:
         retry_after_ms,
         heartbeat_ms,
         timeout_ms,
-        takes_batches,
+        features & _FEATURE_BATCHES != 0,
+        features & _FEATURE_ONCE != 0,
     )
 
 
@@ -527,12 +540,16 @@ def encode_request(
     epoch: int = 0,
     is_repeated: bool = False,
     is_urgent: bool = False,
+    is_once: bool = False,
+    is_whole: bool = False,
     extensions: bytes = b"",
 ) -> Frames:
     """``[header 01] [body…]``; ``ttl_ms`` is the time the caller goes on waiting, 0 for no limit.
 
     ``is_repeated`` (flag REDELIVERED): an earlier attempt may have been executed; the worker is told.
-    ``is_urgent`` (flag URGENT): to be queued before requests that are not (BSN-B-18).
+    ``is_urgent`` (flag URGENT): to be queued before requests that are not (BSN-B-18). ``is_once`` (flag
+    ONCE): dispatched at most once (BSN-B-22). ``is_whole`` (flag WHOLE): its PARTIALs are collected until the
+    FINAL, so a redelivery may begin them again (BSN-B-23).
     """
     assert len(identity) == IDENTITY_BYTES
     check_service(service)
@@ -541,7 +558,9 @@ def encode_request(
         raise LocalProtocolError(f"a header has room for {_EXTENSIONS_BYTES_MAX} octets of extensions")
     if not 0 <= ttl_ms <= _U32_MAX:
         raise LocalProtocolError(f"a time to live is 0 to {_U32_MAX} ms, not {ttl_ms}")
-    flags = FLAG_REDELIVERED * is_repeated + FLAG_URGENT * is_urgent
+    flags = (
+        FLAG_REDELIVERED * is_repeated | FLAG_URGENT * is_urgent | FLAG_ONCE * is_once | FLAG_WHOLE * is_whole
+    )
     return [
         _pack(0xB5, 0x01, REQUEST, flags, identity, epoch, ttl_ms, len(service)) + service + extensions,
         *body,
@@ -557,10 +576,12 @@ def encode_requests(
     *,
     epoch: int = 0,
     is_repeated: bool = False,
+    is_once: bool = False,
+    is_whole: bool = False,
 ) -> Frames:
     """``[header 0E] [table] [blob]``; see ``encode_request`` for what each request has."""
     check_service(service)
-    flags = FLAG_REDELIVERED if is_repeated else 0
+    flags = FLAG_REDELIVERED * is_repeated | FLAG_ONCE * is_once | FLAG_WHOLE * is_whole
     head = header(REQUESTS, flags=flags, identity=client_id + _NO_NUMBER, epoch=epoch, service=service)
     return [head, *pack_requests(numbers, ttls_ms, bodies)]
 
@@ -609,9 +630,10 @@ def encode_heartbeat(epoch: int) -> Frames:
     return [header(HEARTBEAT, epoch=epoch)]
 
 
-def encode_disconnect(reason: Reason = Reason.GOODBYE, epoch: int = 0) -> Frames:
-    """``[header 0C]``"""
-    return [header(DISCONNECT, epoch=epoch, value=reason)]
+def encode_disconnect(reason: Reason = Reason.GOODBYE, epoch: int = 0, *, is_unbegun: bool = False) -> Frames:
+    """``[header 0C]``; ``is_unbegun`` (flag UNBEGUN): nothing was begun of what the worker still holds."""
+    flags = FLAG_UNBEGUN if is_unbegun else 0
+    return [header(DISCONNECT, flags=flags, epoch=epoch, value=reason)]
 
 
 def encode_stale_epoch(identity: bytes, epoch: int) -> Frames:

@@ -30,6 +30,7 @@ class Node:
         self.was_refused = False
         self.is_silent = False
         self.takes_batches = False
+        self.obeys_once = False
         self.status: NodeStatus | None = None
         self.is_active = False
         self.epoch = 0
@@ -66,6 +67,7 @@ class Node:
     def _forget(self) -> None:
         self.is_silent = False
         self.takes_batches = False
+        self.obeys_once = False
         self.is_active = False
         self.status = None
         self.pinged_at = None
@@ -78,6 +80,7 @@ class Node:
         """Take the status that it told in a PONG."""
         self.status = status
         self.takes_batches = status.takes_batches
+        self.obeys_once = status.obeys_once
         self.is_active = status.state == ACTIVE
         if self.is_active:
             self.epoch = status.epoch

@@ -170,10 +170,11 @@ class Session:
         refusal = self._enter(call, now)
         if refusal is not None:
             return refusal
-        if self._target is not None:
-            return [self._send(call, self._target, now)]
         outputs: list[Output] = []
-        self._elect(outputs, now)
+        if self._target is not None:
+            self._send(call, self._target, outputs, now)
+        else:
+            self._elect(outputs, now)
         return outputs
 
     def submit_all(self, calls: Sequence[Call], now: float) -> list[Output]:
@@ -290,8 +291,9 @@ class Session:
 
     def _follow(self, call: Call, leader: Call) -> list[Output]:
         """The same key is outstanding: one request answers both (BSN-C-10)."""
-        if call.body != leader.body:
-            text = "the key belongs to a request with another body, which is outstanding; it was not sent"
+        if call.body != leader.body or call.is_idempotent != leader.is_idempotent:
+            what = "another body" if call.body != leader.body else "another value of idempotent"
+            text = f"the key belongs to a request with {what}, which is outstanding; it was not sent"
             self.counters.failures += 1
             call.is_done = True
             return [Fail(call, RejectedError(text, code=ErrorCode.INVALID))]
@@ -301,8 +303,6 @@ class Session:
         if leader.followers is None:
             leader.followers = []
         leader.followers.append(call)
-        # The strictest of them counts.
-        leader.is_idempotent = leader.is_idempotent and call.is_idempotent
         if call.deadline is not None:
             self._deadlines.add(call, call.deadline)
         return []
@@ -313,16 +313,17 @@ class Session:
         heir, *others = call.followers
         call.followers = None
         self._following -= 1
-        self._give_up_attempt(call)
+        if not call.is_bound:
+            self._give_up_attempt(call)
         heir.leader = None
         heir.followers = others
         for other in others:
             other.leader = heir
         heir.attempts = call.attempts
         heir.node = call.node
+        heir.sent_to = call.sent_to
         heir.lost_on = call.lost_on
         heir.was_dispatched = call.was_dispatched
-        heir.is_idempotent = call.is_idempotent
         heir.partials, heir.partials_count, heir.partials_from = (
             call.partials,
             call.partials_count,
@@ -330,7 +331,8 @@ class Session:
         )
         call.partials = []
         self._calls[heir.identity] = heir
-        self._retry_later(heir, 0.0, -math.inf)
+        if not heir.sent_to:  # what must not be repeated waits for the attempt that was made
+            self._retry_later(heir, 0.0, -math.inf)
 
     # --- the connection's side ----------------------------------------------------------------------------
 
@@ -716,7 +718,7 @@ class Session:
                 # It says ACTIVE and refuses all the same: not again at once.
                 self._retry_later(call, _REFUSED_PAUSE_S, now)
             else:
-                outputs.append(self._send(call, self._target, now))
+                self._send(call, self._target, outputs, now)
 
     def _read_status(self, message: native.Message) -> NodeStatus | None:
         try:
@@ -837,7 +839,8 @@ class Session:
         self._elect_at = ask_at
 
     def _ask(self, node: Node, outputs: list[Output], now: float) -> None:
-        call = self._oldest_unsent()
+        while (call := self._oldest_unsent()) is not None and not (call.is_idempotent or node.obeys_once):
+            self._refuse_once(call, node, outputs)
         if call is None:
             # All are with a node that is alive but no longer active. It should have answered or refused them.
             left_at = self._left[2] if self._left is not None else now
@@ -851,7 +854,7 @@ class Session:
         self.counters.votes += 1
         self._asked = node
         self._asked_identity = call.identity
-        outputs.append(self._send(call, node, now))
+        self._send(call, node, outputs, now)
         self._send_ping(node, outputs, now)
 
     def _oldest_unsent(self) -> Call | None:
@@ -873,10 +876,12 @@ class Session:
         Those for one service leave in their order.
         """
         if len(calls) < 2 or not node.takes_batches:
-            outputs += [self._send(call, node, now) for call in calls]
+            for call in calls:
+                self._send(call, node, outputs, now)
             return
         together: dict[bytes, list[Call]] = {}
-        are_repeated: dict[bytes, bool] = {}
+        # What all of a batch have in common: whether they are repeated, and whether they may be.
+        marks: dict[bytes, int] = {}
         for call in calls:
             body, service = call.body, call.service
             group = together.get(service)
@@ -889,16 +894,16 @@ class Session:
                 or (group is None and service.startswith(PREFIX))
             ):
                 self._send_batches(together.pop(service, ()), node, outputs, now)
-                outputs.append(self._send(call, node, now))
+                self._send(call, node, outputs, now)
                 continue
-            is_repeated = call.attempts > 0 and call.may_have_executed
-            if group is not None and are_repeated[service] == is_repeated:
+            mark = 2 * call.is_idempotent + (call.attempts > 0 and call.may_have_executed)
+            if group is not None and marks[service] == mark:
                 group.append(call)
                 continue
             if group is not None:
                 self._send_batches(group, node, outputs, now)
             together[service] = [call]
-            are_repeated[service] = is_repeated
+            marks[service] = mark
         for group in together.values():
             self._send_batches(group, node, outputs, now)
 
@@ -909,7 +914,11 @@ class Session:
         outputs: list[Output],
         now: float,
     ) -> None:
-        """Requests for one service, all of them repeated or none."""
+        """Requests for one service, with the same flags."""
+        if calls and not (calls[0].is_idempotent or node.obeys_once):
+            for call in calls:
+                self._refuse_once(call, node, outputs)
+            return
         rows: list[Call] = []
         octets = 0
         for call in calls:
@@ -921,12 +930,13 @@ class Session:
             rows.append(call)
             octets += size
         if len(rows) == 1:
-            outputs.append(self._send(rows[0], node, now))
+            self._send(rows[0], node, outputs, now)
         elif rows:
             outputs.append(self._send_batch(rows, node, now))
 
     def _send_batch(self, calls: Sequence[Call], node: Node, now: float) -> Send:
         service, is_repeated = calls[0].service, calls[0].may_have_executed
+        is_once = not calls[0].is_idempotent
         connection, index = node.connection, node.index
         ttls_ms = []
         for call in calls:
@@ -946,6 +956,8 @@ class Session:
                 [call.body[0] for call in calls],
                 epoch=self.epoch,
                 is_repeated=is_repeated,
+                is_once=is_once,
+                is_whole=True,
             ),
         )
 
@@ -958,21 +970,33 @@ class Session:
         call.node = node.index
         return 0 if call.deadline is None else _ttl_ms(call.deadline - now)
 
-    def _send(self, call: Call, node: Node, now: float) -> Send:
+    def _send(self, call: Call, node: Node, outputs: list[Output], now: float) -> None:
+        is_idempotent = call.is_idempotent
+        if not (is_idempotent or node.obeys_once):
+            self._refuse_once(call, node, outputs)
+            return
         is_repeated = call.may_have_executed
         ttl_ms = self._begin_attempt(call, node, now)
-        return Send(
-            node.index,
-            native.encode_request(
-                call.identity,
-                call.service,
-                call.body,
-                ttl_ms=ttl_ms,
-                epoch=self.epoch,
-                is_repeated=is_repeated,
-                is_urgent=call.is_urgent,
-            ),
+        request = native.encode_request(
+            call.identity,
+            call.service,
+            call.body,
+            ttl_ms=ttl_ms,
+            epoch=self.epoch,
+            is_repeated=is_repeated,
+            is_urgent=call.is_urgent,
+            is_once=not is_idempotent,
+            is_whole=not call.is_stream,
         )
+        outputs.append(Send(node.index, request))
+
+    def _refuse_once(self, call: Call, node: Node, outputs: list[Output]) -> None:
+        """A node of an earlier release would give it to a second worker (BSN-C-11)."""
+        text = (
+            f"{node.endpoint} does not know requests that must not be executed twice (idempotent=False); "
+            "it was not sent: upgrade the node"
+        )
+        self._fail(call, RejectedError(text, code=ErrorCode.INVALID), outputs)
 
     @staticmethod
     def _broken(call: Call, text: str) -> BstarError:

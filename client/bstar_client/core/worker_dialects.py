@@ -96,8 +96,8 @@ class WorkerDialect(Protocol):
         """Tell that the worker lives."""
         ...
 
-    def disconnect(self, epoch: int) -> list[bytes]:
-        """Leave."""
+    def disconnect(self, epoch: int, is_unbegun: bool) -> list[bytes]:
+        """Leave; ``is_unbegun``: of what the broker still waits for nothing was begun."""
         ...
 
     def partial(self, job: Job, body: list[bytes]) -> list[bytes]:
@@ -145,9 +145,9 @@ class NativeWorker:
         """``[header 0B]``"""
         return native.encode_heartbeat(epoch)
 
-    def disconnect(self, epoch: int) -> list[bytes]:
+    def disconnect(self, epoch: int, is_unbegun: bool) -> list[bytes]:
         """``[header 0C]``"""
-        return native.encode_disconnect(Reason.GOODBYE, epoch)
+        return native.encode_disconnect(Reason.GOODBYE, epoch, is_unbegun=is_unbegun)
 
     def partial(self, job: Job, body: list[bytes]) -> list[bytes]:
         """``[header 02] [body…]``"""
@@ -223,7 +223,7 @@ class Mdp02Worker:
         """``[MDPW02] [05]``"""
         return mdp02.encode_heartbeat()
 
-    def disconnect(self, epoch: int) -> list[bytes]:
+    def disconnect(self, epoch: int, is_unbegun: bool) -> list[bytes]:
         """``[MDPW02] [06]``"""
         return mdp02.encode_disconnect()
 

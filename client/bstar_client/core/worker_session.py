@@ -444,14 +444,17 @@ class WorkerCore:
         return outputs
 
     def _leave_if_idle(self, session: _Session, outputs: list[WorkerOutput]) -> None:
-        if any(job.connection == session.connection for job in self._running):
-            return
-        self._leave(session, outputs)
+        if not self._is_at_work_for(session):
+            self._leave(session, outputs)
+
+    def _is_at_work_for(self, session: _Session) -> bool:
+        return any(job.connection == session.connection for job in self._running)
 
     def _leave(self, session: _Session, outputs: list[WorkerOutput]) -> None:
         if session.connection and not session.has_left:
             session.has_left = True
-            outputs.append(Send(session.index, self._dialect.disconnect(self.epoch)))
+            is_unbegun = not self._is_at_work_for(session)
+            outputs.append(Send(session.index, self._dialect.disconnect(self.epoch, is_unbegun)))
 
     def _end_if_drained(self, outputs: list[WorkerOutput], now: float) -> None:
         ends_at = self._drain_ends_at

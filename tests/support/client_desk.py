@@ -1,0 +1,168 @@
+"""A client's session with hands: submit calls, let nodes speak, move its clock, see what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from bstar.errors import BstarError
+from bstar.wire import decode, native
+from bstar.wire.batches import bodies_of
+from bstar.wire.messages import NEVER_MS, NodeStatus, Requests
+from bstar_client.core.calls import Call
+from bstar_client.core.outputs import Output, Send
+from bstar_client.core.session import Session, SessionSettings
+from support.client_outputs import ClientOutputs
+
+__all__ = [
+    "ACTIVE",
+    "BACKUP",
+    "CLIENT_ID",
+    "CODEC",
+    "ENDPOINTS",
+    "PASSIVE",
+    "PRIMARY",
+    "SILENT",
+    "Desk",
+    "read",
+    "status",
+]
+
+PRIMARY, BACKUP, ACTIVE, PASSIVE, SILENT = 1, 2, 3, 4, 0
+ENDPOINTS = ("tcp://primary", "tcp://backup")
+CLIENT_ID = bytes(range(16))
+CODEC = native.CODEC
+
+
+def status(
+    state: int, *, epoch: int = 1, peer: int = SILENT, retry_after_ms: int = NEVER_MS, timeout_ms: int = 1000
+) -> NodeStatus:
+    return NodeStatus(state, epoch, peer, 0, retry_after_ms, timeout_ms // 4, timeout_ms)
+
+
+@dataclass
+class Desk:
+    """A session, the time, and everything it has put out, sorted."""
+
+    endpoints: Sequence[str] = ENDPOINTS
+    options: SessionSettings = field(default_factory=SessionSettings)
+    now: float = 100.0
+
+    def __post_init__(self) -> None:
+        self.session = Session(self.endpoints, client_id=CLIENT_ID, now=self.now, settings=self.options)
+        # The requests of a batch one by one, and how many batches there were.
+        self.sent: list[tuple[int, native.Message]] = []
+        self.batches = 0
+        self._outputs = ClientOutputs()
+        self.replies, self.errors = self._outputs.replies, self._outputs.errors
+        self.events = self._outputs.events
+
+    def take(self, outputs: list[Output]) -> None:
+        self._outputs.take(outputs)
+        for output in outputs:
+            if isinstance(output, Send):
+                self.sent += [(output.node, message) for message in read_all(output.frames)]
+                self.batches += output.frames[0][2] == native.REQUESTS
+
+    def call(
+        self,
+        body: bytes = b"x",
+        *,
+        timeout: float | None = 30.0,
+        idempotent: bool = True,
+        stream: bool = False,
+        service: bytes = b"echo",
+        key: bytes | None = None,
+    ) -> Call:
+        deadline = None if timeout is None else self.now + timeout
+        call = Call(service, [body], deadline, idempotent, stream, key=key, begun_at=self.now)
+        self.take(self.session.submit(call, self.now))
+        return call
+
+    def connect(self, node: int, state: NodeStatus | None = None) -> None:
+        self.take(self.session.connected(node, self.now))
+        if state is not None:
+            self.pong(node, state)
+
+    def disconnect(self, node: int) -> None:
+        self.take(self.session.disconnected(node, self.now))
+
+    def hear(self, node: int, frames: list[bytes]) -> None:
+        self.take(self.session.receive(node, frames[1:], self.now))
+
+    def pong(self, node: int, state: NodeStatus) -> None:
+        self.hear(node, CODEC.pong(b"", native.NO_IDENTITY, state))
+
+    def refuse(self, node: int, call: Call, state: NodeStatus, *, was_dispatched: bool = False) -> None:
+        self.hear(node, CODEC.not_active(b"", (), call.identity, state, was_dispatched))
+
+    def final(self, node: int, call: Call, body: bytes = b"done", partials: int = 0) -> None:
+        self.hear(node, CODEC.final(b"", (), b"", call.identity, 1, partials, [body], b""))
+
+    def partial(self, node: int, call: Call, index: int, body: bytes = b"part") -> None:
+        self.hear(node, CODEC.partial(b"", (), b"", call.identity, 1, index, [body], b""))
+
+    def error(self, node: int, call: Call, code: int, text: bytes = b"") -> None:
+        self.hear(node, CODEC.failure(b"", (), call.identity, 1, code, text))
+
+    def busy(self, node: int, call: Call, retry_after_ms: int = 20) -> None:
+        self.hear(node, CODEC.busy(b"", (), call.identity, 1, retry_after_ms, b"full"))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, carrying out every timer at its moment."""
+        until = self.now + seconds
+        for _ in range(10_000):
+            due = self.session.next_deadline()
+            if due is None or due > until:
+                break
+            self.now = max(self.now, due)
+            self.take(self.session.handle_timer(self.now))
+        else:
+            pytest.fail("timers without end")
+        self.now = until
+
+    def requests(self, node: int | None = None) -> list[tuple[int, bytes]]:
+        """(node, identity) of every REQUEST sent so far."""
+        return [
+            (to, message.identity)
+            for to, message in self.sent
+            if message.command == native.REQUEST and node in (None, to)
+        ]
+
+    def pings(self, node: int) -> int:
+        return sum(1 for to, message in self.sent if to == node and message.command == native.PING)
+
+    def error_of(self, call: Call) -> BstarError:
+        [error] = [error for failed, error in self.errors if failed is call]
+        return error
+
+
+def read_all(frames: list[bytes]) -> list[native.Message]:
+    """A client's message, of a batch what each of its requests would be alone."""
+    if frames[0][2] != native.REQUESTS:
+        return [read(frames)]
+    batch = decode([b"", *frames])
+    assert isinstance(batch, Requests)
+    rows = zip(batch.numbers, batch.ttls_ms, bodies_of(batch.blob, batch.lengths), strict=True)
+    return [
+        native.Message(
+            native.REQUEST,
+            frames[0][3],
+            native.identity(batch.client_id, number),
+            batch.epoch,
+            ttl_ms,
+            batch.service,
+            b"",
+            [body],
+        )
+        for number, ttl_ms, body in rows
+    ]
+
+
+def read(frames: list[bytes]) -> native.Message:
+    """What a broker reads in a client's frames; PING has no place in the codec's table for clients."""
+    if frames[0][2] == native.PING:
+        return native.Message(native.PING, 0, frames[0][4:28], 0, 0, b"", b"", [])
+    return native.decode(frames)
