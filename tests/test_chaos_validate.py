@@ -81,6 +81,29 @@ def with_call(call: Call, *executions: Execution) -> Run:
     return replace(run, calls=(*run.calls, call), executions=(*run.executions, *executions))
 
 
+def again(number: int, at: float, *, is_redelivered: bool) -> Execution:
+    _, execution = answered(number, at, epoch=2)
+    return replace(execution, worker="worker2", is_redelivered=is_redelivered)
+
+
+@pytest.mark.parametrize("is_redelivered", [False, True])
+def test_a_call_that_forbids_it_is_not_executed_twice(is_redelivered: bool) -> None:
+    call, execution = answered(2000, FAULT_AT - 0.2)
+    call = replace(call, is_idempotent=False)
+    run = with_call(call, execution, again(2000, FAULT_AT + 0.4, is_redelivered=is_redelivered))
+    texts = [violation.text for violation in check(run) if violation.rule == "i"]
+    assert "which it forbids: worker1 at 9.805, worker2 at 10.405" in texts[0]
+    assert len(texts) == 2 - is_redelivered
+
+
+def test_a_second_execution_is_marked_as_redelivered_whichever_comes_first() -> None:
+    call, execution = answered(2000, FAULT_AT - 0.2)
+    assert check(with_call(call, execution, again(2000, FAULT_AT + 0.4, is_redelivered=True))) == []
+    assert check(with_call(call, execution, again(2000, FAULT_AT - 0.3, is_redelivered=True))) == []
+    run = with_call(call, execution, again(2000, FAULT_AT + 0.4, is_redelivered=False))
+    assert "without being marked as redelivered" in found(run, "i").text
+
+
 def test_a_run_in_which_all_went_well_breaks_no_rule() -> None:
     assert check(good()) == []
 
@@ -177,7 +200,7 @@ def test_a_stalled_node_may_serve_again_in_a_new_epoch() -> None:
 
 def test_a_worker_that_obeys_a_lower_epoch_than_it_has_seen_is_found() -> None:
     run = good()
-    bad = replace(run.executions[3], epoch_seen=2)
+    bad = replace(run.executions[3], is_redelivered=True, epoch_seen=2)
     assert "after it had seen 2" in found(replace(run, executions=(*run.executions, bad)), "b").text
 
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from bstar.star import StarMachine
+from bstar.wire import native
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.records import Accepted
 from bstar_client.core.session import Session
@@ -155,6 +156,31 @@ def test_a_build_without_the_stall_rule_is_caught(monkeypatch: pytest.MonkeyPatc
 def test_a_build_that_does_not_match_replies_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     break_the_matching_of_replies(monkeypatch)
     assert first_violation(Mood.PROCESSES, range(1, 6)).rule == "c"
+
+
+@pytest.mark.storm
+def test_a_build_that_redelivers_what_must_not_be_executed_twice_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sound = Broker._redeliver
+
+    def forgets_the_rule(self: Broker, request: Accepted, now: float, outputs: Any) -> None:
+        request.is_once = False
+        sound(self, request, now, outputs)
+
+    monkeypatch.setattr(Broker, "_redeliver", forgets_the_rule)
+    assert first_violation(Mood.PROCESSES, range(1, 41)).rule == "i"
+
+
+@pytest.mark.storm
+def test_a_build_that_does_not_mark_what_it_redelivers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = native.CODEC.request
+
+    def marks_nothing(*arguments: Any) -> list[bytes]:
+        return sound(*arguments[:7], False, arguments[8])
+
+    monkeypatch.setattr(type(native.CODEC), "request", lambda self, *arguments: marks_nothing(*arguments))
+    assert first_violation(Mood.PROCESSES, range(1, 41)).rule == "i"
 
 
 @pytest.mark.storm

@@ -175,7 +175,7 @@ def test_a_client_has_connections_to_the_pairs_alone_whose_services_it_has_calle
     assert client.links_open == []
 
     now = client.clock()
-    issued = Issued("s1/hand.1", "client1", "echo", simulation.world.now, 1e9, False, "native", "s1")
+    issued = Issued("s1/hand.1", "client1", "echo", simulation.world.now, 1e9, False, "native", "s1", False)
     place = FLEET.fleet.place(b"s1")
     call = Call(b"s1", [b"s1/hand.1 echo"], now + 5.0, sink=issued, pair=place)
     client._open[place] += 1

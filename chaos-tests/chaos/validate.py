@@ -6,7 +6,8 @@ request of a lower epoch than the highest that has reached it. (c) A reply belon
 to, was made by an execution of that call's request, and comes once. (d) A call ends once, by its deadline;
 it fails only while a fault explains it; and one that was said not to have been executed has no execution.
 (f) After faults one node is active within a bound and stays so, and every call is answered. (g) The role
-moves only when a node or the link between the nodes was hit.
+moves only when a node or the link between the nodes was hit. (i) A call that forbids a second execution has
+one at most, and of all executions of one call at most one is not marked as redelivered.
 
 A run that cannot show anything (too little traffic before the first fault, a machine that stood still by
 itself) is *invalid*, which is neither good nor bad: ``InvalidRunError``.
@@ -69,6 +70,7 @@ def check(run: Run) -> list[Violation]:
         *_workers_obey(run),
         *_replies_belong(run),
         *_calls_end(run),
+        *_repetitions_are_allowed(run),
         *_pair_recovers(run),
         *_nothing_without_a_fault(run),
     ]
@@ -252,6 +254,23 @@ def _calls_end(run: Run) -> Iterator[Violation]:
             yield Violation(
                 "d", f"{call.name} ended with {end.error} although nothing had failed: {end.text}"
             )
+
+
+# --- (i) repetitions ----------------------------------------------------------------------------------------
+
+
+def _repetitions_are_allowed(run: Run) -> Iterator[Violation]:
+    """The execution that is not marked need not be the first: a frozen worker begins it when it goes on."""
+    executions: dict[str, list[Execution]] = {}
+    for each in run.executions:
+        executions.setdefault(each.body, []).append(each)
+    for call in run.calls:
+        begun = executions.get(call.body, [])
+        who = ", ".join(f"{each.worker} at {each.at:.3f}" for each in begun)
+        if len(begun) > 1 and not call.is_idempotent:
+            yield Violation("i", f"{call.name} was begun {len(begun)} times, which it forbids: {who}")
+        if sum(not each.is_redelivered for each in begun) > 1:
+            yield Violation("i", f"{call.name} was begun again without being marked as redelivered: {who}")
 
 
 def _is_paused(run: Run, process: str, begin: float, end: float) -> bool:

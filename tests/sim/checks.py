@@ -76,6 +76,9 @@ class Checks:
         self._dual_number = 0
         self._calls: dict[str, Issued] = {}
         self._begun: dict[str, int] = {}
+        # Of native calls: those that may begin once only, and those that began without being redelivered.
+        self._once: set[str] = set()
+        self._unmarked: dict[str, bool] = {}
         self._never: set[str] = set()
         # When a client's pipe last had no room for what may have been the end of a call.
         self._deprived_at: dict[str, float] = {}
@@ -224,6 +227,7 @@ class Checks:
             )
         if token in self._never:
             self._fail("d", f"{worker.name} began {token}, of which its caller was told that it never would")
+        self._check_repetition(worker, token, job)
         if token in self._calls or token in self._begun:
             self._begun[token] = self._begun.get(token, 0) + 1
             if self._begun[token] > 1:
@@ -232,11 +236,29 @@ class Checks:
                 if not self.is_struck and token in self._calls and not self._is_explained(self._calls[token]):
                     self._fail("h", f"{token} was begun again although its pair was spared")
 
+    def _check_repetition(self, worker: SimWorker, token: str, job: Job) -> None:
+        """(i) at most one run of a call is not redelivered, and some calls have one run only.
+
+        Plain MDP has no words for either. The run that is not redelivered need not be the first: a frozen
+        worker begins it when it goes on, after another worker was given the request.
+        """
+        if token in self._once and token in self._begun:
+            self._fail("i", f"{worker.name} began {token} again, which its caller had forbidden")
+        if token not in self._unmarked or not worker.is_native or job.is_redelivered:
+            return
+        if self._unmarked[token]:
+            self._fail("i", f"{worker.name} began {token} again, and it was not marked as redelivered")
+        self._unmarked[token] = True
+
     # --- (c) and (d): calls ---------------------------------------------------------------------------------
 
     def call_made(self, issued: Issued) -> None:
         self.counts["calls"] += 1
         self._calls[issued.token] = issued
+        if issued.dialect == "native":
+            self._unmarked[issued.token] = False
+            if issued.is_once:
+                self._once.add(issued.token)
 
     def call_partial(self, issued: Issued, reply: Reply) -> None:
         self._check_open(issued)

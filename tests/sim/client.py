@@ -39,6 +39,7 @@ class Issued(msgspec.Struct, eq=False):
     is_bound: bool
     dialect: Dialect
     service: str
+    is_once: bool  # its caller forbids a second execution
     outcome: str = ""
     ended_at: float = 0.0
     parts: int = 0
@@ -193,6 +194,7 @@ class SimClient(LinkOwner):
             is_stream or not is_idempotent,
             self.dialect,
             asked,
+            not is_idempotent,
         )
         service, body = asked.encode(), [f"{token} {kind}".encode()]
         if kind == "mmi":

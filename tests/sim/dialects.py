@@ -62,7 +62,7 @@ class Mdp01Worker(Mdp02Worker):
         """``[] [MDPW01] [04]``"""
         return mdp01.encode_heartbeat()
 
-    def disconnect(self, epoch: int) -> Frames:
+    def disconnect(self, epoch: int, is_unbegun: bool) -> Frames:
         """``[] [MDPW01] [05]``"""
         return mdp01.encode_disconnect()
 
