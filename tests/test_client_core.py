@@ -775,12 +775,6 @@ def test_a_stream_does_not_begin_anew_in_the_middle(served: Desk) -> None:
     assert len(served.replies) == 1
 
 
-def test_the_strictest_of_those_who_share_a_key_counts(served: Desk) -> None:
-    calls = [served.call(key=b"k"), served.call(key=b"k", idempotent=False)]
-    served.disconnect(0)
-    assert all(isinstance(served.error_of(call), OutcomeUnknownError) for call in calls)
-
-
 def test_a_stream_that_has_not_begun_fails_over(served: Desk) -> None:
     call = served.call(stream=True)
     served.disconnect(0)

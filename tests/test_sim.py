@@ -176,10 +176,12 @@ def test_a_build_that_redelivers_what_must_not_be_executed_twice_is_caught(
 def test_a_build_that_does_not_mark_what_it_redelivers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = native.CODEC.request
 
-    def marks_nothing(*arguments: Any) -> list[bytes]:
-        return sound(*arguments[:7], False, arguments[8])
+    def marks_nothing(codec: object, *arguments: Any) -> list[bytes]:
+        told = [*arguments]
+        told[7] = False
+        return sound(*told)
 
-    monkeypatch.setattr(type(native.CODEC), "request", lambda self, *arguments: marks_nothing(*arguments))
+    monkeypatch.setattr(type(native.CODEC), "request", marks_nothing)
     assert first_violation(Mood.PROCESSES, range(1, 41)).rule == "i"
 
 
