@@ -396,6 +396,7 @@ def test_a_build_whose_clients_miss_no_parts_is_caught(monkeypatch: pytest.Monke
         if call is not None:
             call.partials_count = message.value
             call.partials_from = node.connection
+            call.partials = [*call.partials]
         sound(self, node, message, outputs)
 
     monkeypatch.setattr(Session, "_receive_partial", takes_any)
