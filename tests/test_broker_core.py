@@ -139,7 +139,7 @@ def test_the_remaining_time_travels_with_the_request() -> None:
 
 
 def test_a_plain_worker_may_be_silent_while_it_works() -> None:
-    desk = Desk(mdp_busy_timeout_s=60)
+    desk = Desk(busy_timeout_s=60)
     desk.ready02(b"w")
     desk.request02(b"c")
     desk.wait(59)
@@ -147,7 +147,7 @@ def test_a_plain_worker_may_be_silent_while_it_works() -> None:
 
 
 def test_a_plain_worker_that_heartbeats_while_it_works_is_missed_as_soon_as_it_stops() -> None:
-    desk = Desk(mdp_busy_timeout_s=60)
+    desk = Desk(busy_timeout_s=60)
     desk.ready02(b"w")
     desk.request02(b"c")
     desk.wait(2.6)
@@ -157,7 +157,7 @@ def test_a_plain_worker_that_heartbeats_while_it_works_is_missed_as_soon_as_it_s
 
 
 def test_a_heartbeat_that_crossed_the_request_proves_nothing() -> None:
-    desk = Desk(mdp_busy_timeout_s=60)
+    desk = Desk(busy_timeout_s=60)
     desk.ready02(b"w")
     desk.request02(b"c")
     desk.send(b"w", *HEARTBEAT02)
@@ -166,7 +166,7 @@ def test_a_heartbeat_that_crossed_the_request_proves_nothing() -> None:
 
 
 def test_a_silent_worker_is_forgotten_and_its_request_given_to_another() -> None:
-    desk = Desk(mdp_busy_timeout_s=7.5)
+    desk = Desk(busy_timeout_s=7.5)
     desk.ready02(b"w1")
     desk.request02(b"c", b"hi")
     frames = desk.wait(7.6)

@@ -322,7 +322,7 @@ def test_all_problems_are_reported_at_once_each_with_its_place(node_yaml: Path) 
         {"timing__heartbeat_interval_s": 0.2},
         {"timing__worker_heartbeat_interval_s": 0.1, "timing__worker_liveness": 3},
         {"timing__failover_timeout_s": 8, "timing__worker_liveness": 100},
-        {"timing__mdp_busy_timeout_s": 7},
+        {"timing__busy_timeout_s": 7},
         {"timing__request_ttl_s": 7},
         {"timing__service_ttl_s": 7.5},
         {"limits__queue_bytes_max": 1 << 20},

@@ -164,9 +164,9 @@ def test_a_build_that_redelivers_what_must_not_be_executed_twice_is_caught(
 ) -> None:
     sound = Broker._redeliver
 
-    def forgets_the_rule(self: Broker, request: Accepted, now: float, outputs: Any) -> None:
+    def forgets_the_rule(self: Broker, request: Accepted, how: str, now: float, outputs: Any) -> None:
         request.is_once = False
-        sound(self, request, now, outputs)
+        sound(self, request, how, now, outputs)
 
     monkeypatch.setattr(Broker, "_redeliver", forgets_the_rule)
     assert first_violation(Mood.PROCESSES, range(1, 41)).rule == "i"
@@ -337,7 +337,7 @@ def test_what_dying_workers_held_is_done_by_others_in_time() -> None:
 
 
 def test_a_build_that_forgets_what_dying_workers_held_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Broker, "_redeliver", lambda self, request, now, outputs: self._forget(request))
+    monkeypatch.setattr(Broker, "_redeliver", lambda self, request, how, now, outputs: self._forget(request))
     assert while_workers_die() > 0
 
 
@@ -362,9 +362,9 @@ def test_parts_for_a_client_of_mdp01_are_of_one_worker() -> None:
 def test_a_build_that_mixes_the_parts_of_two_workers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Broker._redeliver
 
-    def keeps_the_parts(self: Broker, request: Accepted, now: float, outputs: Any) -> None:
+    def keeps_the_parts(self: Broker, request: Accepted, how: str, now: float, outputs: Any) -> None:
         held = request.held
-        sound(self, request, now, outputs)
+        sound(self, request, how, now, outputs)
         request.held = held
 
     monkeypatch.setattr(Broker, "_redeliver", keeps_the_parts)

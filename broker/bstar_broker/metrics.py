@@ -49,7 +49,9 @@ OTHER = "other"
 _STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "ERROR")
 _PEER_STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "UNKNOWN")
 # What a service counts, but for its latencies.
-_COUNTERS = (*OUTCOMES, "accepted", "redelivered", "duplicates", "workers_lost")
+_COUNTERS = (*OUTCOMES, "accepted", "redelivered", "duplicates", "workers_lost", "stalls")
+# What it has at the moment, in sum.
+_GAUGES = ("workers", "stuck", "in_flight", "queued")
 
 # Kind, name, field of ``ServiceState``, text.
 _OF_SERVICES: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, str], ...] = (
@@ -69,6 +71,13 @@ _OF_SERVICES: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, st
     (CounterMetricFamily, "bstar_workers_lost", "workers_lost", "Workers that went away and held requests."),
     (GaugeMetricFamily, "bstar_queue_length", "queued", "Requests waiting for a worker."),
     (GaugeMetricFamily, "bstar_workers", "workers", "Registered workers."),
+    (
+        GaugeMetricFamily,
+        "bstar_workers_stuck",
+        "stuck",
+        "Workers that hold requests and do not answer, although their processes live.",
+    ),
+    (CounterMetricFamily, "bstar_worker_stalls", "stalls", "Times that a worker was stuck in a handler."),
     (GaugeMetricFamily, "bstar_requests_in_flight", "in_flight", "Requests that workers hold."),
     (
         GaugeMetricFamily,
@@ -177,7 +186,7 @@ def _now(counted: ServiceState, states: Sequence[ServiceState]) -> ServiceState:
     return msgspec.structs.replace(
         counted,
         service=OTHER,
-        **{name: sum(getattr(each, name) for each in states) for name in ("workers", "in_flight", "queued")},
+        **{name: sum(getattr(each, name) for each in states) for name in _GAUGES},
         oldest_waiting_s=max((each.oldest_waiting_s for each in states), default=0.0),
         oldest_running_s=max((each.oldest_running_s for each in states), default=0.0),
     )

@@ -130,7 +130,7 @@ class BrokerServer:
             worker_liveness=timing.worker_liveness,
             mdp_heartbeat_interval_s=timing.mdp_heartbeat_interval_s,
             mdp_liveness=timing.mdp_liveness,
-            mdp_busy_timeout_s=timing.mdp_busy_timeout_s,
+            busy_timeout_s=timing.busy_timeout_s,
             request_ttl_s=timing.request_ttl_s,
             client_check_interval_s=timing.client_check_interval_s,
             service_ttl_s=timing.service_ttl_s,

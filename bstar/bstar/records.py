@@ -260,12 +260,13 @@ class WorkerLost(Base, frozen=True, tag="worker-lost"):
     """A worker is off the list, and ``held`` requests went back to the queue.
 
     ``reason``: "drained" (it said goodbye and held nothing), "left" (it said goodbye with work in hand),
-    "expired" (silent), "unreachable" (its connection was gone), "invalid" or "unexpected" (sent away).
+    "expired" (silent), "stuck" (silent for longer than its handler may keep it from answering),
+    "unreachable" (its connection was gone), "invalid" or "unexpected" (sent away).
     """
 
     worker: str
     service: str
-    reason: Literal["drained", "left", "expired", "unreachable", "invalid", "unexpected"]
+    reason: Literal["drained", "left", "expired", "stuck", "unreachable", "invalid", "unexpected"]
     held: int = 0
 
 

@@ -6,8 +6,8 @@
     asyncio.run(AsyncWorker(["tcp://node1:5555", "tcp://node2:5555"], "shout", shout).run())
 
 It drives the same core (``bstar_client.core.worker_session``) from the event loop's own thread, and each
-request is a task of the loop. Heartbeats need the loop, too: a handler that computes for longer than a
-heartbeat must do it in ``asyncio.to_thread`` or in another process, or its nodes give the worker up.
+request is a task of the loop. Heartbeats need the loop, too: while a handler blocks it the worker is *stuck*
+and gets no requests, so compute in ``asyncio.to_thread`` or in another process.
 """
 
 import asyncio
@@ -35,6 +35,8 @@ from bstar_client.core.worker_session import (
     Close,
     Ended,
     Fenced,
+    KeepAlive,
+    Late,
     Lost,
     Open,
     Registered,
@@ -43,7 +45,7 @@ from bstar_client.core.worker_session import (
     WorkerSettings,
 )
 from bstar_client.dedupe import ReplyStore
-from bstar_client.failures import call_hook, drop, is_interrupt, report, report_given_up
+from bstar_client.failures import call_hook, drop, is_interrupt, report, report_given_up, warn_late
 from bstar_client.handlers import Request, WorkerHooks
 from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_journal
 from bstar_client.link import Links, LinkSettings
@@ -297,6 +299,10 @@ class AsyncWorker:
             elif isinstance(output, Fenced):
                 if self._journal is not None:
                     self._journal.fenced(output.job, output.epoch_seen)
+            elif isinstance(output, KeepAlive):
+                links[output.node].keep_alive(output.routing_id, output.interval_ms, output.ttl_ms)
+            elif isinstance(output, Late):
+                warn_late(output, self.service, self._handler)
             elif isinstance(output, Close):
                 turning.close(output.node)
             elif isinstance(output, Open):

@@ -294,16 +294,19 @@ class Driver:
         else:
             timeout_ms = max(0, math.ceil((due - time.monotonic()) * 1000))
         self._is_torn = False
+        # Another thread may hold the GIL before and after the sockets are looked at. What has come until this
+        # moment is read before anything is found overdue.
+        asked_at = time.monotonic()
         links.wait(timeout_ms)
         self._is_torn = True
         self._is_asleep = False
-        now = self._take_in()
-        if due is not None and now >= due:
-            perform(core.handle_timer(now))
+        self._take_in()
+        if due is not None and asked_at >= due:
+            perform(core.handle_timer(asked_at))
         self._is_torn = False
 
-    def _take_in(self) -> float:
-        """Hand the core what has come, and tell the time."""
+    def _take_in(self) -> None:
+        """Hand the core what has come."""
         core, links = self._core, self._links
         perform = self._performer.perform
         now = time.monotonic()
@@ -311,7 +314,6 @@ class Driver:
             perform(core.receive(node, frames, now))
         for node, is_up in links.changes():
             perform(core.connected(node, now) if is_up else core.disconnected(node, now))
-        return now
 
     def _mend(self) -> None:
         """The last turn was interrupted. Keep the calls that have no outcome, and begin anew."""

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from bstar.printable import printable
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar_client.core.worker_dialects import Job
+from bstar_client.core.worker_session import Late
 from bstar_client.dedupe import ReplyStore
 
-__all__ = ["call_hook", "drop", "is_interrupt", "report", "report_given_up"]
+__all__ = ["call_hook", "drop", "is_interrupt", "report", "report_given_up", "warn_late"]
 
 _log = logging.getLogger("bstar_client")
 
@@ -44,6 +45,27 @@ def report_given_up(service: bytes, job: Job, timeout_s: float | None) -> None:
     """Log that a handler ran past its time."""
     what = f"was given up: its handler did not return within {timeout_s} s"
     _log.error("%s %s", _title(service, job), what)
+
+
+def warn_late(late: Late, service: bytes, handler: Callable[..., object] | None) -> None:
+    """Say in the log that the process did not come to answer, and which handler ran meanwhile."""
+    name = getattr(handler, "__qualname__", None)
+    named = repr(handler) if name is None else f"{getattr(handler, '__module__', '')}.{name}"
+    if late.is_busy:
+        _log.warning(
+            "handler %s of service %s kept the process from answering for %.1f s: it held the GIL or blocked "
+            "the event loop; compute in another process",
+            named,
+            printable(service),
+            late.late_s,
+        )
+    else:
+        _log.warning(
+            "the worker for %s did not come to answer for %.1f s, and no handler ran: was its process "
+            "stopped?",
+            printable(service),
+            late.late_s,
+        )
 
 
 def text_of(error: BaseException) -> str:

@@ -81,6 +81,7 @@ class Link:
         self.backlog: deque[list[bytes]] = deque()
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
+        self._keepalive: zmq.Socket[bytes] | None = None
         self.is_refused = False
 
     def open(self) -> None:
@@ -110,8 +111,37 @@ class Link:
             self.close()
             raise
 
+    def keep_alive(self, routing_id: bytes, interval_ms: int, ttl_ms: int) -> None:
+        """Make the keepalive, a second connection that libzmq serves by itself.
+
+        See ``worker_session.KeepAlive``.
+        """
+        self._end_keepalive()
+        settings = self._settings
+        socket = self._context.socket(zmq.DEALER)
+        keep_apart(socket, self._place)
+        socket.linger = 0
+        socket.setsockopt(zmq.ROUTING_ID, routing_id)
+        # Nobody reads what the broker sends to find out whether it is there.
+        socket.setsockopt(zmq.CONFLATE, 1)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, settings.handshake_ms)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, settings.connect_timeout_ms)
+        socket.setsockopt(zmq.RECONNECT_IVL, settings.reconnect_min_ms)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, settings.reconnect_max_ms)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, ttl_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, settings.heartbeat_timeout_ms)
+        socket.connect(self.endpoint)
+        self._keepalive = socket
+
+    def _end_keepalive(self) -> None:
+        keepalive, self._keepalive = self._keepalive, None
+        if keepalive is not None:
+            keepalive.close(0)
+
     def close(self, linger_ms: int = 0) -> None:
         """Close the socket; what has been sent has ``linger_ms`` to leave the process."""
+        self._end_keepalive()
         socket = self.socket
         if socket is not None:
             monitor = self.monitor

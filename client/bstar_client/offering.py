@@ -3,6 +3,7 @@
 No sockets, no threads, no event loop: ``worker`` and ``aio_worker`` add those, each its own way.
 """
 
+import os
 import random
 from collections.abc import Mapping
 from typing import Literal
@@ -63,6 +64,8 @@ class Offer:
         else:
             raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
         self.is_plain = dialect == "mdp02"
+        # A routing id of libzmq's own begins with a zero.
+        name = b"" if self.is_plain else b"\x01" + os.urandom(19)
         self.core = WorkerCore(
-            self.endpoints, self.service, language, jitter=random.random, settings=settings
+            self.endpoints, self.service, language, jitter=random.random, settings=settings, name=name
         )

@@ -26,6 +26,8 @@ from bstar_client.core.worker_session import (
     Close,
     Ended,
     Fenced,
+    KeepAlive,
+    Late,
     Lost,
     Open,
     Registered,
@@ -33,7 +35,7 @@ from bstar_client.core.worker_session import (
     WorkerOutput,
 )
 from bstar_client.dedupe import ReplyStore
-from bstar_client.failures import report_given_up
+from bstar_client.failures import report_given_up, warn_late
 from bstar_client.handlers import WorkerHooks
 from bstar_client.handling import SHORT_MIN, Handling
 from bstar_client.journal import WorkJournal
@@ -305,6 +307,9 @@ class Serving:
                 timeout_ms = -1
             else:
                 timeout_ms = max(0, math.ceil((due - _clock()) * 1000))
+            # A handler may hold the GIL before and after the sockets are looked at. What has come until this
+            # moment is read before anything is found overdue.
+            asked_at = _clock()
             messages = links.poll(timeout_ms)
             outbox.is_asleep = False
             now = _clock()
@@ -312,8 +317,8 @@ class Serving:
                 self._perform(core.receive(node, frames, now))
             for node, is_up in links.changes():
                 self._perform(core.connected(node, now) if is_up else core.disconnected(node, now))
-            if due is not None and now >= due:
-                self._perform(core.handle_timer(now))
+            if due is not None and asked_at >= due:
+                self._perform(core.handle_timer(asked_at))
             if own and self._may_call(core.running) and (lasting := self._call_own(now)) is not None:
                 return self._leave_place(lasting)
 
@@ -379,6 +384,10 @@ class Serving:
             elif isinstance(output, Fenced):
                 if self.journal is not None:
                     self.journal.fenced(output.job, output.epoch_seen)
+            elif isinstance(output, KeepAlive):
+                self._links[output.node].keep_alive(output.routing_id, output.interval_ms, output.ttl_ms)
+            elif isinstance(output, Late):
+                warn_late(output, self._service, self.handling.handler)
             elif isinstance(output, Close):
                 self._links[output.node].close()
             elif isinstance(output, Open):

@@ -54,7 +54,7 @@ def service_asked(frames: Frames) -> bytes | None:
 class Mdp01Worker(Mdp02Worker):
     """Plain MDP/0.1 (7/MDP)."""
 
-    def ready(self, service: bytes, credit: int, epoch: int) -> Frames:
+    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> Frames:
         """``[] [MDPW01] [01] [service]``"""
         return mdp01.encode_ready(service)
 

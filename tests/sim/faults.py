@@ -32,6 +32,7 @@ class Kind(enum.Enum):
     WORKER_CRASH = "a worker dies and comes back"
     WORKER_DARK = "a worker's host is switched off and comes back"
     WORKER_STALL = "a worker is frozen"
+    WORKER_HOLD = "a worker's handler keeps the interpreter to itself"
     WORKER_STOP = "a worker leaves in good order and comes back"
     WORKER_SLOW = "a worker's handlers are slow"
     CLIENT_CRASH = "a client dies and comes back as another"
@@ -87,8 +88,8 @@ _NODES = frozenset(
 _PROCESSES = {
     Kind.CRASH: 6, Kind.FORGET: 2, Kind.DARK: 3, Kind.STALL: 8, Kind.JUMP: 2, Kind.STOP: 3, Kind.HANDOVER: 3,
     Kind.WORKER_CRASH: 5, Kind.WORKER_DARK: 2, Kind.WORKER_STALL: 4, Kind.WORKER_STOP: 3,
-    Kind.WORKER_SLOW: 3, Kind.CLIENT_CRASH: 2, Kind.CLIENT_CLOSE: 2, Kind.CLIENT_STALL: 2,
-    Kind.PEER_REPEAT: 1, Kind.PEER_JITTER: 2,
+    Kind.WORKER_HOLD: 4, Kind.WORKER_SLOW: 3, Kind.CLIENT_CRASH: 2, Kind.CLIENT_CLOSE: 2,
+    Kind.CLIENT_STALL: 2, Kind.PEER_REPEAT: 1, Kind.PEER_JITTER: 2,
 }  # fmt: skip
 _LINKS = {
     Kind.PEER_CUT: 5, Kind.PEER_MUTE: 5, Kind.PEER_CHOKE: 5, Kind.PEER_LOSS: 5, Kind.PEER_JITTER: 4,

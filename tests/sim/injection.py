@@ -117,6 +117,9 @@ class Injection:
             case Kind.WORKER_STALL:
                 worker.freeze()
                 return worker.thaw
+            case Kind.WORKER_HOLD:
+                worker.hold()
+                return worker.thaw
             case Kind.WORKER_SLOW:
                 worker.slowness = fault.amount
                 return lambda: setattr(worker, "slowness", 1.0)

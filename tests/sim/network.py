@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from bstar_client.core.worker_session import KeepAlive
+from sim.keepalive import Keepalive
 from sim.world import Process, World
 
 if TYPE_CHECKING:
@@ -218,6 +220,7 @@ class LinkOwner(Process):
     """A client's or worker's process, with one link to each node."""
 
     links: list[Link]
+    is_held = False  # frozen by one of its own threads; libzmq's go on
     _messages: deque[tuple[int, Frames]]  # what has come while it was frozen
 
     def unread(self, node: int) -> int:
@@ -243,6 +246,7 @@ class Link:
         self.there = there
         self.back = back
         self.connection: Connection | None = None
+        self._keepalive: Keepalive | None = None
         self._attempt = 0  # attempts of an earlier socket are void
         self._pause_s = RECONNECT_MIN_S
 
@@ -260,9 +264,20 @@ class Link:
     def close(self, *, is_silent: bool = False) -> None:
         """Close the socket; nothing more is heard of it."""
         self._attempt += 1
+        self._end_keepalive(is_silent=is_silent)
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.close_at_link(is_silent=is_silent)
+
+    def keep_alive(self, told: KeepAlive) -> None:
+        """Make the second connection, in the place of an earlier one."""
+        self._end_keepalive()
+        self._keepalive = Keepalive(self, told)
+
+    def _end_keepalive(self, *, is_silent: bool = False) -> None:
+        if self._keepalive is not None:
+            self._keepalive.end(is_silent=is_silent)
+            self._keepalive = None
 
     def send(self, frames: Frames) -> None:
         """Send by the connection that there is; without one the message is dropped."""

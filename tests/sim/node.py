@@ -86,6 +86,8 @@ class SimNode(Process):
         self.on_dual_active = on_dual_active
         self.disk: int | None = 0 if is_durable else None
         self.router: dict[bytes, Connection] = {}
+        # Until when the keepalives of workers stand, by their routing ids.
+        self.keepalives: dict[bytes, float] = {}
         self.publisher: PeerLink
         self.subscriber: PeerLink
         self.node: Node
@@ -154,6 +156,7 @@ class SimNode(Process):
             now=now,
         )
         self._outbox.clear()
+        self.keepalives.clear()
         self._peer_waits.clear()
         self._arbiter_waits.clear()
         self._leased_until = -inf
@@ -447,6 +450,8 @@ class SimNode(Process):
                     connection = None  # which is the same to it
                 if connection is not None:
                     connection.to_link.send(message.frames[1:])
+                elif self.world.now < self.keepalives.get(routing_id, -inf):
+                    pass  # nobody reads it
                 elif type(message) is Dispatch:
                     self._do(self.node.undelivered(routing_id, self.clock()))
                 else:

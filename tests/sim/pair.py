@@ -101,7 +101,7 @@ def small_limits(timing: Timing) -> BrokerSettings:
         worker_liveness=timing.worker_liveness,
         mdp_heartbeat_interval_s=timing.mdp_heartbeat_interval_s,
         mdp_liveness=timing.mdp_liveness,
-        mdp_busy_timeout_s=timing.mdp_heartbeat_interval_s * timing.mdp_liveness,
+        busy_timeout_s=timing.mdp_heartbeat_interval_s * timing.mdp_liveness,
         request_ttl_s=timing.request_ttl_s,
         client_check_interval_s=2 * timing.failover_timeout_s,
         service_ttl_s=timing.service_ttl_s,

@@ -14,6 +14,7 @@ from bstar_client.core.worker_session import (
     Begin,
     Close,
     Ended,
+    KeepAlive,
     Open,
     WorkerCore,
     WorkerOutput,
@@ -107,10 +108,15 @@ class SimWorker(LinkOwner):
                 drain_timeout_s=DRAIN_TIMEOUT_S,
                 running_max=self._threads,
             ),
+            name=self._keepalive_name() if self.is_native else b"",
         )
+        self.is_held = False
         for link in self.links:
             link.open()
         self.arrange()
+
+    def _keepalive_name(self) -> bytes:
+        return f"{self.name} {self.runs}".encode().ljust(20, b".")[:20]
 
     def die(self, *, with_host: bool = False) -> None:
         """The process is gone, and what its handlers were doing."""
@@ -121,6 +127,12 @@ class SimWorker(LinkOwner):
             for link in self.links:
                 link.close(is_silent=with_host)
         self.is_dark = with_host
+
+    def hold(self) -> None:
+        """A handler keeps the interpreter to itself: nothing of it goes on but libzmq's own threads."""
+        if self.is_awake:
+            self.freeze()
+            self.is_held = True
 
     def stop(self) -> None:
         """SIGTERM: drain and leave."""
@@ -142,6 +154,7 @@ class SimWorker(LinkOwner):
 
     def catch_up(self) -> None:
         """One turn of Worker._loop: results, messages, changes of connections, what was due before."""
+        self.is_held = False
         now = self.clock()
         results, self._results = self._results, deque()
         messages, self._messages = self._messages, deque()
@@ -192,6 +205,8 @@ class SimWorker(LinkOwner):
                 self._go_on()
             elif isinstance(output, Close):
                 self.links[output.node].close()
+            elif isinstance(output, KeepAlive):
+                self.links[output.node].keep_alive(output)
             elif isinstance(output, Open):
                 self.links[output.node].open()
             elif isinstance(output, Ended):

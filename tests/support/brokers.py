@@ -41,7 +41,7 @@ class Timing:
     mdp_heartbeat_interval_s: float = 0.1
     mdp_liveness: int = 10
     # As short as the expiry, so that a silent busy worker dies as soon as an idle one.
-    mdp_busy_timeout_s: float = 1.0
+    busy_timeout_s: float = 1.0
     request_ttl_s: float = 60.0
     service_ttl_s: float = 60.0
     drain_timeout_s: float = 1.0
@@ -64,7 +64,7 @@ class Profile:
 STEADY = Profile()
 # Workers die soon: for expiry and what follows from it.
 MORTAL = Profile(
-    Timing(failover_timeout_s=0.4, mdp_heartbeat_interval_s=0.12, mdp_liveness=4, mdp_busy_timeout_s=0.48)
+    Timing(failover_timeout_s=0.4, mdp_heartbeat_interval_s=0.12, mdp_liveness=4, busy_timeout_s=0.48)
 )
 # Requests and services are forgotten soon.
 FORGETFUL = Profile(
@@ -74,7 +74,7 @@ FORGETFUL = Profile(
         worker_liveness=4,
         mdp_heartbeat_interval_s=0.1,
         mdp_liveness=4,
-        mdp_busy_timeout_s=0.4,
+        busy_timeout_s=0.4,
         request_ttl_s=0.5,
         service_ttl_s=0.5,
     )
@@ -87,7 +87,7 @@ TIGHT = Profile(
         worker_liveness=4,
         mdp_heartbeat_interval_s=0.1,
         mdp_liveness=6,
-        mdp_busy_timeout_s=0.6,
+        busy_timeout_s=0.6,
         request_ttl_s=2.0,
         service_ttl_s=0.7,
     ),

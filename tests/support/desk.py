@@ -82,9 +82,15 @@ class Desk:
         return self.send(client, b"", b"MDPC01", service, body)
 
     def ready(
-        self, worker: bytes, service: bytes = b"echo", credit: int = 1, takes_batches: bool = False
+        self,
+        worker: bytes,
+        service: bytes = b"echo",
+        credit: int = 1,
+        takes_batches: bool = False,
+        keepalive: bytes = native.NO_IDENTITY,
     ) -> list[list[bytes]]:
-        return self.send(worker, *native.encode_ready(service, credit=credit, takes_batches=takes_batches))
+        ready = native.encode_ready(service, credit=credit, takes_batches=takes_batches, keepalive=keepalive)
+        return self.send(worker, *ready)
 
     def request(
         self,

@@ -49,7 +49,7 @@ PATIENT = replace(
     failover_timeout_s=5.0,
     worker_heartbeat_interval_s=1.5,
     mdp_heartbeat_interval_s=1.5,
-    mdp_busy_timeout_s=15.0,
+    busy_timeout_s=15.0,
 )
 # No call of the load lives as long as this failover timeout.
 NEVER = replace(
@@ -57,7 +57,7 @@ NEVER = replace(
     failover_timeout_s=60.0,
     worker_heartbeat_interval_s=15.0,
     mdp_heartbeat_interval_s=15.0,
-    mdp_busy_timeout_s=150.0,
+    busy_timeout_s=150.0,
     request_ttl_s=200.0,
     service_ttl_s=200.0,
 )
@@ -190,6 +190,11 @@ class WorkerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
 
     def is_running(self) -> bool:
         """Whether the process lives."""

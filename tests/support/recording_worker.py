@@ -4,11 +4,12 @@
 
 A line is written with one system call, so a kill leaves whole lines only, in the order of what happened.
 A body that begins with `hang` is never finished at its first delivery; one that begins with `slow` takes a
-second.
+second. `hold 3` holds the GIL for three seconds.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -40,6 +41,9 @@ def main(service: str, path: str, work_s: str, *endpoints: str) -> None:
         note("begin", request)
         if request.body.startswith(b"hang") and not request.is_redelivered:
             time.sleep(HANG_S)
+        if request.body.startswith(b"hold"):
+            # Of the C library, called as a function of Python's own: the GIL is not released.
+            ctypes.PyDLL(None).sleep(int(request.body.split()[1]))
         time.sleep(SLOW_S if request.body.startswith(b"slow") else float(work_s))
         note("end", request)
         return request.body

@@ -2,9 +2,9 @@
 
 A request is accepted into its service's queue, given to the worker that has been idle longest, and ends with
 one final reply. It ends otherwise only in ways that are counted: its time in the queue ran out, every worker
-it was given to died (``deliveries_max``), its worker died after PARTIALs had gone out, or this node gave up
-its role. A client of the native dialect is told each time; plain MDP has no words for it, so its clients hear
-nothing and their timeout applies.
+it was given to was lost (``deliveries_max``), its worker was lost and it must not be executed twice or its
+PARTIALs had gone out, or this node gave up its role. A client of the native dialect is told each time; plain
+MDP has no words for it, so its clients hear nothing and their timeout applies.
 
 Whether this node may serve is not decided here: ``Node`` asks the Binary Star and calls ``activate`` and
 ``deactivate``. Workers may register at any time, so that a passive node knows them when it takes over.
@@ -35,6 +35,7 @@ from bstar.wire.messages import (
     StaleEpoch,
 )
 from bstar_broker.core.bundles import Bundles
+from bstar_broker.core.keepalives import Keepalives
 from bstar_broker.core.observer import LostBecause, Observer, Outcome
 from bstar_broker.core.outputs import Dispatch, Notice, Output, Send
 from bstar_broker.core.records import ASKERS_MAX, Accepted, Bundle, ServiceRecord, WorkerRecord
@@ -55,6 +56,17 @@ _BROKEN_BOUNDS = frozenset(("size", "frames"))
 _HELD_FRAMES_MAX = 100_000
 # A full queue needs about this long to have room again; the hint of BUSY.
 _BUSY_RETRY_MS = 50
+
+# How a worker was lost, in the texts that clients get.
+_HOW: dict[LostBecause, str] = {
+    "drained": "left",
+    "left": "left",
+    "expired": "fell silent",
+    "stuck": "did not answer in time",
+    "unreachable": "lost its connection",
+    "invalid": "broke the protocol",
+    "unexpected": "broke the protocol",
+}
 
 
 class Broker:
@@ -77,7 +89,7 @@ class Broker:
         assert len(node_id) == 16
         self.settings = settings
         self._node_id = node_id
-        self._describe = describe
+        self.status = describe
         self.observer = observer
         self._identities = 0
         self._registrations = -1
@@ -87,6 +99,7 @@ class Broker:
         self.table = ServiceTable(settings.service_ttl_s, now)
         self.services = self.table.known
         self.workers: dict[bytes, WorkerRecord] = {}
+        self.keepalives = Keepalives(self)
         # Requests with an identity of their own, to recognise a repetition.
         self.by_identity: dict[bytes, Accepted] = {}
         # Those that came in batches and are still together; the tables of single ones do not have them.
@@ -140,7 +153,7 @@ class Broker:
         """A request that this node may not serve: say so if the client's dialect can."""
         self.drop("not-active")
         frames = CODECS[request.dialect].not_active(
-            request.sender, request.envelope, request.identity, self._describe(now), False
+            request.sender, request.envelope, request.identity, self.status(now), False
         )
         return [Send(frames)] if frames is not None else []
 
@@ -157,7 +170,7 @@ class Broker:
             return []
         self.is_serving = False
         outputs: list[Output] = []
-        status = self._describe(now)
+        status = self.status(now)
         self.bundles.unfold_workers()
         for service in self.services.values():
             for item in service.queue.clear():
@@ -196,6 +209,10 @@ class Broker:
         """
         worker = self.workers.get(routing_id)
         if worker is None:
+            silent = self.keepalives.unreachable(routing_id)
+            if silent is not None:
+                self.drop("worker-expired")
+                return self._lose(silent, "expired", now)
             self.drop("undeliverable")
             if is_gone:
                 self._release(routing_id, now)
@@ -225,7 +242,7 @@ class Broker:
         for _ in range(min(count, len(worker.in_flight))):
             _, request = worker.in_flight.popitem()
             request.deliveries -= 1
-            self._redeliver(request, now, outputs)
+            self._redeliver(request, _HOW["unreachable"], now, outputs)
         outputs += self.unreachable(routing_id, now)
         if self.is_serving:
             self._dispatch_queued(worker.service, now, outputs)
@@ -239,6 +256,7 @@ class Broker:
             worker.expires_at += gap_s
             if worker.gone_at is not None:
                 worker.gone_at += gap_s
+        self.keepalives.stalled(gap_s)
 
     def next_deadline(self) -> float:
         """When ``handle_timer`` has something to do."""
@@ -268,7 +286,7 @@ class Broker:
         if now >= self._tidy_at:
             self._tidy_at = now + _TIDY_INTERVAL_S
             self._tidy(now)
-            status = self._describe(now)
+            status = self.status(now)
             outputs += [
                 Send(native.CODEC.pong(client, native.NO_IDENTITY, status))
                 for client in self.waiting.clients_to_ask(now)
@@ -432,7 +450,7 @@ class Broker:
         return outputs
 
     def _on_ping(self, message: Ping, now: float) -> list[Output]:
-        return [Send(native.CODEC.pong(message.sender, message.identity, self._describe(now)))]
+        return [Send(native.CODEC.pong(message.sender, message.identity, self.status(now)))]
 
     def _give_back(
         self, request: Accepted, status: NodeStatus, was_dispatched: bool, outputs: list[Output], now: float
@@ -606,8 +624,10 @@ class Broker:
                 self.waiting.leave(client, 1, request.size)
                 self._send_back(request, "client-gone", now)
 
-    def _redeliver(self, request: Accepted, now: float, outputs: list[Output]) -> None:
-        """A worker took this request with it: give it to another, if that is right."""
+    def _redeliver(self, request: Accepted, how: str, now: float, outputs: list[Output]) -> None:
+        """Its worker was lost: give the request to another, if that is right. ``how`` it was lost goes into
+        the text for its client.
+        """
         service = request.service
         if request.is_abandoned:
             self._forget(request)
@@ -618,16 +638,16 @@ class Broker:
         elif request.partials and not request.is_whole:
             # PARTIALs cannot be recalled, so a second run would be mixed with the first (MDP2-R-02).
             service.lost += 1
-            text = "the worker died after sending PARTIALs"
+            text = f"the worker {how} after sending PARTIALs"
             outputs += self._fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
         elif request.deliveries >= self.settings.deliveries_max:
             service.poisoned += 1
             outputs += self._note("poison", f"a request of service {service.name!r} lost all its workers")
-            text = f"each of {request.deliveries} workers died or left with this request"
+            text = f"{request.deliveries} workers were lost with this request; the last one {how}"
             outputs += self._fail(request, "poison", ErrorCode.POISON, text, now)
         elif request.deadline and now >= request.deadline and request.deliveries:
             service.lost += 1
-            text = "the worker died and the request's time is over"
+            text = f"the worker {how} and the request's time is over"
             outputs += self._fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
         else:
             request.partials = 0
@@ -673,7 +693,7 @@ class Broker:
             credit=message.credit,
             heartbeat_s=heartbeat_s,
             expiry_s=expiry_s,
-            busy_s=expiry_s if is_native else max(expiry_s, settings.mdp_busy_timeout_s),
+            busy_s=max(expiry_s, settings.busy_timeout_s),
             now=now,
             takes_batches=message.takes_batches,
         )
@@ -683,13 +703,15 @@ class Broker:
         slots = max(1, int(heartbeat_s / self._sweep_interval_s))
         worker.sent_at = now - self._registrations % slots * self._sweep_interval_s
         self.workers[sender] = worker
+        if message.keepalive:
+            self.keepalives.add(worker, message.keepalive)
         service.workers += 1
         service.idle[worker] = None
         if self.observer is not None:
             self.observer.registered(worker, now)
         outputs: list[Output] = []
         welcome = codec.welcome(
-            sender, message.envelope, self._describe(now), round(heartbeat_s * 1000), round(expiry_s * 1000)
+            sender, message.envelope, self.status(now), round(heartbeat_s * 1000), round(expiry_s * 1000)
         )
         if welcome is not None:
             outputs.append(Send(welcome))
@@ -777,6 +799,8 @@ class Broker:
     def has_room(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> None:
         """A worker ended a request: give it the next, or let it wait its turn."""
         service = worker.service
+        if worker.silent_since is not None:
+            self.keepalives.heard(worker, now, outputs)
         if worker.gone_at is not None:
             if not worker.held:
                 outputs += self._lose(worker, "unreachable", now)
@@ -795,13 +819,16 @@ class Broker:
                 return self._on_partial(message, now)
             return self._unexpected(worker, "unexpected-reply", now)
         worker.expires_at = now + (worker.expiry_s if worker.beats_while_busy else worker.busy_s)
+        outputs: list[Output] = []
+        if worker.silent_since is not None:
+            self.has_room(worker, now, outputs)
         if request.is_abandoned:
             self.drop("late-reply")
             # Counted all the same, so that a client who comes back for the rest sees the gap (BSN-B-15).
             request.partials += request.codec.is_streaming
-            return []
+            return outputs
         if not request.codec.is_streaming:
-            return self._hold_partial(request, message.body, now)
+            return outputs + self._hold_partial(request, message.body, now)
         index = request.partials
         request.partials = index + 1
         if self.observer is not None:
@@ -816,7 +843,6 @@ class Broker:
             message.body,
             message.header,
         )
-        outputs: list[Output] = []
         self._tell(request, frames, outputs)
         return outputs
 
@@ -845,7 +871,10 @@ class Broker:
                 return []  # sent before it had the request
             worker.beats_while_busy = True
         worker.expires_at = now + worker.expiry_s
-        return []
+        outputs: list[Output] = []
+        if worker.silent_since is not None:
+            self.has_room(worker, now, outputs)
+        return outputs
 
     def _on_disconnect(self, message: Disconnect, now: float) -> list[Output]:
         worker = self.workers.get(message.sender)
@@ -872,7 +901,7 @@ class Broker:
         if request is not None:
             request.deliveries -= 1
             request.service.busy_s += now - request.dispatched_at
-            self._redeliver(request, now, outputs)
+            self._redeliver(request, "knows a later activation", now, outputs)
             self.has_room(worker, now, outputs)
         return outputs
 
@@ -904,16 +933,18 @@ class Broker:
         if self.observer is not None:
             self.observer.lost(worker, reason, now)
         del self.workers[worker.routing_id]
+        self.keepalives.remove(worker)
         service = worker.service
         service.workers -= 1
         service.workers_lost += worker.held > 0
+        service.stuck -= worker.silent_since is not None
         service.used_at = now
         service.idle.pop(worker, None)
         outputs: list[Output] = []
         for request in reversed(worker.in_flight.values()):
             service.busy_s += now - request.dispatched_at
             request.deliveries -= is_unbegun
-            self._redeliver(request, now, outputs)
+            self._redeliver(request, _HOW[reason], now, outputs)
         worker.in_flight.clear()
         if self.is_serving:
             self._dispatch_queued(service, now, outputs)
@@ -925,12 +956,13 @@ class Broker:
         """Look at every worker: in any other order a live one could hide a silent one (MDP1-R-04)."""
         horizon = now + self._sweep_interval_s / 2
         expired: list[WorkerRecord] = []
-        status = self._describe(now)
+        status = self.status(now)
         for worker in self.workers.values():
-            if now >= worker.expires_at or (
-                worker.gone_at is not None and now >= worker.gone_at + self._sweep_interval_s
-            ):
+            if worker.gone_at is not None and now >= worker.gone_at + self._sweep_interval_s:
                 expired.append(worker)
+            elif now >= worker.expires_at:
+                if not (worker.keepalive and worker.held and self.keepalives.probe(worker, now, outputs)):
+                    expired.append(worker)
             elif horizon >= worker.sent_at + worker.heartbeat_s:
                 worker.sent_at = now
                 outputs.append(
@@ -940,7 +972,8 @@ class Broker:
                 )
         for worker in expired:
             self.drop("worker-expired")
-            outputs += self._lose(worker, "expired" if worker.gone_at is None else "unreachable", now)
+            reason: LostBecause = "unreachable" if worker.gone_at is not None else "expired"
+            outputs += self._lose(worker, "stuck" if worker.silent_since is not None else reason, now)
 
     def _tidy(self, now: float) -> None:
         for service in self.table.tidy(now):

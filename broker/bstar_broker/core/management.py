@@ -74,6 +74,7 @@ def worker_state(worker: WorkerRecord, now: float) -> WorkerState:
         credit=worker.credit,
         in_flight=worker.held,
         expires_in_s=round(worker.expires_at - now, 3),
+        silent_s=0.0 if worker.silent_since is None else round(now - worker.silent_since, 3),
     )
 
 
@@ -148,6 +149,8 @@ def _service_state(record: ServiceRecord, held: _Held, now: float) -> ServiceSta
         oldest_waiting_s=_age_s(waiting_since, now),
         oldest_running_s=_age_s(held.since, now),
         recent=recent(record),
+        stuck=record.stuck,
+        stalls=record.stalls,
     )
 
 

@@ -13,7 +13,7 @@ from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRec
 __all__ = ["LostBecause", "Observer", "Outcome"]
 
 Outcome = Literal["answered", "failed", "expired", "poison", "lost", "returned", "late"]
-LostBecause = Literal["drained", "left", "expired", "unreachable", "invalid", "unexpected"]
+LostBecause = Literal["drained", "left", "expired", "stuck", "unreachable", "invalid", "unexpected"]
 
 
 class Observer(Protocol):

@@ -117,7 +117,9 @@ class WorkerRecord:
     """A registered worker: one routing id, one service, up to ``credit`` requests at once.
 
     ``expiry_s`` is the silence after which it counts as gone. Published MDP workers are silent while they
-    work, so until one has shown that it is not (``beats_while_busy``) it has ``busy_s`` for each request.
+    work, so until one has shown that it is not (``beats_while_busy``) it has ``busy_s`` for each request. One
+    with a keepalive that is silent for longer while it works is stuck (``keepalives``), for ``busy_s`` at
+    most.
     """
 
     __slots__ = (
@@ -135,10 +137,12 @@ class WorkerRecord:
         "heartbeat_s",
         "in_flight",
         "is_native",
+        "keepalive",
         "last_bundle",
         "routing_id",
         "sent_at",
         "service",
+        "silent_since",
         "takes_batches",
     )
 
@@ -171,6 +175,9 @@ class WorkerRecord:
         # When its connection was found to be gone; what it had sent before that may still be read.
         self.gone_at: float | None = None
         self.expires_at = now + expiry_s
+        # The routing id of its keepalive, empty without one; since when it is silent, while it is stuck.
+        self.keepalive = b""
+        self.silent_since: float | None = None
         self.sent_at = now
         # By what the worker will send back: the client address (MDP) or the request's identity (native).
         self.in_flight: dict[bytes, Accepted] = {}
@@ -208,7 +215,9 @@ class ServiceRecord:
         "refusals",
         "refused",
         "returned",
+        "stalls",
         "steps",
+        "stuck",
         "used_at",
         "workers",
         "workers_lost",
@@ -220,6 +229,9 @@ class ServiceRecord:
         # Workers with credit left, the least recently used first; ordered, and O(1) to leave from anywhere.
         self.idle: OrderedDict[WorkerRecord, None] = OrderedDict()
         self.workers = 0
+        # Workers that are stuck now, and how often one was (``keepalives``).
+        self.stuck = 0
+        self.stalls = 0
         self.used_at = now
         self.accepted = 0
         self.answered = 0

@@ -29,6 +29,9 @@ class ServiceState(msgspec.Struct, frozen=True):
     ``oldest_waiting_s`` is how long ago the oldest request in the queue was accepted. ``oldest_running_s`` is
     how long a worker has held the oldest request that workers hold. Each is 0 if there is none. ``recent``
     counts outcomes of the last four to five minutes; one that did not occur is missing.
+
+    ``stuck``: workers that hold requests and do not answer although their processes live; ``stalls``: how
+    often one was.
     """
 
     service: str
@@ -52,10 +55,12 @@ class ServiceState(msgspec.Struct, frozen=True):
     oldest_waiting_s: float = 0.0
     oldest_running_s: float = 0.0
     recent: dict[str, int] = {}
+    stuck: int = 0
+    stalls: int = 0
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """One registered worker."""
+    """One registered worker. ``silent_s``: how long it has been stuck, 0 if it is not."""
 
     worker: str
     service: str
@@ -63,6 +68,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     credit: int
     in_flight: int
     expires_in_s: float
+    silent_s: float = 0.0
 
 
 class BrokerState(msgspec.Struct, frozen=True):

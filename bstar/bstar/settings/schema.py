@@ -140,7 +140,7 @@ class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             le=100,
             description="How many intervals without any message a native worker may miss before it counts "
             "as gone and its requests go to another one: its expiry is worker_heartbeat_interval_s × "
-            "worker_liveness.",
+            "worker_liveness. One whose process lives keeps them for busy_timeout_s.",
         ),
     ]
     mdp_heartbeat_interval_s: Annotated[
@@ -161,14 +161,15 @@ class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "counts as gone: its expiry is mdp_heartbeat_interval_s × mdp_liveness.",
         ),
     ]
-    mdp_busy_timeout_s: Annotated[
+    busy_timeout_s: Annotated[
         float,
         Meta(
             ge=0.02,
             le=86_400,
-            description="Seconds that a plain Majordomo worker may be silent while it works on a request. "
-            "Published workers send no heartbeats then; one that does is held to mdp_liveness instead. A "
-            "worker whose process or machine dies is noticed earlier, by its connection.",
+            description="Seconds that a worker may be silent while it works on a request, if its process "
+            "lives: a native worker whose handler holds the GIL or blocks the event loop, and a plain "
+            "Majordomo worker (published ones send no heartbeats then; one that does is held to mdp_liveness "
+            "instead). A worker whose process or machine dies is noticed earlier, by its connection.",
         ),
     ]
     request_ttl_s: Annotated[
@@ -469,7 +470,7 @@ class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
 _COMMON = {
     "mdp_heartbeat_interval_s": 2.5,
     "mdp_liveness": 3,
-    "mdp_busy_timeout_s": 60.0,
+    "busy_timeout_s": 60.0,
     "request_ttl_s": 60.0,
     "client_check_interval_s": 10.0,
     "service_ttl_s": 60.0,

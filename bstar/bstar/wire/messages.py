@@ -136,7 +136,10 @@ class Ping(msgspec.Struct, gc=False):
 
 
 class Ready(msgspec.Struct, gc=False):
-    """A worker registers for one service, ready for ``credit`` requests at once, in batches or not."""
+    """A worker registers for one service, ready for ``credit`` requests at once, in batches or not.
+
+    ``keepalive``: the routing id of a second connection of its process, empty without one.
+    """
 
     sender: bytes
     dialect: int
@@ -145,6 +148,7 @@ class Ready(msgspec.Struct, gc=False):
     credit: int = 1
     epoch: int = 0
     takes_batches: bool = False
+    keepalive: bytes = b""
 
 
 class Partial(msgspec.Struct, gc=False):

@@ -291,7 +291,9 @@ def decode_peer(frames: Frames) -> FromPeer:
             raise RemoteProtocolError("service-name", "a READY names its service", from_worker=True)
         if not 0 < value <= CREDIT_MAX:
             raise RemoteProtocolError("credit", f"a worker's credit is 1 to {CREDIT_MAX}", from_worker=True)
-        return Ready(frames[0], 3, (), head[HEADER_BYTES:end], value, epoch, flags & FLAG_BATCHES != 0)
+        keepalive = ident if ident != NO_IDENTITY else b""
+        batches = flags & FLAG_BATCHES != 0
+        return Ready(frames[0], 3, (), head[HEADER_BYTES:end], value, epoch, batches, keepalive)
     if command == DISCONNECT:
         return Disconnect(frames[0], 3, flags & FLAG_UNBEGUN != 0)
     if command == STALE_EPOCH:
@@ -594,13 +596,24 @@ def encode_ping(identity: bytes = NO_IDENTITY, epoch: int = 0) -> Frames:
 # --- a worker says ------------------------------------------------------------------------------------------
 
 
-def encode_ready(service: bytes, *, credit: int = 1, epoch: int = 0, takes_batches: bool = False) -> Frames:
-    """``[header 09]`` with the service's name; ``credit`` is how many requests it takes at once."""
+def encode_ready(
+    service: bytes,
+    *,
+    credit: int = 1,
+    epoch: int = 0,
+    takes_batches: bool = False,
+    keepalive: bytes = NO_IDENTITY,
+) -> Frames:
+    """``[header 09]`` with the service's name; ``credit`` is how many requests it takes at once.
+
+    ``keepalive`` is the routing id of the worker's keepalive, 24 octets, the first of them not zero.
+    """
     check_service(service)
+    assert len(keepalive) == IDENTITY_BYTES
     if not 0 < credit <= CREDIT_MAX:
         raise LocalProtocolError(f"a worker's credit is 1 to {CREDIT_MAX}, not {credit}")
     flags = FLAG_BATCHES if takes_batches else 0
-    return [header(READY, flags=flags, epoch=epoch, value=credit, service=service)]
+    return [header(READY, flags=flags, identity=keepalive, epoch=epoch, value=credit, service=service)]
 
 
 def encode_partial(identity: bytes, epoch: int, index: int, body: Frames) -> Frames:

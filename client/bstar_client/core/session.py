@@ -627,7 +627,7 @@ class Session:
             else:
                 error = RejectedError(text, code=code)
         elif code == ErrorCode.POISON:
-            error = self._broken(call, f"every worker that was given the request died (poison): {text}")
+            error = self._broken(call, f"every worker that was given the request was lost (poison): {text}")
         elif code == ErrorCode.WORKER_LOST:
             error = self._broken(call, f"the worker was lost: {text}")
         else:

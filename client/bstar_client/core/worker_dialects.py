@@ -88,8 +88,8 @@ class WorkerDialect(Protocol):
     expiry_s: float
     is_confirming: bool  # does the broker confirm a registration?
 
-    def ready(self, service: bytes, credit: int, epoch: int) -> list[bytes]:
-        """Register."""
+    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
+        """Register; ``keepalive`` names its keepalive, 24 octets."""
         ...
 
     def heartbeat(self, epoch: int) -> list[bytes]:
@@ -137,9 +137,11 @@ class NativeWorker:
         self.heartbeat_s = heartbeat_s
         self.expiry_s = expiry_s
 
-    def ready(self, service: bytes, credit: int, epoch: int) -> list[bytes]:
+    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
         """``[header 09]``; who takes one request at a time has no use for batches."""
-        return native.encode_ready(service, credit=credit, epoch=epoch, takes_batches=credit > 1)
+        return native.encode_ready(
+            service, credit=credit, epoch=epoch, takes_batches=credit > 1, keepalive=keepalive
+        )
 
     def heartbeat(self, epoch: int) -> list[bytes]:
         """``[header 0B]``"""
@@ -215,7 +217,7 @@ class Mdp02Worker:
         self.heartbeat_s = heartbeat_s
         self.expiry_s = expiry_s
 
-    def ready(self, service: bytes, credit: int, epoch: int) -> list[bytes]:
+    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
         """``[MDPW02] [01] [service]``; MDP knows no credit but 1."""
         return mdp02.encode_ready(service)
 

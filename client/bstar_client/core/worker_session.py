@@ -23,6 +23,7 @@ import msgspec
 from bstar.errors import BstarError, RemoteProtocolError, WorkerError
 from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, BATCHED_BODY_BYTES_MAX
 from bstar.wire.messages import ErrorCode
+from bstar.wire.native import NO_IDENTITY
 from bstar_client.core.lanes import Lanes
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Heard, Hearing, Job, WorkerDialect
@@ -33,6 +34,8 @@ __all__ = [
     "Close",
     "Ended",
     "Fenced",
+    "KeepAlive",
+    "Late",
     "Lost",
     "Open",
     "Registered",
@@ -53,6 +56,30 @@ class Close(msgspec.Struct, frozen=True, gc=False):
     """Close the socket to this node."""
 
     node: int
+
+
+class KeepAlive(msgspec.Struct, frozen=True, gc=False):
+    """Connect the keepalive to this node, as ``routing_id``, in the place of an earlier one.
+
+    It is a second connection over which libzmq alone talks: a PING each ``interval_ms``, which tells the
+    broker to close it when none follows within ``ttl_ms``. It needs no interpreter, so a handler that holds
+    the GIL does not look like a dead process (BSN-W-12).
+    """
+
+    node: int
+    routing_id: bytes
+    interval_ms: int
+    ttl_ms: int
+
+
+class Late(msgspec.Struct, frozen=True, gc=False):
+    """The process did not come to send a heartbeat for so long after it was due.
+
+    ``is_busy``: a handler ran meanwhile.
+    """
+
+    late_s: float
+    is_busy: bool
 
 
 class Begin(msgspec.Struct, frozen=True, gc=False):
@@ -97,6 +124,10 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     error: BstarError | None = None
 
 
+# PINGs within the time to live of a keepalive.
+_PINGS = 4
+# libzmq counts that time in tenths of a second.
+_TTL_STEP_MS = 100
 # What ``pop`` tells of a request that is not there; one that is has None.
 _TAKEN_BACK = object()
 # The first octet of a number that was derived from a key, or larger.
@@ -124,7 +155,7 @@ class _Replies:
         return True
 
 
-WorkerOutput = Send | Open | Close | Begin | Abandon | Fenced | Registered | Lost | Ended
+WorkerOutput = Send | Open | Close | KeepAlive | Late | Begin | Abandon | Fenced | Registered | Lost | Ended
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -186,7 +217,11 @@ class _Session:
 
 
 class WorkerCore:
-    """A worker for one service. ``jitter`` returns numbers in 0 ≤ x < 1."""
+    """A worker for one service. ``jitter`` returns numbers in 0 ≤ x < 1.
+
+    ``name``: 20 octets that no other worker has, the first of them not zero; connections are named after it.
+    Empty: without keepalives.
+    """
 
     def __init__(
         self,
@@ -196,7 +231,10 @@ class WorkerCore:
         *,
         jitter: Callable[[], float],
         settings: WorkerSettings | None = None,
+        name: bytes = b"",
     ) -> None:
+        assert not name or (len(name) == 20 and name[0])
+        self._name = name
         self._sessions = [_Session(index, endpoint) for index, endpoint in enumerate(endpoints)]
         self._service = service
         self._dialect = dialect
@@ -248,9 +286,11 @@ class WorkerCore:
         session.heartbeat_s = self._dialect.heartbeat_s
         session.expiry_s = self._dialect.expiry_s
         session.expires_at = now + session.expiry_s
-        self._send(
-            session, self._dialect.ready(self._service, self._settings.credit, self.epoch), outputs, now
+        session.heartbeat_at = now
+        ready = self._dialect.ready(
+            self._service, self._settings.credit, self.epoch, self._keepalive_of(session)
         )
+        self._send(session, ready, outputs, now)
         if not self._dialect.is_confirming:
             self._register(session, outputs, now)
         return outputs
@@ -289,6 +329,13 @@ class WorkerCore:
             session.expiry_s = heard.expiry_s
             session.expires_at = now + heard.expiry_s
             session.heartbeat_at = min(session.heartbeat_at, now + heard.heartbeat_s)
+            if self._name:
+                # It ends before the worker's expiry, so that the first probe of a dead process finds that.
+                ttl_ms = int((heard.expiry_s - heard.heartbeat_s) * 1000) // _TTL_STEP_MS * _TTL_STEP_MS
+                ttl_ms = max(ttl_ms, _TTL_STEP_MS)
+                outputs.append(
+                    KeepAlive(session.index, self._keepalive_of(session), max(ttl_ms // _PINGS, 1), ttl_ms)
+                )
             self._register(session, outputs, now)
         elif heard.kind is Hearing.DISCONNECT:
             self._start_over(session, heard.reason, outputs, now)
@@ -376,7 +423,7 @@ class WorkerCore:
             frames = self._dialect.final(job, replies.bodies)
         else:
             frames = self._dialect.finals(replies.jobs, replies.bodies)
-        self._send(self._sessions[job.node], frames, outputs, now)
+        self._send(self._sessions[job.node], frames, outputs, now, is_reply=True)
 
     def _go_on(self, outputs: list[WorkerOutput], now: float) -> None:
         """Requests have ended: begin others, or leave."""
@@ -579,7 +626,26 @@ class WorkerCore:
         session.reopen_at = now + pause_s * (1.0 + self._jitter()) / 2 + settings.backoff_min_s / 2
         self._end_if_drained(outputs, now)
 
-    def _send(self, session: _Session, frames: list[bytes], outputs: list[WorkerOutput], now: float) -> None:
+    def _keepalive_of(self, session: _Session) -> bytes:
+        if not self._name:
+            return NO_IDENTITY
+        return self._name + session.connection.to_bytes(4, "big")
+
+    def _send(
+        self,
+        session: _Session,
+        frames: list[bytes],
+        outputs: list[WorkerOutput],
+        now: float,
+        *,
+        is_reply: bool = False,
+    ) -> None:
+        late_s = now - session.heartbeat_at
+        if late_s > session.expiry_s / 2:
+            outputs.append(Late(late_s, is_reply or bool(self._running)))
+            # The other nodes were not told either; that is the same pause.
+            for other in self._sessions:
+                other.heartbeat_at = max(other.heartbeat_at, now)
         # Whatever is sent tells that we live, so the next heartbeat is counted from here (MDP2-W-09).
         session.heartbeat_at = now + session.heartbeat_s
         outputs.append(Send(session.index, frames))
@@ -703,7 +769,7 @@ class WorkerCore:
         if session.connection != job.connection or session.has_left:
             self.counters.replies_dropped += 1  # its session is gone; the client asks again
             return
-        self._send(session, frames, outputs, now)
+        self._send(session, frames, outputs, now, is_reply=True)
 
     def _release(self, job: Job) -> None:
         job.is_ended = True

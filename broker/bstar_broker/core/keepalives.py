@@ -1,0 +1,107 @@
+"""Is a silent worker dead, or does it only not come to answer?
+
+A worker's heartbeats need its interpreter: a handler that holds the GIL, or blocks an event loop, keeps them
+from being sent. So a native worker opens a second connection, its *keepalive*, and names that connection's
+routing id in READY. It sends nothing over it but ZMTP's own PING with a time to live (ZMQ_HEARTBEAT_TTL), and
+libzmq's I/O thread does that without the GIL. When the worker's process ends, is stopped or is cut off, the
+broker's libzmq closes that connection.
+
+A worker that is silent past its expiry and holds requests is therefore *probed*: a message is sent over its
+keepalive. If that finds no connection the worker is lost. Otherwise it is *stuck*: it keeps its requests,
+gets no others, and is probed again each heartbeat interval, until it answers or ``busy_s`` is over.
+"""
+
+from typing import TYPE_CHECKING
+
+from bstar.printable import printable
+from bstar_broker.core.outputs import Notice, Output, Send
+from bstar_broker.core.records import WorkerRecord
+
+if TYPE_CHECKING:
+    from bstar_broker.core.broker import Broker
+
+__all__ = ["Keepalives"]
+
+# One stuck worker in a second is told in the log; the others are in the metrics.
+_NOTICE_INTERVAL_S = 1.0
+
+
+class Keepalives:
+    """The keepalives of one broker's workers, and which of these are stuck."""
+
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        # By the routing ids of their keepalives.
+        self._workers: dict[bytes, WorkerRecord] = {}
+        self._told: set[WorkerRecord] = set()
+        self._notice_at = 0.0
+
+    def add(self, worker: WorkerRecord, routing_id: bytes) -> None:
+        """This worker has a keepalive. An id that somebody else has already is nobody's."""
+        if routing_id in self._workers or routing_id in self._broker.workers:
+            self._broker.drop("keepalive-taken")
+            return
+        self._workers[routing_id] = worker
+        worker.keepalive = routing_id
+
+    def remove(self, worker: WorkerRecord) -> None:
+        """This worker is off the list."""
+        if worker.keepalive:
+            del self._workers[worker.keepalive]
+            self._told.discard(worker)
+
+    def probe(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> bool:
+        """This worker holds requests and its expiry is over. False: it has been stuck for too long."""
+        since = worker.silent_since
+        if since is None:
+            # Those of the next sweeps come when it has been stuck for a while.
+            worker.silent_since = since = worker.expires_at - worker.expiry_s
+            worker.service.idle.pop(worker, None)
+            worker.service.stuck += 1
+            worker.service.stalls += 1
+        elif now - since >= worker.busy_s:
+            text = f"{self._name(worker)} has not answered for {now - since:.1f} s and counts as lost"
+            outputs.append(Notice(text))
+            return False
+        elif worker not in self._told and now >= self._notice_at:
+            # Its keepalive stood when it was probed before.
+            self._notice_at = now + _NOTICE_INTERVAL_S
+            self._told.add(worker)
+            text = (
+                f"{self._name(worker)} has not answered for {now - since:.1f} s, but its process lives: it "
+                f"keeps its {worker.held} request(s) and gets no others. Does its handler hold the GIL or "
+                "block the event loop?"
+            )
+            outputs.append(Notice(text))
+        worker.expires_at = now + worker.heartbeat_s
+        status = self._broker.status(now)
+        outputs.append(Send(worker.codec.heartbeat(worker.keepalive, (), status.state, status.epoch)))
+        return True
+
+    def heard(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> None:
+        """A stuck worker answers again."""
+        assert worker.silent_since is not None
+        if worker in self._told:
+            self._told.remove(worker)
+            text = f"{self._name(worker)} answers again, after {now - worker.silent_since:.1f} s"
+            outputs.append(Notice(text))
+        worker.silent_since = None
+        worker.service.stuck -= 1
+
+    def unreachable(self, routing_id: bytes) -> WorkerRecord | None:
+        """A probe found no connection: the stuck worker that is lost by that, if it is still stuck."""
+        worker = self._workers.get(routing_id)
+        return worker if worker is not None and worker.silent_since is not None else None
+
+    def stalled(self, gap_s: float) -> None:
+        """The broker's process was away. libzmq was away as well and may have closed keepalives of workers
+        that live; they have one interval to come back.
+        """
+        for worker in self._workers.values():
+            worker.expires_at += worker.heartbeat_s
+            if worker.silent_since is not None:
+                worker.silent_since += gap_s
+
+    @staticmethod
+    def _name(worker: WorkerRecord) -> str:
+        return f"worker {worker.routing_id.hex()} of service {printable(worker.service.name)}"
