@@ -58,15 +58,27 @@ def asks(context: Context, endpoint: str, question: bytes) -> None:
 # --- servers of the published kind ------------------------------------------------------------------------
 
 GUIDE: dict[str, Any] = {"heartbeat_interval_s": 1.0, "failover_timeout_s": 2.0}
+LAN: dict[str, Any] = {"heartbeat_interval_s": 0.1, "failover_timeout_s": 0.3}
 
 
-def test_a_published_primary_that_dies_is_replaced_by_our_backup(context: Context, places: Places) -> None:
-    with RunningNode(places, Role.BACKUP, **GUIDE) as backup:
+@pytest.mark.parametrize("timing", [GUIDE, LAN])
+def test_a_published_primary_that_dies_is_replaced_by_our_backup(
+    context: Context, places: Places, timing: dict[str, Any]
+) -> None:
+    with RunningNode(places, Role.BACKUP, **timing) as backup:
         with PublishedServer(context, places, Role.PRIMARY) as primary:
             primary.wait_for(ACTIVE)
             backup.wait_for(State.PASSIVE)
             asks(context, places.clients[Role.PRIMARY], b"before")
-            primary.wait_for_words(2)
+            with context.socket(zmq.DEALER) as client:
+                client.linger = 0
+                client.connect(places.clients[Role.BACKUP])
+                # The passive node is asked all the while, and each request is a vote.
+                before = len(primary.heard)
+                while len(primary.heard) < before + 30:
+                    client.send(b"too early")
+                    assert not client.poll(10)
+                    assert primary.ended_by is None
         asks(context, places.clients[Role.BACKUP], b"after")
         assert backup.machine.state is State.ACTIVE
 
@@ -104,7 +116,7 @@ class Publishing:
         # Sockets of libzmq connect anew in their own threads, and nothing of that wakes the loop.
         self.reactor.add_timer(0.01, lambda now: None)
 
-    def _on_subscribed(self, now: float) -> None:
+    def _on_subscribed(self, is_published: bool, now: float) -> None:
         self.subscribed += 1
 
     def __enter__(self) -> Self:

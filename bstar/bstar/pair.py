@@ -89,8 +89,8 @@ class PairMachine(Protocol):
     def stalled(self, gap_s: float, now: float) -> Outputs:
         """The process was away."""
 
-    def subscribed(self, now: float) -> Outputs:
-        """The peer has connected to our publisher."""
+    def subscribed(self, now: float, *, is_published: bool = False) -> Outputs:
+        """Somebody has connected to our publisher; ``is_published``: as published servers do."""
 
     def link_lost(self, now: float) -> Outputs:
         """The connection on which the peer was heard broke."""
@@ -318,11 +318,11 @@ class BinaryStar:
             # The clock is read after the message was: no promise may begin before what it answers came.
             self.carry_out(self.machine.receive(newest, self.reactor.now()))
 
-    def _on_subscribed(self, now: float) -> None:
+    def _on_subscribed(self, is_published: bool, now: float) -> None:
         if self._error is not None:
             self._say_last_word()
         else:
-            self.carry_out(self.machine.subscribed(now))
+            self.carry_out(self.machine.subscribed(now, is_published=is_published))
 
     def _on_answer(self, answer: Answer) -> None:
         self.carry_out(self.machine.hear_arbiter(answer, self.reactor.now()))

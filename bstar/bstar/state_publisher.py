@@ -41,14 +41,12 @@ _CONNECTIONS_MAX = 32
 _QUEUE_MESSAGES = 1
 _KERNEL_BYTES = 4_096
 
-TimeHandler = Callable[[float], None]
-
 
 class StatePublisher:
     """Publishes at ``local``. Everything from the reactor's thread.
 
-    ``on_subscribed(now)`` is called when somebody subscribes in either dialect: it need not wait for the next
-    heartbeat. Raises zmq.ZMQError if ``local`` cannot be bound.
+    ``on_subscribed(is_published, now)`` is called when somebody subscribes, in the published dialect or as a
+    native node: it need not wait for the next heartbeat. Raises zmq.ZMQError if ``local`` cannot be bound.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class StatePublisher:
         reactor: Reactor,
         local: str,
         *,
-        on_subscribed: TimeHandler,
+        on_subscribed: Callable[[bool, float], None],
     ) -> None:
         self._reactor = reactor
         self._on_subscribed = on_subscribed
@@ -111,16 +109,18 @@ class StatePublisher:
 
     def _on_readable(self, now: float) -> None:
         self._follow_connections()
-        is_somebody_new = False
+        topics: set[bytes] = set()
         for _ in range(DRAIN_MAX):
             try:
                 frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 self._is_shifted = False
                 break
-            is_somebody_new = self._read(frame) or is_somebody_new
-        if is_somebody_new:
-            self._on_subscribed(now)
+            topic = self._read(frame)
+            if topic is not None:
+                topics.add(topic)
+        for topic in topics:
+            self._on_subscribed(topic == b"", now)
 
     def _follow_connections(self) -> None:
         assert self._monitor is not None
@@ -133,8 +133,8 @@ class StatePublisher:
                 if len(self._connections) > _CONNECTIONS_MAX:
                     self._hang_up(next(iter(self._connections)), f"more than {_CONNECTIONS_MAX} subscribe")
 
-    def _read(self, frame: zmq.Frame) -> bool:
-        """True if somebody has subscribed who wants to know how things are."""
+    def _read(self, frame: zmq.Frame) -> bytes | None:
+        """The topic, if somebody has subscribed who wants to know how things are."""
         octets = frame.bytes
         descriptor = _descriptor(frame)
         kind, topic = octets[:1], octets[1:]
@@ -150,9 +150,9 @@ class StatePublisher:
             self._refuse(
                 descriptor, f"a subscriber asked for topics of more than {_CONNECTION_BYTES_MAX} octets"
             )
-        else:
-            return self._apply(zmq.SUBSCRIBE, topic)
-        return False
+        elif self._apply(zmq.SUBSCRIBE, topic):
+            return topic
+        return None
 
     def _count(self, descriptor: int | None, octets: int) -> int:
         if descriptor is None:

@@ -112,7 +112,9 @@ class Done(NamedTuple):
 _DECIDES_NOTHING = frozenset(
     {
         "settings",
-        "_failover_timeout_s",
+        "_paces",
+        "_pace",  # there are no published peers here
+        "_is_published_awaited",
         "_table",  # its state is read; its facts and rule are those of the moment
         "is_active",  # always state is ACTIVE, which is checked
         "node",

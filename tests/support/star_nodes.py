@@ -64,8 +64,8 @@ class BellMachine(StarMachine):
 def _ringing(name: str) -> Callable[..., list[Output]]:
     act = getattr(StarMachine, name)
 
-    def method(self: BellMachine, *arguments: Any) -> list[Output]:
-        return self._carry(lambda: act(self, *arguments))
+    def method(self: BellMachine, *arguments: Any, **options: Any) -> list[Output]:
+        return self._carry(lambda: act(self, *arguments, **options))
 
     return method
 

@@ -191,9 +191,9 @@ class Node:
         """A vote that arrived on another socket."""
         return self._expand(self.machine.client_request(now), now)
 
-    def subscribed(self, now: float) -> list[Output]:
+    def subscribed(self, now: float, *, is_published: bool = False) -> list[Output]:
         """The peer has connected to our state publisher."""
-        return self._expand(self.machine.subscribed(now), now)
+        return self._expand(self.machine.subscribed(now, is_published=is_published), now)
 
     def link_lost(self, now: float) -> list[Output]:
         """The connection on which the peer was heard broke."""

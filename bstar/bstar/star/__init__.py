@@ -2,9 +2,9 @@
 
 ``rules`` is the table, ``table`` walks it, ``machine`` does what it says, ``outputs`` are what a shell
 carries out, ``diagram`` writes the table into the documentation. Of the machine's parts ``settings`` says how
-a node takes part, ``peer`` whose messages count, ``epochs`` whose claim is better, ``questions`` what is
-asked and answered, ``quorum`` who has the majority, ``texts`` what people are told. ``arbiter`` is the third
-voter.
+a node takes part, ``pace`` how fast, ``peer`` whose messages count, ``epochs`` whose claim is better,
+``questions`` what is asked and answered, ``quorum`` who has the majority, ``texts`` what people are told.
+``arbiter`` is the third voter.
 """
 
 from bstar.star.epochs import EPOCH_MAX, EPOCH_STEP_MAX

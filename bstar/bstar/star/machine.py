@@ -8,7 +8,7 @@ epoch (``epochs``), a question (``questions``), a publication. While active, ``e
 
 **Silence.** The peer is silent when no valid message has come for the failover timeout *while this node
 listened*: time during which the process was away does not count, for the messages of that time may still be
-on the way.
+on the way. Towards a peer that tells no timing the pattern's own holds (``pace``).
 
 **A refused connection.** A process that dies closes its connections and its listening socket. When the link
 to a peer that was heard breaks (``link_lost``) and its endpoint then refuses a new connection
@@ -52,6 +52,7 @@ from bstar.star.outputs import (
     Publish,
     StateChanged,
 )
+from bstar.star.pace import paces_of
 from bstar.star.peer import Ignored, PeerRuns, Strangers
 from bstar.star.questions import Questions
 from bstar.star.quorum import Quorum
@@ -120,7 +121,9 @@ class StarMachine:
         self.majorities_lost = 0
         self.arbiter_answers = 0
 
-        self._failover_timeout_s = settings.failover_timeout_s
+        self._paces = paces_of(settings)
+        self._pace = self._paces[True]
+        self._is_published_awaited = False
         self._seq = 0
         self._published_at = now
         self._publish_at = now
@@ -153,11 +156,7 @@ class StarMachine:
         for its answer, to a question or to a handover, and after a time in which this node did not listen.
         """
         heard_at = self.peer_heard_at
-        return (
-            heard_at is not None
-            and now - heard_at < self.settings.failover_timeout_s
-            and now < self.peer_expires_at
-        )
+        return heard_at is not None and now - heard_at < self._pace.silence_s and now < self.peer_expires_at
 
     # --- what may happen ------------------------------------------------------------------------------------
 
@@ -180,6 +179,7 @@ class StarMachine:
             self._is_peer_seen = False
             self._rival_since = None
             self._questions.forget()
+        self._pace = self._paces[self._runs.is_native]
         self.peer_heard_at = now
         self._link_lost_at = None
         if message.epoch is not None:
@@ -266,7 +266,7 @@ class StarMachine:
         self._link_lost_at = None
         if not self.is_peer_gone:
             self.peer_expires_at = max(
-                self.peer_expires_at, min(self.peer_expires_at + gap_s, now + self._failover_timeout_s)
+                self.peer_expires_at, min(self.peer_expires_at + gap_s, now + self._pace.silence_s)
             )
         if self.quorum is not None:
             self.quorum.was_away(gap_s, now)
@@ -308,7 +308,7 @@ class StarMachine:
         if not facts.peer_ready:
             return [*outputs, HandoverRefused(self._why_peer_is_not_ready(now))]
         # The peer has a whole timeout to take the role, or we would take it back while its answer travels.
-        self.peer_expires_at = now + self._failover_timeout_s
+        self.peer_expires_at = now + self._pace.silence_s
         return outputs + self._fire(Event.HANDOVER, facts, now)
 
     def leave(self, now: float) -> list[Output]:
@@ -347,10 +347,15 @@ class StarMachine:
         self.epoch_seen = epoch
         return outputs + self._climb(now, is_hearsay=True)
 
-    def subscribed(self, now: float) -> list[Output]:
-        """Somebody has just subscribed to our publisher: it need not wait for the next heartbeat."""
+    def subscribed(self, now: float, *, is_published: bool = False) -> list[Output]:
+        """Somebody has just subscribed to our publisher: it need not wait for the next heartbeat. Whoever
+        subscribes as a published server does may be our peer, which speaks once a second.
+        """
         if self.state is State.ERROR:
             return []
+        if is_published and self.peer_heard_at is None and not self._is_published_awaited:
+            self._is_published_awaited = True
+            self.peer_expires_at = max(self.peer_expires_at, now + self._paces[False].silence_s)
         return self._notice_absence(now) or self._publish(now)
 
     def next_deadline(self) -> float | None:
@@ -426,7 +431,7 @@ class StarMachine:
 
     def _refresh(self, message: PeerState, now: float) -> list[Output]:
         self.peer_state = State(message.state)
-        self.peer_expires_at = now + self._failover_timeout_s
+        self.peer_expires_at = now + self._pace.silence_s
         self.is_peer_gone = False
         if self._is_peer_seen or message.leaving:
             return []
@@ -508,7 +513,10 @@ class StarMachine:
         if quorum is None:
             return []
         outputs: list[Output] = []
-        if quorum.is_arbiter_there is not False and now - quorum.arbiter_heard_at >= self._failover_timeout_s:
+        if (
+            quorum.is_arbiter_there is not False
+            and now - quorum.arbiter_heard_at >= self.settings.failover_timeout_s
+        ):
             quorum.is_arbiter_there = False
             outputs.append(ArbiterLost(now - quorum.arbiter_heard_at))
         if self.is_active or quorum.wanted_until == -math.inf:
@@ -545,7 +553,7 @@ class StarMachine:
         return Facts(
             peer_silent=is_silent,
             policy_exit=self.settings.on_dual_active == "exit",
-            peer_deaf=self._rival_since is not None and now - self._rival_since >= self._failover_timeout_s,
+            peer_deaf=self._rival_since is not None and now - self._rival_since >= self._pace.silence_s,
             peer_ready=not is_silent and self.peer_state is State.PASSIVE and self._runs.is_native,
             # A worker may have heard of the peer's new epoch a moment before we do, however fresh the peer's
             # last word is; the peer itself says in the same message whether it serves.
@@ -571,7 +579,7 @@ class StarMachine:
         the majority has run out, it may have a right to.
         """
         away_s = now - self._published_at
-        if away_s < self._failover_timeout_s or self.is_leaving or self.state is State.ERROR:
+        if away_s < self._pace.absence_s or self.is_leaving or self.state is State.ERROR:
             if self.is_active and now >= self.serve_until:
                 self.majorities_lost += 1
                 return self._fire(Event.MAJORITY_LOST, self._facts(now), now)
@@ -580,7 +588,7 @@ class StarMachine:
         if self.quorum is not None:
             self.quorum.was_away(away_s, now)
             self.quorum.arbiter_heard_at = now
-        self.peer_expires_at = now + self._failover_timeout_s
+        self.peer_expires_at = now + self._pace.silence_s
         self.is_peer_gone = False
         self._link_lost_at = None
         return self._fire(Event.STALL, self._facts(now), now) or self._publish(now)
@@ -622,7 +630,7 @@ class StarMachine:
                 outputs.append(Deactivated(rule.reason))
         if effect is Effect.ASK:
             self._questions.ask()
-            self.peer_expires_at = now + self._failover_timeout_s
+            self.peer_expires_at = now + self._pace.silence_s
             self.is_peer_gone = False
             outputs.append(PeerAsked(rule.reason))
         if new is State.ERROR:
@@ -640,7 +648,7 @@ class StarMachine:
         if self._is_mute or self.state is State.ERROR:
             return []
         self._published_at = now
-        self._publish_at = now + self.settings.heartbeat_interval_s
+        self._publish_at = now + self._pace.heartbeat_interval_s
         self._questions.answers_told = self._questions.answers
         if self.state is State.PASSIVE and self.peer_state is State.PASSIVE and not self._runs.is_native:
             # A published peer that is passive takes our PASSIVE for the end of the pair and exits. It can
