@@ -21,15 +21,17 @@ from bstar.epoch_file import EpochFile
 from bstar.errors import ConfigurationError, PairError
 from bstar.io_threads import keep_apart, new_context
 from bstar.lag import LAG_BOUNDS_S
+from bstar.memory import Memory
 from bstar.pair import BinaryStar
 from bstar.reactor import Reactor
 from bstar.settings import Settings
-from bstar.sockets import receive_bodies, send
+from bstar.sockets import NoMemoryError, receive_bodies, send
 from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar_broker.core import BrokerSettings, Dispatch, Node, NodeState, Notice, Send
 from bstar_broker.core.snapshot import LoopState
 from bstar_broker.journal import NodeJournal, open_journal, options_of
+from bstar_broker.memory import LOOK_INTERVAL_S, MemoryWatch
 from bstar_broker.status import StatusServer
 
 __all__ = ["BrokerServer"]
@@ -100,8 +102,11 @@ class BrokerServer:
                 observe=self._journal.observe if self._journal is not None else None,
             )
         self._resources.callback(self._pair.close)
+        self._memory = MemoryWatch(self.node.broker, Memory())
+        self._memory.warn(settings)
+        self._reactor.add_timer(LOOK_INTERVAL_S, self._memory.look)
         self._router = self._open_router()
-        self._reactor.add_reader(self._router, self._on_message, keeps_to_itself=True, read=receive_bodies)
+        self._reactor.add_reader(self._router, self._on_message, keeps_to_itself=True, read=self._read)
         self._status: StatusServer | None = None
         if settings.http.bind is not None:
             self._status = StatusServer(settings.http.bind, self.snapshot)
@@ -179,7 +184,8 @@ class BrokerServer:
         socket.sndhwm = self.settings.limits.requests_per_client_max + _SPARE_ANSWERS
         socket.rcvhwm = _RECEIVE_QUEUE_MESSAGES
         # libzmq only hangs up on a frame beyond its limit; the broker's own limit is answered in words.
-        socket.maxmsgsize = max(self.settings.limits.message_bytes_max, MESSAGE_BYTES_MAX)
+        frame_bytes_max = max(self.settings.limits.message_bytes_max, MESSAGE_BYTES_MAX)
+        socket.maxmsgsize = self._memory.frame_bytes_max(frame_bytes_max)
         socket.handshake_ivl = 2_000
         socket.backlog = _LISTEN_BACKLOG
         socket.tcp_keepalive = 1
@@ -240,10 +246,22 @@ class BrokerServer:
 
     # --- in and out ---------------------------------------------------------------------------------------
 
+    def _read(self, socket: "zmq.Socket[bytes]") -> list[bytes]:
+        """The next message; one that there is no memory for is refused, and the node lives."""
+        while True:
+            try:
+                return receive_bodies(socket)
+            except NoMemoryError as error:
+                self._pair.carry_out(self.node.receive_unread(error.frames))
+
     def _on_message(self, frames: list[bytes], now: float) -> bool:
         """True if nothing but the ROUTER was used."""
         is_calm = True
-        for output in self.node.receive_frames(frames, now):
+        try:
+            outputs = self.node.receive_frames(frames, now)
+        except MemoryError:
+            outputs = self.node.receive_unread(frames)
+        for output in outputs:
             if type(output) is Send or type(output) is Dispatch:
                 try:
                     send(self._router, output.frames)

@@ -14,7 +14,15 @@ from zmq.backend import Socket as _Backend
 
 from bstar.wire.limits import BATCH_BYTES_MAX
 
-__all__ = ["VIEW_BYTES_MIN", "is_readable", "receive", "receive_bodies", "receive_routed", "send"]
+__all__ = [
+    "VIEW_BYTES_MIN",
+    "NoMemoryError",
+    "is_readable",
+    "receive",
+    "receive_bodies",
+    "receive_routed",
+    "send",
+]
 
 # Above this size handing the buffer over is cheaper than copying it; below, the bookkeeping costs more.
 _COPY_BYTES_MAX = 65_536
@@ -59,15 +67,29 @@ def receive_bodies(socket: "zmq.Socket[bytes]") -> list[bytes]:
     """As ``receive_routed``, but a frame of ``VIEW_BYTES_MIN`` octets or more is a read-only memoryview.
 
     It is the memory that libzmq filled. A view compares, slices and is sent as bytes are; what else is asked
-    of it must be asked of ``bytes(frame)``.
+    of it must be asked of ``bytes(frame)``. ``NoMemoryError`` if a frame could not be copied; the message is
+    then read to its end all the same.
     """
     frames = [_recv(socket, _NOBLOCK)]
     more = True
-    while more:
-        frame = _recv(socket, _NOBLOCK, False)
-        more = frame.more
-        frames.append(frame.bytes if len(frame) < VIEW_BYTES_MIN else _view(frame))
+    try:
+        while more:
+            frame = _recv(socket, _NOBLOCK, False)
+            more = frame.more
+            frames.append(frame.bytes if len(frame) < VIEW_BYTES_MIN else _view(frame))
+    except MemoryError:
+        while socket.get(zmq.RCVMORE):
+            _recv(socket, _NOBLOCK, False)
+        raise NoMemoryError(frames) from None
     return frames
+
+
+class NoMemoryError(MemoryError):
+    """A message could not be read whole; ``frames`` are those before the one that was too much."""
+
+    def __init__(self, frames: list[bytes]) -> None:
+        super().__init__("no memory for a message")
+        self.frames = frames
 
 
 def _view(frame: zmq.Frame) -> bytes:

@@ -13,7 +13,7 @@ Reliability Workbook, chapter 5, "Alerting on SLOs").
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -23,11 +23,10 @@ from bstar.settings.document import Problems, read_document
 __all__ = ["ERRORS", "REFUSALS", "Objective", "Objectives", "load"]
 
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
-Outcome = Literal[
-    "failed", "expired", "poison", "lost", "queue-full", "client-full", "bytes-full", "services-full"
-]
+Refusal = Literal["queue-full", "client-full", "bytes-full", "services-full", "memory-full"]
+Outcome = Literal["failed", "expired", "poison", "lost", Refusal]
 
-REFUSALS: tuple[Outcome, ...] = ("queue-full", "client-full", "bytes-full", "services-full")
+REFUSALS: tuple[Outcome, ...] = get_args(Refusal)
 """Reasons of refusal that a client hears as BUSY; other messages that led to nothing were no requests."""
 
 ERRORS: tuple[Outcome, ...] = ("failed", "expired", "poison", "lost", *REFUSALS)

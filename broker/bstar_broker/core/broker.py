@@ -43,7 +43,7 @@ from bstar_broker.core.services import ServiceTable
 from bstar_broker.core.settings import BrokerSettings
 from bstar_broker.core.waiting import Waiting
 
-__all__ = ["Broker"]
+__all__ = ["REQUEST_BYTES", "Broker"]
 
 # Services that nobody uses any more are looked for this often.
 _TIDY_INTERVAL_S = 1.0
@@ -54,8 +54,13 @@ _SWEEPS_PER_HEARTBEAT = 4
 _BROKEN_BOUNDS = frozenset(("size", "frames"))
 # Frames of PARTIALs held for one reply: each costs an object, even one without an octet.
 _HELD_FRAMES_MAX = 100_000
+# What a request costs beside its body: its record, its places in tables and in a queue (700 octets measured),
+# and its client's if it is the only one (500 more).
+REQUEST_BYTES = 1_200
 # A full queue needs about this long to have room again; the hint of BUSY.
 _BUSY_RETRY_MS = 50
+# Memory takes longer to become free.
+_MEMORY_RETRY_MS = 1_000
 
 # How a worker was lost, in the texts that clients get.
 _HOW: dict[LostBecause, str] = {
@@ -107,6 +112,8 @@ class Broker:
         # How many requests each client has here; a client without any has no entry.
         self.requests_of: dict[bytes, int] = {}
         self.waiting = Waiting(settings)
+        # Octets that requests may still take, told by the shell now and then; accepted ones are subtracted.
+        self.memory_left = 1 << 62
         self.drops: dict[str, int] = {}
         shortest_s = min(settings.worker_heartbeat_interval_s, settings.mdp_heartbeat_interval_s)
         self._sweep_interval_s = shortest_s / _SWEEPS_PER_HEARTBEAT
@@ -147,6 +154,16 @@ class Broker:
             text = error.text.encode()
             failure = native.CODEC.failure(frames[0], (), identity, self.epoch, ErrorCode.INVALID, text)
             outputs.append(Send(failure))
+        return outputs
+
+    def refuse_unread(self, frames: list[bytes]) -> list[Output]:
+        """A message for which there was no memory; ``frames`` are those that could be read."""
+        outputs = self._note("memory-full", "there was no memory to read or to handle a message")
+        identity = native.request_identity(frames)
+        if identity is not None:
+            text = b"the node has no memory for this request"
+            busy = native.CODEC.busy(frames[0], (), identity, self.epoch, _MEMORY_RETRY_MS, text)
+            outputs.append(Send(busy))
         return outputs
 
     def refuse(self, request: Request, now: float) -> list[Output]:
@@ -334,6 +351,8 @@ class Broker:
             )
         queue = service.queue
         size = sum(map(len, message.body))
+        if size + REQUEST_BYTES > self.memory_left:
+            return self._refuse_busy(message, codec, service, "memory-full", "the node's memory is used up")
         ttl_s = message.ttl_ms / 1000
         waits_s = settings.request_ttl_s
         request = Accepted(
@@ -366,6 +385,7 @@ class Broker:
             self.waiting.enter(request, 1, size, now)
             outputs = []
         service.accepted += 1
+        self.memory_left -= size + REQUEST_BYTES
         self.requests_of[sender] = held + 1
         if identity:
             self.by_identity[identity] = request

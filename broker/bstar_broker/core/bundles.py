@@ -64,6 +64,7 @@ class Bundles:
             or broker.waiting.is_long(service.queue.length + count, held + count)
             or broker.waiting.is_heavy(sender, size)
             or size > settings.message_bytes_max
+            or size > broker.memory_left
             or (not ttl_ms and any(message.ttls_ms))
             or (message.is_once and message.is_repeated)
             or self._is_known(message)
@@ -87,6 +88,7 @@ class Bundles:
             count,
         )
         service.accepted += count
+        broker.memory_left -= size
         broker.requests_of[sender] = held + count
         outputs: list[Output] = []
         if service.idle and not service.queue.length and not broker.is_draining:

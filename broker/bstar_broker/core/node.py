@@ -94,6 +94,10 @@ class Node:
             outputs += self._leave_when_drained(now)
         return outputs
 
+    def receive_unread(self, frames: list[bytes]) -> list[Output]:
+        """A message that there was no memory for: as much of it as could be read."""
+        return self.broker.refuse_unread(frames)
+
     def _receive_request(self, message: Request, now: float) -> list[Output]:
         outputs: list[Output] = []
         if message.epoch > self.machine.epoch_seen:

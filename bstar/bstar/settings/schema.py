@@ -273,7 +273,8 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=KIB,
             le=4 * GIB,
             description="Octets of the largest message frame accepted; whoever sends a larger one is "
-            "disconnected. The default is 64 MiB.",
+            "disconnected. It is half of the memory that is left to the node when it starts, if that is "
+            "less. The default is 64 MiB.",
         ),
     ] = 64 * MIB
     partials_buffer_bytes_max: Annotated[

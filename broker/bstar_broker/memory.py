@@ -1,0 +1,99 @@
+"""A node and its memory: a warning at its start, and what requests may still take while it runs.
+
+Between two looks at the process's size the broker counts by itself what it accepts, so a burst cannot take
+more than was left at the last look.
+"""
+
+import logging
+from collections.abc import Callable
+
+from bstar.memory import Memory, give_back
+from bstar.settings import Settings
+from bstar_broker.core.broker import REQUEST_BYTES, Broker
+
+__all__ = ["LOOK_INTERVAL_S", "MemoryWatch", "bytes_needed"]
+
+_log = logging.getLogger("bstar.broker")
+
+LOOK_INTERVAL_S = 0.25
+# What freed memory costs to return is paid at most this often; for a heap of 1 GiB that is some 50 ms.
+_GIVE_BACK_INTERVAL_S = 5.0
+# A node at its limit says so this often at most.
+_WARNING_INTERVAL_S = 60.0
+# An idle node, its libraries and its threads.
+_NODE_BYTES = 64 << 20
+# Messages of the largest size that are in memory beside the queues: one that is received, one with a worker,
+# one that is sent, and a reply.
+_MESSAGES_BESIDE = 4
+
+_MIB = 1 << 20
+# Whatever is left, a node reads this much: batches, and all that is needed to ask how it is.
+_FRAME_BYTES_MIN = 2 * _MIB
+
+
+def bytes_needed(settings: Settings) -> int:
+    """What a node may come to hold: full queues in octets, one full queue in requests, and large messages."""
+    limits = settings.limits
+    return (
+        _NODE_BYTES
+        + limits.queue_bytes_max
+        + _MESSAGES_BESIDE * limits.message_bytes_max
+        + limits.queue_length_max * REQUEST_BYTES
+    )
+
+
+class MemoryWatch:
+    """Call ``look`` every ``LOOK_INTERVAL_S`` seconds: it tells the broker what is left."""
+
+    def __init__(self, broker: Broker, memory: Memory, *, give_back: Callable[[], None] = give_back) -> None:
+        self._broker = broker
+        self._memory = memory
+        self._give_back = give_back
+        self._gave_back_at = float("-inf")
+        self._warned_at = float("-inf")
+
+    def warn(self, settings: Settings) -> None:
+        """Log a warning if the limits allow more than there is."""
+        least, needed = self._memory.least(), bytes_needed(settings)
+        if needed <= least.octets:
+            return
+        limits = settings.limits
+        _log.warning(
+            "memory: this node may use %d MiB (%s), but its configuration allows it to hold %d MiB: "
+            "limits.queue_bytes_max %d MiB, limits.message_bytes_max %d MiB times %d, "
+            "limits.queue_length_max %d requests of %d octets beside their bodies, and %d MiB for itself. "
+            "Requests are refused as busy before it is used up; lower these keys or raise the limit",
+            least.octets // _MIB,
+            least.where,
+            needed // _MIB,
+            limits.queue_bytes_max // _MIB,
+            limits.message_bytes_max // _MIB,
+            _MESSAGES_BESIDE,
+            limits.queue_length_max,
+            REQUEST_BYTES,
+            _NODE_BYTES // _MIB,
+        )
+
+    def frame_bytes_max(self, wanted: int) -> int:
+        """The largest frame to receive: half of what is left, so that one alone cannot end the node.
+
+        Whoever sends a larger one is disconnected before any memory is taken for it, here and at the peer.
+        """
+        left = self._memory.left()
+        return wanted if left is None else min(wanted, max(left // 2, _FRAME_BYTES_MIN))
+
+    def look(self, now: float) -> None:
+        """Tell the broker what requests may take until the next look."""
+        left = self._memory.left()
+        if left is None:
+            return
+        if left <= 0 and now - self._gave_back_at >= _GIVE_BACK_INTERVAL_S:
+            # What the queues have freed still counts as used, and would keep the node refusing for ever.
+            self._gave_back_at = now
+            self._give_back()
+            left = self._memory.left() or 0
+        # Each octet may be in memory twice for a moment: as it was received, and as it is sent.
+        self._broker.memory_left = left // 2
+        if left <= 0 and now - self._warned_at >= _WARNING_INTERVAL_S:
+            self._warned_at = now
+            _log.warning("memory is used up but for a reserve: requests are refused as busy for now")

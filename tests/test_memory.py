@@ -1,0 +1,307 @@
+"""A node that must live with little memory: what it knows, what it warns of, and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from bstar import sockets
+from bstar.memory import RESERVE, Memory, MemoryLimit, give_back
+from bstar.settings import Settings, from_mapping
+from bstar.wire import native
+from bstar_broker.core import Node
+from bstar_broker.core.broker import REQUEST_BYTES
+from bstar_broker.memory import MemoryWatch, bytes_needed
+from bstar_broker.server import BrokerServer
+from support.brokers import Ports
+from support.desk import Desk, heard, ident
+from support.pairs import NEVER, standing_pair
+from support.waiting import LIMIT_S, Socket
+
+MIB = 1 << 20
+PAGE = resource.getpagesize()
+
+
+# --- what the process may use -------------------------------------------------------------------------------
+
+
+def system(root: Path, cgroup: str, limits: dict[str, str], resident: int = 0) -> Memory:
+    """A machine with these control groups, on which this process has so many octets resident."""
+    for path, text in {
+        "proc/self/cgroup": cgroup,
+        "proc/self/statm": f"9 {resident // PAGE} 0 0 0 5 0",
+        **limits,
+    }.items():
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    return Memory(root)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "limits"),
+    [
+        ("0::/a/b", {"sys/fs/cgroup/a/b/memory.max": "104857600", "sys/fs/cgroup/a/memory.max": "max"}),
+        ("0::/a/b", {"sys/fs/cgroup/a/b/memory.max": "max", "sys/fs/cgroup/a/memory.max": "104857600"}),
+        ("0::/", {"sys/fs/cgroup/memory.max": "104857600"}),
+        ("0::/of/the/host", {"sys/fs/cgroup/memory.max": "104857600"}),
+        ("4:cpu,memory:/x\n0::/", {"sys/fs/cgroup/memory/x/memory.limit_in_bytes": "104857600"}),
+        (
+            "4:memory:/docker/123",
+            {"sys/fs/cgroup/memory/memory.limit_in_bytes": "104857600"},
+        ),
+    ],
+)
+def test_a_control_group_s_limit_is_found_wherever_it_is_set(
+    tmp_path: Path, cgroup: str, limits: dict[str, str]
+) -> None:
+    memory = system(tmp_path, cgroup, limits, resident=30 * MIB)
+    least = memory.least()
+    assert least.octets == 100 * MIB
+    assert least.where.startswith("control group, ")
+    assert memory.left() == int(100 * MIB * (1 - RESERVE)) - 30 * MIB
+
+
+def test_a_control_group_without_a_limit_leaves_the_machine_s_memory(tmp_path: Path) -> None:
+    memory = system(
+        tmp_path, "4:memory:/", {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712"}
+    )
+    assert "control group" not in memory.least().where
+
+
+def test_this_process_s_own_limits_and_size_are_told() -> None:
+    memory = Memory()
+    left = memory.left()
+    assert left is not None
+    assert any(limit.where == "the machine's memory" for limit in memory.limits())
+    give_back()
+
+
+def test_without_anything_to_read_nothing_is_claimed(tmp_path: Path) -> None:
+    assert Memory(tmp_path).left() is None
+
+
+# --- what the node says and refuses -------------------------------------------------------------------------
+
+
+class Told(Memory):
+    """Memory as a test says."""
+
+    def __init__(self, left: int, limit: int = 512 * MIB) -> None:
+        super().__init__()
+        self.now_left = left
+        self.limit = limit
+
+    def least(self) -> MemoryLimit:
+        return MemoryLimit(self.limit, "control group, /test", 1)
+
+    def left(self) -> int | None:
+        return self.now_left
+
+
+def node_settings(**limits: int) -> Settings:
+    endpoints = {
+        "clients": "tcp://127.0.0.1:1",
+        "state": "tcp://127.0.0.1:2",
+        "peer_state": "tcp://127.0.0.1:3",
+    }
+    return from_mapping({"role": "primary", "endpoints": endpoints, "limits": limits})
+
+
+def test_limits_that_allow_more_than_there_is_are_warned_of_with_keys_and_figures(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = node_settings()
+    MemoryWatch(Desk().broker, Told(0, limit=512 * MIB)).warn(settings)
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert record.levelno == logging.WARNING
+    assert "may use 512 MiB (control group, /test)" in said
+    assert f"allows it to hold {bytes_needed(settings) // MIB} MiB" in said
+    for words in (
+        "limits.queue_bytes_max 1024 MiB",
+        "limits.message_bytes_max 64 MiB times 4",
+        "limits.queue_length_max 100000 requests",
+    ):
+        assert words in said
+
+
+def test_limits_that_fit_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    small = node_settings(queue_bytes_max=64 * MIB, message_bytes_max=8 * MIB, queue_length_max=20_000)
+    MemoryWatch(Desk().broker, Told(0, limit=512 * MIB)).warn(small)
+    assert caplog.records == []
+
+
+def test_what_is_accepted_between_two_looks_is_bounded_by_what_was_left() -> None:
+    desk = Desk()
+    watch = MemoryWatch(desk.broker, memory := Told(2 * (3 * REQUEST_BYTES + 250)))
+    watch.look(desk.now)
+    answers = [desk.request(b"c", number, b"x" * 100) for number in range(4)]
+    assert [bool(frames) for frames in answers] == [False, False, True, True]
+    told = heard(answers[-1][0])
+    assert (told.command, told.body) == (native.BUSY, [b"the node's memory is used up"])
+    assert desk.broker.services[b"echo"].refusals == {"memory-full": 2}
+    busy = desk.requests(b"c", [11, 12, 13], [b"x" * 5_000] * 3)
+    assert [heard(frames).command for frames in busy] == [native.BUSY] * 3
+    memory.now_left = 100 * MIB
+    watch.look(desk.now)
+    assert desk.request(b"c", 9, b"x" * 100) == []
+    assert desk.requests(b"c", [11, 12, 13], [b"x" * 5_000] * 3) == []
+    assert desk.broker.memory_left == 50 * MIB - 15_100 - REQUEST_BYTES
+
+
+def test_a_frame_that_would_take_most_of_what_is_left_is_not_received() -> None:
+    broker = Desk().broker
+    assert MemoryWatch(broker, Told(50 * MIB)).frame_bytes_max(64 * MIB) == 25 * MIB
+    assert MemoryWatch(broker, Told(500 * MIB)).frame_bytes_max(64 * MIB) == 64 * MIB
+    assert MemoryWatch(broker, Told(-1)).frame_bytes_max(64 * MIB) == 2 * MIB
+
+
+def test_a_worker_does_not_make_room_that_is_not_there() -> None:
+    desk = Desk()
+    desk.ready(b"w", credit=9)
+    MemoryWatch(desk.broker, Told(-5 * MIB), give_back=lambda: None).look(desk.now)
+    assert heard(desk.request(b"c", 1)[0]).command == native.BUSY
+
+
+def test_freed_memory_is_given_back_before_requests_are_refused_and_not_too_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk, memory, given = Desk(), Told(-1), []
+
+    def trim() -> None:
+        given.append(desk.now)
+        memory.now_left = 10 * MIB
+
+    watch = MemoryWatch(desk.broker, memory, give_back=trim)
+    watch.look(0.0)
+    assert desk.broker.memory_left == 5 * MIB
+    assert caplog.records == []
+    for at in (1.0, 2.0, 3.0, 6.0):
+        desk.now, memory.now_left = at, -1
+        watch.look(at)
+    assert given == [0.0, 6.0]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING], "once a minute"
+
+
+# --- where there is none left -------------------------------------------------------------------------------
+
+
+@pytest.mark.loopback
+def test_a_message_that_cannot_be_copied_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+        dealer.send_multipart([b"head", bytes(sockets.VIEW_BYTES_MIN), b"tail", b"more"])
+        dealer.send_multipart([b"next"])
+
+        def fails(frame: zmq.Frame) -> bytes:
+            raise MemoryError
+
+        monkeypatch.setattr(sockets, "_view", fails)
+        assert router.poll(int(LIMIT_S * 1000))
+        with pytest.raises(sockets.NoMemoryError) as caught:
+            sockets.receive_bodies(router)
+        assert caught.value.frames[1:] == [b"head"]
+        assert router.poll(int(LIMIT_S * 1000))
+        assert sockets.receive_bodies(router)[1:] == [b"next"]
+
+
+@pytest.fixture
+def settings() -> Iterator[Settings]:
+    ports = Ports(3)
+    clients, state, peer_state = (f"tcp://127.0.0.1:{number}" for number in ports.numbers)
+    endpoints = {"clients": clients, "state": state, "peer_state": peer_state}
+    yield from_mapping({"role": "primary", "endpoints": endpoints, "http": {"bind": None}})
+    ports.close()
+
+
+def ask(client: Socket, number: int) -> native.Message:
+    client.send_multipart(native.encode_request(ident(number), b"echo", [bytes(sockets.VIEW_BYTES_MIN)]))
+    assert client.poll(int(LIMIT_S * 1000))
+    return native.decode(client.recv_multipart())
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("place", ["read", "handle"])
+def test_a_request_that_there_is_no_memory_for_is_refused_and_the_node_lives(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    is_short = True
+    view, receive = sockets._view, Node.receive_frames
+
+    def read(frame: zmq.Frame) -> bytes:
+        if is_short and place == "read":
+            raise MemoryError
+        return view(frame)
+
+    def handle(node: Node, frames: list[bytes], now: float) -> list[object]:
+        if is_short and place == "handle":
+            raise MemoryError
+        return receive(node, frames, now)
+
+    monkeypatch.setattr(sockets, "_view", read)
+    monkeypatch.setattr(Node, "receive_frames", handle)
+    with zmq.Context() as context, BrokerServer(settings) as server:
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        with context.socket(zmq.DEALER) as client:
+            client.linger = 0
+            client.connect(settings.endpoints.clients)
+            for number in (1, 2):
+                told = ask(client, number)
+                assert (told.command, told.identity) == (native.BUSY, ident(number))
+                assert told.value > 0
+            is_short = False
+            assert ask(client, 3).command == native.NOT_ACTIVE
+        server.stop()
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+        assert server.node.broker.drops["memory-full"] == 2
+
+
+@pytest.mark.loopback
+def test_a_node_with_little_memory_refuses_what_it_cannot_hold_and_stays() -> None:
+    """Four clients send it five times as much as it may have."""
+    with standing_pair(NEVER, workers=0) as pair:
+        node = pair.primary
+        assert node._process is not None
+        size = int(Path(f"/proc/{node._process.pid}/statm").read_text().split()[0]) * PAGE
+        limit = int((size + 200 * MIB) / (1 - RESERVE))
+        resource.prlimit(node._process.pid, resource.RLIMIT_AS, (limit, limit))
+        answers: Counter[int] = Counter()
+        number = 0
+        with zmq.Context() as context:
+            clients = []
+            for _ in range(4):
+                client = context.socket(zmq.DEALER)
+                client.linger = 0
+                client.connect(node.endpoint)
+                clients.append(client)
+            for _ in range(32):
+                for client in clients:
+                    number += 1
+                    body = bytes(8 * MIB)
+                    client.send_multipart(native.encode_request(ident(number), b"nobody", [body]))
+            # A PING behind all that: when its PONG is there, everything before it was read.
+            for client in clients:
+                client.send_multipart(native.encode_ping())
+            for client in clients:
+                told = 0
+                while told != native.PONG:
+                    assert client.poll(int(LIMIT_S * 1000)), answers
+                    told = native.decode(client.recv_multipart()).command
+                    answers[told] += 1
+                client.close()
+        assert answers.keys() == {native.BUSY, native.PONG}
+        state = node.wait_for("answers", lambda state: True)
+        assert state["broker"]["drops"]["memory-full"] >= answers[native.BUSY]
+        assert state["pair"]["state"] == "ACTIVE"
+        assert state["pair"]["epoch"] == 1
