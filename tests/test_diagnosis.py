@@ -79,6 +79,12 @@ SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
         "do not hear each other (deaf: backup)",
     ),
     (
+        "clients reach the passive node only",
+        [primary, seen(B, clients_cut_off=2, clients_cut_off_unserved=1, clients_cut_off_s=4.25)],
+        Reason.CLIENTS_CUT_OFF,
+        "3 clients have reached only the backup for 4.2 s (2 ask for what workers offer there)",
+    ),
+    (
         "the arbiter is down",
         [seen(A, quorum=HEARD, **SERVING), seen(B, quorum=UNHEARD)],
         Reason.ARBITER_SILENT,

@@ -145,6 +145,7 @@ class NodeJournal:
             star.PeerRejected: self._on_peer_rejected,
             star.HandoverRefused: self._on_text(records.HandoverRefused, "text"),
             star.Claimed: self._on_text(records.Claimed, "reason"),
+            star.ClientsCutOff: self._on_clients_cut_off,
             star.ArbiterSeen: lambda output, now: self.journal.write(records.ArbiterSeen, now),
             star.ArbiterLost: self._on_arbiter_lost,
             star.Fatal: self._on_fatal,
@@ -399,6 +400,16 @@ class NodeJournal:
 
     def _on_arbiter_lost(self, output: star.ArbiterLost, now: float) -> None:
         self.journal.write(records.ArbiterLost, now, silent_us=round(output.silent_s * _US))
+
+    def _on_clients_cut_off(self, output: star.ClientsCutOff, now: float) -> None:
+        self.journal.write(
+            records.ClientsCutOff,
+            now,
+            clients=output.clients,
+            unserved=output.unserved,
+            for_us=round(output.for_s * _US),
+            text=output.verdict,
+        )
 
     def _on_fatal(self, output: star.Fatal, now: float) -> None:
         self.journal.write(records.Fatal, now, exit_code=output.error.exit_code, text=str(output.error))

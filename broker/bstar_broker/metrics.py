@@ -249,6 +249,16 @@ def _pair(pair: PairState) -> Iterator[Metric]:
     yield _labelled_counter(
         "bstar_peer_messages_ignored", "State messages that were no evidence.", "reason", pair.peer_ignored
     )
+    yield _gauge(
+        "bstar_clients_cut_off",
+        "Clients that ask this passive node because they do not reach the active one.",
+        pair.clients_cut_off + pair.clients_cut_off_unserved,
+    )
+    yield _counter(
+        "bstar_cut_off_handovers",
+        "Times that this node gave the role up because clients reached its peer only.",
+        pair.cut_off_handovers,
+    )
     yield _counter(
         "bstar_epochs_ignored",
         "Epochs that clients or workers told and nobody can believe.",

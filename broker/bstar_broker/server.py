@@ -121,6 +121,7 @@ class BrokerServer:
                 heartbeat_interval_s=timing.heartbeat_interval_s,
                 failover_timeout_s=timing.failover_timeout_s,
                 on_dual_active=settings.on_dual_active,
+                on_clients_cut_off=settings.on_clients_cut_off,
                 arbiter=settings.endpoints.arbiter or "",
             ),
             node=node_id.hex(),

@@ -27,6 +27,7 @@ from bstar.arbiter_link import Arbiter, ArbiterLink
 from bstar.epoch_file import EpochFile
 from bstar.errors import ConfigurationError, LocalProtocolError, PairError, RemoteProtocolError
 from bstar.io_threads import keep_apart, new_context
+from bstar.pair_log import FIRST_S, PairLog
 from bstar.peer_link import PeerLink
 from bstar.reactor import Reactor
 from bstar.star import (
@@ -35,6 +36,7 @@ from bstar.star import (
     ArbiterSeen,
     AskArbiter,
     Claimed,
+    ClientsCutOff,
     Deactivated,
     Fatal,
     HandoverRefused,
@@ -116,6 +118,9 @@ class PairMachine(Protocol):
     def status(self, now: float) -> NodeStatus:
         """What the node tells about itself."""
 
+    def trouble(self, now: float) -> str:
+        """What keeps the node from its part; empty if nothing does."""
+
 
 class BinaryStar:
     """One node of a pair, over ZeroMQ.
@@ -173,6 +178,7 @@ class BinaryStar:
         self.machine = machine
         self._perform = perform
         self._observe = observe
+        self._log = PairLog(failover_timeout_s, self.reactor.now())
         self._error: PairError | None = None
         self._last_word: PeerState | None = None
         self._on_active: list[Handler] = []
@@ -206,6 +212,7 @@ class BinaryStar:
             raise
         self.reactor.add_machine(machine.next_deadline, self._on_deadline)
         self.reactor.on_stall(heartbeat_interval_s / 2, self._on_stall)
+        self.reactor.add_timer(FIRST_S / 5, self._on_reminder)
         self.reactor.on_stop(self._on_stop, machine.has_left)
 
     def _socket(self, socket_type: int) -> "zmq.Socket[bytes]":
@@ -331,8 +338,12 @@ class BinaryStar:
         self.carry_out(self.machine.handle_timer(now))
 
     def _on_stall(self, gap_s: float, now: float) -> None:
-        _log.debug("the process was away for %.3f s", gap_s)
-        self.carry_out(self.machine.stalled(gap_s, now))
+        outputs = list(self.machine.stalled(gap_s, now))
+        self._log.stalled(gap_s, is_heeded=any(type(output) is StateChanged for output in outputs))
+        self.carry_out(outputs)
+
+    def _on_reminder(self, now: float) -> None:
+        self._log.remind(self.machine.trouble(now), now)
 
     def _on_stop(self, now: float) -> None:
         self.carry_out(self.machine.leave(now))
@@ -344,6 +355,7 @@ class BinaryStar:
         for output in outputs:
             if self._observe is not None:
                 self._observe(output)
+            self._log.report(output)
             match output:
                 case Publish():
                     self._last_word = output.message
@@ -354,11 +366,9 @@ class BinaryStar:
                 case PersistEpoch():
                     self._persist(output.epoch)
                 case Activated():
-                    _log.info("active in epoch %d: %s", output.epoch, output.reason)
                     for handler in self._on_active:
                         handler()
                 case Deactivated():
-                    _log.info("no longer active: %s", output.reason)
                     for handler in self._on_passive:
                         handler()
                 case Fatal():
@@ -375,10 +385,11 @@ class BinaryStar:
                     | PeerRejected()
                     | HandoverRefused()
                     | Claimed()
+                    | ClientsCutOff()
                     | ArbiterSeen()
                     | ArbiterLost()
                 ):
-                    _report(output)
+                    pass  # they are told, above
                 case _ if self._perform is not None:
                     self._perform(output)
                 case _:
@@ -404,43 +415,3 @@ def _role(role: Role | str) -> Role:
         return Role(role)
     except ValueError:
         raise ConfigurationError(f"role is {role!r}: choose 'primary' or 'backup'") from None
-
-
-def _report(
-    output: StateChanged
-    | PeerSeen
-    | PeerLost
-    | PeerAsked
-    | PeerRejected
-    | HandoverRefused
-    | Claimed
-    | ArbiterSeen
-    | ArbiterLost,
-) -> None:
-    """Log what needs no other action."""
-    match output:
-        case StateChanged():
-            old, new, event = output.old.name, output.new.name, output.event.name
-            _log.info("%s -> %s on %s: %s", old, new, event, output.reason)
-        case PeerSeen():
-            _log.info("peer is there: %s, run %s", output.state.name, output.node or "unknown")
-        case PeerLost(has_left=True):
-            _log.info("peer has left")
-        case PeerLost(is_gone=True):
-            _log.warning(
-                "peer is gone: its endpoint refuses connections, %.3f s after its last word", output.silent_s
-            )
-        case PeerLost():
-            _log.warning("peer silent for %.3f s", output.silent_s)
-        case PeerAsked():
-            _log.info("asked the peer whether it serves: %s", output.reason)
-        case PeerRejected():
-            _log.error("peer rejected: %s", output.text)
-        case HandoverRefused():
-            _log.warning("no handover: %s", output.text)
-        case Claimed():
-            _log.info("claims the majority: %s", output.reason)
-        case ArbiterSeen():
-            _log.info("arbiter is there")
-        case ArbiterLost():
-            _log.warning("arbiter has not answered for %.3f s", output.silent_s)

@@ -27,6 +27,7 @@ __all__ = [
     "ArbiterSeen",
     "Call",
     "Claimed",
+    "ClientsCutOff",
     "ClockStepped",
     "Connected",
     "Deactivated",
@@ -218,6 +219,17 @@ class PeerRejected(Base, frozen=True, tag="peer-rejected"):
 class HandoverRefused(Base, frozen=True, tag="handover-refused"):
     """An operator wanted to move the role, and it stayed."""
 
+    text: str
+
+
+class ClientsCutOff(Base, frozen=True, tag="clients-cut-off"):
+    """For ``for_us`` so many ``clients`` have reached the passive node and not the active one; ``unserved``
+    others ask for what no worker there offers. ``text`` is what the node does about it.
+    """
+
+    clients: int
+    unserved: int
+    for_us: int
     text: str
 
 
@@ -490,6 +502,7 @@ Record = (
     | PeerRejected
     | HandoverRefused
     | Claimed
+    | ClientsCutOff
     | ArbiterSeen
     | ArbiterLost
     | Fatal

@@ -39,6 +39,7 @@ class Reason(enum.StrEnum):
     STRAYS = "strays"
     WRONG_PAIR = "wrong-pair"
     ARBITER_SILENT = "arbiter-silent"
+    CLIENTS_CUT_OFF = "clients-cut-off"
     PEERS_APART = "peers-apart"
     NODE_DOWN = "node-down"
     NODE_UNREACHABLE = "node-unreachable"
@@ -60,6 +61,7 @@ CODES = {
     Reason.STRAYS: exits.ASTRAY,
     Reason.WRONG_PAIR: exits.ASTRAY,
     Reason.ARBITER_SILENT: exits.FAILED,
+    Reason.CLIENTS_CUT_OFF: exits.FAILED,
     Reason.PEERS_APART: exits.FAILED,
     Reason.NODE_DOWN: exits.FAILED,
     Reason.NODE_UNREACHABLE: exits.FAILED,
@@ -116,6 +118,9 @@ class PairView(msgspec.Struct, frozen=True):
     is_peer_fresh: bool = False
     is_peer_gone: bool = False
     quorum: _Quorum | None = None
+    clients_cut_off: int = 0
+    clients_cut_off_unserved: int = 0
+    clients_cut_off_s: float = 0.0
 
 
 class _Readiness(msgspec.Struct, frozen=True):
@@ -219,6 +224,15 @@ def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
             "between their state endpoints"
         )
         return Verdict.of(Reason.PEERS_APART, text)
+    for pair in pairs:
+        clients = pair.clients_cut_off + pair.clients_cut_off_unserved
+        if clients:
+            text = (
+                f"{serves}, but {clients} clients have reached only the {pair.role} for "
+                f"{pair.clients_cut_off_s:.1f} s ({pair.clients_cut_off} ask for what workers offer there): "
+                "mend their way to the active node, or stop it so that the role moves"
+            )
+            return Verdict.of(Reason.CLIENTS_CUT_OFF, text)
     unheard = [pair.role for pair in pairs if pair.quorum and not pair.quorum.is_arbiter_heard]
     if unheard:
         text = f"{serves}, but the arbiter does not answer the {' and the '.join(unheard)}: start the arbiter"

@@ -18,6 +18,7 @@ from bstar.star import (
     ArbiterSeen,
     AskArbiter,
     Claimed,
+    ClientsCutOff,
     Deactivated,
     Fatal,
     HandoverRefused,
@@ -356,6 +357,8 @@ def describe(output: Output) -> str:
             return f"  rejects a stranger ({reason}): {text}"
         case HandoverRefused(text):
             return f"  refuses to hand over: {text}"
+        case ClientsCutOff(clients, _, for_s, verdict):
+            return f"  {clients} clients reach only the passive node for {for_s:.1f} s: {verdict}"
         case AskArbiter() | Claimed() | ArbiterSeen() | ArbiterLost():
             return ""
         case Fatal(error):

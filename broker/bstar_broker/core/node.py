@@ -59,6 +59,7 @@ class Node:
         journal: Callable[[], JournalState] | None = None,
     ) -> None:
         self.machine = machine
+        self._cut_off = machine.cut_off
         self.broker = Broker(settings, node_id=node_id, describe=machine.status, now=now, observer=observer)
         self._message_bytes_max = settings.message_bytes_max
         self._drain_timeout_s = drain_timeout_s
@@ -89,6 +90,8 @@ class Node:
             outputs = self._learn(message.epoch, now)  # type: ignore[union-attr]
             outputs += self.broker.receive(message, now)
         else:
+            if kind is Ping and message.sender in self.broker.requests_of:
+                self._cut_off.served_at = now
             outputs = self.broker.receive(message, now)
         if self._drain_until is not None and kind not in _NO_ENDS:
             outputs += self._leave_when_drained(now)
@@ -108,8 +111,10 @@ class Node:
         if now >= self.machine.serve_until:
             outputs += self._expand(self.machine.client_request(now), now)
             if now >= self.machine.serve_until:
+                self._note_refused(message, now)
                 outputs += self.broker.refuse(message, now)
                 return outputs
+        self._cut_off.served_at = now
         if outputs:
             outputs += self.broker.receive(message, now)
             return outputs
@@ -125,9 +130,18 @@ class Node:
         if now >= self.machine.serve_until:
             outputs += self._expand(self.machine.client_request(now), now)
             if now >= self.machine.serve_until:
+                self._note_refused(message, now)
                 return outputs + self.broker.bundles.receive_singly(message, self.broker.refuse, now)
+        self._cut_off.served_at = now
         outputs += self.broker.receive(message, now)
         return outputs
+
+    def _note_refused(self, message: Request | Requests, now: float) -> None:
+        """A native client asks a node that does not serve only while it finds no other."""
+        if isinstance(message, Requests) or message.dialect == Dialect.NATIVE:
+            service = self.broker.services.get(message.service)
+            has_worker = service is not None and service.workers > 0
+            self.machine.client_refused(message.sender, now, has_worker=has_worker)
 
     def _manage(self, message: Request, now: float) -> list[Output]:
         """Answer a management request. Native clients follow the active node, except to look at a node
@@ -221,6 +235,7 @@ class Node:
         if self._drain_until is not None:
             return []
         self._drain_until = now + self._drain_timeout_s
+        self._cut_off.is_suspended = True
         if self.machine.is_active:
             self.broker.drain()
         return self._leave_when_drained(now)
@@ -241,6 +256,10 @@ class Node:
     def status(self, now: float) -> NodeStatus:
         """What this node tells clients and workers about itself."""
         return self.machine.status(now)
+
+    def trouble(self, now: float) -> str:
+        """What keeps this node from its part; empty if nothing does."""
+        return self.machine.trouble(now)
 
     def retry_after_s(self, now: float) -> float | None:
         """How long until a request could turn this node active: 0 at once, None not by a request."""
@@ -294,6 +313,7 @@ class Node:
 
     def _pair_state(self, now: float) -> PairState:
         machine = self.machine
+        evidence = machine.evidence(now)
         return PairState(
             pair=machine.settings.pair,
             role=machine.settings.role.value,
@@ -320,6 +340,10 @@ class Node:
             peer_ignored={reason.value: count for reason, count in machine.peer_ignored.items()},
             epochs_ignored=machine.epochs_ignored,
             is_leaving=machine.is_leaving,
+            clients_cut_off=evidence.clients,
+            clients_cut_off_unserved=evidence.unserved,
+            clients_cut_off_s=round(evidence.for_s, 3),
+            cut_off_handovers=machine.cut_off.handovers,
         )
 
     def _quorum_state(self, now: float) -> QuorumState | None:

@@ -98,6 +98,10 @@ class PairState(msgspec.Struct, frozen=True):
     ``retry_after_s`` tells how long until a request could turn this node active: 0 at once, None not by a
     request. ``is_peer_gone``: the peer is silent because its process no longer exists. Counters count since
     the node started; ``peer_ignored`` counts state messages that were no evidence, by reason.
+
+    ``clients_cut_off`` clients have asked this passive node for ``clients_cut_off_s``, because they do not
+    reach the active one; ``clients_cut_off_unserved`` others ask for services without a worker here.
+    ``cut_off_handovers`` counts how often this node gave the role up for that.
     """
 
     pair: str
@@ -123,6 +127,10 @@ class PairState(msgspec.Struct, frozen=True):
     is_peer_gone: bool = False
     quorum: "QuorumState | None" = None
     peers_gone: int = 0
+    clients_cut_off: int = 0
+    clients_cut_off_unserved: int = 0
+    clients_cut_off_s: float = 0.0
+    cut_off_handovers: int = 0
 
 
 class QuorumState(msgspec.Struct, frozen=True):

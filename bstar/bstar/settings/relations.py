@@ -200,6 +200,7 @@ _ALIKE = {
     "endpoints.arbiter": "with two arbiters, or with one on one node only, both nodes could serve",
     "pair": "a node ignores the state of another pair",
     "on_dual_active": "one node would step down for a peer that ends itself",
+    "on_clients_cut_off": "the role would follow the clients in one direction only",
     "journal.sample": "a request must be recorded by both nodes or by none",
     **{
         path: "the nodes compare it and refuse to be a pair"

@@ -458,6 +458,14 @@ class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "the lower epoch step down, exit ends the process with status 70 for an operator to look."
         ),
     ] = "yield"
+    on_clients_cut_off: Annotated[
+        Literal["handover", "stay"],
+        Meta(
+            description="What the active node does when native clients reach its peer and nobody reaches it: "
+            "handover gives the role to the peer after 10 failover timeouts (30 if a single client says so), "
+            "and not again for 200; stay leaves it to an operator."
+        ),
+    ] = "handover"
     endpoints: Endpoints
     timing: Timing
     limits: Limits = Limits()

@@ -3,8 +3,8 @@
 ``rules`` is the table, ``table`` walks it, ``machine`` does what it says, ``outputs`` are what a shell
 carries out, ``diagram`` writes the table into the documentation. Of the machine's parts ``settings`` says how
 a node takes part, ``pace`` how fast, ``peer`` whose messages count, ``epochs`` whose claim is better,
-``questions`` what is asked and answered, ``quorum`` who has the majority, ``texts`` what people are told.
-``arbiter`` is the third voter.
+``questions`` what is asked and answered, ``quorum`` who has the majority, ``cut_off`` whether clients reach
+one node only, ``texts`` what people are told. ``arbiter`` is the third voter.
 """
 
 from bstar.star.epochs import EPOCH_MAX, EPOCH_STEP_MAX
@@ -15,6 +15,7 @@ from bstar.star.outputs import (
     ArbiterSeen,
     AskArbiter,
     Claimed,
+    ClientsCutOff,
     Deactivated,
     Fatal,
     HandoverRefused,
@@ -40,6 +41,7 @@ __all__ = [
     "ArbiterSeen",
     "AskArbiter",
     "Claimed",
+    "ClientsCutOff",
     "Deactivated",
     "Effect",
     "Event",

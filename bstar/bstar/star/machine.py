@@ -25,6 +25,7 @@ from collections import Counter
 import msgspec
 
 from bstar.errors import RemoteProtocolError
+from bstar.star.cut_off import CutOff, Evidence
 from bstar.star.epochs import (
     EPOCH_MAX,
     EPOCH_STEP_MAX,
@@ -59,7 +60,7 @@ from bstar.star.quorum import Quorum
 from bstar.star.rules import Effect, Event, Facts, Role, Rule, State
 from bstar.star.settings import StarSettings
 from bstar.star.table import Table
-from bstar.star.texts import fatal_error, mismatch
+from bstar.star.texts import fatal_error, mismatch, trouble
 from bstar.wire.arbiter import Answer, Question, Verb
 from bstar.wire.messages import NEVER_MS, NodeStatus
 from bstar.wire.peer import PeerState
@@ -124,6 +125,8 @@ class StarMachine:
         self._paces = paces_of(settings)
         self._pace = self._paces[True]
         self._is_published_awaited = False
+        is_off = settings.on_clients_cut_off == "stay"
+        self.cut_off = CutOff(settings.failover_timeout_s, now, is_off=is_off)
         self._seq = 0
         self._published_at = now
         self._publish_at = now
@@ -187,6 +190,8 @@ class StarMachine:
             if message.epoch > self.epoch:
                 # The peer has been active above us since, so what we offered was taken.
                 self._is_released = False
+        if message.released and not self.is_active:
+            self.cut_off.moved(now)
         self._questions.hear(message)
         outputs += self._hear_ballot(message, now)
 
@@ -198,6 +203,7 @@ class StarMachine:
         else:
             outputs += self._refresh(message, now)
             outputs += self._follow(message, is_peer_fresh, now)
+            outputs += self._heed_cut_off(message, now)
             self._has_peer_left = message.leaving
             if message.leaving:
                 # It neither serves nor votes any more, so clients need not wait for its silence. In a backlog
@@ -256,6 +262,11 @@ class StarMachine:
             self.requests_refused += 1
         return outputs
 
+    def client_refused(self, client: bytes, now: float, *, has_worker: bool) -> None:
+        """The vote was that of a native client, which finds no active node; ``has_worker`` here for it."""
+        if self._hears_active_peer(now):
+            self.cut_off.refuse(client, now, has_worker=has_worker)
+
     def stalled(self, gap_s: float, now: float) -> list[Output]:
         """The process was away for ``gap_s`` seconds. Call it before anything that queued up meanwhile.
 
@@ -307,9 +318,12 @@ class StarMachine:
             return [*outputs, HandoverRefused(f"this node is {self.state.name}: ask the active node")]
         if not facts.peer_ready:
             return [*outputs, HandoverRefused(self._why_peer_is_not_ready(now))]
+        return outputs + self._hand_over(Event.HANDOVER, facts, now)
+
+    def _hand_over(self, event: Event, facts: Facts, now: float) -> list[Output]:
         # The peer has a whole timeout to take the role, or we would take it back while its answer travels.
         self.peer_expires_at = now + self._pace.silence_s
-        return outputs + self._fire(Event.HANDOVER, facts, now)
+        return self._fire(event, facts, now)
 
     def leave(self, now: float) -> list[Output]:
         """The process is about to end: an active node gives the role up and goes on saying so, another one
@@ -378,6 +392,7 @@ class StarMachine:
             outputs += self._lose_peer(now)
         outputs += self._tend_claim(now)
         if now >= self._publish_at:
+            outputs += self._tell_cut_off(now)
             outputs += self._publish(now)
         return outputs
 
@@ -408,6 +423,12 @@ class StarMachine:
             heartbeat_ms=self.settings.heartbeat_ms,
             failover_timeout_ms=self.settings.failover_timeout_ms,
         )
+
+    def trouble(self, now: float) -> str:
+        """What keeps this node from its part, and what to do about it; empty if nothing does."""
+        if self.is_active or self.is_leaving or self.is_peer_heard(now):
+            return ""
+        return trouble(self.state, self.quorum)
 
     # --- the peer's messages --------------------------------------------------------------------------------
 
@@ -465,6 +486,49 @@ class StarMachine:
         if not self.is_active or self.is_leaving or self.epoch_seen <= self.epoch:
             return []
         return self._fire(Event.EPOCH_LEARNED, self._facts(now, is_hearsay=is_hearsay), now)
+
+    # --- clients that reach one node only (``cut_off``) -----------------------------------------------------
+
+    def _hears_active_peer(self, now: float) -> bool:
+        return (
+            self.state is State.PASSIVE
+            and self.peer_state is State.ACTIVE
+            and now < self.peer_expires_at
+            and not self.is_asking
+        )
+
+    def evidence(self, now: float) -> Evidence:
+        """Of clients that reach this passive node and not its active peer."""
+        if self._hears_active_peer(now):
+            return self.cut_off.evidence(now)
+        self.cut_off.forget()
+        return Evidence()
+
+    def _tell_cut_off(self, now: float) -> list[Output]:
+        if self.is_active:
+            return []
+        evidence = self.evidence(now)
+        verdict = "asks the active node to hand over" if evidence.clients else ""
+        if evidence.unserved and not evidence.clients:
+            verdict = "no worker is registered here for what they ask, so the role stays"
+        return [*self.cut_off.news(evidence, verdict)]
+
+    def _heed_cut_off(self, message: PeerState, now: float) -> list[Output]:
+        """The passive peer says that clients do not reach this node."""
+        if not self.is_active:
+            return []
+        evidence = Evidence(message.cut_off, message.cut_off_ms / 1000)
+        facts = self._facts(now, message)
+        verdict = ""
+        if facts.nobody_served and not facts.peer_ready:
+            verdict = f"stays: {self._why_peer_is_not_ready(now)}"
+        elif evidence.clients:
+            verdict = self.cut_off.why_stay(evidence, now) or "hands the role over"
+        outputs: list[Output] = [*self.cut_off.news(evidence, verdict)]
+        if facts.nobody_served and facts.peer_ready:
+            self.cut_off.handovers += 1
+            outputs += self._hand_over(Event.CLIENTS_CUT_OFF, facts, now)
+        return outputs
 
     # --- the majority ---------------------------------------------------------------------------------------
 
@@ -549,6 +613,8 @@ class StarMachine:
                 "answered": self._questions.is_answered_by(message) and not (message.asks != 0 and peer_wins),
                 "peer_asking": message.asks != 0,
                 "peer_native": message.node is not None,
+                "nobody_served": message.cut_off > 0
+                and not self.cut_off.why_stay(Evidence(message.cut_off, message.cut_off_ms / 1000), now),
             }
         return Facts(
             peer_silent=is_silent,
@@ -585,6 +651,7 @@ class StarMachine:
                 return self._fire(Event.MAJORITY_LOST, self._facts(now), now)
             return []
         self.stalls += 1
+        self.cut_off.forget()
         if self.quorum is not None:
             self.quorum.was_away(away_s, now)
             self.quorum.arbiter_heard_at = now
@@ -621,6 +688,7 @@ class StarMachine:
             self.serve_until = math.inf if quorum is None else quorum.until
             self.epoch = self._next_epoch()
             self.epoch_seen = self.epoch
+            self.cut_off.activate(now)
             outputs.append(PersistEpoch(self.epoch))
         if is_change:
             self._questions.settle()
@@ -628,6 +696,8 @@ class StarMachine:
             outputs.append(StateChanged(old, new, rule.event, rule.reason))
             if old is State.ACTIVE:
                 outputs.append(Deactivated(rule.reason))
+        if effect is Effect.RELEASE:
+            self.cut_off.moved(now)
         if effect is Effect.ASK:
             self._questions.ask()
             self.peer_expires_at = now + self._pace.silence_s
@@ -658,9 +728,9 @@ class StarMachine:
         self._is_grant_due = False
         quorum = self.quorum
         if quorum is None:
-            return [Publish(self._message())]
+            return [Publish(self._message(now))]
         quorum.sent(self._seq, now)
-        message = self._message()
+        message = self._message(now)
         if now < quorum.peers_until:
             message = msgspec.structs.replace(message, granted=quorum.granted, granted_to=quorum.granted_to)
         return [Publish(message), AskArbiter(self._question(quorum))]
@@ -673,7 +743,8 @@ class StarMachine:
             verb, settings.pair, settings.role.value, self.node, self._seq, settings.failover_timeout_ms
         )
 
-    def _message(self) -> PeerState:
+    def _message(self, now: float) -> PeerState:
+        evidence = self.evidence(now)
         return PeerState(
             state=int(self.state),
             pair=self.settings.pair,
@@ -689,6 +760,8 @@ class StarMachine:
             leaving=self.is_leaving,
             arbiter=self.settings.arbiter,
             claims=self.quorum is not None and self.quorum.is_claiming,
+            cut_off=evidence.clients,
+            cut_off_ms=_milliseconds(evidence.for_s) if evidence.clients else 0,
         )
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "ArbiterSeen",
     "AskArbiter",
     "Claimed",
+    "ClientsCutOff",
     "Deactivated",
     "Fatal",
     "HandoverRefused",
@@ -128,6 +129,17 @@ class HandoverRefused(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
+class ClientsCutOff(msgspec.Struct, frozen=True, gc=False):
+    """Clients reach the passive node and not the active one, and what this node does about it. ``clients``
+    could be served by the passive node; for ``unserved`` others it has no worker. Once per verdict.
+    """
+
+    clients: int
+    unserved: int
+    for_s: float
+    verdict: str
+
+
 class Fatal(msgspec.Struct, frozen=True):
     """The node is in ERROR for good: end the process with ``error.exit_code``."""
 
@@ -145,6 +157,7 @@ Output = (
     | PeerLost
     | PeerRejected
     | HandoverRefused
+    | ClientsCutOff
     | AskArbiter
     | Claimed
     | ArbiterSeen

@@ -57,6 +57,7 @@ class Event(enum.Enum):
     CLIENT_REQUEST = "a client asks to be served"
     STALL = "this process was away for the failover timeout"
     HANDOVER = "the operator asks to hand over"
+    CLIENTS_CUT_OFF = "the peer says that clients reach it and not us"
     LEAVE = "this process is about to end"
     EPOCH_LEARNED = "an epoch above our own turned up"
     MAJORITY_WON = "with an arbiter: the majority that we claimed is ours"
@@ -76,6 +77,7 @@ class Guard(enum.Enum):
     PEER_WINS = "the peer's epoch is higher (equal or unknown: the peer is the primary)"
     PEER_DEAF = "the peer has gone on for a failover timeout although our epoch is higher"
     PEER_READY = "the peer was heard of late, is PASSIVE and speaks our dialect"
+    NOBODY_SERVED = "no client was served here in that time, and the role has settled since the last handover"
     PEER_MAY_BE_ACTIVE = "the learned epoch is of the peer's parity and not the word of a PASSIVE peer itself"
     PEER_RELEASED = "the peer gave the role up, in an epoch above our own"
     RELEASED = "we gave the role up and the peer has not taken it yet"
@@ -109,6 +111,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     peer_wins: bool = False
     peer_deaf: bool = False
     peer_ready: bool = False
+    nobody_served: bool = False
     peer_may_be_active: bool = False
     peer_released: bool = False
     released: bool = False
@@ -192,6 +195,16 @@ _RULES: tuple[Rule, ...] = (
         _ACTIVE, on.MAJORITY_LOST, _PASSIVE, "Neither the peer nor the arbiter confirms us.", effect=then.ASK
     ),
     Rule(_ACTIVE, on.HANDOVER, _PASSIVE, "The operator asked for it.", when.PEER_READY, then.RELEASE),
+    # Whoever is served here keeps us where we are; a client that lies or sees one node only moves nothing.
+    Rule(
+        _ACTIVE,
+        on.CLIENTS_CUT_OFF,
+        _PASSIVE,
+        "Clients reach the peer and not us.",
+        when.PEER_READY,
+        then.RELEASE,
+        when.NOBODY_SERVED,
+    ),
     Rule(_ACTIVE, on.LEAVE, _PASSIVE, "This process is about to end.", effect=then.RELEASE),
     # If it was only a memory, the peer's answer, or its silence and a vote, brings us back above it.
     Rule(_ACTIVE, on.EPOCH_LEARNED, _PASSIVE, "The peer may serve.", when.PEER_MAY_BE_ACTIVE, then.ASK),

@@ -10,12 +10,13 @@ import msgspec
 from bstar.errors import ConfigurationError
 from bstar.star.rules import Role
 
-__all__ = ["OnDualActive", "StarSettings"]
+__all__ = ["OnClientsCutOff", "OnDualActive", "StarSettings"]
 
 HEARTBEAT_INTERVAL_MIN_S = 0.01
 HEARTBEAT_INTERVAL_MAX_S = 30.0
 
 OnDualActive = Literal["yield", "exit"]
+OnClientsCutOff = Literal["handover", "stay"]
 
 
 class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,8 +26,9 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
     silence after which the peer counts as dead, at least two intervals (BST-S-02); it should exceed the
     longest pause and the longest network hiccup that must not move the role. ``on_dual_active`` says what
     happens when both nodes turn out to be active: ``yield`` lets the one with the lower epoch step down,
-    ``exit`` ends the process. ``arbiter`` names the third voter, without whom or the peer a node does not
-    serve; both nodes must name the same. Empty: none.
+    ``exit`` ends the process. ``on_clients_cut_off`` says what the active node does when clients reach
+    its peer and nobody reaches it: ``handover`` or ``stay``. ``arbiter`` names the third voter, without
+    whom or the peer a node does not serve; both nodes must name the same. Empty: none.
     """
 
     pair: str
@@ -34,6 +36,7 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_interval_s: float = 1.0
     failover_timeout_s: float = 2.0
     on_dual_active: OnDualActive = "yield"
+    on_clients_cut_off: OnClientsCutOff = "handover"
     arbiter: str = ""
 
     def __post_init__(self) -> None:
@@ -50,6 +53,10 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.on_dual_active not in get_args(OnDualActive):
             raise ConfigurationError(f"on_dual_active is {self.on_dual_active!r}: choose 'yield' or 'exit'")
+        if self.on_clients_cut_off not in get_args(OnClientsCutOff):
+            raise ConfigurationError(
+                f"on_clients_cut_off is {self.on_clients_cut_off!r}: choose 'handover' or 'stay'"
+            )
 
     @property
     def heartbeat_ms(self) -> int:

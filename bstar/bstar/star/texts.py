@@ -4,11 +4,12 @@ in ``rules``.
 """
 
 from bstar.errors import DualActiveError, DualPassiveError, PairError, PeerMismatchError
-from bstar.star.rules import Effect
+from bstar.star.quorum import Quorum
+from bstar.star.rules import Effect, State
 from bstar.star.settings import StarSettings
 from bstar.wire.peer import PeerState
 
-__all__ = ["fatal_error", "mismatch"]
+__all__ = ["fatal_error", "mismatch", "trouble"]
 
 # Of what a stranger says, in a text for people.
 _TEXT_MAX = 100
@@ -43,6 +44,21 @@ def mismatch(message: PeerState, ours: StarSettings, node: str) -> tuple[str, st
             "endpoints.arbiter", ours.arbiter or "none", (message.arbiter or "none")[:_TEXT_MAX]
         )
     return None
+
+
+def trouble(state: State, quorum: Quorum | None) -> str:
+    """What keeps a node from its part whose peer is silent, and what to do; empty if nothing does."""
+    if quorum is not None and quorum.is_arbiter_there is not True:
+        return (
+            "neither the peer nor the arbiter answers, and alone this node never serves: start one of them, "
+            "or mend the network"
+        )
+    if state is State.BACKUP:
+        return (
+            "this backup has not met its primary and never starts alone: start the primary, or mend the link "
+            "between their state endpoints"
+        )
+    return ""
 
 
 def fatal_error(effect: Effect, text: str, settings: StarSettings) -> PairError:

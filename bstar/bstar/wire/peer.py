@@ -52,6 +52,8 @@ class _Detail(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     claims: bool = False
     granted: _Count = 0
     granted_to: str = ""
+    cut_off: _Count = 0
+    cut_off_ms: _Milliseconds = 0
 
 
 class PeerState(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +68,9 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
     ``arbiter`` is where the sender's arbiter is, empty if it has none. With one, ``claims``: it keeps its own
     ballot for itself, to serve or to begin; ``granted``/``granted_to``: its ballot is the reader's, and the
     last claim it read was number ``granted`` of the run ``granted_to``.
+
+    ``cut_off``: so many clients have asked the sender, which is passive, because they do not reach the
+    reader; the first of them ``cut_off_ms`` ago.
     """
 
     state: int
@@ -84,6 +89,8 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
     claims: bool = False
     granted: int = 0
     granted_to: str = ""
+    cut_off: int = 0
+    cut_off_ms: int = 0
 
 
 _decode_detail = msgspec.json.Decoder(_Detail).decode

@@ -236,8 +236,10 @@ def _at_the_active(told: Told, dated: DataFrame) -> DataFrame:
 
 
 def handovers(told: Told) -> DataFrame:
-    """The operator moved the role."""
-    return told.brokers.where("kind = 'state' AND event = 'HANDOVER' AND old = 'ACTIVE'").select(
+    """The operator moved the role, or it followed the clients."""
+    return told.brokers.where(
+        "kind = 'state' AND event IN ('HANDOVER', 'CLIENTS_CUT_OFF') AND old = 'ACTIVE'"
+    ).select(
         "pair",
         F.lit("handover").alias("kind"),
         "node",
@@ -246,7 +248,12 @@ def handovers(told: Told) -> DataFrame:
         F.lit(0).cast("bigint").alias("began_error_us"),
         F.lit(None).cast("bigint").alias("ended_at_us"),
         F.lit(None).cast("bigint").alias("lost_at_us"),
-        F.concat(F.lit("An operator had "), "node", F.lit(" hand the role over.")).alias("text"),
+        F.when(
+            F.col("event") == "HANDOVER",
+            F.concat(F.lit("An operator had "), "node", F.lit(" hand the role over.")),
+        )
+        .otherwise(F.concat("node", F.lit(" handed the role over: clients reached its peer only.")))
+        .alias("text"),
     )
 
 

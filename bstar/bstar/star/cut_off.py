@@ -1,0 +1,148 @@
+"""Clients that reach the passive node and not the active one: who sees it, and when the role follows them.
+
+A native client asks a passive node for work only while it finds no active one. While the peer is ACTIVE and
+heard, such requests are therefore evidence that clients are cut off from it. Either node knows half of it:
+
+* The passive node counts the clients that it refused, one for each connection, and only those for whose
+  service a worker is registered here: the others would gain nothing. Several that have asked for PATIENCE
+  failover timeouts, or a single one that has asked for LONE_PATIENCE, are told to the peer with every state
+  message, together with the time since the first refusal.
+* The active node knows whether it serves. It gives the role up (the rule CLIENTS_CUT_OFF) only if no client's
+  request, and no sign of life of a client whose request it holds, has come in all that time, and not within
+  SETTLING failover timeouts of the last handover. So a client that lies or sees one node only cannot take
+  the role from others that are served, nor move it back and forth, and an alternating cut moves it at most
+  once per SETTLING.
+
+Clients of plain MDP cannot tell a node that does not serve from one that is slow, so they are no witnesses.
+"""
+
+import math
+
+import msgspec
+
+from bstar.star.outputs import ClientsCutOff
+
+__all__ = ["LONE_PATIENCE", "PATIENCE", "SETTLING", "CutOff", "Evidence"]
+
+# In failover timeouts. Longer than a client needs to find the active node when it starts, fails over or comes
+# back after a full accept queue; shorter than most callers' patience.
+PATIENCE = 10
+# One client may see one node only because of its own network or configuration.
+LONE_PATIENCE = 30
+# Clients that fail over disturb nobody else, but whoever executes for them may have to begin anew.
+SETTLING = 200
+# That there are many is all that has to be known, and connections cost a liar nothing.
+CLIENTS_MAX = 256
+
+
+class Evidence(msgspec.Struct, frozen=True, gc=False):
+    """So many ``clients`` have been refused since ``for_s`` seconds ago, and none is known to be served.
+
+    ``unserved``: those for whose service no worker is registered here; they are not among ``clients``.
+    """
+
+    clients: int = 0
+    for_s: float = 0.0
+    unserved: int = 0
+
+
+_NONE = Evidence()
+
+
+class _Client:
+    """One connection: its first and last refusal, and whether it could be served here."""
+
+    __slots__ = ("first", "has_worker", "last")
+
+    def __init__(self, now: float, *, has_worker: bool) -> None:
+        self.first = self.last = now
+        self.has_worker = has_worker
+
+
+class CutOff:
+    """One node's half of it. ``served_at``: when a client was last seen that this active node serves; plain,
+    so that the request path may set it at the cost of a store. ``is_suspended``: the node drains.
+    """
+
+    def __init__(self, failover_timeout_s: float, now: float, *, is_off: bool) -> None:
+        self.served_at = now
+        self.is_suspended = False
+        self.handovers = 0
+        self._is_off = is_off
+        self._reported = ""
+        self._patience_s = PATIENCE * failover_timeout_s
+        self._lone_patience_s = LONE_PATIENCE * failover_timeout_s
+        self._settling_s = SETTLING * failover_timeout_s
+        self._moved_at = -math.inf
+        self._clients: dict[bytes, _Client] = {}
+
+    # --- the passive node -----------------------------------------------------------------------------------
+
+    def refuse(self, client: bytes, now: float, *, has_worker: bool) -> None:
+        """A native client asked for work, here, while the peer is active."""
+        known = self._clients.get(client)
+        if known is not None:
+            known.last = now
+            known.has_worker = has_worker
+        elif len(self._clients) < CLIENTS_MAX or self._drop_silent(now):
+            self._clients[client] = _Client(now, has_worker=has_worker)
+
+    def forget(self) -> None:
+        """The peer is not active, or not heard, or this node was away: what was counted says nothing."""
+        self._clients.clear()
+
+    def evidence(self, now: float) -> Evidence:
+        """What is to be told of it; nothing before it has lasted long enough."""
+        if not self._clients:
+            return _NONE
+        self._drop_silent(now)
+        served = [client for client in self._clients.values() if client.has_worker]
+        listed = served or list(self._clients.values())
+        if not listed:
+            return _NONE
+        first = min(client.first for client in listed)
+        asked_for_s = max(client.last for client in listed) - first
+        if asked_for_s < (self._patience_s if len(listed) > 1 else self._lone_patience_s):
+            return _NONE
+        return Evidence(len(served), now - first, len(self._clients) - len(served))
+
+    def _drop_silent(self, now: float) -> bool:
+        """Forget clients that have not asked for a while: they gave up, or found the active node."""
+        silent = [name for name, client in self._clients.items() if now - client.last > self._lone_patience_s]
+        for name in silent:
+            del self._clients[name]
+        return bool(silent)
+
+    # --- the active node ------------------------------------------------------------------------------------
+
+    def activate(self, now: float) -> None:
+        """This node begins to serve."""
+        self._clients.clear()
+        self.served_at = now
+
+    def moved(self, now: float) -> None:
+        """One of the two nodes has handed the role to the other."""
+        self._moved_at = now
+
+    def why_stay(self, evidence: Evidence, now: float) -> str:
+        """Why the active node keeps the role all the same; empty if it may give it up."""
+        if self._is_off:
+            return "stays: on_clients_cut_off is stay"
+        if self.is_suspended:
+            return "stays: this node is stopping"
+        if self.served_at > now - evidence.for_s:
+            return "stays: other clients are served here"
+        if now < self._moved_at + self._settling_s:
+            return f"stays: the role was handed over less than {self._settling_s:g} s ago"
+        return ""
+
+    # --- either ---------------------------------------------------------------------------------------------
+
+    def news(self, evidence: Evidence, verdict: str) -> list[ClientsCutOff]:
+        """The report of a verdict that was not reported yet."""
+        if verdict == self._reported:
+            return []
+        self._reported = verdict
+        if not verdict:
+            return []
+        return [ClientsCutOff(evidence.clients, evidence.unserved, evidence.for_s, verdict)]
