@@ -33,7 +33,14 @@ SCRIPTS = sorted(FOLDER.glob("*.txt"))
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "states_min"),
-    [("calm", 50), ("slow", 1_000), ("slow-3", 500), ("one-way", 2_000), ("quick", 2_000)],
+    [
+        ("calm", 50),
+        ("slow", 1_000),
+        ("slow-3", 500),
+        ("one-way", 2_000),
+        ("quick", 2_000),
+        ("cut-off", 2_000),
+    ],
 )
 def test_every_state_is_visited_and_none_breaks_a_promise(name: str, states_min: int) -> None:
     outcome = explore(configuration_of(name))

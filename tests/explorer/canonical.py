@@ -41,6 +41,7 @@ def canonical(situation: Situation, configuration: Configuration) -> Situation:
                         tokens[1 - who].get(word.answers, 0),
                         word.is_released,
                         word.is_leaving,
+                        word.has_witnesses,
                     ),
                 )
                 for age, word in words

@@ -64,6 +64,13 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
         expected=_MESSAGE,
     ),
     Configuration(
+        name="cut-off",
+        about="2 of: clients reach the passive node only (2 times), cut, pause, crash; settled at first",
+        budget=Budget(witnesses=2, cuts=1, freezes=1, crashes=1, total=2),
+        prefix=SETTLED,
+        expected=_UNHEARD | _MESSAGE,
+    ),
+    Configuration(
         name="cut",
         about="1 cut of both directions, 1 crash",
         budget=Budget(cuts=1, crashes=1),

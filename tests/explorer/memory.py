@@ -25,6 +25,7 @@ from bstar.star import (
     StarSettings,
     State,
 )
+from bstar.star.cut_off import CutOff, Evidence
 from bstar.wire.peer import PeerState
 
 __all__ = [
@@ -65,6 +66,7 @@ class Word(NamedTuple):
     answers: int
     is_released: bool
     is_leaving: bool
+    has_witnesses: bool
 
 
 class Memory(NamedTuple):
@@ -94,6 +96,7 @@ class Memory(NamedTuple):
     peer_seq: int
     past_peers: tuple[tuple[int, int], ...]
     rival_ago: float
+    has_witnesses: bool
     due_in: float
     has_left: bool
 
@@ -134,6 +137,16 @@ _DECIDES_NOTHING = frozenset(
         "_is_grant_due",
         "_has_peer_left",  # only chooses the words of a report
         "_strangers.reported",  # there are none here
+        # When witnesses are believed, and when the role follows them: here at once and always.
+        "cut_off.served_at",
+        "cut_off.is_suspended",
+        "cut_off.handovers",
+        "cut_off._is_off",
+        "cut_off._reported",
+        "cut_off._patience_s",
+        "cut_off._lone_patience_s",
+        "cut_off._settling_s",
+        "cut_off._moved_at",
     }
 )
 _REMEMBERED = frozenset(
@@ -160,12 +173,25 @@ _REMEMBERED = frozenset(
         "_runs.seq",
         "_runs.past",
         "_rival_since",
+        "cut_off._clients",
     }
 )
 
 
 # Parts of the machine whose fields count as its own.
-_PARTS = ("_questions", "_runs", "_strangers")
+_PARTS = ("_questions", "_runs", "_strangers", "cut_off")
+
+
+class Witnesses(CutOff):
+    """Clients that do not reach the active node: there, or not. They are believed at once, nobody is served,
+    and the role need not settle, so that it may move at any moment.
+    """
+
+    def evidence(self, now: float) -> Evidence:
+        return Evidence(clients=2, for_s=100.0) if self._clients else Evidence()
+
+    def why_stay(self, evidence: Evidence, now: float) -> str:
+        return ""
 
 
 def check_fields(machine: StarMachine) -> None:
@@ -184,6 +210,14 @@ def settings_of(role: Role, timeout_s: float) -> StarSettings:
     return StarSettings(
         pair="explored", role=role, heartbeat_interval_s=INTERVAL_S, failover_timeout_s=timeout_s
     )
+
+
+def machine_of(
+    machine_class: type[StarMachine], settings: StarSettings, run: int, epoch: int, now: float
+) -> StarMachine:
+    machine = machine_class(settings, node=name_of(settings.role, run), epoch=epoch, now=now)
+    machine.cut_off = Witnesses(settings.failover_timeout_s, now, is_off=False)
+    return machine
 
 
 def name_of(role: Role, run: int) -> str:
@@ -209,6 +243,8 @@ def message_of(word: Word, role: Role, settings: StarSettings) -> PeerState:
         answers=word.answers,
         released=word.is_released,
         leaving=word.is_leaving,
+        cut_off=2 if word.has_witnesses else 0,
+        cut_off_ms=100_000 if word.has_witnesses else 0,
     )
 
 
@@ -225,6 +261,7 @@ def word_of(message: PeerState) -> Word:
         message.answers,
         message.released,
         message.leaving,
+        message.cut_off > 0,
     )
 
 
@@ -261,6 +298,7 @@ def recall(machine: StarMachine, now: float) -> Memory:
         peer_seq=machine._runs.seq,
         past_peers=tuple(sorted((run_of(name), seq) for name, seq in machine._runs.past.items())),
         rival_ago=_NONE if rival is None else min(timeout_s, now - rival),
+        has_witnesses=bool(machine.cut_off._clients),
         due_in=NEVER if due is None else max(0.0, due - now),
         has_left=machine.has_left(now),
     )
@@ -296,6 +334,9 @@ def remind(machine: StarMachine, memory: Memory, now: float) -> None:
     machine._runs.seq = memory.peer_seq
     machine._runs.past = {name_of(role.peer, run): seq for run, seq in memory.past_peers}
     machine._rival_since = None if memory.rival_ago == _NONE else now - memory.rival_ago
+    machine.cut_off.forget()
+    if memory.has_witnesses:
+        machine.cut_off.refuse(b"", now, has_worker=True)
 
 
 def perform(machine: StarMachine, event: Event, now: float) -> list[Output]:
@@ -320,6 +361,9 @@ def perform(machine: StarMachine, event: Event, now: float) -> list[Output]:
             return machine.handover(now)
         case ("leave",):
             return machine.leave(now)
+        case ("witness",):
+            machine.client_refused(b"", now, has_worker=True)
+            return []
         case ("thaw", float() as gap_s):
             # Reactor._look: the stall first, then what is due, then what came meanwhile.
             outputs = machine.stalled(gap_s, now) if gap_s > INTERVAL_S / 2 else []
@@ -373,10 +417,7 @@ class Vessels:
     def __init__(self, timeout_s: float, machine_class: type[StarMachine] = StarMachine) -> None:
         self._machine_class = machine_class
         self._settings = [settings_of(role, timeout_s) for role in ROLES]
-        self._machines = [
-            machine_class(settings, node=name_of(settings.role, 0), epoch=0, now=0.0)
-            for settings in self._settings
-        ]
+        self._machines = [machine_of(machine_class, settings, 0, 0, 0.0) for settings in self._settings]
         for machine in self._machines:
             check_fields(machine)
         self._begun: dict[tuple[int, int], Memory] = {}
@@ -387,9 +428,7 @@ class Vessels:
     def start(self, who: int, run: int, epoch: int, token: int) -> Memory:
         memory = self._begun.get((who, epoch))
         if memory is None:
-            machine = self._machine_class(
-                self._settings[who], node=name_of(ROLES[who], 0), epoch=epoch, now=0.0
-            )
+            machine = machine_of(self._machine_class, self._settings[who], 0, epoch, 0.0)
             memory = self._begun[who, epoch] = recall(machine, 0.0)
         return memory._replace(run=run, token=token)
 
@@ -434,8 +473,8 @@ class LiveMachines:
     def start(self, who: int, run: int, epoch: int, token: int) -> Memory:
         """A new run, named by ourselves: a machine remembers names that the model has forgotten."""
         self._runs += 1
-        machine = self._machines[who] = self._machine_class(
-            self._settings[who], node=name_of(ROLES[who], self._runs), epoch=epoch, now=self.now
+        machine = self._machines[who] = machine_of(
+            self._machine_class, self._settings[who], self._runs, epoch, self.now
         )
         return recall(machine, self.now)
 

@@ -48,6 +48,7 @@ DOWN, AWAKE, FROZEN = range(3)
 # The connection broke; the reader was told, and tries to connect; it was refused.
 _BROKE, _MISSED, _REFUSED = 1, 2, 3
 _ACTIVE = int(State.ACTIVE)
+_PASSIVE = int(State.PASSIVE)
 
 # What happens: its name, who does it or whose words they are, and which or how.
 Action = tuple[str, int, int]
@@ -81,6 +82,7 @@ class Budget(NamedTuple):
     freezes: int = 0
     handovers: int = 0
     stops: int = 0
+    witnesses: int = 0
     learns: int = 0
     total: int = UNBOUNDED
 
@@ -208,6 +210,8 @@ class Model:
                     yield "learn", who, 0
                 if budget.handovers and memory.state == _ACTIVE:
                     yield "handover", who, 0
+                if budget.witnesses and not memory.has_witnesses and memory.state == _PASSIVE:
+                    yield "witness", who, 0
                 if budget.stops and not memory.is_leaving:
                     yield "stop", who, 0
                 if memory.is_leaving and memory.has_left:
@@ -264,8 +268,8 @@ class Model:
         match verb:
             case "tick":
                 after = self._tick(situation)
-            case "timer" | "vote" | "handover" | "stop":
-                spent = {"handover": "handovers", "stop": "stops"}.get(verb)
+            case "timer" | "vote" | "handover" | "stop" | "witness":
+                spent = {"handover": "handovers", "stop": "stops", "witness": "witnesses"}.get(verb)
                 after = situation if spent is None else _spend(situation, spent)
                 after = self._call(after, who, ("leave",) if verb == "stop" else (verb,))
             case "learn":

@@ -55,6 +55,7 @@ def _texts() -> dict[Action, str]:
             ("refused", who, 0): f"the {name} notices the refusal",
             ("learn", who, 0): f"a worker tells the {name} the highest epoch",
             ("handover", who, 0): f"the operator asks the {name} to hand over",
+            ("witness", who, 0): f"clients reach the {name} and not the active node",
             ("stop", who, 0): f"the {name} is asked to stop",
             ("repeat", who, 0): f"the {name}'s oldest word under way will arrive twice",
         }
