@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -33,6 +33,20 @@ class FakeNode:
         if isinstance(self.state, Exception):
             raise self.state
         return self.state
+
+
+class WaitingNode(FakeNode):
+    """Answers when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_now = threading.Semaphore(0)
+        self.may_answer = threading.Event()
+
+    def snapshot(self, timeout_s: float) -> NodeState:
+        self.asked_now.release()
+        assert self.may_answer.wait(30)
+        return super().snapshot(timeout_s)
 
 
 class Site:
@@ -228,18 +242,44 @@ def test_probes_in_quick_succession_share_a_snapshot(site: Site, monkeypatch: py
     assert site.node.asked == 1
 
 
-def test_too_many_connections_are_closed_and_the_rest_is_served(
+def test_whole_requests_are_answered_however_many_slow_connections_there_are(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "CONNECTIONS_MAX", 2)
-    waiting = [socket.create_connection(("127.0.0.1", site.server.port), timeout=30) for _ in range(2)]
+    monkeypatch.setattr(status, "CONNECTIONS_MAX", 3)
+    slow: list[socket.socket] = []
     try:
-        # Connections are taken in order: when this one is closed, the two before it are being served.
-        assert site.say(b"") == b""
-        waiting[0].sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
-        assert waiting[0].recv(65_536).startswith(b"HTTP/1.1 200 ")
+        for number in range(10):
+            for _ in range(5):
+                connection = socket.create_connection(("127.0.0.1", site.server.port), timeout=30)
+                slow.append(connection)
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
+            code, _ = site.probe("/healthz")
+            assert code == 200, f"probe {number}"
+        # The first of them made room and were hung up on; the last is still there.
+        for connection in slow[:-5]:
+            with suppress(ConnectionResetError):
+                assert connection.recv(65_536) == b""
+        slow[-1].sendall(b"y\r\n\r\n")
+        assert slow[-1].recv(65_536).startswith(b"HTTP/1.1 200 ")
     finally:
-        for connection in waiting:
+        for connection in slow:
+            connection.close()
+
+
+def test_who_is_being_answered_does_not_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(status, "_ANSWER_S_MAX", 60.0)
+    node = WaitingNode()
+    with running(node) as site:
+        asked = [socket.create_connection(("127.0.0.1", site.server.port), timeout=30) for _ in range(2)]
+        for connection in asked:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        for _ in asked:
+            assert node.asked_now.acquire(timeout=30)
+        assert site.say(b"") == b"", "there is no room"
+        node.may_answer.set()
+        for connection in asked:
+            assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
             connection.close()
 
 

@@ -8,7 +8,9 @@
 
 A server in a thread of its own asks for the node's state through a callable, so it knows neither sockets nor
 the event loop, and a loop that hangs shows as 503 instead of as silence. It speaks to the curious and the
-careless: requests are bounded in size, number and time, and it writes no access log. There is no
+careless: requests are bounded in size, number and time, and it writes no access log. When all connections are
+taken, the one that has been slowest to say what it wants makes room, so whoever sends a whole request at once
+is answered, however many others do not. There is no
 authentication, which is why it listens on a loopback address unless told otherwise.
 """
 
@@ -43,6 +45,8 @@ _log = logging.getLogger("bstar_broker.status")
 CONNECTIONS_MAX = 32
 # A connection carries one request; who needs longer for it is not a probe.
 CONNECTION_S_MAX = 10.0
+# Who has been answered for so long does not read.
+_ANSWER_S_MAX = 2.0
 # Request line and headers together.
 REQUEST_BYTES_MAX = 16 * 1024
 # Probes in quick succession share a snapshot, so they cannot keep the event loop busy.
@@ -223,6 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         path = self.path.partition("?")[0]
+        self.server.has_asked(self.connection)
         try:
             page = self.server.pages.page(path, self.headers.get("Accept", ""))
         except Exception:  # noqa: BLE001 - our bug; the asker must not wait for the timeout to learn of it
@@ -260,7 +265,12 @@ class _Handler(BaseHTTPRequestHandler):
 class _Connection(msgspec.Struct, eq=False):
     socket: socket.socket
     thread: threading.Thread
-    ends_at: float
+    began_at: float
+    has_asked: bool = False
+
+    def is_slow(self, now: float) -> bool:
+        """Has it not said what it wants yet, or does it not read what it is told?"""
+        return not self.has_asked or now - self.began_at >= _ANSWER_S_MAX
 
 
 class _Server(HTTPServer):
@@ -281,19 +291,35 @@ class _Server(HTTPServer):
         self.server_port = int(port)
 
     def process_request(self, request: object, client_address: object) -> None:
-        """Answer in a thread of its own, if there are not too many already."""
+        """Answer in a thread of its own; if there are too many, the oldest slow one makes room."""
         assert isinstance(request, socket.socket)
         thread = threading.Thread(
             target=self._serve, args=(request, client_address), name="bstar-status-request", daemon=True
         )
-        connection = _Connection(request, thread, time.monotonic() + CONNECTION_S_MAX)
+        now = time.monotonic()
         with self._lock:
-            has_room = len(self._connections) < CONNECTIONS_MAX
+            has_room = len(self._connections) < CONNECTIONS_MAX or self._make_room(now)
             if has_room:
-                self._connections[request] = connection
+                self._connections[request] = _Connection(request, thread, now)
                 thread.start()
         if not has_room:
             self.shutdown_request(request)
+
+    def _make_room(self, now: float) -> bool:
+        oldest = next((each for each in self._connections.values() if each.is_slow(now)), None)
+        if oldest is None:
+            return False
+        # Its thread ends by itself as soon as it reads or writes.
+        del self._connections[oldest.socket]
+        _cut(oldest.socket)
+        return True
+
+    def has_asked(self, request: socket.socket) -> None:
+        """This connection's request has been read."""
+        with self._lock:
+            connection = self._connections.get(request)
+            if connection is not None:
+                connection.has_asked = True
 
     def _serve(self, request: socket.socket, client_address: object) -> None:
         try:
@@ -309,7 +335,7 @@ class _Server(HTTPServer):
         """Called every turn of ``serve_forever``: cut off who takes too long."""
         now = time.monotonic()
         with self._lock:
-            late = [each for each in self._connections.values() if now >= each.ends_at]
+            late = [each for each in self._connections.values() if now >= each.began_at + CONNECTION_S_MAX]
             for connection in late:
                 _cut(connection.socket)
 
