@@ -9,20 +9,22 @@ from __future__ import annotations
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from bstar_client import FailedOver, HAClient, NoActiveNodeError
 from bstar_client.status import node_states
-from support.brokers import wait_until
+from support.brokers import Ports, Profile, wait_until
 from support.pairs import (
     NEVER,
     PATIENT,
     SERVICE,
     Answered,
     Load,
+    Node,
     Pair,
     new_pair,
     standing_pair,
@@ -394,6 +396,54 @@ def test_a_newcomer_that_cannot_be_the_peer_ends_and_the_active_node_serves_on()
             load.wait_for_replies()
             load.verify()
             assert {(call.epoch, call.endpoint) for call in load.answered} == {(1, pair.primary.endpoint)}
+
+
+@contextmanager
+def second_of(pair: Pair, role: str) -> Iterator[Node]:
+    """A node on ports of its own that names the peer of the pair's node of this role. It is not started."""
+    ports = Ports(3)
+    clients, state, http = ports.numbers
+    peer = pair.backup if role == "primary" else pair.primary
+    second = Node(
+        pair.directory / "second",
+        role=role,
+        clients=clients,
+        state=state,
+        peer_state=int(peer.state_endpoint.rpartition(":")[2]),
+        http=http,
+        profile=Profile(pair.timing),
+    )
+    try:
+        yield second
+    finally:
+        second.close()
+        ports.close()
+
+
+@pytest.mark.parametrize("role", ["primary", "backup"])
+def test_a_second_node_that_names_the_same_peer_ends_and_the_pair_serves_on(role: str) -> None:
+    with standing_pair() as pair, second_of(pair, role) as second, pair.load(threads=2) as load:
+        load.wait_for_replies()
+        second.launch()
+        assert second.wait_exit() == 72
+        assert f"two nodes with role {role}" in second.log()
+        assert "endpoints.peer_state" in second.log()
+        pair.primary.kill()
+        pair.backup.wait_for_state("ACTIVE")
+        load.wait_for_replies()
+        load.verify()
+
+
+def test_a_second_primary_that_came_first_ends_when_the_backup_meets_its_own() -> None:
+    with new_pair() as pair, second_of(pair, "primary") as second:
+        pair.backup.start()
+        second.launch()
+        # The backup says that it waits for its primary, and does not hear this one.
+        second.wait_for_state("ACTIVE")
+        pair.primary.launch()
+        assert second.wait_exit() == 72
+        pair.primary.wait_for_state("ACTIVE")
+        pair.backup.wait_for_state("PASSIVE")
 
 
 # --- looking ------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ TWIN: dict[tuple[str, str], Choices] = {
         ("peer_silent", ACTIVE, ""),
     ),
     ("PRIMARY", "PEER_MISMATCH"): (("", ERROR, "MISMATCH"),),
+    ("PRIMARY", "PEER_TAKEN"): (("", ERROR, "MISMATCH"),),
     ("PRIMARY", "MAJORITY_WON"): (("", ACTIVE, ""),),
     ("BACKUP", "PEER_ACTIVE"): (("", PASSIVE, ""),),
     ("BACKUP", "PEER_PASSIVE"): (
@@ -44,6 +45,7 @@ TWIN: dict[tuple[str, str], Choices] = {
         ("peer_leaving", ACTIVE, ""),
     ),
     ("BACKUP", "PEER_MISMATCH"): (("", ERROR, "MISMATCH"),),
+    ("BACKUP", "PEER_TAKEN"): (("", ERROR, "MISMATCH"),),
     ("BACKUP", "MAJORITY_WON"): (("", ACTIVE, ""),),
     ("ACTIVE", "PEER_ACTIVE"): (
         ("policy_exit", ERROR, "DUAL_ACTIVE"),
@@ -57,6 +59,7 @@ TWIN: dict[tuple[str, str], Choices] = {
     ("ACTIVE", "LEAVE"): (("", PASSIVE, "RELEASE"),),
     ("ACTIVE", "EPOCH_LEARNED"): (("peer_may_be_active", PASSIVE, "ASK"), ("", ACTIVE, "")),
     ("ACTIVE", "PEER_MISMATCH"): (("peer_outranks", ERROR, "MISMATCH"),),
+    ("ACTIVE", "PEER_TAKEN"): (("", ERROR, "MISMATCH"),),
     ("PASSIVE", "PEER_PRIMARY"): ((WITHOUT_MAJORITY, PASSIVE, "CLAIM"), ("", ACTIVE, "")),
     ("PASSIVE", "PEER_BACKUP"): ((WITHOUT_MAJORITY, PASSIVE, "CLAIM"), ("", ACTIVE, "")),
     ("PASSIVE", "PEER_ACTIVE"): (("", PASSIVE, "SETTLE"),),
@@ -76,6 +79,7 @@ TWIN: dict[tuple[str, str], Choices] = {
         ("peer_silent majority_missing", PASSIVE, "CLAIM"),
         ("peer_silent", ACTIVE, ""),
     ),
+    ("PASSIVE", "PEER_TAKEN"): (("", ERROR, "MISMATCH"),),
     ("PASSIVE", "MAJORITY_WON"): (("", ACTIVE, ""),),
 }
 

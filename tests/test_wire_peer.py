@@ -27,6 +27,7 @@ states = st.builds(
     answers=counts,
     released=st.booleans(),
     leaving=st.booleans(),
+    hears=text,
 )
 
 

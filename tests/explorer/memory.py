@@ -118,6 +118,7 @@ _DECIDES_NOTHING = frozenset(
         "_paces",
         "_pace",  # there are no published peers here
         "_is_published_awaited",
+        "_rival",  # nor a third node
         "_table",  # its state is read; its facts and rule are those of the moment
         "is_active",  # always state is ACTIVE, which is checked
         "node",

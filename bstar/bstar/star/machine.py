@@ -54,13 +54,13 @@ from bstar.star.outputs import (
     StateChanged,
 )
 from bstar.star.pace import paces_of
-from bstar.star.peer import Ignored, PeerRuns, Strangers
+from bstar.star.peer import Ignored, PeerRuns, Rival, Strangers
 from bstar.star.questions import Questions
 from bstar.star.quorum import Quorum
 from bstar.star.rules import Effect, Event, Facts, Role, Rule, State
 from bstar.star.settings import StarSettings
 from bstar.star.table import Table
-from bstar.star.texts import fatal_error, mismatch, trouble
+from bstar.star.texts import fatal_error, mismatch, rivalry, trouble
 from bstar.wire.arbiter import Answer, Question, Verb
 from bstar.wire.messages import NEVER_MS, NodeStatus
 from bstar.wire.peer import PeerState
@@ -139,6 +139,7 @@ class StarMachine:
         self._link_lost_at: float | None = None
         self._runs = PeerRuns()
         self._rival_since: float | None = None
+        self._rival = Rival()
         self._strangers = Strangers()
         self._table = Table(State.PRIMARY if settings.role is Role.PRIMARY else State.BACKUP)
 
@@ -183,6 +184,10 @@ class StarMachine:
             self._rival_since = None
             self._questions.forget()
         self._pace = self._paces[self._runs.is_native]
+        if self._rival.is_there(message.hears, self.node, now, self._pace.silence_s) and not self.is_leaving:
+            text = rivalry(message.hears, self.settings)
+            outputs += self._report("taken", text, message)
+            return outputs + self._fire(Event.PEER_TAKEN, self._facts(now, message), now, text)
         self.peer_heard_at = now
         self._link_lost_at = None
         if message.epoch is not None:
@@ -762,6 +767,7 @@ class StarMachine:
             claims=self.quorum is not None and self.quorum.is_claiming,
             cut_off=evidence.clients,
             cut_off_ms=_milliseconds(evidence.for_s) if evidence.clients else 0,
+            hears=(self._runs.node or "") if self.is_peer_heard(now) else "",
         )
 
 

@@ -2,15 +2,18 @@
 
 A run numbers its messages, and the numbers increase. A message whose number does not, or of a run that a
 later one has replaced, is late and must not undo what younger ones said. A stranger is whoever cannot be our
-peer (``texts.mismatch`` says why); each is reported once. Whether the peer lives, and what its word means,
-is the matter of ``StarMachine``.
+peer (``texts.mismatch`` says why); each is reported once. A rival has our role and our peer, which tells of
+it. Whether the peer lives, and what its word means, is the matter of ``StarMachine``.
 """
 
 import enum
 
 from bstar.wire.peer import PeerState
 
-__all__ = ["Ignored", "PeerRuns", "Strangers"]
+__all__ = ["Ignored", "PeerRuns", "Rival", "Strangers"]
+
+# A peer tells of a run of ours that is dead for one failover timeout, and for the time that its words travel.
+RIVAL_TIMEOUTS = 3
 
 # Earlier runs of the peer whose late messages are recognised, and strangers that are reported once each. A
 # peer that restarts in a loop must not grow the tables.
@@ -78,3 +81,25 @@ class Strangers:
             del self.reported[next(iter(self.reported))]
         self.reported[key] = None
         return True
+
+
+class Rival:
+    """The run that the peer hears in our place, and since when it tells of it.
+
+    After a restart that is our own earlier run, until the peer has heard us or has found that run silent. A
+    run that it goes on hearing for ``RIVAL_TIMEOUTS`` failover timeouts is another process. While the peer
+    is not to be heard nothing is counted: what comes after such a time may be old.
+    """
+
+    def __init__(self) -> None:
+        self._node = ""
+        self._since = 0.0
+        self._heard_at = 0.0
+
+    def is_there(self, hears: str, node: str, now: float, silence_s: float) -> bool:
+        """Take note of whom the peer hears. True if it is certain that this is another node than ours."""
+        if hears != self._node or now - self._heard_at >= silence_s:
+            self._node = hears
+            self._since = now
+        self._heard_at = now
+        return hears not in ("", node) and now - self._since >= RIVAL_TIMEOUTS * silence_s

@@ -54,6 +54,7 @@ class Event(enum.Enum):
     PEER_ACTIVE = "the peer says ACTIVE"
     PEER_PASSIVE = "the peer says PASSIVE"
     PEER_MISMATCH = "a node that cannot be our peer speaks"
+    PEER_TAKEN = "the peer goes on hearing another node in our place"
     CLIENT_REQUEST = "a client asks to be served"
     STALL = "this process was away for the failover timeout"
     HANDOVER = "the operator asks to hand over"
@@ -177,11 +178,13 @@ _RULES: tuple[Rule, ...] = (
     # Not before one expiry: the backup may be active and its first message still on the way (BST-R-01).
     Rule(_PRIMARY, on.CLIENT_REQUEST, _ACTIVE, "No backup is to be heard.", when.PEER_SILENT),
     Rule(_PRIMARY, on.PEER_MISMATCH, _ERROR, "The two nodes cannot be a pair.", effect=then.MISMATCH),
+    Rule(_PRIMARY, on.PEER_TAKEN, _ERROR, "The peer is another node's.", effect=then.MISMATCH),
     Rule(_PRIMARY, on.MAJORITY_WON, _ACTIVE, "The majority that we claimed is ours."),
     # --- starting as the backup: alone it never serves, however long it waits -------------------------------
     Rule(_BACKUP, on.PEER_ACTIVE, _PASSIVE, "The primary serves."),
     Rule(_BACKUP, on.PEER_PASSIVE, _ACTIVE, "The active primary leaves the role to us.", when.PEER_LEAVING),
     Rule(_BACKUP, on.PEER_MISMATCH, _ERROR, "The two nodes cannot be a pair.", effect=then.MISMATCH),
+    Rule(_BACKUP, on.PEER_TAKEN, _ERROR, "The peer is another node's.", effect=then.MISMATCH),
     Rule(_BACKUP, on.MAJORITY_WON, _ACTIVE, "The majority that we claimed is ours."),
     # --- serving --------------------------------------------------------------------------------------------
     Rule(_ACTIVE, on.PEER_ACTIVE, _ERROR, "Both are active.", when.POLICY_EXIT, then.DUAL_ACTIVE),
@@ -212,6 +215,8 @@ _RULES: tuple[Rule, ...] = (
     Rule(_ACTIVE, on.EPOCH_LEARNED, _ACTIVE, "A higher epoch is remembered in which nobody serves."),
     # A newcomer with a wrong configuration must not end a healthy node; but two must not both serve.
     Rule(_ACTIVE, on.PEER_MISMATCH, _ERROR, "A stranger serves above us.", when.PEER_OUTRANKS, then.MISMATCH),
+    # Of two nodes in one role this is the one without a standby, and the only one that can know of the other.
+    Rule(_ACTIVE, on.PEER_TAKEN, _ERROR, "The peer is another node's.", effect=then.MISMATCH),
     # --- standing by ----------------------------------------------------------------------------------------
     Rule(_PASSIVE, on.PEER_PRIMARY, _ACTIVE, "The primary has just started again, so it does not serve."),
     Rule(_PASSIVE, on.PEER_BACKUP, _ACTIVE, "The backup has just started again, so it does not serve."),
@@ -227,6 +232,7 @@ _RULES: tuple[Rule, ...] = (
     # Messages that queued up meanwhile may tell of a peer that was just starting; it may serve by now.
     Rule(_PASSIVE, on.STALL, _PASSIVE, "We were away; what we know of the peer is old.", effect=then.ASK),
     Rule(_PASSIVE, on.CLIENT_REQUEST, _ACTIVE, "The peer is silent: failover.", when.PEER_SILENT),
+    Rule(_PASSIVE, on.PEER_TAKEN, _ERROR, "The peer is another node's.", effect=then.MISMATCH),
     Rule(_PASSIVE, on.MAJORITY_WON, _ACTIVE, "The majority that we claimed is ours."),
 )
 

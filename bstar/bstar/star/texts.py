@@ -9,7 +9,7 @@ from bstar.star.rules import Effect, State
 from bstar.star.settings import StarSettings
 from bstar.wire.peer import PeerState
 
-__all__ = ["fatal_error", "mismatch", "trouble"]
+__all__ = ["fatal_error", "mismatch", "rivalry", "trouble"]
 
 # Of what a stranger says, in a text for people.
 _TEXT_MAX = 100
@@ -59,6 +59,16 @@ def trouble(state: State, quorum: Quorum | None) -> str:
             "between their state endpoints"
         )
     return ""
+
+
+def rivalry(rival: str, ours: StarSettings) -> str:
+    """What to do when the peer hears the run ``rival`` in our place."""
+    role, peer = ours.role.value, ours.role.peer.value
+    return (
+        f"two nodes with role {role} name one {peer} in endpoints.peer_state (BinaryStar: remote). It hears "
+        f"the other one, run {rival[:_TEXT_MAX]}, and not this one: stop one of the two, or correct its "
+        "endpoints.peer_state"
+    )
 
 
 def fatal_error(effect: Effect, text: str, settings: StarSettings) -> PairError:

@@ -54,6 +54,7 @@ class _Detail(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     granted_to: str = ""
     cut_off: _Count = 0
     cut_off_ms: _Milliseconds = 0
+    hears: str = ""
 
 
 class PeerState(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +64,8 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
     ``node`` names one run of one process and ``seq`` counts its messages, so that late ones are recognised.
     ``asks``/``answers``: a node that woke from a stall asks with a token; its peer echoes the last token it
     read, which proves that the answer is younger than the question. ``released``: the sender gave the active
-    role up on purpose; ``leaving``: and its process is about to end.
+    role up on purpose; ``leaving``: and its process is about to end. ``hears`` is the run that the sender has
+    for its peer, empty while it hears none.
 
     ``arbiter`` is where the sender's arbiter is, empty if it has none. With one, ``claims``: it keeps its own
     ballot for itself, to serve or to begin; ``granted``/``granted_to``: its ballot is the reader's, and the
@@ -91,6 +93,7 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
     granted_to: str = ""
     cut_off: int = 0
     cut_off_ms: int = 0
+    hears: str = ""
 
 
 _decode_detail = msgspec.json.Decoder(_Detail).decode
