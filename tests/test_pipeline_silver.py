@@ -33,6 +33,7 @@ def _nodes() -> list[Run]:
     first.request(5 * S, "c-moved", 1, "returned", deliveries=1, total_us=2_000)
     first.request(6 * S, "c-twice", 1, epoch=1)
     first.request(6 * S, "mdp-0a", 1)
+    first.request(7 * S, "c-moved", 1, "late", deliveries=1, total_us=2 * S)  # of the same delivery
     first.add(records.Stalled, 12 * S, gap_us=2 * S)
     first.add(records.Activated, 14 * S, epoch=3, text="The peer knew a higher one.")
     first.add(records.Pulse, 20 * S, state="ACTIVE", epoch=3, workers=1, queued=0, in_flight=0)
@@ -179,7 +180,7 @@ def test_a_request_is_one_row_of_what_node_client_and_worker_say(requests: dict[
 def test_a_request_that_moved_to_the_other_node_is_one_request(requests: dict[str, Row]) -> None:
     row = requests["c-moved"]
     assert (row.node, row.worker, row.outcome, row.evidence) == ("backup", "0c", "answered", 7)
-    assert (row.node_records, row.answers, row.returned, row.deliveries, row.attempts) == (2, 1, 1, 3, 2)
+    assert (row.node_records, row.answers, row.returned, row.deliveries, row.attempts) == (3, 1, 1, 3, 2)
     assert (row.executions, row.unmarked, row.is_repeated, row.execution_crcs) == (2, 0, True, [8, 9])
     assert row.accepted_at_us == AT_US + 5 * S - 2_000
 

@@ -83,7 +83,7 @@ _TABLES = (
         "evidence: bits 1 a node's record, 2 its client's, 4 a worker's. accepted_at_us: when the first node "
         "took it (or the client sent it, or a worker began it). ended_at_us: when its client had the outcome "
         "(or that node's record was made, or the worker's). queued_us, busy_us, total_us are those of the "
-        "record that answered; deliveries are of all nodes. "
+        "record that answered; deliveries are of all nodes, each once. "
         "answers: node records with outcome answered or failed. executions: how often a worker ran it; "
         "unmarked: how many of the runs after the first were not marked as repeated. reply_crc: what the "
         "client got; execution_crcs: what workers answered to this very request.",

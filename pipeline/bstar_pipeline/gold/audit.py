@@ -16,7 +16,9 @@ lost (guarantee 1: one outcome for every accepted request)
     or with one that has no proper end, a gap or a sample.
 
 executed-twice (a request is executed again only as a marked repetition, and never if that was forbidden)
-    *violated*: a run after the first one was not marked ``is_repeated``, or the call was not idempotent.
+    *violated*: a run after the first one was not marked ``is_repeated``, or the call was not idempotent. A
+    killed worker records nothing of what it was at, so the deliveries that nodes recorded count as well: two
+    of a call that was not idempotent are one too many, whatever workers recorded.
     *excused*: marked, and idempotent; or named by a key, where whoever repeats the key after its end asks for
     a new execution. *unproven*: marked, and whether the call allowed it only its client's journal could tell.
 
@@ -148,6 +150,7 @@ def _is_suspect() -> Column:
     suspicions = (
         F.col("keeps") & (F.col("evidence").bitwiseAND(_CLIENT) == 0),
         F.col("executions") > 1,
+        F.col("deliveries") > 1,
         F.col("answers") > 1,
         F.col("unmarked") > 0,
         ~F.col("call_outcome").isin("answered", "failed"),
@@ -207,6 +210,8 @@ def _findings(requests: DataFrame) -> DataFrame:
     is_again = executions > 1
     is_forbidden = ~F.coalesce("is_idempotent", F.lit(True))
     is_unmarked = F.coalesce("unmarked", F.lit(0)) > 0
+    deliveries = F.coalesce("deliveries", F.lit(0))
+    is_given_again = (deliveries > 1) & ~is_again & ~is_keyed
     # crossed
     known = F.filter("execution_crcs", lambda crc: crc.isNotNull())
     is_crossed = (
@@ -309,6 +314,29 @@ def _findings(requests: DataFrame) -> DataFrame:
                 "executed-twice",
                 "unproven",
                 "a marked repetition: only the client's journal could tell whether it was allowed",
+            ),
+        )
+        .when(
+            is_given_again & is_forbidden,
+            _finding(
+                "executed-twice",
+                "violated",
+                "given to workers ",
+                deliveries,
+                " times, although its caller forbade to repeat it; ",
+                by_worker,
+            ),
+        )
+        .when(
+            is_given_again & has_call,
+            _finding("executed-twice", "excused", "an idempotent call, given to another worker"),
+        )
+        .when(
+            is_given_again,
+            _finding(
+                "executed-twice",
+                "unproven",
+                "given to another worker: only the client's journal could tell whether it was allowed",
             ),
         )
     )

@@ -94,7 +94,10 @@ def _grouped(rows: DataFrame) -> DataFrame:
         _count(is_node).alias("node_records"),
         _count(is_answer).alias("answers"),
         _count(is_node & (F.col("outcome") == "returned")).alias("returned"),
-        F.sum(F.when(is_node, F.col("deliveries"))).cast("int").alias("deliveries"),
+        # A late reply is of a delivery that another record has counted.
+        F.sum(F.when(is_node & (F.col("outcome") != "late"), F.col("deliveries")))
+        .cast("int")
+        .alias("deliveries"),
         _count(is_run).alias("executions"),
         _count(is_run & ~F.col("is_repeated")).alias("unmarked"),
         F.max("is_repeated").alias("is_repeated"),

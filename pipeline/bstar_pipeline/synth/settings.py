@@ -22,6 +22,7 @@ ViolationKind = Literal[
     "executed-though-refused",
     "executed-twice",
     "executed-twice-plain",
+    "executed-twice-unseen",
     "answered-twice",
     "crossed",
 ]
@@ -31,7 +32,8 @@ ViolationKind = Literal[
 ``lost-work`` (lost): a worker executed it, and no node that lived on ever recorded its end. ``lost-call``
 (lost): a node answered and the client never had an outcome. ``executed-though-refused`` (lost):
 the client was told that it was certainly not executed, and a worker had executed it. ``executed-twice``: a
-second execution that was not marked as a repetition; ``…-plain``: marked, but the call was not idempotent.
+second execution that was not marked as a repetition; ``…-plain``: marked, but the call was not idempotent;
+``…-unseen``: the same after its first worker was killed, which recorded nothing of it.
 ``answered-twice``: two nodes answered, and nobody said that it was a repetition. ``crossed``: the client got
 another reply than any worker gave to it.
 """

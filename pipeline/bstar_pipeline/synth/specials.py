@@ -28,6 +28,7 @@ RULES = {
     "executed-though-refused": "lost",
     "executed-twice": "executed-twice",
     "executed-twice-plain": "executed-twice",
+    "executed-twice-unseen": "executed-twice",
     "answered-twice": "answered-twice",
     "crossed": "crossed",
 }
@@ -186,7 +187,7 @@ class Specials:
         kind = violation.kind
         busy, total = 1_500, 2_000
         if kind != "lost-work":
-            deliveries = 2 if kind == "executed-twice" else 1
+            deliveries = 2 if kind in ("executed-twice", "executed-twice-unseen") else 1
             self._node(node, at, index, "answered", epoch, total, busy, deliveries=deliveries)
         self._execute(at - 100, index, node, epoch, busy - 200)
         if kind in ("lost-reply", "lost-work"):
@@ -196,8 +197,9 @@ class Specials:
         elif kind == "executed-twice":
             self._execute(at + 1_500, index, node, epoch, busy)
             self._call(at + 100, index, "answered", total + 100, node, epoch)
-        elif kind == "executed-twice-plain":
-            self._execute(at + 1_500, index, node, epoch, busy, is_repeated=True)
+        elif kind in ("executed-twice-plain", "executed-twice-unseen"):
+            if kind == "executed-twice-plain":
+                self._execute(at + 1_500, index, node, epoch, busy, is_repeated=True)
             self._call(at + 100, index, "answered", total + 100, node, epoch, is_idempotent=False)
         elif kind == "answered-twice":
             other = self._other_node(node, at)
