@@ -103,7 +103,7 @@ def test_a_worker_without_batches_serves_a_client_with_them(
     from bstar.wire import native
     from bstar_client.core.worker_dialects import NativeWorker
 
-    def ready(self: NativeWorker, service: bytes, credit: int, epoch: int) -> list[bytes]:
+    def ready(self: NativeWorker, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
         return native.encode_ready(service, credit=credit, epoch=epoch)
 
     def no_batches(*_: object) -> None:
