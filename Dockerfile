@@ -30,7 +30,7 @@ LABEL org.opencontainers.image.title="bstar" \
 # A fixed number, so that volumes and policies can name it. A new volume takes over the folder's owner.
 RUN groupadd --gid 10001 bstar \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/bstar --shell /usr/sbin/nologin bstar \
- && install -d -o bstar -g bstar -m 0750 /var/lib/bstar
+ && install -d -o bstar -g bstar -m 0750 /var/lib/bstar /var/lib/bstar/journal
 COPY --from=build /opt/bstar /opt/bstar
 ENV PATH=/opt/bstar/bin:$PATH \
     PYTHONUNBUFFERED=1 \

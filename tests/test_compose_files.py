@@ -12,6 +12,7 @@ import yaml
 
 from bstar.settings import Settings, load
 from bstar.settings.relations import pair_problems
+from bstar_broker.memory import bytes_needed
 
 ROOT = Path(__file__).parents[1]
 FILES = ("docker-compose.yml", "docker-compose.chaos.yml", "docker-compose.arbiter.yml")
@@ -55,11 +56,29 @@ def test_a_node_has_no_rights_and_writes_to_its_volume_only(node: str) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["init"] is True
+    state, journal = settings(node).state_dir, settings(node).journal.directory
     assert [mount for mount in service["volumes"] if not mount.endswith(":ro")] == [
-        f"{node}-state:{settings(node).state_dir}"
+        f"{node}-state:{state}",
+        f"{node}-journal:{journal}",
     ]
-    assert f"{settings(node).state_dir}\n" in DOCKERFILE
+    assert f" {state} {journal}\n" in DOCKERFILE, "a new volume takes over the owner of the image's folder"
     assert re.search(r"^USER 10001:10001$", DOCKERFILE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_container_has_bounds_of_memory_and_cpu(name: str) -> None:
+    services = compose(name)["services"]
+    for service, found in services.items():
+        if "image" in found:
+            assert {"mem_limit", "cpus"} <= found.keys(), service
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_a_node_s_limits_fit_into_its_container(node: str) -> None:
+    text = compose()["services"][node]["mem_limit"]
+    default = re.fullmatch(r"\$\{NODE_MEMORY:-(\d+)g\}", text)
+    assert default is not None
+    assert bytes_needed(settings(node)) < int(default[1]) * (1 << 30)
 
 
 @pytest.mark.parametrize("name", FILES[:2])

@@ -65,6 +65,7 @@ def _play(engine: Engine, images: dict[str, str], *, busy: bool) -> None:
             faults.active_cut_off_from_its_clients(stack, load)
             faults.peer_link_cut(stack, load)
             faults.stop_of_the_active(stack, load)
+            faults.change_of_all_containers(stack, load)
             faults.end_of_the_client(stack, load)
             faults.both_down(stack)
         finally:

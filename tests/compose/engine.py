@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from compose.commands import ComposeTestError, need, run, say, wait_until
+from compose.leftovers import Network
 
 _STOP_S = 60.0
 
@@ -28,6 +29,7 @@ class Engine:
         # Debian's docker-compose is a Python package of the name of this one: it must find itself.
         self.env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._process: subprocess.Popen[bytes] | None = None
+        self._network: Network | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.docker = need("docker", "docker.io")
         # BuildKit is a plugin of its own; the engine's own builder does all that the Dockerfile asks for.
@@ -72,6 +74,7 @@ class Engine:
         program = need("dockerd", "docker.io")
         need("containerd", "containerd")
         need("iptables", "iptables")
+        self._network = Network(lambda command: run(command, check=False).stdout)
         # A socket's path must be short.
         self._folder = tempfile.TemporaryDirectory(prefix="bstar-engine-", dir="/run")
         folder = Path(self._folder.name)
@@ -108,8 +111,16 @@ class Engine:
         if self._process is not None:
             say("stopping the engine that was started for this")
             self._process.terminate()
-            self._process.wait(_STOP_S)
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                say(f"it has not ended within {_STOP_S:g} s: killing it")
+                self._process.kill()
+                self._process.wait()
             self._process = None
+        if self._network is not None:
+            self._network.restore()
+            self._network = None
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None

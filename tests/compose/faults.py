@@ -157,6 +157,20 @@ def stop_of_the_active(stack: Stack, load: Load) -> None:
     say(f"the {active} is back and stands by; {_nothing_lost(load)}")
 
 
+def change_of_all_containers(stack: Stack, load: Load) -> None:
+    """The rolling recipe: every container is a new one, and no call is lost."""
+    active = stack.active()
+    before = {service: stack.container(service) for service in (*NODES, "worker-1", "worker-2")}
+    failovers = len(load.of_type("failover"))
+    say("EVENT: configs/compose-roll.sh --force-recreate")
+    stack.roll("--force-recreate")
+    kept = [service for service, container in before.items() if stack.container(service) == container]
+    _must(not kept, f"every container was made anew, also {kept}")
+    told = _failover_to(load, other(active), failovers)
+    stack.wait_pair(other(active))
+    say(f"all new; {told}; {_nothing_lost(load)}")
+
+
 def end_of_the_client(stack: Stack, load: Load) -> None:
     """The client is stopped and tells its sum."""
     stack.compose("stop", "load")

@@ -131,11 +131,22 @@ class Stack:
 
     def close(self) -> None:
         """Remove containers, networks and volumes, and see that nothing remains. Idempotent."""
-        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "20")
-        self._ports.close()
-        left = self.remains()
+        try:
+            self.compose("down", "--volumes", "--remove-orphans", "--timeout", "20")
+        finally:
+            self._ports.close()
+            left = self.remains()
+            # What compose left is removed by its own name, and told all the same.
+            for thing in left:
+                kind, name = thing.split(" ", 1)
+                self.engine.run(kind, "rm", *(["--force"] if kind != "network" else []), name, check=False)
         if left:
             raise ComposeTestError(f"compose down left {left}")
+
+    def roll(self, *arguments: str) -> str:
+        """configs/compose-roll.sh on this project; what it printed."""
+        env = {**self._env, "COMPOSE": " ".join(self._command)}
+        return run([ROOT / "configs" / "compose-roll.sh", *arguments], env=env, cwd=ROOT).stdout
 
     def _tell_logs(self) -> None:
         with suppress(ComposeTestError):
