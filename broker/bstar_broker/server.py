@@ -28,6 +28,7 @@ from bstar.settings import Settings
 from bstar.sockets import NoMemoryError, receive_bodies, send
 from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire.limits import MESSAGE_BYTES_MAX
+from bstar_broker.connections import HAS_TCP_INFO, Connections
 from bstar_broker.core import BrokerSettings, Dispatch, Node, NodeState, Notice, Send
 from bstar_broker.core.snapshot import LoopState
 from bstar_broker.journal import NodeJournal, open_journal, options_of
@@ -193,6 +194,7 @@ class BrokerServer:
         socket.tcp_keepalive_idle = 10
         socket.tcp_keepalive_intvl = 5
         socket.tcp_keepalive_cnt = 3
+        self._connections = Connections(socket, self._reactor) if HAS_TCP_INFO else None
         with _explained("endpoints.clients", self.settings.endpoints.clients):
             socket.bind(self.settings.endpoints.clients)
         return socket
@@ -217,6 +219,8 @@ class BrokerServer:
         finally:
             # Before everything else ends, which takes a while: clients that still ask here, where nobody
             # reads any more, learn of it by their connection and go to the other node.
+            if self._connections is not None:
+                self._connections.close()
             self._reactor.remove(self._router)
             self._router.close()
 
