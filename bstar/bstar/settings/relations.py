@@ -90,9 +90,9 @@ RELATIONS = (
     Relation(
         left="busy_timeout_s",
         is_strict=False,
-        right="both worker expiries (…_heartbeat_interval_s × …_liveness)",
-        paths=("timing.busy_timeout_s", *_WORKER, *_MDP),
-        values=lambda s: (s.timing.busy_timeout_s, _longer_worker_expiry_s(s)),
+        right="mdp_heartbeat_interval_s × mdp_liveness",
+        paths=("timing.busy_timeout_s", *_MDP),
+        values=lambda s: (s.timing.busy_timeout_s, _mdp_expiry_s(s)),
         reason="a worker may be silent for longer while it works than while it waits",
     ),
     Relation(
