@@ -526,12 +526,31 @@ def test_a_worker_that_knows_a_later_epoch_gives_the_request_back() -> None:
     assert (again.command, again.identity, again.flags) == (native.REQUEST, ident(1), 0)
 
 
-def test_a_worker_that_claims_an_epoch_nobody_believes_is_sent_away() -> None:
+@pytest.mark.requirement("BSN-B-22")
+def test_a_worker_that_remembers_an_epoch_too_far_above_gets_no_requests_until_it_follows_the_node() -> None:
+    """It is neither disconnected nor asked the same over and over."""
     desk = Desk(deliveries_max=1)
     desk.ready(b"w")
     desk.request(b"c", 1)
-    told = desk.send(b"w", *native.encode_stale_epoch(ident(1), 2**60))
-    assert [heard(frames).command for frames in told] == [native.DISCONNECT, native.ERROR]
+    assert desk.send(b"w", *native.encode_stale_epoch(ident(1), 2**60)) == []
+    assert desk.request(b"c", 2) == []
+    assert desk.send(b"w", *native.encode_heartbeat(2**60)) == []
+    asked = desk.send(b"w", *native.encode_heartbeat(7))
+    assert [(heard(frames).command, heard(frames).identity) for frames in asked] == [
+        (native.REQUEST, ident(1)),
+    ]
+
+
+def test_what_a_worker_that_is_ahead_returns_goes_to_another_one() -> None:
+    desk = Desk(deliveries_max=1)
+    desk.ready(b"ahead")
+    desk.request(b"c", 1)
+    desk.ready(b"near")
+    (frames,) = desk.send(b"ahead", *native.encode_stale_epoch(ident(1), 2**60))
+    assert (frames[0], heard(frames).identity) == (b"near", ident(1))
+    desk.final(b"near", 1)
+    (frames,) = desk.request(b"c", 2)
+    assert frames[0] == b"near"
 
 
 def test_the_first_drop_of_each_kind_is_worth_a_line_in_the_log() -> None:

@@ -138,9 +138,9 @@ def break_the_check_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = WorkerCore._take
 
     def obeys_anybody(self: WorkerCore, session: Any, heard: Any, outputs: Any, now: float) -> None:
-        kept, self.epoch = self.epoch, 0
+        kept, self._fence.epoch = self._fence.epoch, 0
         sound(self, session, heard, outputs, now)
-        self.epoch = max(kept, self.epoch)
+        self._fence.epoch = max(kept, self._fence.epoch)
 
     monkeypatch.setattr(WorkerCore, "_take", obeys_anybody)
 
@@ -189,6 +189,14 @@ def test_a_build_that_does_not_mark_what_it_redelivers_is_caught(monkeypatch: py
 def test_a_build_whose_workers_obey_any_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     break_the_check_of_epochs(monkeypatch)
     assert first_violation(Mood.LINKS, range(1, 41)).rule == "b"
+
+
+@pytest.mark.storm
+def test_a_build_whose_workers_never_follow_a_pair_below_what_a_liar_made_of_it_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bstar_client.core.fence.EPOCH_STEP_MAX", 2**64)
+    assert play(setup_of(11)).rule == "f"
 
 
 @pytest.mark.storm
@@ -348,7 +356,7 @@ def while_workers_die_over_parts_for_mdp01() -> Simulation:
     )
     for _ in range(20):
         befall(simulation, Kind.WORKER_CRASH, "worker1", 0.1)
-        simulation.run_for(1.5)
+        simulation.run_for(1.4)
     simulation.finish()
     return simulation
 

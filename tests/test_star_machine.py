@@ -618,8 +618,8 @@ def test_a_peer_with_an_impossible_epoch_is_ignored() -> None:
     assert machine.peer_ignored[Ignored.EPOCH] == 1
 
 
-def test_a_peer_that_is_far_ahead_is_believed() -> None:
-    """A node that lost its disk must not be locked out by a pair that has a long history."""
+def test_a_peer_with_a_long_history_is_believed() -> None:
+    """A node that lost its disk takes the next epoch above those that its peer took meanwhile."""
     machine = machine_of()
     machine.receive(Peer().says(ACTIVE, epoch=EPOCH_STEP_MAX * 10), 0.0)
     assert machine.state is PASSIVE

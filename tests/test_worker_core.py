@@ -317,6 +317,27 @@ def test_a_request_of_a_lower_epoch_is_refused_and_not_executed(bench: Bench) ->
     assert [job.identity for job in bench.begun()] == [TWO]
 
 
+def test_a_node_that_does_not_serve_is_not_obeyed_whatever_epoch_it_names(bench: Bench) -> None:
+    bench.hear(1, CODEC.heartbeat(b"", (), 4, 2**40))
+    bench.hear(1, CODEC.welcome(b"", (), NodeStatus(4, 2**40, 0, 0, 0, 100, 300), 250, 1000))
+    bench.request(0, ONE, epoch=1)
+    assert [job.identity for job in bench.begun()] == [ONE]
+
+
+@pytest.mark.requirement("BSN-W-12")
+def test_a_worker_follows_the_pair_down_from_an_epoch_that_nobody_stands_for(bench: Bench) -> None:
+    bench.hear(1, CODEC.heartbeat(b"", (), 3, 2**40))
+    bench.request(0, ONE, epoch=1)
+    assert bench.sent(0)[-1][:3] == (native.STALE_EPOCH, ONE, 2**40)
+    for _ in range(5):
+        bench.wait(0.3)
+        bench.hear(0, CODEC.heartbeat(b"", (), 3, 1))
+    told = [sent[:3] for sent in bench.sent(0)]
+    assert (native.HEARTBEAT, native.NO_IDENTITY, 1) in told, "until then the node gives it nothing"
+    bench.request(0, TWO, epoch=1)
+    assert [job.identity for job in bench.begun()] == [TWO]
+
+
 def test_what_waits_is_refused_when_a_higher_epoch_appears(bench: Bench) -> None:
     bench.request(0, ONE)
     bench.connect(1, epoch=1)

@@ -261,7 +261,7 @@ def _pair(pair: PairState) -> Iterator[Metric]:
     )
     yield _counter(
         "bstar_epochs_ignored",
-        "Epochs that clients or workers told and nobody can believe.",
+        "Epochs told by workers or state messages that are too far above to be believed.",
         pair.epochs_ignored,
     )
 

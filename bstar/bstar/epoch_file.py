@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 
 from bstar.errors import ConfigurationError
+from bstar.wire.epochs import EPOCH_MAX
 
 __all__ = ["EpochFile"]
 
-# Whatever has no more than these is below 2^62, above which no node takes an epoch.
-_DIGITS_MAX = 18
+_DIGITS_MAX = len(str(EPOCH_MAX))
 
 
 class EpochFile:
@@ -32,10 +32,11 @@ class EpochFile:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"state_dir: cannot read {self.path}: {error}") from error
         digits = text.strip()
-        if not digits.isdecimal() or len(digits) > _DIGITS_MAX:
+        if not digits.isdecimal() or len(digits) > _DIGITS_MAX or int(digits) > EPOCH_MAX:
             raise ConfigurationError(
-                f"state_dir: {self.path} holds {text[:40]!r}, not an epoch: restore it, or delete it while "
-                "the peer is running (this node then learns the epoch from the peer)"
+                f"state_dir: {self.path} holds {text[:40]!r}, not an epoch (a number from 0 to 2^62): "
+                "restore it, or delete it while the peer is running (this node then learns the epoch from "
+                "the peer)"
             )
         return int(digits)
 

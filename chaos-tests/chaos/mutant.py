@@ -15,8 +15,8 @@ import msgspec
 
 from bstar.star import StarMachine
 from bstar_cli.main import main as bstar
+from bstar_client.core.fence import Fence, Moved
 from bstar_client.core.session import Session
-from bstar_client.core.worker_session import WorkerCore
 from chaos.client import main as client
 from chaos.worker import main as worker
 
@@ -43,7 +43,7 @@ def _without_the_matching_of_replies() -> None:
 
 def _without_the_check_of_epochs() -> None:
     """A worker takes no note of epochs, so it obeys any node, and tells none of another."""
-    WorkerCore._learn = lambda self, epoch, source, outputs, now: None  # type: ignore[method-assign]
+    Fence.hear = lambda self, epoch, expiry_s, now: Moved.NOT  # type: ignore[method-assign]
 
 
 MUTATIONS: dict[str, Callable[[], None]] = {

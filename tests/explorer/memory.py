@@ -148,6 +148,8 @@ _DECIDES_NOTHING = frozenset(
         "cut_off._lone_patience_s",
         "cut_off._settling_s",
         "cut_off._moved_at",
+        "_workers_claims",  # bounds of 2^32 and more, which no claim here comes near
+        "_peers_claims",
     }
 )
 _REMEMBERED = frozenset(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Sequence
 
 import msgspec
 
-__all__ = ["ARBITER_KINDS", "KINDS", "Fault", "Kind", "Mood", "plan"]
+__all__ = ["ARBITER_KINDS", "KINDS", "LIES", "Fault", "Kind", "Mood", "lies", "plan"]
 
 
 class Mood(enum.Enum):
@@ -60,6 +61,9 @@ class Kind(enum.Enum):
     ARBITER_LOSS = "packets between a node and the arbiter are lost and sent again"
     ARBITER_SLOW = "messages between a node and the arbiter are slow, and some come out of order"
     ISOLATED = "a node is cut off from its peer and from the arbiter, but not from clients and workers"
+    LIE_CLIENT = "a client claims epochs that nobody took"
+    LIE_WORKER = "a worker claims epochs that nobody took"
+    LIE_PEER = "state messages are forged in a node's name and claim an epoch that it did not take"
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -168,6 +172,41 @@ def plan(
         faults.append(Fault(round(at, 6), kind, target, round(min(duration_s, until - at + 0.5), 6), amount))
         # Faults come in bursts: what a pair cannot stand is rarely a single one.
         at += rng.expovariate(1.0 / timeout_s) if rng.random() < 0.6 else rng.uniform(5, 25) * timeout_s
+    return faults
+
+
+# In a share of all runs somebody lies beside the other faults. What clients say must not even be noticed.
+_LIE_SHARE = 0.4
+_LIES = {
+    Mood.QUIET: [Kind.LIE_CLIENT],
+    Mood.PROCESSES: [Kind.LIE_CLIENT, Kind.LIE_WORKER],
+    Mood.LINKS: [Kind.LIE_WORKER, Kind.LIE_PEER],
+    Mood.STORM: [Kind.LIE_CLIENT, Kind.LIE_WORKER, Kind.LIE_PEER],
+}
+# What a lie adds to the truth: as little as an honest claim, the bounds of belief, and all there is.
+LIES = (1, 2, 2**20, 2**32, 2**32 + 1, 2**36, 2**36 + 1, 2**61, 2**62, 2**63)
+
+
+def lies(
+    rng: random.Random,
+    mood: Mood,
+    *,
+    until: float,
+    timeout_s: float,
+    nodes: Sequence[str],
+    workers: Sequence[str],
+) -> list[Fault]:
+    """Who claims epochs that nobody took, and when; ``amount`` chooses one of LIES."""
+    faults: list[Fault] = []
+    if rng.random() >= _LIE_SHARE:
+        return faults
+    at = 2.0 + rng.random()
+    while at < until:
+        kind = rng.choice(_LIES[mood])
+        target = rng.choice(workers) if kind is Kind.LIE_WORKER else rng.choice(nodes)
+        duration_s = min(timeout_s * rng.choice((0.1, 1.0, 5.0)), until - at)
+        faults.append(Fault(round(at, 6), kind, target, round(duration_s, 6), rng.random()))
+        at += rng.uniform(2, 40) * timeout_s
     return faults
 
 

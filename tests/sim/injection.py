@@ -8,9 +8,10 @@ from functools import partial
 import msgspec
 
 from bstar.settings.schema import Timing
+from bstar.wire import native
 from sim.arbiter import SimArbiter
 from sim.client import SimClient
-from sim.faults import Fault, Kind, Mood
+from sim.faults import LIES, Fault, Kind, Mood
 from sim.network import Link, LinkOwner, Paths
 from sim.node import SimNode
 from sim.pair import SimPair
@@ -84,6 +85,8 @@ class Injection:
             return self._split(fault, pair)
         if name.startswith("NET"):
             return self._start_net_fault(fault)
+        if name.startswith("LIE"):
+            return self._start_lie(fault, pair)
         if name.startswith("WORKER"):
             return self._start_worker_fault(fault, self._workers[fault.target])
         node = next(node for node in pair.nodes if node.name == fault.target)
@@ -128,6 +131,34 @@ class Injection:
             case _:
                 worker.die(with_host=fault.kind is Kind.WORKER_DARK)
         return partial(self.revive, worker)
+
+    def _start_lie(self, fault: Fault, pair: SimPair) -> Callable[[], None] | None:
+        lie = LIES[int(fault.amount * len(LIES))]
+        if fault.kind is Kind.LIE_WORKER:
+            worker = self._workers[fault.target]
+            worker.lie = lie
+            return lambda: setattr(worker, "lie", 0)
+        node = next(node for node in pair.nodes if node.name == fault.target)
+        if fault.kind is Kind.LIE_PEER:
+            pair.checks.peer_unsound(self._world.now + fault.duration_s + pair.settle_s)
+        rng = self._world.rng(f"lie {fault.at}")
+        until = self._world.now + fault.duration_s
+
+        def tell() -> None:
+            if node.is_alive:
+                if fault.kind is Kind.LIE_CLIENT:
+                    epoch = min(node.node.machine.epoch_seen + lie, 2**64 - 1)
+                    # Whoever is not connected can be told nothing, which is as good here.
+                    node.hear_router(b"liar", native.encode_ping(epoch=epoch))
+                    if node.is_alive:
+                        node.hear_router(b"liar", native.encode_heartbeat(epoch))
+                else:
+                    node.forge_word(lie, rng)
+            if self._world.now + self._timing.heartbeat_interval_s <= until:
+                self._world.after(self._timing.heartbeat_interval_s, tell)
+
+        tell()
+        return None
 
     def _start_client_fault(self, fault: Fault, client: SimClient) -> Callable[[], None]:
         if fault.kind is Kind.CLIENT_STALL:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from typing import Protocol
+
+import msgspec
 
 from bstar.errors import PairError, RemoteProtocolError
 from bstar.pair import _LAST_WORD_S
@@ -22,6 +25,7 @@ from bstar.star import (
     Role,
     StarMachine,
     StarSettings,
+    State,
     StateChanged,
 )
 from bstar.star.settings import OnDualActive
@@ -398,6 +402,26 @@ class SimNode(Process):
             self._arbiter_waits.append(frames)
         elif self.is_alive:
             self._turn(lambda: self.node.hear_arbiter(arbiter.decode_answer(frames), self.clock()))
+
+    def forge_word(self, lie: int, rng: random.Random) -> None:
+        """Somebody tells the peer in this node's name that it serves, or stands by, far above its epoch.
+
+        Of a pair with an arbiter only in the name of another run: whoever can number the claims of a run can
+        make the peer grant its ballot for a claim to come, and no rule about epochs helps against that.
+        """
+        word = peer.decode(self._last_word)
+        assert word.epoch is not None
+        assert word.seq is not None
+        is_new_run = self.arbiter_link is not None or rng.random() < 0.5
+        forged = msgspec.structs.replace(
+            word,
+            epoch=min(word.epoch + lie, 2**63 - 1),
+            state=rng.choice((int(State.ACTIVE), int(State.PASSIVE), word.state)),
+            node=rng.randbytes(16).hex() if is_new_run else word.node,
+            seq=word.seq + 1,
+            claims=False,
+        )
+        self.publisher.subscriber.hear_peer(peer.encode(forged))
 
     def hear_subscription(self, run: int) -> None:
         """The peer has connected to our publisher."""

@@ -218,6 +218,7 @@ class Simulation:
             self._injection.revive(process)
         for worker in self.workers.values():
             worker.slowness = 1.0
+            worker.lie = 0
 
 
 Make = Callable[..., Simulation]

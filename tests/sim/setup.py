@@ -12,7 +12,7 @@ from bstar.fleet import Fleet, Pair
 from bstar.settings.schema import ProfileName, timing_of
 from bstar.star.settings import OnDualActive
 from sim.dialects import Dialect
-from sim.faults import Fault, Mood, plan
+from sim.faults import Fault, Mood, lies, plan
 
 __all__ = ["FleetSetup", "Setup", "names_of", "setup_of"]
 
@@ -130,6 +130,15 @@ def setup_of(
         workers=[worker[0] for worker in workers],
         clients=[client[0] for client in clients],
     )
+    faults += lies(
+        random.Random(f"{seed}/lies"),
+        mood,
+        until=storm_s,
+        timeout_s=timing.failover_timeout_s,
+        nodes=names_of("")[:2],
+        workers=[name for name, dialect, *_ in workers if dialect == "native"] or [workers[0][0]],
+    )
+    faults.sort(key=lambda fault: fault.at)
     setup = Setup(
         seed,
         mood,

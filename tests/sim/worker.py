@@ -32,7 +32,11 @@ PARTS_MAX = 4
 # From a handler's end until its reply is sent.
 TURN_S_MAX = 0.003
 _NATIVE_MAGIC = 0xB5
-_EPOCH = slice(28, 36)
+_EPOCH, _VALUE = slice(28, 36), slice(36, 40)
+_REQUEST, _READY, _WELCOME, _HEARTBEAT, _STALE_EPOCH, _REQUESTS = 0x01, 0x09, 0x0A, 0x0B, 0x0D, 0x0E
+_ACTIVE = 3
+# From here on a worker follows its node, not the node its worker (BSN-W-12).
+_FAR = 2**32
 _MDP01_HEARTBEAT = mdp01.encode_heartbeat()
 
 
@@ -69,7 +73,10 @@ class SimWorker(LinkOwner):
         self.service = service
         self.pair = pair
         self.epoch_seen = 0
+        self._superior_at = 0.0
+        self._expiry_s = 0.0
         self.slowness = 1.0
+        self.lie = 0  # what it adds to the epochs that it claims
         self.has_ended = False
         self._core_class = core_class
         self._watcher = watcher
@@ -182,8 +189,33 @@ class SimWorker(LinkOwner):
 
     def _receive(self, node: int, frames: Frames, now: float) -> None:
         if frames and len(frames[0]) >= _EPOCH.stop and frames[0][0] == _NATIVE_MAGIC:
-            self.epoch_seen = max(self.epoch_seen, int.from_bytes(frames[0][_EPOCH], "big"))
+            self._see(frames, now)
         self._do(self.core.receive(node, frames, now))
+
+    def _lie_about(self, frames: Frames) -> Frames:
+        """Claim a higher epoch in whatever may claim one."""
+        head = frames[0]
+        if not self.is_native or head[2] not in (_READY, _HEARTBEAT, _STALE_EPOCH):
+            return frames
+        epoch = min(int.from_bytes(head[_EPOCH], "big") + self.lie, 2**64 - 1)
+        return [head[: _EPOCH.start] + epoch.to_bytes(8, "big") + head[_EPOCH.stop :], *frames[1:]]
+
+    def _see(self, frames: Frames, now: float) -> None:
+        """Note in which epoch the sender serves, if it does."""
+        head = frames[0]
+        epoch = int.from_bytes(head[_EPOCH], "big")
+        is_active = head[2] in (_REQUEST, _REQUESTS)
+        if head[2] == _HEARTBEAT:
+            is_active = int.from_bytes(head[_VALUE], "big") == _ACTIVE
+        elif head[2] == _WELCOME:
+            is_active = frames[1][0] == _ACTIVE
+            self._expiry_s = int.from_bytes(frames[2], "big") / 1000
+        if not is_active:
+            return
+        is_far = self.epoch_seen - epoch > _FAR and now - self._superior_at >= self._expiry_s
+        if epoch >= self.epoch_seen or is_far:
+            self.epoch_seen = epoch
+            self._superior_at = now
 
     def change(self, node: int, is_up: bool) -> None:
         """A connection is up, or is not."""
@@ -199,7 +231,7 @@ class SimWorker(LinkOwner):
             if isinstance(output, Send):
                 if self.dialect == "mdp01" and self.core.running and output.frames == _MDP01_HEARTBEAT:
                     continue  # published workers are silent while their handler runs
-                self.links[output.node].send(output.frames)
+                self.links[output.node].send(self._lie_about(output.frames) if self.lie else output.frames)
             elif isinstance(output, Begin):
                 self._begun_by_core.extend(output.jobs)
                 self._go_on()

@@ -824,7 +824,7 @@ class Broker:
         if worker.gone_at is not None:
             if not worker.held:
                 outputs += self._lose(worker, "unreachable", now)
-        elif len(worker.in_flight) + worker.bundled < worker.credit:
+        elif len(worker.in_flight) + worker.bundled < worker.credit and not worker.is_ahead:
             service.idle[worker] = None
         if service.queue.length and self.is_serving:
             self._dispatch_queued(service, now, outputs)
@@ -892,7 +892,10 @@ class Broker:
             worker.beats_while_busy = True
         worker.expires_at = now + worker.expiry_s
         outputs: list[Output] = []
-        if worker.silent_since is not None:
+        is_following = worker.is_ahead and message.epoch <= self.epoch
+        if is_following:
+            worker.is_ahead = False
+        if is_following or worker.silent_since is not None:
             self.has_room(worker, now, outputs)
         return outputs
 
@@ -905,19 +908,26 @@ class Broker:
 
     def _on_stale_epoch(self, message: StaleEpoch, now: float) -> list[Output]:
         """The worker knows of a later activation. The node has heard of that first; here only its request
-        counts.
+        counts. A worker whose word the node cannot believe keeps its registration: it follows the node soon,
+        and its heartbeat says so (BSN-W-12).
         """
         worker = self.workers.get(message.sender)
         if worker is None:
             return self.unknown_worker(message.sender, Dialect.NATIVE, ())
         self.drop("stale-epoch")
+        outputs: list[Output] = []
         if self.is_serving and message.epoch > self.epoch:
-            # A later activation would have been learned; this one is not believed.
-            return [self._disconnect(worker, Reason.INVALID), *self._lose(worker, "invalid", now)]
+            # A believable one would have been exceeded by now.
+            worker.is_ahead = True
+            worker.service.idle.pop(worker, None)
+            outputs += self._note(
+                "epoch-ahead",
+                f"a worker of service {worker.service.name!r} remembers epoch {message.epoch}, too far above "
+                f"this node's {self.epoch}: it gets no requests until it follows this node",
+            )
         worker.expires_at = now + worker.expiry_s
         self._unfold_for(worker, message.address)
         request = worker.in_flight.pop(message.address, None)
-        outputs: list[Output] = []
         if request is not None:
             request.deliveries -= 1
             request.service.busy_s += now - request.dispatched_at

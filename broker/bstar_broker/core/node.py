@@ -27,7 +27,8 @@ from bstar_broker.core.snapshot import JournalState, LoopState, NodeState, PairS
 
 __all__ = ["Node"]
 
-_EPOCH_CARRIERS = frozenset((Heartbeat, Ping, Ready, StaleEpoch))
+# Workers alone are fenced, so only what they remember matters. Nothing that a client says raises an epoch.
+_EPOCH_CARRIERS = frozenset((Heartbeat, Ready, StaleEpoch))
 # A node that has handed over goes on refusing requests for so long before it ends. Clients send until they
 # have been told, and what is unread when a node ends may have been executed for all they know; a refused
 # request was not. It is to be longer than a message to a client and its next request take.
@@ -86,8 +87,12 @@ class Node:
             return self._receive_request(message, now)  # type: ignore[arg-type]
         if kind is Requests:
             return self._receive_requests(message, now)  # type: ignore[arg-type]
-        if kind in _EPOCH_CARRIERS and message.epoch > self.machine.epoch_seen:  # type: ignore[union-attr]
-            outputs = self._learn(message.epoch, now)  # type: ignore[union-attr]
+        if (
+            kind in _EPOCH_CARRIERS
+            and message.epoch > self.machine.epoch_seen  # type: ignore[union-attr]
+            and (kind is Ready or message.sender in self.broker.workers)
+        ):
+            outputs = self._expand(self.machine.learn_epoch(message.epoch, now), now)  # type: ignore[union-attr]
             outputs += self.broker.receive(message, now)
         else:
             if kind is Ping and message.sender in self.broker.requests_of:
@@ -103,8 +108,6 @@ class Node:
 
     def _receive_request(self, message: Request, now: float) -> list[Output]:
         outputs: list[Output] = []
-        if message.epoch > self.machine.epoch_seen:
-            outputs = self._learn(message.epoch, now)
         if message.service.startswith(mmi.PREFIX):
             outputs += self._manage(message, now)
             return outputs
@@ -123,8 +126,6 @@ class Node:
     def _receive_requests(self, message: Requests, now: float) -> list[Output]:
         """A batch is one vote; otherwise it is as so many requests."""
         outputs: list[Output] = []
-        if message.epoch > self.machine.epoch_seen:
-            outputs = self._learn(message.epoch, now)
         if message.service.startswith(mmi.PREFIX):
             return outputs + self.broker.bundles.receive_singly(message, self._manage, now)
         if now >= self.machine.serve_until:
@@ -282,9 +283,6 @@ class Node:
         outputs = self._expand(self.machine.handle_timer(now), now)
         outputs += self.broker.handle_timer(now)
         return outputs + self._leave_when_drained(now)
-
-    def _learn(self, epoch: int, now: float) -> list[Output]:
-        return self._expand(self.machine.learn_epoch(epoch, now), now)
 
     def _expand(self, outputs: Sequence[object], now: float) -> list[Output]:
         """Let the broker follow the machine, its outputs right behind the one that caused them."""

@@ -136,6 +136,7 @@ class WorkerRecord:
         "gone_at",
         "heartbeat_s",
         "in_flight",
+        "is_ahead",
         "is_native",
         "keepalive",
         "last_bundle",
@@ -179,6 +180,8 @@ class WorkerRecord:
         self.keepalive = b""
         self.silent_since: float | None = None
         self.sent_at = now
+        # It refuses this node's epoch and the node cannot believe the higher one. It gets no work meanwhile.
+        self.is_ahead = False
         # By what the worker will send back: the client address (MDP) or the request's identity (native).
         self.in_flight: dict[bytes, Accepted] = {}
         self.takes_batches = takes_batches

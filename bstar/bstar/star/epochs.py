@@ -1,16 +1,22 @@
 """Epochs: every activation takes one above every epoch the node has seen, and of its own parity (the primary
 odd, the backup even), so that no two activations ever share one.
 
-A node that says ACTIVE claims its epoch; what its claim is worth beside ours is decided here. Nothing is
-kept here: ``StarMachine`` remembers the epoch of its last activation and the highest that it knows of.
+A node that says ACTIVE claims its epoch; what its claim is worth beside ours is decided here. ``StarMachine``
+remembers the epoch of its last activation and the highest that it believes in. ``Allowance`` bounds how fast
+claims may raise that one; a claim beyond it changes nothing (``bstar.wire.epochs``).
 """
 
+import math
+
 from bstar.star.rules import Role, State
+from bstar.wire.epochs import EPOCH_FAR, EPOCH_MAX, EPOCH_REFILL_S, EPOCH_STEP_MAX
 from bstar.wire.peer import PeerState
 
 __all__ = [
+    "EPOCH_FAR",
     "EPOCH_MAX",
     "EPOCH_STEP_MAX",
+    "Allowance",
     "does_peer_outrank",
     "does_peer_win",
     "is_better_claim",
@@ -19,10 +25,23 @@ __all__ = [
     "next_epoch",
 ]
 
-# Epochs are 64 bits wide. Whoever may name epochs to us (peer, worker, client) must not be able to use them
-# up: none above EPOCH_MAX is believed, and a worker or client may raise ours by EPOCH_STEP_MAX at once.
-EPOCH_MAX = 2**62
-EPOCH_STEP_MAX = 2**32
+
+class Allowance:
+    """How far claims may raise an epoch: by ``step`` at once, and by ``step`` in EPOCH_REFILL_S in the long
+    run (a token bucket).
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.is_full_at = -math.inf
+
+    def take(self, rise: int, now: float) -> bool:
+        """Use ``rise`` of it; False, and nothing used, if there is less."""
+        missing_s = max(0.0, self.is_full_at - now)
+        if rise > self.step * (1.0 - missing_s / EPOCH_REFILL_S):
+            return False
+        self.is_full_at = now + missing_s + rise / self.step * EPOCH_REFILL_S
+        return True
 
 
 def is_of(role: Role, epoch: int) -> bool:
@@ -31,7 +50,12 @@ def is_of(role: Role, epoch: int) -> bool:
 
 
 def next_epoch(role: Role, seen: int) -> int:
-    """The epoch of the next activation of ``role`` when ``seen`` is the highest known."""
+    """The epoch of the next activation of ``role`` when ``seen`` is the highest known.
+
+    Above EPOCH_MAX the numbers begin again: only a damaged file leads there, and everybody follows back down.
+    """
+    if seen >= EPOCH_MAX - 1:
+        seen = 0
     epoch = seen + 1
     return epoch if is_of(role, epoch) else epoch + 1
 

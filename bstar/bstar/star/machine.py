@@ -27,8 +27,10 @@ import msgspec
 from bstar.errors import RemoteProtocolError
 from bstar.star.cut_off import CutOff, Evidence
 from bstar.star.epochs import (
+    EPOCH_FAR,
     EPOCH_MAX,
     EPOCH_STEP_MAX,
+    Allowance,
     does_peer_outrank,
     does_peer_win,
     is_highest_claim,
@@ -141,6 +143,8 @@ class StarMachine:
         self._rival_since: float | None = None
         self._rival = Rival()
         self._strangers = Strangers()
+        self._workers_claims = Allowance(EPOCH_STEP_MAX)
+        self._peers_claims = Allowance(EPOCH_FAR)
         self._table = Table(State.PRIMARY if settings.role is Role.PRIMARY else State.BACKUP)
 
     @property
@@ -191,7 +195,7 @@ class StarMachine:
         self.peer_heard_at = now
         self._link_lost_at = None
         if message.epoch is not None:
-            self.epoch_seen = max(self.epoch_seen, message.epoch)
+            self._believe(message.epoch, self._peers_claims, now)
             if message.epoch > self.epoch:
                 # The peer has been active above us since, so what we offered was taken.
                 self._is_released = False
@@ -356,14 +360,14 @@ class StarMachine:
         )
 
     def learn_epoch(self, epoch: int, now: float) -> list[Output]:
-        """A worker or client remembers ``epoch``. Cheap to skip: it matters only above ``epoch_seen``."""
+        """A worker remembers ``epoch``. Cheap to skip: it matters only above ``epoch_seen``.
+
+        One that is too far above is not followed. The worker then follows this node, so neither is stuck.
+        """
         if epoch <= self.epoch_seen or self.state is State.ERROR:
             return []
-        if epoch > EPOCH_MAX or epoch - self.epoch_seen > EPOCH_STEP_MAX:
-            self.epochs_ignored += 1
-            return []
         outputs = self._notice_absence(now)
-        self.epoch_seen = epoch
+        self._believe(epoch, self._workers_claims, now)
         return outputs + self._climb(now, is_hearsay=True)
 
     def subscribed(self, now: float, *, is_published: bool = False) -> list[Output]:
@@ -417,11 +421,13 @@ class StarMachine:
         return max(silent_in_s, self.quorum.retry_after_s(now, self.settings.heartbeat_interval_s))
 
     def status(self, now: float) -> NodeStatus:
-        """What this node tells clients and workers about itself. ``epoch`` is the highest it knows."""
+        """What this node tells clients and workers about itself. ``epoch`` is that of its last activation:
+        what it has only heard of it does not pass on.
+        """
         retry_after_s = self.retry_after_s(now)
         return NodeStatus(
             state=int(self.state),
-            epoch=self.epoch_seen,
+            epoch=self.epoch,
             peer_state=0 if now >= self.peer_expires_at else int(self.peer_state or 0),
             peer_age_ms=NEVER_MS if self.peer_heard_at is None else _milliseconds(now - self.peer_heard_at),
             retry_after_ms=NEVER_MS if retry_after_s is None else _milliseconds(retry_after_s),
@@ -484,6 +490,8 @@ class StarMachine:
         else:
             self._rival_since = None
             outputs += self._climb(now)
+            if message.state == State.ACTIVE and self.epoch_seen > EPOCH_FAR:
+                outputs += self._come_down(message.epoch)
         return outputs
 
     def _climb(self, now: float, *, is_hearsay: bool = False) -> list[Output]:
@@ -534,6 +542,25 @@ class StarMachine:
             self.cut_off.handovers += 1
             outputs += self._hand_over(Event.CLIENTS_CUT_OFF, facts, now)
         return outputs
+
+    def _believe(self, epoch: int, claims: Allowance, now: float) -> None:
+        """Take ``epoch`` for the highest there is, if it is believable."""
+        if epoch <= self.epoch_seen:
+            return
+        if epoch <= EPOCH_MAX and claims.take(epoch - self.epoch_seen, now):
+            self.epoch_seen = epoch
+        else:
+            self.epochs_ignored += 1
+
+    def _come_down(self, epoch: int | None) -> list[Output]:
+        """The peer serves. If that is far below what we remember, our memory cannot be of this pair."""
+        if epoch is None or self.epoch_seen - epoch <= EPOCH_FAR:
+            return []
+        self.epoch_seen = epoch
+        if self.epoch <= epoch:
+            return []
+        self.epoch = epoch - 1
+        return [PersistEpoch(self.epoch)]
 
     # --- the majority ---------------------------------------------------------------------------------------
 

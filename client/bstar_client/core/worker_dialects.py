@@ -15,6 +15,7 @@ from bstar.errors import RemoteProtocolError
 from bstar.wire import batches, mdp02, native
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.messages import Reason
+from bstar_client.core.nodes import ACTIVE
 
 __all__ = ["Heard", "Hearing", "Job", "Mdp02Worker", "NativeWorker", "WorkerDialect", "number_of"]
 
@@ -31,6 +32,7 @@ class Hearing(enum.Enum):
 
 class Heard(msgspec.Struct, frozen=True, gc=False):
     """One message of a broker; after ``epoch`` the fields of REQUEST, of REQUESTS, of WELCOME, of DISCONNECT.
+    ``is_active``: the node serves, so it has taken this epoch.
 
     Of REQUESTS each row has its place in ``identities``, ``bodies`` and ``ttls_ms``.
     """
@@ -49,6 +51,7 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
     heartbeat_s: float = 0.0
     expiry_s: float = 0.0
     reason: str = ""
+    is_active: bool = False
 
 
 class Job(msgspec.Struct, eq=False, gc=False):
@@ -185,11 +188,12 @@ class NativeWorker:
                 message.value,
                 bool(message.flags & native.FLAG_REDELIVERED),
                 message.extensions,
+                is_active=True,
             )
         if command == native.REQUESTS:
             return _requests(message)
         if command == native.HEARTBEAT:
-            return Heard(Hearing.HEARTBEAT, message.epoch)
+            return Heard(Hearing.HEARTBEAT, message.epoch, is_active=message.value == ACTIVE)
         if command == native.WELCOME:
             welcome = native.decode_welcome(message)
             return Heard(
@@ -198,6 +202,7 @@ class NativeWorker:
                 takes_batches=welcome.status.takes_batches,
                 heartbeat_s=welcome.heartbeat_ms / 1000,
                 expiry_s=welcome.expiry_ms / 1000,
+                is_active=welcome.status.state == ACTIVE,
             )
         if command == native.DISCONNECT:
             try:
@@ -276,6 +281,7 @@ def _requests(message: native.Message) -> Heard:
         # Zero is no limit, so of what is over a moment is left.
         ttls_ms=[ttl_ms and max(1, ttl_ms - age_ms) for ttl_ms in ttls_ms],
         is_redelivered=bool(message.flags & native.FLAG_REDELIVERED),
+        is_active=True,
     )
 
 

@@ -5,9 +5,8 @@ already when it takes over. A session ends when its connection breaks, when its 
 expiry that the broker itself told, or when the broker says DISCONNECT; then a new one begins, in the last
 two cases on a new socket after a pause that grows (MDP1-R-02, MDP1-W-06, MDP2-W-06).
 
-Effects are fenced here: the core keeps the highest epoch that it has heard from any node and does not
-begin a request of a lower one, but answers STALE_EPOCH. So of two nodes that both believe to be active,
-only the newer can have work done. A request whose client no longer waits is not begun either.
+Effects are fenced here: the core does not begin a request below the epoch that it obeys (``fence``), but
+answers STALE_EPOCH. A request whose client no longer waits is not begun either.
 
 Requests run outside: ``Begin`` asks the shell to run some, which ``claim``s each at the moment when its
 handler is called; until then the core may take it back. ``partial``, ``finished`` and ``failed`` tell how it
@@ -24,6 +23,7 @@ from bstar.errors import BstarError, RemoteProtocolError, WorkerError
 from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, BATCHED_BODY_BYTES_MAX
 from bstar.wire.messages import ErrorCode
 from bstar.wire.native import NO_IDENTITY
+from bstar_client.core.fence import Fence, Moved
 from bstar_client.core.lanes import Lanes
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Heard, Hearing, Job, WorkerDialect
@@ -252,8 +252,13 @@ class WorkerCore:
         self._stuck = 0
         self._drain_ends_at: float | None = None
         self._has_ended = False
-        self.epoch = 0
+        self._fence = Fence()
         self.counters = WorkerCounters()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it obeys, 0 before any node served."""
+        return self._fence.epoch
 
     @property
     def is_stopping(self) -> bool:
@@ -317,8 +322,13 @@ class WorkerCore:
             return []
         session.expires_at = now + session.expiry_s
         outputs: list[WorkerOutput] = []
-        if heard.epoch > self.epoch:
-            self._learn(heard.epoch, session, outputs, now)
+        if heard.is_active:
+            moved = self._fence.hear(heard.epoch, heard.expiry_s or session.expiry_s, now)
+            if moved is Moved.UP:
+                self._obey(session, outputs, now)
+            elif moved is Moved.DOWN:
+                # Until it is told, the node gives us nothing.
+                self._send(session, self._dialect.heartbeat(heard.epoch), outputs, now)
         if heard.kind is Hearing.REQUEST:
             self._take(session, heard, outputs, now)
         elif heard.kind is Hearing.REQUESTS:
@@ -650,9 +660,9 @@ class WorkerCore:
         session.heartbeat_at = now + session.heartbeat_s
         outputs.append(Send(session.index, frames))
 
-    def _learn(self, epoch: int, source: _Session, outputs: list[WorkerOutput], now: float) -> None:
+    def _obey(self, source: _Session, outputs: list[WorkerOutput], now: float) -> None:
         """A higher epoch: requests of lower ones are not begun any more, and the other nodes are told."""
-        self.epoch = epoch
+        epoch = self.epoch
         for session in self._sessions:
             if session is not source and session.connection and not session.has_left:
                 self._send(session, self._dialect.heartbeat(epoch), outputs, now)

@@ -1,0 +1,237 @@
+"""Epochs as claims: whose word raises a node's epoch, how far, and how everybody comes together again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bstar.star import Activated, PersistEpoch, Publish, Role, StarMachine, StarSettings, State
+from bstar.star.epochs import Allowance, next_epoch
+from bstar.wire import native
+from bstar.wire.epochs import EPOCH_FAR, EPOCH_MAX, EPOCH_REFILL_S, EPOCH_STEP_MAX
+from bstar.wire.peer import PeerState
+from bstar_broker.core import BrokerSettings, Node
+
+PRIMARY, BACKUP, ACTIVE, PASSIVE, ERROR = State
+FAR = EPOCH_FAR + 100
+YEAR_S = 365 * 24 * 3600
+
+
+class Peer:
+    """The other node as a script."""
+
+    def __init__(self, role: Role = Role.PRIMARY) -> None:
+        self.role = role
+        self.seq = 0
+
+    def says(self, state: State, epoch: int, **changes: Any) -> PeerState:
+        self.seq += 1
+        return PeerState(
+            **{
+                "state": int(state),
+                "pair": "test",
+                "role": self.role.value,
+                "node": "they",
+                "seq": self.seq,
+                "epoch": epoch,
+                "heartbeat_ms": 1000,
+                "timeout_ms": 2000,
+                **changes,
+            }
+        )
+
+
+def machine_of(role: Role = Role.PRIMARY, epoch: int = 0) -> StarMachine:
+    return StarMachine(StarSettings(pair="test", role=role), node="we", epoch=epoch, now=0.0)
+
+
+def active(epoch: int = 0) -> tuple[StarMachine, Peer]:
+    """A primary that has just become active; its peer stands by."""
+    machine, peer = machine_of(epoch=epoch), Peer(Role.BACKUP)
+    machine.receive(peer.says(BACKUP, 0), 0.0)
+    machine.receive(peer.says(PASSIVE, 0), 0.0)
+    assert machine.is_active
+    return machine, peer
+
+
+def passive(epoch: int, of_peer: int) -> tuple[StarMachine, Peer]:
+    """A backup that remembers ``epoch`` and has just heard that its peer serves in ``of_peer``."""
+    machine, peer = machine_of(Role.BACKUP, epoch), Peer()
+    machine.receive(peer.says(ACTIVE, of_peer), 0.0)
+    assert machine.state is PASSIVE
+    return machine, peer
+
+
+def persisted(outputs: list[Any]) -> list[int]:
+    return [output.epoch for output in outputs if isinstance(output, PersistEpoch)]
+
+
+def publications(outputs: list[Any]) -> list[int | None]:
+    return [output.message.epoch for output in outputs if isinstance(output, Publish)]
+
+
+# --- how far a claim is followed ----------------------------------------------------------------------------
+
+
+def test_an_allowance_is_used_up_and_comes_back_with_time() -> None:
+    allowance = Allowance(1000)
+    assert allowance.take(400, 0.0)
+    assert allowance.take(600, 0.0)
+    assert not allowance.take(1, 0.0)
+    assert not allowance.take(501, EPOCH_REFILL_S / 2)
+    assert allowance.take(500, EPOCH_REFILL_S / 2)
+    assert allowance.take(1000, 10 * EPOCH_REFILL_S)
+    assert not allowance.take(1001, 100 * EPOCH_REFILL_S)
+
+
+@pytest.mark.parametrize("step", [EPOCH_STEP_MAX, EPOCH_FAR])
+def test_no_liar_uses_the_numbers_up_within_a_century(step: int) -> None:
+    """As many claims as he likes, each as high as is believed."""
+    per_s = step / EPOCH_REFILL_S
+    assert EPOCH_MAX / per_s / YEAR_S > 100
+
+
+@pytest.mark.requirement("BSN-B-03")
+def test_workers_raise_the_epoch_by_one_step_and_then_no_faster_than_it_refills() -> None:
+    machine, _ = active()
+    for _ in range(10):
+        machine._published_at = 1.0
+        machine.learn_epoch(machine.epoch_seen + EPOCH_STEP_MAX, 1.0)
+    assert machine.epoch_seen <= 1 + EPOCH_STEP_MAX + 2
+    assert machine.epochs_ignored == 9
+    machine._published_at = 2.0
+    machine.learn_epoch(machine.epoch_seen + EPOCH_STEP_MAX // 128, 2.0)
+    assert machine.epochs_ignored == 9, "a second has refilled a 64th"
+
+
+def test_a_worker_that_remembers_more_than_a_pair_without_memory_is_climbed_above() -> None:
+    machine, _ = active()
+    machine.learn_epoch(EPOCH_STEP_MAX - 1, 0.0)
+    assert machine.is_active
+    assert machine.epoch == EPOCH_STEP_MAX + 1
+
+
+def test_a_forged_state_message_raises_the_epoch_by_a_bounded_step() -> None:
+    machine, peer = passive(0, 1)
+    for _ in range(10):
+        machine.receive(peer.says(PASSIVE, machine.epoch_seen + EPOCH_FAR // 4), 0.0)
+    believed = machine.epoch_seen
+    assert believed == 1 + 3 * (EPOCH_FAR // 4)
+    machine.receive(peer.says(PASSIVE, EPOCH_MAX), 1000.0)
+    assert machine.epoch_seen == believed
+
+
+def test_a_passive_peer_far_above_does_not_disturb_the_active_node() -> None:
+    """It has a damaged file, or a liar was believed; it comes down when it hears us."""
+    machine, peer = active(epoch=8)
+    for _ in range(20):
+        outputs = machine.receive(peer.says(PASSIVE, FAR), 0.1)
+        assert not [output for output in outputs if isinstance(output, Activated)]
+    assert (machine.is_active, machine.epoch) == (True, 9)
+
+
+def test_an_active_peer_far_above_is_obeyed_and_not_followed() -> None:
+    machine, peer = active(epoch=8)
+    machine.receive(peer.says(ACTIVE, 2 * FAR), 0.1)
+    assert machine.state is PASSIVE
+    machine._published_at = 3.0
+    machine.client_request(3.0)
+    assert (machine.is_active, machine.epoch) == (True, 11)
+
+
+# --- coming together again ----------------------------------------------------------------------------------
+
+
+def test_a_node_that_remembers_too_much_takes_the_epoch_of_its_active_peer() -> None:
+    machine, peer = machine_of(Role.BACKUP, 2**61), Peer()
+    outputs = machine.receive(peer.says(ACTIVE, 9), 0.0)
+    assert persisted(outputs) == [8], "or every restart would bring the old one back"
+    assert (machine.epoch, machine.epoch_seen) == (8, 9)
+    assert publications(machine.handle_timer(1.0)) == [8]
+    outputs = machine.receive(peer.says(PASSIVE, 9, released=True), 1.0)
+    assert machine.epoch == 10, "a handover goes on working"
+
+
+def test_a_node_that_serves_does_not_come_down() -> None:
+    machine, peer = active(epoch=2**61)
+    machine.receive(peer.says(ACTIVE, 8), 0.1)
+    assert machine.is_active
+    assert machine.epoch > 2**61
+
+
+def test_a_lower_epoch_within_reach_is_no_reason_to_come_down() -> None:
+    machine, _ = passive(9 + EPOCH_FAR, 9)
+    assert machine.epoch == 9 + EPOCH_FAR
+
+
+def test_what_only_a_liar_said_is_forgotten_as_well() -> None:
+    machine, peer = passive(4, 5)
+    machine.epoch_seen = 5 + FAR
+    assert persisted(machine.receive(peer.says(ACTIVE, 5), 0.1)) == []
+    assert (machine.epoch, machine.epoch_seen) == (4, 5)
+
+
+@pytest.mark.parametrize(("role", "first"), [(Role.PRIMARY, 1), (Role.BACKUP, 2)])
+def test_above_the_highest_epoch_the_numbers_begin_again(role: Role, first: int) -> None:
+    assert next_epoch(role, EPOCH_MAX - 2) <= EPOCH_MAX
+    assert next_epoch(role, EPOCH_MAX) == first
+
+
+def test_a_node_tells_its_own_epoch_and_not_what_it_heard() -> None:
+    machine, _ = passive(4, 5)
+    machine.learn_epoch(1000, 0.0)
+    assert machine.epoch_seen == 1000
+    assert machine.status(0.0).epoch == 4
+
+
+# --- who may claim ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node() -> Node:
+    """An active node in epoch 1."""
+    machine, peer = machine_of(), Peer(Role.BACKUP)
+    made = Node(machine, BrokerSettings(), node_id=bytes(16), drain_timeout_s=5.0, version="test", now=0.0)
+    made.receive(peer.says(BACKUP, 0), 0.0)
+    made.receive(peer.says(PASSIVE, 0), 0.0)
+    return made
+
+
+IDENTITY = native.identity(b"c" * 16, 1)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        native.encode_ping(epoch=9),
+        native.encode_request(IDENTITY, b"echo", [b"x"], ttl_ms=0, epoch=9),
+        native.encode_requests(b"c" * 16, b"echo", [1, 2], [0, 0], [b"x", b"y"], epoch=9),
+        native.encode_heartbeat(9),
+        native.encode_stale_epoch(IDENTITY, 9),
+        native.encode_disconnect(epoch=9),
+    ],
+    ids=["ping", "request", "requests", "heartbeat", "stale", "disconnect"],
+)
+def test_nothing_that_a_client_says_raises_an_epoch(node: Node, frames: list[bytes]) -> None:
+    """Nor what a worker says that is not registered."""
+    node.receive_frames([b"client", *frames], 0.1)
+    assert node.machine.epoch_seen == 1
+
+
+@pytest.mark.requirement("BSN-B-02")
+@pytest.mark.parametrize(
+    "frames",
+    [native.encode_heartbeat(9), native.encode_stale_epoch(IDENTITY, 9)],
+    ids=["heartbeat", "stale"],
+)
+def test_what_a_registered_worker_remembers_is_climbed_above(node: Node, frames: list[bytes]) -> None:
+    """A pair restarted without its state must not be locked out."""
+    node.receive_frames([b"worker", *native.encode_ready(b"echo", credit=1, epoch=0)], 0.1)
+    node.receive_frames([b"worker", *frames], 0.1)
+    assert node.machine.epoch == 11
+
+
+def test_a_worker_tells_what_it_remembers_when_it_registers(node: Node) -> None:
+    node.receive_frames([b"worker", *native.encode_ready(b"echo", credit=1, epoch=9)], 0.1)
+    assert node.machine.epoch == 11
