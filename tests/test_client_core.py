@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -191,6 +192,46 @@ def test_the_first_request_after_a_quiet_loss_asks_who_serves_now(served: Desk) 
     served.call()
     served.wait(0.0)
     assert served.pings(1) == before + 1
+
+
+@pytest.mark.requirement("BSN-C-13")
+def test_a_client_that_reaches_the_passive_node_only_asks_it_once_per_failover_timeout(served: Desk) -> None:
+    """However often that one says that its peer, which we do not reach, is alive."""
+    silent = status(PASSIVE, peer=ACTIVE, retry_after_ms=300, timeout_ms=300)
+    served.pong(1, silent)
+    served.disconnect(0)
+    call = served.call(timeout=60.0)
+    asked_at: list[float] = []
+    for _ in range(300):
+        before = len(served.requests(1))
+        served.wait(0.01)
+        served.pong(1, silent)
+        if len(served.requests(1)) > before:
+            asked_at.append(served.now)
+            served.refuse(1, call, silent)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(asked_at)]
+    assert len(asked_at) >= 8
+    assert all(0.29 <= gap <= 0.32 for gap in gaps), gaps
+
+
+def test_a_client_with_short_calls_asks_as_well_but_looks_first(served: Desk) -> None:
+    silent = status(PASSIVE, peer=ACTIVE, retry_after_ms=2_000, timeout_ms=2_000)
+    served.pong(1, silent)
+    served.disconnect(0)
+    asked_at: list[float] = []
+    began = served.now
+    for _ in range(10):
+        call = served.call(timeout=1.0)
+        for _ in range(8):
+            served.wait(0.125)
+            served.pong(1, silent)
+            if served.requests(1) and served.requests(1)[-1] == (1, call.identity) and not call.is_done:
+                if not asked_at or asked_at[-1] < served.now - 0.5:
+                    asked_at.append(served.now)
+                served.refuse(1, call, silent)
+    # The first failover timeout is the successor's, and a PONG comes before a vote.
+    assert asked_at[0] - began >= 2.0
+    assert len(asked_at) >= 3
 
 
 # --- the first connect --------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from bstar.star import StarMachine
+from bstar.star.cut_off import LONE_PATIENCE, PATIENCE, SETTLING
 from bstar.wire import native
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.records import Accepted
@@ -322,6 +323,63 @@ def test_a_primary_that_returns_over_a_link_too_slow_to_connect_in_time_may_serv
         assert simulation.checks.dual_s_max < 3 * TIMEOUT_S
         simulation.finish()
     assert both > 0, "the limit that docs/simulation.md describes is not there any more"
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_the_role_follows_clients_that_are_cut_off_from_the_active_node_and_stays_there(seed: int) -> None:
+    simulation = pair(seed)
+    answered = simulation.checks.counts["call answered"]
+    befall(simulation, Kind.CLIENTS_CUT, "primary", 30.0)
+    # Until the clients ask the other node, until they are believed, and until its state message has told so.
+    simulation.run_for(2 * TIMEOUT_S + PATIENCE * TIMEOUT_S + 5 * HEARTBEAT_S)
+    assert simulation.checks.serving() == [simulation.backup]
+    assert simulation.primary.node.machine.cut_off.handovers == 1
+    assert simulation.checks.dual_s_max < HEARTBEAT_S
+    simulation.run_for(3.0)
+    assert simulation.checks.counts["call answered"] > answered
+    # Neither the rest of the cut nor its end moves it again.
+    simulation.run_for(60.0)
+    assert simulation.checks.counts["activations"] == 2
+    simulation.finish()
+
+
+def test_a_client_alone_is_followed_as_well_unless_another_one_is_served() -> None:
+    simulation = pair()
+    befall(simulation, Kind.NET_CUT, "client1|primary", 2 * LONE_PATIENCE * TIMEOUT_S)
+    simulation.run_for(2 * LONE_PATIENCE * TIMEOUT_S)
+    assert simulation.checks.serving() == [simulation.primary]
+    assert simulation.backup.node.machine.evidence(simulation.backup.clock()).clients == 1
+    simulation.run_for((LONE_PATIENCE + 5) * TIMEOUT_S)
+    assert simulation.backup.node.machine.evidence(simulation.backup.clock()).clients == 0
+    simulation.clients["client2"].load = Load(1e-9, 1.0, 1.0)
+    simulation.run_for(simulation.load.deadline_max_s)
+    befall(simulation, Kind.NET_CUT, "client1|primary", 60.0)
+    simulation.run_for((LONE_PATIENCE + 5) * TIMEOUT_S)
+    assert simulation.checks.serving() == [simulation.backup]
+
+
+def test_a_cut_between_clients_and_either_node_in_turns_moves_the_role_once_per_settling_time() -> None:
+    simulation = pair()
+    settling_s = SETTLING * TIMEOUT_S
+    for turn in range(20):
+        befall(simulation, Kind.CLIENTS_CUT, ("primary", "backup")[turn % 2], 10.0)
+        simulation.run_for(11.0)
+    moves = simulation.checks.counts["activations"] - 1
+    assert 1 <= moves <= 220.0 / settling_s + 1
+    simulation.calm_down()
+    simulation.run_for(settling_s)
+    simulation.finish()
+
+
+def test_the_role_does_not_follow_clients_to_a_node_without_workers() -> None:
+    simulation = pair()
+    befall(simulation, Kind.CLIENTS_CUT, "primary", 20.0)
+    heal = simulation.cut(both_ways(("worker1", "backup"), ("worker2", "backup")))
+    simulation.run_for(19.0)
+    assert simulation.checks.counts["activations"] == 1
+    heal()
+    simulation.run_for(5.0)
+    simulation.finish()
 
 
 def while_workers_die() -> int:

@@ -52,6 +52,7 @@ class Kind(enum.Enum):
     NET_MUTE = "what a client or worker says to a node does not arrive"
     NET_RESET = "a connection is reset"
     NET_LOSS = "packets between a node and the others are lost and sent again"
+    CLIENTS_CUT = "a node is cut off from all clients, but not from its peer and the workers"
     SPLIT = "the network falls into two halves, one node in each"
     ARBITER_CRASH = "the arbiter dies and comes back, having forgotten everything"
     ARBITER_STALL = "the arbiter is frozen"
@@ -85,7 +86,7 @@ class Fault(msgspec.Struct, frozen=True):
 _NODES = frozenset(
     (
         Kind.CRASH, Kind.FORGET, Kind.DARK, Kind.STALL, Kind.JUMP, Kind.STOP, Kind.HANDOVER,
-        Kind.NET_LOSS, Kind.SPLIT, Kind.ISOLATED,
+        Kind.NET_LOSS, Kind.CLIENTS_CUT, Kind.SPLIT, Kind.ISOLATED,
         *(kind for kind in Kind if kind.name.startswith(("PEER", "ARBITER"))),
     )
 )  # fmt: skip
@@ -120,6 +121,9 @@ KINDS: dict[Mood, dict[Kind, int]] = {
     Mood.LINKS: _LINKS,
     Mood.STORM: _PROCESSES | _LINKS,
 }
+
+# Of the runs whose network fails.
+CLIENTS_CUT_SHARE = 0.4
 
 
 def plan(
@@ -172,6 +176,11 @@ def plan(
         faults.append(Fault(round(at, 6), kind, target, round(min(duration_s, until - at + 0.5), 6), amount))
         # Faults come in bursts: what a pair cannot stand is rarely a single one.
         at += rng.expovariate(1.0 / timeout_s) if rng.random() < 0.6 else rng.uniform(5, 25) * timeout_s
+    if mood in (Mood.LINKS, Mood.STORM) and rng.random() < CLIENTS_CUT_SHARE:
+        # Long enough that the role follows the clients. Drawn last, so that the others are as without it.
+        at = round(rng.uniform(2.0, max(2.0, until - 20 * timeout_s)), 6)
+        duration_s = round(min(rng.uniform(12, 60) * timeout_s, until - at + 0.5), 6)
+        faults.append(Fault(at, Kind.CLIENTS_CUT, rng.choice(nodes), duration_s))
     return faults
 
 

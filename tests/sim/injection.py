@@ -83,6 +83,8 @@ class Injection:
             return self._start_arbiter_fault(fault, pair)
         if fault.kind is Kind.SPLIT:
             return self._split(fault, pair)
+        if fault.kind is Kind.CLIENTS_CUT:
+            return self._cut_clients(fault)
         if name.startswith("NET"):
             return self._start_net_fault(fault)
         if name.startswith("LIE"):
@@ -292,6 +294,13 @@ class Injection:
             ends = {(node, owner)}
         elif fault.kind is Kind.NET_MUTE:
             ends = {(owner, node)}
+        return self.cut(ends)
+
+    def _cut_clients(self, fault: Fault) -> Callable[[], None]:
+        ends: set[tuple[str, str]] = set()
+        for name, client in self._clients.items():
+            if any(link.node.name == fault.target for link in client.links):
+                ends |= {(name, fault.target), (fault.target, name)}
         return self.cut(ends)
 
     def _split(self, fault: Fault, pair: SimPair) -> Callable[[], None]:

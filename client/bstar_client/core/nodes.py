@@ -1,7 +1,7 @@
 """What a native client knows of one node: its connection, its last status, and whether it is silent.
 
 A node's status ages. What it said about the time until a request could turn it active is kept as a moment
-on the client's clock (``ask_at``), so that it stays right without asking again.
+on the client's clock (``_turns_at``), so that it stays right without asking again.
 """
 
 import math
@@ -16,6 +16,8 @@ _STATE_NAMES = {1: "PRIMARY, starting", 2: "BACKUP, starting", 3: "ACTIVE", 4: "
 # A node that says "now" and refuses again and again is asked less and less often.
 _ASK_PAUSE_MIN_S = 0.01
 _ASK_PAUSE_MAX_S = 0.25
+# Longer than a PONG takes, shorter than callers wait.
+_LOOK_FIRST_S = 0.25
 
 
 class Node:
@@ -38,10 +40,13 @@ class Node:
         self.pinged_at: float | None = None
         self.heard_at: float | None = None
         # When a request could turn it active.
-        self.ask_at = 0.0
+        self._turns_at = 0.0
         self._refusals = 0
         # After a refusal it is left in peace until then, whatever it says meanwhile.
         self._rests_until = 0.0
+        # At the latest then it is asked, however often it says that its peer lives: that peer may live and be
+        # out of this client's reach.
+        self._ask_by = math.inf
         self._created_at = now
 
     def connect(self, connection: int) -> None:
@@ -72,9 +77,20 @@ class Node:
         self.status = None
         self.pinged_at = None
         self.heard_at = None
-        self.ask_at = 0.0
+        self._turns_at = 0.0
         self._refusals = 0
         self._rests_until = 0.0
+
+    def seek(self, now: float, patience_s: float) -> None:
+        """The client follows no node, and looks for one from now on. ``patience_s`` is the failover timeout,
+        after which a successor would be there. Where it has looked before, a PONG may come first.
+        """
+        looks_until = now + min(patience_s, _LOOK_FIRST_S)
+        self._ask_by = max(min(self._ask_by, now + patience_s), looks_until)
+
+    def rest(self) -> None:
+        """The client follows a node."""
+        self._ask_by = math.inf
 
     def tell(self, status: NodeStatus, now: float) -> None:
         """Take the status that it told in a PONG."""
@@ -86,22 +102,28 @@ class Node:
             self.epoch = status.epoch
             self._refusals = 0
             self._rests_until = 0.0
-            self.ask_at = now
+            self._turns_at = now
         elif status.retry_after_ms == NEVER_MS:
-            self.ask_at = math.inf
+            self._turns_at = math.inf
         else:
             # A vote that was refused a moment ago is not repeated because of a PONG that was on its way; nor
             # do PONGs, which come more often than votes, put the next one off.
-            self.ask_at = max(now + status.retry_after_ms / 1000, self._rests_until)
+            self._turns_at = max(now + status.retry_after_ms / 1000, self._rests_until)
+
+    @property
+    def ask_at(self) -> float:
+        """When it is to be asked, if no node is followed then; never, if no request could turn it active."""
+        if self._turns_at == math.inf:
+            return math.inf
+        return max(min(self._turns_at, self._ask_by), self._rests_until)
 
     def refuse(self, status: NodeStatus, now: float, retry_after_max_s: float) -> None:
         """Take the status that it told in a NOT_ACTIVE. A burst of them is one refusal."""
         if now >= self._rests_until:
             self._refusals += 1
             self._rests_until = now + min(self._ask_pause_s(), retry_after_max_s)
+        self._ask_by = now + retry_after_max_s
         self.tell(status, now)
-        if not self.is_active and status.retry_after_ms != NEVER_MS:
-            self.ask_at = min(self.ask_at, max(now + retry_after_max_s, self._rests_until))
 
     def _ask_pause_s(self) -> float:
         return min(_ASK_PAUSE_MIN_S * 2.0 ** min(self._refusals - 1, 8), _ASK_PAUSE_MAX_S)

@@ -452,6 +452,8 @@ class Session:
         """Nobody is followed: what the nodes are now is to be known soon."""
         self._ping_at = now
         self._search_pause_s = _SEARCH_PAUSE_MIN_S
+        for node in self._nodes:
+            node.seek(now, self._failover_timeout_s)
 
     def _ping_pause_s(self) -> float:
         if not self._calls:
@@ -762,6 +764,8 @@ class Session:
         if previous is not None:
             self._left = (previous.endpoint, "stale", now, len(self._calls))
         self._target = node
+        for each in self._nodes:
+            each.rest()
         left = self._left
         if left is not None and left[0] != node.endpoint:
             self.counters.failovers += 1
