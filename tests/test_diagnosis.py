@@ -85,6 +85,12 @@ SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
         "3 clients have reached only the backup for 4.2 s (2 ask for what workers offer there)",
     ),
     (
+        "a node cannot write to its state directory",
+        [seen(A, epoch_error="No space left on device", **SERVING), backup],
+        Reason.EPOCH_UNSAVED,
+        "the primary serves, but the primary cannot store its epoch (No space left on device): make room",
+    ),
+    (
         "the arbiter is down",
         [seen(A, quorum=HEARD, **SERVING), seen(B, quorum=UNHEARD)],
         Reason.ARBITER_SILENT,

@@ -374,6 +374,10 @@ def test_a_node_that_cannot_store_its_epoch_serves_and_says_so(
         node.wait_until(lambda machine: node.reactor.now() >= machine.peer_expires_at)
         client.asks(b"vote")
         assert client.is_answered(b"vote")
+        assert node.star.epoch_error == "Is a directory"
+        (tmp_path / "epoch.new").rmdir()
+        node.wait_until(lambda machine: not node.star.epoch_error)
+        assert (tmp_path / "epoch").read_text() == "1\n"
     assert "could not be stored" in caplog.text
 
 

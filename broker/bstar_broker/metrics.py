@@ -202,6 +202,11 @@ def _pair(pair: PairState) -> Iterator[Metric]:
     yield _gauge(
         "bstar_epoch", "The epoch of this node's last activation, 0 if it never was active.", pair.epoch
     )
+    yield _gauge(
+        "bstar_epoch_unsaved",
+        "1 while the last epoch could not be stored in state_dir.",
+        bool(pair.epoch_error),
+    )
     yield _gauge("bstar_epoch_seen", "The highest epoch this node has heard of.", pair.epoch_seen)
     yield _enum(
         "bstar_peer_state",

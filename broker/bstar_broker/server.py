@@ -160,6 +160,7 @@ class BrokerServer:
             loop=self._loop_state,
             observer=self._journal,
             journal=self._journal.state if self._journal is not None else None,
+            epoch_error=lambda: self._pair.epoch_error,
         )
 
     def _open_journal(self, node_id: bytes, epoch: int) -> NodeJournal | None:

@@ -1,18 +1,24 @@
-"""The last epoch a node knew, kept across restarts in one small file.
+"""The last epoch a node took, kept across restarts in one small file.
 
 Written whole and then renamed, with file and folder synced, so that a crash leaves the old number or the
-new one.
+new one. ``EpochKeeper`` writes it while the node serves, and tries again what fails.
 """
 
+import logging
 import os
 from pathlib import Path
 
 from bstar.errors import ConfigurationError
 from bstar.wire.epochs import EPOCH_MAX
 
-__all__ = ["EpochFile"]
+__all__ = ["EpochFile", "EpochKeeper"]
+
+_log = logging.getLogger("bstar.pair")
 
 _DIGITS_MAX = len(str(EPOCH_MAX))
+
+# A failure is told again this often; it is tried again with every turn of the keeper's timer.
+_REMIND_S = 60.0
 
 
 class EpochFile:
@@ -23,9 +29,18 @@ class EpochFile:
         self.path = self._folder / "epoch"
 
     def load(self) -> int:
-        """The stored epoch, 0 if there is none yet; makes the folder. ConfigurationError if unreadable."""
+        """The stored epoch, 0 if there is none yet; makes the folder and writes into it, to see that it can.
+        ConfigurationError if any of it fails.
+        """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            self._check()
+        except OSError as error:
+            raise ConfigurationError(
+                f"state_dir: cannot write to {self._folder}: {error.strerror or error}; name a directory "
+                "that this user may write to and that has room, or null to keep no epoch"
+            ) from error
+        try:
             text = self.path.read_text(encoding="ascii")
         except FileNotFoundError:
             return 0
@@ -43,13 +58,69 @@ class EpochFile:
     def save(self, epoch: int) -> None:
         """Store ``epoch`` durably; OSError if that fails."""
         temporary = self.path.with_name("epoch.new")
-        with temporary.open("w", encoding="ascii") as file:
-            file.write(f"{epoch}\n")
-            file.flush()
-            os.fsync(file.fileno())
+        _write(temporary, epoch)
         temporary.replace(self.path)
+        self._sync_folder()
+
+    def _check(self) -> None:
+        """Do what ``save`` does, beside the file itself."""
+        probe, renamed = self.path.with_name("epoch.check"), self.path.with_name("epoch.checked")
+        _write(probe, 0)
+        probe.replace(renamed)
+        renamed.unlink()
+        self._sync_folder()
+
+    def _sync_folder(self) -> None:
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+class EpochKeeper:
+    """Stores the epoch of each activation, and tries again until it succeeds.
+
+    The node serves meanwhile. Its peer and the workers know the epoch, so the file matters only if all of
+    them lose their memory at once; a full disk must not end the service for that. ``error`` says why the
+    epoch is not stored, "" if it is.
+    """
+
+    def __init__(self, file: EpochFile) -> None:
+        self.file = file
+        self.error = ""
+        self._epoch = 0
+        self._told_at = 0.0
+
+    def keep(self, epoch: int, now: float) -> None:
+        """Store ``epoch``, now or as soon as that is possible."""
+        self._epoch = epoch
+        try:
+            self.file.save(epoch)
+        except OSError as error:
+            text = str(error.strerror or error)
+            if text != self.error or now >= self._told_at + _REMIND_S:
+                self._told_at = now
+                _log.error(
+                    "epoch %d could not be stored in %s: %s; the node serves and tries again",
+                    epoch,
+                    self.file.path,
+                    text,
+                )
+            self.error = text
+            return
+        if self.error:
+            self.error = ""
+            _log.warning("epoch %d is stored in %s again", epoch, self.file.path)
+
+    def retry(self, now: float) -> None:
+        """Try again what failed."""
+        if self.error:
+            self.keep(self._epoch, now)
+
+
+def _write(path: Path, epoch: int) -> None:
+    with path.open("w", encoding="ascii") as file:
+        file.write(f"{epoch}\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -24,7 +24,7 @@ from typing import Protocol, Self
 import zmq
 
 from bstar.arbiter_link import Arbiter, ArbiterLink
-from bstar.epoch_file import EpochFile
+from bstar.epoch_file import EpochFile, EpochKeeper
 from bstar.errors import ConfigurationError, LocalProtocolError, PairError, RemoteProtocolError
 from bstar.io_threads import keep_apart, new_context
 from bstar.pair_log import FIRST_S, PairLog
@@ -63,6 +63,9 @@ _log = logging.getLogger("bstar.pair")
 # A node that cannot go on stays for this long, without serving, so that its peer hears who it was: a peer
 # that has just started connects anew at least once a second (see ``bstar.peer_link``).
 _LAST_WORD_S = 1.5
+
+# How often an epoch that could not be stored is tried again.
+_EPOCH_RETRY_S = 1.0
 
 Outputs = Iterable[object]
 Voter = Callable[["zmq.Socket[bytes]", list[bytes]], None]
@@ -161,7 +164,7 @@ class BinaryStar:
     ) -> None:
         self._owns_reactor = reactor is None
         self._owns_context = context is None
-        self._epochs = EpochFile(state_dir) if state_dir is not None else None
+        self._epochs = EpochKeeper(EpochFile(state_dir)) if state_dir is not None else None
         # What can be wrong with the configuration is found before anything is opened.
         settings = StarSettings(
             pair=pair,
@@ -171,7 +174,7 @@ class BinaryStar:
             on_dual_active=on_dual_active,  # type: ignore[arg-type]  # the settings check it
             arbiter=arbiter if isinstance(arbiter, str) else "" if arbiter is None else arbiter.name,
         )
-        epoch = self._epochs.load() if self._epochs is not None and machine is None else 0
+        epoch = self._epochs.file.load() if self._epochs is not None and machine is None else 0
         self.reactor = reactor if reactor is not None else Reactor()
         if machine is None:
             machine = StarMachine(settings, node=os.urandom(16).hex(), epoch=epoch, now=self.reactor.now())
@@ -214,6 +217,8 @@ class BinaryStar:
         self.reactor.on_stall(heartbeat_interval_s / 2, self._on_stall)
         self.reactor.add_timer(FIRST_S / 5, self._on_reminder)
         self.reactor.on_stop(self._on_stop, machine.has_left)
+        if self._epochs is not None:
+            self.reactor.add_timer(_EPOCH_RETRY_S, self._epochs.retry)
 
     def _socket(self, socket_type: int) -> "zmq.Socket[bytes]":
         socket = self._context.socket(socket_type)
@@ -235,6 +240,11 @@ class BinaryStar:
         arbiter.open(self.reactor, self._on_answer)
 
     # --- for the server -----------------------------------------------------------------------------------
+
+    @property
+    def epoch_error(self) -> str:
+        """Why the epoch of the last activation is not in ``state_dir``; "" if it is, or need not be."""
+        return "" if self._epochs is None else self._epochs.error
 
     def voter(self, endpoint: str, socket_type: int, handler: Voter) -> "zmq.Socket[bytes]":
         """Bind the socket whose messages are votes; one per instance.
@@ -364,7 +374,8 @@ class BinaryStar:
                     assert self._arbiter is not None, "a machine with an arbiter needs a shell with one"
                     self._arbiter.ask(output.question)
                 case PersistEpoch():
-                    self._persist(output.epoch)
+                    if self._epochs is not None:
+                        self._epochs.keep(output.epoch, self.reactor.now())
                 case Activated():
                     for handler in self._on_active:
                         handler()
@@ -399,15 +410,6 @@ class BinaryStar:
         if self._last_word is not None:
             assert self._publisher is not None
             self._publisher.say(self._last_word)
-
-    def _persist(self, epoch: int) -> None:
-        if self._epochs is None:
-            return
-        try:
-            self._epochs.save(epoch)
-        except OSError as error:
-            # Not to serve would be worse: the epoch is needed only if both nodes lose their memory at once.
-            _log.error("epoch %d could not be stored in %s: %s", epoch, self._epochs.path, error)
 
 
 def _role(role: Role | str) -> Role:

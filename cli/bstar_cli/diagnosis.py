@@ -39,6 +39,7 @@ class Reason(enum.StrEnum):
     STRAYS = "strays"
     WRONG_PAIR = "wrong-pair"
     ARBITER_SILENT = "arbiter-silent"
+    EPOCH_UNSAVED = "epoch-unsaved"
     CLIENTS_CUT_OFF = "clients-cut-off"
     PEERS_APART = "peers-apart"
     NODE_DOWN = "node-down"
@@ -61,6 +62,7 @@ CODES = {
     Reason.STRAYS: exits.ASTRAY,
     Reason.WRONG_PAIR: exits.ASTRAY,
     Reason.ARBITER_SILENT: exits.FAILED,
+    Reason.EPOCH_UNSAVED: exits.FAILED,
     Reason.CLIENTS_CUT_OFF: exits.FAILED,
     Reason.PEERS_APART: exits.FAILED,
     Reason.NODE_DOWN: exits.FAILED,
@@ -121,6 +123,7 @@ class PairView(msgspec.Struct, frozen=True):
     clients_cut_off: int = 0
     clients_cut_off_unserved: int = 0
     clients_cut_off_s: float = 0.0
+    epoch_error: str = ""
 
 
 class _Readiness(msgspec.Struct, frozen=True):
@@ -237,6 +240,13 @@ def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
     if unheard:
         text = f"{serves}, but the arbiter does not answer the {' and the '.join(unheard)}: start the arbiter"
         return Verdict.of(Reason.ARBITER_SILENT, text)
+    for pair in pairs:
+        if pair.epoch_error:
+            text = (
+                f"{serves}, but the {pair.role} cannot store its epoch ({pair.epoch_error}): make room in "
+                "its state_dir, or mend that disk"
+            )
+            return Verdict.of(Reason.EPOCH_UNSAVED, text)
     return Verdict.of(Reason.SERVED, serves)
 
 

@@ -58,6 +58,7 @@ class Node:
         loop: Callable[[float], LoopState] | None = None,
         observer: Observer | None = None,
         journal: Callable[[], JournalState] | None = None,
+        epoch_error: Callable[[], str] = str,
     ) -> None:
         self.machine = machine
         self._cut_off = machine.cut_off
@@ -69,6 +70,7 @@ class Node:
         self._version = version
         self._loop = loop
         self._journal = journal
+        self._epoch_error = epoch_error
 
     # --- the ROUTER socket ----------------------------------------------------------------------------------
 
@@ -337,6 +339,7 @@ class Node:
             peer_messages=machine.peer_messages,
             peer_ignored={reason.value: count for reason, count in machine.peer_ignored.items()},
             epochs_ignored=machine.epochs_ignored,
+            epoch_error=self._epoch_error(),
             is_leaving=machine.is_leaving,
             clients_cut_off=evidence.clients,
             clients_cut_off_unserved=evidence.unserved,

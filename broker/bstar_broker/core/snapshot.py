@@ -99,6 +99,8 @@ class PairState(msgspec.Struct, frozen=True):
     request. ``is_peer_gone``: the peer is silent because its process no longer exists. Counters count since
     the node started; ``peer_ignored`` counts state messages that were no evidence, by reason.
 
+    ``epoch_error`` says why the epoch could not be stored in ``state_dir`` yet; "" if it is.
+
     ``clients_cut_off`` clients have asked this passive node for ``clients_cut_off_s``, because they do not
     reach the active one; ``clients_cut_off_unserved`` others ask for services without a worker here.
     ``cut_off_handovers`` counts how often this node gave the role up for that.
@@ -123,6 +125,7 @@ class PairState(msgspec.Struct, frozen=True):
     peer_messages: int = 0
     peer_ignored: dict[str, int] = {}
     epochs_ignored: int = 0
+    epoch_error: str = ""
     is_leaving: bool = False
     is_peer_gone: bool = False
     quorum: "QuorumState | None" = None

@@ -1,0 +1,173 @@
+"""The file in which a node keeps its epoch: what survives, what is refused, what is tried again."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bstar.epoch_file import EpochFile, EpochKeeper
+from bstar.errors import ConfigurationError
+from bstar.wire.epochs import EPOCH_MAX
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> EpochFile:
+    return EpochFile(tmp_path)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 10**18 - 1, 10**18, 10**18 + 1, EPOCH_MAX])
+def test_every_epoch_that_can_be_taken_is_read_back(file: EpochFile, epoch: int) -> None:
+    file.save(epoch)
+    assert file.load() == epoch
+
+
+@pytest.mark.parametrize("text", ["seven", "", "-1", "1.5", f"{EPOCH_MAX + 1}", "7" * 5_000, "1\n2"])
+def test_what_is_no_epoch_is_refused_with_what_to_do(file: EpochFile, text: str) -> None:
+    file.path.write_text(text)
+    with pytest.raises(
+        ConfigurationError, match=r"state_dir: .*epoch holds .*restore it, or delete it while"
+    ):
+        file.load()
+
+
+def test_looking_whether_the_directory_can_be_written_leaves_it_as_it_was(file: EpochFile) -> None:
+    file.save(7)
+    assert file.load() == 7
+    assert [path.name for path in file.path.parent.iterdir()] == ["epoch"]
+
+
+def test_a_directory_that_cannot_be_made_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"state_dir: cannot write to .*name a directory"):
+        EpochFile(tmp_path / "file" / "state").load()
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "replace"])
+def test_a_directory_that_cannot_be_written_to_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Full, read-only or of somebody else: what fails differs, and the sentence is the same."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os if call == "fsync" else Path, call, fails)
+    with pytest.raises(ConfigurationError, match=r"cannot write to .*: No space left on device; name"):
+        EpochFile(tmp_path).load()
+
+
+# --- what a power cut leaves -----------------------------------------------------------------------------
+
+
+class Disk:
+    """The order of what reaches the kernel: which file is synced, and which takes another's name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, ...]] = []
+        sync, replace = os.fsync, Path.replace
+
+        def fsync(descriptor: int) -> None:
+            path = Path(f"/proc/self/fd/{descriptor}").readlink()
+            text = "" if path.is_dir() else path.read_text()
+            self.calls.append(("sync", "folder" if path.is_dir() else path.name, text))
+            sync(descriptor)
+
+        def rename(path: Path, target: Path) -> Path:
+            self.calls.append(("rename", path.name, target.name))
+            return replace(path, target)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(Path, "replace", rename)
+
+
+def test_a_power_cut_at_any_moment_leaves_the_old_epoch_or_the_new_one_whole(
+    file: EpochFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file is whole and on the disk before it takes the name; then the name is on the disk."""
+    file.save(7)
+    disk = Disk(monkeypatch)
+    file.save(8)
+    assert disk.calls == [
+        ("sync", "epoch.new", "8\n"),
+        ("rename", "epoch.new", "epoch"),
+        ("sync", "folder", ""),
+    ]
+
+
+def test_the_old_epoch_is_there_until_the_new_one_is(
+    file: EpochFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.save(7)
+    seen: list[str] = []
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        seen.append(file.path.read_text())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    file.save(8)
+    assert seen == ["7\n", "8\n"], "before the rename, and after it"
+
+
+# --- what fails while the node serves ------------------------------------------------------------------
+
+
+def broken(file: EpochFile) -> Callable[[], None]:
+    """Nothing can be stored until the returned function is called."""
+    obstacle = file.path.with_name("epoch.new")
+    obstacle.mkdir()
+    return obstacle.rmdir
+
+
+def test_what_could_not_be_stored_is_tried_again_until_it_is(file: EpochFile) -> None:
+    keeper = EpochKeeper(file)
+    mend = broken(file)
+    keeper.keep(3, 0.0)
+    assert keeper.error == "Is a directory"
+    keeper.retry(1.0)
+    assert not file.path.exists()
+    mend()
+    keeper.retry(2.0)
+    assert keeper.error == ""
+    assert file.load() == 3
+
+
+def test_a_later_epoch_is_tried_instead_of_an_earlier_one(file: EpochFile) -> None:
+    keeper = EpochKeeper(file)
+    mend = broken(file)
+    keeper.keep(3, 0.0)
+    keeper.keep(5, 0.5)
+    mend()
+    keeper.retry(1.0)
+    assert file.load() == 5
+
+
+def test_an_epoch_that_is_stored_is_not_written_again(file: EpochFile) -> None:
+    keeper = EpochKeeper(file)
+    keeper.keep(3, 0.0)
+    file.path.unlink()
+    keeper.retry(1.0)
+    assert not file.path.exists()
+
+
+def test_a_failure_is_told_at_once_and_each_minute_and_so_is_its_end(
+    file: EpochFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = EpochKeeper(file)
+    mend = broken(file)
+    with caplog.at_level(logging.INFO, "bstar.pair"):
+        keeper.keep(3, 100.0)
+        for second in range(1, 121):
+            keeper.retry(100.0 + second)
+        mend()
+        keeper.retry(230.0)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "ERROR", "WARNING"]
+    assert "epoch 3 could not be stored" in caplog.messages[0]
+    assert "is stored in" in caplog.messages[-1]
