@@ -126,6 +126,20 @@ def test_a_client_that_alone_cannot_reach_the_active_node_moves_nothing(network:
 
 
 @until_valid
+def test_the_role_follows_clients_that_reach_the_passive_node_only(network: Network) -> None:
+    """The nodes hear each other and their workers all the time; nobody but the clients can know of it."""
+    with stage("clients-cut", cast=cast_on(network)) as run:
+        clients = {client.name for client in run.cluster.clients}
+        with run.fault("cut", "clients-primary"), network.partition(clients, {"primary"}):
+            run.cluster.backup.wait_for_state("ACTIVE")
+            run.wait_for_answers(40)
+            run.cluster.primary.wait_for_state("PASSIVE")
+        run.calm()
+        assert "hands the role over" in run.cluster.primary.log_path.read_text()
+    assert [term.node for term in outcome(run, network, activations=2).terms] == ["primary", "backup"]
+
+
+@until_valid
 def test_what_an_unreachable_worker_held_goes_to_another_one(network: Network) -> None:
     with stage("worker-cut", cast=cast_on(network, Cast(profile=PATIENT))) as run:
         worker = run.cluster.workers[0]

@@ -357,6 +357,19 @@ def test_a_failover_because_a_client_is_cut_off_is_found() -> None:
     assert "neither node nor the link" in found(run, "g").text
 
 
+def test_a_role_that_follows_clients_that_were_cut_off_is_no_violation() -> None:
+    run = good()
+    cut = Fault("down", "client1-primary", FAULT_AT - 1.0, 11.0, hits_peer_link=False)
+    first, *rest = run.terms
+    followed = (replace(first, end_why="Clients reach the peer and not us."), *rest)
+    assert check(replace(run, faults=(cut,), terms=followed)) == []
+    # Not for any other reason, and not without such a fault.
+    other = (replace(first, end_why="The operator asked for it."), *rest)
+    assert "g" in rules(replace(run, faults=(cut,), terms=other))
+    late = replace(cut, begin=11.5, end=12.0)
+    assert "g" in rules(replace(run, faults=(late,), terms=followed))
+
+
 def test_a_failover_on_a_machine_that_stood_still_shows_nothing() -> None:
     run = control()
     terms = (replace(run.terms[0], until=5.0), Term("backup", 2, 5.1, INFINITE))
@@ -463,7 +476,7 @@ def test_a_tail_yields_each_line_once(tmp_path: Path) -> None:
 def test_terms_end_with_the_log_or_with_the_death_of_the_process() -> None:
     events = [(1.0, "active in epoch 1: a"), (2.0, "no longer active: b"), (3.0, "active in epoch 3: c")]
     assert terms_of("primary", events, (Span(5.0, 6.0),)) == [
-        Term("primary", 1, 1.0, 2.0, "a"),
+        Term("primary", 1, 1.0, 2.0, "a", "b"),
         Term("primary", 3, 3.0, 5.0, "c"),
     ]
 

@@ -108,13 +108,14 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A node was active in ``epoch``; ``until`` is infinite if it still is."""
+    """A node was active in ``epoch``; ``until`` is infinite if it still is. ``why`` it began, and ended."""
 
     node: str
     epoch: int
     since: float
     until: float
     why: str = ""
+    end_why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,7 @@ class Run:
         return self.unplanned + self.waits
 
 
+_INACTIVE = "no longer active"
 _ACTIVE = re.compile(r"active in epoch (\d+): (.*)")
 _AWAY = re.compile(r"the process was away for ([0-9.]+) s")
 
@@ -292,17 +294,17 @@ def terms_of(node: str, events: list[tuple[float, str]], dead: tuple[Span, ...])
     terms: list[Term] = []
     for at, event in events:
         found = _ACTIVE.fullmatch(event)
-        if found is not None or event.startswith("no longer active"):
-            terms = _end(terms, at)
+        if found is not None or event.startswith(_INACTIVE):
+            terms = _end(terms, at, event.removeprefix(_INACTIVE).lstrip(": "))
         if found is not None:
             died_at = min((span.begin for span in dead if span.begin >= at), default=float("inf"))
             terms.append(Term(node, int(found[1]), at, died_at, found[2]))
     return terms
 
 
-def _end(terms: list[Term], at: float) -> list[Term]:
+def _end(terms: list[Term], at: float, why: str) -> list[Term]:
     if terms and terms[-1].until > at:
-        terms[-1] = replace(terms[-1], until=at)
+        terms[-1] = replace(terms[-1], until=at, end_why=why)
     return terms
 
 

@@ -6,8 +6,9 @@ request of a lower epoch than the highest that has reached it. (c) A reply belon
 to, was made by an execution of that call's request, and comes once. (d) A call ends once, by its deadline;
 it fails only while a fault explains it; and one that was said not to have been executed has no execution.
 (f) After faults one node is active within a bound and stays so, and every call is answered. (g) The role
-moves only when a node or the link between the nodes was hit. (i) A call that forbids a second execution has
-one at most, and of all executions of one call at most one is not marked as redelivered.
+moves only when a node or the link between the nodes was hit, or clients were cut off from the node. (i) A
+call that forbids a second execution has one at most, and of all executions of one call at most one is not
+marked as redelivered.
 
 A run that cannot show anything (too little traffic before the first fault, a machine that stood still by
 itself) is *invalid*, which is neither good nor bad: ``InvalidRunError``.
@@ -21,9 +22,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
+from bstar.star import RULES, Event
+from bstar.star.cut_off import LONE_PATIENCE
 from chaos.history import Failed, Ok
 from chaos.model import Call, Execution, Fault, Run, Span, Term, Watch, load
 
@@ -37,6 +40,8 @@ WAKING_S = 0.5
 TRAVEL_S = 0.25
 # A state link that was broken is connected again within this: handshake, reconnect interval, connecting.
 RECONNECT_S = 2.5
+# Why a node says that it serves no more when the role follows clients.
+_CUT_OFF = next(rule.reason for rule in RULES if rule.event is Event.CLIENTS_CUT_OFF)
 # For so long a fault explains what happens after its end: outstanding requests find out.
 AFTERMATH_S = 3.0
 # A process that is stopped between reading a message and sending its answer sends that answer when it goes
@@ -336,15 +341,22 @@ def is_machine_noise(run: Run, term: Term) -> bool:
 
 
 def _nothing_without_a_fault(run: Run) -> Iterator[Violation]:
-    """What moves the role is the peer link or a node; clients' and workers' links are no reason."""
+    """What moves the role is the peer link or a node. The links of clients are a reason only where the node
+    that served gave it up because no client reached it.
+    """
     after_s = RECONNECT_S + run.manifest.failover_timeout_s
     reasons = [
         Span(fault.begin, fault.end + after_s)
         for fault in run.faults
         if fault.hits_peer_link or fault.target in ("primary", "backup")
     ]
-    for term in run.terms[1:]:
+    patience_s = LONE_PATIENCE * run.manifest.failover_timeout_s + RECONNECT_S
+    for before, term in pairwise(run.terms):
         if any(reason.overlaps(term.since, term.since) for reason in reasons):
+            continue
+        if before.end_why == _CUT_OFF and any(
+            Span(fault.begin, fault.end).overlaps(term.since - patience_s, term.since) for fault in run.faults
+        ):
             continue
         if not run.manifest.is_control and is_machine_noise(run, term):
             continue
