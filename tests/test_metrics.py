@@ -131,6 +131,9 @@ def test_the_loops_lag_is_a_histogram_with_its_maximum() -> None:
     assert value(found, "bstar_loop_lag_seconds_bucket", le="0.01") == 8
     assert value(found, "bstar_loop_lag_seconds_count") == 10
     assert value(found, "bstar_loop_lag_max_seconds") == 0.25
+    assert value(found, "bstar_descriptors_max") == 1024
+    assert value(found, "bstar_descriptors_short") == 1
+    assert value(found, "bstar_descriptor_shortages_total") == 3
     assert value(found, "bstar_loop_turns_total") == 99
 
 

@@ -339,6 +339,17 @@ def _loop(loop: LoopState) -> Iterator[Metric]:
     yield _gauge(
         "bstar_loop_lag_max_seconds", "The latest that a deadline was served since the start.", loop.lag_max_s
     )
+    yield _gauge("bstar_descriptors_max", "Descriptors that the process may have.", loop.descriptors_max)
+    yield _gauge(
+        "bstar_descriptors_short",
+        "1 while new connections wait for a descriptor, else 0.",
+        float(loop.is_short_of_descriptors),
+    )
+    yield _counter(
+        "bstar_descriptor_shortages",
+        "Times that new connections had to wait for a descriptor.",
+        loop.descriptor_shortages,
+    )
 
 
 def _journal(journal: JournalState) -> Iterator[Metric]:

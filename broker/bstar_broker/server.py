@@ -17,6 +17,7 @@ from typing import Self
 import zmq
 
 import bstar
+from bstar.descriptors import DescriptorGuard
 from bstar.epoch_file import EpochFile
 from bstar.errors import ConfigurationError, PairError
 from bstar.io_threads import keep_apart, new_context
@@ -197,7 +198,7 @@ class BrokerServer:
         socket.tcp_keepalive_cnt = 3
         self._connections = Connections(socket, self._reactor) if HAS_TCP_INFO else None
         with _explained("endpoints.clients", self.settings.endpoints.clients):
-            socket.bind(self.settings.endpoints.clients)
+            self._guard = DescriptorGuard(self._reactor, socket, self.settings.endpoints.clients)
         return socket
 
     # --- running ------------------------------------------------------------------------------------------
@@ -222,6 +223,7 @@ class BrokerServer:
             # reads any more, learn of it by their connection and go to the other node.
             if self._connections is not None:
                 self._connections.close()
+            self._guard.close()
             self._reactor.remove(self._router)
             self._router.close()
 
@@ -319,6 +321,9 @@ class BrokerServer:
             lag_bounds_s=list(LAG_BOUNDS_S),
             lag_counts=list(lag.counts),
             cpu_s=time.process_time(),
+            descriptors_max=self._guard.maximum,
+            is_short_of_descriptors=self._guard.is_short,
+            descriptor_shortages=self._guard.shortages,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Self
 
 import zmq
 
+from bstar.descriptors import DescriptorGuard
 from bstar.errors import ConfigurationError, RemoteProtocolError
 from bstar.reactor import Reactor
 from bstar.sockets import receive, send
@@ -62,7 +63,7 @@ class ArbiterServer:
         socket.heartbeat_ivl = 5_000
         socket.heartbeat_timeout = 15_000
         try:
-            socket.bind(endpoint)
+            self._guard = DescriptorGuard(self._reactor, socket, endpoint)
         except zmq.ZMQError as error:
             socket.close(0)
             self._context.term()
@@ -88,6 +89,7 @@ class ArbiterServer:
         if self._is_closed:
             return
         self._is_closed = True
+        self._guard.close()
         self._reactor.remove(self._socket)
         self._socket.close(0)
         self._reactor.close()

@@ -24,6 +24,7 @@ from typing import Protocol, Self
 import zmq
 
 from bstar.arbiter_link import Arbiter, ArbiterLink
+from bstar.descriptors import DescriptorGuard
 from bstar.epoch_file import EpochFile, EpochKeeper
 from bstar.errors import ConfigurationError, LocalProtocolError, PairError, RemoteProtocolError
 from bstar.io_threads import keep_apart, new_context
@@ -187,6 +188,7 @@ class BinaryStar:
         self._on_active: list[Handler] = []
         self._on_passive: list[Handler] = []
         self._voter: zmq.Socket[bytes] | None = None
+        self._guard: DescriptorGuard | None = None
         self._sockets: list[zmq.Socket[bytes]] = []
         self._publisher: StatePublisher | None = None
         self._link: PeerLink | None = None
@@ -255,7 +257,7 @@ class BinaryStar:
         if self._voter is not None:
             raise LocalProtocolError("a BinaryStar has one voter: serve everything on that socket")
         socket = self._socket(socket_type)
-        socket.bind(endpoint)
+        self._guard = DescriptorGuard(self.reactor, socket, endpoint)
         self._voter = socket
 
         def on_request(frames: list[bytes], now: float) -> None:
@@ -304,6 +306,8 @@ class BinaryStar:
             self._link.close()
         if self._arbiter is not None:
             self._arbiter.close()
+        if self._guard is not None:
+            self._guard.close()
         for socket in self._sockets:
             with suppress(KeyError):  # it could not be bound and was never served
                 self.reactor.remove(socket)

@@ -16,12 +16,12 @@ cut off, and so is everyone who is read in its wake; they connect anew.
 """
 
 import logging
-import socket as stdlib_socket
 from collections.abc import Callable
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from bstar.connections import hang_up, place_of
 from bstar.io_threads import keep_apart
 from bstar.reactor import DRAIN_MAX, Reactor
 from bstar.wire.peer import CODES, TOPIC, PeerState, encode
@@ -80,7 +80,7 @@ class StatePublisher:
             self._monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
             self._monitor.linger = 0
             socket.bind(local)
-            self._place = _place(socket.get(zmq.LAST_ENDPOINT))
+            self._place = place_of(socket)
         except BaseException:
             self._close_sockets()
             raise
@@ -187,7 +187,7 @@ class StatePublisher:
     def _hang_up(self, descriptor: int, why: str) -> None:
         # Until the monitor tells that it is gone, it has no room left and is nobody's oldest.
         self._connections.pop(descriptor, None)
-        if not _shut_down(descriptor, self._place):
+        if not hang_up(descriptor, self._place):
             return
         self._connections[descriptor] = _CONNECTION_BYTES_MAX
         self.hang_ups += 1
@@ -198,39 +198,6 @@ class StatePublisher:
                 "keep everybody else away from it. Further ones are counted, not reported",
                 why,
             )
-
-
-def _shut_down(descriptor: int, place: int | str | None) -> bool:
-    """End the connection that has this descriptor, if it is one to ``place``; libzmq then closes it. The
-    descriptor stays libzmq's. It may have closed it since and got the same number again for something else.
-    """
-    try:
-        connection = stdlib_socket.socket(fileno=descriptor)
-    except OSError:
-        return False
-    try:
-        name = connection.getsockname()
-        if (name[1] if isinstance(name, tuple) else name) != place:
-            return False
-        connection.shutdown(stdlib_socket.SHUT_RDWR)
-    except OSError:
-        return False
-    finally:
-        connection.detach()
-    return True
-
-
-def _place(endpoint: bytes | str | int) -> int | str | None:
-    """Of a bound endpoint, what its connections have in their names: the port, or the path."""
-    assert isinstance(endpoint, bytes)
-    scheme, _, address = endpoint.rstrip(b"\0").decode().partition("://")
-    match scheme:
-        case "tcp":
-            return int(address.rpartition(":")[2])
-        case "ipc":
-            return address
-        case _:
-            return None
 
 
 def _descriptor(frame: zmq.Frame) -> int | None:

@@ -57,8 +57,11 @@ def arbiter(
         )
     configure_logs(log_level, log_format)
     log = structlog.get_logger("bstar")
-    from bstar.arbiter import ArbiterServer  # noqa: PLC0415  # a wrong option is found without the sockets
+    # A wrong option is found without the sockets.
+    from bstar.arbiter import ArbiterServer  # noqa: PLC0415
+    from bstar.descriptors import raise_limit  # noqa: PLC0415
 
+    raise_limit()
     with ArbiterServer(bind) as server:
         log.info("ready", version=bstar.__version__, arbiter=bind, pid=os.getpid())
         server.run()

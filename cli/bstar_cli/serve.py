@@ -1,7 +1,6 @@
 """``bstar serve``: one node of the pair, until it is told to stop or the pair cannot go on."""
 
 import os
-import resource
 import signal
 from pathlib import Path
 from types import FrameType
@@ -59,13 +58,14 @@ def serve(
     settings = load(config, options=parse_set(assignments or ()))
     configure_logs(settings.log.level, settings.log.format)
     log = structlog.get_logger("bstar")
-    _allow_many_connections()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop_early)
     try:
         # Only now: the sockets' library is not needed to find a configuration wrong.
+        from bstar.descriptors import raise_limit  # noqa: PLC0415
         from bstar_broker.server import BrokerServer  # noqa: PLC0415
 
+        raise_limit()
         with BrokerServer(settings) as server:
             log.info(
                 "ready",
@@ -85,13 +85,6 @@ def serve(
         log.critical("ended", exit_code=error.exit_code, error=str(error))
         raise
     log.info("stopped", role=settings.role)
-
-
-def _allow_many_connections() -> None:
-    """Every client and worker is an open file, and the usual soft limit is too low for a broker."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _stop_early(number: int, frame: FrameType | None) -> NoReturn:

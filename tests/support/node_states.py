@@ -74,6 +74,9 @@ def node_state(
             lag_sum_s=0.5,
             lag_bounds_s=[0.001, 0.01, 0.1],
             lag_counts=[5, 3, 1, 1],
+            descriptors_max=1024,
+            is_short_of_descriptors=True,
+            descriptor_shortages=3,
         )
         if loop
         else None,

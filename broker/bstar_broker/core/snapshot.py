@@ -155,6 +155,9 @@ class LoopState(msgspec.Struct, frozen=True):
 
     ``lag_counts`` are per bucket of ``lag_bounds_s``, with one more for what lies above. ``cpu_s`` is the CPU
     time of the whole process since it began.
+
+    ``is_short_of_descriptors``: new connections wait, because the process uses nearly all of the
+    ``descriptors_max`` that it may have; ``descriptor_shortages`` counts how often that began.
     """
 
     uptime_s: float
@@ -165,6 +168,9 @@ class LoopState(msgspec.Struct, frozen=True):
     lag_bounds_s: list[float]
     lag_counts: list[int]
     cpu_s: float = 0.0
+    descriptors_max: int = 0
+    is_short_of_descriptors: bool = False
+    descriptor_shortages: int = 0
 
 
 class JournalState(msgspec.Struct, frozen=True):

@@ -1,0 +1,149 @@
+"""Keeps a process from running out of descriptors because of the connections that it accepts.
+
+libzmq's listener does not rest when it cannot accept for want of a descriptor: its thread takes a whole core,
+and nothing says so. And what has no descriptor then is the link to the peer, a health probe, a file. So
+new connections are held off a little earlier, by the kernel, until others have ended (``connections``). A
+client of two nodes finds the other one meanwhile.
+
+The kernel gives the lowest number that is free. So the number of a new descriptor tells how many there are
+at least, and nothing has to be counted.
+"""
+
+import logging
+import os
+import resource
+import sys
+from pathlib import Path
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from bstar.connections import hang_up, hold_off, place_of, watch
+from bstar.reactor import Reactor
+
+__all__ = ["DescriptorGuard", "raise_limit"]
+
+_log = logging.getLogger("bstar.descriptors")
+
+# Kept for the state link with those who may watch it, for HTTP, and for files; a quarter of a very low limit.
+RESERVE = 64
+# Connections are let in again when so many more descriptors are free.
+_MARGIN = 8
+_LOOK_INTERVAL_S = 1.0
+# A shortage that comes and goes is reported this often at most.
+_REPORT_INTERVAL_S = 600.0
+_EVENTS_MAX = 1_000
+_LISTENING_MS = 1_000
+
+
+def raise_limit() -> None:
+    """Let this process have as many descriptors as it may: the usual soft limit is too low for a broker. For
+    a program, at its start.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class DescriptorGuard:
+    """Binds a socket and holds off its new connections while descriptors are short. In the reactor's thread.
+
+    ``maximum`` is how many this process may have, ``is_short`` whether connections are held off now, and
+    ``shortages`` how often that began.
+    """
+
+    def __init__(self, reactor: Reactor, socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+        """Raises zmq.ZMQError if the socket cannot be bound to ``endpoint``."""
+        self._reactor = reactor
+        self._socket = socket
+        self._endpoint = endpoint
+        self.maximum, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if self.maximum == resource.RLIM_INFINITY:
+            self.maximum = sys.maxsize
+        self.is_short = False
+        self.shortages = 0
+        self._reported_at = float("-inf")
+        self._threshold = self.maximum - min(RESERVE, self.maximum // 4)
+        self._listener: int | None = None
+        self._is_closed = False
+        self._monitor = watch(socket, zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED)
+        try:
+            socket.bind(endpoint)
+            self._place = place_of(socket)
+            if self._monitor.poll(0 if self._place is None else _LISTENING_MS):
+                self._listener = recv_monitor_message(self._monitor)["value"]
+        except BaseException:
+            self._close_monitor()
+            raise
+        reactor.add_source(self._monitor, self._on_accepted)
+        self._timer = reactor.add_timer(_LOOK_INTERVAL_S, self._look)
+
+    def close(self) -> None:
+        """Guard it no longer. Before the socket and the reactor are closed. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._timer.cancel()
+        self._reactor.remove(self._monitor)
+        self._close_monitor()
+
+    def _close_monitor(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+
+    def _on_accepted(self, now: float) -> None:
+        for _ in range(_EVENTS_MAX):
+            if not self._monitor.poll(0):
+                return
+            descriptor = recv_monitor_message(self._monitor, zmq.NOBLOCK)["value"]
+            if descriptor >= self._threshold:
+                self._hold_off(now)
+                # It waited in the kernel's queue; while that is not empty the listener does not rest.
+                hang_up(descriptor, self._place)
+
+    def _look(self, now: float) -> None:
+        """Files, and what others accept, take descriptors as well; and they are given back."""
+        if not self.is_short:
+            if _lowest_free(self.maximum) >= self._threshold:
+                self._hold_off(now)
+        elif _count(self.maximum) <= self._threshold - min(_MARGIN, self._threshold // 4):
+            self.is_short = False
+            if self._listener is not None:
+                hold_off(self._listener, is_held=False)
+
+    def _hold_off(self, now: float) -> None:
+        if self.is_short:
+            return
+        self.is_short = True
+        self.shortages += 1
+        if self._listener is not None:
+            hold_off(self._listener, is_held=True)
+        if now - self._reported_at >= _REPORT_INTERVAL_S:
+            self._reported_at = now
+            _log.warning(
+                "descriptors are short: %d of the %d that this process may have are in use. The rest is for "
+                "the peer, probes and files. New connections to %s wait until others end. Raise the limit "
+                "(ulimit -n, LimitNOFILE= of systemd, --ulimit nofile= of docker), or find out who connects "
+                "so often",
+                self._threshold,
+                self.maximum,
+                self._endpoint,
+            )
+
+
+def _lowest_free(maximum: int) -> int:
+    try:
+        descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # there is none, of this process or of the whole system
+        return maximum
+    os.close(descriptor)
+    return descriptor
+
+
+def _count(maximum: int) -> int:
+    try:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+    except FileNotFoundError:
+        return _lowest_free(maximum)
+    except OSError:
+        return maximum

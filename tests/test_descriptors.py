@@ -1,0 +1,169 @@
+"""A process that runs out of descriptors holds new connections off, says so once, and goes on serving."""
+
+from __future__ import annotations
+
+import resource
+import socket as tcp
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import zmq
+
+from bstar import Reactor
+from bstar.descriptors import RESERVE, DescriptorGuard
+from support.brokers import COMMAND, Broker, Ports, lone_broker, wait_until
+from support.pairs import Node
+from support.rawpeers import ZmtpPeer
+from support.waiting import LIMIT_S, Socket
+
+pytestmark = pytest.mark.loopback
+
+DESCRIPTORS = 200
+# Both limits: what `bstar serve` may raise by itself is no shortage.
+LIMITED = ("bash", "-c", f'ulimit -n {DESCRIPTORS} && exec "$@"', "bash", *COMMAND)
+HANDSHAKE = ZmtpPeer.greeting() + ZmtpPeer.ready_command()
+
+
+@contextmanager
+def crowd(endpoint: str, count: int) -> Iterator[list[tcp.socket]]:
+    """So many peers that connect at once and stay; each shakes hands as soon as it is let in."""
+    host, _, port = endpoint.removeprefix("tcp://").partition(":")
+    with ExitStack() as stack:
+        peers = [stack.enter_context(tcp.socket()) for _ in range(count)]
+        for peer in peers:
+            peer.setblocking(False)
+            peer.connect_ex((host, int(port)))
+        yield peers
+
+
+def shake_hands(peers: list[tcp.socket]) -> None:
+    """Those that are not let in yet cannot."""
+    for peer in peers:
+        with suppress(OSError):
+            peer.send(HANDSHAKE)
+
+
+def let_in(peers: list[tcp.socket]) -> int:
+    """How many of them the broker has greeted."""
+    greeted = 0
+    for peer in peers:
+        with suppress(OSError):
+            greeted += bool(peer.recv(64, tcp.MSG_PEEK))
+    return greeted
+
+
+def log_of(broker: Broker) -> str:
+    return broker.log_path.read_text()
+
+
+def cpu_s(broker: Broker) -> float:
+    fields = Path(f"/proc/{broker.pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    return ticks / 100
+
+
+def metric(broker: Broker, name: str) -> float:
+    with urllib.request.urlopen(f"{broker.http_url}/metrics", timeout=LIMIT_S) as answer:
+        lines = answer.read().decode().splitlines()
+    [line] = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+    return float(line.rpartition(" ")[2])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel cannot hold connections off elsewhere")
+def test_a_broker_without_descriptors_serves_whom_it_has_and_lets_in_who_waits(tmp_path: Path) -> None:
+    with lone_broker(tmp_path, command=LIMITED) as broker, broker.peers() as peers:
+        worker, client = peers.worker01(b"echo"), peers.client01()
+        with crowd(broker.endpoint, 500) as strangers:
+            wait_until(lambda: "descriptors are short" in log_of(broker), "the broker says so")
+            shake_hands(strangers)
+            assert f"{DESCRIPTORS - DESCRIPTORS // 4} of the {DESCRIPTORS}" in log_of(broker)
+            assert "ulimit -n" in log_of(broker)
+            # A listener that cannot accept used to take a whole core, for as long as somebody waited.
+            before = cpu_s(broker)
+            peers.pass_time(2.0)
+            assert cpu_s(broker) - before < 1.0
+            assert let_in(strangers)
+            # What it has goes on, and what is kept suffices for a probe.
+            client.request(b"echo", b"hi")
+            worker.finish(worker.take(), b"there")
+            assert client.recv() == [b"", b"MDPC01", b"echo", b"there"]
+            assert metric(broker, "bstar_descriptors_short") == 1
+            assert metric(broker, "bstar_descriptors_max") == DESCRIPTORS
+        wait_until(lambda: metric(broker, "bstar_descriptors_short") == 0, "descriptors are free again")
+        late, newcomer = peers.worker01(b"late"), peers.client01()
+        newcomer.request(b"late", b"hi")
+        late.finish(late.take(), b"again")
+        assert newcomer.recv() == [b"", b"MDPC01", b"late", b"again"]
+        assert log_of(broker).count("descriptors are short") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel cannot hold connections off elsewhere")
+def test_the_peer_finds_a_node_that_lets_no_clients_in(tmp_path: Path) -> None:
+    ports = Ports(6)
+    a, a_state, a_http, b, b_state, b_http = ports.numbers
+    primary = Node(
+        tmp_path, role="primary", clients=a, state=a_state, peer_state=b_state, http=a_http, command=LIMITED
+    )
+    backup = Node(tmp_path, role="backup", clients=b, state=b_state, peer_state=a_state, http=b_http)
+    try:
+        with primary, crowd(primary.endpoint, 500) as strangers:
+            wait_until(lambda: "descriptors are short" in primary.log(), "the primary says so")
+            shake_hands(strangers)
+            with backup:
+                primary.wait_for_state("ACTIVE")
+                backup.wait_for_state("PASSIVE")
+    finally:
+        ports.close()
+
+
+class Guarded:
+    """A guard in a loop of its own, in a process that may have some descriptors more than it has."""
+
+    def __init__(self, context: zmq.Context[Socket], spare: int) -> None:
+        self.reactor = Reactor()
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.ports = Ports(1)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest_in_use() + spare, before[1]))
+        try:
+            self.endpoint = f"tcp://127.0.0.1:{self.ports.numbers[0]}"
+            self.guard = DescriptorGuard(self.reactor, self.socket, self.endpoint)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def highest_in_use() -> int:
+    return max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_files_count_as_well_and_what_is_given_back_counts(caplog: pytest.LogCaptureFixture) -> None:
+    with zmq.Context() as context:
+        guarded = Guarded(context, spare=RESERVE + 20)
+        guard, reactor = guarded.guard, guarded.reactor
+
+        def turn_until(is_short: bool) -> None:
+            until = reactor.now() + LIMIT_S
+            while guard.is_short is not is_short:
+                assert reactor.now() < until
+                reactor.turn()
+
+        for shortage in (1, 2):
+            with ExitStack() as stack:
+                # All numbers below the highest that is in use, and some more.
+                while stack.enter_context(Path("/dev/null").open()).fileno() < guard._threshold:
+                    pass
+                turn_until(is_short=True)
+                assert guard.shortages == shortage
+            turn_until(is_short=False)
+        assert caplog.text.count("descriptors are short") == 1
+        guard.close()
+        guard.close()
+        guarded.socket.close()
+        guarded.reactor.close()
+        guarded.ports.close()
