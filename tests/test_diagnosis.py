@@ -85,6 +85,12 @@ SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
         "3 clients have reached only the backup for 4.2 s (2 ask for what workers offer there)",
     ),
     (
+        "a node has no descriptors left for new connections",
+        [seen(A, is_short_of_descriptors=True, **SERVING), backup],
+        Reason.DESCRIPTORS_SHORT,
+        "the primary serves, but the primary lets no new connections in",
+    ),
+    (
         "a node cannot write to its state directory",
         [seen(A, epoch_error="No space left on device", **SERVING), backup],
         Reason.EPOCH_UNSAVED,

@@ -131,10 +131,15 @@ def test_the_loops_lag_is_a_histogram_with_its_maximum() -> None:
     assert value(found, "bstar_loop_lag_seconds_bucket", le="0.01") == 8
     assert value(found, "bstar_loop_lag_seconds_count") == 10
     assert value(found, "bstar_loop_lag_max_seconds") == 0.25
-    assert value(found, "bstar_descriptors_max") == 1024
-    assert value(found, "bstar_descriptors_short") == 1
-    assert value(found, "bstar_descriptor_shortages_total") == 3
     assert value(found, "bstar_loop_turns_total") == 99
+
+
+def test_a_shortage_of_descriptors_is_shown_and_counted() -> None:
+    for is_short in (False, True):
+        found = samples(node_state(is_short_of_descriptors=is_short))
+        assert value(found, "bstar_descriptors_short") == is_short
+        assert value(found, "bstar_descriptors_max") == 1024
+        assert value(found, "bstar_descriptor_shortages_total") == 3
 
 
 def test_a_node_without_a_loop_has_no_lag() -> None:

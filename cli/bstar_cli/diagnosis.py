@@ -40,6 +40,7 @@ class Reason(enum.StrEnum):
     WRONG_PAIR = "wrong-pair"
     ARBITER_SILENT = "arbiter-silent"
     EPOCH_UNSAVED = "epoch-unsaved"
+    DESCRIPTORS_SHORT = "descriptors-short"
     CLIENTS_CUT_OFF = "clients-cut-off"
     PEERS_APART = "peers-apart"
     NODE_DOWN = "node-down"
@@ -63,6 +64,7 @@ CODES = {
     Reason.WRONG_PAIR: exits.ASTRAY,
     Reason.ARBITER_SILENT: exits.FAILED,
     Reason.EPOCH_UNSAVED: exits.FAILED,
+    Reason.DESCRIPTORS_SHORT: exits.FAILED,
     Reason.CLIENTS_CUT_OFF: exits.FAILED,
     Reason.PEERS_APART: exits.FAILED,
     Reason.NODE_DOWN: exits.FAILED,
@@ -126,6 +128,10 @@ class PairView(msgspec.Struct, frozen=True):
     epoch_error: str = ""
 
 
+class _Loop(msgspec.Struct, frozen=True):
+    is_short_of_descriptors: bool = False
+
+
 class _Readiness(msgspec.Struct, frozen=True):
     reason: str
     why: str
@@ -138,6 +144,7 @@ class NodeView(msgspec.Struct, frozen=True):
     pair: PairView
     broker: _Broker
     readiness: _Readiness | None = None
+    loop: _Loop | None = None
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -210,7 +217,8 @@ def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
     """One node says that it serves."""
     serves = f"the {active.role} serves"
     silent = " and ".join(seen.endpoint for seen in nodes if seen.view is None)
-    pairs = [seen.view.pair for seen in nodes if seen.view is not None]
+    views = [seen.view for seen in nodes if seen.view is not None]
+    pairs = [view.pair for view in views]
     if silent and active.is_peer_fresh:
         text = (
             f"{serves} and hears its peer {active.peer_state}, but {silent} does not answer this command: "
@@ -247,6 +255,13 @@ def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
                 "its state_dir, or mend that disk"
             )
             return Verdict.of(Reason.EPOCH_UNSAVED, text)
+    short = [view.pair.role for view in views if view.loop is not None and view.loop.is_short_of_descriptors]
+    if short:
+        text = (
+            f"{serves}, but the {' and the '.join(short)} lets no new connections in: its process has used "
+            "nearly all descriptors that it may have; raise the limit, or find out who connects so often"
+        )
+        return Verdict.of(Reason.DESCRIPTORS_SHORT, text)
     return Verdict.of(Reason.SERVED, serves)
 
 

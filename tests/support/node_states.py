@@ -27,6 +27,7 @@ def service_state(name: str, **changes: Any) -> ServiceState:
 def node_state(
     *services: ServiceState,
     loop: bool = True,
+    is_short_of_descriptors: bool = False,
     drops: dict[str, int] | None = None,
     is_draining: bool = False,
     past: tuple[ServiceState, ...] = (),
@@ -75,7 +76,7 @@ def node_state(
             lag_bounds_s=[0.001, 0.01, 0.1],
             lag_counts=[5, 3, 1, 1],
             descriptors_max=1024,
-            is_short_of_descriptors=True,
+            is_short_of_descriptors=is_short_of_descriptors,
             descriptor_shortages=3,
         )
         if loop
