@@ -2,7 +2,7 @@
 
 import sys
 
-from bstar_cli.main import main
+from bstar_cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

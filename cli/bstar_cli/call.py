@@ -6,11 +6,9 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from bstar.errors import CallError, ConfigurationError
-from bstar_cli import exits
 from bstar_cli.options import (
     ClientConfigOption,
     DialectOption,
@@ -21,6 +19,7 @@ from bstar_cli.options import (
     fleet_of,
     journal_of,
 )
+from bstar_cli.terminal import json_line, lines
 from bstar_client import HAClient, Reply
 
 __all__ = ["call"]
@@ -61,6 +60,9 @@ def call(
 ) -> None:
     """Send one request and print its reply: each frame on a line of its own.
 
+    A pipe or a file gets the octets as they are. On a terminal, control characters other than line breaks and
+    tabs are written as escapes, unless --raw asks for the octets.
+
     Whichever node is active is found, and the request follows it when it fails over.
 
     Exit codes: 0 answered; 1 the service's handler failed or the broker rejected the request; 2 wrong usage;
@@ -88,9 +90,14 @@ def call(
 
     def show(reply: Reply) -> None:
         if as_json:
-            _write(_as_json(reply, time.monotonic() - started))
+            typer.echo(_as_json(reply, time.monotonic() - started))
+        elif raw:
+            _write(b"".join(reply.frames))
+        elif sys.stdout.isatty():
+            for frame in reply.frames:
+                typer.echo(lines(frame))
         else:
-            _write(b"".join(reply.frames) if raw else b"".join(frame + b"\n" for frame in reply.frames))
+            _write(b"".join(frame + b"\n" for frame in reply.frames))
 
     try:
         with HAClient(fleet_of(endpoints, config), dialect=dialect, timeout=timeout, journal=kept) as client:
@@ -119,15 +126,16 @@ def call(
                 "may_have_executed": error.may_have_executed,
                 "seconds": round(time.monotonic() - started, 6),
             }
-            _write(msgspec.json.encode(problem) + b"\n")
+            typer.echo(json_line(problem))
         raise
-    except KeyboardInterrupt:
-        raise typer.Exit(exits.INTERRUPTED) from None
 
 
 def _frame(text: str) -> bytes:
     if text == "-":
-        return sys.stdin.buffer.read()
+        try:
+            return sys.stdin.buffer.read()
+        except (OSError, AttributeError) as error:  # None if it was closed from the start
+            raise ConfigurationError("-: standard input is closed or cannot be read") from error
     if text.startswith("@@"):
         return text[1:].encode()
     if text.startswith("@"):
@@ -138,19 +146,16 @@ def _frame(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _as_json(reply: Reply, seconds: float) -> bytes:
-    return (
-        msgspec.json.encode(
-            {
-                "frames": [_shown(frame) for frame in reply.frames],
-                "final": reply.is_final,
-                "endpoint": reply.endpoint,
-                "epoch": reply.epoch,
-                "attempts": reply.attempts,
-                "seconds": round(seconds, 6),
-            }
-        )
-        + b"\n"
+def _as_json(reply: Reply, seconds: float) -> str:
+    return json_line(
+        {
+            "frames": [_shown(frame) for frame in reply.frames],
+            "final": reply.is_final,
+            "endpoint": reply.endpoint,
+            "epoch": reply.epoch,
+            "attempts": reply.attempts,
+            "seconds": round(seconds, 6),
+        }
     )
 
 

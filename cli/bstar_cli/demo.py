@@ -106,15 +106,15 @@ def demo(
         stage.remove()
         console.print("interrupted; every process of the demo was ended")
         raise typer.Exit(exits.INTERRUPTED) from None
+    if report.ok:
+        stage.remove()
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
     else:
         _print(report)
         if journal is not None:
             console.print(Text(f"journals: {journal}"), soft_wrap=True)
-    if report.ok:
-        stage.remove()
-    else:
+    if not report.ok:
         console.print(Text(f"logs: {stage.folder}"), soft_wrap=True)
         raise typer.Exit(exits.FAILED)
 

@@ -20,6 +20,8 @@ __all__ = [
     "NOT_EXECUTED",
     "NOT_PROVEN",
     "OK",
+    "OUTPUT_LOST",
+    "READER_GONE",
     "SERVICE_TROUBLE",
     "SPARK_FAILED",
     "UNKNOWN",
@@ -48,8 +50,12 @@ NOT_PROVEN = 3
 """``pipeline audit``: there is nothing to judge, or not all is proven and all must be."""
 SPARK_FAILED = 5
 """``pipeline``: Spark could not do the job; nothing is said about the journals."""
+OUTPUT_LOST = 74
+"""Standard output cannot be written: a full disk, a closed descriptor (EX_IOERR of sysexits.h)."""
 INTERRUPTED = 130
 """Ctrl-C, where that is not the ordinary way to stop."""
+READER_GONE = 141
+"""Who read standard output has left: 128 + SIGPIPE, as of programs that the signal ends."""
 
 
 def code_of(error: BstarError) -> int:

@@ -17,6 +17,7 @@ import typer
 
 from bstar.errors import BstarError
 from bstar.fleet import Fleet
+from bstar.printable import printable
 from bstar_cli import exits
 from bstar_cli.options import (
     ClientConfigOption,
@@ -28,6 +29,8 @@ from bstar_cli.options import (
     journal_of,
 )
 from bstar_cli.steady import SteadyCalls
+from bstar_cli.streams import OutputLostError
+from bstar_cli.terminal import json_line
 from bstar_client import ActiveFound, Event, FailedOver, HAClient
 
 __all__ = ["load", "percentile"]
@@ -35,6 +38,8 @@ __all__ = ["load", "percentile"]
 _PERIOD_S = 1.0
 # Enough for a failover of a second and a half at the greatest rate there is use for; each is a thread.
 _WINDOW_MAX = 1_000
+# A line with the texts of others in it.
+_LINE_CHARS_MAX = 2_000
 
 
 class Second(msgspec.Struct, frozen=True, tag="second", tag_field="type"):
@@ -107,7 +112,7 @@ def load(
         float, typer.Option("--timeout", "-t", min=0.001, help="Deadline of each call, in seconds.")
     ] = 15.0,
     window: Annotated[
-        int, typer.Option("--window", min=1, max=_WINDOW_MAX, help="Calls outstanding at most.")
+        int, typer.Option("--window", "-w", min=1, max=_WINDOW_MAX, help="Calls outstanding at most.")
     ] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     journal: JournalOption = None,
@@ -130,8 +135,8 @@ def load(
         bstar load -e tcp://10.0.0.1:5001,tcp://10.0.0.2:5001 --json | jq 'select(.type == "failover")'
     """
     kept = journal_of(journal, journal_pair, journal_name)
-    report = _Report(as_json)
     stop = threading.Event()
+    report = _Report(as_json, stop)
 
     def end(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -161,8 +166,9 @@ def load(
 class _Report:
     """What was seen, and its lines; called from the threads of the calls, of the client and the main one."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool, stop: threading.Event) -> None:
         self._as_json = as_json
+        self._stop = stop
         self._lock = threading.Lock()
         self._durations: list[float] = []
         self._since = time.monotonic()
@@ -263,7 +269,12 @@ class _Report:
         return is_ok
 
     def _print(self, line: msgspec.Struct, text: str) -> None:
-        typer.echo(msgspec.json.encode(line).decode() if self._as_json else f"{time.strftime('%T')}  {text}")
+        shown = f"{time.strftime('%T')}  {printable(text, _LINE_CHARS_MAX)}"
+        try:
+            typer.echo(json_line(line) if self._as_json else shown)
+        except OutputLostError:
+            # Not raised here: this may be a thread of the client's. The command ends with it.
+            self._stop.set()
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:

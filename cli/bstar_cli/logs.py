@@ -2,11 +2,18 @@
 
 import logging
 import sys
+from io import StringIO
+from typing import TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, ExcInfo, Processor
+
+from bstar.printable import printable
+from bstar_cli.terminal import has_colours, lines
 
 __all__ = ["configure_logs"]
+
+_VALUE_CHARS_MAX = 5_000
 
 
 def configure_logs(level: str, form: str) -> None:
@@ -21,12 +28,10 @@ def configure_logs(level: str, form: str) -> None:
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if form == "json"
         else [
+            _escape,
             structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(),
-                pad_event_to=0,
-                # Without the frames' variables: they hold what clients sent.
-                exception_formatter=structlog.dev.plain_traceback,
-            )
+                colors=has_colours(sys.stderr), pad_event_to=0, exception_formatter=_write_traceback
+            ),
         ]
     )
     structlog.configure(
@@ -50,3 +55,21 @@ def configure_logs(level: str, form: str) -> None:
     root.setLevel(level.upper())
     # The state machine's library tells each of its steps; the pair logs what they mean.
     logging.getLogger("transitions").setLevel(logging.WARNING)
+
+
+def _escape(logger: object, method: str, event: EventDict) -> EventDict:
+    """What came from the network must not be more than one line, nor move a terminal's cursor.
+
+    JSON needs this not: its escapes are its own.
+    """
+    return {
+        name: printable(value, _VALUE_CHARS_MAX) if type(value) is str else value
+        for name, value in event.items()
+    }
+
+
+def _write_traceback(out: TextIO, trace: ExcInfo) -> None:
+    """The traceback, without the frames' variables: they hold what clients sent. Its text may, too."""
+    text = StringIO()
+    structlog.dev.plain_traceback(text, trace)
+    out.write(lines(text.getvalue()))

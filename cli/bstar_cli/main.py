@@ -4,13 +4,15 @@ Data goes to standard output and talk to standard error. What the user can mend 
 a traceback; a traceback is a defect of ours.
 """
 
+import contextlib
 import sys
 from typing import Annotated
 
 import typer
 
 import bstar
-from bstar.errors import BstarError, ConfigurationError
+from bstar.errors import BstarError, ConfigurationError, PairError, PipelineError
+from bstar.printable import printable
 from bstar_cli import exits
 from bstar_cli.arbiter import arbiter
 from bstar_cli.bench import bench
@@ -21,9 +23,14 @@ from bstar_cli.load import load
 from bstar_cli.pipeline import pipeline
 from bstar_cli.serve import serve
 from bstar_cli.status import status
+from bstar_cli.streams import OutputLostError, guarded
+from bstar_cli.terminal import lines
 from bstar_cli.worker import worker
 
 __all__ = ["app", "main"]
+
+_OWN_ERRORS = (ConfigurationError, PairError, PipelineError)
+_TEXT_CHARS_MAX = 5_000
 
 app = typer.Typer(
     name="bstar",
@@ -77,6 +84,18 @@ app.add_typer(pipeline)
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; the exit code. ``arguments`` are those of the process unless given."""
     try:
+        with guarded():
+            return _run(arguments)
+    except OutputLostError as lost:
+        if not lost.is_reader_gone:
+            _tell(f"bstar: {lost}")
+        return lost.code
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
         app(arguments, prog_name="bstar")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -84,6 +103,13 @@ def main(arguments: list[str] | None = None) -> int:
         wrong = (
             "wrong usage or configuration" if isinstance(error, ConfigurationError) else type(error).__name__
         )
-        sys.stderr.write(f"bstar: {wrong}: {error}\n")
+        # Our own sentences may have several lines; what a node or a handler says is on one.
+        text = lines(str(error)) if isinstance(error, _OWN_ERRORS) else printable(str(error), _TEXT_CHARS_MAX)
+        _tell(f"bstar: {wrong}: {text}")
         return exits.code_of(error)
     return exits.OK
+
+
+def _tell(sentence: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{sentence}\n")

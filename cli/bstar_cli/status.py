@@ -1,10 +1,8 @@
 """``bstar status``: the nodes of all pairs side by side, and whether that is how pairs should look."""
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -24,6 +22,8 @@ from bstar_cli.diagnosis import (
     strays,
 )
 from bstar_cli.options import ClientConfigOption, EndpointsOption, fleet_of
+from bstar_cli.streams import OutputLostError, forgive_reader
+from bstar_cli.terminal import cell, json_line, print_tables, sentence
 from bstar_client.status import NodeReport, node_states
 
 __all__ = ["status"]
@@ -63,10 +63,7 @@ def status(
         bstar status --json | jq '.nodes[].state.pair.state'
     """
     fleet = fleet_of(endpoints, config)
-    try:
-        reports = node_states(fleet.endpoints, timeout)
-    except KeyboardInterrupt:
-        raise typer.Exit(exits.INTERRUPTED) from None
+    reports = node_states(fleet.endpoints, timeout)
     nodes = [Seen.of(report) for report in reports]
     views = [seen.view for seen in nodes]
     names = _names(fleet)
@@ -108,24 +105,31 @@ def status(
                 for name, report, seen in zip(names, reports, nodes, strict=True)
             ],
         }
-        typer.echo(msgspec.json.encode(document).decode())
+        _print(lambda: typer.echo(json_line(document)))
     else:
-        # Not a terminal: nothing is cut, so that a script finds whole words.
-        console = Console(width=None if sys.stdout.isatty() else 200)
-        console.print(_nodes_table(names, reports, views))
+        tables = [_nodes_table(names, reports, views)]
         services = _services_table(names, views)
         if services is not None:
-            console.print(services)
+            tables.append(services)
+        _print(lambda: print_tables(*tables, titles=2 if len(by_pair) > 1 else 1))
         talk = Console(stderr=True, soft_wrap=True)
         for seen in nodes:
             if seen.view is None:
-                talk.print(Text(f"{seen.endpoint}: {seen.error}"))
+                talk.print(sentence(f"{seen.endpoint}: {seen.error}"))
         for told in (*astray, *troubled):
-            talk.print(Text(str(told), style="yellow"))
+            talk.print(sentence(told, style="yellow"))
         for each, home in homes.items():
-            talk.print(Text(f"{each} belongs to {home}: {', '.join(fleet.pair_of(each).endpoints)}"))
-        talk.print(Text(verdict.why, style="green" if verdict.code == exits.OK else "bold red"))
+            talk.print(sentence(f"{each} belongs to {home}: {', '.join(fleet.pair_of(each).endpoints)}"))
+        talk.print(sentence(verdict.why, style="green" if verdict.code == exits.OK else "bold red"))
     raise typer.Exit(verdict.code)
+
+
+def _print(show: Callable[[], None]) -> None:
+    """Print, and go on if the reader has left: the exit code is the verdict all the same."""
+    try:
+        show()
+    except OutputLostError as error:
+        forgive_reader(error)
 
 
 def _names(fleet: Fleet) -> list[str]:
@@ -151,19 +155,18 @@ def _nodes_table(
     if has_arbiter:
         table.add_column("ARBITER", justify="right")
     for name, report, view in zip(names, reports, views, strict=True):
-        # Text, because a name or an error may look like markup.
-        named = [Text(name)] if is_fleet else []
+        named = [cell(name)] if is_fleet else []
         if view is None:
-            table.add_row(*named, Text(report.endpoint), Text("-"), Text("no answer", style="red"))
+            table.add_row(*named, cell(report.endpoint), Text("-"), Text("no answer", style="red"))
             continue
         pair, broker = view.pair, view.broker
         table.add_row(
             *named,
-            Text(report.endpoint),
-            Text(pair.role),
-            Text(pair.state, style="bold green" if pair.is_active else ""),
+            cell(report.endpoint),
+            cell(pair.role),
+            cell(pair.state, style="bold green" if pair.is_active else ""),
             Text(str(pair.epoch)),
-            Text(pair.peer_state or "-")
+            cell(pair.peer_state or "-")
             if pair.is_peer_fresh
             else Text("gone" if pair.is_peer_gone else "silent", style="red"),
             Text("-" if pair.peer_age_s is None else f"{pair.peer_age_s:.3f} s"),
@@ -196,11 +199,11 @@ def _services_table(names: Sequence[str], views: Sequence[NodeView | None]) -> T
     is_fleet = len(set(names)) > 1
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("SERVICE", *(["PAIR"] if is_fleet else []), "ON"):
-        table.add_column(f"\n{heading}")
+        table.add_column(heading)
     for heading in ("WORKERS", "IDLE", "IN FLIGHT", "QUEUED", "ANSWERED"):
-        table.add_column(f"\n{heading}", justify="right")
+        table.add_column(heading, justify="right")
     for title, name, role, service in sorted(services, key=lambda each: each[:3]):
         words = (title, *([name] if is_fleet else []), role)
         numbers = (service.workers, service.idle, service.in_flight, service.queued, service.answered)
-        table.add_row(*(Text(str(each)) for each in (*words, *numbers)))
+        table.add_row(*(cell(each) for each in (*words, *numbers)))
     return table

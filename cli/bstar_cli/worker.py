@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 import time
+import traceback
 from typing import Annotated, Literal
 
 import structlog
@@ -150,8 +151,9 @@ def find_handler(name: str, *, seconds: float | None = None) -> Handler:
         sys.path.insert(0, "")
     try:
         found: object = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigurationError(f"the handler {name!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        # Whatever the module does while it is imported is its author's to mend.
+        raise ConfigurationError(f"the handler {name!r} cannot be imported: {_told(error)}") from error
     for part in path.split("."):
         try:
             found = getattr(found, part)
@@ -160,6 +162,17 @@ def find_handler(name: str, *, seconds: float | None = None) -> Handler:
     if not callable(found):
         raise ConfigurationError(f"the handler {name!r} is a {type(found).__name__}, not a function")
     return found
+
+
+def _told(error: BaseException) -> str:
+    """What went wrong during an import, and where."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    # An import that finds nothing fails in the machinery, which says it all.
+    where = frames[-1] if frames and not frames[-1].filename.startswith("<frozen") else None
+    text = f"{type(error).__name__}: {error}"
+    return text if where is None else f"{text} ({where.filename}, line {where.lineno})"
 
 
 def _echo(request: Request) -> tuple[bytes, ...]:

@@ -78,8 +78,11 @@ def _listen(turns: "queue.SimpleQueue[Job | Turn]", run: "_Run") -> None:
 
 def _tell(message: FromClient) -> None:
     with _speaking:
-        sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+            sys.stdout.buffer.flush()
+        except OSError:
+            os._exit(0)  # as when the standard input closes
 
 
 class _Run:

@@ -7,7 +7,6 @@ happens in client processes (``client``); the arithmetic is in ``plan`` and ``re
 import os
 import secrets
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet
@@ -34,7 +31,8 @@ from bstar_cli.bench.plan import (
 )
 from bstar_cli.bench.report import Asked, Document, as_csv, as_table
 from bstar_cli.bench.rounds import Rounds
-from bstar_cli.options import EndpointsOption, fleet_of
+from bstar_cli.options import ClientConfigOption, EndpointsOption, fleet_of
+from bstar_cli.terminal import json_line, print_tables
 
 __all__ = ["bench", "numbers_of"]
 
@@ -60,15 +58,7 @@ def bench(
         ),
     ] = None,
     endpoints: EndpointsOption = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="A client's configuration, which names the pairs. Otherwise BSTAR_CLIENT_CONFIG.",
-            show_default=False,
-        ),
-    ] = None,
+    config: ClientConfigOption = None,
     dialect: Annotated[Dialect, typer.Option("--dialect", help="What clients and echo workers speak.")] = (
         "native"
     ),
@@ -85,7 +75,6 @@ def bench(
         int | None,
         typer.Option(
             "--clients",
-            "-c",
             min=1,
             max=64,
             help="Client processes of each side. Otherwise one for each service.",
@@ -236,11 +225,11 @@ def bench(
     with _ending_early(measurement.stop):
         document = measurement.run()
     if as_json:
-        typer.echo(msgspec.json.encode(document).decode())
+        typer.echo(json_line(document))
     elif as_csv_text:
         typer.echo(as_csv(document), nl=False)
     else:
-        Console(width=None if sys.stdout.isatty() else 200).print(as_table(document))
+        print_tables(as_table(document))
     raise typer.Exit(_tell(document))
 
 

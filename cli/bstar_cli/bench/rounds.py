@@ -18,6 +18,7 @@ from bstar_cli.bench.plan import Case, ClientKind, EchoPlan, Job, Side, Turn, sh
 from bstar_cli.bench.report import Asked, Document, document_of
 from bstar_cli.bench.results import Result, ratio_of, row_of
 from bstar_cli.bench.stage import BenchError, Stage, cpu_of
+from bstar_cli.terminal import lines
 
 __all__ = ["Rounds"]
 
@@ -56,7 +57,7 @@ class Rounds:
                 with _progress() as show:
                     self._measure(stage, show)
         except BenchError as error:
-            typer.echo(f"bstar bench: {error}", err=True)
+            typer.echo(f"bstar bench: {lines(str(error))}", err=True)
             if not self._results:
                 raise typer.Exit(error.code) from None
             self._is_broken = True

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from bstar.errors import ConfigurationError
 from bstar_cli import exits
@@ -26,6 +25,7 @@ from bstar_cli.pipeline.spark import (
     spark_session,
     time_of,
 )
+from bstar_cli.terminal import sentence
 
 __all__ = ["audit", "incidents", "objectives", "report"]
 
@@ -162,8 +162,8 @@ def audit(
     if cut.is_cut:
         _say(f"{cut.shown:,} of {cut.total:,} findings are shown; --limit shows more.")
     _say(verdict.headline, verdict.level)
-    for sentence in verdict.sentences:
-        _say(sentence)
+    for each in verdict.sentences:
+        _say(each)
     raise typer.Exit(code)
 
 
@@ -310,6 +310,6 @@ def objectives(
         _say("no request was recorded by a node in this period")
 
 
-def _say(sentence: str, level: str = "") -> None:
-    Console(stderr=True, soft_wrap=True).print(Text(sentence, style=_STYLES.get(level, "")))
+def _say(text: str, level: str = "") -> None:
+    Console(stderr=True, soft_wrap=True).print(sentence(text, style=_STYLES.get(level, "")))
     sys.stderr.flush()

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from bstar.errors import ConfigurationError
 from bstar_cli.pipeline.spark import (
@@ -20,6 +19,7 @@ from bstar_cli.pipeline.spark import (
     progress,
     spark_session,
 )
+from bstar_cli.terminal import sentence
 
 __all__ = ["ClockErrorOption", "ObjectivesOption", "OutOption", "run"]
 
@@ -117,7 +117,7 @@ def run(
     ]
     print_table(["", ""], told)
     talk = Console(stderr=True, soft_wrap=True)
-    talk.print(Text(f"next: bstar pipeline report {summary.root} --out report.html"))
+    talk.print(sentence(f"next: bstar pipeline report {summary.root} --out report.html"))
 
 
 def _day_of(text: str | None) -> dt.date | None:

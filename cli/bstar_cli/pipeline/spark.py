@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 from bstar.errors import ConfigurationError
 from bstar_cli import exits
+from bstar_cli.terminal import json_line, sentence
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -146,7 +145,7 @@ def time_of(option: str, text: str | None) -> int | None:
 
 def print_json(value: object) -> None:
     """One JSON object on one line of stdout."""
-    typer.echo(msgspec.json.encode(value).decode())
+    typer.echo(json_line(value))
 
 
 def print_table(
@@ -167,6 +166,5 @@ def print_table(
         heading = headings[index].upper()
         table.add_column(heading, justify="right" if index in right else "left", overflow="fold")
     for row in rows:
-        # Text, because a name from the wire may look like markup.
-        table.add_row(*(Text(row[index]) for index in chosen))
+        table.add_row(*(sentence(row[index]) for index in chosen))
     Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)

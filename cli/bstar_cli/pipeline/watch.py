@@ -5,9 +5,13 @@ from typing import Annotated
 
 import typer
 
+from bstar.printable import printable
 from bstar_cli.pipeline.spark import ConfOption, MasterOption, RemoteOption, progress, spark_session
 
 __all__ = ["watch"]
+
+# A line names services, workers and texts of others.
+_LINE_CHARS_MAX = 2_000
 
 
 def watch(
@@ -61,6 +65,10 @@ def watch(
             copies_within=copies_within,
         )
         tell("watching")
-        stream = Watch(spark, settings, available_now=once, tell=typer.echo)
+        stream = Watch(spark, settings, available_now=once, tell=_tell)
         with stream, stopped_by_signals(stream):
             stream.run()
+
+
+def _tell(line: str) -> None:
+    typer.echo(printable(line, _LINE_CHARS_MAX))

@@ -1,0 +1,34 @@
+"""Where the ``bstar`` command begins, before anything that takes time to import.
+
+Ctrl-C ends the command without a traceback from its first moment on. While the imports last it ends at once.
+After that each command decides what Ctrl-C means; at the very end the signal ends the process again. To
+import this module is to begin: only the program itself does.
+"""
+
+import os
+import signal
+
+__all__ = ["main"]
+
+# ``exits.INTERRUPTED``: to import it takes as long as the rest.
+_INTERRUPTED = 130
+
+# Not where the parent has chosen that the signal is ignored, as nohup and a shell's & do.
+_is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if _is_ours:
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(_INTERRUPTED))
+
+
+def main() -> int:
+    """Run the command of the process's arguments; its exit code."""
+    from bstar_cli.main import main as run  # noqa: PLC0415 - this is what takes the time
+
+    try:
+        if _is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return run()
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    finally:
+        if _is_ours:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
