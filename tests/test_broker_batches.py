@@ -270,3 +270,74 @@ def test_replies_are_sent_to_nobody_but_the_client_that_asked() -> None:
     desk.requests(b"c", [7, 8])
     (told_at_once,) = desk.finals(b"w", [8, 5, 6, 7])
     assert final_rows(told_at_once, 2)[0] == (8, 5, 6, 7)
+
+
+def test_what_a_worker_holds_of_a_batch_is_awaited() -> None:
+    desk = Desk()
+    desk.ready(b"w", credit=5, takes_batches=True)
+    desk.requests(b"c", [1, 2, 3])
+    desk.broker.drain()
+    assert desk.broker.is_awaited
+    desk.finals(b"w", [1, 2])
+    assert desk.broker.is_awaited
+    desk.finals(b"w", [3])
+    assert not desk.broker.is_awaited
+
+
+@pytest.mark.requirement("BSN-B-09")
+def test_what_is_over_is_not_given_to_a_worker_that_comes_before_the_timer() -> None:
+    desk = Desk()
+    desk.requests(b"c", [1, 2, 3], ttls_ms=[200, 5_000, 5_000])
+    desk.now = 0.3
+    told = desk.ready(b"w", credit=5, takes_batches=True)
+    assert given(told) == [(b"w", [2]), (b"w", [3])]
+    over = [heard(frames) for frames in told if frames[0] == b"c"]
+    assert [(message.identity, message.value) for message in over] == [(ident(1), ErrorCode.EXPIRED)]
+
+
+@pytest.mark.requirement("BSN-B-09")
+@pytest.mark.requirement("BSN-B-17")
+def test_each_slice_has_the_times_and_bodies_of_its_own_rows() -> None:
+    desk = Desk()
+    for worker, credit in ((b"u", 2), (b"v", 3), (b"w", 2)):
+        desk.ready(worker, credit=credit, takes_batches=True)
+    bodies = [b"a", b"", b"ccc", b"dd", b"e", b"ffff", b"g", b"hh"]
+    ttls_ms = [1_000 * number for number in range(1, 9)]
+    told = desk.requests(b"c", range(1, 9), bodies, ttls_ms=ttls_ms)
+    parts = [(list(request_rows(frames, 2)[0]), request_rows(frames, 2)[1], frames[3]) for frames in told]
+    assert parts == [
+        ([1, 2], (1_000, 2_000), b"a"),
+        ([3, 4, 5], (3_000, 4_000, 5_000), b"cccdde"),
+        ([6, 7], (6_000, 7_000), b"ffffg"),
+    ]
+    # What comes back as single requests has them as well, and so has the eighth, which has waited.
+    desk.now = 0.5
+    desk.finals(b"v", [3])
+    told = desk.send(b"v", *native.encode_disconnect())
+    told += desk.ready(b"x", credit=9)
+    singles = [
+        heard(frames) for frames in told if frames[0] == b"x" and heard(frames).command == native.REQUEST
+    ]
+    assert sorted((each.identity, each.value, each.body) for each in singles) == [
+        (ident(4), 3_500, [b"dd"]),
+        (ident(5), 4_500, [b"e"]),
+        (ident(8), 7_500, [b"hh"]),
+    ]
+    told = desk.send(b"u", *native.encode_disconnect())
+    singles = [heard(frames) for frames in told if frames[0] == b"x"]
+    assert [(each.identity, each.value, each.body) for each in singles] == [
+        (ident(1), 500, [b"a"]),
+        (ident(2), 1_500, [b""]),
+    ]
+
+
+@pytest.mark.requirement("BSN-G-16")
+def test_a_slice_and_what_is_made_of_it_keep_the_flags_of_the_batch() -> None:
+    desk = Desk()
+    for worker in (b"u", b"v"):
+        desk.ready(worker, credit=2, takes_batches=True)
+    told = desk.requests(b"c", range(1, 5), is_repeated=True)
+    assert [heard(frames).flags for frames in told] == [native.FLAG_REDELIVERED] * 2
+    told = desk.send(b"u", *native.encode_stale_epoch(ident(1), 7))
+    told += desk.send(b"u", *native.encode_stale_epoch(ident(2), 7))
+    assert [heard(frames).flags for frames in told] == [native.FLAG_REDELIVERED] * 2

@@ -211,6 +211,18 @@ def test_a_key_is_not_used_both_with_and_without_repetition() -> None:
     assert (told(frames, b"c"), told(frames, b"e"), told(frames, b"w")) == (unknown, unknown, [])
 
 
+@pytest.mark.requirement("BSN-B-16")
+def test_a_key_lives_in_the_queue_as_long_as_the_last_who_asks_for_it() -> None:
+    desk = Desk(client_check_interval_s=0)
+    desk.send(b"c", *native.encode_request(KEYED, b"echo", [b"x"], ttl_ms=1_000))
+    desk.now = 0.5
+    desk.send(b"d", *native.encode_request(KEYED, b"echo", [b"x"], ttl_ms=10_000))
+    assert desk.wait(9.0) == []
+    expired = [(native.ERROR, KEYED, ErrorCode.EXPIRED, 0)]
+    frames = desk.wait(1.5)
+    assert (told(frames, b"c"), told(frames, b"d")) == (expired, expired)
+
+
 # --- the broker: whole replies ------------------------------------------------------------------------------
 
 

@@ -72,8 +72,17 @@ class Bench:
     def hear(self, node: int, frames: list[bytes]) -> None:
         self.take(self.core.receive(node, frames[1:], self.now))
 
-    def request(self, node: int, identity: bytes = ONE, *, epoch: int = 1, ttl_ms: int = 0) -> None:
-        self.hear(node, CODEC.request(b"", (), b"", identity, [b"body"], ttl_ms, epoch, False, b""))
+    def request(
+        self,
+        node: int,
+        identity: bytes = ONE,
+        *,
+        epoch: int = 1,
+        ttl_ms: int = 0,
+        is_redelivered: bool = False,
+    ) -> None:
+        frames = CODEC.request(b"", (), b"", identity, [b"body"], ttl_ms, epoch, is_redelivered, b"")
+        self.hear(node, frames)
 
     def wait(self, seconds: float) -> None:
         until = self.now + seconds
@@ -283,6 +292,16 @@ def test_a_request_whose_time_ended_before_it_began_is_not_executed(bench: Bench
     bench.finish(bench.begun()[0])
     assert len(bench.begun()) == 1
     assert bench.sent(1)[-1] == (native.ERROR, TWO, 1, ErrorCode.EXPIRED)
+
+
+@pytest.mark.requirement("BSN-W-09")
+def test_of_a_redelivered_request_it_does_not_say_that_nobody_began_it(bench: Bench) -> None:
+    bench.request(0, ONE)
+    bench.request(1, TWO, ttl_ms=100, is_redelivered=True)
+    bench.wait(0.2)
+    bench.finish(bench.begun()[0])
+    assert len(bench.begun()) == 1
+    assert bench.sent(1)[-1] == (native.ERROR, TWO, 1, ErrorCode.WORKER_LOST)
 
 
 def test_a_reply_whose_session_is_gone_is_dropped_and_counted(bench: Bench) -> None:
