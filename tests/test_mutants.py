@@ -65,7 +65,7 @@ def test_verdicts_are_what_pytest_says() -> None:
     mutants = [
         Mutant("caught", epochs, "epoch = seen + 1", "epoch = seen", judged),
         Mutant("survived", epochs, "The primary's epochs are odd", "Odd are the primary's epochs", judged),
-        Mutant("broken", epochs, "EPOCH_MAX = 2**62", "EPOCH_MAX = (", judged),
+        Mutant("broken", epochs, "epoch = seen + 1", "epoch = (", judged),
     ]
 
     states = {verdict.mutant.name: verdict.state for verdict in judge_all(mutants, 1)}
