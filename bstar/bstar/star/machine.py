@@ -683,7 +683,6 @@ class StarMachine:
                 return self._fire(Event.MAJORITY_LOST, self._facts(now), now)
             return []
         self.stalls += 1
-        self.cut_off.forget()
         if self.quorum is not None:
             self.quorum.was_away(away_s, now)
             self.quorum.arbiter_heard_at = now
