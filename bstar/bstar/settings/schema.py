@@ -236,9 +236,11 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             le=100_000_000,
             description="Requests waiting in the queue of one service. One more is refused as busy (native "
             "dialect) or dropped and counted (plain Majordomo, which has no word for it). The last tenth is "
-            "for clients that have fewer requests at the broker than that.",
+            "for clients that have fewer requests at the broker than that, so keep it above "
+            "requests_per_client_max by an eighth at least: a plain client that sends all of those at once "
+            "then loses none. A waiting request costs about 600 octets with a small body.",
         ),
-    ] = 100_000
+    ] = 125_000
     queue_bytes_max: Annotated[
         int,
         Meta(
@@ -254,7 +256,8 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=100_000_000,
-            description="Requests that one client may have waiting or executing at once.",
+            description="Requests that one client may have waiting or executing at once. What a plain "
+            "Majordomo client sends beyond it is dropped and counted.",
         ),
     ] = 100_000
     deliveries_max: Annotated[
