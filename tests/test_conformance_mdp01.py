@@ -397,7 +397,7 @@ MALFORMED_REPLIES = [
     pytest.param([b"\x03"], id="nothing-else"),
     pytest.param([b"\x03", b"CLIENT"], id="no-empty-frame-no-body"),
     pytest.param([b"\x03", b"CLIENT", b""], id="no-body"),
-    pytest.param([b"\x03", b"CLIENT", b"body"], id="no-empty-frame"),
+    pytest.param([b"\x03", b"CLIENT", b"body", b""], id="empty-frame-elsewhere"),
     pytest.param([b"\x03", b"CLIENT", b"second address", b"", b"body"], id="two-addresses"),
     pytest.param([b"\x03", b"", b"", b"body"], id="empty-address"),
 ]
@@ -457,18 +457,21 @@ def test_a_malformed_message_of_a_stranger_leaves_no_record(
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
 @requirement("MDP1-B-05")
-def test_an_unknown_command_of_a_registered_worker_is_dropped(
+def test_an_unknown_command_of_a_registered_worker_ends_the_registration(
     peers: Peers, service: bytes, *, is_busy: bool
 ) -> None:
     worker, client = peers.worker01(service), peers.client01()
-    if not is_busy:
-        worker.send(b"", b"MDPW01", b"\x07", b"what?")
-    client.request(service, b"hi")
-    job = worker.take()
     if is_busy:
-        worker.send(b"", b"MDPW01", b"\x07", b"what?")
-    worker.finish(job, b"there")
+        client.request(service, b"hi")
+        worker.take()
+    worker.send(b"", b"MDPW01", b"\x07", b"what?")
+    worker.await_disconnect()
+    if not is_busy:
+        client.request(service, b"hi")
+    other = peers.worker01(service)
+    other.finish(other.take(), b"there")
     assert client.recv() == reply(service, b"there")
+    assert worker.collect() == []
 
 
 @pytest.mark.parametrize(

@@ -354,7 +354,7 @@ def test_a_second_ready_ends_the_registration_and_frees_the_request(
             ("nothing-else", []),
             ("address-only", [b"CLIENT"]),
             ("no-body", [b"CLIENT", b""]),
-            ("no-empty-frame", [b"CLIENT", b"body"]),
+            ("empty-frame-elsewhere", [b"CLIENT", b"body", b""]),
             ("two-addresses", [b"CLIENT", b"second address", b"", b"body"]),
             ("empty-address", [b"", b"", b"body"]),
         )
@@ -389,7 +389,6 @@ def test_a_malformed_answer_ends_the_registration_and_frees_the_request(
         pytest.param([b"MDPW02", b"\x01", b"SERVICE", b"x"], id="READY-with-more"),
         pytest.param([b"MDPW02", b"\x02", b"client", b"", b"body"], id="REQUEST-from-a-worker"),
         pytest.param([b"MDPW02", b"\x03"], id="PARTIAL-without-anything"),
-        pytest.param([b"MDPW02", b"\x04", b"client", b"body"], id="FINAL-without-empty-frame"),
         pytest.param([b"MDPW02", b"\x05", b"x"], id="HEARTBEAT-with-more"),
         pytest.param([b"MDPW02", b"\x06", b"x"], id="DISCONNECT-with-more"),
         pytest.param([b"MDPW0X", b"\x01", b"SERVICE"], id="unknown-header"),
@@ -626,7 +625,7 @@ def test_a_request_with_partials_is_not_run_again(
     elif how == "disconnects":
         worker.disconnect()
     elif how == "talks-nonsense":
-        worker.send(b"MDPW02", b"\x04", job.client, b"no empty frame")
+        worker.send(b"MDPW02", b"\x04", job.client, b"the empty frame", b"", b"is elsewhere")
     else:
         worker.ready(service)
     assert other.commands() == []

@@ -149,6 +149,7 @@ class BrokerServer:
             requests_per_client_max=limits.requests_per_client_max,
             deliveries_max=limits.deliveries_max,
             message_bytes_max=limits.message_bytes_max,
+            message_frames_max=limits.message_frames_max,
             partials_buffer_bytes_max=limits.partials_buffer_bytes_max,
         )
         return Node(

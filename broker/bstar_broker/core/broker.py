@@ -37,6 +37,7 @@ from bstar.wire.messages import (
 from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.keepalives import Keepalives
 from bstar_broker.core.observer import LostBecause, Observer, Outcome
+from bstar_broker.core.outcasts import Outcasts
 from bstar_broker.core.outputs import Dispatch, Notice, Output, Send
 from bstar_broker.core.records import ASKERS_MAX, Accepted, Bundle, ServiceRecord, WorkerRecord
 from bstar_broker.core.services import ServiceTable
@@ -105,6 +106,9 @@ class Broker:
         self.services = self.table.known
         self.workers: dict[bytes, WorkerRecord] = {}
         self.keepalives = Keepalives(self)
+        self._outcasts = Outcasts(
+            quiet_s=settings.mdp_heartbeat_interval_s * settings.mdp_liveness, count_max=settings.workers_max
+        )
         # Requests with an identity of their own, to recognise a repetition.
         self.by_identity: dict[bytes, Accepted] = {}
         # Those that came in batches and are still together; the tables of single ones do not have them.
@@ -148,7 +152,7 @@ class Broker:
         outputs = self._note(f"invalid-{error.reason}", error.text)
         worker = self.workers.get(frames[0])
         if worker is not None and (error.from_worker or error.reason in _BROKEN_BOUNDS):
-            outputs.append(self._disconnect(worker, Reason.INVALID))
+            outputs.append(self._disconnect(worker, Reason.INVALID, now))
             outputs += self._lose(worker, "invalid", now)
         elif (identity := native.request_identity(frames)) is not None:
             text = error.text.encode()
@@ -692,13 +696,14 @@ class Broker:
         if worker is not None:
             return self._unexpected(worker, "second-ready", now)
         if message.service.startswith(mmi.PREFIX):
-            return self._turn_away(sender, codec, message.envelope, Reason.RESERVED, "reserved-service")
+            return self._turn_away(sender, codec, message.envelope, Reason.RESERVED, "reserved-service", now)
+        self._outcasts.remove(sender)
         if len(self.workers) >= self.settings.workers_max:
-            return self._turn_away(sender, codec, message.envelope, Reason.FULL, "workers-full")
+            return self._turn_away(sender, codec, message.envelope, Reason.FULL, "workers-full", now)
         service = self.services.get(message.service)
         if service is None:
             if not self._has_room_to_offer():
-                return self._turn_away(sender, codec, message.envelope, Reason.FULL, "services-full")
+                return self._turn_away(sender, codec, message.envelope, Reason.FULL, "services-full", now)
             service = self.table.add(message.service, now)
         settings = self.settings
         is_native = message.dialect == Dialect.NATIVE
@@ -742,7 +747,7 @@ class Broker:
     def _on_final(self, message: Final, now: float) -> list[Output]:
         worker = self.workers.get(message.sender)
         if worker is None:
-            return self.unknown_worker(message.sender, message.dialect, message.envelope)
+            return self.unknown_worker(message.sender, message.dialect, message.envelope, now)
         request = worker.in_flight.pop(message.address, None)
         if request is None:
             if self._unfold_for(worker, message.address):
@@ -782,7 +787,7 @@ class Broker:
     def _on_failure(self, message: Failure, now: float) -> list[Output]:
         worker = self.workers.get(message.sender)
         if worker is None:
-            return self.unknown_worker(message.sender, Dialect.NATIVE, ())
+            return self.unknown_worker(message.sender, Dialect.NATIVE, (), now)
         request = worker.in_flight.pop(message.address, None)
         if request is None:
             if self._unfold_for(worker, message.address):
@@ -832,7 +837,7 @@ class Broker:
     def _on_partial(self, message: Partial, now: float) -> list[Output]:
         worker = self.workers.get(message.sender)
         if worker is None:
-            return self.unknown_worker(message.sender, message.dialect, message.envelope)
+            return self.unknown_worker(message.sender, message.dialect, message.envelope, now)
         request = worker.in_flight.get(message.address)
         if request is None:
             if self._unfold_for(worker, message.address):
@@ -885,7 +890,7 @@ class Broker:
     def _on_heartbeat(self, message: Heartbeat, now: float) -> list[Output]:
         worker = self.workers.get(message.sender)
         if worker is None:
-            return self.unknown_worker(message.sender, message.dialect, message.envelope)
+            return self.unknown_worker(message.sender, message.dialect, message.envelope, now)
         if not worker.beats_while_busy and worker.in_flight:
             if now - worker.given_at < worker.heartbeat_s:
                 return []  # sent before it had the request
@@ -913,7 +918,7 @@ class Broker:
         """
         worker = self.workers.get(message.sender)
         if worker is None:
-            return self.unknown_worker(message.sender, Dialect.NATIVE, ())
+            return self.unknown_worker(message.sender, Dialect.NATIVE, (), now)
         self.drop("stale-epoch")
         outputs: list[Output] = []
         if self.is_serving and message.epoch > self.epoch:
@@ -935,23 +940,28 @@ class Broker:
             self.has_room(worker, now, outputs)
         return outputs
 
-    def unknown_worker(self, sender: bytes, dialect: int, envelope: Envelope) -> list[Output]:
-        """A worker's command from somebody who did not register here: ask it to (MDP1-B-04)."""
-        return self._turn_away(sender, CODECS[dialect], envelope, Reason.UNKNOWN, "unknown-worker")
+    def unknown_worker(self, sender: bytes, dialect: int, envelope: Envelope, now: float) -> list[Output]:
+        """A worker's command from somebody who did not register here: ask it to, once (MDP1-B-04)."""
+        if sender in self._outcasts:
+            self.drop("unknown-worker")
+            return []
+        return self._turn_away(sender, CODECS[dialect], envelope, Reason.UNKNOWN, "unknown-worker", now)
 
     def _turn_away(
-        self, sender: bytes, codec: BrokerCodec, envelope: Envelope, reason: Reason, slug: str
+        self, sender: bytes, codec: BrokerCodec, envelope: Envelope, reason: Reason, slug: str, now: float
     ) -> list[Output]:
         self.drop(slug)
+        self._outcasts.add(sender, now)
         return [Send(codec.disconnect(sender, envelope, reason, self.epoch))]
 
-    def _disconnect(self, worker: WorkerRecord, reason: Reason) -> Send:
+    def _disconnect(self, worker: WorkerRecord, reason: Reason, now: float) -> Send:
+        self._outcasts.add(worker.routing_id, now)
         return Send(worker.codec.disconnect(worker.routing_id, worker.envelope, reason, self.epoch))
 
     def _unexpected(self, worker: WorkerRecord, slug: str, now: float) -> list[Output]:
         """A valid command at a moment that does not allow it ends the registration (MDP1-B-04, MDP2-B-04)."""
         self.drop(slug)
-        return [self._disconnect(worker, Reason.UNEXPECTED), *self._lose(worker, "unexpected", now)]
+        return [self._disconnect(worker, Reason.UNEXPECTED, now), *self._lose(worker, "unexpected", now)]
 
     def _lose(
         self, worker: WorkerRecord, reason: LostBecause, now: float, *, is_unbegun: bool = False
@@ -1006,6 +1016,7 @@ class Broker:
             outputs += self._lose(worker, "stuck" if worker.silent_since is not None else reason, now)
 
     def _tidy(self, now: float) -> None:
+        self._outcasts.tidy(now)
         for service in self.table.tidy(now):
             if self.observer is not None:
                 self.observer.forgotten(service, now)

@@ -270,7 +270,7 @@ class Bundles:
         broker = self._broker
         worker = broker.workers.get(message.sender)
         if worker is None:
-            return broker.unknown_worker(message.sender, Dialect.NATIVE, ())
+            return broker.unknown_worker(message.sender, Dialect.NATIVE, (), now)
         numbers = message.numbers
         count = len(numbers)
         bundled = self._open.get(message.client_id)

@@ -64,6 +64,7 @@ class Node:
         self._cut_off = machine.cut_off
         self.broker = Broker(settings, node_id=node_id, describe=machine.status, now=now, observer=observer)
         self._message_bytes_max = settings.message_bytes_max
+        self._message_frames_max = settings.message_frames_max
         self._drain_timeout_s = drain_timeout_s
         self._drain_until: float | None = None
         self._farewell_until: float | None = None
@@ -81,7 +82,7 @@ class Node:
             outputs = self._expand(self.machine.handle_timer(now), now)
             return outputs + self.receive_frames(frames, now)
         try:
-            message = decode(frames, self._message_bytes_max)
+            message = decode(frames, self._message_bytes_max, self._message_frames_max)
         except RemoteProtocolError as error:
             return self.broker.receive_invalid(frames, error, now)
         kind = type(message)

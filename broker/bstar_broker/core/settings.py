@@ -23,4 +23,5 @@ class BrokerSettings(msgspec.Struct, frozen=True):
     requests_per_client_max: int = 100_000
     deliveries_max: int = 5
     message_bytes_max: int = 64 * 1024 * 1024
+    message_frames_max: int = 65_536
     partials_buffer_bytes_max: int = 16 * 1024 * 1024

@@ -280,6 +280,16 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "less. The default is 64 MiB.",
         ),
     ] = 64 * MIB
+    message_frames_max: Annotated[
+        int,
+        Meta(
+            ge=16,
+            le=10_000_000,
+            description="Frames of the largest message accepted, its routing id included. What has more is "
+            "dropped and counted; a native client is told INVALID, and a worker is disconnected. A frame "
+            "costs some 50 octets besides its own.",
+        ),
+    ] = 65_536
     partials_buffer_bytes_max: Annotated[
         int,
         Meta(

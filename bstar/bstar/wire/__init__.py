@@ -37,11 +37,14 @@ _decode_mdp02_client = mdp02.decode_client
 _decode_mdp02_worker = mdp02.decode_worker
 
 
-def decode(frames: Frames, message_bytes_max: int = MESSAGE_BYTES_MAX) -> FromPeer:
+def decode(
+    frames: Frames, message_bytes_max: int = MESSAGE_BYTES_MAX, frames_max: int = FRAMES_MAX
+) -> FromPeer:
     """Read one message as a ROUTER received it, the routing id first."""
     count = len(frames)
-    if count > FRAMES_MAX:
-        raise RemoteProtocolError("frames", f"{count} frames are more than {FRAMES_MAX}")
+    if count > frames_max:
+        text = f"{count} frames are more than {frames_max} (limits.message_frames_max)"
+        raise RemoteProtocolError("frames", text)
     if count < 2:
         raise RemoteProtocolError("frames", "nothing follows the routing id")
     first = frames[1]

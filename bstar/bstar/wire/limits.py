@@ -4,8 +4,9 @@
 # in the native header carries it.
 SERVICE_BYTES_MAX = 255
 
-# A body of more frames than this is a mistake of its sender; each frame costs us an object.
-FRAMES_MAX = 1_024
+# The default of the configurable limit on the frames of one message. Each costs an object of some 50 octets,
+# so it bounds what a message of tiny frames takes beyond its octets: 4 MiB.
+FRAMES_MAX = 65_536
 
 # Frames that a client may put before the empty delimiter (REQ_CORRELATE puts one, a chain of proxies a few).
 ENVELOPE_FRAMES_MAX = 8

@@ -14,7 +14,7 @@ request id) belong to the client and go back with its reply.
 from bstar.errors import RemoteProtocolError
 from bstar.wire.dialect import Dialect, Envelope, Frames, PlainMdp
 from bstar.wire.limits import SERVICE_BYTES_MAX
-from bstar.wire.mdp02 import ClientReply, WorkerCommand, WorkerVerb, check_body, check_service
+from bstar.wire.mdp02 import ClientReply, WorkerCommand, WorkerVerb, check_body, check_service, reply_body
 from bstar.wire.messages import Disconnect, Final, FromPeer, Heartbeat, Ready, Request
 
 __all__ = [
@@ -59,14 +59,15 @@ def decode_worker(frames: Frames, at: int, envelope: Envelope) -> FromPeer:
     """Read a worker's message; ``frames[at]`` is the header, ``frames[0]`` the routing id."""
     size = len(frames) - at
     if size < 2:
-        raise RemoteProtocolError("worker-frames", "a worker's message has a command frame")
+        raise RemoteProtocolError("worker-frames", "a worker's message has a command frame", from_worker=True)
     command = frames[at + 1]
     if command == _W_REPLY:
-        if size < 5 or frames[at + 3]:
+        body = reply_body(frames, at)
+        if body is None:
             raise RemoteProtocolError(
                 "worker-frames", "a REPLY is [] [MDPW01] [03] [client] [] [body…]", from_worker=True
             )
-        return Final(frames[0], 1, envelope, frames[at + 2], frames[at + 4 :])
+        return Final(frames[0], 1, envelope, frames[at + 2], body)
     if command == _W_HEARTBEAT:
         if size != 2:
             raise RemoteProtocolError("worker-frames", "HEARTBEAT is [] [MDPW01] [04]", from_worker=True)
@@ -85,7 +86,7 @@ def decode_worker(frames: Frames, at: int, envelope: Envelope) -> FromPeer:
         if size != 2:
             raise RemoteProtocolError("worker-frames", "DISCONNECT is [] [MDPW01] [05]", from_worker=True)
         return Disconnect(frames[0], 1)
-    raise RemoteProtocolError("worker-command", f"no command of a worker: {command[:8]!r}")
+    raise RemoteProtocolError("worker-command", f"no command of a worker: {command[:8]!r}", from_worker=True)
 
 
 # --- the broker says ----------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ __all__ = [
     "encode_partial",
     "encode_ready",
     "encode_request",
+    "reply_body",
 ]
 
 CLIENT = b"MDPC02"
@@ -71,21 +72,34 @@ def decode_client(frames: Frames, at: int, envelope: Envelope) -> Request:
     return Request(frames[0], 2, envelope, service, frames[at + 3 :])
 
 
+def reply_body(frames: Frames, at: int) -> Frames | None:
+    """The body of ``[header] [command] [client] [] [body…]``, the header at ``at``; None if it has none.
+
+    A published worker leaves the empty frame out. That is read as well if no frame is empty: then none of
+    them can be the one that is missing, or end a longer address.
+    """
+    if len(frames) > at + 4 and not frames[at + 3]:
+        return frames[at + 4 :]
+    body = frames[at + 3 :]
+    return body if body and frames[at + 2] and all(body) else None
+
+
 def decode_worker(frames: Frames, at: int, envelope: Envelope) -> FromPeer:
     """Read a worker's message; ``frames[at]`` is the header, ``frames[0]`` the routing id."""
     size = len(frames) - at
     if size < 2:
-        raise RemoteProtocolError("worker-frames", "a worker's message has a command frame")
+        raise RemoteProtocolError("worker-frames", "a worker's message has a command frame", from_worker=True)
     command = frames[at + 1]
     if command in (_W_FINAL, _W_PARTIAL):
-        if size < 5 or frames[at + 3]:
+        body = reply_body(frames, at)
+        if body is None:
             raise RemoteProtocolError(
                 "worker-frames",
                 "PARTIAL and FINAL are [MDPW02] [03|04] [client] [] [body…]",
                 from_worker=True,
             )
         kind = Final if command == _W_FINAL else Partial
-        return kind(frames[0], 2, envelope, frames[at + 2], frames[at + 4 :])
+        return kind(frames[0], 2, envelope, frames[at + 2], body)
     if command == _W_HEARTBEAT:
         if size != 2:
             raise RemoteProtocolError("worker-frames", "HEARTBEAT is [MDPW02] [05]", from_worker=True)
@@ -102,7 +116,7 @@ def decode_worker(frames: Frames, at: int, envelope: Envelope) -> FromPeer:
         if size != 2:
             raise RemoteProtocolError("worker-frames", "DISCONNECT is [MDPW02] [06]", from_worker=True)
         return Disconnect(frames[0], 2)
-    raise RemoteProtocolError("worker-command", f"no command of a worker: {command[:8]!r}")
+    raise RemoteProtocolError("worker-command", f"no command of a worker: {command[:8]!r}", from_worker=True)
 
 
 # --- the broker says ----------------------------------------------------------------------------------------

@@ -1,0 +1,38 @@
+"""Who was sent DISCONNECT a moment ago and hears nothing more until it registers anew (MDP1-B-04, MDP2-B-04).
+
+It is not silence for ever: a worker that missed the word, because its connection broke at that moment, and
+goes on as if it were registered, is told again after ``quiet_s``.
+"""
+
+__all__ = ["Outcasts"]
+
+
+class Outcasts:
+    """Routing ids, at most ``count_max``: whoever makes more is told again."""
+
+    def __init__(self, *, quiet_s: float, count_max: int) -> None:
+        self._quiet_s = quiet_s
+        self._count_max = count_max
+        self._until: dict[bytes, float] = {}
+
+    def __contains__(self, routing_id: bytes) -> bool:
+        return routing_id in self._until
+
+    def add(self, routing_id: bytes, now: float) -> None:
+        """It is sent DISCONNECT."""
+        self._until.pop(routing_id, None)
+        if len(self._until) >= self._count_max:
+            del self._until[next(iter(self._until))]
+        self._until[routing_id] = now + self._quiet_s
+
+    def remove(self, routing_id: bytes) -> None:
+        """It registers."""
+        self._until.pop(routing_id, None)
+
+    def tidy(self, now: float) -> None:
+        """Forget those whose time is over."""
+        while self._until:
+            routing_id, until = next(iter(self._until.items()))
+            if now < until:
+                break
+            del self._until[routing_id]
