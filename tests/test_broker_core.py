@@ -526,7 +526,7 @@ def test_a_worker_that_knows_a_later_epoch_gives_the_request_back() -> None:
     assert (again.command, again.identity, again.flags) == (native.REQUEST, ident(1), 0)
 
 
-@pytest.mark.requirement("BSN-B-22")
+@pytest.mark.requirement("BSN-B-25")
 def test_a_worker_that_remembers_an_epoch_too_far_above_gets_no_requests_until_it_follows_the_node() -> None:
     """It is neither disconnected nor asked the same over and over."""
     desk = Desk(deliveries_max=1)

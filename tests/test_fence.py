@@ -26,7 +26,7 @@ def test_a_node_that_can_activate_above_the_fence_is_never_followed_below_it() -
     assert fence.hear(1, EXPIRY_S, 1e6) is Moved.NOT
 
 
-@pytest.mark.requirement("BSN-W-12")
+@pytest.mark.requirement("BSN-W-14")
 def test_a_node_that_cannot_reach_the_fence_is_followed_when_nobody_has_served_there_for_an_expiry() -> None:
     fence = Fence()
     far = 2 + EPOCH_STEP_MAX

@@ -35,8 +35,8 @@ def given(frames: list[list[bytes]]) -> list[bytes]:
 # --- the broker ---------------------------------------------------------------------------------------------
 
 
-def test_bsn_b_20_a_busy_worker_whose_keepalive_stands_keeps_its_request() -> None:
-    """BSN-B-20"""
+@pytest.mark.requirement("BSN-B-24")
+def test_a_busy_worker_whose_keepalive_stands_keeps_its_request() -> None:
     it = desk()
     it.ready(b"w", keepalive=KEEPALIVE)
     it.ready(b"v", keepalive=OTHER)
@@ -204,8 +204,8 @@ def welcome(core: WorkerCore, node: int, now: float) -> list[WorkerOutput]:
     return outputs + core.receive(node, native.CODEC.welcome(b"", (), told, 250, 1000)[1:], now)
 
 
-def test_bsn_w_12_a_worker_names_its_keepalive_and_makes_it_when_it_knows_its_expiry() -> None:
-    """BSN-W-12"""
+@pytest.mark.requirement("BSN-W-13")
+def test_a_worker_names_its_keepalive_and_makes_it_when_it_knows_its_expiry() -> None:
     core = worker()
     ready, keepalive, _ = welcome(core, 0, 0.0)
     assert isinstance(ready, Send)

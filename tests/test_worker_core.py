@@ -343,7 +343,7 @@ def test_a_node_that_does_not_serve_is_not_obeyed_whatever_epoch_it_names(bench:
     assert [job.identity for job in bench.begun()] == [ONE]
 
 
-@pytest.mark.requirement("BSN-W-12")
+@pytest.mark.requirement("BSN-W-14")
 def test_a_worker_follows_the_pair_down_from_an_epoch_that_nobody_stands_for(bench: Bench) -> None:
     bench.hear(1, CODEC.heartbeat(b"", (), 3, 2**40))
     bench.request(0, ONE, epoch=1)

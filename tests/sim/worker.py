@@ -35,7 +35,7 @@ _NATIVE_MAGIC = 0xB5
 _EPOCH, _VALUE = slice(28, 36), slice(36, 40)
 _REQUEST, _READY, _WELCOME, _HEARTBEAT, _STALE_EPOCH, _REQUESTS = 0x01, 0x09, 0x0A, 0x0B, 0x0D, 0x0E
 _ACTIVE = 3
-# From here on a worker follows its node, not the node its worker (BSN-W-12).
+# From here on a worker follows its node, not the node its worker (BSN-W-14).
 _FAR = 2**32
 _MDP01_HEARTBEAT = mdp01.encode_heartbeat()
 

@@ -914,7 +914,7 @@ class Broker:
     def _on_stale_epoch(self, message: StaleEpoch, now: float) -> list[Output]:
         """The worker knows of a later activation. The node has heard of that first; here only its request
         counts. A worker whose word the node cannot believe keeps its registration: it follows the node soon,
-        and its heartbeat says so (BSN-W-12).
+        and its heartbeat says so (BSN-W-14).
         """
         worker = self.workers.get(message.sender)
         if worker is None:

@@ -63,7 +63,7 @@ class KeepAlive(msgspec.Struct, frozen=True, gc=False):
 
     It is a second connection over which libzmq alone talks: a PING each ``interval_ms``, which tells the
     broker to close it when none follows within ``ttl_ms``. It needs no interpreter, so a handler that holds
-    the GIL does not look like a dead process (BSN-W-12).
+    the GIL does not look like a dead process (BSN-W-13).
     """
 
     node: int
