@@ -44,6 +44,9 @@ def asker(endpoints: Endpoints = ENDPOINTS, pins: dict[str, str] | None = None, 
         "attempt_timeout_s": 2.5,
         "settle_delay_s": 2.0,
         "link": None,
+        "context": None,
+        "journal": None,
+        "on_event": None,
     }
     return Asker(endpoints, pins=pins, **{**settings, **options})
 
@@ -276,7 +279,11 @@ def offer(endpoints: Endpoints, service: str, pins: dict[str, str] | None = None
         liveness=3,
         settings=WorkerSettings(1, None, 3, 10.0, 0.1, 5.0),
         credit_max=10,
-        keeps_replies=False,
+        dedupe=None,
+        hooks=None,
+        link=None,
+        context=None,
+        journal=None,
     )
 
 

@@ -119,8 +119,14 @@ def _name_of(error: BaseException) -> str:
 
 
 def _log_error(level: int, title: str, text: str, error: BaseException) -> None:
-    if _log.isEnabledFor(level):
+    if not _log.isEnabledFor(level):
+        return
+    try:
         _log.log(level, "%s: %s", title, printable(text), exc_info=_to_show(error, text))
+    except BaseException as trouble:
+        # A program's log handler failed, and logging has said so if it could; the request has its answer.
+        if is_interrupt(trouble):
+            raise
 
 
 def _to_show(error: BaseException, text: str) -> BaseException:
