@@ -288,7 +288,7 @@ def test_map_raises_the_first_failure_or_returns_each(broker: ScriptedBroker) ->
 def test_map_that_is_left_early_gives_up_what_is_in_flight(broker: ScriptedBroker) -> None:
     async def work() -> None:
         async with client_of(broker) as client:
-            async with aclosing(client.map("echo", [b"x"] * 100, window=10)) as replies:  # type: ignore[type-var]
+            async with aclosing(client.map("echo", [b"x"] * 100, window=10)) as replies:
                 async for _ in replies:
                     break
             assert client._core.outstanding == 0

@@ -109,7 +109,7 @@ def test_an_async_generators_yields_are_partials(broker: ScriptedBroker) -> None
 
     async def work() -> None:
         worker = AsyncWorker(broker.endpoint, "echo")
-        worker.handler(count)  # type: ignore[arg-type]  # an async generator function is what it takes
+        worker.handler(count)
         async with worker:
             await dispatch(broker, b"")
             await until(broker, lambda: finals(broker) == [[b""]])

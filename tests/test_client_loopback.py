@@ -18,6 +18,7 @@ from bstar.errors import (
     BstarError,
     BusyError,
     CallError,
+    CallTimeoutError,
     ClosedError,
     ConfigurationError,
     ForkedError,
@@ -330,7 +331,7 @@ def test_map_that_returns_errors_goes_on_after_each(
         if isinstance(outcome, Reply):
             assert (number % 3, number in (7, 8), outcome.body) == (number % 3 or -1, False, b"%d" % number)
         else:
-            kind = {7: LocalProtocolError, 8: NoActiveNodeError}.get(number, HandlerError)
+            kind = {7: LocalProtocolError, 8: CallTimeoutError}.get(number, HandlerError)
             assert type(outcome.error) is kind
             assert outcome.attempts == (number not in (7, 8))
     assert sum(isinstance(outcome, CallFailed) for outcome in outcomes) == 34 + 2

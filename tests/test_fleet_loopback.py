@@ -196,7 +196,7 @@ def test_the_asyncio_twins_agree_with_them(stand: Stand) -> None:
     async def work() -> None:
         seen = Registrations()
         workers = [AsyncWorker(stand.nodes, service, answer, hooks=seen).start() for service in SERVICES]
-        workers.append(AsyncWorker(stand.nodes, "parts", parts, hooks=seen).start())  # type: ignore[arg-type]
+        workers.append(AsyncWorker(stand.nodes, "parts", parts, hooks=seen).start())
         await asyncio.to_thread(seen.wait_for_both_nodes, len(workers))
         async with AsyncHAClient(stand.nodes, timeout=LIMIT_S) as client:
             replies = await asyncio.gather(*(client.request(service, b"x") for service in SERVICES))

@@ -20,7 +20,7 @@ workers are not there. docs/adr/0009-rendezvous-hashing.md.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -64,7 +64,10 @@ class Fleet:
 
     def __init__(self, pairs: Iterable[Pair], *, pins: Mapping[str, str] | None = None) -> None:
         self.pairs = tuple(pairs)
+        if pins is not None and not isinstance(pins, Mapping):
+            raise TypeError(f"pins are a mapping from services to pairs, not {type(pins).__name__}")
         self.pins = dict(pins or {})
+        _check_texts([*self.pins, *self.pins.values()], "the services and pairs of pins")
         self._check()
         self._identities = [pair.identity for pair in self.pairs]
         self._exact: dict[bytes, int] = {}
@@ -88,8 +91,8 @@ class Fleet:
         if isinstance(endpoints, Mapping):
             return cls([_pair(listed, name) for name, listed in endpoints.items()], pins=pins)
         if isinstance(endpoints, str):
-            return cls([Pair((endpoints,))], pins=pins)
-        listed = list(endpoints)
+            return cls([_pair(part) for part in endpoints.split(";")], pins=pins)
+        listed = list(_iterable(endpoints))
         flat = [each for each in listed if isinstance(each, str)]
         if listed and len(flat) == len(listed):
             return cls([_pair(flat)], pins=pins)
@@ -136,6 +139,9 @@ class Fleet:
             raise ConfigurationError("there is no pair: name its endpoints")
         seen: set[str] = set()
         for number, pair in enumerate(self.pairs, 1):
+            _check_texts(pair.endpoints, "endpoints")
+            if pair.name is not None:
+                _check_texts([pair.name], "names of pairs")
             title = repr(pair.name) if pair.name is not None else f"number {number}"
             if pair.name is not None and _NAME.fullmatch(pair.name) is None:
                 raise ConfigurationError(
@@ -173,9 +179,25 @@ def weight(identity: str, service: bytes) -> int:
 
 
 def _pair(endpoints: "Sequence[str]", name: str | None = None) -> Pair:
-    return Pair((endpoints,) if isinstance(endpoints, str) else tuple(endpoints), name)
+    if isinstance(endpoints, str):
+        listed = [part.strip() for part in endpoints.split(",")]
+        return Pair(tuple(part for part in listed if part), name)
+    return Pair(tuple(_iterable(endpoints)), name)
+
+
+def _iterable(endpoints: object) -> Iterable[Any]:  # Any: texts, or lists of them
+    if isinstance(endpoints, Iterable) and not isinstance(endpoints, bytes | bytearray | memoryview):
+        return endpoints
+    raise TypeError(f"endpoints are a text or a list of texts, not {type(endpoints).__name__}")
+
+
+def _check_texts(texts: Iterable[object], what: str) -> None:
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"{what} are texts, not {type(text).__name__}")
 
 
 Endpoints: TypeAlias = str | Sequence[str] | Sequence[Sequence[str]] | Mapping[str, Sequence[str]] | Fleet
-"""What names the brokers: one endpoint; the endpoints of one pair, the primary first; a list of such lists,
-for several pairs; a mapping from names to such lists, for pairs with names; or a Fleet."""
+"""What names the brokers: a text, ``A,B`` for a pair and ``A,B;C,D`` for two; the endpoints of one pair, the
+primary first; a list of such lists, for several pairs; a mapping from names to such lists, for pairs with
+names; or a Fleet."""

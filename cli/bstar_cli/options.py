@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from bstar.errors import ConfigurationError
-from bstar.fleet import Fleet, Pair
+from bstar.fleet import Fleet
 from bstar.settings import load_fleet, parse_endpoint
 from bstar_client import JournalSettings
 
@@ -110,12 +110,15 @@ def fleet_of(endpoints: str | None, config: Path | None) -> Fleet:
         ("BSTAR_ENDPOINTS", text or DEFAULT_ENDPOINTS) if endpoints is None else ("--endpoints", endpoints)
     )
     try:
-        return Fleet(Pair(tuple(_split(where, part))) for part in text.split(";"))
+        for part in text.split(";"):
+            _check(where, part)
+        return Fleet.of(text)
     except ConfigurationError as error:
         raise ConfigurationError(str(error) if where in str(error) else f"{where}: {error}") from error
 
 
-def _split(where: str, text: str) -> list[str]:
+def _check(where: str, text: str) -> None:
+    """One pair's endpoints; what is wrong with them is told with the place where they stand."""
     endpoints = [part.strip() for part in text.split(",") if part.strip()]
     if not endpoints:
         raise ConfigurationError(f"{where} names no endpoint: write tcp://ADDRESS:PORT,tcp://ADDRESS:PORT")
@@ -126,7 +129,6 @@ def _split(where: str, text: str) -> list[str]:
             parse_endpoint(endpoint, bind=False)
         except ValueError as error:
             raise ConfigurationError(f"{where}: {error}") from error
-    return endpoints
 
 
 def parse_set(assignments: Sequence[str]) -> dict[str, object]:

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 import traceback
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import structlog
 import typer
@@ -24,6 +24,7 @@ from bstar_cli.options import (
     journal_of,
 )
 from bstar_client import Handler, ReplyMemory, ReplyStore, Request, Worker, WorkerHooks
+from bstar_client.checks import check_handler
 from bstar_client.reply_file import ReplyFile
 
 __all__ = ["find_handler", "worker"]
@@ -159,9 +160,11 @@ def find_handler(name: str, *, seconds: float | None = None) -> Handler:
             found = getattr(found, part)
         except AttributeError as error:
             raise ConfigurationError(f"the handler {name!r} is not there: {error}") from error
-    if not callable(found):
-        raise ConfigurationError(f"the handler {name!r} is a {type(found).__name__}, not a function")
-    return found
+    try:
+        check_handler(found)
+    except TypeError as error:
+        raise ConfigurationError(f"{name!r} cannot be used: {error}") from error
+    return cast("Handler", found)
 
 
 def _told(error: BaseException) -> str:

@@ -11,7 +11,7 @@ callers ask goes to the session at once (``bstar_client.turning``). Nothing here
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Literal, Self, cast, overload
 
@@ -20,6 +20,7 @@ import zmq
 from bstar.errors import (
     BstarError,
     BusyError,
+    CallTimeoutError,
     ClosedError,
     ConfigurationError,
     ForkedError,
@@ -28,8 +29,9 @@ from bstar.errors import (
 from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
 from bstar.wire.mmi import OK, Service
-from bstar_client.asking import DEFAULT, Asker, to_key
+from bstar_client.asking import DEFAULT, Asker, Timeout, to_key
 from bstar_client.bodies import Body, to_name
+from bstar_client.checks import check_function, check_map
 from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.fleet_session import FleetSession
@@ -89,6 +91,9 @@ class AsyncHAClient:
             attempt_timeout_s=attempt_timeout_s,
             settle_delay_s=settle_delay_s,
             link=link,
+            context=context,
+            journal=journal,
+            on_event=on_event,
         )
         self.fleet = self._asker.fleet
         self.endpoints = self._asker.endpoints
@@ -117,7 +122,7 @@ class AsyncHAClient:
         service: str | bytes,
         body: Body,
         *,
-        timeout: float | None = DEFAULT,
+        timeout: Timeout = DEFAULT,
         idempotent: bool = True,
         key: bytes | str | None = None,
         urgent: bool = False,
@@ -140,10 +145,10 @@ class AsyncHAClient:
         service: str | bytes,
         body: Body,
         *,
-        timeout: float | None = DEFAULT,
+        timeout: Timeout = DEFAULT,
         idempotent: bool = True,
         urgent: bool = False,
-    ) -> AsyncIterator[Reply]:
+    ) -> AsyncGenerator[Reply, None]:
         """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
 
         A stream that breaks after its first PARTIAL is never repeated: it ends with StreamInterruptedError.
@@ -174,10 +179,10 @@ class AsyncHAClient:
         *,
         window: int = ...,
         ordered: bool = ...,
-        timeout: float | None = ...,
+        timeout: Timeout = ...,
         idempotent: bool = ...,
         errors: Literal["raise"] = ...,
-    ) -> AsyncIterator[Reply]: ...
+    ) -> AsyncGenerator[Reply, None]: ...
 
     @overload
     def map(
@@ -187,10 +192,10 @@ class AsyncHAClient:
         *,
         window: int = ...,
         ordered: bool = ...,
-        timeout: float | None = ...,
+        timeout: Timeout = ...,
         idempotent: bool = ...,
         errors: Literal["return"],
-    ) -> AsyncIterator[Reply | CallFailed]: ...
+    ) -> AsyncGenerator[Reply | CallFailed, None]: ...
 
     def map(
         self,
@@ -199,22 +204,19 @@ class AsyncHAClient:
         *,
         window: int = 512,
         ordered: bool = True,
-        timeout: float | None = DEFAULT,
+        timeout: Timeout = DEFAULT,
         idempotent: bool = True,
         errors: Literal["raise", "return"] = "raise",
-    ) -> AsyncIterator[Reply] | AsyncIterator[Reply | CallFailed]:
+    ) -> AsyncGenerator[Reply, None] | AsyncGenerator[Reply | CallFailed, None]:
         """Send a request for each body, ``window`` of them at a time, and yield the replies.
 
         As ``HAClient.map``. ``bodies`` may be an async iterable, too; it is asked for the next body while
         replies are awaited. Use the result in ``async for``; to leave it early, ``aclose`` it
         (``contextlib.aclosing``), or what is in flight is given up only when it is collected.
         """
-        if window < 1:
-            raise LocalProtocolError(f"a window is one request or more, not {window}")
-        if errors not in ("raise", "return"):
-            raise LocalProtocolError(f"errors is 'raise' or 'return', not {errors!r}")
+        window = check_map(bodies, window, ordered, errors)
         outcomes = self._map(service, bodies, window, ordered, timeout, idempotent, errors == "return")
-        return outcomes if errors == "return" else cast("AsyncIterator[Reply]", outcomes)
+        return outcomes if errors == "return" else cast("AsyncGenerator[Reply, None]", outcomes)
 
     async def _map(
         self,
@@ -222,10 +224,10 @@ class AsyncHAClient:
         bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask],
         window: int,
         ordered: bool,
-        timeout: float | None,
+        timeout: Timeout,
         idempotent: bool,
         is_returning: bool,
-    ) -> AsyncIterator[Reply | CallFailed]:
+    ) -> AsyncGenerator[Reply | CallFailed, None]:
         feed = Feed(self._open())
         source = Source(bodies, feed.wake)
         flying: dict[int, Call] = {}
@@ -243,7 +245,7 @@ class AsyncHAClient:
                         body = source.take()
                         try:
                             call = call_for(body, begun)
-                        except LocalProtocolError as error:
+                        except (LocalProtocolError, CallTimeoutError) as error:
                             if not is_returning:
                                 raise
                             waiting[begun] = CallFailed(error, begun)
@@ -286,11 +288,11 @@ class AsyncHAClient:
                 if not call.is_done:
                     self._abandon(call)
 
-    async def discover(self, service: str | bytes, *, timeout: float | None = DEFAULT) -> bool:
+    async def discover(self, service: str | bytes, *, timeout: Timeout = DEFAULT) -> bool:
         """Does a worker offer the service? A hint: the worker can be dead for up to its expiry (MMI-C-01)."""
         return (await self.request(Service.SERVICE.value, to_name(service), timeout=timeout)).body == OK
 
-    async def services(self, *, timeout: float | None = DEFAULT) -> list[dict[str, object]]:
+    async def services(self, *, timeout: Timeout = DEFAULT) -> list[dict[str, object]]:
         """What the active broker offers: a dict with ``service``, ``workers`` and ``queued`` for each.
 
         Of several pairs what all of them offer, with the ``pair`` of each; the first that fails is raised.
@@ -340,6 +342,7 @@ class AsyncHAClient:
 
     def observe(self, observer: Callable[[Event], object]) -> None:
         """Call ``observer`` with each event from now on, in the event loop. It must not block."""
+        check_function(observer, "an observer")
         self._performer.observers.append(observer)
 
     # --- beginning and end --------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import zmq
 
@@ -27,6 +27,7 @@ from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
 from bstar.printable import printable
 from bstar_client.bodies import Body, to_reply
+from bstar_client.checks import check_async_handler
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_session import (
@@ -62,7 +63,8 @@ _log = logging.getLogger("bstar_client")
 # A task costs a few kilobytes; the broker keeps its own bound on what it gives to one worker.
 _CREDIT_MAX = 65_535
 
-AsyncHandler = Callable[[Request], Awaitable[Body | None] | AsyncGenerator[Body, None]]
+AsyncHandler = Callable[[Request], Awaitable[Body | None] | AsyncIterator[Body]]
+_AsyncHandlerT = TypeVar("_AsyncHandlerT", bound=AsyncHandler)
 
 
 class AsyncWorker:
@@ -103,6 +105,8 @@ class AsyncWorker:
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         journal: JournalPlace | None = None,
     ) -> None:
+        if handler is not None:
+            check_async_handler(handler)
         if credit is None:
             credit = 100 if dialect == "native" else 1
         offer = Offer(
@@ -116,7 +120,11 @@ class AsyncWorker:
                 credit, handler_timeout_s, stuck_handlers_max, drain_timeout_s, backoff_min_s, backoff_max_s
             ),
             credit_max=_CREDIT_MAX,
-            keeps_replies=dedupe is not None,
+            dedupe=dedupe,
+            hooks=hooks,
+            link=link,
+            context=context,
+            journal=journal,
         )
         self.endpoints, self.service, self._core = offer.endpoints, offer.service, offer.core
         self._is_plain = offer.is_plain
@@ -139,8 +147,9 @@ class AsyncWorker:
         self._takes_signals = False
         self._pid = os.getpid()
 
-    def handler(self, function: AsyncHandler) -> AsyncHandler:
+    def handler(self, function: _AsyncHandlerT) -> _AsyncHandlerT:
         """Decorator: ``@worker.handler`` makes the function the worker's handler."""
+        check_async_handler(function)
         self._handler = function
         return function
 
@@ -416,11 +425,11 @@ class AsyncWorker:
         job.began_at = time.monotonic()
         try:
             answer = self._handler(request)
-            if is_stream := isinstance(answer, AsyncGenerator):
+            if is_stream := isinstance(answer, AsyncIterator):
                 await self._drive(job, answer)
                 body = [b""]
             else:
-                body = to_reply(await answer, self._link_settings.message_bytes_max)
+                body = to_reply(await _awaitable(answer), self._link_settings.message_bytes_max)
         except BaseException:
             job.ended_at = time.monotonic()
             if store is not None:
@@ -434,17 +443,18 @@ class AsyncWorker:
                 await asyncio.shield(asyncio.to_thread(store.keep, job.identity, body))
         return body
 
-    async def _drive(self, job: Job, generator: AsyncGenerator[Body, None]) -> None:
+    async def _drive(self, job: Job, parts: AsyncIterator[Body]) -> None:
         assert self._turning is not None
         try:
-            async for part in generator:
+            async for part in parts:
                 body = to_reply(part, self._link_settings.message_bytes_max)
                 if job.is_ended:
                     return  # nobody waits for the rest
                 self._tell(job, body, "partial")
                 await self._turning.room()
         finally:
-            await generator.aclose()
+            if isinstance(parts, AsyncGenerator):
+                await parts.aclose()
 
     def _tell(
         self, job: Job, body: list[bytes], kind: Literal["partial", "final", "failure", "replay", "refusal"]
@@ -466,3 +476,9 @@ class AsyncWorker:
             outputs = core.failed(job, body[0].decode("utf-8", "replace"), now)
         self._perform(outputs)
         self._turning.soon()
+
+
+def _awaitable(answer: object) -> Awaitable[object]:
+    if isinstance(answer, Awaitable):
+        return answer
+    raise TypeError(f"the handler returned {type(answer).__name__}: make it async, or use Worker")

@@ -4,35 +4,34 @@ No sockets, no threads, no event loop: ``client`` and ``aio`` add those, each it
 """
 
 import contextlib
-import math
 import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from bstar.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
+from bstar.errors import CallTimeoutError, ConfigurationError, LocalProtocolError, RemoteProtocolError
 from bstar.fleet import Endpoints, Fleet
 from bstar.wire.mmi import OK, PREFIX, Service
-from bstar_client.bodies import Body, to_frames, to_name
+from bstar_client.bodies import Body, to_frames, to_name, to_octets
+from bstar_client.checks import check_flag, check_function, check_sockets, to_count, to_seconds, to_timeout
 from bstar_client.core.calls import Ask, Call, Reply
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
 from bstar_client.core.session import Session, SessionSettings
 from bstar_client.link import LinkSettings
 
-__all__ = ["DEFAULT", "Asker", "Dialect", "read_services", "to_key"]
+__all__ = ["DEFAULT", "Asker", "Dialect", "Timeout", "read_services", "to_key"]
 
 Dialect = Literal["native", "mdp02"]
 
-# "Not told": the client's own default applies.
-DEFAULT: float = math.nan
+# A call's own timeout; not set, the client's applies.
+Timeout: TypeAlias = float | msgspec.UnsetType | None
+DEFAULT = msgspec.UNSET
 _HEADER_BYTES = 64
 _ENDPOINT = re.compile(r"tcp://[^/]+:[0-9]{1,5}|(?:ipc|inproc)://.+")
-# Thirty years and infinity are the same to a caller, but not to the calls of the system that wait.
-_TIMEOUT_S_MAX = 1e9
 
 
 class Asker:
@@ -55,11 +54,27 @@ class Asker:
         attempt_timeout_s: float,
         settle_delay_s: float,
         link: LinkSettings | None,
+        context: object,
+        journal: object,
+        on_event: object,
     ) -> None:
+        check_sockets(link, context, journal)
+        if on_event is not None:
+            check_function(on_event, "on_event")
         self.fleet = Fleet.of(endpoints, pins)
         self.endpoints = self.fleet.endpoints
         self.is_fleet = len(self.fleet.pairs) > 1
+        if timeout is not None:
+            timeout = to_timeout(to_seconds(timeout, "timeout", may_be_endless=True))
         self._timeout = timeout
+        outstanding_max = to_count(outstanding_max, "outstanding_max", 1)
+        partials_max = to_count(partials_max, "partials_max", 1)
+        if ping_interval_s is not None:
+            ping_interval_s = to_seconds(ping_interval_s, "ping_interval_s")
+        if silence_limit_s is not None:
+            silence_limit_s = to_seconds(silence_limit_s, "silence_limit_s")
+        attempt_timeout_s = to_seconds(attempt_timeout_s, "attempt_timeout_s")
+        settle_delay_s = to_seconds(settle_delay_s, "settle_delay_s", may_be_zero=True)
         self._is_native = dialect == "native"
         if dialect not in ("native", "mdp02"):
             raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
@@ -93,7 +108,7 @@ class Asker:
         self,
         service: str | bytes,
         body: Body,
-        timeout: float | None,
+        timeout: Timeout,
         is_idempotent: bool,
         sink: Any,  # the shell's: where the result goes
         is_stream: bool = False,
@@ -103,6 +118,8 @@ class Asker:
         pair: int | None = None,
     ) -> Call:
         """A call as the session takes it. Raises LocalProtocolError or TypeError for what cannot be sent."""
+        check_flag(is_idempotent, "idempotent")
+        check_flag(is_urgent, "urgent")
         if key is not None and not self._is_native:
             raise LocalProtocolError("plain MDP/0.2 has no identities, so a request cannot have a key")
         if is_urgent and not self._is_native:
@@ -133,9 +150,7 @@ class Asker:
             f"{len(self.fleet.pairs)} pairs: use services(), node_states(), or a client of one pair"
         )
 
-    def services_calls(
-        self, timeout: float | None, sink: Callable[[], Any]
-    ) -> list[Call]:  # Any: the shell's
+    def services_calls(self, timeout: Timeout, sink: Callable[[], Any]) -> list[Call]:  # Any: the shell's
         """A call of mmi.services for each pair, each with a sink of its own."""
         return [
             self.call(Service.SERVICES.value, b"", timeout, True, sink(), pair=place)
@@ -159,16 +174,18 @@ class Asker:
     def caller(
         self,
         service: str | bytes,
-        timeout: float | None,
+        timeout: Timeout,
         is_idempotent: bool,
         sink: Any,  # the shell's
     ) -> Callable[[Body | Ask, int], Call]:
         """What makes the calls for ``map``'s bodies, at their places."""
-        default = self._seconds(timeout)
-        size_max = self._message_bytes_max - _HEADER_BYTES
+        check_flag(is_idempotent, "idempotent")
+        default: float | None = None
         name, pair = b"", -1
-        with contextlib.suppress(LocalProtocolError):
-            # A name that is none, or that has no place of its own, is looked at with each body.
+        size_max = self._message_bytes_max - _HEADER_BYTES
+        # A name that is none or has no place of its own, or a timeout that is over: each body is told.
+        with contextlib.suppress(LocalProtocolError, CallTimeoutError):
+            default = self._seconds(timeout)
             name = to_name(service)
             if not name.startswith(PREFIX):
                 pair = self.fleet.place(name) if self.is_fleet else 0
@@ -197,7 +214,7 @@ class Asker:
         self,
         body: Body | Ask,
         service: str | bytes,
-        timeout: float | None,
+        timeout: Timeout,
         is_idempotent: bool,
         sink: Any,  # the shell's
         index: int,
@@ -205,9 +222,8 @@ class Asker:
         if type(body) is not Ask:
             assert not isinstance(body, Ask), "its type is exactly Ask"
             return self.call(service, body, timeout, is_idempotent, sink, index=index)
-        own = body.timeout
-        if own is None or own == own:  # noqa: PLR0124 - "not told" is not a number
-            timeout = own
+        if body.timeout is not DEFAULT:
+            timeout = body.timeout
         if body.service is not None:
             service = body.service
         return self.call(
@@ -221,17 +237,15 @@ class Asker:
             is_urgent=body.urgent,
         )
 
-    def _seconds(self, timeout: float | None) -> float | None:
-        if timeout is not None and timeout != timeout:  # noqa: PLR0124 - DEFAULT is not a number
-            timeout = self._timeout
-        return None if timeout is None or timeout > _TIMEOUT_S_MAX else timeout
+    def _seconds(self, timeout: Timeout) -> float | None:
+        return self._timeout if timeout is DEFAULT else to_timeout(timeout)
 
 
 def to_key(key: bytes | str | None) -> bytes | None:
     """A caller's key as octets; text is UTF-8. LocalProtocolError for an empty one."""
     if key is None:
         return None
-    octets = key.encode() if isinstance(key, str) else bytes(key)
+    octets = to_octets(key, "a key")
     if not octets:
         raise LocalProtocolError("a key is one octet or more; None means that the request has none")
     return octets

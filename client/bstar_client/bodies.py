@@ -1,11 +1,11 @@
 """What callers and handlers write, as the frames and names that travel."""
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
 from bstar.errors import LocalProtocolError
 from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX, SERVICE_BYTES_MAX
 
-__all__ = ["REPLY_HEAD_BYTES", "Body", "to_frames", "to_name", "to_reply"]
+__all__ = ["REPLY_HEAD_BYTES", "Body", "to_frames", "to_name", "to_octets", "to_reply"]
 
 Body = bytes | Sequence[bytes]
 
@@ -16,33 +16,48 @@ REPLY_HEAD_BYTES = 1_024
 _BODY_BYTES_MAX = MESSAGE_BYTES_MAX - 65_536
 
 
+def to_octets(value: object, name: str) -> bytes:
+    """Octets; text is UTF-8. TypeError for anything else, LocalProtocolError for text that UTF-8 lacks."""
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise LocalProtocolError(f"{name} cannot be written as UTF-8: {error}") from error
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"{name} is text or bytes, not {type(value).__name__}")
+
+
 def to_name(service: str | bytes) -> bytes:
     """A service's name as octets; text is UTF-8."""
-    name = service.encode() if isinstance(service, str) else bytes(service)
+    name = to_octets(service, "a service's name")
     if not 0 < len(name) <= SERVICE_BYTES_MAX:
         raise LocalProtocolError(f"a service name has 1 to {SERVICE_BYTES_MAX} octets, not {len(name)}")
     return name
 
 
-def to_frames(body: Body) -> list[bytes]:
-    """A body as frames: bytes are one frame, a sequence of bytes several. TypeError for anything else."""
+def to_frames(body: object) -> list[bytes]:
+    """A ``Body`` as frames: bytes are one frame, a sequence of bytes several. TypeError for anything else."""
     if isinstance(body, bytes | bytearray | memoryview):
         return _bounded([bytes(body)])
-    if isinstance(body, str):  # type: ignore[unreachable]  # a caller without a type checker
+    if isinstance(body, str):
         raise TypeError("a body is bytes or a sequence of bytes: encode the text first")
     if not isinstance(body, Sequence):
         raise TypeError(f"a body is bytes or a sequence of bytes, not {type(body).__name__}")
     if not 0 < len(body) <= _BODY_FRAMES_MAX:
         raise LocalProtocolError(f"a body has 1 to {_BODY_FRAMES_MAX} frames, not {len(body)}")
-    frames: list[bytes] = list(body)  # type: ignore[arg-type]  # octets went above
+    frames = list(body)
     for frame in frames:
         if not isinstance(frame, bytes):
             raise TypeError(f"every frame of a body is bytes, not {type(frame).__name__}")
     return _bounded(frames)
 
 
-def to_reply(answer: Body | None, bytes_max: int) -> list[bytes]:
+def to_reply(answer: object, bytes_max: int) -> list[bytes]:
     """What a handler returned or yielded, as frames; None is one empty one. ``bytes_max``: of the message."""
+    if isinstance(answer, Coroutine):
+        answer.close()  # or Python warns that nobody awaited it
+        raise TypeError("the handler returned a coroutine: use AsyncWorker")
     frames = [b""] if answer is None else to_frames(answer)
     if sum(map(len, frames)) > bytes_max - REPLY_HEAD_BYTES:
         raise LocalProtocolError(f"a reply has more than {bytes_max} octets: yield it in parts")

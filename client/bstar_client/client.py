@@ -7,7 +7,7 @@ replies. This is what the callers see. ``aio`` is the same for asyncio.
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Literal, Self, cast, overload
 
@@ -15,6 +15,7 @@ import zmq
 
 from bstar.errors import (
     BstarError,
+    CallTimeoutError,
     ClosedError,
     ConfigurationError,
     ForkedError,
@@ -23,8 +24,9 @@ from bstar.errors import (
 from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
 from bstar.wire.mmi import OK, Service
-from bstar_client.asking import DEFAULT, Asker, to_key
+from bstar_client.asking import DEFAULT, Asker, Timeout, to_key
 from bstar_client.bodies import Body, to_name
+from bstar_client.checks import check_function, check_map
 from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.fleet_session import FleetSession
@@ -103,6 +105,9 @@ class HAClient:
             attempt_timeout_s=attempt_timeout_s,
             settle_delay_s=settle_delay_s,
             link=link,
+            context=context,
+            journal=journal,
+            on_event=on_event,
         )
         self.fleet = self._asker.fleet
         self.endpoints = self._asker.endpoints
@@ -135,7 +140,7 @@ class HAClient:
         service: str | bytes,
         body: Body,
         *,
-        timeout: float | None = DEFAULT,
+        timeout: Timeout = DEFAULT,
         idempotent: bool = True,
         key: bytes | str | None = None,
         urgent: bool = False,
@@ -174,10 +179,10 @@ class HAClient:
         service: str | bytes,
         body: Body,
         *,
-        timeout: float | None = DEFAULT,
+        timeout: Timeout = DEFAULT,
         idempotent: bool = True,
         urgent: bool = False,
-    ) -> Iterator[Reply]:
+    ) -> Generator[Reply, None, None]:
         """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
 
         A stream that breaks after its first PARTIAL is never repeated: it ends with StreamInterruptedError.
@@ -195,7 +200,7 @@ class HAClient:
             raise
         return self._replies_of(call, sink)
 
-    def _replies_of(self, call: Call, sink: Sink) -> Iterator[Reply]:
+    def _replies_of(self, call: Call, sink: Sink) -> Generator[Reply, None, None]:
         try:
             while True:
                 reply = self._take(call, sink)
@@ -214,10 +219,10 @@ class HAClient:
         *,
         window: int = ...,
         ordered: bool = ...,
-        timeout: float | None = ...,
+        timeout: Timeout = ...,
         idempotent: bool = ...,
         errors: Literal["raise"] = ...,
-    ) -> Iterator[Reply]: ...
+    ) -> Generator[Reply, None, None]: ...
 
     @overload
     def map(
@@ -227,10 +232,10 @@ class HAClient:
         *,
         window: int = ...,
         ordered: bool = ...,
-        timeout: float | None = ...,
+        timeout: Timeout = ...,
         idempotent: bool = ...,
         errors: Literal["return"],
-    ) -> Iterator[Reply | CallFailed]: ...
+    ) -> Generator[Reply | CallFailed, None, None]: ...
 
     def map(
         self,
@@ -239,10 +244,10 @@ class HAClient:
         *,
         window: int = 512,
         ordered: bool = True,
-        timeout: float | None = DEFAULT,
+        timeout: Timeout = DEFAULT,
         idempotent: bool = True,
         errors: Literal["raise", "return"] = "raise",
-    ) -> Iterator[Reply] | Iterator[Reply | CallFailed]:
+    ) -> Generator[Reply, None, None] | Generator[Reply | CallFailed, None, None]:
         """Send a request for each body, ``window`` of them at a time, and yield the replies.
 
         While the broker says BUSY fewer are under way, so that a short queue is not run against.
@@ -256,13 +261,10 @@ class HAClient:
         flight then is given up. ``errors="return"``: a CallFailed takes the place of the reply, and the
         others go on; what is raised then is no single call's failure (ClosedError, a body of a wrong type).
         """
-        if window < 1:
-            raise LocalProtocolError(f"a window is one request or more, not {window}")
-        if errors not in ("raise", "return"):
-            raise LocalProtocolError(f"errors is 'raise' or 'return', not {errors!r}")
+        window = check_map(bodies, window, ordered, errors)
         self._check()
         outcomes = self._map(service, iter(bodies), window, ordered, timeout, idempotent, errors == "return")
-        return outcomes if errors == "return" else cast("Iterator[Reply]", outcomes)
+        return outcomes if errors == "return" else cast("Generator[Reply, None, None]", outcomes)
 
     def _map(
         self,
@@ -270,10 +272,10 @@ class HAClient:
         bodies: Iterator[Body | Ask],
         window: int,
         ordered: bool,
-        timeout: float | None,
+        timeout: Timeout,
         idempotent: bool,
         is_returning: bool,
-    ) -> Iterator[Reply | CallFailed]:
+    ) -> Generator[Reply | CallFailed, None, None]:
         sink: Sink = queue.SimpleQueue()
         flying: dict[int, Call] = {}
         waiting: dict[int, Reply | CallFailed] = {}
@@ -296,7 +298,7 @@ class HAClient:
                             break
                         try:
                             call = call_for(body, begun)
-                        except LocalProtocolError as error:
+                        except (LocalProtocolError, CallTimeoutError) as error:
                             if not is_returning:
                                 raise
                             waiting[begun] = CallFailed(error, begun)
@@ -338,11 +340,11 @@ class HAClient:
         finally:
             self._abandon([call for call in flying.values() if not call.is_done])
 
-    def discover(self, service: str | bytes, *, timeout: float | None = DEFAULT) -> bool:
+    def discover(self, service: str | bytes, *, timeout: Timeout = DEFAULT) -> bool:
         """Does a worker offer the service? A hint: the worker can be dead for up to its expiry (MMI-C-01)."""
         return self.request(Service.SERVICE.value, to_name(service), timeout=timeout).body == OK
 
-    def services(self, *, timeout: float | None = DEFAULT) -> list[dict[str, object]]:
+    def services(self, *, timeout: Timeout = DEFAULT) -> list[dict[str, object]]:
         """What the active broker offers: a dict with ``service``, ``workers`` and ``queued`` for each.
 
         Of several pairs what all of them offer, with the ``pair`` of each; the first that fails is raised.
@@ -386,6 +388,7 @@ class HAClient:
 
     def observe(self, observer: Callable[[Event], object]) -> None:
         """Call ``observer`` with each event from now on, as ``on_event``. It must not block."""
+        check_function(observer, "an observer")
         self._performer.observers.append(observer)
 
     # --- the end ------------------------------------------------------------------------------------------

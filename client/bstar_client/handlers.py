@@ -1,7 +1,7 @@
 """What a handler is given and what a worker tells its observer, for ``Worker`` and ``AsyncWorker`` alike."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -46,7 +46,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
 
-Handler = Callable[[Request], Body | Generator[Body, None, Body | None] | None]
+Handler = Callable[[Request], Body | Generator[Body, None, Body | None] | Iterator[Body] | None]
 
 
 class WorkerHooks:

@@ -5,8 +5,7 @@ sockets, nor which thread is the one that sends.
 """
 
 import time
-from collections.abc import Callable
-from types import GeneratorType
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
 from bstar_client.bodies import REPLY_HEAD_BYTES, Body, to_reply
@@ -130,15 +129,15 @@ class Handling:
             answer = self.handler(request)
             if type(answer) is bytes and store is None and len(answer) <= self._small_max:
                 return [answer]
-            if is_generator := isinstance(answer, GeneratorType):
+            if is_stream := isinstance(answer, Iterator):
                 answer = self._drive(job, answer)
-            body = to_reply(answer, self._reply_bytes_max)  # type: ignore[arg-type]  # generators went above
+            body = to_reply(answer, self._reply_bytes_max)
         except BaseException:
             if store is not None:
                 drop(store, self._service, job)
             raise
         if store is not None:
-            if is_generator:
+            if is_stream:
                 drop(store, self._service, job)
             else:
                 store.keep(job.identity, body)
@@ -157,14 +156,14 @@ class Handling:
         self._outbox.post(job, kept, "replay")
         return True
 
-    def _drive(self, job: Job, generator: "GeneratorType[Body, None, Body | None]") -> Body | None:
+    def _drive(self, job: Job, parts: Iterator[Body]) -> Body | None:
         # Its parts are to be sent as they come, by another thread.
         self.mean_s = _LASTING_S
         self._on_generator()
         try:
             while True:
                 try:
-                    part = next(generator)
+                    part = next(parts)
                 except StopIteration as end:
                     result: Body | None = end.value
                     return result
@@ -173,4 +172,5 @@ class Handling:
                     return None  # nobody waits for the rest
                 self._outbox.post(job, body, "partial")
         finally:
-            generator.close()
+            if isinstance(parts, Generator):
+                parts.close()

@@ -14,6 +14,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from bstar.errors import ConfigurationError
 from bstar.io_threads import keep_apart
 from bstar.sockets import is_readable, receive, send
 from bstar_client.wakeup import WakeUp
@@ -22,6 +23,8 @@ __all__ = ["Link", "LinkSettings", "Links"]
 
 # Messages read from one node before the others and the timers have their turn.
 _DRAIN_MAX = 512
+# Heads and error texts are within this.
+_MESSAGE_BYTES_MIN = 65_536
 # Messages of a burst before which the socket is asked for more.
 _ASKS_MAX = 5
 
@@ -45,6 +48,15 @@ class LinkSettings(msgspec.Struct, frozen=True):
     heartbeat_timeout_ms: int = 5_000
     high_water_mark: int = 100_000
     message_bytes_max: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if type(value) is not int:
+                raise TypeError(f"{name} of LinkSettings is a whole number, not {type(value).__name__}")
+            least = _MESSAGE_BYTES_MIN if name == "message_bytes_max" else 0
+            if value < least:
+                raise ConfigurationError(f"{name} of LinkSettings is {least} or more, not {value}")
 
 
 _EVENTS = (

@@ -12,8 +12,10 @@ from bstar.errors import ConfigurationError, LocalProtocolError
 from bstar.fleet import Endpoints, Fleet
 from bstar.wire.mmi import PREFIX
 from bstar_client.bodies import to_name
+from bstar_client.checks import check_instance, check_sockets, check_store, to_count, to_seconds
 from bstar_client.core.worker_dialects import Mdp02Worker, NativeWorker, WorkerDialect
 from bstar_client.core.worker_session import WorkerCore, WorkerSettings
+from bstar_client.handlers import WorkerHooks
 
 __all__ = ["Offer"]
 
@@ -21,7 +23,7 @@ __all__ = ["Offer"]
 class Offer:
     """A service offered to the nodes of its pair.
 
-    Raises ConfigurationError or LocalProtocolError for what cannot work.
+    Raises TypeError, ConfigurationError or LocalProtocolError for what cannot work.
     """
 
     def __init__(
@@ -35,8 +37,18 @@ class Offer:
         liveness: int,
         settings: WorkerSettings,
         credit_max: int,
-        keeps_replies: bool,
+        dedupe: object,
+        hooks: object,
+        link: object,
+        context: object,
+        journal: object,
     ) -> None:
+        check_sockets(link, context, journal)
+        check_instance(hooks, WorkerHooks, "hooks")
+        check_store(dedupe)
+        settings = _checked(settings)
+        heartbeat_s = to_seconds(heartbeat_s, "heartbeat_s")
+        liveness = to_count(liveness, "liveness", 1)
         fleet = Fleet.of(endpoints, pins)
         self.service = to_name(service)
         if self.service.startswith(PREFIX):
@@ -56,7 +68,7 @@ class Offer:
                 raise ConfigurationError(
                     "plain MDP/0.2 gives a worker one request at a time: credit must be 1"
                 )
-            if keeps_replies:
+            if dedupe is not None:
                 raise ConfigurationError(
                     "plain MDP/0.2 does not name requests, so repetitions cannot be known: no dedupe"
                 )
@@ -69,3 +81,20 @@ class Offer:
         self.core = WorkerCore(
             self.endpoints, self.service, language, jitter=random.random, settings=settings, name=name
         )
+
+
+def _checked(settings: WorkerSettings) -> WorkerSettings:
+    timeout_s = settings.handler_timeout_s
+    backoff_min_s = to_seconds(settings.backoff_min_s, "backoff_min_s")
+    backoff_max_s = to_seconds(settings.backoff_max_s, "backoff_max_s")
+    if backoff_max_s < backoff_min_s:
+        raise ConfigurationError(f"backoff_max_s, {backoff_max_s}, is below backoff_min_s, {backoff_min_s}")
+    return WorkerSettings(
+        to_count(settings.credit, "credit", 1),
+        None if timeout_s is None else to_seconds(timeout_s, "handler_timeout_s"),
+        to_count(settings.stuck_handlers_max, "stuck_handlers_max", 1),
+        to_seconds(settings.drain_timeout_s, "drain_timeout_s", may_be_zero=True),
+        backoff_min_s,
+        backoff_max_s,
+        settings.running_max,
+    )

@@ -11,9 +11,11 @@ import msgspec
 import zmq
 
 from bstar.errors import RemoteProtocolError
+from bstar.fleet import Fleet
 from bstar.io_threads import new_context
 from bstar.wire import native
 from bstar.wire.mmi import OK, Service
+from bstar_client.checks import to_seconds
 from bstar_client.link import Links, LinkSettings
 from bstar_client.wakeup import WakeUp
 
@@ -38,7 +40,8 @@ def node_states(endpoints: str | Sequence[str], timeout: float = 2.0) -> list[No
     It ends as soon as every node has answered or refused the connection. A node that is merely slow, to shake
     hands as well, has the whole time.
     """
-    listed = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
+    timeout = to_seconds(timeout, "timeout")
+    listed = Fleet.of(endpoints).endpoints
     context = new_context(len(listed))
     patience_ms = int(timeout * 1000) + _SPARE_MS
     settings = LinkSettings(handshake_ms=patience_ms, connect_timeout_ms=patience_ms)

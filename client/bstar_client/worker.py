@@ -14,7 +14,7 @@ import signal
 import threading
 from collections.abc import Mapping
 from types import FrameType, TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import zmq
 
@@ -22,6 +22,7 @@ from bstar.errors import BstarError, ClosedError, ConfigurationError, ForkedErro
 from bstar.fleet import Endpoints
 from bstar.printable import printable
 from bstar.wire.limits import CREDIT_MAX
+from bstar_client.checks import check_handler, to_count
 from bstar_client.core.worker_session import WorkerCounters, WorkerSettings
 from bstar_client.dedupe import ReplyStore
 from bstar_client.handlers import Handler, WorkerHooks
@@ -32,6 +33,8 @@ from bstar_client.serving import Serving
 from bstar_client.unclosed import Guard
 
 __all__ = ["Worker"]
+
+_HandlerT = TypeVar("_HandlerT", bound=Handler)
 
 _log = logging.getLogger("bstar_client")
 
@@ -108,6 +111,10 @@ class Worker:
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         journal: JournalPlace | None = None,
     ) -> None:
+        if threads is not None:
+            threads = to_count(threads, "threads", 1, _THREADS_MAX)
+        if handler is not None:
+            check_handler(handler)
         if credit is None:
             credit = threads if threads is not None and dialect == "native" else 1
         settings = WorkerSettings(
@@ -120,8 +127,6 @@ class Worker:
             threads,
         )
         self._drain_timeout_s = drain_timeout_s
-        if threads is not None and not 1 <= threads <= _THREADS_MAX:
-            raise ConfigurationError(f"threads is 1 to {_THREADS_MAX}, not {threads}")
         offer = Offer(
             endpoints,
             service,
@@ -131,7 +136,11 @@ class Worker:
             liveness=liveness,
             settings=settings,
             credit_max=_THREADS_MAX if threads is None else CREDIT_MAX,
-            keeps_replies=dedupe is not None,
+            dedupe=dedupe,
+            hooks=hooks,
+            link=link,
+            context=context,
+            journal=journal,
         )
         self.endpoints, self.service, self._core = offer.endpoints, offer.service, offer.core
         self._serving = Serving(
@@ -153,8 +162,9 @@ class Worker:
         self._guard: Guard | None = None
         self._pid = os.getpid()
 
-    def handler(self, function: Handler) -> Handler:
+    def handler(self, function: _HandlerT) -> _HandlerT:
         """Decorator: ``@worker.handler`` makes the function the worker's handler."""
+        check_handler(function)
         self._serving.handling.handler = function
         return function
 

@@ -5,7 +5,6 @@ was sent and what became of each attempt, because that decides what may be told 
 that was refused was certainly not executed, one whose connection broke may have been.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,12 +19,12 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     """One body for ``map`` with what is its own: a key, whether it is ``urgent`` (see ``HAClient.request``),
     a deadline, a service.
 
-    ``timeout`` in seconds; not a number: the one that ``map`` was given. ``service`` None: likewise.
+    ``timeout`` in seconds; not set: the one that ``map`` was given. ``service`` None: likewise.
     """
 
     body: bytes | Sequence[bytes]
-    key: bytes | None = None
-    timeout: float | None = math.nan
+    key: bytes | str | None = None
+    timeout: float | msgspec.UnsetType | None = msgspec.UNSET
     service: str | bytes | None = None
     urgent: bool = False
 

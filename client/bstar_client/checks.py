@@ -1,0 +1,170 @@
+"""What a program hands to clients and workers, looked at once and for all of them in the same words.
+
+A value of a wrong type is a TypeError that names the argument; one that is out of range is a
+ConfigurationError, where it is a setting. A bool is no number here.
+"""
+
+import inspect
+import math
+import numbers
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import zmq
+
+from bstar.errors import CallTimeoutError, ConfigurationError, LocalProtocolError
+from bstar_client.journal import JournalSettings
+from bstar_client.link import LinkSettings
+
+__all__ = [
+    "check_async_handler",
+    "check_flag",
+    "check_function",
+    "check_handler",
+    "check_instance",
+    "check_map",
+    "check_sockets",
+    "check_store",
+    "to_count",
+    "to_seconds",
+    "to_timeout",
+]
+
+# Thirty years and infinity are the same to a caller, but not to the calls of the system that wait.
+_TIMEOUT_S_MAX = 1e9
+
+
+def to_count(value: object, name: str, low: int, high: int | None = None) -> int:
+    """A whole number within its bounds."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} is a whole number, not {type(value).__name__}")
+    count = int(value)
+    if count < low or (high is not None and count > high):
+        bounds = f"{low} or more" if high is None else f"{low} to {high}"
+        raise ConfigurationError(f"{name} is {bounds}, not {count}")
+    return count
+
+
+def to_seconds(value: object, name: str, *, may_be_zero: bool = False, may_be_endless: bool = False) -> float:
+    """Seconds, as a setting has them."""
+    seconds = _to_number(value, name)
+    is_right = 0 < seconds < math.inf or (may_be_zero and seconds == 0)
+    if not is_right and not (may_be_endless and seconds == math.inf):
+        bound = "0 or more" if may_be_zero else "above 0"
+        raise ConfigurationError(f"{name} is a number of seconds, {bound}, not {seconds}")
+    return seconds
+
+
+def to_timeout(value: object) -> float | None:
+    """A call's own timeout; None is no limit. CallTimeoutError if nothing is left of it: nothing is sent."""
+    if value is None:
+        return None
+    seconds = value if type(value) is float else _to_number(value, "timeout")
+    if seconds > 0:
+        return seconds if seconds < _TIMEOUT_S_MAX else None
+    if seconds != seconds:  # noqa: PLR0124 - not a number
+        raise ValueError("timeout is a number of seconds or None, not nan")
+    text = f"timed out at once, for its timeout is {seconds:g} s; the request was not sent"
+    raise CallTimeoutError(text, may_have_executed=False)
+
+
+def _to_number(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}")
+    return float(value)
+
+
+def check_flag(value: object, name: str) -> None:
+    """True or False, and nothing that merely counts as one of them."""
+    if type(value) is not bool:
+        raise TypeError(f"{name} is True or False, not {type(value).__name__}")
+
+
+def check_function(value: object, name: str) -> None:
+    """What can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} is a function, not {type(value).__name__}")
+
+
+def check_map(bodies: object, window: object, ordered: object, errors: object) -> int:
+    """The arguments of ``map`` that are its own; the window."""
+    if isinstance(bodies, str | bytes | bytearray | memoryview):
+        raise TypeError(f"bodies are an iterable of bodies, not one {type(bodies).__name__}")
+    check_flag(ordered, "ordered")
+    if errors not in ("raise", "return"):
+        raise LocalProtocolError(f"errors is 'raise' or 'return', not {errors!r}")
+    try:
+        return to_count(window, "a window", 1)
+    except ConfigurationError as error:
+        raise LocalProtocolError(str(error)) from None
+
+
+def check_instance(value: object, kind: type, name: str) -> None:
+    """None, or an instance of the class."""
+    if value is not None and not isinstance(value, kind):
+        told = value.__name__ + " itself" if isinstance(value, type) else type(value).__name__
+        raise TypeError(f"{name} is of {kind.__name__}, or None, not {told}")
+
+
+def check_sockets(link: object, context: object, journal: object) -> None:
+    """What clients and workers have in common."""
+    check_instance(link, LinkSettings, "link")
+    check_instance(context, zmq.Context, "context")
+    # Its sockets answer with futures, and nobody would await them.
+    other = sys.modules.get("zmq.asyncio")
+    if other is not None and isinstance(context, other.Context):
+        raise TypeError("context is a zmq.Context, not one of zmq.asyncio: zmq.Context(context) shares it")
+    if journal is not None and not isinstance(journal, str | os.PathLike | JournalSettings):
+        raise TypeError(f"journal is a directory, JournalSettings or None, not {type(journal).__name__}")
+
+
+def check_store(value: object) -> None:
+    """None, or a store of replies."""
+    methods = [getattr(value, name, None) for name in ("begin", "keep", "drop")]
+    if value is not None and (isinstance(value, type) or not all(map(callable, methods))):
+        told = f"{value.__name__} itself" if isinstance(value, type) else type(value).__name__
+        raise TypeError(f"dedupe is a store of replies, as ReplyMemory() is, not {told}")
+
+
+# --- handlers -----------------------------------------------------------------------------------------------
+
+
+def check_handler(handler: object) -> None:
+    """What ``Worker`` calls; TypeError for what it cannot."""
+    _check_call(handler)
+    if _is_any(handler, inspect.iscoroutinefunction) or _is_any(handler, inspect.isasyncgenfunction):
+        raise TypeError(f"the handler {_name_of(handler)} is async: AsyncWorker takes it")
+
+
+def check_async_handler(handler: object) -> None:
+    """What ``AsyncWorker`` calls; TypeError for what it cannot."""
+    _check_call(handler)
+    if _is_any(handler, inspect.isgeneratorfunction):
+        raise TypeError(f"the handler {_name_of(handler)} is a plain generator: Worker takes it")
+
+
+def _check_call(handler: object) -> None:
+    if not callable(handler):
+        raise TypeError(f"the handler is a function that takes a Request, not {type(handler).__name__}")
+    try:
+        inspect.signature(handler).bind(None)
+    except ValueError:
+        pass  # it does not tell what it takes
+    except TypeError as error:
+        raise TypeError(f"the handler {_name_of(handler)} gets one argument, the request: {error}") from None
+
+
+def _is_any(handler: object, is_kind: Callable[[Any], bool]) -> bool:
+    """Is it such a function, or a partial or a method of one, or does its ``__call__`` make it one?"""
+    while isinstance(handler, partial):
+        handler = handler.func
+    return is_kind(handler) or is_kind(getattr(type(handler), "__call__", None))  # noqa: B004
+
+
+def _name_of(handler: object) -> str:
+    while isinstance(handler, partial):
+        handler = handler.func
+    return str(getattr(handler, "__qualname__", type(handler).__qualname__))
