@@ -13,12 +13,13 @@ import pytest
 
 from bstar.star import quorum
 from bstar.star.arbiter import ArbiterMachine
+from bstar.star.cut_off import PATIENCE
 from bstar.star.quorum import DRIFT_MAX, Quorum
 from sim.checks import Violation
 from sim.faults import Kind, Mood
 from sim.run import Outcome, Simulation, play
 from sim.setup import setup_of
-from test_sim import NATIVE, befall, both_ways
+from test_sim import HEARTBEAT_S, NATIVE, TIMEOUT_S, befall, both_ways
 
 WITH_ARBITER = msgspec.structs.replace(NATIVE, has_arbiter=True)
 
@@ -61,6 +62,17 @@ def test_a_third_of_all_runs_have_an_arbiter() -> None:
 
 
 # --- named scenarios ----------------------------------------------------------------------------------------
+
+
+def test_the_role_follows_clients_that_are_cut_off_and_the_majority_with_it() -> None:
+    simulation = pair()
+    befall(simulation, Kind.CLIENTS_CUT, "primary", 20.0)
+    simulation.run_for(2 * TIMEOUT_S + PATIENCE * TIMEOUT_S + 5 * HEARTBEAT_S)
+    assert simulation.checks.serving() == [simulation.backup]
+    simulation.run_for(30.0)
+    assert simulation.checks.counts["activations"] == 2
+    assert simulation.checks.counts["overlaps"] == 0
+    simulation.finish()
 
 
 def test_one_serves_while_the_peer_link_is_cut_and_clients_reach_both() -> None:

@@ -154,6 +154,13 @@ class Seen(msgspec.Struct, frozen=True):
     view: NodeView | None = None
     error: str | None = None
 
+    @property
+    def reason(self) -> str | None:
+        """The node's own word for how it stands; None if it has none, being of an earlier release."""
+        if self.view is None:
+            return "no-answer"
+        return self.view.readiness.reason if self.view.readiness is not None else None
+
     @classmethod
     def of(cls, report: NodeReport) -> "Seen":
         """Read a node's report."""

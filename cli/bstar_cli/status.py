@@ -100,6 +100,7 @@ def status(
                     "pair": name,
                     "endpoint": report.endpoint,
                     "state": report.state,
+                    "reason": seen.reason,
                     "error": seen.error,
                 }
                 for name, report, seen in zip(names, reports, nodes, strict=True)
