@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
             service,
             rate=float(rate),
             window=WINDOW,
-            on_answer=lambda sent, answered: calls.append((sent, answered)),
+            on_answer=lambda sent, answered, _: calls.append((sent, answered)),
             on_failure=failed,
         )
         while not select.select([sys.stdin], [], [], PROGRESS_S)[0] or os.read(0, 1024):

@@ -19,6 +19,7 @@ from bstar.errors import BstarError
 from bstar.fleet import Fleet
 from bstar.printable import printable
 from bstar_cli import exits
+from bstar_cli.gaps import Gaps, Settled
 from bstar_cli.options import (
     ClientConfigOption,
     EndpointsOption,
@@ -62,7 +63,10 @@ class Second(msgspec.Struct, frozen=True, tag="second", tag_field="type"):
 
 
 class Failover(msgspec.Struct, frozen=True, tag="failover", tag_field="type"):
-    """Another node took over."""
+    """Another node took over. ``gap_s`` is the time from the last reply before to the first of that node.
+
+    It is null if that node never answered.
+    """
 
     at: float
     from_endpoint: str
@@ -70,7 +74,7 @@ class Failover(msgspec.Struct, frozen=True, tag="failover", tag_field="type"):
     reason: str
     epoch: int
     outstanding: int
-    gap_s: float
+    gap_s: float | None
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost", tag_field="type"):
@@ -173,18 +177,16 @@ class _Report:
         self._durations: list[float] = []
         self._since = time.monotonic()
         self._epoch: int | None = None
-        self._last_answer: float | None = None
+        self._gaps = Gaps()
         self._longest_call_s = 0.0
-        self._longest_gap_s = 0.0
 
-    def answer(self, sent_at: float, answered_at: float) -> None:
+    def answer(self, sent_at: float, answered_at: float, endpoint: str) -> None:
         """Note a call that was answered."""
         with self._lock:
             self._durations.append(answered_at - sent_at)
             self._longest_call_s = max(self._longest_call_s, answered_at - sent_at)
-            if self._last_answer is not None:
-                self._longest_gap_s = max(self._longest_gap_s, answered_at - self._last_answer)
-            self._last_answer = answered_at
+            settled = self._gaps.answer(endpoint, answered_at)
+        self._failovers(settled)
 
     def failure(self, number: int, error: BstarError) -> None:
         """Tell of a call that was lost."""
@@ -194,10 +196,17 @@ class _Report:
         )
 
     def event(self, event: Event) -> None:
-        """Tell of a failover."""
+        """Note a failover; it is told when the node that took over has answered."""
         if isinstance(event, ActiveFound | FailedOver):
             self._epoch = event.epoch
         if isinstance(event, FailedOver):
+            with self._lock:
+                settled = self._gaps.failover(event)
+            self._failovers(settled)
+
+    def _failovers(self, settled: Sequence[Settled]) -> None:
+        for event, gap_s in settled:
+            told = "no answer since" if gap_s is None else f"{gap_s:.3f} s without an answer"
             self._print(
                 Failover(
                     time.time(),
@@ -206,10 +215,10 @@ class _Report:
                     event.reason,
                     event.epoch,
                     event.outstanding,
-                    round(event.gap_s, 6),
+                    None if gap_s is None else round(gap_s, 6),
                 ),
                 f"failover: {event.from_endpoint} ({event.reason}) -> {event.to_endpoint}, epoch "
-                f"{event.epoch}, {event.gap_s:.3f} s without an active node, {event.outstanding} waiting",
+                f"{event.epoch}, {told}, {event.outstanding} waiting",
             )
 
     def second(self, calls: SteadyCalls, client: HAClient) -> None:
@@ -245,6 +254,9 @@ class _Report:
 
     def sum(self, calls: SteadyCalls, client: HAClient, seconds: float) -> bool:
         """Tell the sum; whether every call was answered with its own body."""
+        with self._lock:
+            settled = self._gaps.close()
+        self._failovers(settled)
         counts, counters = calls.counts(), client.counters
         is_ok = counts.answered == counts.sent > 0 and counts.crossed == 0
         line = Sum(
@@ -258,7 +270,7 @@ class _Report:
             counters.failovers,
             round(seconds, 3),
             round(self._longest_call_s, 6),
-            round(self._longest_gap_s, 6),
+            round(self._gaps.longest_s, 6),
         )
         self._print(
             line,

@@ -16,7 +16,7 @@ from bstar_client import HAClient
 
 __all__ = ["Counts", "SteadyCalls"]
 
-Answered = Callable[[float, float], None]
+Answered = Callable[[float, float, str], None]
 Failed = Callable[[int, BstarError], None]
 
 
@@ -38,7 +38,7 @@ class SteadyCalls:
     """``rate`` calls per second of a service that answers with the body, from now until ``finish``.
 
     At most ``window`` are outstanding. ``on_answer`` gets the times of sending and of the answer on the
-    monotonic clock, ``on_failure`` the request's number and its error.
+    monotonic clock and the node that answered, ``on_failure`` the request's number and its error.
     """
 
     def __init__(
@@ -102,4 +102,4 @@ class SteadyCalls:
         with self._lock:
             self._answered += 1
             self._crossed += reply.frames != (body,)
-            self._on_answer(sent_at, answered_at)
+            self._on_answer(sent_at, answered_at, reply.endpoint)
