@@ -78,7 +78,7 @@ LINES: list[tuple[Any, int, str]] = [
     ),
     (PeerAsked(WHY), INFO, "asked the peer whether it serves: The reason."),
     (PeerRejected("pair", "Other name."), logging.ERROR, "peer rejected: Other name."),
-    (HandoverRefused("No peer."), WARNING, "no handover: No peer."),
+    (HandoverRefused("No peer."), WARNING, "the role stays: No peer."),
     (Claimed(WHY), INFO, "claims the majority: The reason."),
     (ArbiterSeen(), INFO, "arbiter is there"),
     (ArbiterLost(1.5), WARNING, "arbiter has not answered for 1.500 s"),

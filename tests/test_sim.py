@@ -108,6 +108,28 @@ def test_the_command_runs_seeds_and_says_how_fast(capsys: pytest.CaptureFixture[
     assert "0 violations" in said
 
 
+# --- an operator promotes a lone backup ---------------------------------------------------------------------
+
+
+def test_a_promoted_backup_serves_and_a_primary_that_comes_back_stands_by() -> None:
+    simulation = pair()
+    for node in simulation.nodes:
+        node.die()
+    simulation.backup.start()
+    simulation.run_for(10 * TIMEOUT_S)
+    assert simulation.checks.serving() == [], "alone it never serves"
+    simulation.backup.promote()
+    assert simulation.checks.serving() == [simulation.backup]
+    answered = simulation.checks.counts["call answered"]
+    simulation.run_for(5.0)
+    assert simulation.checks.counts["call answered"] > answered
+    simulation.primary.start()
+    simulation.run_for(10 * TIMEOUT_S)
+    assert simulation.checks.serving() == [simulation.backup]
+    simulation.checks.trouble(0.0, simulation.world.now)
+    simulation.finish()
+
+
 # --- broken builds: a test of the tests ---------------------------------------------------------------------
 
 

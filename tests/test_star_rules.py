@@ -46,6 +46,10 @@ TWIN: dict[tuple[str, str], Choices] = {
     ),
     ("BACKUP", "PEER_MISMATCH"): (("", ERROR, "MISMATCH"),),
     ("BACKUP", "PEER_TAKEN"): (("", ERROR, "MISMATCH"),),
+    ("BACKUP", "PROMOTE"): (
+        ("peer_silent majority_missing", BACKUP, "CLAIM"),
+        ("peer_silent", ACTIVE, ""),
+    ),
     ("BACKUP", "MAJORITY_WON"): (("", ACTIVE, ""),),
     ("ACTIVE", "PEER_ACTIVE"): (
         ("policy_exit", ERROR, "DUAL_ACTIVE"),

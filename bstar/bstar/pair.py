@@ -104,6 +104,10 @@ class PairMachine(Protocol):
     def peer_refused(self, now: float) -> Outputs:
         """After that, the peer's endpoint refused a new one."""
 
+    def promote(self, now: float) -> Outputs:
+        """Let this lone backup serve."""
+        ...
+
     def handover(self, now: float) -> Outputs:
         """Give the role to the peer."""
 
@@ -286,6 +290,17 @@ class BinaryStar:
     def handover(self) -> None:
         """Give the active role to the peer, if it is there to take it. From the loop's thread."""
         self.carry_out(self.machine.handover(self.reactor.now()))
+
+    def promote(self) -> str | None:
+        """Let this lone backup serve; you vouch that its primary does not run. From the loop's thread.
+
+        None if it serves; a sentence if it refuses; "" if it claims the majority first (with an arbiter).
+        """
+        now = self.reactor.now()
+        outputs = list(self.machine.promote(now))
+        self.carry_out(outputs)
+        refusals = [output.text for output in outputs if isinstance(output, HandoverRefused)]
+        return None if now < self.machine.serve_until else "".join(refusals)
 
     def start(self) -> None:
         """Run until ``reactor.stop()``, SIGTERM or SIGINT. Raises PairError when the pair cannot go on."""

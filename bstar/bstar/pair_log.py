@@ -41,7 +41,9 @@ REMIND_S = 60.0
 _GIVEN_UP = frozenset(
     {Event.PEER_ACTIVE, Event.STALL, Event.MAJORITY_LOST, Event.EPOCH_LEARNED, Event.CLIENTS_CUT_OFF}
 )
-_TAKEN_OVER = frozenset({Event.CLIENT_REQUEST, Event.PEER_PRIMARY, Event.PEER_BACKUP, Event.MAJORITY_WON})
+_TAKEN_OVER = frozenset(
+    {Event.CLIENT_REQUEST, Event.PEER_PRIMARY, Event.PEER_BACKUP, Event.MAJORITY_WON, Event.PROMOTE}
+)
 
 
 def line(output: object) -> tuple[int, str] | None:
@@ -125,7 +127,7 @@ _LINES: dict[type, Callable[[Any], tuple[int, str]]] = {
     PeerLost: _peer_lost,
     PeerAsked: lambda it: (logging.INFO, f"asked the peer whether it serves: {it.reason}"),
     PeerRejected: lambda it: (logging.ERROR, f"peer rejected: {it.text}"),
-    HandoverRefused: lambda it: (logging.WARNING, f"no handover: {it.text}"),
+    HandoverRefused: lambda it: (logging.WARNING, f"the role stays: {it.text}"),
     ClientsCutOff: lambda it: (logging.WARNING, _cut_off(it)),
     Claimed: lambda it: (logging.INFO, f"claims the majority: {it.reason}"),
     ArbiterSeen: lambda it: (logging.INFO, "arbiter is there"),

@@ -90,7 +90,10 @@ _STANDINGS = {
     "peer-silent": (Reason.VOTE_NEEDED, "the next request of a client makes a node active"),
     "stands-by": (Reason.CHOOSING, "the nodes are deciding: look again in a moment"),
     "starting": (Reason.STARTING, "start the backup, or let a client ask after the failover timeout"),
-    "never-met-primary": (Reason.NEVER_MET_PRIMARY, "start the primary, or mend its link to the backup"),
+    "never-met-primary": (
+        Reason.NEVER_MET_PRIMARY,
+        "start the primary, or mend its link to the backup; if it is dead: bstar promote",
+    ),
     "no-majority": (Reason.NO_MAJORITY, "start the other node or the arbiter, or mend the links to them"),
     "draining": (Reason.DRAINING, "start a node when it has stopped"),
     "error": (Reason.ERROR, "correct what the node's log names and start it again"),

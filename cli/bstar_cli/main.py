@@ -21,6 +21,7 @@ from bstar_cli.configuration import check_config, sample_config
 from bstar_cli.demo import demo
 from bstar_cli.load import load
 from bstar_cli.pipeline import pipeline
+from bstar_cli.promote import promote
 from bstar_cli.serve import serve
 from bstar_cli.status import status
 from bstar_cli.streams import OutputLostError, guarded
@@ -72,6 +73,7 @@ for _command in (
     load,
     bench,
     status,
+    promote,
     check_config,
     sample_config,
     demo,

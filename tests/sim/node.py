@@ -214,6 +214,12 @@ class SimNode(Process):
             now = self.clock()
             self._turn(lambda: self.node.handover(now))
 
+    def promote(self) -> None:
+        """The operator vouches that its primary does not run."""
+        if self.is_awake:
+            self.world.note(f"{self.name} is promoted")
+            self._turn(lambda: self.node.promote(self.clock()))
+
     def vote(self) -> None:
         """A client that came from nowhere asks to be served."""
         if self.is_awake:

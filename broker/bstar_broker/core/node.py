@@ -234,6 +234,10 @@ class Node:
         """Give the active role to the peer."""
         return self._expand(self.machine.handover(now), now)
 
+    def promote(self, now: float) -> list[Output]:
+        """Let this lone backup serve: the operator vouches that its primary does not run."""
+        return self._expand(self.machine.promote(now), now)
+
     def leave(self, now: float) -> list[Output]:
         """Stop in good order: let workers finish what they hold, then give up the role. Idempotent."""
         if self._drain_until is not None:

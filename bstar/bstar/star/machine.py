@@ -329,6 +329,29 @@ class StarMachine:
             return [*outputs, HandoverRefused(self._why_peer_is_not_ready(now))]
         return outputs + self._hand_over(Event.HANDOVER, facts, now)
 
+    def promote(self, now: float) -> list[Output]:
+        """The operator vouches that the primary does not run: a backup that never met it may serve. Refused
+        if this node knows better. With an arbiter it claims the majority first.
+        """
+        outputs = self._notice_absence(now)
+        if self.is_active:
+            return outputs
+        if self.is_leaving:
+            return [*outputs, HandoverRefused("this node is leaving")]
+        if self.state is not State.BACKUP:
+            text = (
+                f"this node is {self.state.name} and needs no promotion: once its peer is silent, it serves "
+                "with the next request"
+            )
+            return [*outputs, HandoverRefused(text)]
+        if now < self.peer_expires_at:
+            if self.peer_state is None:
+                text = f"its primary may be about to speak: ask again in {self.peer_expires_at - now:.1f} s"
+            else:
+                text = f"it hears its primary, which is {self.peer_state.name}"
+            return [*outputs, HandoverRefused(text)]
+        return outputs + self._fire(Event.PROMOTE, self._facts(now), now)
+
     def _hand_over(self, event: Event, facts: Facts, now: float) -> list[Output]:
         # The peer has a whole timeout to take the role, or we would take it back while its answer travels.
         self.peer_expires_at = now + self._pace.silence_s

@@ -59,6 +59,7 @@ class Event(enum.Enum):
     STALL = "this process was away for the failover timeout"
     HANDOVER = "the operator asks to hand over"
     CLIENTS_CUT_OFF = "the peer says that clients reach it and not us"
+    PROMOTE = "the operator vouches that the primary does not run"
     LEAVE = "this process is about to end"
     EPOCH_LEARNED = "an epoch above our own turned up"
     MAJORITY_WON = "with an arbiter: the majority that we claimed is ours"
@@ -185,6 +186,8 @@ _RULES: tuple[Rule, ...] = (
     Rule(_BACKUP, on.PEER_PASSIVE, _ACTIVE, "The active primary leaves the role to us.", when.PEER_LEAVING),
     Rule(_BACKUP, on.PEER_MISMATCH, _ERROR, "The two nodes cannot be a pair.", effect=then.MISMATCH),
     Rule(_BACKUP, on.PEER_TAKEN, _ERROR, "The peer is another node's.", effect=then.MISMATCH),
+    # The one way to serve without having met the primary: somebody has looked (``bstar promote``).
+    Rule(_BACKUP, on.PROMOTE, _ACTIVE, "The operator vouches that the primary is dead.", when.PEER_SILENT),
     Rule(_BACKUP, on.MAJORITY_WON, _ACTIVE, "The majority that we claimed is ours."),
     # --- serving --------------------------------------------------------------------------------------------
     Rule(_ACTIVE, on.PEER_ACTIVE, _ERROR, "Both are active.", when.POLICY_EXIT, then.DUAL_ACTIVE),

@@ -1,0 +1,91 @@
+"""What an operator may ask of a node that runs on the same machine: to serve as a lone backup (``promote``).
+
+A request over the network cannot do this: everybody who reaches the clients' endpoint could. So the node
+listens on a socket in the file system, in a folder that only its own user may enter, and whoever can write
+there could have killed the process as well. Requests and answers are one frame of text.
+"""
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from stat import S_IMODE
+from typing import Final
+
+import zmq
+
+from bstar.reactor import Reactor
+from bstar.settings import Settings
+from bstar.sockets import send
+
+__all__ = ["CLAIMING", "PROMOTE", "SERVES", "ControlSocket", "control_path"]
+
+PROMOTE: Final = b"promote"
+# The answers; anything else is a sentence that says why not.
+SERVES: Final = "serves"
+CLAIMING: Final = "claiming"
+
+_log = logging.getLogger("bstar_broker.control")
+
+_MODE = 0o700
+
+
+def control_path(settings: Settings) -> Path:
+    """Where the node with these settings listens, if this user runs it on this machine."""
+    endpoints = settings.endpoints
+    name = f"{settings.pair}\n{settings.role}\n{endpoints.clients}\n{endpoints.state}"
+    folder = Path(tempfile.gettempdir(), f"bstar-{os.getuid()}")
+    return folder / blake2b(name.encode(), digest_size=8).hexdigest()
+
+
+class ControlSocket:
+    """Answers requests with what ``promote()`` says. A node that cannot listen says so and goes on."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        reactor: Reactor,
+        path: Path,
+        promote: Callable[[], str],
+    ) -> None:
+        self._promote = promote
+        self._path = path
+        self._socket: zmq.Socket[bytes] | None = None
+        try:
+            _make_private(path.parent)
+            socket = context.socket(zmq.ROUTER)
+            socket.linger = 0
+            try:
+                socket.bind(f"ipc://{path}")
+            except zmq.ZMQError:
+                socket.close()
+                raise
+        except (OSError, zmq.ZMQError) as error:
+            _log.warning("bstar promote will not reach this node: cannot listen at %s: %s", path, error)
+            return
+        self._socket = socket
+        reactor.add_reader(socket, self._on_request)
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            self._path.unlink(missing_ok=True)
+
+    def _on_request(self, frames: list[bytes], now: float) -> None:
+        socket = self._socket
+        if socket is None:
+            return
+        known = len(frames) == 2 and frames[1] == PROMOTE
+        send(socket, [frames[0], (self._promote() if known else "this node knows no such request").encode()])
+
+
+def _make_private(folder: Path) -> None:
+    """Make the folder ours alone. OSError if somebody else has it."""
+    folder.mkdir(mode=_MODE, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or S_IMODE(status.st_mode) & 0o077 or not folder.is_dir():
+        raise PermissionError(f"{folder} must be a directory of this user with mode {_MODE:o}")

@@ -1,0 +1,135 @@
+"""``bstar promote``: let a backup serve that is alone since it started, when its primary is dead."""
+
+import socket
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+import zmq
+
+from bstar.errors import ConfigurationError
+from bstar.settings import Settings, load
+from bstar.settings.endpoints import Endpoint, parse_endpoint
+from bstar_cli import exits
+from bstar_cli.options import parse_set
+
+__all__ = ["promote"]
+
+# A peer on the same network answers or refuses within milliseconds.
+_PROBE_S = 2.0
+_ANSWER_S = 5.0
+_ASK_AGAIN_S = 0.1
+
+_LISTENS: Final = (
+    "a process listens at {peer}, so the primary may live: restart it or end it, and mend the link. Only if "
+    "that is not the primary (a proxy, another program): --force"
+)
+_UNREACHABLE: Final = (
+    "{peer} cannot be reached ({why}), so nobody knows whether the primary lives and serves others. Make "
+    "sure that it is off and stays off, then: --force"
+)
+
+
+def promote(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", envvar="BSTAR_CONFIG", metavar="FILE", help="The backup's configuration."
+        ),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key as for serve."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="You have made sure that the primary does not run.")
+    ] = False,
+) -> None:
+    """Let a backup serve that has been alone since it started.
+
+    A backup that starts alone never serves by itself, because the primary may serve where it cannot be
+    heard. If the primary is dead, run this on the backup's machine, as the user that runs the backup. The
+    node must not hear its primary, and the primary's state endpoint must refuse connections, which proves
+    that no process listens there. Where it cannot be reached, --force says that you have made sure. With an
+    arbiter the majority is needed as well, whatever you say. A primary that comes back stands by.
+
+    Exit codes: 0 the backup serves; 1 refused, with the reason; 2 wrong usage or configuration.
+
+    Examples:
+
+        bstar promote --config configs/backup.yaml
+
+        docker compose exec backup bstar promote --config /etc/bstar/compose-backup.yaml
+    """
+    if config is None and not assignments:
+        raise ConfigurationError("no configuration: name the backup's with --config FILE or BSTAR_CONFIG")
+    settings = load(config, options=parse_set(assignments or ()))
+    if settings.role != "backup":
+        raise ConfigurationError(
+            "role is primary: a primary that is alone serves with the next request and needs no promotion"
+        )
+    refusal = None if force else _why_not(settings.endpoints.peer_state)
+    if refusal is None:
+        refusal = _ask(settings)
+    if refusal is not None:
+        typer.echo(f"not promoted: {refusal}", err=True)
+        raise typer.Exit(exits.FAILED)
+    typer.echo(f"the backup of the pair {settings.pair} serves")
+
+
+def _why_not(peer: str) -> str | None:
+    """Why the primary may live; None if its endpoint refuses us."""
+    try:
+        targets = _targets(parse_endpoint(peer, bind=False))
+    except OSError as error:
+        return _UNREACHABLE.format(peer=peer, why=error.strerror or error)
+    for family, address in targets:
+        with socket.socket(family) as probe:
+            probe.settimeout(_PROBE_S)
+            try:
+                probe.connect(address)
+            except (ConnectionRefusedError, FileNotFoundError):
+                continue
+            except OSError as error:
+                return _UNREACHABLE.format(peer=peer, why=error.strerror or error)
+            return _LISTENS.format(peer=peer)
+    return None
+
+
+def _targets(endpoint: Endpoint) -> "list[tuple[int, tuple[str, int] | str]]":
+    if endpoint.transport == "ipc":
+        return [(socket.AF_UNIX, endpoint.host)]
+    found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]  # TCP has hosts and ports
+
+
+def _ask(settings: Settings) -> str | None:
+    """Ask the node; the sentence with which it refuses, None if it serves."""
+    from bstar_broker.control import CLAIMING, PROMOTE, SERVES, control_path  # noqa: PLC0415  # only now needed
+
+    path = control_path(settings)
+    timing = settings.timing
+    # A claim takes until the ballots of the dead primary have run out, and one question to the arbiter.
+    until = time.monotonic() + 4 * timing.failover_timeout_s + 1.0
+    with zmq.Context() as context, context.socket(zmq.DEALER) as node:
+        node.linger = 0
+        node.connect(f"ipc://{path}")
+        while True:
+            node.send(PROMOTE)
+            if not node.poll(int(_ANSWER_S * 1000)):
+                return (
+                    f"no node answers at {path}: is the backup running on this machine, with this "
+                    "configuration and as this user?"
+                )
+            answer = node.recv().decode()
+            if answer == SERVES:
+                return None
+            if answer != CLAIMING:
+                return answer
+            if time.monotonic() > until:
+                return (
+                    "the node has no majority: neither its peer nor the arbiter confirms it. Start the "
+                    "arbiter, or mend the link to it"
+                )
+            time.sleep(_ASK_AGAIN_S)
