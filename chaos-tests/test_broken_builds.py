@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from chaos.needs import CHAOS, until_valid
-from chaos.scenarios import clients_on_both_sides, plain_traffic, stalled_node_wakes_up
+from chaos.scenarios import clients_on_both_sides, plain_traffic, stalled_node_wakes_up, worker_dies_at_work
 from chaos.stage import Cast, Stage
 
 pytestmark = CHAOS
@@ -50,3 +50,14 @@ def test_a_worker_that_does_not_check_epochs_is_caught() -> None:
     )
 
     assert rules(run)["b"] > 0, run.violations
+
+
+@until_valid
+def test_a_node_that_executes_twice_what_must_not_be_is_caught() -> None:
+    launcher = ("chaos.mutant", "once-rule", "--")
+    run = worker_dies_at_work(
+        "mutant-once-rule", Cast(launchers={"primary": launcher, "backup": launcher}), is_judged=False
+    )
+
+    assert rules(run)["i"] > 0, run.violations
+    assert any("which it forbids" in violation.text for violation in run.violations)

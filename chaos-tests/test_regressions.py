@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.history import Ok
+from chaos.history import Failed, Ok
 from chaos.needs import CHAOS, until_valid
 from chaos.scenarios import (
     arbiter_decides,
@@ -10,6 +10,7 @@ from chaos.scenarios import (
     clients_on_both_sides,
     refused_for_a_living_peer,
     stalled_node_wakes_up,
+    worker_dies_at_work,
 )
 from chaos.validate import InvalidRunError, is_machine_noise
 
@@ -60,3 +61,12 @@ def test_with_an_arbiter_only_one_half_serves() -> None:
 @until_valid
 def test_without_its_arbiter_a_pair_serves_as_long_as_its_nodes_hear_each_other() -> None:
     arbiter_dies("arbiter-dies")
+
+
+@until_valid
+def test_what_a_killed_worker_had_begun_is_not_executed_twice_where_that_is_forbidden() -> None:
+    run = worker_dies_at_work("worker-dies-at-work").run
+
+    assert run is not None
+    unknown = [end for call in run.calls for end in call.ends if isinstance(end, Failed)]
+    assert {end.error for end in unknown} == {"OutcomeUnknownError"}

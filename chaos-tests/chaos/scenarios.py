@@ -18,6 +18,7 @@ __all__ = [
     "plain_traffic",
     "refused_for_a_living_peer",
     "stalled_node_wakes_up",
+    "worker_dies_at_work",
 ]
 
 PRIMARY, BACKUP = ("primary",), ("backup",)
@@ -149,6 +150,24 @@ def arbiter_dies(name: str) -> Stage:
                 for client in run.cluster.clients:
                     client.wait_for_ends(8)
             arbiter.start()
+        run.calm()
+    return run
+
+
+def worker_dies_at_work(name: str, cast: Cast | None = None, *, is_judged: bool = True) -> Stage:
+    """A worker is killed with requests that it has begun, none of which may be executed twice."""
+    cast = replace(
+        cast or Cast(),
+        worker_load=WorkerLoad(credit=4, work_ms=100.0),
+        client_load=ClientLoad(bound_every=1),
+    )
+    with stage(name, cast=cast, is_judged=is_judged) as run:
+        worker = run.cluster.process("worker1")
+        run.wait_for_answers(40)
+        with run.fault("kill", "worker1"):
+            worker.kill()
+            run.wait_for_answers(40)
+            worker.start()
         run.calm()
     return run
 
