@@ -147,7 +147,7 @@ def test_errors_are_those_of_the_service_and_of_the_deadline(broker: ScriptedBro
     async def nobody() -> None:
         async with client_of(broker) as client:
             with pytest.raises(NoActiveNodeError, match="refused"):
-                await client.request("echo", b"", timeout=0.3)
+                await client.request("echo", b"", timeout=2.0)
 
     run(nobody())
 
@@ -157,9 +157,11 @@ def test_a_cancelled_task_gives_its_request_up(broker: ScriptedBroker) -> None:
 
     async def work() -> None:
         async with client_of(broker) as client:
+            task = asyncio.ensure_future(client.request("echo", b"1"))
+            await until(broker, lambda: len(broker.requests()) == 1)
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await client.request("echo", b"")
+                async with asyncio.timeout(0):
+                    await task
             task = asyncio.ensure_future(client.request("echo", b"2"))
             await until(broker, lambda: len(broker.requests()) == 2)
             task.cancel()

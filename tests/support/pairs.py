@@ -42,13 +42,22 @@ from support.rawpeers import CLIENT_01, EMPTY
 
 SERVICE = "work"
 # The link of the lan profile with more patience, for machines that do other things as well.
-QUICK = Timing(failover_timeout_s=0.6)
+QUICK = Timing(
+    failover_timeout_s=2.0,
+    worker_heartbeat_interval_s=0.5,
+    worker_liveness=6,
+    mdp_heartbeat_interval_s=0.1,
+    mdp_liveness=30,
+    busy_timeout_s=3.0,
+)
 # A pause or a restart fits into this failover timeout on any machine.
 PATIENT = replace(
     QUICK,
     failover_timeout_s=5.0,
     worker_heartbeat_interval_s=1.5,
+    worker_liveness=5,
     mdp_heartbeat_interval_s=1.5,
+    mdp_liveness=10,
     busy_timeout_s=15.0,
 )
 # No call of the load lives as long as this failover timeout.
@@ -56,7 +65,9 @@ NEVER = replace(
     QUICK,
     failover_timeout_s=60.0,
     worker_heartbeat_interval_s=15.0,
+    worker_liveness=5,
     mdp_heartbeat_interval_s=15.0,
+    mdp_liveness=10,
     busy_timeout_s=150.0,
     request_ttl_s=200.0,
     service_ttl_s=200.0,

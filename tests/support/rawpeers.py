@@ -22,7 +22,7 @@ import zmq
 from typing_extensions import override
 
 # How long something that must come may take. Generous: it bounds a hang, it measures nothing.
-WAIT_S = 10.0
+WAIT_S = 30.0
 # How long a peer waits before it looks after the heartbeats of the test's workers again.
 SLICE_S = 0.01
 

@@ -20,7 +20,7 @@ from bstar.errors import RemoteProtocolError
 from bstar.wire import decode, native
 from bstar.wire.messages import FromPeer, NodeStatus, Ping, Ready, Request
 
-WAIT_S = 20.0
+WAIT_S = 30.0
 ACTIVE, PASSIVE, SILENT = 3, 4, 0
 
 Answer = Callable[[Request], list[list[bytes]]]
