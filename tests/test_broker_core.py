@@ -846,16 +846,20 @@ def test_giving_up_the_role_gives_every_request_back() -> None:
         (native.NOT_ACTIVE, ident(1), native.FLAG_DISPATCHED),
         (native.NOT_ACTIVE, ident(2), 0),
     }
+    assert desk.broker.services[b"echo"].returned == 2
+    # A plain client cannot be told: its request waits until it is known who serves.
+    assert desk.broker.waiting.count == 1
+    assert desk.broker.release(desk.now) == []
     assert desk.broker.services[b"echo"].returned == 3
     assert desk.broker.waiting.octets == 0
 
 
 def test_a_reply_that_comes_after_the_role_is_gone_is_dropped_and_the_worker_stays() -> None:
     desk = Desk()
-    desk.ready02(b"w")
-    desk.request02(b"c")
+    desk.ready(b"w")
+    desk.request(b"c", 1)
     desk.broker.deactivate(desk.now)
-    assert desk.final02(b"w", b"c") == []
+    assert desk.final(b"w", 1) == []
     assert b"w" in desk.broker.workers
     assert desk.broker.requests_of == {}
     desk.broker.activate(8)

@@ -11,6 +11,7 @@ from bstar.wire import native
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node, Send
 from bstar_broker.core.node import FAREWELL_S
+from support.desk import Desk
 
 CLIENT = b"client"
 REQUEST = native.encode_request(bytes(range(24)), b"echo", [b"x"], ttl_ms=0, epoch=0, is_repeated=False)
@@ -88,25 +89,82 @@ def test_a_node_that_was_away_says_that_it_asks_and_does_not_hear(node: Node) ->
     assert asking.retry_after_s == 2.0
 
 
-def test_a_node_that_was_away_lets_go_of_what_plain_clients_asked_and_serves_what_they_ask_again() -> None:
-    """They cannot be told; the late reply of the worker is counted and goes nowhere."""
-    machine = StarMachine(StarSettings(pair="test", role=Role.PRIMARY), node="we", epoch=0, now=0.0)
-    node = Node(machine, BrokerSettings(), node_id=bytes(16), drain_timeout_s=5.0, version="test", now=0.0)
-    plain, worker = [b"plain", b"MDPC02", b"\x01", b"echo", b"x"], [b"worker", b"MDPW02"]
-    reply = [*worker, b"\x04", b"plain", b"", b"y"]
-    node.handle_timer(1.0)
-    node.receive_frames([*worker, b"\x01", b"echo"], 2.0)
-    assert any(isinstance(output, Dispatch) for output in node.receive_frames(plain, 2.0))
-    assert not [output for output in node.stalled(3.0, 5.0) if isinstance(output, Send)]
-    state = node.state(5.0)
-    assert (state.pair.state, state.pair.stalls, state.broker.services[0].returned) == ("PASSIVE", 1, 1)
-    assert not [output for output in node.receive_frames(reply, 5.0) if isinstance(output, Send)]
-    assert not [output for output in node.receive_frames(plain, 5.0) if isinstance(output, Send)]
-    assert node.state(5.0).broker.drops == {"late-reply": 1, "not-active": 1}
-    node.handle_timer(6.0)
-    assert any(isinstance(output, Dispatch) for output in node.receive_frames(plain, 7.0))
-    [answer] = [output for output in node.receive_frames(reply, 7.0) if isinstance(output, Send)]
-    assert answer.frames == [b"plain", b"MDPC02", b"\x03", b"echo", b"y"]
+WORKER = [b"worker", b"MDPW02"]
+
+
+def ask(node: Node, client: bytes, now: float) -> list[list[bytes]]:
+    """A plain client asks for "echo"."""
+    return frames_of(node.receive_frames([client, b"MDPC02", b"\x01", b"echo", b"x"], now))
+
+
+def reply_to(node: Node, client: bytes, now: float) -> list[list[bytes]]:
+    """The plain worker answers this client."""
+    return frames_of(node.receive_frames([*WORKER, b"\x04", client, b"", b"y"], now))
+
+
+def frames_of(outputs: list[object]) -> list[list[bytes]]:
+    return [output.frames for output in outputs if isinstance(output, Send)]
+
+
+def answer_to(client: bytes) -> list[bytes]:
+    return [client, b"MDPC02", b"\x03", b"echo", b"y"]
+
+
+def given_to_worker(client: bytes) -> list[bytes]:
+    return [*WORKER, b"\x02", client, b"", b"x"]
+
+
+def away(node: Node) -> int:
+    """One plain client's request is with the only worker, another's waits; then the process is away.
+
+    Returns the question that the node asks its peer.
+    """
+    node.receive_frames([*WORKER, b"\x01", b"echo"], 1.0)
+    assert ask(node, b"first", 1.0) == [given_to_worker(b"first")]
+    assert ask(node, b"second", 1.0) == []
+    outputs = node.stalled(3.0, 4.0)
+    assert frames_of(outputs) == []
+    assert not node.is_active
+    return next(output.message.asks for output in outputs if isinstance(output, Publish))
+
+
+def test_a_node_that_was_away_keeps_what_plain_clients_asked_until_it_serves_again(node: Node) -> None:
+    """They cannot be told, and nobody has taken over."""
+    question = away(node)
+    assert reply_to(node, b"first", 4.0) == [answer_to(b"first")], "whoever serves, this is the answer"
+    outputs = node.receive(word(3, 4, answers=question), 4.1)
+    assert node.is_active
+    assert given_to_worker(b"second") in frames_of(outputs)
+    assert reply_to(node, b"second", 4.2) == [answer_to(b"second")]
+    assert node.state(4.2).broker.services[0].returned == 0
+
+
+def test_a_node_whose_peer_took_over_lets_go_of_what_waited(node: Node) -> None:
+    away(node)
+    node.receive(word(3, 3, epoch=2), 4.1)
+    assert node.state(4.1).broker.queued == 0
+    assert node.state(4.1).broker.services[0].returned == 1
+    # What the worker was given before is answered; when that worker is lost, nobody else gets it here.
+    node.receive_frames([*WORKER, b"\x06"], 4.2)
+    state = node.state(4.2)
+    assert (state.broker.queued, state.broker.in_flight, state.broker.clients) == (0, 0, 0)
+    assert state.broker.services[0].returned == 2
+
+
+def test_what_waits_at_a_suspended_node_expires_as_anywhere() -> None:
+    desk = Desk(request_ttl_s=5)
+    desk.request02(b"c")
+    desk.broker.deactivate(desk.now)
+    desk.wait(6)
+    assert desk.broker.services[b"echo"].expired == 1
+    assert desk.broker.waiting.count == 0
+
+
+def test_a_node_that_leaves_keeps_nothing(node: Node) -> None:
+    ask(node, b"first", 1.0)
+    node.leave(1.0)
+    node.receive(word(3, 3, epoch=2), 1.0)
+    assert node.state(1.1).broker.queued == 0
 
 
 STATE_REQUEST = native.encode_request(bytes(range(24)), b"mmi.state", [b""])

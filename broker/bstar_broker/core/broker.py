@@ -101,6 +101,8 @@ class Broker:
         self._registrations = -1
         self.is_serving = False
         self.is_draining = False
+        # It has stopped serving, and nobody is known to serve in its place.
+        self.is_suspended = False
         self.epoch = 0
         self.table = ServiceTable(settings.service_ttl_s, now)
         self.services = self.table.known
@@ -184,30 +186,58 @@ class Broker:
         self.is_serving = True
 
     def deactivate(self, now: float) -> list[Output]:
-        """This node no longer serves: every request it holds goes back to its client as far as that can be
-        told.
+        """This node no longer serves: a native client is told so of every request that is here.
+
+        A plain client cannot be told. What a worker has of it is answered when the worker does; what waits
+        waits on, until this node serves again (``resume``) or the other one does (``release``).
         """
         if not self.is_serving:
             return []
         self.is_serving = False
+        self.is_suspended = True
         outputs: list[Output] = []
-        status = self.status(now)
         self.bundles.unfold_workers()
+        self._return_queued(lambda request: request.codec is native.CODEC, outputs, now)
+        status = self.status(now)
+        for worker in self.workers.values():
+            for request in worker.in_flight.values():
+                if not request.is_abandoned and request.codec is native.CODEC:
+                    self._give_back(request, status, True, outputs, now)
+                    request.is_abandoned = True
+        return outputs
+
+    def resume(self, now: float) -> list[Output]:
+        """This node serves again, and nobody has meanwhile: give out what plain clients still wait for."""
+        self.is_suspended = False
+        outputs: list[Output] = []
+        for service in self.services.values():
+            if service.queue.length:
+                self._dispatch_queued(service, now, outputs)
+        return outputs
+
+    def release(self, now: float) -> list[Output]:
+        """The other node serves: plain clients find it by their timeout, and nothing of them waits here."""
+        self.is_suspended = False
+        outputs: list[Output] = []
+        self._return_queued(lambda request: True, outputs, now)
+        return outputs
+
+    def _return_queued(
+        self, is_returned: Callable[[Accepted], bool], outputs: list[Output], now: float
+    ) -> None:
+        status = self.status(now)
         for service in self.services.values():
             for item in service.queue.clear():
                 requests = self.bundles.unfold_waiting(item) if type(item) is Bundle else [item]
                 for request in requests:
                     assert type(request) is Accepted
+                    if not is_returned(request):
+                        service.queue.push(request.lane, request, is_urgent=request.is_urgent)
+                        continue
                     request.is_queued = False
                     self.waiting.leave(request.lane, 1, request.size)
                     self._give_back(request, status, request.deliveries > 0, outputs, now)
                     self._forget(request)
-        for worker in self.workers.values():
-            for request in worker.in_flight.values():
-                if not request.is_abandoned:
-                    self._give_back(request, status, True, outputs, now)
-                    request.is_abandoned = True
-        return outputs
 
     def drain(self) -> None:
         """Give no more requests to workers, for good; what comes waits for ``deactivate`` to return it."""
@@ -654,6 +684,10 @@ class Broker:
         """
         service = request.service
         if request.is_abandoned:
+            self._forget(request)
+        elif not (self.is_serving or self.is_suspended):
+            # Of a plain client, which asks the node that serves.
+            self._give_back(request, self.status(now), True, outputs, now)
             self._forget(request)
         elif request.is_once and request.deliveries:
             service.lost += 1

@@ -11,7 +11,7 @@ It has the interface of ``StarMachine``, so ``bstar.BinaryStar`` runs it as it w
 from collections.abc import Callable, Sequence
 
 from bstar.errors import RemoteProtocolError
-from bstar.star import Activated, Deactivated, StarMachine
+from bstar.star import Activated, Deactivated, StarMachine, State
 from bstar.wire import CODECS, decode, mmi, native
 from bstar.wire.arbiter import Answer
 from bstar.wire.dialect import Dialect
@@ -298,8 +298,11 @@ class Node:
             expanded.append(output)
             if type(output) is Activated:
                 self.broker.activate(output.epoch)
+                expanded += self.broker.resume(now)
             elif type(output) is Deactivated:
                 expanded += self.broker.deactivate(now)
+        if self.broker.is_suspended and (self.machine.peer_state is State.ACTIVE or self.machine.is_leaving):
+            expanded += self.broker.release(now)
         return expanded
 
     # --- for people and monitors ----------------------------------------------------------------------------
