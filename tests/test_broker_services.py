@@ -45,6 +45,18 @@ def test_a_forgotten_service_that_a_worker_offers_again_goes_on_with_its_counter
     assert look(desk).workers == 1
 
 
+def test_a_service_that_comes_again_has_all_its_time_to_live_before_it() -> None:
+    table = ServiceTable(ttl_s=10.0, now=0.0)
+    first = table.add(b"echo", 0.0)
+    table.tidy(10.0)
+    assert table.known == {}
+    assert table.add(b"echo", 50.0) is first
+    table.tidy(59.0)
+    assert table.known == {b"echo": first}
+    table.tidy(60.0)
+    assert table.known == {}
+
+
 def test_so_many_forgotten_services_are_remembered_and_no_more() -> None:
     table = ServiceTable(ttl_s=10.0, now=0.0)
     for number in range(PAST_MAX + 2):
@@ -115,6 +127,7 @@ def test_the_oldest_waiting_request_is_the_one_accepted_first_of_whichever_clien
     desk.wait(2)
     desk.request(b"b", 2)
     desk.request(b"a", 3, is_urgent=True)
+    desk.request(b"a", 4)
     desk.wait(3)
     assert (look(desk).oldest_waiting_s, look(desk).oldest_running_s) == (5, 0)
 
