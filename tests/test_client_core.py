@@ -525,7 +525,9 @@ def test_an_accepted_request_without_a_reply_may_have_been_executed(served: Desk
 
 def test_a_deadline_that_has_passed_sends_nothing(served: Desk) -> None:
     call = served.call(timeout=-1.0)
-    assert isinstance(served.error_of(call), NoActiveNodeError)
+    error = served.error_of(call)
+    assert type(error) is CallTimeoutError
+    assert not error.may_have_executed
     assert served.requests() == []
 
 

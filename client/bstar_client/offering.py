@@ -10,6 +10,7 @@ from typing import Literal
 
 from bstar.errors import ConfigurationError, LocalProtocolError
 from bstar.fleet import Endpoints, Fleet
+from bstar.printable import printable
 from bstar.wire.mmi import PREFIX
 from bstar_client.bodies import to_name
 from bstar_client.checks import check_instance, check_sockets, check_store, to_count, to_seconds
@@ -52,7 +53,7 @@ class Offer:
         fleet = Fleet.of(endpoints, pins)
         self.service = to_name(service)
         if self.service.startswith(PREFIX):
-            raise LocalProtocolError(f"services named mmi. belong to the broker: {self.service!r}")
+            raise LocalProtocolError(f"services named mmi. belong to the broker: {printable(self.service)}")
         self.pair = fleet.pair_of(self.service)
         self.endpoints = self.pair.endpoints
         credit = settings.credit

@@ -17,6 +17,7 @@ import zmq
 
 from bstar.errors import ConfigurationError
 from bstar.io_threads import new_context
+from bstar.printable import printable
 from bstar_client.core.lanes import Lanes
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Job
@@ -175,7 +176,8 @@ class Serving:
                     context.term()
             else:
                 _log.error(
-                    "a hook does not return: the sockets of the worker for %r stay open", self._service
+                    'a hook does not return: the sockets of the worker for "%s" stay open',
+                    printable(self._service),
                 )
             if self.journal is not None:
                 self.journal.close(self._core.unfinished, reason)

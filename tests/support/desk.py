@@ -8,7 +8,7 @@ from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar.wire.messages import NodeStatus
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.observer import Observer
-from bstar_broker.core.outputs import Output, Send
+from bstar_broker.core.outputs import Notice, Output, Send
 from bstar_broker.core.settings import BrokerSettings
 
 CLIENT_ID = bytes(range(16))
@@ -21,6 +21,8 @@ class Desk:
         self, *, is_serving: bool = True, observer: Observer | None = None, **settings: float
     ) -> None:
         self.now = 0.0
+        # What the node's log would say.
+        self.notices: list[str] = []
         self.message_bytes_max = int(settings.get("message_bytes_max", MESSAGE_BYTES_MAX))
         self.broker = Broker(
             BrokerSettings(**settings),  # type: ignore[arg-type]  # bounds are ints, times floats
@@ -36,14 +38,18 @@ class Desk:
         state = 3 if self.broker.is_serving else 4
         return NodeStatus(state, self.broker.epoch, 0, 0, 0, 100, 300)
 
+    def _sent(self, outputs: list[Output]) -> list[list[bytes]]:
+        self.notices += [output.text for output in outputs if isinstance(output, Notice)]
+        return sent(outputs)
+
     def send(self, *frames: bytes) -> list[list[bytes]]:
         """One message as the ROUTER receives it, routing id first; what the broker sends because of it."""
         received = list(frames)
         try:
             message = decode(received, self.message_bytes_max)
         except RemoteProtocolError as error:
-            return sent(self.broker.receive_invalid(received, error, self.now))
-        return sent(self.broker.receive(message, self.now))
+            return self._sent(self.broker.receive_invalid(received, error, self.now))
+        return self._sent(self.broker.receive(message, self.now))
 
     def wait(self, seconds: float) -> list[list[bytes]]:
         """Let time pass, firing every deadline on the way."""
@@ -51,7 +57,7 @@ class Desk:
         frames: list[list[bytes]] = []
         while (deadline := self.broker.next_deadline()) <= end:
             self.now = max(self.now, deadline)
-            frames += sent(self.broker.handle_timer(self.now))
+            frames += self._sent(self.broker.handle_timer(self.now))
         self.now = end
         return frames
 
@@ -59,7 +65,7 @@ class Desk:
         """The process stands still for so long; what it sends before it reads anything."""
         self.now += seconds
         self.broker.stalled(seconds)
-        return sent(self.broker.handle_timer(self.now))
+        return self._sent(self.broker.handle_timer(self.now))
 
     # Short forms of what peers say. Workers and clients are named by their routing ids.
 

@@ -34,6 +34,7 @@ from bstar.wire.messages import (
     Requests,
     StaleEpoch,
 )
+from bstar_broker.core import words
 from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.keepalives import Keepalives
 from bstar_broker.core.observer import LostBecause, Observer, Outcome
@@ -637,9 +638,10 @@ class Broker:
             return self._send_back(request, "waited-out", now)
         request.service.expired += 1
         if request.deliveries:
-            text = "the request's time ended in the queue after its worker was lost"
+            why = words.still_waits(request.service)
+            text = f"its time ended in the queue after its worker was lost: {why}"
             return self._fail(request, "expired", ErrorCode.WORKER_LOST, text, now)
-        text = "the request's time ended in the queue; it was not executed"
+        text = words.still_waits(request.service)
         return self._fail(request, "expired", ErrorCode.EXPIRED, text, now)
 
     def _send_back(self, request: Accepted, reason: str, now: float) -> list[Output]:
@@ -692,20 +694,25 @@ class Broker:
         elif request.is_once and request.deliveries:
             service.lost += 1
             text = "its worker was lost, and it must not be executed twice"
+            outputs += words.given_up(request, service.lost, text)
             outputs += self._fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
         elif request.partials and not request.is_whole:
             # PARTIALs cannot be recalled, so a second run would be mixed with the first (MDP2-R-02).
             service.lost += 1
             text = f"the worker {how} after sending PARTIALs"
+            outputs += words.given_up(request, service.lost, text)
             outputs += self._fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
         elif request.deliveries >= self.settings.deliveries_max:
             service.poisoned += 1
-            outputs += self._note("poison", f"a request of service {service.name!r} lost all its workers")
+            self.drop("poison")
+            text = f"all of them were lost, the last one {how} (poison)"
+            outputs += words.given_up(request, service.poisoned, text)
             text = f"{request.deliveries} workers were lost with this request; the last one {how}"
             outputs += self._fail(request, "poison", ErrorCode.POISON, text, now)
         elif request.deadline and now >= request.deadline and request.deliveries:
             service.lost += 1
             text = f"the worker {how} and the request's time is over"
+            outputs += words.given_up(request, service.lost, text)
             outputs += self._fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
         else:
             request.partials = 0
@@ -961,7 +968,7 @@ class Broker:
             worker.service.idle.pop(worker, None)
             outputs += self._note(
                 "epoch-ahead",
-                f"a worker of service {worker.service.name!r} remembers epoch {message.epoch}, too far above "
+                f"a worker of {words.name(worker.service)} remembers epoch {message.epoch}, too far above "
                 f"this node's {self.epoch}: it gets no requests until it follows this node",
             )
         worker.expires_at = now + worker.expiry_s

@@ -33,6 +33,7 @@ from bstar.wire import mdp02
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import ActiveFound, Connected, Disconnected, FailedOver
 from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Reset, Send
+from bstar_client.core.overdue import seconds, title
 from bstar_client.core.session import INTERRUPTED, Counters
 
 __all__ = ["Mdp02Session", "Mdp02Settings"]
@@ -285,7 +286,7 @@ class Mdp02Session:
                 deadlines.append(call.deadline)
                 continue
             if call is current:
-                self._fail(call, self._overdue(call), outputs)
+                self._fail(call, self._overdue(call, now), outputs)
                 since = self._unanswered_since
                 if self._is_sent and since is not None and now - since >= self._settings.attempt_timeout_s:
                     self._call = None
@@ -294,26 +295,25 @@ class Mdp02Session:
                     self._drop_current(outputs)
             else:
                 self._waiting.remove(call)
-                self._fail(
-                    call, NoActiveNodeError(self._text("its turn had not come; it was not sent")), outputs
-                )
+                error = NoActiveNodeError(self._text(call, "its turn had not come; it was not sent", now))
+                self._fail(call, error, outputs)
         self._deadline_next = min(deadlines, default=None)
         self._begin_next(outputs, now)
 
-    def _overdue(self, call: Call) -> BstarError:
+    def _overdue(self, call: Call, now: float) -> BstarError:
         if not call.attempts:
-            return NoActiveNodeError(self._text("it was not sent"))
-        text = self._text(f"no final reply in time, {call.attempts} attempt(s); it may have been executed")
-        return CallTimeoutError(text, may_have_executed=True)
+            return NoActiveNodeError(self._text(call, "it was not sent", now))
+        known = f"it has not answered; {call.attempts} attempt(s), it may have been executed"
+        return CallTimeoutError(self._text(call, known, now), may_have_executed=True)
 
-    def _text(self, what: str) -> str:
+    def _text(self, call: Call, what: str, now: float) -> str:
         nodes = "; ".join(
             f"{endpoint}: {'connected' if is_connected else 'refused' if is_refused else 'not connected yet'}"
             for endpoint, is_connected, is_refused in zip(
                 self._endpoints, self._is_connected, self._is_refused, strict=True
             )
         )
-        return f"the deadline passed: {what}. Nodes: {nodes}"
+        return f"timed out after {seconds(call, now)}: {title(call)}: {what}. Nodes: {nodes}"
 
     # --- one request at a time ----------------------------------------------------------------------------
 

@@ -28,7 +28,6 @@ from bstar.errors import (
     CallTimeoutError,
     ClosedError,
     HandlerError,
-    NoActiveNodeError,
     OutcomeUnknownError,
     RejectedError,
     RemoteProtocolError,
@@ -44,6 +43,7 @@ from bstar_client.core.deadlines import Deadlines
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, FailedOver
 from bstar_client.core.nodes import Node
 from bstar_client.core.outputs import Announce, Deliver, DeliverAll, Fail, Output, Send
+from bstar_client.core.overdue import expired, overdue, too_late
 
 __all__ = [
     "IDLE_PING_INTERVAL_S",
@@ -212,7 +212,7 @@ class Session:
             return [Fail(call, BusyError(text))]
         deadline = call.deadline
         if deadline is not None and deadline <= now:
-            return [Fail(call, NoActiveNodeError("the deadline had passed before the request could be sent"))]
+            return [Fail(call, too_late(call, now))]
         self.counters.requests += 1
         # From here on it is the session's to keep, even if a turn is interrupted.
         call.is_begun = True
@@ -467,21 +467,9 @@ class Session:
     def _end_overdue(self, outputs: list[Output], now: float) -> None:
         for call in self._deadlines.take(now):
             if not call.is_done:  # the end of another one may have ended it
-                self._fail(call, self._overdue(call.leader or call, now), outputs)
+                nodes = "; ".join(node.describe(now) for node in self._nodes)
+                self._fail(call, overdue(call, call.leader or call, nodes, now), outputs)
         self._deadlines.tidy(self.outstanding)
-
-    def _overdue(self, call: Call, now: float) -> BstarError:
-        nodes = "; ".join(node.describe(now) for node in self._nodes)
-        if call.may_have_executed:
-            known = f"{call.attempts} attempt(s); it may have been executed"
-            return CallTimeoutError(
-                f"no final reply in time, {known}. Nodes: {nodes}", may_have_executed=True
-            )
-        if call.busy_count:
-            return BusyError(f"the broker was busy until the deadline ({call.busy_text}). Nodes: {nodes}")
-        return NoActiveNodeError(
-            f"no node was active before the deadline; it was not executed. Nodes: {nodes}"
-        )
 
     # --- replies ------------------------------------------------------------------------------------------
 
@@ -617,11 +605,7 @@ class Session:
                 # The time was that of another one who asked with the same key.
                 self._retry_later(call, _REFUSED_PAUSE_S, now)
                 return
-            may_have_executed = call.may_have_executed
-            note = "an earlier attempt may have been executed" if may_have_executed else "it was not executed"
-            error = CallTimeoutError(
-                f"its time ended in the queue of {node.endpoint}; {note}", may_have_executed=may_have_executed
-            )
+            error = expired(call, node.endpoint, text, now)
         elif code == ErrorCode.INVALID:
             text = f"{node.endpoint} rejects the request: {text}"
             if call.may_have_executed:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from bstar.errors import BstarError, RemoteProtocolError, WorkerError
+from bstar.printable import printable
 from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, BATCHED_BODY_BYTES_MAX
 from bstar.wire.messages import ErrorCode
 from bstar.wire.native import NO_IDENTITY
@@ -587,9 +588,8 @@ class WorkerCore:
         if self._stuck >= self._settings.stuck_handlers_max:
             job.is_ended = True
             del self._running[job]
-            error = WorkerError(
-                f"{self._stuck} handlers of {self._service!r} are stuck; {text}: restart the worker"
-            )
+            handlers = f'{self._stuck} handlers of service "{printable(self._service)}"'
+            error = WorkerError(f"{handlers} are stuck; {text}: restart the worker")
             self._finish(error, outputs)
         else:
             self._end(job, outputs, now)
