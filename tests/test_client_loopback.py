@@ -29,6 +29,7 @@ from bstar.errors import (
     StreamInterruptedError,
 )
 from bstar.wire import native
+from bstar.wire.limits import FRAMES_MAX
 from bstar.wire.messages import ErrorCode, Ping, Request
 from bstar_client import (
     ActiveFound,
@@ -78,7 +79,7 @@ def test_a_body_may_have_several_frames(client: HAClient) -> None:
         _ = reply.body
 
 
-@pytest.mark.parametrize("body", [[], "text", [b"a", "b"], [b"x"] * 2_000])
+@pytest.mark.parametrize("body", [[], "text", [b"a", "b"], [b""] * (FRAMES_MAX + 1)])
 def test_a_body_that_cannot_be_sent_is_refused_before_it_is_sent(client: HAClient, body: object) -> None:
     with pytest.raises((TypeError, LocalProtocolError)):
         client.request("echo", body)  # type: ignore[arg-type]  # that is the point
