@@ -253,6 +253,7 @@ def test_an_unknown_option_is_refused(node_yaml: Path) -> None:
         ("pair", "x" * 65, "is not a text of letters"),
         ("insecure", "yes", "'yes' is not true or false"),
         ("on_dual_active", "panic", "'panic' is not one of yield, exit"),
+        ("on_clients_cut_off", "yield", "'yield' is not one of handover, stay"),
         (
             "timing__heartbeat_interval_s",
             0.005,
@@ -573,6 +574,7 @@ def both(**backup: Any) -> list[str]:
         ({"role": "primary"}, "role: both are primary"),
         ({"pair": "other"}, "pair: bstar on primary, other on backup; they must be the same"),
         ({"on_dual_active": "exit"}, "on_dual_active: yield on primary, exit on backup"),
+        ({"on_clients_cut_off": "stay"}, "on_clients_cut_off: handover on primary, stay on backup"),
         ({"timing__failover_timeout_s": 0.4}, "timing.failover_timeout_s: 0.3 on primary, 0.4 on backup"),
         ({"timing__worker_liveness": 5}, "timing.worker_liveness: 4 on primary, 5 on backup"),
         (

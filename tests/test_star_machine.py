@@ -296,6 +296,7 @@ def test_a_backup_alone_never_serves() -> None:
         ({"heartbeat_interval_s": 31.0, "failover_timeout_s": 90.0}, "heartbeat_interval_s"),
         ({"heartbeat_interval_s": 1.0, "failover_timeout_s": 1.9}, "at least two"),
         ({"on_dual_active": "shrug"}, "on_dual_active"),
+        ({"on_clients_cut_off": "shrug"}, "on_clients_cut_off"),
     ],
 )
 def test_timing_that_cannot_work_is_refused(changes: dict[str, Any], word: str) -> None:

@@ -136,10 +136,25 @@ class CutOff:
             return f"stays: the role was handed over less than {self._settling_s:g} s ago"
         return ""
 
-    # --- either ---------------------------------------------------------------------------------------------
+    # --- what is reported of it, each verdict once ----------------------------------------------------------
 
-    def news(self, evidence: Evidence, verdict: str) -> list[ClientsCutOff]:
-        """The report of a verdict that was not reported yet."""
+    def tell(self, evidence: Evidence) -> list[ClientsCutOff]:
+        """The passive node says so to its peer, or why not."""
+        if evidence.clients:
+            return self._report(evidence, "asks the active node to hand over")
+        if evidence.unserved:
+            return self._report(evidence, "no worker is registered here for what they ask, so the role stays")
+        return self._report(evidence, "")
+
+    def heed(self, evidence: Evidence, why_not_ready: str, now: float) -> list[ClientsCutOff]:
+        """The active node has heard it; ``why_not_ready`` says why the peer cannot take the role."""
+        if not evidence.clients:
+            return self._report(evidence, "")
+        stays = self.why_stay(evidence, now) or (f"stays: {why_not_ready}" if why_not_ready else "")
+        self.handovers += not stays
+        return self._report(evidence, stays or "hands the role over")
+
+    def _report(self, evidence: Evidence, verdict: str) -> list[ClientsCutOff]:
         if verdict == self._reported:
             return []
         self._reported = verdict

@@ -424,7 +424,8 @@ class StarMachine:
             outputs += self._lose_peer(now)
         outputs += self._tend_claim(now)
         if now >= self._publish_at:
-            outputs += self._tell_cut_off(now)
+            if not self.is_active:
+                outputs += self.cut_off.tell(self.evidence(now))
             outputs += self._publish(now)
         return outputs
 
@@ -540,29 +541,15 @@ class StarMachine:
         self.cut_off.forget()
         return Evidence()
 
-    def _tell_cut_off(self, now: float) -> list[Output]:
-        if self.is_active:
-            return []
-        evidence = self.evidence(now)
-        verdict = "asks the active node to hand over" if evidence.clients else ""
-        if evidence.unserved and not evidence.clients:
-            verdict = "no worker is registered here for what they ask, so the role stays"
-        return [*self.cut_off.news(evidence, verdict)]
-
     def _heed_cut_off(self, message: PeerState, now: float) -> list[Output]:
         """The passive peer says that clients do not reach this node."""
         if not self.is_active:
             return []
-        evidence = Evidence(message.cut_off, message.cut_off_ms / 1000)
         facts = self._facts(now, message)
-        verdict = ""
-        if facts.nobody_served and not facts.peer_ready:
-            verdict = f"stays: {self._why_peer_is_not_ready(now)}"
-        elif evidence.clients:
-            verdict = self.cut_off.why_stay(evidence, now) or "hands the role over"
-        outputs: list[Output] = [*self.cut_off.news(evidence, verdict)]
+        why_not = "" if facts.peer_ready else self._why_peer_is_not_ready(now)
+        evidence = Evidence(message.cut_off, message.cut_off_ms / 1000)
+        outputs: list[Output] = [*self.cut_off.heed(evidence, why_not, now)]
         if facts.nobody_served and facts.peer_ready:
-            self.cut_off.handovers += 1
             outputs += self._hand_over(Event.CLIENTS_CUT_OFF, facts, now)
         return outputs
 
