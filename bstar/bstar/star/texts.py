@@ -56,7 +56,7 @@ def trouble(state: State, quorum: Quorum | None) -> str:
     if state is State.BACKUP:
         return (
             "this backup has not met its primary and never starts alone: start the primary, or mend the link "
-            "between their state endpoints"
+            "between their state endpoints; if the primary is dead for good: bstar promote"
         )
     return ""
 
