@@ -154,7 +154,7 @@ class HAClient:
         ``key``: the caller's own name for this request (text is UTF-8). Whoever asks the service with the
         same key asks for the same request: while it is under way all of them get its one answer, and a worker
         that keeps its replies (``Worker(dedupe=…)``) answers later ones with it, too. A key belongs to one
-        body; with another one it is rejected as far as that is noticed.
+        body and one value of ``idempotent``; with another it is rejected as far as that is noticed.
 
         ``urgent``: in the broker's queue it goes before requests that are not, but after what workers have
         already; of many urgent ones in a row one in 16 gives way.
