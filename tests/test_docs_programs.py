@@ -123,7 +123,8 @@ def test_two_pairs_on_one_machine(tmp_path: Path) -> None:
     after = lines.index("pear", 2)
     assert "status 3" in lines[after:], said
     assert "NoActiveNodeError" in said
-    assert "1 of 2 pairs: west: no node serves" in said
+    assert "1 of 2 pairs: west: " in said
+    assert "so nothing is known of the pair" in said
 
 
 def test_every_file_that_the_pages_name_is_there() -> None:
