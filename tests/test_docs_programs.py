@@ -135,3 +135,13 @@ def test_every_file_that_the_pages_name_is_there() -> None:
         if not (page.parent / link).exists()
     ]
     assert not missing
+
+
+def test_plain_majordomo(tmp_path: Path) -> None:
+    """docs/plain.md: a plain worker at both nodes, and a plain client before and after a node was killed."""
+    with broker_pair(tmp_path / "pair") as nodes:
+        write(tmp_path, "plain.md", nodes, {"plain_worker.py", "plain_client.py"})
+        with running(tmp_path, "plain_worker.py"):
+            assert run(tmp_path, "plain_client.py") == ["HELLO", "AGAIN"]
+            nodes[0].kill()
+            assert run(tmp_path, "plain_client.py") == ["HELLO", "AGAIN"]

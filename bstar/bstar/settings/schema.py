@@ -444,8 +444,9 @@ class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ProfileName,
         Meta(
             description="A set of timing for the link between the nodes, the same on both. lan: one switch, "
-            "failover in a third of a second. wan: jitter of a second is ordinary. guide: what the "
-            "published Binary Star uses."
+            "failover in a third of a second, for machines that the pair has to itself. wan: jitter of a "
+            "second is ordinary. guide: what the published Binary Star uses, and for machines that "
+            "others use as well."
         ),
     ] = "lan"
     insecure: Annotated[
