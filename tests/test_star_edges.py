@@ -1,0 +1,119 @@
+"""Edges of the Binary Star's rules of evidence: one more or one less, a moment before or after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq
+
+from bstar import arbiter as arbiter_server
+from bstar.arbiter import ArbiterServer
+from bstar.pair import BinaryStar
+from bstar.star import Ignored, Role, StarMachine, StarSettings, State
+from bstar.wire import peer
+from bstar.wire.arbiter import Question, encode_question
+from bstar.wire.peer import PeerState
+
+TIMEOUT_S = 2.0
+NOW = 10.0
+
+
+def word(state: State, *, node: str = "they", seq: int = 1, epoch: int = 0) -> PeerState:
+    return PeerState(int(state), "test", "primary", node, seq, epoch, 1000, 2000)
+
+
+@pytest.fixture
+def machine() -> StarMachine:
+    """A passive backup that has just heard that its peer serves in epoch 5."""
+    made = StarMachine(StarSettings(pair="test", role=Role.BACKUP), node="we", epoch=0, now=NOW)
+    made.receive(word(State.ACTIVE, seq=7, epoch=5), NOW)
+    assert made.state is State.PASSIVE
+    return made
+
+
+def test_a_message_that_comes_twice_is_a_sign_of_life_once(machine: StarMachine) -> None:
+    machine.receive(word(State.ACTIVE, seq=7, epoch=5), NOW + 1)
+    assert machine.peer_ignored == {Ignored.STALE: 1}
+    assert machine.peer_expires_at == NOW + TIMEOUT_S
+
+
+def test_the_run_that_serves_in_the_highest_epoch_returns_though_a_late_word_displaced_it(
+    machine: StarMachine,
+) -> None:
+    """That epoch is known from this very run, so what it says is as high as what is known and not above."""
+    machine.receive(word(State.PASSIVE, node="before", epoch=3), NOW + 0.1)
+    machine.receive(word(State.ACTIVE, seq=8, epoch=5), NOW + 0.2)
+    assert machine.peer_ignored[Ignored.STALE] == 0
+    assert machine.peer_state is State.ACTIVE
+
+
+def test_a_refusal_that_was_asked_for_before_a_pause_proves_nothing_after_it(machine: StarMachine) -> None:
+    """However short the pause: the peer may have come back and been heard by nobody."""
+    machine.link_lost(NOW + 0.1)
+    machine.stalled(0.6, NOW + 0.7)
+    machine.peer_refused(NOW + 0.7)
+    assert not machine.is_peer_gone
+    assert machine.peer_expires_at > NOW + 0.7
+
+
+def test_a_refusal_without_a_pause_proves_that_the_peer_is_gone(machine: StarMachine) -> None:
+    machine.link_lost(NOW + 0.1)
+    machine.peer_refused(NOW + 0.2)
+    assert machine.is_peer_gone
+
+
+# --- promises are dated after the question that they answer ------------------------------------------------
+
+
+class Clock:
+    """Reading a message takes two seconds."""
+
+    def __init__(self) -> None:
+        self.time = NOW
+
+    def now(self) -> float:
+        return self.time
+
+
+class Dates:
+    """A machine that notes when it was told something."""
+
+    def __init__(self) -> None:
+        self.dates: list[float] = []
+
+    def receive(self, message: object, now: float) -> list[object]:
+        self.dates.append(now)
+        return []
+
+
+def test_a_node_dates_its_ballot_after_the_claim_was_read() -> None:
+    clock, machine = Clock(), Dates()
+
+    def messages() -> Iterator[list[bytes]]:
+        yield peer.encode(word(State.ACTIVE))
+        clock.time += 2
+
+    star: Any = SimpleNamespace(machine=machine, reactor=clock, carry_out=list)
+    BinaryStar._on_peer(star, messages(), NOW)
+    assert machine.dates == [NOW + 2]
+
+
+def test_the_arbiter_dates_its_ballot_after_the_question_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, machine = Clock(), Dates()
+    waiting = [[b"node", *encode_question(Question("claim", "test", "primary", "they", 1, 2000))]]
+
+    def receive(_: object) -> list[bytes]:
+        if not waiting:
+            raise zmq.Again
+        clock.time += 2
+        return waiting.pop()
+
+    monkeypatch.setattr(arbiter_server, "receive", receive)
+    server: Any = SimpleNamespace(
+        machine=machine, drops={}, _socket=None, _reactor=clock, _carry_out=lambda outputs, routing_id: None
+    )
+    ArbiterServer._on_readable(server, NOW)
+    assert machine.dates == [NOW + 2]
