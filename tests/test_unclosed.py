@@ -195,8 +195,11 @@ def test_a_forked_child_does_not_end_the_client_of_its_parent() -> None:
         assert (code, warned) == (0, "")
 
 
+# pytest imports tracemalloc when it tells of the first one; a collection within that import would tell of the
+# second one while the module is half made.
 TESTS = """
 import asyncio
+import tracemalloc
 from bstar_client import AsyncHAClient, HAClient
 
 def test_asyncio():
@@ -217,5 +220,5 @@ def test_a_run_of_pytest_that_leaves_clients_open_ends_and_tells(tmp_path: Path)
         code, told, warned = run(["-m", "pytest", *options, str(tests)], cwd=tmp_path)
         told += warned  # what is collected after the last test
         assert code == 1, told
-        assert f"AsyncHAClient({broker.endpoint}) was not closed" in told
+        assert f"AsyncHAClient({broker.endpoint}) was not closed" in told, told
         assert f" HAClient({broker.endpoint}) was not closed" in told

@@ -9,6 +9,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from stat import S_IMODE
@@ -74,6 +75,8 @@ class ControlSocket:
             self._socket.close()
             self._socket = None
             self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # others of this user listen there
+                self._path.parent.rmdir()
 
     def _on_request(self, frames: list[bytes], now: float) -> None:
         socket = self._socket
