@@ -128,7 +128,7 @@ def test_limits_that_allow_more_than_there_is_are_warned_of_with_keys_and_figure
     for words in (
         "limits.queue_bytes_max 1024 MiB",
         "limits.message_bytes_max 64 MiB times 4",
-        "limits.queue_length_max 100000 requests",
+        f"limits.queue_length_max {settings.limits.queue_length_max} requests",
     ):
         assert words in said
 
