@@ -16,6 +16,7 @@ from bstar.sockets import VIEW_BYTES_MIN
 from bstar.wire import native
 from bstar_broker.core import Node
 from bstar_broker.core.management import answer
+from bstar_broker.core.records import is_same_body
 from bstar_broker.server import BrokerServer
 from fuzz.fuzz_wire import read_corpus
 from support.brokers import Ports
@@ -72,6 +73,20 @@ def test_a_large_body_is_recognised_when_it_comes_again_and_refused_when_it_is_a
     assert heard(told).command == native.ERROR
     (given,) = (frames for frames in desk.ready(b"w") if heard(frames).command == native.REQUEST)
     assert heard(given).body == [LARGE]
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 1_001])
+def test_bodies_are_compared_to_the_last_octet_whether_views_or_not(size: int) -> None:
+    body = bytes(range(256)) * 4
+    body = body[:size]
+    for make in (bytes, view):
+        assert is_same_body([make(body), b"x"], [view(bytes(body)), b"x"])
+        assert not is_same_body([make(body)], [view(body + b"y")])
+        assert not is_same_body([make(body)], [view(body), b""])
+        for at in range(size):
+            other = bytearray(body)
+            other[at] ^= 1
+            assert not is_same_body([make(body)], [view(bytes(other))])
 
 
 def test_management_requests_may_name_anything() -> None:

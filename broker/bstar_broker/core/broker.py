@@ -40,7 +40,7 @@ from bstar_broker.core.keepalives import Keepalives
 from bstar_broker.core.observer import LostBecause, Observer, Outcome
 from bstar_broker.core.outcasts import Outcasts
 from bstar_broker.core.outputs import Dispatch, Notice, Output, Send
-from bstar_broker.core.records import ASKERS_MAX, Accepted, Bundle, ServiceRecord, WorkerRecord
+from bstar_broker.core.records import ASKERS_MAX, Accepted, Bundle, ServiceRecord, WorkerRecord, is_same_body
 from bstar_broker.core.services import ServiceTable
 from bstar_broker.core.settings import BrokerSettings
 from bstar_broker.core.waiting import Waiting
@@ -436,7 +436,7 @@ class Broker:
         sender = message.sender
         if (
             message.service != service.name
-            or message.body != request.body
+            or not is_same_body(message.body, request.body)
             or message.is_once != request.is_once
         ):
             text = "its identity belongs to a request with another body, or another rule about repetition"
