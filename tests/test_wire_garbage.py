@@ -84,7 +84,7 @@ def test_every_native_command_octet_is_read_or_refused(command: int) -> None:
     "value", [b"[" * 1_900 + b"]" * 1_900, b'{"a":' * 600 + b"1" + b"}" * 600, b"[" * 3_900]
 )
 def test_deeply_nested_json_from_a_peer_is_no_recursion_error(value: bytes) -> None:
-    check("peer", [b"3", peer.HEADER, DETAIL % value])
+    check("peer", [peer.HEADER, b"3", DETAIL % value])
 
 
 def test_nested_json_is_refused_from_deep_inside_our_own_calls() -> None:
@@ -92,7 +92,7 @@ def test_nested_json_is_refused_from_deep_inside_our_own_calls() -> None:
         if depth:
             descend(depth - 1)
         else:
-            check("peer", [b"3", peer.HEADER, DETAIL % (b"[" * 500 + b"]" * 500)])
+            check("peer", [peer.HEADER, b"3", DETAIL % (b"[" * 500 + b"]" * 500)])
 
     descend(600)
 
@@ -105,13 +105,13 @@ def test_a_number_of_a_peer_that_nothing_could_count_is_refused(key: bytes, numb
     detail = DETAIL % b"0"
     detail = detail.replace(b'"later":0', b'"%b":%b' % (key, number))
     with pytest.raises(RemoteProtocolError, match="peer-detail"):
-        peer.decode([b"3", peer.HEADER, detail])
+        peer.decode([peer.HEADER, b"3", detail])
 
 
 @pytest.mark.parametrize("text", [b'"\xff"', b'"\\ud800"', b'"\\ud800\\u0041"', b'"\xed\xa0\x80"', b'"p'])
 def test_a_name_of_a_peer_that_is_no_text_is_refused(text: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="peer-detail"):
-        peer.decode([b"3", peer.HEADER, (DETAIL % b"0").replace(b'"p"', text)])
+        peer.decode([peer.HEADER, b"3", (DETAIL % b"0").replace(b'"p"', text)])
 
 
 @pytest.mark.parametrize("request_id", [b"\xb5\x01\x00\x00", b"\xb5\x01\xff\xff", b"\xb5\x01\x02\x03"])
@@ -198,8 +198,8 @@ def test_extensions_beyond_their_room_are_refused() -> None:
 def test_a_peers_detail_beyond_its_room_is_refused() -> None:
     detail = DETAIL % b'"%b"'
     room = 4_096 - len(detail) + 2
-    assert check("peer", [b"3", peer.HEADER, detail % (b"x" * room)])
-    assert not check("peer", [b"3", peer.HEADER, detail % (b"x" * (room + 1))])
+    assert check("peer", [peer.HEADER, b"3", detail % (b"x" * room)])
+    assert not check("peer", [peer.HEADER, b"3", detail % (b"x" * (room + 1))])
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,9 @@ def test_a_peers_detail_beyond_its_room_is_refused() -> None:
         pytest.param(
             lambda n: [native.MAGIC + b"x" * n, b""], native.decode, id="native header for a client"
         ),
-        pytest.param(lambda n: [b"3", peer.HEADER, b"[" * n], peer.decode, id="peer detail"),
+        pytest.param(lambda n: [peer.HEADER, b"3", b"[" * n], peer.decode, id="peer detail"),
         pytest.param(lambda n: [b"3", b"x" * n], peer.decode, id="peer header"),
+        pytest.param(lambda n: [peer.TOPIC + b"x" * n, b"3"], peer.decode, id="peer version"),
     ],
 )
 def test_a_huge_message_is_refused_without_being_read(
