@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from errno import ENOENT
 from hashlib import blake2b
 from pathlib import Path
 from stat import S_IMODE
@@ -31,6 +32,8 @@ CLAIMING: Final = "claiming"
 _log = logging.getLogger("bstar_broker.control")
 
 _MODE = 0o700
+# A node of the same user that ends in this moment removes the folder; it does so once.
+_ATTEMPTS = 3
 
 
 def control_path(settings: Settings) -> Path:
@@ -55,19 +58,11 @@ class ControlSocket:
         self._path = path
         self._socket: zmq.Socket[bytes] | None = None
         try:
-            _make_private(path.parent)
-            socket = context.socket(zmq.ROUTER)
-            socket.linger = 0
-            try:
-                socket.bind(f"ipc://{path}")
-            except zmq.ZMQError:
-                socket.close()
-                raise
+            self._socket = _listen(context, path)
         except (OSError, zmq.ZMQError) as error:
             _log.warning("bstar promote will not reach this node: cannot listen at %s: %s", path, error)
             return
-        self._socket = socket
-        reactor.add_reader(socket, self._on_request)
+        reactor.add_reader(self._socket, self._on_request)
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
@@ -84,6 +79,23 @@ class ControlSocket:
             return
         known = len(frames) == 2 and frames[1] == PROMOTE
         send(socket, [frames[0], (self._promote() if known else "this node knows no such request").encode()])
+
+
+def _listen(context: "zmq.Context[zmq.Socket[bytes]]", path: Path) -> "zmq.Socket[bytes]":
+    """A socket that listens at ``path``. OSError or ZMQError if that cannot be."""
+    for attempt in range(_ATTEMPTS):
+        _make_private(path.parent)
+        socket = context.socket(zmq.ROUTER)
+        socket.linger = 0
+        try:
+            socket.bind(f"ipc://{path}")
+        except zmq.ZMQError as error:
+            socket.close()
+            if error.errno != ENOENT or attempt == _ATTEMPTS - 1:
+                raise
+        else:
+            return socket
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _make_private(folder: Path) -> None:

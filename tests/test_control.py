@@ -1,0 +1,54 @@
+"""The socket on which a node takes an operator's requests."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import zmq
+
+from bstar.reactor import Reactor
+from bstar_broker import control
+
+pytestmark = pytest.mark.loopback
+
+
+def removed_by_another(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Another node of this user ends in the worst moment, so often."""
+    make, left = control._make_private, [None] * times
+
+    def make_and_lose(folder: Path) -> None:
+        make(folder)
+        if left:
+            left.pop()
+            folder.rmdir()
+
+    monkeypatch.setattr(control, "_make_private", make_and_lose)
+
+
+def listens(path: Path) -> bool:
+    with zmq.Context() as context:
+        reactor = Reactor()
+        socket = control.ControlSocket(context, reactor, path, lambda: control.SERVES)
+        is_there = path.is_socket()
+        socket.close()
+        reactor.close()
+    assert not path.parent.exists()
+    return is_there
+
+
+def test_a_folder_that_another_node_removes_is_made_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed_by_another(monkeypatch, 1)
+    assert listens(tmp_path / "control" / "node")
+
+
+def test_a_node_that_cannot_listen_says_so_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    removed_by_another(monkeypatch, 10)
+    with caplog.at_level(logging.WARNING):
+        assert not listens(tmp_path / "control" / "node")
+    assert "bstar promote will not reach this node" in caplog.text
