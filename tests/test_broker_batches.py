@@ -296,6 +296,15 @@ def test_what_is_over_is_not_given_to_a_worker_that_comes_before_the_timer() -> 
 
 
 @pytest.mark.requirement("BSN-B-09")
+def test_a_row_that_may_wait_for_any_time_leaves_the_others_theirs() -> None:
+    desk = Desk()
+    desk.requests(b"c", [1, 2], ttls_ms=[0, 2_000])
+    over = [heard(frames) for frames in desk.wait(3)]
+    assert [(message.identity, message.value) for message in over] == [(ident(2), ErrorCode.EXPIRED)]
+    assert given(desk.ready(b"w", credit=5, takes_batches=True)) == [(b"w", [1])]
+
+
+@pytest.mark.requirement("BSN-B-09")
 @pytest.mark.requirement("BSN-B-17")
 def test_each_slice_has_the_times_and_bodies_of_its_own_rows() -> None:
     desk = Desk()

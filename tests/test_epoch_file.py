@@ -105,15 +105,20 @@ def test_the_old_epoch_is_there_until_the_new_one_is(
 ) -> None:
     file.save(7)
     seen: list[str] = []
-    sync = os.fsync
+    sync, replace = os.fsync, Path.replace
 
     def fsync(descriptor: int) -> None:
         seen.append(file.path.read_text())
         sync(descriptor)
 
+    def rename(path: Path, target: Path) -> Path:
+        seen.append(file.path.read_text())
+        return replace(path, target)
+
     monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", rename)
     file.save(8)
-    assert seen == ["7\n", "8\n"], "before the rename, and after it"
+    assert seen == ["7\n", "7\n", "8\n"], "when the new one is synced, when it takes the name, and then"
 
 
 # --- what fails while the node serves ------------------------------------------------------------------

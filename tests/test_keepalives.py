@@ -160,6 +160,16 @@ def test_time_in_which_the_broker_was_away_is_no_silence_of_a_stuck_worker() -> 
     assert probes(it.wait(2.0)) >= 1
 
 
+def test_keepalives_have_a_heartbeat_interval_to_come_back_after_the_broker_was_away() -> None:
+    """The broker's libzmq may have closed that of a worker which is about to be probed."""
+    it = desk()
+    it.ready(b"w", keepalive=KEEPALIVE)
+    it.request(b"c", 1)
+    it.wait(EXPIRY_S - 0.01)
+    assert probes(it.away(2.0) + it.wait(0.9)) == 0
+    assert probes(it.wait(0.6)) == 1
+
+
 def test_a_stuck_worker_is_told_in_the_log_with_its_service_and_its_seconds() -> None:
     it = desk()
     it.ready(b"w", keepalive=KEEPALIVE)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -417,3 +418,22 @@ def test_a_peer_that_hangs_up_and_lives_is_lost_but_not_gone(context: zmq.Contex
             hears(link, peer, "again")
             link.turn_for(0.3)
             assert link.told == ["hello", "lost", "again"]
+
+
+def test_a_refusal_that_is_older_than_the_connection_proves_nothing(context: zmq.Context[Socket]) -> None:
+    """The peer is back before the verdict on its predecessor is: only the connection's own news tells."""
+    with context.socket(zmq.XPUB) as peer:
+        port = peer.bind_to_random_port(f"tcp://{LOCAL}")
+        with Forwarder(port) as proxy, Listening(context, proxy.endpoint) as link:
+            hears(link, peer, "hello")
+            proxy.cut()
+            # The loop stands still meanwhile.
+            news: list[list[bytes]] = []
+            ends_at = time.monotonic() + LIMIT_S
+            while [SUBSCRIPTION] not in news and time.monotonic() < ends_at:
+                link.link._socket.get(zmq.EVENTS)  # the socket subscribes anew in its own thread
+                if peer.poll(10):
+                    news.append(peer.recv_multipart())
+            assert [SUBSCRIPTION] in news
+            link.link._on_verdict(link.reactor.now())
+            assert link.told == ["hello", "lost"]

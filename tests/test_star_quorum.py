@@ -132,6 +132,9 @@ def test_whoever_releases_has_nothing_left() -> None:
     quorum.release()
     assert quorum.until == -math.inf
     assert quorum.is_release_due
+    # Nor does a grant that comes late bring a lease back, in which monitors would see one.
+    quorum.hear_grant(quorum.arbiter, 1)
+    assert quorum.peer.until == quorum.arbiter.until == -math.inf
 
 
 def test_questions_without_end_are_not_all_remembered() -> None:
