@@ -212,21 +212,46 @@ def desk() -> Iterator[Desk]:
         yield Desk(broker)
 
 
-def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    records = [record for record in caplog.records if record.name == "bstar_client"]
-    return [record.getMessage() for record in records if record.levelno >= logging.WARNING]
+class WorkerLog(logging.Filter):
+    """What workers log from WARNING on: ``lines`` without and ``text`` with tracebacks, and no exception.
+
+    Nobody else gets the records but ``handlers``: a report of pytest's that holds one of these exceptions, or
+    its text, ends pytest.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.text = ""
+        self.handlers: list[logging.Handler] = []
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            self.lines.append(record.getMessage())
+            self.text += logging.Formatter().format(record)
+        for handler in self.handlers:
+            handler.handle(record)
+        return False
 
 
-def check_log(caplog: pytest.LogCaptureFixture, identities: list[bytes]) -> None:
+@pytest.fixture(autouse=True)
+def worker_log() -> Iterator[WorkerLog]:
+    log, kept = logging.getLogger("bstar_client"), WorkerLog()
+    log.addFilter(kept)
+    yield kept
+    log.removeFilter(kept)
+
+
+def check_log(worker_log: WorkerLog, identities: list[bytes]) -> None:
     """One line for each, of one line, with its identity and its service."""
-    lines = lines_of(caplog)
+    lines = worker_log.lines
     assert len(lines) == len(identities), lines
     for line, identity in zip(lines, identities, strict=True):
         assert identity.hex() in line
         assert '"price"' in line
         assert line.isprintable()
         assert len(line) < 1_000
-    assert len(caplog.text) < 100_000
+    assert len(worker_log.text) < 100_000
 
 
 def raising(make: Callable[[], BaseException]) -> Callable[[], object]:
@@ -239,7 +264,7 @@ def raising(make: Callable[[], BaseException]) -> Callable[[], object]:
 @pytest.mark.parametrize("name", [*RAISED, *WRONG])
 @pytest.mark.parametrize("kind", [Worker, AsyncWorker])
 def test_whatever_a_handler_raises_or_returns_there_is_one_answer_one_line_and_its_place_is_free(
-    desk: Desk, caplog: pytest.LogCaptureFixture, kind: type, name: str
+    desk: Desk, worker_log: WorkerLog, kind: type, name: str
 ) -> None:
     if name in RAISED:
         make, beginning = RAISED[name]
@@ -252,7 +277,7 @@ def test_whatever_a_handler_raises_or_returns_there_is_one_answer_one_line_and_i
         for _ in range(ROUNDS):
             desk.ask(b"bad")
         desk.check(ROUNDS, beginning)
-    check_log(caplog, desk.identities[:ROUNDS])
+    check_log(worker_log, desk.identities[:ROUNDS])
 
 
 def test_both_workers_say_the_same() -> None:
@@ -361,7 +386,7 @@ def clinging() -> tuple[Callable[[Request], Any], Callable[[Request], Any]]:
 )
 def test_a_generator_that_ends_badly_has_one_answer_too(
     desk: Desk,
-    caplog: pytest.LogCaptureFixture,
+    worker_log: WorkerLog,
     kind: type,
     handlers: tuple[Callable[[Request], Any], Callable[[Request], Any]],
     beginning: str,
@@ -371,7 +396,7 @@ def test_a_generator_that_ends_badly_has_one_answer_too(
         for _ in range(ROUNDS):
             desk.ask(b"bad")
         desk.check(ROUNDS, beginning)
-    check_log(caplog, desk.identities[:ROUNDS])
+    check_log(worker_log, desk.identities[:ROUNDS])
     assert len(desk.broker.received(Partial)) == ROUNDS * partials
 
 
@@ -410,17 +435,17 @@ async def cancel_itself_twice(request: Request) -> bytes:
 
 @pytest.mark.parametrize("handler", [await_cancelled, cancel_itself, cancel_itself_twice])
 def test_a_cancellation_that_is_not_the_workers_own_is_a_failure_of_the_request(
-    desk: Desk, caplog: pytest.LogCaptureFixture, handler: Callable[[Request], Any]
+    desk: Desk, worker_log: WorkerLog, handler: Callable[[Request], Any]
 ) -> None:
     with served(AsyncWorker, desk.broker.endpoint, handler):
         for _ in range(ROUNDS):
             desk.ask(b"bad")
         desk.check(ROUNDS, "CancelledError")
-    check_log(caplog, desk.identities[:ROUNDS])
+    check_log(worker_log, desk.identities[:ROUNDS])
 
 
 def test_what_runs_when_an_asyncio_worker_is_cancelled_is_not_answered_but_given_back(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    desk: Desk, worker_log: WorkerLog
 ) -> None:
     async def work() -> None:
         has_begun = asyncio.Event()
@@ -441,7 +466,7 @@ def test_what_runs_when_an_asyncio_worker_is_cancelled_is_not_answered_but_given
     asyncio.run(work())
     desk.broker.wait_for(lambda: bool(desk.broker.received(Disconnect)))
     assert desk.ends() == []
-    assert lines_of(caplog) == []
+    assert worker_log.lines == []
 
 
 # --- hooks and kept replies ---------------------------------------------------------------------------------
@@ -479,18 +504,14 @@ class BadLog(logging.Handler):
 
 
 @pytest.mark.parametrize("kind", [Worker, AsyncWorker])
-def test_a_log_that_raises_costs_no_answer(desk: Desk, kind: type) -> None:
+def test_a_log_that_raises_costs_no_answer(desk: Desk, worker_log: WorkerLog, kind: type) -> None:
     work = raising(lambda: ValueError("no"))
     handler = sync_handler(work) if kind is Worker else async_handler(work)
-    log, bad = logging.getLogger("bstar_client"), BadLog(logging.WARNING)
-    log.addHandler(bad)
-    try:
-        with served(kind, desk.broker.endpoint, handler):
-            for _ in range(ROUNDS):
-                desk.ask(b"bad")
-            desk.check(ROUNDS, "ValueError: no")
-    finally:
-        log.removeHandler(bad)
+    worker_log.handlers.append(BadLog(logging.WARNING))
+    with served(kind, desk.broker.endpoint, handler):
+        for _ in range(ROUNDS):
+            desk.ask(b"bad")
+        desk.check(ROUNDS, "ValueError: no")
 
 
 class BadStore:
@@ -521,7 +542,7 @@ class BadStore:
     [("begin", "AlienError: begin"), ("keep", "AlienError: keep"), ("drop", "ValueError: no")],
 )
 def test_what_a_store_of_replies_raises_is_answered(
-    desk: Desk, caplog: pytest.LogCaptureFixture, kind: type, fails: str, beginning: str
+    desk: Desk, worker_log: WorkerLog, kind: type, fails: str, beginning: str
 ) -> None:
     work: Callable[[], object] = raising(lambda: ValueError("no")) if fails == "drop" else lambda: b"bad"
     handler = sync_handler(work) if kind is Worker else async_handler(work)
@@ -530,7 +551,7 @@ def test_what_a_store_of_replies_raises_is_answered(
             desk.ask(b"bad")
         desk.check(ROUNDS, beginning)
     for identity in desk.identities[:ROUNDS]:
-        assert identity.hex() in caplog.text
+        assert identity.hex() in worker_log.text
 
 
 def test_a_request_given_up_while_its_store_was_asked_does_not_run_for_ever(desk: Desk) -> None:
@@ -555,12 +576,10 @@ def test_a_request_given_up_while_its_store_was_asked_does_not_run_for_ever(desk
         assert dropped.wait(WAIT_S)
 
 
-def test_a_redelivered_request_that_fails_is_logged_as_one(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_redelivered_request_that_fails_is_logged_as_one(desk: Desk, worker_log: WorkerLog) -> None:
     with served(Worker, desk.broker.endpoint, sync_handler(raising(lambda: ValueError("no")))):
         desk.ask(b"bad", redelivered=True)
-    [line] = lines_of(caplog)
+    [line] = worker_log.lines
     assert "redelivered" in line
 
 
