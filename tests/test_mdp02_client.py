@@ -114,6 +114,25 @@ def test_a_request_collects_its_partials(desk: Desk) -> None:
     assert (reply.partials, reply.body) == (((b"a",),), b"b")
 
 
+def test_the_parts_of_an_attempt_that_failed_are_not_mixed_with_those_of_the_next(desk: Desk) -> None:
+    desk.call()
+    desk.partial(0, b"of the first")
+    desk.disconnect(0)
+    desk.wait(2.0)
+    desk.partial(1, b"a")
+    desk.final(1, b"b")
+    [(_, reply)] = desk.replies
+    assert (reply.partials, reply.body, reply.attempts) == (((b"a",),), b"b", 2)
+
+
+def test_a_reply_of_another_node_than_the_one_that_was_asked_is_ignored(desk: Desk) -> None:
+    desk.call()
+    desk.final(1, b"of the other")
+    assert desk.replies == []
+    desk.final(0)
+    assert [reply.body for _, reply in desk.replies] == [b"done"]
+
+
 @pytest.mark.requirement("MDP2-C-03")
 def test_the_next_request_waits_for_the_final_of_the_one_before(desk: Desk) -> None:
     calls = [desk.call(b"%d" % number) for number in range(3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -312,6 +313,21 @@ def test_the_table_has_room_again_when_ballots_have_run_out() -> None:
         deadline = machine.next_deadline()
     assert machine.pairs == 0
     assert nodes[2].asks("claim", 10.0).is_granted
+
+
+def test_no_question_shortens_what_was_promised() -> None:
+    machine, primary, backup = arbiter()
+    primary.asks("claim", 0.0)
+    machine.receive(msgspec.structs.replace(primary.question("claim"), ttl_ms=100), 0.1)
+    assert not backup.asks("claim", TTL_S - 0.1).is_granted
+
+
+def test_a_claim_that_comes_after_its_ballot_ran_out_is_known_to_be_old() -> None:
+    machine, primary, _ = arbiter()
+    late = primary.question("claim")
+    primary.asks("claim", 0.0)
+    machine.handle_timer(TTL_S + 0.5)
+    assert machine.receive(late, TTL_S + 0.6) == []
 
 
 def test_a_pause_of_the_arbiter_is_added_to_what_it_promised() -> None:
