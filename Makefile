@@ -50,8 +50,9 @@ pipeline-demo: $(JAVA) $(SPARK) ## the demo with journals, and what the pipeline
 	@echo "make: the audit's findings and its verdict"
 	@$(BIN)/bstar pipeline audit $(PLAYED)/tables
 
-test: $(JAVA) $(TOOLS) ## all tests except those that break real processes
-	@$(BIN)/python -m pytest
+# The tests of one module stay in one process, so that they share its fixtures.
+test: $(JAVA) $(TOOLS) ## all tests except those that break real processes, one process per core; or JOBS=1
+	@$(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist loadfile
 
 mutants: $(TOOLS) ## break the product on purpose, once per mutant, and see that a test notices; or ONLY=star
 	@PYTHONPATH=tests $(BIN)/python -m mutants $(if $(ONLY),--only '$(ONLY)')
