@@ -1228,6 +1228,101 @@ def test_a_new_run_of_the_peer_is_not_told_the_answer_to_its_predecessor() -> No
     assert published(machine.subscribed(FRESH))[0].answers == 0
 
 
+# --- a number that the peer never reached -------------------------------------------------------------------
+
+FORGED = 2**62
+
+
+def passive_after_a_forged_number(peer: Peer) -> StarMachine:
+    """The peer serves in epoch 2 and has sent more than ten messages when somebody forges one of its run."""
+    peer.seq = 10
+    machine = in_state(PASSIVE, peer=peer)
+    machine.receive(peer.says(ACTIVE, epoch=2, seq=FORGED), FRESH)
+    return machine
+
+
+def test_after_a_forged_number_the_peer_is_believed_again_after_a_failover_timeout() -> None:
+    peer = Peer()
+    machine = passive_after_a_forged_number(peer)
+    for at in (0.5, 1.5):
+        machine.receive(peer.says(ACTIVE, epoch=2), FRESH + at)
+        assert machine.peer_heard_at == FRESH
+    machine.receive(peer.says(ACTIVE, epoch=2), FRESH + 2.5)
+    assert machine.peer_expires_at == FRESH + 2.5 + TIMEOUT_S
+    machine.receive(peer.says(ACTIVE, epoch=2), FRESH + 3.5)
+    assert machine.peer_expires_at == FRESH + 3.5 + TIMEOUT_S
+    assert machine.peer_ignored[Ignored.STALE] == 2
+    assert machine._runs.streak is None
+
+
+def test_repetitions_do_not_keep_the_peer_from_being_believed_again() -> None:
+    peer = Peer()
+    machine = passive_after_a_forged_number(peer)
+    first, second = peer.says(ACTIVE, epoch=2), peer.says(ACTIVE, epoch=2)
+    for message, at in ((first, 0.5), (second, 1.5), (first, 1.6), (second, 1.7)):
+        machine.receive(message, FRESH + at)
+    machine.receive(peer.says(ACTIVE, epoch=2), FRESH + 2.5)
+    assert machine.peer_expires_at == FRESH + 2.5 + TIMEOUT_S
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_old_messages_that_are_replayed_again_and_again_are_never_believed(count: int) -> None:
+    peer = Peer()
+    old = [peer.says(PASSIVE, epoch=2) for _ in range(count)]
+    machine = passive_after_a_forged_number(peer)
+    for number in range(400):
+        machine.receive(old[number % count], FRESH + 0.1 * number)
+    assert machine.peer_ignored[Ignored.STALE] == 400
+    assert machine.peer_heard_at == FRESH
+
+
+def test_late_messages_that_end_before_the_failover_timeout_are_never_believed() -> None:
+    peer = Peer()
+    late = [peer.says(BACKUP) for _ in range(40)]
+    machine = passive_after_a_forged_number(peer)
+    for burst, at in ((late[:10], 0.1), (late[10:20], 1.9), (late[20:30], 3.9), (late[30:], 10.0)):
+        for message in burst:
+            machine.receive(message, FRESH + at)
+    assert machine.peer_ignored[Ignored.STALE] == 40
+    assert machine.state is PASSIVE
+
+
+def test_a_young_message_ends_a_streak_of_late_ones() -> None:
+    peer = Peer()
+    late = [peer.says(BACKUP) for _ in range(4)]
+    machine = in_state(PASSIVE, peer=peer)
+    for number, message in enumerate(late):
+        machine.receive(message, FRESH + number)
+        machine.receive(peer.says(ACTIVE, epoch=2), FRESH + number + 0.1)
+    assert machine.peer_ignored[Ignored.STALE] == 4
+    assert machine.state is PASSIVE
+
+
+def test_messages_of_two_runs_are_not_one_streak() -> None:
+    peer, guest = Peer(), Peer(node="guest")
+    machine = passive_after_a_forged_number(peer)
+    machine.receive(guest.says(ACTIVE, epoch=2, seq=FORGED), FRESH)
+    after = FRESH + TIMEOUT_S
+    machine.handle_timer(after - 0.5)
+    for number in range(40):
+        machine.receive((peer, guest)[number % 2].says(ACTIVE, epoch=2, seq=11 + number // 20), after)
+    machine.receive(peer.says(ACTIVE, epoch=2, seq=13), after + 1.5)
+    machine.receive(guest.says(ACTIVE, epoch=2, seq=14), after + 2.5)
+    assert machine.peer_ignored[Ignored.STALE] == 42
+
+
+def test_a_run_with_a_forged_number_is_believed_again_though_another_forged_run_came_after_it() -> None:
+    peer = Peer()
+    machine = passive_after_a_forged_number(peer)
+    machine.receive(Peer(node="guest").says(ACTIVE, epoch=2, seq=FORGED), FRESH)
+    for at in (1.0, 2.0):
+        machine.handle_timer(FRESH + at)
+        machine.receive(peer.says(ACTIVE, epoch=2), FRESH + at)
+        assert machine.peer_heard_at == FRESH
+    machine.receive(peer.says(ACTIVE, epoch=2), FRESH + 3.0)
+    assert machine.peer_expires_at == FRESH + 3.0 + TIMEOUT_S
+
+
 # --- a published peer -------------------------------------------------------------------------------------
 
 

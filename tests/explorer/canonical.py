@@ -69,6 +69,11 @@ def canonical(situation: Situation, configuration: Configuration) -> Situation:
         values[_PAST_PEERS] = tuple(
             sorted((theirs[run], their_seqs[run][seq]) for run, seq in memory.past_peers if run in their_seqs)
         )
+        if memory.streak is not None:
+            run, seq, since_ago, rose_ago = memory.streak
+            values[_STREAK] = (
+                (theirs[run], their_seqs[run][seq], since_ago, rose_ago) if run in their_seqs else None
+            )
         if life == FROZEN:
             return Process(life, Memory._make(values), last - base, min(frozen, configuration.timeout), nap_s)
         return Process(life, Memory._make(values), last - base, 0, 0.0)
@@ -89,6 +94,7 @@ _EPOCH, _EPOCH_SEEN = _FIELDS["epoch"], _FIELDS["epoch_seen"]
 _RUN, _SEQ, _TOKEN, _ASKING = _FIELDS["run"], _FIELDS["seq"], _FIELDS["token"], _FIELDS["asking"]
 _ANSWERS, _ANSWERS_TOLD = _FIELDS["answers"], _FIELDS["answers_told"]
 _PEER_RUN, _PEER_SEQ, _PAST_PEERS = _FIELDS["peer_run"], _FIELDS["peer_seq"], _FIELDS["past_peers"]
+_STREAK = _FIELDS["streak"]
 
 
 def _base(situation: Situation, configuration: Configuration) -> int:
@@ -145,6 +151,8 @@ def _seqs(situation: Situation, who: int) -> dict[int, dict[int, int]]:
         for run, seq in peer.past_peers:
             if run in numbers:
                 numbers[run].add(seq)
+        if peer.streak is not None and peer.streak[0] in numbers:
+            numbers[peer.streak[0]].add(peer.streak[1])
     return {run: {seq: rank for rank, seq in enumerate(sorted(present))} for run, present in numbers.items()}
 
 

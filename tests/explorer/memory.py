@@ -26,6 +26,7 @@ from bstar.star import (
     State,
 )
 from bstar.star.cut_off import CutOff, Evidence
+from bstar.star.peer import Streak
 from bstar.wire.peer import PeerState
 
 __all__ = [
@@ -95,6 +96,8 @@ class Memory(NamedTuple):
     peer_run: int
     peer_seq: int
     past_peers: tuple[tuple[int, int], ...]
+    # Of late messages that go on: their run, the last number, and how long ago they began and increased.
+    streak: tuple[int, int, float, float] | None
     rival_ago: float
     has_witnesses: bool
     due_in: float
@@ -175,6 +178,7 @@ _REMEMBERED = frozenset(
         "_runs.node",
         "_runs.seq",
         "_runs.past",
+        "_runs.streak",
         "_rival_since",
         "cut_off._clients",
     }
@@ -300,11 +304,19 @@ def recall(machine: StarMachine, now: float) -> Memory:
         peer_run=NOBODY if machine._runs.node is None else run_of(machine._runs.node),
         peer_seq=machine._runs.seq,
         past_peers=tuple(sorted((run_of(name), seq) for name, seq in machine._runs.past.items())),
+        streak=_streak_of(machine._runs.streak, now, timeout_s),
         rival_ago=_NONE if rival is None else min(timeout_s, now - rival),
         has_witnesses=bool(machine.cut_off._clients),
         due_in=NEVER if due is None else max(0.0, due - now),
         has_left=machine.has_left(now),
     )
+
+
+def _streak_of(streak: Streak | None, now: float, timeout_s: float) -> tuple[int, int, float, float] | None:
+    """One that has paused for the failover timeout is over."""
+    if streak is None or now - streak.rose_at >= timeout_s:
+        return None
+    return run_of(streak.node), streak.seq, min(timeout_s, now - streak.since), now - streak.rose_at
 
 
 def remind(machine: StarMachine, memory: Memory, now: float) -> None:
@@ -336,6 +348,10 @@ def remind(machine: StarMachine, memory: Memory, now: float) -> None:
     machine._runs.node = None if memory.peer_run == NOBODY else name_of(role.peer, memory.peer_run)
     machine._runs.seq = memory.peer_seq
     machine._runs.past = {name_of(role.peer, run): seq for run, seq in memory.past_peers}
+    machine._runs.streak = None
+    if memory.streak is not None:
+        run, seq, since_ago, rose_ago = memory.streak
+        machine._runs.streak = Streak(name_of(role.peer, run), seq, now - since_ago, now - rose_ago)
     machine._rival_since = None if memory.rival_ago == _NONE else now - memory.rival_ago
     machine.cut_off.forget()
     if memory.has_witnesses:

@@ -523,6 +523,8 @@ def _fresh_run(situation: Situation, who: int) -> int:
     names = [word.run for _, word in line.words + line.strays]
     if peer is not None:
         names += [peer.peer_run, *(run for run, _ in peer.past_peers)]
+        if peer.streak is not None:
+            names.append(peer.streak[0])
     return max(names, default=-1) + 1
 
 

@@ -410,7 +410,8 @@ class SimNode(Process):
             self._turn(lambda: self.node.hear_arbiter(arbiter.decode_answer(frames), self.clock()))
 
     def forge_word(self, lie: int, rng: random.Random) -> None:
-        """Somebody tells the peer in this node's name that it serves, or stands by, far above its epoch.
+        """Somebody tells the peer in this node's name that it serves, or stands by, far above its epoch, and
+        sometimes with a number that this node never reaches.
 
         Of a pair with an arbiter only in the name of another run: whoever can number the claims of a run can
         make the peer grant its ballot for a claim to come, and no rule about epochs helps against that.
@@ -424,7 +425,7 @@ class SimNode(Process):
             epoch=min(word.epoch + lie, 2**63 - 1),
             state=rng.choice((int(State.ACTIVE), int(State.PASSIVE), word.state)),
             node=rng.randbytes(16).hex() if is_new_run else word.node,
-            seq=word.seq + 1,
+            seq=word.seq + rng.choice((1, 2**20, 2**62)),
             claims=False,
         )
         self.publisher.subscriber.hear_peer(peer.encode(forged))

@@ -472,7 +472,8 @@ class StarMachine:
         if message.epoch is not None and message.epoch > EPOCH_MAX:
             return Ignored.EPOCH
         may_return = now >= self.peer_expires_at or is_highest_claim(message, self.epoch, self.epoch_seen)
-        return Ignored.STALE if self._runs.is_late(message, may_return=may_return) else None
+        is_late = self._runs.is_late(message, now, self._pace.silence_s, may_return=may_return)
+        return Ignored.STALE if is_late else None
 
     def _reject(self, reason: str, text: str, message: PeerState | None, now: float) -> list[Output]:
         self.peer_ignored[Ignored.MISMATCH] += 1

@@ -1,12 +1,14 @@
 """Who speaks on the peer's line: which run of the peer, earlier runs whose messages come late, and strangers.
 
 A run numbers its messages, and the numbers increase. A message whose number does not, or of a run that a
-later one has replaced, is late and must not undo what younger ones said. A stranger is whoever cannot be our
+later one has replaced, is late and must not undo what younger ones said. If late messages go on for a
+failover timeout, they are right and the number is wrong (``Streak``). A stranger is whoever cannot be our
 peer (``texts.mismatch`` says why); each is reported once. A rival has our role and our peer, which tells of
 it. Whether the peer lives, and what its word means, is the matter of ``StarMachine``.
 """
 
 import enum
+from typing import NamedTuple
 
 from bstar.wire.peer import PeerState
 
@@ -30,6 +32,21 @@ class Ignored(enum.StrEnum):
     INVALID = "invalid"  # no state message at all
 
 
+class Streak(NamedTuple):
+    """Late messages of one run whose numbers increase among themselves, while no other message was believed.
+
+    A number that the run never reached (forged, or damaged) makes all its true messages late. Late messages
+    of an honest link come in a burst or stop soon. Those that go on for the failover timeout are the run's
+    own. By then every ballot has run out that was granted for what was believed before, so a message that is
+    old all the same cannot free a ballot on which the peer relies.
+    """
+
+    node: str
+    seq: int
+    since: float
+    rose_at: float
+
+
 class PeerRuns:
     """The run of the peer that spoke last, its last number, and the runs before it with theirs."""
 
@@ -38,17 +55,37 @@ class PeerRuns:
         self.seq = 0
         self.is_native = False  # speaks more than the published one-frame message
         self.past: dict[str, int] = {}
+        self.streak: Streak | None = None
 
-    def is_late(self, message: PeerState, *, may_return: bool) -> bool:
-        """Whether younger messages were heard. An earlier run is over, unless the later one turned out to be
-        a passing guest: then it ``may_return``.
+    def is_late(self, message: PeerState, now: float, silence_s: float, *, may_return: bool) -> bool:
+        """Whether younger messages were heard. Takes note of a late one, for it may belong to a streak. An
+        earlier run is over, unless the later one turned out to be a passing guest: then it ``may_return``.
         """
         if message.node is None or message.seq is None:
             return False
         if message.node == self.node:
-            return message.seq <= self.seq
-        last_seq = self.past.get(message.node)
-        return last_seq is not None and not (may_return and message.seq > last_seq)
+            last_seq = self.seq
+        elif message.node not in self.past:
+            return False
+        elif may_return:
+            last_seq = self.past[message.node]
+        else:
+            return True
+        return message.seq <= last_seq and not self._goes_on(message.node, message.seq, now, silence_s)
+
+    def _goes_on(self, node: str, seq: int, now: float, silence_s: float) -> bool:
+        """Whether late messages have increased for ``silence_s``, without a pause as long as that.
+
+        A number that does not increase counts for nothing, so repetitions neither lengthen nor end a streak.
+        """
+        streak = self.streak
+        if streak is None or now - streak.rose_at >= silence_s:
+            self.streak = Streak(node, seq, since=now, rose_at=now)
+            return False
+        if node != streak.node or seq <= streak.seq:
+            return False
+        self.streak = streak._replace(seq=seq, rose_at=now)
+        return now - streak.since >= silence_s
 
     def recognise(self, message: PeerState) -> bool:
         """Take note of which run speaks, and of its number. True if it is another one than before."""
@@ -62,6 +99,7 @@ class PeerRuns:
                 self.past.pop(message.node, None)
             self.node = message.node
         self.seq = message.seq or 0
+        self.streak = None
         self.is_native = message.node is not None
         return is_other
 
