@@ -33,7 +33,7 @@ from bstar_client import (
 )
 from bstar_client.asking import to_key
 from bstar_client.bodies import to_name
-from bstar_client.checks import check_async_handler, check_handler, to_count, to_timeout
+from bstar_client.checks import check_async_handler, check_handler, to_count, to_seconds, to_timeout
 from support.scripted import ScriptedBroker
 
 NODE = "tcp://127.0.0.1:5001"
@@ -85,6 +85,14 @@ def test_a_timeout_of_which_nothing_is_left_ends_at_once(value: Any) -> None:
 def test_a_timeout_that_is_no_number_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="not nan"):
         to_timeout(math.nan)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), Fraction(10**400, 3)], ids=["high", "low", "ratio"])
+def test_seconds_beyond_every_float_are_a_mistake_that_names_the_argument(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^timeout is .* beyond every float$"):
+        to_timeout(value)
+    with pytest.raises(ConfigurationError, match=r"^heartbeat_s is .* beyond every float$"):
+        to_seconds(value, "heartbeat_s")
 
 
 # --- calls --------------------------------------------------------------------------------------------------
@@ -204,6 +212,8 @@ SHARED: list[tuple[dict[str, Any], type[BaseException]]] = [
     ({"endpoints": {5: [NODE]}}, TypeError),
     ({"endpoints": ""}, ConfigurationError),
     ({"endpoints": " , "}, ConfigurationError),
+    *(({"endpoints": f"tcp://127.0.0.1:{port}"}, ConfigurationError) for port in (0, 65_536, 99_999, "x")),
+    ({"endpoints": [NODE, "here"]}, ConfigurationError),
     ({"pins": 5}, TypeError),
     ({"pins": {"a": 5}}, TypeError),
     ({"pins": {5: "a"}}, TypeError),

@@ -5,7 +5,6 @@ No sockets, no threads, no event loop: ``client`` and ``aio`` add those, each it
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
@@ -16,7 +15,15 @@ from bstar.errors import CallTimeoutError, ConfigurationError, LocalProtocolErro
 from bstar.fleet import Endpoints, Fleet
 from bstar.wire.mmi import OK, PREFIX, Service
 from bstar_client.bodies import Body, to_frames, to_name, to_octets
-from bstar_client.checks import check_flag, check_function, check_sockets, to_count, to_seconds, to_timeout
+from bstar_client.checks import (
+    check_endpoints,
+    check_flag,
+    check_function,
+    check_sockets,
+    to_count,
+    to_seconds,
+    to_timeout,
+)
 from bstar_client.core.calls import Ask, Call, Reply
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
@@ -31,7 +38,6 @@ Dialect = Literal["native", "mdp02"]
 Timeout: TypeAlias = float | msgspec.UnsetType | None
 DEFAULT = msgspec.UNSET
 _HEADER_BYTES = 64
-_ENDPOINT = re.compile(r"tcp://[^/]+:[0-9]{1,5}|(?:ipc|inproc)://.+")
 
 
 class Asker:
@@ -63,6 +69,7 @@ class Asker:
             check_function(on_event, "on_event")
         self.fleet = Fleet.of(endpoints, pins)
         self.endpoints = self.fleet.endpoints
+        check_endpoints(self.endpoints)
         self.is_fleet = len(self.fleet.pairs) > 1
         if timeout is not None:
             timeout = to_timeout(to_seconds(timeout, "timeout", may_be_endless=True))
@@ -89,20 +96,11 @@ class Asker:
         plain = Mdp02Settings(outstanding_max, partials_max, attempt_timeout_s, settle_delay_s)
         self.core: Session | Mdp02Session | FleetSession
         if self.is_fleet:
-            self._check_endpoints()
             self.core = FleetSession([len(pair.endpoints) for pair in self.fleet.pairs], begin)
         else:
             self.core = begin(0, time.monotonic())
         self.link_settings = link or LinkSettings(high_water_mark=max(outstanding_max, 1_000))
         self._message_bytes_max = self.link_settings.message_bytes_max
-
-    def _check_endpoints(self) -> None:
-        """Nodes of a fleet are connected to when they are needed; what is no endpoint is told at once."""
-        for endpoint in self.endpoints:
-            if _ENDPOINT.fullmatch(endpoint) is None:
-                raise ConfigurationError(
-                    f"cannot connect to {endpoint!r}: write tcp://ADDRESS:PORT or ipc://PATH"
-                )
 
     def call(
         self,

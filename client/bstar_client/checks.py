@@ -8,8 +8,9 @@ import inspect
 import math
 import numbers
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from bstar_client.link import LinkSettings
 
 __all__ = [
     "check_async_handler",
+    "check_endpoints",
     "check_flag",
     "check_function",
     "check_handler",
@@ -35,6 +37,7 @@ __all__ = [
 
 # Thirty years and infinity are the same to a caller, but not to the calls of the system that wait.
 _TIMEOUT_S_MAX = 1e9
+_ENDPOINT = re.compile(r"tcp://[^/]+:(?P<port>[0-9]{1,5})|(?:ipc|inproc)://.+")
 
 
 def to_count(value: object, name: str, low: int, high: int | None = None) -> int:
@@ -50,7 +53,10 @@ def to_count(value: object, name: str, low: int, high: int | None = None) -> int
 
 def to_seconds(value: object, name: str, *, may_be_zero: bool = False, may_be_endless: bool = False) -> float:
     """Seconds, as a setting has them."""
-    seconds = _to_number(value, name)
+    try:
+        seconds = _to_number(value, name)
+    except OverflowError:
+        raise ConfigurationError(f"{name} is a number of seconds, not one beyond every float") from None
     is_right = 0 < seconds < math.inf or (may_be_zero and seconds == 0)
     if not is_right and not (may_be_endless and seconds == math.inf):
         bound = "0 or more" if may_be_zero else "above 0"
@@ -62,7 +68,10 @@ def to_timeout(value: object) -> float | None:
     """A call's own timeout; None is no limit. CallTimeoutError if nothing is left of it: nothing is sent."""
     if value is None:
         return None
-    seconds = value if type(value) is float else _to_number(value, "timeout")
+    try:
+        seconds = value if type(value) is float else _to_number(value, "timeout")
+    except OverflowError:
+        raise ValueError("timeout is a number of seconds or None, not one beyond every float") from None
     if seconds > 0:
         return seconds if seconds < _TIMEOUT_S_MAX else None
     if seconds != seconds:  # noqa: PLR0124 - not a number
@@ -75,6 +84,18 @@ def _to_number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}")
     return float(value)
+
+
+def check_endpoints(endpoints: Iterable[str]) -> None:
+    """ConfigurationError for what is no endpoint: nodes are connected to when they are needed."""
+    for endpoint in endpoints:
+        match = _ENDPOINT.fullmatch(endpoint)
+        if match is None:
+            raise ConfigurationError(
+                f"cannot connect to {endpoint!r}: write tcp://ADDRESS:PORT or ipc://PATH"
+            )
+        if match["port"] is not None and not 1 <= int(match["port"]) <= 65_535:
+            raise ConfigurationError(f"cannot connect to {endpoint!r}: its port is 1 to 65535")
 
 
 def check_flag(value: object, name: str) -> None:

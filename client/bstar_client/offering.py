@@ -13,7 +13,14 @@ from bstar.fleet import Endpoints, Fleet
 from bstar.printable import printable
 from bstar.wire.mmi import PREFIX
 from bstar_client.bodies import to_name
-from bstar_client.checks import check_instance, check_sockets, check_store, to_count, to_seconds
+from bstar_client.checks import (
+    check_endpoints,
+    check_instance,
+    check_sockets,
+    check_store,
+    to_count,
+    to_seconds,
+)
 from bstar_client.core.worker_dialects import Mdp02Worker, NativeWorker, WorkerDialect
 from bstar_client.core.worker_session import WorkerCore, WorkerSettings
 from bstar_client.handlers import WorkerHooks
@@ -51,6 +58,7 @@ class Offer:
         heartbeat_s = to_seconds(heartbeat_s, "heartbeat_s")
         liveness = to_count(liveness, "liveness", 1)
         fleet = Fleet.of(endpoints, pins)
+        check_endpoints(fleet.endpoints)
         self.service = to_name(service)
         if self.service.startswith(PREFIX):
             raise LocalProtocolError(f"services named mmi. belong to the broker: {printable(self.service)}")
