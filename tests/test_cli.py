@@ -267,8 +267,9 @@ def test_a_call_takes_a_file_and_prints_octets_as_they_are(node: Broker, tmp_pat
     file = tmp_path / "body"
     file.write_bytes(bytes(range(256)))
     with Child(node, "--service", "cli-file"):
-        done = run("call", "cli-file", f"@{file}", "--raw", "--endpoints", node.endpoint)
-        assert done.stdout == bytes(range(256))
+        for options in ((), ("--raw",)):
+            done = run("call", "cli-file", f"@{file}", *options, "--endpoints", node.endpoint)
+            assert done.stdout == bytes(range(256))
         done = run("call", "cli-file", "@@x", "--json", "--endpoints", node.endpoint)
         reply = json.loads(done.stdout)
         assert reply["frames"] == ["@x"]
@@ -309,7 +310,7 @@ def test_a_worker_that_keeps_its_replies_knows_a_key_again(node: Broker, tmp_pat
     for kept in ("memory", str(tmp_path / "replies.db")):
         with Child(node, "--service", "cli-keep", "--keep-replies", kept):
             for _ in range(2):
-                assert run(*call, "hello").stdout == b"hello\n"
+                assert run(*call, "hello").stdout == b"hello"
             done = run(*call, "other")
             assert done.returncode == 1
             assert b"another body" in done.stderr

@@ -238,7 +238,13 @@ def test_a_call_shows_a_terminal_escapes_and_a_pipe_the_octets(
         assert r"\x1b]0;owned" in shown
         assert "\x1b]0;owned\x07" in asked_for
         assert main(call) == exits.OK
+        assert capfdbinary.readouterr().out == body
+        assert main([*call, "second"]) == exits.OK
+        assert capfdbinary.readouterr().out == body + b"\nsecond\n"
+        assert main([*call, "--stream"]) == exits.OK
         assert capfdbinary.readouterr().out == body + b"\n"
+        assert main([*call, "second", "--raw"]) == exits.OK
+        assert capfdbinary.readouterr().out == body + b"second"
         assert main([*call, "--json"]) == exits.OK
         assert is_harmless(capfdbinary.readouterr().out.decode())
 

@@ -100,7 +100,11 @@ def test_two_pairs_on_one_machine(tmp_path: Path) -> None:
         (tmp_path / "configs").mkdir()
         for name in ("primary.yaml", "backup.yaml"):
             (tmp_path / "configs" / name).write_text(moved((ROOT / "configs" / name).read_text()))
-        script = "set -e\ntrap 'kill $(jobs -p)' EXIT\n" + moved("\n".join(blocks("fleet.md", "sh")))
+        # Of a call only a terminal gets a line.
+        typed = re.sub(
+            r"^bstar call .*$", r"\g<0>; echo", "\n".join(blocks("fleet.md", "sh")), flags=re.MULTILINE
+        )
+        script = "set -e\ntrap 'kill $(jobs -p)' EXIT\n" + moved(typed)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BSTAR_")}
         done = subprocess.run(
             ["bash", "-c", script],

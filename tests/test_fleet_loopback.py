@@ -308,7 +308,7 @@ def test_commands_take_the_configuration_of_a_fleet(stand: Stand, tmp_path: Path
         wait_until(lambda: bool(seen.endpoints), "the stray worker is registered")
         done = bstar("call", "cli-fleet", "hello", "--json", *told)
         assert (done.returncode, json.loads(done.stdout)["endpoint"]) == (0, stand.nodes["west"][0])
-        assert bstar("call", "mmi.service", "cli-fleet", *told).stdout == "200\n"
+        assert bstar("call", "mmi.service", "cli-fleet", *told).stdout == "200"
         refused = bstar("call", "mmi.state", *told)
         assert "2 pairs" in refused.stderr
         done = bstar("load", "cli-fleet", "--seconds", "1", "--rate", "20", "--json", *told)

@@ -97,13 +97,13 @@ def test_failover_in_three_commands(place: Place) -> None:
         stack.enter_context(place.running(*BSTAR, "serve", "--config", "backup.yaml", until="ready"))
         stack.enter_context(place.running(*BSTAR, "worker", "--service", "echo", "echo"))
 
-        assert place.run(*BSTAR, "call", "echo", "hello").stdout == "hello\n"
+        assert place.run(*BSTAR, "call", "echo", "hello").stdout == "hello"
         status = place.run(*BSTAR, "status")
         assert (status.returncode, "ACTIVE" in status.stdout, "PASSIVE" in status.stdout) == (0, True, True)
 
         primary.kill()
         primary.wait()
-        assert place.run(*BSTAR, "call", "echo", "again").stdout == "again\n"
+        assert place.run(*BSTAR, "call", "echo", "again").stdout == "again"
 
 
 def test_the_worker_and_the_client_run_as_they_stand_there(place: Place) -> None:

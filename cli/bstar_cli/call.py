@@ -50,7 +50,7 @@ def call(
         typer.Option("--key", help="Name the request: whoever asks with this key asks for the same one."),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Print the octets as they are, without a newline after each frame.")
+        bool, typer.Option("--raw", help="Print the octets as they are, without a newline anywhere.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each reply.")] = False,
     dialect: DialectOption = "native",
@@ -58,10 +58,13 @@ def call(
     journal_pair: JournalPairOption = None,
     journal_name: JournalNameOption = None,
 ) -> None:
-    """Send one request and print its reply: each frame on a line of its own.
+    """Send one request and print its reply.
 
-    A pipe or a file gets the octets as they are. On a terminal, control characters other than line breaks and
-    tabs are written as escapes, unless --raw asks for the octets.
+    A pipe or a file gets a reply of one frame as the octets that it is, without a newline. Of several frames,
+    of a reply after PARTIALs and with --stream each is on a line of its own.
+
+    A terminal gets each frame on a line, and control characters other than line breaks and tabs as escapes.
+    --raw writes the octets everywhere.
 
     Whichever node is active is found, and the request follows it when it fails over.
 
@@ -88,10 +91,10 @@ def call(
     kept = journal_of(journal, journal_pair, journal_name)
     started = time.monotonic()
 
-    def show(reply: Reply) -> None:
+    def show(reply: Reply, *, is_alone: bool = False) -> None:
         if as_json:
             typer.echo(_as_json(reply, time.monotonic() - started))
-        elif raw:
+        elif raw or (is_alone and len(reply.frames) == 1 and not sys.stdout.isatty()):
             _write(b"".join(reply.frames))
         elif sys.stdout.isatty():
             for frame in reply.frames:
@@ -117,7 +120,7 @@ def call(
                             is_final=False,
                         )
                     )
-                show(reply)
+                show(reply, is_alone=not reply.partials)
     except CallError as error:
         if as_json:
             problem = {
