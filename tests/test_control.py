@@ -30,7 +30,7 @@ def removed_by_another(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
 def listens(path: Path) -> bool:
     with zmq.Context() as context:
         reactor = Reactor()
-        socket = control.ControlSocket(context, reactor, path, lambda: control.SERVES)
+        socket = control.ControlSocket(context, reactor, path, lambda *, is_trial: None)
         is_there = path.is_socket()
         socket.close()
         reactor.close()

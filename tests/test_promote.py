@@ -57,6 +57,8 @@ def test_a_lone_backup_serves_when_it_is_promoted() -> None:
     machine = kept(machine_of(), TIMEOUT_S)
     machine.client_request(TIMEOUT_S)
     assert machine.state is State.BACKUP, "votes alone do not"
+    assert machine.promote(TIMEOUT_S, is_trial=True) == []
+    assert machine.state is State.BACKUP, "a question does not"
     outputs = machine.promote(TIMEOUT_S)
     assert machine.is_active
     [change] = [output for output in outputs if isinstance(output, StateChanged)]
@@ -147,11 +149,12 @@ def test_a_lone_backup_serves_after_the_command_and_the_primary_stands_by_when_i
         pair.primary.start()
         pair.primary.wait_for_state("PASSIVE")
         load.wait_for_replies()
-        status, text = promote(pair)
-        assert status == 1
-        assert "a process listens at" in text
+        assert promote(pair) == answer, "and so it is beside a primary that lives"
         assert load.failed == []
-    assert "BACKUP -> ACTIVE on PROMOTE" in pair.backup.log()
+    log = pair.backup.log()
+    assert log.count("BACKUP -> ACTIVE on PROMOTE") == 1
+    assert log.count("bstar promote: the primary's state endpoint refuses connections") == 1
+    assert "--force" not in log
 
 
 @pytest.mark.loopback
@@ -163,6 +166,8 @@ def test_nobody_is_promoted_while_something_listens_at_the_primarys_endpoint(lon
         other.bind((host, int(port)))
         other.listen()
         status, text = promote(pair)
+        while "about to speak" in text:
+            status, text = promote(pair)
         assert (status, "not promoted: a process listens at" in text) == (1, True), text
         assert pair.backup.pair_state()["state"] == "BACKUP"
         # The operator knows better: it is no node. The backup itself must still hear nobody.
@@ -170,14 +175,18 @@ def test_nobody_is_promoted_while_something_listens_at_the_primarys_endpoint(lon
             pass
         assert answer[0] == 0, answer
     pair.backup.wait_for_state("ACTIVE")
+    assert "bstar promote --force: the operator alone says" in pair.backup.log()
+    assert "state endpoint refuses connections" not in pair.backup.log()
 
 
 @pytest.mark.loopback
-def test_a_backup_that_hears_its_primary_is_not_promoted_even_by_force() -> None:
+@pytest.mark.parametrize("options", [(), ("--force",)])
+def test_a_backup_that_hears_its_primary_is_not_promoted_even_by_force(options: tuple[str, ...]) -> None:
     with standing_pair() as pair:
-        status, text = promote(pair, "--force")
+        status, text = promote(pair, *options)
         assert status == 1
         assert "not promoted: this node is PASSIVE and needs no promotion" in text
+        assert "restart it or end it" not in text
         assert pair.backup.pair_state()["state"] == "PASSIVE"
         assert "the role stays: this node is PASSIVE" in pair.backup.log()
 
@@ -197,7 +206,11 @@ def test_a_primary_that_cannot_be_reached_needs_the_operators_word() -> None:
         settings = json.loads(pair.backup.config_path.read_text())
         settings["endpoints"].update(peer)
         pair.backup.config_path.write_text(json.dumps(settings))
+        pair.backup.start()
+        pair.backup.wait_for("alone", lambda state: state["pair"]["state"] == "BACKUP")
         status, text = promote(pair)
+        while "about to speak" in text:
+            status, text = promote(pair)
         assert status == 1
         assert "tcp://primary.invalid:5003 cannot be reached" in text
         assert "--force" in text

@@ -2,19 +2,19 @@
 
 A request over the network cannot do this: everybody who reaches the clients' endpoint could. So the node
 listens on a socket in the file system, in a folder that only its own user may enter, and whoever can write
-there could have killed the process as well. Requests and answers are one frame of text.
+there could have killed the process as well. Requests and answers are one frame of text: first a question,
+which changes nothing, then the request, which says why the primary is thought dead.
 """
 
 import logging
 import os
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from errno import ENOENT
 from hashlib import blake2b
 from pathlib import Path
 from stat import S_IMODE
-from typing import Final
+from typing import Final, Protocol
 
 import zmq
 
@@ -22,12 +22,20 @@ from bstar.reactor import Reactor
 from bstar.settings import Settings
 from bstar.sockets import send
 
-__all__ = ["CLAIMING", "PROMOTE", "SERVES", "ControlSocket", "control_path"]
+__all__ = ["CLAIMING", "FORCE", "MAY", "PROMOTE", "QUESTION", "SERVES", "ControlSocket", "control_path"]
 
+QUESTION: Final = b"may it be promoted"
 PROMOTE: Final = b"promote"
+FORCE: Final = b"promote by force"
 # The answers; anything else is a sentence that says why not.
 SERVES: Final = "serves"
 CLAIMING: Final = "claiming"
+MAY: Final = "may"
+
+_WHY: Final = {
+    PROMOTE: "bstar promote: the primary's state endpoint refuses connections, so no process listens there",
+    FORCE: "bstar promote --force: the operator alone says that the primary does not run",
+}
 
 _log = logging.getLogger("bstar_broker.control")
 
@@ -44,18 +52,26 @@ def control_path(settings: Settings) -> Path:
     return folder / blake2b(name.encode(), digest_size=8).hexdigest()
 
 
+class Promote(Protocol):
+    """``Pair.promote``."""
+
+    def __call__(self, *, is_trial: bool) -> str | None:
+        """None if the node serves, "" if nothing speaks against it, or a refusal."""
+
+
 class ControlSocket:
-    """Answers requests with what ``promote()`` says. A node that cannot listen says so and goes on."""
+    """Answers requests with what ``promote`` says. A node that cannot listen says so and goes on."""
 
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         reactor: Reactor,
         path: Path,
-        promote: Callable[[], str],
+        promote: Promote,
     ) -> None:
         self._promote = promote
         self._path = path
+        self._has_told = False
         self._socket: zmq.Socket[bytes] | None = None
         try:
             self._socket = _listen(context, path)
@@ -77,8 +93,21 @@ class ControlSocket:
         socket = self._socket
         if socket is None:
             return
-        known = len(frames) == 2 and frames[1] == PROMOTE
-        send(socket, [frames[0], (self._promote() if known else "this node knows no such request").encode()])
+        send(socket, [frames[0], self._answer(frames[1] if len(frames) == 2 else b"").encode()])
+
+    def _answer(self, request: bytes) -> str:
+        if request == QUESTION:
+            self._has_told = False
+            refusal = self._promote(is_trial=True)
+            return SERVES if refusal is None else refusal or MAY
+        if request not in _WHY:
+            return "this node knows no such request"
+        refusal = self._promote(is_trial=False)
+        # While the node claims the majority it is asked again and again.
+        if not refusal and not self._has_told:
+            self._has_told = True
+            _log.info("%s", _WHY[request])
+        return SERVES if refusal is None else refusal or CLAIMING
 
 
 def _listen(context: "zmq.Context[zmq.Socket[bytes]]", path: Path) -> "zmq.Socket[bytes]":

@@ -30,7 +30,7 @@ from bstar.sockets import NoMemoryError, receive_bodies, send
 from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar_broker.connections import HAS_TCP_INFO, Connections
-from bstar_broker.control import CLAIMING, SERVES, ControlSocket, control_path
+from bstar_broker.control import ControlSocket, control_path
 from bstar_broker.core import BrokerSettings, Dispatch, Node, NodeState, Notice, Send
 from bstar_broker.core.snapshot import LoopState
 from bstar_broker.journal import NodeJournal, open_journal, options_of
@@ -105,7 +105,7 @@ class BrokerServer:
                 observe=self._journal.observe if self._journal is not None else None,
             )
         self._resources.callback(self._pair.close)
-        control = ControlSocket(self._context, self._reactor, control_path(settings), self._promote)
+        control = ControlSocket(self._context, self._reactor, control_path(settings), self._pair.promote)
         self._resources.callback(control.close)
         self._memory = MemoryWatch(self.node.broker, Memory())
         self._memory.warn(settings)
@@ -243,10 +243,6 @@ class BrokerServer:
         except TimeoutError:
             future.cancel()
             raise
-
-    def _promote(self) -> str:
-        refusal = self._pair.promote()
-        return SERVES if refusal is None else refusal or CLAIMING
 
     def close(self) -> None:
         """Free sockets, threads and the context. Idempotent, in bounded time."""

@@ -104,7 +104,7 @@ class PairMachine(Protocol):
     def peer_refused(self, now: float) -> Outputs:
         """After that, the peer's endpoint refused a new one."""
 
-    def promote(self, now: float) -> Outputs:
+    def promote(self, now: float, *, is_trial: bool = False) -> Outputs:
         """Let this lone backup serve."""
         ...
 
@@ -291,13 +291,14 @@ class BinaryStar:
         """Give the active role to the peer, if it is there to take it. From the loop's thread."""
         self.carry_out(self.machine.handover(self.reactor.now()))
 
-    def promote(self) -> str | None:
+    def promote(self, *, is_trial: bool = False) -> str | None:
         """Let this lone backup serve; you vouch that its primary does not run. From the loop's thread.
 
-        None if it serves; a sentence if it refuses; "" if it claims the majority first (with an arbiter).
+        None if it serves; a sentence if it refuses; "" if it claims the majority first (with an arbiter), or
+        if ``is_trial``, which changes nothing, found no refusal.
         """
         now = self.reactor.now()
-        outputs = list(self.machine.promote(now))
+        outputs = list(self.machine.promote(now, is_trial=is_trial))
         self.carry_out(outputs)
         refusals = [output.text for output in outputs if isinstance(output, HandoverRefused)]
         return None if now < self.machine.serve_until else "".join(refusals)

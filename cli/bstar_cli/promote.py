@@ -50,7 +50,7 @@ def promote(
 
     A backup that starts alone never serves by itself, because the primary may serve where it cannot be
     heard. If the primary is dead, run this on the backup's machine, as the user that runs the backup. The
-    node must not hear its primary, and the primary's state endpoint must refuse connections, which proves
+    node must not hear its primary; then the primary's state endpoint must refuse connections, which proves
     that no process listens there. Where it cannot be reached, --force says that you have made sure. With an
     arbiter the majority is needed as well, whatever you say. A primary that comes back stands by.
 
@@ -69,9 +69,7 @@ def promote(
         raise ConfigurationError(
             "role is primary: a primary that is alone serves with the next request and needs no promotion"
         )
-    refusal = None if force else _why_not(settings.endpoints.peer_state)
-    if refusal is None:
-        refusal = _ask(settings)
+    refusal = _ask(settings, is_forced=force)
     if refusal is not None:
         typer.echo(f"not promoted: {refusal}", err=True)
         raise typer.Exit(exits.FAILED)
@@ -104,32 +102,39 @@ def _targets(endpoint: Endpoint) -> "list[tuple[int, tuple[str, int] | str]]":
     return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]  # TCP has hosts and ports
 
 
-def _ask(settings: Settings) -> str | None:
-    """Ask the node; the sentence with which it refuses, None if it serves."""
-    from bstar_broker.control import CLAIMING, PROMOTE, SERVES, control_path  # noqa: PLC0415  # only now needed
+def _ask(settings: Settings, *, is_forced: bool) -> str | None:
+    """Ask the node, then the primary's endpoint, then the node to serve; why it does not, None if it does."""
+    from bstar_broker import control  # noqa: PLC0415  # only now needed
 
-    path = control_path(settings)
-    timing = settings.timing
-    # A claim takes until the ballots of the dead primary have run out, and one question to the arbiter.
-    until = time.monotonic() + 4 * timing.failover_timeout_s + 1.0
+    path = control.control_path(settings)
+    nobody = (
+        f"no node answers at {path}: is the backup running on this machine, with this "
+        "configuration and as this user?"
+    )
+    request = control.FORCE if is_forced else control.PROMOTE
     with zmq.Context() as context, context.socket(zmq.DEALER) as node:
         node.linger = 0
         node.connect(f"ipc://{path}")
-        while True:
-            node.send(PROMOTE)
-            if not node.poll(int(_ANSWER_S * 1000)):
-                return (
-                    f"no node answers at {path}: is the backup running on this machine, with this "
-                    "configuration and as this user?"
-                )
-            answer = node.recv().decode()
-            if answer == SERVES:
-                return None
-            if answer != CLAIMING:
-                return answer
+
+        def answer_to(question: bytes) -> str:
+            node.send(question)
+            return node.recv().decode() if node.poll(int(_ANSWER_S * 1000)) else nobody
+
+        # The node first: if it hears its primary, what listens there needs no mending.
+        answer = answer_to(control.QUESTION)
+        if answer == control.MAY:
+            refusal = None if is_forced else _why_not(settings.endpoints.peer_state)
+            if refusal is not None:
+                return refusal
+            answer = answer_to(request)
+        # A claim takes until the ballots of the dead primary have run out, and one question to the arbiter.
+        until = time.monotonic() + 4 * settings.timing.failover_timeout_s + 1.0
+        while answer == control.CLAIMING:
             if time.monotonic() > until:
                 return (
                     "the node has no majority: neither its peer nor the arbiter confirms it. Start the "
                     "arbiter, or mend the link to it"
                 )
             time.sleep(_ASK_AGAIN_S)
+            answer = answer_to(request)
+    return None if answer == control.SERVES else answer

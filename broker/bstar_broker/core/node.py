@@ -234,9 +234,9 @@ class Node:
         """Give the active role to the peer."""
         return self._expand(self.machine.handover(now), now)
 
-    def promote(self, now: float) -> list[Output]:
+    def promote(self, now: float, *, is_trial: bool = False) -> list[Output]:
         """Let this lone backup serve: the operator vouches that its primary does not run."""
-        return self._expand(self.machine.promote(now), now)
+        return self._expand(self.machine.promote(now, is_trial=is_trial), now)
 
     def leave(self, now: float) -> list[Output]:
         """Stop in good order: let workers finish what they hold, then give up the role. Idempotent."""

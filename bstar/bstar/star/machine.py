@@ -329,9 +329,10 @@ class StarMachine:
             return [*outputs, HandoverRefused(self._why_peer_is_not_ready(now))]
         return outputs + self._hand_over(Event.HANDOVER, facts, now)
 
-    def promote(self, now: float) -> list[Output]:
+    def promote(self, now: float, *, is_trial: bool = False) -> list[Output]:
         """The operator vouches that the primary does not run: a backup that never met it may serve. Refused
-        if this node knows better. With an arbiter it claims the majority first.
+        if this node knows better. With an arbiter it claims the majority first. ``is_trial``: only
+        tell the refusal.
         """
         outputs = self._notice_absence(now)
         if self.is_active:
@@ -350,6 +351,8 @@ class StarMachine:
             else:
                 text = f"it hears its primary, which is {self.peer_state.name}"
             return [*outputs, HandoverRefused(text)]
+        if is_trial:
+            return outputs
         return outputs + self._fire(Event.PROMOTE, self._facts(now), now)
 
     def _hand_over(self, event: Event, facts: Facts, now: float) -> list[Output]:
