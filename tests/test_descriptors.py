@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import socket as tcp
 import sys
@@ -143,6 +144,7 @@ def highest_in_use() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_files_count_as_well_and_what_is_given_back_counts(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bstar.descriptors")
     with zmq.Context() as context:
         guarded = Guarded(context, spare=RESERVE + 20)
         guard, reactor = guarded.guard, guarded.reactor
@@ -162,6 +164,7 @@ def test_files_count_as_well_and_what_is_given_back_counts(caplog: pytest.LogCap
                 assert guard.shortages == shortage
             turn_until(is_short=False)
         assert caplog.text.count("descriptors are short") == 1
+        assert caplog.text.count("descriptors are free again") == 1, "the end of what was told"
         guard.close()
         guard.close()
         guarded.socket.close()

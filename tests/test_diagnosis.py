@@ -52,7 +52,11 @@ SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
         "the active node's address is of another network",
         [gone(A), backup],
         Reason.ACTIVE_UNREACHABLE,
-        f"the backup hears that its peer serves, but {A} does not answer this command",
+        (
+            f"the backup hears that its peer serves, but {A} does not answer this command: the pair is "
+            "served, and the active node's address cannot be reached from here, or that node lets no new "
+            "connections in for want of descriptors"
+        ),
     ),
     (
         "only the passive node is asked",
@@ -65,6 +69,12 @@ SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
         [seen(A, **SERVING | LONE), gone(B)],
         Reason.NODE_DOWN,
         f"the primary serves and does not hear its peer, and {B} does not answer: start that node",
+    ),
+    (
+        "the passive node is down, and the active one cannot write to its state directory",
+        [seen(A, epoch_error="No space left on device", **SERVING | LONE), gone(B)],
+        Reason.NODE_DOWN,
+        "start that node; the primary cannot store its epoch (No space left on device): make room",
     ),
     (
         "the link between the nodes is cut",

@@ -144,6 +144,21 @@ def test_what_could_not_be_stored_is_tried_again_until_it_is(file: EpochFile) ->
     assert file.load() == 3
 
 
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    file = EpochFile(tmp_path / "var" / "state")
+    keeper = EpochKeeper(file)
+    assert file.load() == 0
+    file.path.parent.rmdir()
+    file.path.parent.parent.rmdir()
+    file.path.parent.parent.write_text("in the way")
+    keeper.keep(3, 0.0)
+    assert keeper.error
+    file.path.parent.parent.unlink()
+    keeper.retry(1.0)
+    assert keeper.error == ""
+    assert file.load() == 3
+
+
 def test_a_later_epoch_is_tried_instead_of_an_earlier_one(file: EpochFile) -> None:
     keeper = EpochKeeper(file)
     mend = broken(file)

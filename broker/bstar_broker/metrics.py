@@ -75,9 +75,14 @@ _OF_SERVICES: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, st
         GaugeMetricFamily,
         "bstar_workers_stuck",
         "stuck",
-        "Workers that hold requests and do not answer, although their processes live.",
+        "Workers that live and send no heartbeats: a handler holds the GIL or blocks the loop.",
     ),
-    (CounterMetricFamily, "bstar_worker_stalls", "stalls", "Times that a worker was stuck in a handler."),
+    (
+        CounterMetricFamily,
+        "bstar_worker_stalls",
+        "stalls",
+        "Times that a worker whose process lived began to send no heartbeats; see bstar_workers_stuck.",
+    ),
     (GaugeMetricFamily, "bstar_requests_in_flight", "in_flight", "Requests that workers hold."),
     (
         GaugeMetricFamily,

@@ -63,6 +63,7 @@ class DescriptorGuard:
         self.is_short = False
         self.shortages = 0
         self._reported_at = float("-inf")
+        self._is_told = False
         self._threshold = self.maximum - min(RESERVE, self.maximum // 4)
         self._listener: int | None = None
         self._is_closed = False
@@ -110,6 +111,9 @@ class DescriptorGuard:
             self.is_short = False
             if self._listener is not None:
                 hold_off(self._listener, is_held=False)
+            if self._is_told:
+                self._is_told = False
+                _log.info("descriptors are free again: new connections to %s are let in", self._endpoint)
 
     def _hold_off(self, now: float) -> None:
         if self.is_short:
@@ -120,6 +124,7 @@ class DescriptorGuard:
             hold_off(self._listener, is_held=True)
         if now - self._reported_at >= _REPORT_INTERVAL_S:
             self._reported_at = now
+            self._is_told = True
             _log.warning(
                 "descriptors are short: %d of the %d that this process may have are in use. The rest is for "
                 "the peer, probes and files. New connections to %s wait until others end. Raise the limit "

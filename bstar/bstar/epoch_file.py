@@ -56,7 +56,8 @@ class EpochFile:
         return int(digits)
 
     def save(self, epoch: int) -> None:
-        """Store ``epoch`` durably; OSError if that fails."""
+        """Store ``epoch`` durably; makes the folder again if it was removed. OSError if that fails."""
+        self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name("epoch.new")
         _write(temporary, epoch)
         temporary.replace(self.path)

@@ -237,7 +237,8 @@ def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
         return Verdict.of(Reason.NODE_UNREACHABLE, text)
     if silent:
         text = f"{serves} and does not hear its peer, and {silent} does not answer: start that node"
-        return Verdict.of(Reason.NODE_DOWN, text)
+        # What a restart of both nodes needs is said beside what needs a start.
+        return Verdict.of(Reason.NODE_DOWN, "; ".join((text, *_unsaved(pairs))))
     deaf = [pair.role for pair in pairs if not pair.is_peer_fresh]
     if deaf and len(nodes) > 1:
         text = (
@@ -258,13 +259,8 @@ def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
     if unheard:
         text = f"{serves}, but the arbiter does not answer the {' and the '.join(unheard)}: start the arbiter"
         return Verdict.of(Reason.ARBITER_SILENT, text)
-    for pair in pairs:
-        if pair.epoch_error:
-            text = (
-                f"{serves}, but the {pair.role} cannot store its epoch ({pair.epoch_error}): make room in "
-                "its state_dir, or mend that disk"
-            )
-            return Verdict.of(Reason.EPOCH_UNSAVED, text)
+    for unsaved in _unsaved(pairs):
+        return Verdict.of(Reason.EPOCH_UNSAVED, f"{serves}, but {unsaved}")
     short = [view.pair.role for view in views if view.loop is not None and view.loop.is_short_of_descriptors]
     if short:
         text = (
@@ -273,6 +269,16 @@ def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
         )
         return Verdict.of(Reason.DESCRIPTORS_SHORT, text)
     return Verdict.of(Reason.SERVED, serves)
+
+
+def _unsaved(pairs: Sequence[PairView]) -> list[str]:
+    """Who cannot store its epoch, and what to do."""
+    return [
+        f"the {pair.role} cannot store its epoch ({pair.epoch_error}): make room in its state_dir, or mend "
+        "that disk or folder"
+        for pair in pairs
+        if pair.epoch_error
+    ]
 
 
 def _judge_inactive(nodes: Sequence[Seen]) -> Verdict:
@@ -292,7 +298,8 @@ def _judge_inactive(nodes: Sequence[Seen]) -> Verdict:
         where = f"{silent} does not answer this command" if silent else "its endpoint was not asked"
         text = (
             f"the {witness.role} hears that its peer serves, but {where}: the pair is served, and the active "
-            "node's address cannot be reached from here"
+            "node's address cannot be reached from here, or that node lets no new connections in for want of "
+            "descriptors (its log and bstar_descriptors_short tell)"
         )
         return Verdict.of(Reason.ACTIVE_UNREACHABLE, text)
     told = "; ".join(
