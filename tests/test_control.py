@@ -52,3 +52,21 @@ def test_a_node_that_cannot_listen_says_so_and_goes_on(
     with caplog.at_level(logging.WARNING):
         assert not listens(tmp_path / "control" / "node")
     assert "bstar promote will not reach this node" in caplog.text
+
+
+def test_a_promotion_is_told_once_however_often_it_is_asked_for_while_it_claims(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = ["", "it hears its primary", "", "", None, "", ""]
+    with zmq.Context() as context, caplog.at_level(logging.INFO, "bstar_broker.control"):
+        reactor = Reactor()
+        path = tmp_path / "control" / "node"
+        socket = control.ControlSocket(context, reactor, path, lambda *, is_trial: answers.pop(0))
+        asked = (control.QUESTION, *[control.PROMOTE] * 4, control.QUESTION, control.FORCE)
+        told = [socket._answer(request) for request in asked]
+        assert socket._answer(b"demote") == "this node knows no such request"
+        socket.close()
+        reactor.close()
+    claiming = control.CLAIMING
+    assert told == ["may", "it hears its primary", claiming, claiming, "serves", "may", claiming]
+    assert [text.partition(":")[0] for text in caplog.messages] == ["bstar promote", "bstar promote --force"]
