@@ -258,7 +258,7 @@ def test_a_question_about_a_service_goes_to_the_services_pair() -> None:
 def test_a_question_to_a_broker_about_itself_is_refused(service: str) -> None:
     with pytest.raises(LocalProtocolError, match="3 pairs"):
         asker().call(service, b"", None, True, None)
-    assert asker(["tcp://a", "tcp://b"]).call(service, b"", None, True, None).pair == 0
+    assert asker(["tcp://a:1", "tcp://b:1"]).call(service, b"", None, True, None).pair == 0
 
 
 def test_an_ask_with_a_service_of_its_own_goes_to_that_services_pair() -> None:
