@@ -252,6 +252,14 @@ def test_a_failure_that_no_fault_explains_is_found() -> None:
     assert "although nothing had failed" in found(with_call(failed(500, 2.0)), "d").text
 
 
+@pytest.mark.parametrize(("waited_s", "is_explained"), [(0.1, False), (0.9, True)])
+def test_a_failure_while_the_machine_kept_a_node_waiting_for_long_is_no_violation(
+    waited_s: float, is_explained: bool
+) -> None:
+    run = replace(with_call(failed(500, 2.0)), unplanned=(Span(2.0, 2.0 + waited_s),))
+    assert (rules(run) == []) is is_explained
+
+
 def test_a_failure_that_a_fault_explains_is_no_violation() -> None:
     assert check(with_call(failed(500, 10.5))) == []
 

@@ -283,6 +283,10 @@ def _is_paused(run: Run, process: str, begin: float, end: float) -> bool:
 
 
 def _is_explained(run: Run, begin: float, end: float) -> bool:
+    """By a fault, or by the machine: a node that got no CPU for so long was silent for its clients."""
+    if any(span.overlaps(begin - SLACK_S, end) for span in _long_delays(run)):
+        return True
+
     def explains(fault: Fault) -> bool:
         return Span(fault.begin, fault.end + AFTERMATH_S + run.manifest.half_open_s).overlaps(begin, end)
 
@@ -327,14 +331,21 @@ def is_machine_noise(run: Run, term: Term) -> bool:
 
     For long at once, or for as long together: a question and its answer pass several of them.
     """
-    limit_s = run.manifest.failover_timeout_s - run.manifest.heartbeat_s
-    if any(
-        span.end - span.begin > limit_s * 0.7 and span.overlaps(term.since - limit_s - SLACK_S, term.since)
-        for span in run.delays
-    ):
+    limit_s = _patience_s(run)
+    if any(span.overlaps(term.since - limit_s - SLACK_S, term.since) for span in _long_delays(run)):
         return True
     begin, end = term.since - 2 * run.manifest.failover_timeout_s, term.since
     return sum(max(0.0, min(span.end, end) - max(span.begin, begin)) for span in run.delays) > limit_s * 0.7
+
+
+def _patience_s(run: Run) -> float:
+    """How long a node may be kept waiting before its peer and its clients may take it for silent."""
+    return run.manifest.failover_timeout_s - run.manifest.heartbeat_s
+
+
+def _long_delays(run: Run) -> Iterator[Span]:
+    limit_s = _patience_s(run) * 0.7
+    return (span for span in run.delays if span.end - span.begin > limit_s)
 
 
 # --- (g) control --------------------------------------------------------------------------------------------
