@@ -161,13 +161,17 @@ def test_the_worker_that_is_idle_longest_is_next(peers: Peers, service: bytes) -
     served: list[int] = []
     for _ in range(6):
         client.request(service, b"whose turn?")
-        peers.wait_until(lambda: any(worker.socket.poll(0) for worker in workers), "a worker is called")
-        index, frames = next(
-            (index, frames)
-            for index, worker in enumerate(workers)
-            for frames in [worker.try_recv()]
-            if frames is not None and frames != worker.command(worker.HEARTBEAT)
-        )
+        called: list[tuple[int, list[bytes]]] = []
+
+        def is_one_called(called: list[tuple[int, list[bytes]]] = called) -> bool:
+            for index, worker in enumerate(workers):
+                frames = worker.try_recv()
+                if frames is not None and frames != worker.command(worker.HEARTBEAT):
+                    called.append((index, frames))
+            return bool(called)
+
+        peers.wait_until(is_one_called, "a worker is called")
+        [(index, frames)] = called
         served.append(index)
         workers[index].finish(workers[index].as_job(frames), b"mine")
         client.recv()
