@@ -25,6 +25,9 @@ TIMING = replace(
     busy_timeout_s=100.0,
 )
 HOLD_S = 6
+# A worker's keepalive says this soon after READY how long it may be silent. One that is stopped before is
+# noticed after busy_timeout_s, like one without a keepalive.
+FIRST_PING_S = 0.5
 # Less than that: a dead worker is not noticed by its time being over.
 CALL_S = 60.0
 
@@ -61,6 +64,7 @@ def test_a_handler_that_holds_the_gil_is_executed_once_and_answered(pair: Pair) 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_what_a_dead_or_stopped_worker_held_is_executed_elsewhere(pair: Pair, number: signal.Signals) -> None:
     body = b"hang " + number.name.encode()
+    time.sleep(6 * FIRST_PING_S)  # of the youngest worker
     with HAClient(pair.endpoints) as client, ThreadPoolExecutor(1) as pool:
         result = pool.submit(client.request, SERVICE, body, timeout=CALL_S)
         victim = pair.wait_for_execution(body)

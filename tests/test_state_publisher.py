@@ -196,7 +196,8 @@ def test_who_subscribes_to_more_than_a_peer_needs_is_cut_off(node: Publishing) -
 
 def test_one_long_topic_ends_its_connection(node: Publishing) -> None:
     stranger = node.stranger()
-    stranger.send(b"\x01" + bytes(100_000))
+    with suppress(ConnectionError):  # it may be cut off before all is sent
+        stranger.send(b"\x01" + bytes(100_000))
     node.turn_until(lambda: is_cut_off(stranger))
     stranger.close()
 
