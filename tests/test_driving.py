@@ -17,8 +17,9 @@ import zmq
 
 from bstar.errors import BstarError, ClosedError, LocalProtocolError, OutcomeUnknownError
 from bstar.wire.messages import Request
-from bstar_client import Disconnected, Event, HAClient, Reply, driving
+from bstar_client import Disconnected, Event, HAClient, Reply
 from bstar_client.link import Link
+from bstar_client.sync import client_loop as driving
 from support.scripted import WAIT_S, ScriptedBroker, echo, final, partial
 
 pytestmark = pytest.mark.loopback

@@ -13,12 +13,12 @@ from bstar.errors import ConfigurationError, LocalProtocolError, NoActiveNodeErr
 from bstar.fleet import Endpoints, Fleet
 from bstar.wire import native
 from bstar.wire.messages import NEVER_MS, NodeStatus
-from bstar_client.asking import DEFAULT, Asker
 from bstar_client.core.calls import Ask, Call
 from bstar_client.core.events import FailedOver
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.worker_session import WorkerSettings
-from bstar_client.offering import Offer
+from bstar_client.registration import Offer
+from bstar_client.requests import DEFAULT, Asker
 from support.client_outputs import ClientOutputs
 
 ENDPOINTS = {

@@ -10,11 +10,11 @@ from typing import cast
 import pytest
 
 from bstar_client import Request, Worker, WorkerHooks
-from bstar_client import handling as handling_module
 from bstar_client.core.worker_dialects import Job
-from bstar_client.handling import Handling
-from bstar_client.leading import Lead
-from bstar_client.outbox import Outbox
+from bstar_client.sync import handling as handling_module
+from bstar_client.sync.handling import Handling
+from bstar_client.sync.leader import Lead
+from bstar_client.sync.outbox import Outbox
 from bstar_client.wakeup import WakeUp
 
 WAIT_S = 30.0

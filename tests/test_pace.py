@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bstar_client.core.session import Counters
-from bstar_client.pace import Pace
+from bstar_client.core.window import Pace
 
 
 def test_a_window_shrinks_at_busy_once_in_as_many_replies_and_grows_back_without_it() -> None:

@@ -10,7 +10,7 @@ from bstar.wire import native
 from bstar_client.core.lanes import Lanes
 from bstar_client.core.worker_dialects import Job, NativeWorker
 from bstar_client.core.worker_session import Begin, WorkerCore, WorkerSettings
-from bstar_client.waiting import Waiting
+from bstar_client.sync.waiting import Waiting
 
 
 def job(client: str, number: int) -> Job:

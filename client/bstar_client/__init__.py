@@ -31,17 +31,17 @@ from bstar.errors import (
     WorkerError,
 )
 from bstar.fleet import Fleet, Pair
-from bstar_client.aio import AsyncHAClient
-from bstar_client.aio_worker import AsyncHandler, AsyncWorker
-from bstar_client.client import HAClient
+from bstar_client.aio.client import AsyncHAClient
+from bstar_client.aio.worker import AsyncHandler, AsyncWorker
 from bstar_client.core.calls import Ask, CallFailed, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
-from bstar_client.dedupe import ReplyMemory, ReplyStore
 from bstar_client.handlers import Handler, Request, WorkerHooks
 from bstar_client.journal import JournalSettings
 from bstar_client.link import LinkSettings
+from bstar_client.replies import ReplyMemory, ReplyStore
 from bstar_client.status import NodeReport, node_states
-from bstar_client.worker import Worker
+from bstar_client.sync.client import HAClient
+from bstar_client.sync.worker import Worker
 
 __all__ = [
     "ActiveFound",

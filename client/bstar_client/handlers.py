@@ -9,7 +9,7 @@ import msgspec
 from bstar_client.bodies import Body
 
 if TYPE_CHECKING:
-    from bstar_client.worker import Worker
+    from bstar_client.sync.worker import Worker
 
 __all__ = ["Handler", "Request", "WorkerHooks"]
 

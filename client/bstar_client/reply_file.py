@@ -24,7 +24,7 @@ from typing import Literal
 import msgspec
 
 from bstar.errors import ConfigurationError, OutcomeUnknownError
-from bstar_client.dedupe import digest_of, other_body, still_running
+from bstar_client.replies import digest_of, other_body, still_running
 
 __all__ = ["ReplyFile"]
 

@@ -35,8 +35,8 @@ import zmq
 from bstar.errors import BstarError, CallTimeoutError, ClosedError, LocalProtocolError
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.outputs import ClientCore
+from bstar_client.delivery import Performer
 from bstar_client.link import Links
-from bstar_client.performing import Performer
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["Driver", "Outcome", "Sink"]

@@ -26,6 +26,7 @@ from bstar.errors import ClosedError, ConfigurationError, ForkedError
 from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
 from bstar.printable import printable
+from bstar_client.aio.loop import Turning
 from bstar_client.bodies import Body, to_reply
 from bstar_client.checks import check_async_handler
 from bstar_client.core.outputs import Send
@@ -45,14 +46,13 @@ from bstar_client.core.worker_session import (
     WorkerOutput,
     WorkerSettings,
 )
-from bstar_client.dedupe import ReplyStore
 from bstar_client.failures import call_hook, drop, is_interrupt, report, report_given_up, warn_late
 from bstar_client.handlers import Request, WorkerHooks
 from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_journal
 from bstar_client.link import Links, LinkSettings
-from bstar_client.offering import Offer
-from bstar_client.serving import LINGER_MS
-from bstar_client.turning import Turning
+from bstar_client.registration import Offer
+from bstar_client.replies import ReplyStore
+from bstar_client.sync.worker_loop import LINGER_MS
 from bstar_client.unclosed import Guard, Holdings
 from bstar_client.wakeup import WakeUp
 

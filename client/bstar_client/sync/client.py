@@ -24,19 +24,19 @@ from bstar.errors import (
 from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
 from bstar.wire.mmi import OK, Service
-from bstar_client.asking import DEFAULT, Asker, Timeout, to_key
 from bstar_client.bodies import Body, to_name
 from bstar_client.checks import check_function, check_map
 from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.session import Counters
-from bstar_client.driving import Driver, Sink
+from bstar_client.core.window import Pace
+from bstar_client.delivery import Performer
 from bstar_client.fleet_journal import open_call_journal
 from bstar_client.journal import JournalPlace
 from bstar_client.link import Links, LinkSettings
-from bstar_client.pace import Pace
-from bstar_client.performing import Performer
+from bstar_client.requests import DEFAULT, Asker, Timeout, to_key
+from bstar_client.sync.client_loop import Driver, Sink
 from bstar_client.unclosed import Guard
 from bstar_client.wakeup import WakeUp
 

@@ -5,7 +5,7 @@
 
 It drives the same session (``bstar_client.core``) as the client with a thread does, from the event loop's own
 thread: the sockets' descriptors wake the loop, a timer of the loop serves the session's deadlines, and what
-callers ask goes to the session at once (``bstar_client.turning``). Nothing here waits but in ``await``.
+callers ask goes to the session at once (``bstar_client.aio.loop``). Nothing here waits but in ``await``.
 """
 
 import asyncio
@@ -29,20 +29,20 @@ from bstar.errors import (
 from bstar.fleet import Endpoints
 from bstar.io_threads import new_context
 from bstar.wire.mmi import OK, Service
-from bstar_client.asking import DEFAULT, Asker, Timeout, to_key
+from bstar_client.aio.feeds import Answer, Feed, Outcome, Source
+from bstar_client.aio.loop import Turning
 from bstar_client.bodies import Body, to_name
 from bstar_client.checks import check_function, check_map
 from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.session import Counters
-from bstar_client.feeds import Answer, Feed, Outcome, Source
+from bstar_client.core.window import Pace
+from bstar_client.delivery import Performer
 from bstar_client.fleet_journal import open_call_journal
 from bstar_client.journal import JournalPlace
 from bstar_client.link import Links, LinkSettings
-from bstar_client.pace import Pace
-from bstar_client.performing import Performer
-from bstar_client.turning import Turning
+from bstar_client.requests import DEFAULT, Asker, Timeout, to_key
 from bstar_client.unclosed import Guard, Holdings
 from bstar_client.wakeup import WakeUp
 

@@ -35,19 +35,19 @@ from bstar_client.core.worker_session import (
     WorkerCore,
     WorkerOutput,
 )
-from bstar_client.dedupe import ReplyStore
 from bstar_client.failures import report_given_up, warn_late
 from bstar_client.handlers import WorkerHooks
-from bstar_client.handling import SHORT_MIN, Handling
 from bstar_client.journal import WorkJournal
-from bstar_client.leading import Lead
 from bstar_client.link import Links, LinkSettings
-from bstar_client.outbox import UNSENT_S_MAX, Kind, Outbox
-from bstar_client.waiting import Waiting
+from bstar_client.replies import ReplyStore
+from bstar_client.sync.handling import SHORT_MIN, Handling
+from bstar_client.sync.leader import Lead
+from bstar_client.sync.outbox import UNSENT_S_MAX, Kind, Outbox
+from bstar_client.sync.waiting import Waiting
 from bstar_client.wakeup import WakeUp
 
 if TYPE_CHECKING:
-    from bstar_client.worker import Worker
+    from bstar_client.sync.worker import Worker
 
 __all__ = ["LINGER_MS", "Serving"]
 

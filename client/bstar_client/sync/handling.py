@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from bstar_client.bodies import REPLY_HEAD_BYTES, Body, to_reply
 from bstar_client.core.worker_dialects import Job
-from bstar_client.dedupe import ReplyStore
 from bstar_client.failures import call_hook, drop, report
 from bstar_client.handlers import Handler, Request, WorkerHooks
-from bstar_client.outbox import Outbox
+from bstar_client.replies import ReplyStore
+from bstar_client.sync.outbox import Outbox
 
 if TYPE_CHECKING:
-    from bstar_client.worker import Worker
+    from bstar_client.sync.worker import Worker
 
 __all__ = ["SHORT_MIN", "Handling"]
 
