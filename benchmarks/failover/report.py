@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from bstar.generated import wrapped
 from failover.figures import Losses, percentile
 from failover.lanes import Campaign
 from failover.overload import Overload
@@ -64,7 +65,7 @@ def table(
     missed = [*misses(campaign, overload, profiles, faults), *troubles]
     lines += ["", "Every target was met." if not missed else "**Missed:**"]
     lines += [f"- {text}" for text in missed]
-    return "\n".join(lines)
+    return wrapped("\n".join(lines))
 
 
 def _row(campaign: Campaign, profile: str, fault: str) -> str:

@@ -5,17 +5,35 @@ The module's command is ``python -m MODULE``, with ``--write FILE`` or ``--check
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["END", "begin_of", "replace", "run"]
+__all__ = ["END", "begin_of", "replace", "run", "wrapped"]
 
+_WIDTH = 100
 END = "<!-- end of the generated part -->"
 
 
 def begin_of(module: str) -> str:
     """The marker before the part that ``python -m MODULE`` writes."""
     return f"<!-- begin of the generated part: python -m {module} -->"
+
+
+def wrapped(markdown: str) -> str:
+    """Each paragraph and bullet, which is one line, at 100 columns; tables, headings and code stay."""
+    return "\n".join(
+        line
+        if line.startswith(("|", "#", "<", " ", "`" * 3))
+        else textwrap.fill(
+            line,
+            _WIDTH,
+            subsequent_indent="  " if line.startswith("- ") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in markdown.split("\n")
+    )
 
 
 def replace(document: str, module: str, part: str) -> str:

@@ -52,7 +52,7 @@ def generate() -> str:
             partitions = ", ".join(f"`{name}`" for name in table.partitions)
             lines += [f"**`{key}`** – {table.about}", ""]
             lines += [f"Partitions: {partitions}. Columns: {columns}.", ""]
-    return "\n".join(lines).rstrip()
+    return generated.wrapped("\n".join(lines).rstrip())
 
 
 def replace(document: str) -> str:

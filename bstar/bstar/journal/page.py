@@ -35,7 +35,7 @@ def generate() -> str:
         lines += [f"**`{word}`** – {_prose(kind)}", ""]
         if own:
             lines += ["Fields: " + "; ".join(_field(field) for field in own) + ".", ""]
-    return "\n".join(lines).rstrip()
+    return generated.wrapped("\n".join(lines).rstrip())
 
 
 def _prose(kind: type[Base]) -> str:

@@ -9,6 +9,7 @@ import textwrap
 import msgspec
 import yaml
 
+from bstar.generated import wrapped
 from bstar.settings.relations import RELATIONS
 from bstar.settings.schema import FIELDS, PROFILES, RESERVED_VARIABLES, SECTIONS, Field, RoleName, Settings
 
@@ -164,7 +165,7 @@ def reference() -> str:
         ),
         "",
     ]
-    return "\n".join(lines)
+    return wrapped("\n".join(lines))
 
 
 def _comment(text: str, *, indent: int) -> list[str]:

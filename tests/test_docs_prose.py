@@ -1,0 +1,53 @@
+"""The pages read well: prose is wrapped, and every page opens with a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+WIDTH = 100
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "benchmarks" / "README.md",
+        ROOT / "chaos-tests" / "README.md",
+    ]
+)
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """The numbered lines that are neither code nor a row of a table."""
+    is_fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("```"):
+            is_fenced = not is_fenced
+        elif not is_fenced and not line.startswith("    ") and not line.lstrip().startswith("|"):
+            yield number, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_prose_is_wrapped(page: Path) -> None:
+    # A link cannot be broken: it may stand alone on a longer line.
+    long = [
+        f"{number}: {line}"
+        for number, line in prose(page.read_text("utf-8"))
+        if len(line) > WIDTH and len(line.split()) > 2
+    ]
+    assert not long
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_opens_with_a_sentence(page: Path) -> None:
+    lines = [line for line in page.read_text("utf-8").splitlines() if line and not line.startswith("<!--")]
+    heading, first = lines[:2]
+    assert heading.startswith("# ")
+    assert first[0].isalpha() or first[0] in "`*[" or first == "## Question"
+
+
+def test_a_long_line_is_found() -> None:
+    text = "a " * 60 + "\n\n    " + "b " * 60 + "\n\n| " + "c " * 60 + "|\n\n```\n" + "d " * 60 + "\n```\n"
+    assert [number for number, line in prose(text) if len(line) > WIDTH] == [1]
