@@ -12,12 +12,12 @@ from bstar.star import (
     Facts,
     Guard,
     Role,
-    StarMachine,
-    StarSettings,
     State,
     diagram,
     holds,
 )
+from bstar.star.chart import Chart
+from bstar.star.rules import rule_for
 
 PRIMARY, BACKUP, ACTIVE, PASSIVE, ERROR = State
 DOCUMENT = Path(__file__).parents[1] / "docs" / "binary-star.md"
@@ -110,16 +110,20 @@ def combinations(state: State, event: Event) -> list[dict[str, bool]]:
 
 @pytest.mark.parametrize("event", Event, ids=lambda event: event.name)
 @pytest.mark.parametrize("state", State, ids=lambda state: state.name)
-def test_the_machine_obeys_the_twin_for_every_combination_of_facts(state: State, event: Event) -> None:
-    machine = StarMachine(StarSettings(pair="p", role=Role.PRIMARY), node="n", epoch=0, now=0.0)
-    table = machine._table
+def test_table_and_chart_obey_the_twin_for_every_combination_of_facts(state: State, event: Event) -> None:
+    chart = Chart(state)
     for facts in combinations(state, event):
-        table.state = state
-        rule = table.obey(event, Facts(**facts))
+        rule = rule_for(state, event, Facts(**facts))
         found = None if rule is None else (rule.next_state, rule.effect)
         twin = expected(state, event, facts)
         assert found == (None if twin is None else (twin[0], Effect[twin[1] or "NONE"])), facts
-        assert table.state is (state if twin is None else twin[0])
+        chart.state = state
+        assert chart.obey(event, Facts(**facts)) is rule, "the library finds another one"
+        assert chart.state is (state if twin is None else twin[0])
+
+
+def test_the_chart_has_an_arrow_for_every_rule() -> None:
+    assert set(Chart(PRIMARY).arrows()) == {(rule.state, rule.next_state) for rule in RULES}
 
 
 @pytest.mark.parametrize("fact", FACT_NAMES)

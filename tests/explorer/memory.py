@@ -122,7 +122,6 @@ _DECIDES_NOTHING = frozenset(
         "_pace",  # there are no published peers here
         "_is_published_awaited",
         "_rival",  # nor a third node
-        "_table",  # its state is read; its facts and rule are those of the moment
         "is_active",  # always state is ACTIVE, which is checked
         "node",
         "peer_heard_at",  # for reports; the silence is counted from peer_expires_at
@@ -157,6 +156,7 @@ _DECIDES_NOTHING = frozenset(
 )
 _REMEMBERED = frozenset(
     {
+        "state",
         "is_leaving",
         "epoch",
         "epoch_seen",
@@ -322,7 +322,7 @@ def _streak_of(streak: Streak | None, now: float, timeout_s: float) -> tuple[int
 def remind(machine: StarMachine, memory: Memory, now: float) -> None:
     """Make the machine one that remembers this."""
     role = machine.settings.role
-    machine._table.state = State(memory.state)
+    machine.state = State(memory.state)
     machine.is_active = machine.state is State.ACTIVE
     machine.serve_until = math.inf if machine.is_active else -math.inf
     machine.node = name_of(role, memory.run)

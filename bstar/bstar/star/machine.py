@@ -59,9 +59,8 @@ from bstar.star.pace import paces_of
 from bstar.star.peer import Ignored, PeerRuns, Rival, Strangers
 from bstar.star.questions import Questions
 from bstar.star.quorum import Quorum
-from bstar.star.rules import Effect, Event, Facts, Role, Rule, State
+from bstar.star.rules import Effect, Event, Facts, Role, Rule, State, rule_for
 from bstar.star.settings import StarSettings
-from bstar.star.table import Table
 from bstar.star.texts import fatal_error, mismatch, rivalry, trouble
 from bstar.wire.arbiter import Answer, Question, Verb
 from bstar.wire.messages import NEVER_MS, NodeStatus
@@ -101,6 +100,7 @@ class StarMachine:
     def __init__(self, settings: StarSettings, *, node: str, epoch: int, now: float) -> None:
         self.settings = settings
         self.node = node
+        self.state = State.PRIMARY if settings.role is Role.PRIMARY else State.BACKUP
         self.is_active = False
         self.is_leaving = False
         self.epoch = self.epoch_seen = epoch
@@ -145,12 +145,6 @@ class StarMachine:
         self._strangers = Strangers()
         self._workers_claims = Allowance(EPOCH_STEP_MAX)
         self._peers_claims = Allowance(EPOCH_FAR)
-        self._table = Table(State.PRIMARY if settings.role is Role.PRIMARY else State.BACKUP)
-
-    @property
-    def state(self) -> State:
-        """What this node is now."""
-        return self._table.state
 
     @property
     def is_asking(self) -> bool:
@@ -707,12 +701,13 @@ class StarMachine:
 
     def _fire(self, event: Event, facts: Facts, now: float, text: str = "") -> list[Output]:
         """Find the rule for ``event`` and do what it says."""
-        rule = self._table.obey(event, facts)
+        rule = rule_for(self.state, event, facts)
         return [] if rule is None else self._carry_out(rule, now, text)
 
     def _carry_out(self, rule: Rule, now: float, text: str) -> list[Output]:
         old, new, effect = rule.state, rule.next_state, rule.effect
         is_change = old is not new
+        self.state = new
         if effect is Effect.CLAIM:
             return self._claim(rule.reason, now)
         if not is_change and new is State.PASSIVE and effect is not Effect.ASK:

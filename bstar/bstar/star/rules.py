@@ -13,15 +13,15 @@ Where there is an arbiter a node may serve only with the majority of three voter
 that begins to serve has another one before it, for the time while the majority is missing: the node stays
 what it is and claims. ``_with_claims`` writes them, so that none can be forgotten.
 
-``StarMachine`` obeys this table, ``diagram`` draws it, and the tests compare both with a twin written by
-hand.
+``StarMachine`` obeys this table through ``rule_for``. ``chart`` builds a state chart of ``transitions`` from
+it, and ``diagram`` draws that. The tests compare all three with a twin written by hand.
 """
 
 import enum
 
 import msgspec
 
-__all__ = ["RULES", "Effect", "Event", "Facts", "Guard", "Role", "Rule", "State", "holds"]
+__all__ = ["RULES", "Effect", "Event", "Facts", "Guard", "Role", "Rule", "State", "holds", "rule_for"]
 
 
 class Role(enum.Enum):
@@ -240,3 +240,15 @@ _RULES: tuple[Rule, ...] = (
 )
 
 RULES = _with_claims(_RULES)
+
+_RULES_FOR: dict[tuple[State, Event], list[Rule]] = {}
+for _rule in RULES:
+    _RULES_FOR.setdefault((_rule.state, _rule.event), []).append(_rule)
+
+
+def rule_for(state: State, event: Event, facts: Facts) -> Rule | None:
+    """The first rule that applies; None if nothing changes."""
+    for rule in _RULES_FOR.get((state, event), ()):
+        if holds(rule.guard, facts) and holds(rule.also, facts):
+            return rule
+    return None

@@ -1,5 +1,8 @@
-"""Walks the table of ``rules`` with ``transitions``: it knows the state, is told an event and the facts of
-the moment, goes to the next state and says which rule led there. What a rule entails is for ``StarMachine``.
+"""The rules as a state chart of ``transitions``: the diagram is drawn from it, and it checks the table.
+
+``StarMachine`` asks ``rules.rule_for``, a loop over the table. The chart is built from the same table by a
+library that knows nothing of that loop. Building it fails for a rule between states that do not exist, and
+the tests compare the two in every state, for every event and combination of facts (docs/adr/0018).
 """
 
 from functools import partial
@@ -8,13 +11,11 @@ from transitions import Machine
 
 from bstar.star.rules import RULES, Event, Facts, Guard, Rule, State, holds
 
-__all__ = ["Table"]
-
-_HAS_RULES = frozenset((rule.state, rule.event) for rule in RULES)
+__all__ = ["Chart"]
 
 
-class Table:
-    """Where in the table a node is: ``state``. It is the model that ``transitions`` moves."""
+class Chart:
+    """One node's place in the chart: ``state``. It is the model that ``transitions`` moves."""
 
     def __init__(self, start: State) -> None:
         self.state = start
@@ -42,13 +43,21 @@ class Table:
         )
 
     def obey(self, event: Event, facts: Facts) -> Rule | None:
-        """Find the rule for ``event`` and go where it leads. None if there is none: nothing changes."""
-        if (self.state, event) not in _HAS_RULES:
-            return None
+        """Go where the rule for ``event`` leads. None if there is none: nothing changes."""
         self._facts = facts
         self._rule = None
-        self._machine.events[event.name].trigger(self)
+        if event.name in self._machine.events:
+            self._machine.events[event.name].trigger(self)
         return self._rule
+
+    def arrows(self) -> list[tuple[State, State]]:
+        """From which state to which the chart can go, each pair once, in the order of the rules."""
+        pairs = [
+            (State[str(transition.source)], State[str(transition.dest)])
+            for event in self._machine.events.values()
+            for transition in self._machine.get_transitions(event.name)
+        ]
+        return sorted(dict.fromkeys(pairs))
 
     def _allows(self, guard: Guard) -> bool:
         return holds(guard, self._facts)
