@@ -24,7 +24,7 @@ JAVA := $(VENV)/.java-found
 # What the demo of the pipeline leaves: journal/, tables/, report.html.
 PLAYED := build/pipeline-demo
 
-.PHONY: help setup setup-dev demo pipeline-demo check test mutants sim chaos compose-test bench bench-failover bench-peers bench-pipeline docs clean
+.PHONY: help setup setup-dev demo pipeline-demo check test mutants sim chaos compose-test bench bench-failover failover-picture bench-peers bench-pipeline docs clean
 
 help: ## this list
 	@printf 'bstar: make VERB\n\n'
@@ -78,6 +78,9 @@ bench-failover: $(TOOLS) ## the outage that clients see: 30 trials of each fault
 	  $(if $(TRIALS),--trials $(TRIALS)) $(if $(PROFILES),--profiles $(PROFILES)) $(if $(FAULTS),--faults $(FAULTS)) \
 	  $(if $(OVERLOAD_S),--overload-s $(OVERLOAD_S)) \
 	  $(if $(TRIALS)$(PROFILES)$(FAULTS)$(OVERLOAD_S),,--write docs/failover.md)
+
+failover-picture: $(TOOLS) ## measure a kill of ours and of the published pattern, and draw docs/failover-kill.svg; or TRIALS=10
+	@PYTHONPATH=chaos-tests:benchmarks $(BIN)/python -m failover.picture --trials $(or $(TRIALS),5)
 
 # Not part of what has to pass: it installs servers of others.
 bench-peers: $(TOOLS) ## beside NATS and RabbitMQ, which it installs (Debian, root), 5 minutes; or ROUNDS=1, WINDOWS=100, SECONDS=1, ONLY=haclient,nats

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+import msgspec
 import pytest
 
 from chaos.history import Begin, Failed, Invoke, Line, Ok
-from failover import report
+from failover import picture, published, report
 from failover.figures import Losses, Trial, count_losses, longest_gap, percentile
 from failover.lanes import Campaign
 from failover.overload import Overload
@@ -156,3 +159,41 @@ def test_only_the_part_between_the_markers_is_replaced() -> None:
     )
     with pytest.raises(ValueError, match="no part between"):
         report.replace_between_markers("no markers", "new")
+
+
+# --- the picture ------------------------------------------------------------------------------------------
+
+
+def test_the_picture_is_what_its_data_says() -> None:
+    """docs/failover-kill.svg; ``python -m failover.picture`` draws it from the committed data."""
+    data = msgspec.json.decode(picture.DATA.read_bytes(), type=picture.Measured)
+    assert picture.PICTURE.read_text("utf-8") == picture.draw(data)
+
+
+def test_the_readme_quotes_the_pattern_as_measured() -> None:
+    data = msgspec.json.decode(picture.DATA.read_bytes(), type=picture.Measured)
+    outage = f"{percentile(data.lanes[1].outages_s, 50):.2f} s [b]"
+    assert outage in (picture.ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_picture_has_a_line_for_each_reply_and_marks_the_outage() -> None:
+    lane = picture.Lane("one", outages_s=[1.5], replies_s=[-0.25, 0.0, 1.5, 1.75])
+    text = picture.draw(picture.Measured("make it", "today", "here", 2.0, [lane]))
+    replies = re.search(r'<path d="([^"]*)" class="reply"/>', text)
+    assert replies is not None
+    assert len(replies[1].split("M")) - 1 == 4
+    assert "without a reply for 1.50 s (median of 1, longest 1.50 s)" in text
+    gap = re.search(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)"', text)
+    assert gap is not None
+    assert float(gap[2]) == pytest.approx(1.5 / 4.5 * 820, abs=0.2)
+
+
+def test_the_published_pattern_in_the_benchmark_is_the_table_of_the_specification() -> None:
+    """BST-S-03, the rows that change a state without ending the server."""
+    assert published.HEARD == {
+        (b"1", b"2"): b"3",
+        (b"1", b"3"): b"4",
+        (b"2", b"3"): b"4",
+        (b"4", b"1"): b"3",
+        (b"4", b"2"): b"3",
+    }

@@ -118,7 +118,6 @@ def test_the_worker_and_the_client_run_as_they_stand_there(place: Place) -> None
         "0 b'A'",
         "1 b'B'",
         "2 b'C'",
-        "CallTimeoutError may have been executed: False",
     ], done.stderr
 
 
