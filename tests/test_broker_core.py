@@ -507,6 +507,16 @@ def test_a_redelivered_request_that_expires_is_not_called_unexecuted() -> None:
     assert heard(frames).value == ErrorCode.WORKER_LOST
 
 
+def test_a_request_that_waited_twice_expires_once() -> None:
+    desk = Desk()
+    desk.request(b"c", 1, ttl_ms=2_000)
+    desk.ready(b"w")
+    desk.send(b"w", *native.encode_disconnect())
+    (frames,) = desk.wait(4)
+    assert heard(frames).value == ErrorCode.WORKER_LOST
+    assert desk.broker.waiting.count == 0
+
+
 def test_a_queued_request_that_a_worker_had_is_given_back_as_dispatched() -> None:
     desk = Desk()
     desk.ready(b"w")
@@ -884,7 +894,7 @@ def test_the_body_of_an_ended_request_is_not_kept_until_its_time_is_over() -> No
         desk.request(b"c", number, bytes(100_000), ttl_ms=30_000)
     for number in range(1, 101):
         desk.final(b"w", number)
-    remembered = desk.broker.waiting.expiries.requests()
+    remembered = list(desk.broker.waiting.deadlines)
     assert remembered
     assert not any(isinstance(request, Bundle) or request.body for request in remembered)
 
@@ -897,7 +907,7 @@ def test_the_bodies_of_ended_batches_are_not_kept_until_their_time_is_over() -> 
         desk.requests(b"c", numbers, [bytes(10_000)] * 5, ttls_ms=[30_000] * 5)
     for number in range(1, 51):
         desk.finals(b"w", [number])
-    remembered = desk.broker.waiting.expiries.requests()
+    remembered = list(desk.broker.waiting.deadlines)
     assert remembered
     assert not any(request.blob for request in remembered if isinstance(request, Bundle))
     assert (len(desk.broker.bundles), desk.broker.requests_of) == (0, {})

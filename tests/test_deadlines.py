@@ -1,69 +1,111 @@
-"""Deadlines of calls, against a list that is looked through."""
+"""Deadlines, against a list that is looked through."""
 
 from __future__ import annotations
 
+import math
+
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bstar_client.core.calls import Call
-from bstar_client.core.deadlines import Deadlines
+from bstar.deadlines import Deadlines
 
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), st.floats(0, 50)),
-        st.tuples(st.just("end"), st.integers(0, 200)),
-        st.tuples(st.just("pass"), st.floats(0, 5)),
+        st.tuples(st.just("add"), st.integers(0, 20)),
+        st.tuples(st.just("end"), st.integers(0, 50)),
+        st.tuples(st.just("extend"), st.integers(0, 50)),
+        st.tuples(st.just("pass"), st.integers(1, 5)),
         st.tuples(st.just("tidy"), st.just(0)),
     ),
-    max_size=200,
+    max_size=100,
 )
 
 
+class Item(msgspec.Struct, eq=False):
+    """Something with a deadline; inf: it has ended."""
+
+    deadline: float
+
+
+def deadlines_of(*times: float) -> Deadlines[Item]:
+    deadlines = empty()
+    for time in times:
+        deadlines.add(Item(time), time)
+    return deadlines
+
+
+def empty() -> Deadlines[Item]:
+    return Deadlines(lambda item, deadline: item.deadline == deadline)
+
+
 @given(STEPS)
-def test_each_call_is_told_of_once_and_in_time(steps: list[tuple[str, float]]) -> None:
-    deadlines = Deadlines()
-    calls: list[tuple[float, Call]] = []
+def test_each_item_is_due_once_in_order_and_only_if_it_has_not_ended(steps: list[tuple[str, int]]) -> None:
+    deadlines = empty()
+    pending: list[Item] = []
+    times: list[float] = []
     now = 0.0
-    for step, value in steps:
-        if step == "add":
-            call = Call(b"echo", [b""], now + value)
-            deadlines.add(call, now + value)
-            calls.append((now + value, call))
-        elif step == "end" and calls:
-            calls[int(value) % len(calls)][1].is_done = True
-        elif step == "pass":
-            now += value
-            overdue = deadlines.take(now)
-            assert len({id(call) for call in overdue}) == len(overdue)
-            assert {id(call) for call in overdue} == {
-                id(call) for until, call in calls if until <= now and not call.is_done
-            }
-            for call in overdue:
-                call.is_done = True
-        elif step == "tidy":
-            deadlines.tidy(sum(not call.is_done for _, call in calls))
-        live = [until for until, call in calls if not call.is_done]
-        assert deadlines.due() <= min(live, default=float("inf"))
-        assert all(call in deadlines for _, call in calls if not call.is_done)
+    for verb, number in steps:
+        if verb == "add":
+            pending.append(Item(now + number))
+            deadlines.add(pending[-1], now + number)
+        elif verb == "pass":
+            now += number
+            due = []
+            for item in deadlines.pop_due(now):
+                due.append(item.deadline)
+                item.deadline = math.inf
+            assert due == sorted(time for time in times if time <= now)
+        elif verb == "tidy":
+            deadlines.tidy(len(pending))
+        elif pending:
+            item = pending[number % len(pending)]
+            if verb == "end":
+                item.deadline = math.inf
+            else:
+                item.deadline += number
+                deadlines.add(item, item.deadline)
+        pending = [item for item in pending if item.deadline != math.inf]
+        times = [item.deadline for item in pending]
+        assert deadlines.next_deadline() <= min(times, default=math.inf)
+        assert {id(item) for item in pending} <= {id(item) for item in deadlines}
 
 
-def test_ended_calls_leave_though_one_before_them_goes_on() -> None:
-    deadlines = Deadlines()
-    first = Call(b"echo", [b""], 30.0)
+def test_what_is_done_with_one_may_end_others_and_add_new_ones() -> None:
+    deadlines = deadlines_of(1.0, 2.0, 3.0)
+    taken = []
+    for item in deadlines.pop_due(5.0):
+        taken.append(item.deadline)
+        if item.deadline == 1.0:
+            for other in deadlines:
+                other.deadline = math.inf
+            deadlines.add(Item(4.0), 4.0)
+            deadlines.add(Item(6.0), 6.0)
+    assert taken == [1.0, 4.0]
+    assert deadlines.next_deadline() == 6.0
+
+
+def test_ended_items_leave_though_one_before_them_goes_on() -> None:
+    deadlines = empty()
+    first = Item(30.0)
     deadlines.add(first, 30.0)
     for number in range(5_000):
         # In order, and out of it.
         for until in (31.0 + number, 29.0):
-            call = Call(b"echo", [b""], until, is_done=True)
-            deadlines.add(call, until)
+            deadlines.add(Item(math.inf), until)
         deadlines.tidy(1)
     assert len(deadlines) < 1_100
-    assert first in deadlines
-    assert deadlines.take(30.0) == [first]
+    assert list(deadlines.pop_due(30.0)) == [first]
 
 
-def test_calls_in_order_leave_with_the_next_look() -> None:
-    deadlines = Deadlines()
-    for number in range(100):
-        deadlines.add(Call(b"echo", [b""], float(number), is_done=True), float(number))
-    assert (deadlines.due(), len(deadlines)) == (float("inf"), 0)
+def test_ended_items_in_order_leave_with_the_next_look() -> None:
+    deadlines = empty()
+    pending = [Item(100.0 + number) for number in range(50)]
+    for item in pending:
+        deadlines.add(item, item.deadline)
+    for number in range(50, 10_000):
+        pending.pop(0).deadline = math.inf
+        pending.append(Item(100.0 + number))
+        deadlines.add(pending[-1], 100.0 + number)
+        assert deadlines.next_deadline() == pending[0].deadline
+        assert len(deadlines) <= 50

@@ -315,21 +315,20 @@ class Broker:
         deadline = self._tidy_at
         if self.workers and self._sweep_at < deadline:
             deadline = self._sweep_at
-        expiry = self.waiting.expiries.next()
-        return deadline if expiry is None or deadline < expiry else expiry
+        return min(deadline, self.waiting.deadlines.next_deadline())
 
     def handle_timer(self, now: float) -> list[Output]:
         """Heartbeats, expired workers, expired requests, forgotten services."""
         outputs: list[Output] = []
-        while due := self.waiting.expiries.pop_due(now):
-            for request in due:
-                if type(request) is Bundle:
-                    for each in self.bundles.expire_queued(request, now):
-                        self.waiting.leave(each.lane, 1, each.size)
-                        outputs += self._expire(each, now)
-                    continue
-                assert type(request) is Accepted
-                request.service.queue.remove(request.lane, request, is_urgent=request.is_urgent)
+        for item in self.waiting.deadlines.pop_due(now):
+            if type(item) is Bundle:
+                expired = self.bundles.expire_queued(item, now)
+            else:
+                assert type(item) is Accepted
+                item.is_queued = False
+                item.service.queue.remove(item.lane, item, is_urgent=item.is_urgent)
+                expired = [item]
+            for request in expired:
                 self.waiting.leave(request.lane, 1, request.size)
                 outputs += self._expire(request, now)
         if now >= self._sweep_at:
@@ -488,7 +487,7 @@ class Broker:
         if expires_at > request.expires_at:
             request.expires_at = expires_at
             if request.is_queued:
-                self.waiting.expiries.push(request, self.waiting.count)
+                self.waiting.add_deadline(request)
 
     def _refuse_busy(
         self, message: Request, codec: BrokerCodec, service: ServiceRecord | None, reason: str, text: str
@@ -559,7 +558,7 @@ class Broker:
             self.requests_of.pop(lane, None)
         if request.identity:
             self.by_identity.pop(request.identity, None)
-        # Its entry among the expiries may outlive it by the whole time to live.
+        # Its entry among the deadlines may outlive it by the whole time to live.
         request.body = []
         request.held = None
 

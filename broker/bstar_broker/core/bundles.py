@@ -352,7 +352,7 @@ class Bundles:
         bundle.service.queue.replace(bundle.sender, bundle, requests, gone)
         for request in requests:
             request.is_queued = True
-            broker.waiting.expiries.push(request, broker.waiting.count)
+            broker.waiting.add_deadline(request)
 
     def unfold_waiting(self, bundle: Bundle) -> list[Accepted]:
         """Its requests that no worker was given, as single ones, to be put where they belong."""
@@ -432,5 +432,5 @@ class Bundles:
 
 
 def _empty(bundle: Bundle) -> None:
-    """Its entry among the expiries may outlive it by the whole time to live."""
+    """Its entry among the deadlines may outlive it by the whole time to live."""
     bundle.table = bundle.blob = b""

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from bstar.deadlines import Deadlines
 from bstar.wire import native
-from bstar_broker.core.expiry import Expiries
 from bstar_broker.core.records import Accepted, Bundle
 from bstar_broker.core.settings import BrokerSettings
 
@@ -35,14 +35,14 @@ class _Share(msgspec.Struct, gc=False):
 class Waiting:
     """Counts of what waits. Whoever puts a request into a queue or takes one out says so here."""
 
-    __slots__ = ("_settings", "_shares", "count", "expiries", "octets")
+    __slots__ = ("_settings", "_shares", "count", "deadlines", "octets")
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._shares: dict[bytes, _Share] = {}
         self.count = 0
         self.octets = 0
-        self.expiries = Expiries()
+        self.deadlines: Deadlines[Accepted | Bundle] = Deadlines(_is_due)
 
     def is_long(self, length: int, held: int) -> bool:
         """Is a queue of this length too long, with so many requests, here and elsewhere, of one client?"""
@@ -75,7 +75,12 @@ class Waiting:
         else:
             share.count += count
             share.octets += octets
-        self.expiries.push(item, self.count)
+        self.add_deadline(item)
+
+    def add_deadline(self, item: Accepted | Bundle) -> None:
+        """Its time in the queue ends at ``expires_at``."""
+        self.deadlines.add(item, item.expires_at)
+        self.deadlines.tidy(self.count)
 
     def leave(self, client: bytes, count: int, octets: int) -> None:
         """So many requests of this client, of so many octets, wait no more."""
@@ -102,3 +107,8 @@ class Waiting:
             if share.is_native and now - share.asked_at >= interval_s:
                 share.asked_at = now
                 yield client
+
+
+def _is_due(item: Accepted | Bundle, expires_at: float) -> bool:
+    # A request that was queued again with more time has a second entry for that.
+    return item.is_queued and item.expires_at == expires_at

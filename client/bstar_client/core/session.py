@@ -22,6 +22,7 @@ from heapq import heappop, heappush
 
 import msgspec
 
+from bstar.deadlines import Deadlines
 from bstar.errors import (
     BstarError,
     BusyError,
@@ -39,7 +40,6 @@ from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, BATCHED_BODY_BYTE
 from bstar.wire.messages import NEVER_MS, ErrorCode, NodeStatus
 from bstar.wire.mmi import PREFIX
 from bstar_client.core.calls import Call, Reply
-from bstar_client.core.deadlines import Deadlines
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, FailedOver
 from bstar_client.core.nodes import Node
 from bstar_client.core.outputs import Announce, Deliver, DeliverAll, Fail, Output, Send
@@ -129,7 +129,7 @@ class Session:
         self._settings = settings or SessionSettings()
         self._nodes = [Node(index, endpoint, now) for index, endpoint in enumerate(endpoints)]
         self._calls: dict[bytes, Call] = {}
-        self._deadlines = Deadlines()
+        self._deadlines = Deadlines(_is_pending)
         self._retries: list[tuple[float, int, Call]] = []
         self._number = 0
         # Calls that wait for another one with their key, and the order of what is to be sent again.
@@ -247,7 +247,7 @@ class Session:
         self._target = self._asked = None
         self._elect_at = math.inf
         self._calls = {}
-        self._deadlines = Deadlines()
+        self._deadlines = Deadlines(_is_pending)
         self._retries = []
         self._following = 0
         for node in self._nodes:
@@ -409,7 +409,7 @@ class Session:
         """When ``handle_timer`` has something to do; earlier calls do no harm."""
         if self._is_closed:
             return None
-        due = min(self._ping_at, self._deadlines.due())
+        due = min(self._ping_at, self._deadlines.next_deadline())
         if self._retries and self._retries[0][0] < due:
             due = self._retries[0][0]
         for node in self._nodes:
@@ -465,10 +465,9 @@ class Session:
         return pause_s
 
     def _end_overdue(self, outputs: list[Output], now: float) -> None:
-        for call in self._deadlines.take(now):
-            if not call.is_done:  # the end of another one may have ended it
-                nodes = "; ".join(node.describe(now) for node in self._nodes)
-                self._fail(call, overdue(call, call.leader or call, nodes, now), outputs)
+        for call in self._deadlines.pop_due(now):
+            nodes = "; ".join(node.describe(now) for node in self._nodes)
+            self._fail(call, overdue(call, call.leader or call, nodes, now), outputs)
         self._deadlines.tidy(self.outstanding)
 
     # --- replies ------------------------------------------------------------------------------------------
@@ -1013,6 +1012,10 @@ class Session:
                 leader.followers.remove(call)
         elif self._calls.get(call.identity) is call:
             del self._calls[call.identity]
+
+
+def _is_pending(call: Call, deadline: float) -> bool:
+    return not call.is_done
 
 
 def _ttl_ms(remaining_s: float) -> int:

@@ -1,0 +1,80 @@
+"""Items in the order of their deadlines, at a cost that does not grow with their number.
+
+Most items have the same time to live, so most come in the order of their deadlines: those stand in a line,
+the others in a heap. An item that ends early stays until it is the first, or until such items are the
+majority: most end early, and to find each of them would cost more.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+__all__ = ["Deadlines"]
+
+T = TypeVar("T")
+
+# Below this number of items, those that have ended cost less memory than a look at all of them costs time.
+_SLACK = 1_024
+
+
+class Deadlines(Generic[T]):
+    """The deadlines of items.
+
+    ``is_due(item, deadline)`` is false once the item has ended or has another deadline.
+    """
+
+    __slots__ = ("_heap", "_is_due", "_line", "_number")
+
+    def __init__(self, is_due: Callable[[T, float], bool]) -> None:
+        self._is_due = is_due
+        self._line: deque[tuple[float, T]] = deque()
+        self._heap: list[tuple[float, int, T]] = []
+        self._number = 0  # makes entries of the heap comparable
+
+    def __len__(self) -> int:
+        """How many items are held, those that have ended included."""
+        return len(self._line) + len(self._heap)
+
+    def __iter__(self) -> Iterator[T]:
+        for entry in (*self._line, *self._heap):
+            yield entry[-1]  # type: ignore[misc]
+
+    def add(self, item: T, deadline: float) -> None:
+        """The item is due at ``deadline``, unless it ends before."""
+        line = self._line
+        if not line or line[-1][0] <= deadline:
+            line.append((deadline, item))
+        else:
+            self._number += 1
+            heappush(self._heap, (deadline, self._number, item))
+
+    def next_deadline(self) -> float:
+        """The first deadline of an item that has not ended, or an earlier moment; inf without items."""
+        line, heap, is_due = self._line, self._heap, self._is_due
+        while line and not is_due(line[0][1], line[0][0]):
+            line.popleft()
+        deadline = line[0][0] if line else math.inf
+        return heap[0][0] if heap and heap[0][0] < deadline else deadline
+
+    def pop_due(self, now: float) -> Iterator[T]:
+        """Take out the items whose deadline has passed, the first one first.
+
+        Each is checked when its turn comes, so what is done with one may end others or add new ones.
+        """
+        while (deadline := self.next_deadline()) <= now:
+            if self._line and self._line[0][0] == deadline:
+                item = self._line.popleft()[1]
+            else:
+                item = heappop(self._heap)[2]
+            if self._is_due(item, deadline):
+                yield item
+
+    def tidy(self, pending: int) -> None:
+        """Forget the items that have ended, if they are the majority; ``pending`` have not."""
+        if len(self) > _SLACK and len(self) > 2 * pending:
+            is_due = self._is_due
+            self._line = deque(entry for entry in self._line if is_due(entry[1], entry[0]))
+            self._heap = [entry for entry in self._heap if is_due(entry[2], entry[0])]
+            heapify(self._heap)
