@@ -29,7 +29,7 @@ from bstar_client.core.calls import Call
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, FailedOver
 from bstar_client.core.outputs import Deliver
 from bstar_client.core.session import SessionSettings
-from bstar_client.delivery import Performer
+from bstar_client.delivery import Delivery
 from support.client_desk import (
     ACTIVE,
     BACKUP,
@@ -645,14 +645,14 @@ def test_deadlines_of_ended_calls_do_not_pile_up(served: Desk) -> None:
 
 
 def test_the_bodies_of_an_ended_call_are_not_kept_until_its_deadline(served: Desk) -> None:
-    performer = Performer(served.session, None, 10)
+    delivery = Delivery(served.session, None, 10)
     call = served.call()
     call.sink = queue.SimpleQueue()
     served.partial(0, call, 0, b"part")
-    performer.perform([Deliver(call, reply) for call, reply in served.replies])
+    delivery.perform([Deliver(call, reply) for call, reply in served.replies])
     assert call.body
     served.final(0, call, partials=1)
-    performer.perform([Deliver(call, reply) for call, reply in served.replies])
+    delivery.perform([Deliver(call, reply) for call, reply in served.replies])
     assert call in served.session._deadlines
     assert not call.body
     assert not call.partials

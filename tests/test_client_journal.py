@@ -290,7 +290,7 @@ def test_a_full_disk_costs_records_and_no_call(tmp_path: Path, monkeypatch: pyte
 
             monkeypatch.setattr(Disk, "write", write)
             assert [reply.body for reply in client.map("echo", [b"2"] * 100)] == [b"2"] * 100
-    assert not client._driver._thread.is_alive()
+    assert not client._loop._thread.is_alive()
 
 
 @pytest.mark.loopback

@@ -142,13 +142,13 @@ def test_a_watcher_that_has_stopped_looking_comes_back(
             heard.set()
 
     with HAClient(broker.endpoint, timeout=WAIT_S, on_event=note) as client:
-        driver = client._driver
+        loop = client._loop
         pause = threading.Event()
         is_parked = False
         while not is_parked:
             long = asked(pool, client, holding, b"long")
             # If the watcher was just at work it leads, for the caller waits; then once more.
-            while not (is_parked := driver._is_parked) and not driver._performer.waiting:
+            while not (is_parked := loop._is_parked) and not loop._performer.waiting:
                 pause.wait(0.001)
             holding.answer(b"long")
             assert long.result(WAIT_S).body == b"answer to long"
@@ -202,7 +202,7 @@ def test_an_observer_may_close_the_client(broker: ScriptedBroker) -> None:
         with pytest.raises((ClosedError, OutcomeUnknownError)):
             its_client.request("echo", b"")
     its_client.close()
-    assert not its_client._driver._thread.is_alive()
+    assert not its_client._loop._thread.is_alive()
 
 
 def test_sockets_that_fail_are_made_anew(client: HAClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,13 +235,13 @@ def test_sockets_that_fail_for_ever_end_the_client(
 
 
 def test_map_takes_what_is_told_twice_for_one(client: HAClient) -> None:
-    tell = client._performer._tell
+    put = client._delivery._put
 
-    def tell_twice(sink: driving.Sink, *outcomes: driving.Outcome) -> None:
-        tell(sink, *outcomes)
-        tell(sink, *outcomes)
+    def put_twice(sink: driving.Sink, *outcomes: driving.Outcome) -> None:
+        put(sink, *outcomes)
+        put(sink, *outcomes)
 
-    client._performer._tell = tell_twice  # type: ignore[method-assign]  # that is the point
+    client._delivery._put = put_twice  # type: ignore[method-assign]  # that is the point
     bodies = [b"%d" % number for number in range(50)]
     assert [reply.body for reply in client.map("echo", bodies, window=7)] == bodies
 
@@ -328,6 +328,6 @@ def test_an_interruption_anywhere_costs_nobody_else_a_reply(
     assert client.request("echo", b"and after all").body == b"and after all"
     settled = threading.Event()
     until = time.monotonic() + WAIT_S
-    while client._performer.open and time.monotonic() < until:
+    while client._delivery.open and time.monotonic() < until:
         settled.wait(0.001)
-    assert not client._performer.open
+    assert not client._delivery.open

@@ -13,12 +13,13 @@ from bstar.errors import ConfigurationError, LocalProtocolError, NoActiveNodeErr
 from bstar.fleet import Endpoints, Fleet
 from bstar.wire import native
 from bstar.wire.messages import NEVER_MS, NodeStatus
+from bstar_client.client import Client
 from bstar_client.core.calls import Ask, Call
 from bstar_client.core.events import FailedOver
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.worker_session import WorkerSettings
 from bstar_client.registration import Offer
-from bstar_client.requests import DEFAULT, Asker
+from bstar_client.requests import DEFAULT
 from support.client_outputs import ClientOutputs
 
 ENDPOINTS = {
@@ -33,22 +34,12 @@ ACTIVE, PASSIVE = 3, 4
 CODEC = native.CODEC
 
 
-def asker(endpoints: Endpoints = ENDPOINTS, pins: dict[str, str] | None = None, **options: Any) -> Asker:
-    settings: dict[str, Any] = {
-        "dialect": "native",
-        "timeout": 30.0,
-        "outstanding_max": 1_000,
-        "partials_max": 10,
-        "ping_interval_s": None,
-        "silence_limit_s": None,
-        "attempt_timeout_s": 2.5,
-        "settle_delay_s": 2.0,
-        "link": None,
-        "context": None,
-        "journal": None,
-        "on_event": None,
-    }
-    return Asker(endpoints, pins=pins, **{**settings, **options})
+def fleet(endpoints: Endpoints = ENDPOINTS, pins: dict[str, str] | None = None, **options: Any) -> Client:
+    return Client(endpoints, pins=pins, outstanding_max=1_000, partials_max=10, **options)
+
+
+def call(client: Client, service: str, body: bytes = b"x") -> Call:
+    return client._requests.call(Ask(body, timeout=None, service=service), None, idempotent=True)
 
 
 class Desk(ClientOutputs):
@@ -57,15 +48,15 @@ class Desk(ClientOutputs):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.now = 1_000_000.0
-        self.asker = asker(pins=PINS, **options)
-        assert isinstance(self.asker.core, FleetSession)
-        self.session = self.asker.core
+        self.client = fleet(pins=PINS, **options)
+        assert isinstance(self.client._core, FleetSession)
+        self.session = self.client._core
 
     def call(self, service: str, *, timeout: float | None = 30.0) -> Call:
-        call = self.asker.call(service, b"x", None, True, None)
-        call.deadline = None if timeout is None else self.now + timeout
-        self.take(self.session.submit(call, self.now))
-        return call
+        begun = call(self.client, service)
+        begun.deadline = None if timeout is None else self.now + timeout
+        self.take(self.session.submit(begun, self.now))
+        return begun
 
     def pong(self, node: int, state: int = ACTIVE, epoch: int = 1) -> None:
         told = NodeStatus(state, epoch, 0, 0, NEVER_MS, 250, 1_000)
@@ -127,7 +118,7 @@ def test_a_pair_that_fails_over_takes_its_own_calls_along_and_no_others() -> Non
     assert desk.requests() == [(EAST[1], b"e.1")]
     failovers = [event for event in desk.events if isinstance(event, FailedOver)]
     assert [(event.from_endpoint, event.to_endpoint) for event in failovers] == [("tcp://e0:1", "tcp://e1:1")]
-    assert desk.asker.actives() == {"east": "tcp://e1:1", "west": "tcp://w0:1", "north": None}
+    assert desk.client.actives == {"east": "tcp://e1:1", "west": "tcp://w0:1", "north": None}
 
 
 def test_a_pair_that_is_down_fails_its_own_calls_at_their_deadline_and_no_others() -> None:
@@ -172,9 +163,9 @@ def test_a_call_that_is_given_up_is_forgotten_by_its_pair() -> None:
 
 def test_a_call_that_is_given_up_before_its_turn_opens_nothing() -> None:
     desk = Desk()
-    call = desk.asker.call("w.1", b"x", None, True, None)
-    desk.take(desk.session.abandon(call, desk.now))
-    desk.take(desk.session.submit(call, desk.now))
+    given_up = call(desk.client, "w.1")
+    desk.take(desk.session.abandon(given_up, desk.now))
+    desk.take(desk.session.submit(given_up, desk.now))
     assert desk.resets == []
 
 
@@ -190,14 +181,14 @@ def test_a_pair_is_connected_to_with_its_first_call_and_never_again() -> None:
 
 def test_calls_of_several_pairs_that_begin_together_go_to_their_pairs() -> None:
     desk = Desk()
-    calls = [desk.asker.call(service, b"x", None, True, None) for service in ("e.1", "w.1", "e.1", "n.1")]
+    calls = [call(desk.client, service) for service in ("e.1", "w.1", "e.1", "n.1")]
     calls[3].is_done = True  # given up before its turn
     desk.take(desk.session.submit_all(calls, desk.now))
     assert desk.resets == [*EAST, *WEST]
     desk.serve(WEST[0], EAST[0])
     assert desk.requests() == [(WEST[0], b"w.1"), (EAST[0], b"e.1")]  # the two of east in one message
     desk.take(desk.session.close(desk.now))
-    late = [desk.asker.call(service, b"x", None, True, None) for service in ("e.1", "n.1")]
+    late = [call(desk.client, service) for service in ("e.1", "n.1")]
     desk.take(desk.session.submit_all(late, desk.now))
     assert [call for call, _ in desk.errors] == [*calls[:3:2], calls[1], *late]
 
@@ -231,7 +222,7 @@ def test_a_closed_client_opens_nothing_more() -> None:
 def test_what_is_no_endpoint_is_told_before_anybody_connects() -> None:
     for wrong in ("east1:5001", "tcp://east1", "udp://east1:5001", "ipc://"):
         with pytest.raises(ConfigurationError, match=wrong):
-            asker([["tcp://east0:5001"], [wrong]])
+            fleet([["tcp://east0:5001"], [wrong]])
 
 
 def test_plain_mdp_resets_the_socket_of_its_own_node() -> None:
@@ -249,23 +240,23 @@ def test_plain_mdp_resets_the_socket_of_its_own_node() -> None:
 
 
 def test_a_question_about_a_service_goes_to_the_services_pair() -> None:
-    questions = asker(pins=PINS)
+    client = fleet(pins=PINS)
     for mmi in ("mmi.service", "mmi.workers"):
-        assert [questions.call(mmi, name, None, True, None).pair for name in (b"e.1", b"n.1")] == [0, 2]
+        assert [call(client, mmi, name).pair for name in (b"e.1", b"n.1")] == [0, 2]
 
 
 @pytest.mark.parametrize("service", ["mmi.services", "mmi.state", "mmi.workers", "mmi.service", "mmi.else"])
 def test_a_question_to_a_broker_about_itself_is_refused(service: str) -> None:
     with pytest.raises(LocalProtocolError, match="3 pairs"):
-        asker().call(service, b"", None, True, None)
-    assert asker(["tcp://a:1", "tcp://b:1"]).call(service, b"", None, True, None).pair == 0
+        call(fleet(), service, b"")
+    assert call(fleet(["tcp://a:1", "tcp://b:1"]), service, b"").pair == 0
 
 
 def test_an_ask_with_a_service_of_its_own_goes_to_that_services_pair() -> None:
-    asked = asker(pins=PINS)
+    client = fleet(pins=PINS)
     asks: list[bytes | Ask] = [b"x", Ask(b"x"), Ask(b"x", service="e.1"), Ask(b"x", service=b"n.1")]
-    call_for = asked.caller("w.1", DEFAULT, True, None)
-    calls = [call_for(ask, index) for index, ask in enumerate(asks)]
+    make_call = client._requests.call_maker("w.1", DEFAULT, True, None)
+    calls = [make_call(ask, index) for index, ask in enumerate(asks)]
     assert [(call.service, call.pair) for call in calls] == [(b"w.1", 1)] * 2 + [(b"e.1", 0), (b"n.1", 2)]
 
 
@@ -289,13 +280,13 @@ def offer(endpoints: Endpoints, service: str, pins: dict[str, str] | None = None
 
 @pytest.mark.parametrize("pins", [None, {"s1*": "north"}])
 def test_a_worker_registers_where_a_client_asks(pins: dict[str, str] | None) -> None:
-    asked = asker(pins=pins)
+    client = fleet(pins=pins)
     for number in range(50):
-        place = asked.call(f"s{number}", b"", None, True, None).pair
-        assert offer(ENDPOINTS, f"s{number}", pins).endpoints == asked.fleet.pairs[place].endpoints
+        place = call(client, f"s{number}").pair
+        assert offer(ENDPOINTS, f"s{number}", pins).endpoints == client.fleet.pairs[place].endpoints
 
 
-@pytest.mark.parametrize("make", [asker, lambda listed, pins=None: offer(listed, "s", pins)])
+@pytest.mark.parametrize("make", [fleet, lambda listed, pins=None: offer(listed, "s", pins)])
 def test_clients_and_workers_refuse_what_is_no_fleet(make: Callable[..., object]) -> None:
     with pytest.raises(ConfigurationError, match="stands twice"):
         make([["tcp://a:1", "tcp://b:1"], ["tcp://b:1"]])
@@ -304,10 +295,10 @@ def test_clients_and_workers_refuse_what_is_no_fleet(make: Callable[..., object]
 
 
 def test_a_fleet_of_one_is_a_pair() -> None:
-    lone = asker({"east": ["tcp://e0:1", "tcp://e1:1"]})
-    assert not isinstance(lone.core, FleetSession)
-    assert lone.actives() == {"east": None}
-    assert asker(Fleet.of(ENDPOINTS)).endpoints == tuple(chain.from_iterable(ENDPOINTS.values()))
+    lone = fleet({"east": ["tcp://e0:1", "tcp://e1:1"]})
+    assert not isinstance(lone._core, FleetSession)
+    assert lone.actives == {"east": None}
+    assert fleet(Fleet.of(ENDPOINTS)).endpoints == tuple(chain.from_iterable(ENDPOINTS.values()))
 
 
 def test_a_client_id_is_of_one_session(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,8 @@ from bstar_client.core.calls import Ask, CallFailed, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
 from bstar_client.handlers import Handler, Request, WorkerHooks
 from bstar_client.journal import JournalSettings
-from bstar_client.link import LinkSettings
 from bstar_client.replies import ReplyMemory, ReplyStore
+from bstar_client.settings import LinkSettings
 from bstar_client.status import NodeReport, node_states
 from bstar_client.sync.client import HAClient
 from bstar_client.sync.worker import Worker

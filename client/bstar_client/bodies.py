@@ -4,10 +4,9 @@ from collections.abc import Coroutine, Sequence
 
 from bstar.errors import LocalProtocolError
 from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX, SERVICE_BYTES_MAX
+from bstar_client.core.calls import Body
 
 __all__ = ["REPLY_HEAD_BYTES", "Body", "to_frames", "to_name", "to_octets", "to_reply"]
-
-Body = bytes | Sequence[bytes]
 
 # The routing id, the header and an envelope stand before the body.
 _BODY_FRAMES_MAX = FRAMES_MAX - 8
@@ -28,7 +27,7 @@ def to_octets(value: object, name: str) -> bytes:
     raise TypeError(f"{name} is text or bytes, not {type(value).__name__}")
 
 
-def to_name(service: str | bytes) -> bytes:
+def to_name(service: object) -> bytes:
     """A service's name as octets; text is UTF-8."""
     name = to_octets(service, "a service's name")
     if not 0 < len(name) <= SERVICE_BYTES_MAX:

@@ -18,7 +18,7 @@ import zmq
 
 from bstar.errors import CallTimeoutError, ConfigurationError, LocalProtocolError
 from bstar_client.journal import JournalSettings
-from bstar_client.link import LinkSettings
+from bstar_client.settings import LinkSettings
 
 __all__ = [
     "check_async_handler",

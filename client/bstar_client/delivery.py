@@ -1,83 +1,77 @@
-"""Carries out what a client's core says: replies to their callers, messages to links, events to observers.
+"""Delivers what a client's core puts out: outcomes to callers, messages to links, events to observers.
 
-The same for threads and for asyncio. Where outcomes go is the call's ``sink``: it is ``put`` a tuple of them,
-each (call, Reply or error), and ``qsize`` tells how many tuples have not been read.
+Threads and asyncio share it. Outcomes go to the call's ``sink``: it is ``put`` a tuple of them, and ``qsize``
+tells how many tuples have not been read.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, assert_never
 
 from bstar.errors import BstarError, StreamInterruptedError
-from bstar_client.core.calls import Call, Reply
+from bstar_client.core.calls import Call, Outcome, Reply
 from bstar_client.core.events import Event
-from bstar_client.core.outputs import ClientCore, Deliver, DeliverAll, Fail, Output, Reset, Send
-from bstar_client.fleet_journal import FleetJournal
+from bstar_client.core.outputs import Announce, ClientCore, Deliver, DeliverAll, Fail, Output, Reset, Send
 from bstar_client.journal import CallJournal
 from bstar_client.link import Links
 
-__all__ = ["Performer"]
+__all__ = ["Delivery"]
 
 _log = logging.getLogger("bstar_client")
 
 _NOTHING: list[bytes] = []
 
 
-class Performer:
+class Delivery:
     """``perform`` is called by one thread at a time, the one that drives the core.
 
-    ``links`` and ``journal`` are set by the owner, and ``reset``, which closes a node's link and opens it, by
-    one that has more to do then.
+    Its owner sets ``links``; ``reset``, if closing and opening a node's link takes more than the link; and
+    ``journal``.
     """
 
     def __init__(
         self, core: ClientCore, on_event: Callable[[Event], object] | None, partials_max: int
     ) -> None:
-        self.links: Links | None = None
-        self.journal: CallJournal | FleetJournal | None = None
-        self.observers: list[Callable[[Event], object]] = [on_event] if on_event is not None else []
+        self.links: Links
+        self.reset: Callable[[int], None] | None = None
+        self.journal: CallJournal | None = None
+        self.observers = [] if on_event is None else [on_event]
         # The thread in which observers are being called, else 0.
         self.announcing_in = 0
-        # For owners that keep such lists: calls that were begun and whose outcome nobody has been told, and
-        # sinks somebody waits at.
+        # For shells with threads: the calls without an outcome, and the sinks that somebody waits at.
         self.open: dict[Call, None] = {}
         self.waiting: dict[Any, None] = {}
         self._core = core
-        self.reset: Callable[[int], None] = self._reset
         self._partials_max = partials_max
 
     def perform(self, outputs: list[Output]) -> None:
-        """Carry them out, in their order."""
+        """Carry the outputs out, in their order."""
         for output in outputs:
-            if isinstance(output, Send):
-                assert self.links is not None
-                self.links[output.node].send(output.frames)
-            elif isinstance(output, DeliverAll):
-                self._deliver_all(output.outcomes)
-            elif isinstance(output, Deliver):
-                self._deliver(output.call, output.reply)
-            elif isinstance(output, Fail):
-                call = output.call
-                call.elapsed_s = time.monotonic() - call.begun_at
-                self._fail(call, output.error)
-            elif isinstance(output, Reset):
-                self.reset(output.node)
-            else:
-                self._announce(output.event)
+            match output:
+                case Send(node, frames):
+                    self.links[node].send(frames)
+                case DeliverAll(outcomes):
+                    self._deliver_all(outcomes)
+                case Deliver(call, reply):
+                    self._deliver(call, reply)
+                case Fail(call, error):
+                    call.elapsed_s = time.monotonic() - call.begun_at
+                    self._fail(call, error)
+                case Reset(node):
+                    (self.reset or self.links.reset)(node)
+                case Announce(event):
+                    self._announce(event)
+                case _:
+                    assert_never(output)
 
     def abandon(self, call: Call, now: float) -> None:
-        """Its caller has gone."""
+        """The caller of this call has gone."""
         if self.journal is not None and not call.is_done:
             self.journal.abandoned(call)
         self.perform(self._core.abandon(call, now))
         self._drop(call)
-
-    def _reset(self, node: int) -> None:
-        assert self.links is not None
-        self.links[node].close()
-        self.links[node].open()
 
     def _deliver(self, call: Call, reply: Reply) -> None:
         if not reply.is_final and call.sink.qsize() >= self._partials_max:
@@ -87,7 +81,7 @@ class Performer:
             return
         if self.journal is not None:
             self.journal.replied(call, reply)
-        self._tell(call.sink, (call, reply))
+        self._put(call.sink, (call, reply))
         if reply.is_final:
             self._drop(call)
 
@@ -95,14 +89,14 @@ class Performer:
         if self.journal is not None:
             for call, reply in outcomes:
                 self.journal.replied(call, reply)
-        # Those that go to one sink go there together.
+        # Neighbours with one sink go there in one tuple.
         sink = outcomes[0][0].sink
-        told = 0
+        start = 0
         for place, (call, _) in enumerate(outcomes):
             if call.sink is not sink:
-                self._tell(sink, *outcomes[told:place])
-                sink, told = call.sink, place
-        self._tell(sink, *(outcomes[told:] if told else outcomes))
+                self._put(sink, *outcomes[start:place])
+                sink, start = call.sink, place
+        self._put(sink, *(outcomes[start:] if start else outcomes))
         forget = self.open.pop
         for call, _ in outcomes:
             forget(call, None)
@@ -112,18 +106,18 @@ class Performer:
     def _fail(self, call: Call, error: BstarError) -> None:
         if self.journal is not None:
             self.journal.failed(call, error)
-        self._tell(call.sink, (call, error))
+        self._put(call.sink, (call, error))
         self._drop(call)
 
-    def _tell(self, sink: Any, *outcomes: tuple[Call, Reply | BstarError]) -> None:
+    def _put(self, sink: Any, *outcomes: Outcome) -> None:
         if self.waiting:
             self.waiting.pop(sink, None)
         sink.put(outcomes)
 
     def _drop(self, call: Call) -> None:
         self.open.pop(call, None)
-        # The core's heaps keep ended calls for a while; not what was in them. And what was told is in the
-        # sink, which is not to be in it.
+        # The core's heaps keep ended calls for a while, but not their octets; and the sink holds the call,
+        # which must not hold the sink.
         call.body = _NOTHING
         call.partials = ()
         call.sink = None

@@ -38,10 +38,10 @@ from bstar.errors import (
     RejectedError,
     StreamInterruptedError,
 )
-from bstar.fleet import Pair
+from bstar.fleet import Fleet, Pair
 from bstar.journal import Journal, JournalOptions
 from bstar_client.core.calls import Call, Reply
-from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event
+from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
 from bstar_client.core.worker_dialects import Job
 
 __all__ = ["CallJournal", "JournalPlace", "JournalSettings", "WorkJournal", "named_after", "open_journal"]
@@ -64,6 +64,14 @@ _OUTCOMES: tuple[tuple[type[BstarError], str], ...] = (
     (OutcomeUnknownError, "unknown"),
     (ClosedError, "closed"),
 )
+# Their fields have the same names, but for those of FailedOver.
+_EVENT_RECORDS: dict[type[Event], type[records.Record]] = {
+    Connected: records.Connected,
+    Disconnected: records.Disconnected,
+    ActiveFound: records.ActiveFound,
+    ActiveLost: records.ActiveLost,
+    FailedOver: records.FailedOver,
+}
 
 
 class JournalSettings(JournalOptions, frozen=True, kw_only=True):
@@ -92,17 +100,30 @@ JournalPlace = str | os.PathLike[str] | JournalSettings
 
 
 class CallJournal:
-    """What a client tells its journal, in the client's thread.
+    """What a client tells its journals, one for each pair of its fleet, in the client's thread.
 
-    ``is_plain``: its requests have no identities (MDP).
+    A call is recorded in the journal of its pair, a change of a node in that of the node's. The pairs' names
+    join the records to those of the nodes, so the pairs of a fleet need names. ``is_plain``: requests have no
+    identities (MDP). Raises ConfigurationError as ``open_journal``.
     """
 
-    def __init__(self, journal: Journal, endpoints: Sequence[str], *, is_plain: bool) -> None:
-        self._journal = journal
-        self._offer = journal.offer
-        self._limit = journal.limit
-        self._constant = (_PLAIN if is_plain else "", journal.weight)
-        self._endpoints = endpoints
+    def __init__(self, place: JournalPlace, fleet: Fleet, *, is_plain: bool) -> None:
+        if len(fleet.pairs) > 1 and any(pair.name is None for pair in fleet.pairs):
+            raise ConfigurationError(
+                "a journal tells of its pair by name: give the pairs names, as {name: [primary, backup], …}"
+            )
+        self._endpoints = [pair.endpoints for pair in fleet.pairs]
+        self._journals: list[Journal] = []
+        try:
+            for pair in fleet.pairs:
+                self._journals.append(open_journal(named_after(place, pair), "client", pair.endpoints))
+        except ConfigurationError:
+            self.close()
+            raise
+        # The settings of all of them are the same, but for the pair's name.
+        self._limit = self._journals[0].limit
+        self._constant = (_PLAIN if is_plain else "", self._journals[0].weight)
+        self._offers = [journal.offer for journal in self._journals]
         self._identities = _identities() if is_plain else None
 
     def replied(self, call: Call, reply: Reply) -> None:
@@ -126,7 +147,7 @@ class CallJournal:
         self._ended(call, "abandoned", self._last_endpoint(call), 0, 0, None)
 
     def _last_endpoint(self, call: Call) -> str:
-        return self._endpoints[call.node] if call.attempts else ""
+        return self._endpoints[call.pair][call.node] if call.attempts else ""
 
     def _ended(
         self, call: Call, outcome: str, endpoint: str, epoch: int, bytes_out: int, crc: int | None
@@ -135,43 +156,24 @@ class CallJournal:
         if not identity or crc32(identity) >= self._limit:
             return
         now = time.monotonic()
-        self._offer(
+        self._offers[call.pair](
             now, _make_call, self._constant, identity, call, now, outcome, endpoint, epoch, bytes_out, crc
         )
 
     def announced(self, event: Event) -> None:
-        """The client's view of the pair has changed."""
-        now = time.monotonic()
-        write = self._journal.write
-        if isinstance(event, Connected):
-            write(records.Connected, now, endpoint=event.endpoint)
-        elif isinstance(event, Disconnected):
-            write(records.Disconnected, now, endpoint=event.endpoint, reason=event.reason)
-        elif isinstance(event, ActiveFound):
-            write(records.ActiveFound, now, endpoint=event.endpoint, epoch=event.epoch)
-        elif isinstance(event, ActiveLost):
-            write(
-                records.ActiveLost,
-                now,
-                endpoint=event.endpoint,
-                reason=event.reason,
-                outstanding=event.outstanding,
-            )
-        else:
-            write(
-                records.FailedOver,
-                now,
-                endpoint=event.to_endpoint,
-                from_endpoint=event.from_endpoint,
-                reason=event.reason,
-                epoch=event.epoch,
-                outstanding=event.outstanding,
-                gap_us=round(event.gap_s * 1e6),
-            )
+        """The client's view of a pair has changed."""
+        fields = msgspec.structs.asdict(event)
+        if isinstance(event, FailedOver):
+            fields["endpoint"] = fields.pop("to_endpoint")
+            fields["gap_us"] = round(fields.pop("gap_s") * 1e6)
+        for endpoints, journal in zip(self._endpoints, self._journals, strict=True):
+            if fields["endpoint"] in endpoints:
+                journal.write(_EVENT_RECORDS[type(event)], time.monotonic(), **fields)
 
     def close(self) -> None:
         """Write what there is, and the end. Idempotent."""
-        self._journal.close("closed")
+        for journal in self._journals:
+            journal.close("closed")
 
 
 class WorkJournal:

@@ -10,53 +10,20 @@ import select
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from bstar.errors import ConfigurationError
-from bstar.io_threads import keep_apart
+from bstar.io_threads import keep_apart, new_context
 from bstar.sockets import is_readable, receive, send
+from bstar_client.settings import LinkSettings
 from bstar_client.wakeup import WakeUp
 
-__all__ = ["Link", "LinkSettings", "Links"]
+__all__ = ["Link", "Links", "Transport"]
 
 # Messages read from one node before the others and the timers have their turn.
 _DRAIN_MAX = 512
-# Heads and error texts are within this.
-_MESSAGE_BYTES_MIN = 65_536
 # Messages of a burst before which the socket is asked for more.
 _ASKS_MAX = 5
-
-
-class LinkSettings(msgspec.Struct, frozen=True):
-    """Socket options that a program may want to change.
-
-    Times in milliseconds. ``handshake_ms``, ``connect_timeout_ms``: when an attempt to connect is given up.
-    ``reconnect_min_ms`` to ``reconnect_max_ms``: the pause before the next one, doubled each time.
-    ``heartbeat_ms``: how often the connection is tried while nothing comes, ``heartbeat_timeout_ms``: when a
-    silent one is given up. ``high_water_mark`` counts messages in each direction; the client's limit on
-    outstanding requests should not exceed it, or replies may be dropped by the node. ``message_bytes_max``: a
-    longer message ends the connection.
-    """
-
-    handshake_ms: int = 1_000
-    connect_timeout_ms: int = 1_000
-    reconnect_min_ms: int = 20
-    reconnect_max_ms: int = 250
-    heartbeat_ms: int = 1_000
-    heartbeat_timeout_ms: int = 5_000
-    high_water_mark: int = 100_000
-    message_bytes_max: int = 64 * 1024 * 1024
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if type(value) is not int:
-                raise TypeError(f"{name} of LinkSettings is a whole number, not {type(value).__name__}")
-            least = _MESSAGE_BYTES_MIN if name == "message_bytes_max" else 0
-            if value < least:
-                raise ConfigurationError(f"{name} of LinkSettings is {least} or more, not {value}")
 
 
 _EVENTS = (
@@ -100,16 +67,9 @@ class Link:
         """Make a new socket and start connecting; ZMQError if the endpoint is none."""
         assert self.socket is None, "the link is open already"
         settings = self._settings
-        socket = self._context.socket(zmq.DEALER)
-        keep_apart(socket, self._place)
-        socket.linger = 0
+        socket = self._dealer()
         socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, settings.handshake_ms)
-        socket.setsockopt(zmq.CONNECT_TIMEOUT, settings.connect_timeout_ms)
-        socket.setsockopt(zmq.RECONNECT_IVL, settings.reconnect_min_ms)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, settings.reconnect_max_ms)
         socket.setsockopt(zmq.HEARTBEAT_IVL, settings.heartbeat_ms)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, settings.heartbeat_timeout_ms)
         socket.setsockopt(zmq.SNDHWM, settings.high_water_mark)
         socket.setsockopt(zmq.RCVHWM, settings.high_water_mark)
         socket.setsockopt(zmq.MAXMSGSIZE, settings.message_bytes_max)
@@ -129,22 +89,26 @@ class Link:
         See ``worker_session.KeepAlive``.
         """
         self._end_keepalive()
+        socket = self._dealer()
+        socket.setsockopt(zmq.ROUTING_ID, routing_id)
+        # Nobody reads what the broker sends to find out whether it is there.
+        socket.setsockopt(zmq.CONFLATE, 1)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, ttl_ms)
+        socket.connect(self.endpoint)
+        self._keepalive = socket
+
+    def _dealer(self) -> "zmq.Socket[bytes]":
         settings = self._settings
         socket = self._context.socket(zmq.DEALER)
         keep_apart(socket, self._place)
         socket.linger = 0
-        socket.setsockopt(zmq.ROUTING_ID, routing_id)
-        # Nobody reads what the broker sends to find out whether it is there.
-        socket.setsockopt(zmq.CONFLATE, 1)
         socket.setsockopt(zmq.HANDSHAKE_IVL, settings.handshake_ms)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, settings.connect_timeout_ms)
         socket.setsockopt(zmq.RECONNECT_IVL, settings.reconnect_min_ms)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, settings.reconnect_max_ms)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
-        socket.setsockopt(zmq.HEARTBEAT_TTL, ttl_ms)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, settings.heartbeat_timeout_ms)
-        socket.connect(self.endpoint)
-        self._keepalive = socket
+        return socket
 
     def _end_keepalive(self) -> None:
         keepalive, self._keepalive = self._keepalive, None
@@ -285,6 +249,9 @@ class Links:
         self._read: list[tuple[int, zmq.Socket[bytes], list[list[bytes]]]] = []
         self._told: dict[int, None] = {}
 
+    def __len__(self) -> int:
+        return len(self._links)
+
     def __getitem__(self, index: int) -> Link:
         return self._links[index]
 
@@ -305,9 +272,18 @@ class Links:
         return list(self._places)
 
     def open(self) -> None:
-        """Open every link."""
-        for link in self._links:
-            link.open()
+        """Open every link, or none: ZMQError."""
+        try:
+            for link in self._links:
+                link.open()
+        except zmq.ZMQError:
+            self.close()
+            raise
+
+    def reset(self, index: int) -> None:
+        """Close a link, with everything in it, and open it again."""
+        self._links[index].close()
+        self._links[index].open()
 
     def close(self, linger_ms: int = 0) -> None:
         """Close every link."""
@@ -396,3 +372,27 @@ class Links:
                     self._poller.register(descriptor, select.POLLIN)
                 self._notes.touched[index] = None
                 self._told[index] = None
+
+
+class Transport:
+    """A client's or worker's ZeroMQ context, its own unless it shares one, and the links made from it."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        settings: LinkSettings,
+        shared: "zmq.Context[zmq.Socket[bytes]] | None",
+    ) -> None:
+        self._endpoints = endpoints
+        self._settings = settings
+        self._is_shared = shared is not None
+        self._context = shared or new_context(len(endpoints))
+
+    def new_links(self, wakeup: WakeUp) -> Links:
+        """Links to all endpoints, closed."""
+        return Links(self._context, self._endpoints, self._settings, wakeup)
+
+    def close(self) -> None:
+        """End the context, unless it is shared. Every link is closed before."""
+        if not self._is_shared:
+            self._context.term()

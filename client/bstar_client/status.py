@@ -16,7 +16,8 @@ from bstar.io_threads import new_context
 from bstar.wire import native
 from bstar.wire.mmi import OK, Service
 from bstar_client.checks import to_seconds
-from bstar_client.link import Links, LinkSettings
+from bstar_client.link import Links
+from bstar_client.settings import LinkSettings
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["NodeReport", "node_states"]

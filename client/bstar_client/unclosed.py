@@ -5,7 +5,6 @@ before its sockets waits for them for ever. So what has to be ended is kept here
 reach, until its owner is gone.
 """
 
-import asyncio
 import atexit
 import itertools
 import os
@@ -13,18 +12,8 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
-import zmq
-
-from bstar_client.link import Links
-
-if TYPE_CHECKING:
-    from bstar.journal import Journal
-    from bstar_client.fleet_journal import FleetJournal
-    from bstar_client.journal import CallJournal
-
-__all__ = ["Guard", "Holdings"]
+__all__ = ["Guard"]
 
 # The text, what ends it, and the process that has it.
 _unclosed: dict[int, tuple[str, Callable[[bool], object], int]] = {}
@@ -69,30 +58,3 @@ def _end(text: str, end: Callable[[bool], object], pid: int, *, is_exit: bool) -
         warnings.warn(text, ResourceWarning, stacklevel=2)
     finally:
         end(is_exit)
-
-
-class Holdings:
-    """What a client or a worker of an event loop has open. ``context`` None: it is shared, and stays open."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        context: "zmq.Context[zmq.Socket[bytes]] | None",
-        links: Links,
-    ) -> None:
-        self.journal: CallJournal | FleetJournal | Journal | None = None
-        # The loop leads back to the client.
-        self._loop = weakref.ref(loop)
-        self._context = context
-        self._links = links
-
-    def end(self, is_exit: bool) -> None:
-        """Close all of it; nothing, if at the process's exit its loop goes on in another thread."""
-        loop = self._loop()
-        if is_exit and loop is not None and loop.is_running():
-            return
-        self._links.close()
-        if self._context is not None:
-            self._context.term()
-        if self.journal is not None:
-            self.journal.close()

@@ -5,50 +5,61 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 
 from bstar.errors import BstarError
-from bstar_client.bodies import Body
-from bstar_client.core.calls import Ask, Call, Reply
+from bstar_client.core.calls import Ask, Body, Outcome, Reply
 
-__all__ = ["Answer", "Feed", "Outcome", "Source"]
-
-Outcome = tuple[Call, Reply | BstarError]
+__all__ = ["Answer", "Feed", "Source"]
 
 
 class Answer:
-    """Where the only outcome of a call goes: a future."""
+    """The sink of a call with one outcome: a future."""
 
-    __slots__ = ("future",)
+    __slots__ = ("_future",)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.future: asyncio.Future[Outcome] = loop.create_future()
+        self._future: asyncio.Future[Outcome] = loop.create_future()
 
     def put(self, outcomes: tuple[Outcome, ...]) -> None:
         """The outcome; a second one, or one that nobody waits for any more, is dropped."""
-        if not self.future.done():
-            self.future.set_result(outcomes[0])
+        if not self._future.done():
+            self._future.set_result(outcomes[0])
 
     def qsize(self) -> int:
-        """How many outcomes have not been read."""
+        """How many outcomes have not been read: such a call has no PARTIALs to count."""
         return 0
+
+    async def reply(self) -> Reply:
+        """Wait for the reply; raises the error if that is the outcome."""
+        return _reply_of(await self._future)
 
 
 class Feed:
-    """Where the outcomes of several calls, or the parts of a stream, go: a queue with one reader."""
+    """The sink of several calls, or of a stream: a queue with one reader."""
 
-    __slots__ = ("_loop", "_waiter", "outcomes")
+    __slots__ = ("_loop", "_outcomes", "_waiter")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.outcomes: deque[Outcome] = deque()
+        self._outcomes: deque[Outcome] = deque()
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, outcomes: tuple[Outcome, ...]) -> None:
         """Some more."""
-        self.outcomes.extend(outcomes)
+        self._outcomes.extend(outcomes)
         self.wake()
 
     def qsize(self) -> int:
         """How many outcomes have not been read."""
-        return len(self.outcomes)
+        return len(self._outcomes)
+
+    def take(self) -> deque[Outcome]:
+        """All outcomes that are there."""
+        outcomes, self._outcomes = self._outcomes, deque()
+        return outcomes
+
+    async def reply(self) -> Reply:
+        """Wait for the next reply; raises the error if that is the outcome."""
+        await self.wait()
+        return _reply_of(self._outcomes.popleft())
 
     def wake(self) -> None:
         """Let ``wait`` return."""
@@ -57,12 +68,19 @@ class Feed:
 
     async def wait(self) -> None:
         """Until there is an outcome, or ``wake`` is called."""
-        if not self.outcomes:
+        if not self._outcomes:
             self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+
+
+def _reply_of(outcome: Outcome) -> Reply:
+    reply = outcome[1]
+    if isinstance(reply, BstarError):
+        raise reply
+    return reply
 
 
 class Source:

@@ -1,4 +1,4 @@
-"""What drives a core from an asyncio event loop: its links' descriptors and its deadlines wake a *turn*.
+"""Drives a core from an asyncio event loop: the links' descriptors and the core's deadlines wake a *turn*.
 
 A ZeroMQ socket's descriptor tells of a change once, and sending may swallow what it tells (``link.Links``
 keeps count). So a turn that sent something, or left something to read, is followed by another.
@@ -6,12 +6,14 @@ keeps count). So a turn that sent something, or left something to read, is follo
 
 import asyncio
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from bstar_client.link import Links
+from bstar_client.link import Links, Transport
+from bstar_client.wakeup import WakeUp
 
-__all__ = ["Turning"]
+__all__ = ["Holdings", "LinkLoop"]
 
 
 class _Core(Protocol):
@@ -24,7 +26,7 @@ class _Core(Protocol):
     def next_deadline(self) -> float | None: ...
 
 
-class Turning:
+class LinkLoop:
     """``perform`` carries out what the core says. Everything happens in the loop's thread.
 
     ``begin(now)`` is called first in every turn: what was collected since the last one may go out together.
@@ -58,6 +60,16 @@ class Turning:
         for descriptor in descriptors:
             self._loop.add_reader(descriptor, self._on_readable)
         self.soon()
+
+    def open_all(self) -> None:
+        """Connect every link."""
+        for node in range(len(self._links)):
+            self.open(node)
+
+    def reset(self, node: int) -> None:
+        """Close the link, with everything in it, and open it again."""
+        self.close(node)
+        self.open(node)
 
     def close(self, node: int, linger_ms: int = 0) -> None:
         """Close the link. Its descriptors are let go first: the next socket may get the same numbers."""
@@ -136,3 +148,30 @@ class Turning:
     def _on_timer(self) -> None:
         self._timer = None
         self._turn()
+
+
+class _Journal(Protocol):
+    """The journal of a client or a worker."""
+
+    def close(self) -> object: ...
+
+
+class Holdings:
+    """What a client or a worker of an event loop has open, for ``unclosed.Guard``."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: Transport) -> None:
+        self.links = transport.new_links(WakeUp())
+        self.journal: _Journal | None = None
+        # The loop leads back to the client.
+        self._loop = weakref.ref(loop)
+        self._transport = transport
+
+    def end(self, is_exit: bool) -> None:
+        """Close all of it; nothing, if at the process's exit its loop goes on in another thread."""
+        loop = self._loop()
+        if is_exit and loop is not None and loop.is_running():
+            return
+        self.links.close()
+        self._transport.close()
+        if self.journal is not None:
+            self.journal.close()

@@ -24,9 +24,8 @@ import zmq
 
 from bstar.errors import ClosedError, ConfigurationError, ForkedError
 from bstar.fleet import Endpoints
-from bstar.io_threads import new_context
 from bstar.printable import printable
-from bstar_client.aio.loop import Turning
+from bstar_client.aio.loop import Holdings, LinkLoop
 from bstar_client.bodies import Body, to_reply
 from bstar_client.checks import check_async_handler
 from bstar_client.core.outputs import Send
@@ -49,12 +48,12 @@ from bstar_client.core.worker_session import (
 from bstar_client.failures import call_hook, drop, is_interrupt, report, report_given_up, warn_late
 from bstar_client.handlers import Request, WorkerHooks
 from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_journal
-from bstar_client.link import Links, LinkSettings
+from bstar_client.link import Links, Transport
 from bstar_client.registration import Offer
 from bstar_client.replies import ReplyStore
+from bstar_client.settings import LinkSettings
 from bstar_client.sync.worker_loop import LINGER_MS
-from bstar_client.unclosed import Guard, Holdings
-from bstar_client.wakeup import WakeUp
+from bstar_client.unclosed import Guard
 
 __all__ = ["AsyncHandler", "AsyncWorker"]
 
@@ -137,7 +136,7 @@ class AsyncWorker:
         self._journal_place = named_after(journal, offer.pair)
         self._journal: WorkJournal | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._turning: Turning | None = None
+        self._turning: LinkLoop | None = None
         self._links: Links | None = None
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         self._finished: list[tuple[Job, list[bytes]]] = []
@@ -239,35 +238,33 @@ class AsyncWorker:
 
     async def _serve(self, end: "asyncio.Future[None]") -> None:
         assert self._loop is not None
-        context = self._given_context or new_context(len(self.endpoints))
-        links = Links(context, self.endpoints, self._link_settings, WakeUp())
-        holdings = Holdings(self._loop, context if self._given_context is None else None, links)
+        transport = Transport(self.endpoints, self._link_settings, self._given_context)
+        holdings = Holdings(self._loop, transport)
         name = f'AsyncWorker({", ".join(self.endpoints)}) for "{printable(self.service)}"'
         remedy = "use it in 'async with', or await close() before its event loop ends"
         guard = Guard(self, name, remedy, holdings.end)
-        self._links = links
-        self._turning = Turning(self._loop, links, self._core, self._perform, self._tell_finished)
+        self._links = holdings.links
+        self._turning = LinkLoop(self._loop, holdings.links, self._core, self._perform, self._tell_finished)
         try:
             if self._journal_place is not None:
                 journal = open_journal(self._journal_place, "worker", self.endpoints, self.service)
                 holdings.journal = journal
                 self._journal = WorkJournal(journal, self.endpoints, self.service, is_plain=self._is_plain)
             try:
-                for node in range(len(self.endpoints)):
-                    self._turning.open(node)
+                self._turning.open_all()
             except zmq.ZMQError as error:
                 raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
             await end
         except GeneratorExit:
             raise  # the loop has ended without the worker, and nothing can be awaited: the guard says so
         except BaseException as error:
-            await self._finish(context, f"{type(error).__name__}: {error}")
+            await self._finish(transport, f"{type(error).__name__}: {error}")
             guard.close()
             raise
-        await self._finish(context, "stopped")
+        await self._finish(transport, "stopped")
         guard.close()
 
-    async def _finish(self, context: "zmq.Context[zmq.Socket[bytes]]", reason: str) -> None:
+    async def _finish(self, transport: Transport, reason: str) -> None:
         """Leave the nodes, cancel what runs, release everything."""
         assert self._turning is not None
         self._tell_finished(time.monotonic())
@@ -275,9 +272,8 @@ class AsyncWorker:
         self._turning.end(LINGER_MS)
         for task in list(self._tasks.values()):
             task.cancel()
-        if self._given_context is None:
-            # It takes as long as the last words need to leave, at most the linger.
-            await asyncio.shield(asyncio.to_thread(context.term))
+        # It takes as long as the last words need to leave, at most the linger.
+        await asyncio.shield(asyncio.to_thread(transport.close))
         if self._journal is not None:
             await asyncio.shield(asyncio.to_thread(self._journal.close, self._core.unfinished, reason))
 

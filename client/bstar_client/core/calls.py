@@ -6,13 +6,16 @@ that was refused was certainly not executed, one whose connection broke may have
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from bstar.errors import BstarError
 
-__all__ = ["Ask", "Call", "CallFailed", "Reply"]
+__all__ = ["Ask", "Body", "Call", "CallFailed", "Outcome", "Reply"]
+
+# Of a request or a reply: one frame, or several.
+Body: TypeAlias = bytes | Sequence[bytes]
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
@@ -22,7 +25,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     ``timeout`` in seconds; not set: the one that ``map`` was given. ``service`` None: likewise.
     """
 
-    body: bytes | Sequence[bytes]
+    body: Body
     key: bytes | str | None = None
     timeout: float | msgspec.UnsetType | None = msgspec.UNSET
     service: str | bytes | None = None
@@ -135,3 +138,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     def is_bound(self) -> bool:
         """Must it not be sent again once an attempt may have been executed?"""
         return not self.is_idempotent or (self.is_stream and self.partials_count > 0)
+
+
+# What the shell hands to the caller of a call.
+Outcome: TypeAlias = tuple[Call, Reply | BstarError]

@@ -1,18 +1,22 @@
-"""How many requests of a ``map`` are under way at once, so that a busy broker is not run against."""
+"""The requests of one ``map``: how many are in flight, which body is next, which outcome is given out."""
 
+from collections.abc import Callable, Iterable
+
+from bstar.errors import BstarError, CallTimeoutError, LocalProtocolError
+from bstar_client.core.calls import Ask, Body, Call, CallFailed, Outcome, Reply
 from bstar_client.core.session import Counters
 
-__all__ = ["Pace"]
+__all__ = ["Pace", "Window"]
 
 # What a window shrinks by when the broker says BUSY.
 _BUSY_SHRINK = 0.75
 
 
 class Pace:
-    """How many requests of a ``map`` are under way: its window, and fewer while a broker says BUSY.
+    """The limit on the requests in flight: the window, and less of it while a broker says BUSY.
 
-    Less by a quarter at a BUSY, once in as many replies as are under way; one more in as many replies without
-    it. So a queue that is shorter than the window is kept full and not run against again and again.
+    A BUSY takes a quarter off, at most once in as many replies as are in flight. As many replies without a
+    BUSY add one. So the requests fill a queue that is shorter than the window and do not overrun it.
     """
 
     def __init__(self, window: int, counters: Counters) -> None:
@@ -32,3 +36,89 @@ class Pace:
             self._settling = self.limit
         self._busy = busy
         self._settling -= replies
+
+
+class Window:
+    """A sliding window over the bodies of one ``map``.
+
+    The shell reads ``room`` bodies, has ``begin`` make their calls and sends these. It hands outcomes to
+    ``take`` and gives out what ``ready`` returns. It sets ``is_exhausted`` when there are no more bodies.
+    With ``is_returning`` a failure becomes a CallFailed; otherwise ``begin`` and ``take`` raise it.
+    """
+
+    def __init__(self, size: int, counters: Counters, *, is_ordered: bool, is_returning: bool) -> None:
+        self.in_flight: dict[int, Call] = {}
+        self.is_exhausted = False
+        self._is_ordered = is_ordered
+        self._is_returning = is_returning
+        self._pace = Pace(size, counters)
+        # Outcomes that are not given out yet, by the position of their bodies.
+        self._outcomes: dict[int, Reply | CallFailed] = {}
+        self._begun = self._ended = self._given = 0
+
+    @property
+    def room(self) -> int:
+        """How many bodies to begin now: none before a quarter of the window is free, so many go together."""
+        limit = int(self._pace.limit)
+        used = self._begun - self._given
+        return 0 if self.is_exhausted or used > limit - limit // 4 else max(0, limit - used)
+
+    @property
+    def has_outcomes(self) -> bool:
+        """True if an outcome waits to be given out."""
+        return bool(self._outcomes)
+
+    @property
+    def is_over(self) -> bool:
+        """True if every body's outcome has been given out."""
+        return self.is_exhausted and self._begun == self._given
+
+    def begin(self, bodies: Iterable[Body | Ask], make_call: Callable[[Body | Ask, int], Call]) -> list[Call]:
+        """The calls for the next bodies, in flight from now on. A body that cannot be sent has failed."""
+        calls = []
+        for body in bodies:
+            index = self._begun
+            try:
+                call = make_call(body, index)
+            except (LocalProtocolError, CallTimeoutError) as error:
+                if not self._is_returning:
+                    raise
+                self._outcomes[index] = CallFailed(error, index)
+            else:
+                self.in_flight[index] = call
+                calls.append(call)
+            self._begun += 1
+        return calls
+
+    def take(self, outcomes: Iterable[Outcome]) -> None:
+        """These calls have ended."""
+        in_flight = self.in_flight
+        for call, outcome in outcomes:
+            index = call.index
+            # After an interruption an outcome may come twice.
+            if in_flight.pop(index, None) is None:
+                continue
+            self._ended += 1
+            if type(outcome) is Reply:
+                self._outcomes[index] = outcome
+                continue
+            assert isinstance(outcome, BstarError)
+            if not self._is_returning:
+                outcome.add_note(f"body {index} of map()")
+                raise outcome
+            self._outcomes[index] = CallFailed(outcome, index, call.attempts, call.elapsed_s)
+
+    def ready(self) -> list[Reply | CallFailed]:
+        """What is to be given out now: in the order of the bodies, or in any."""
+        self._pace.take(self._ended)
+        self._ended = 0
+        outcomes = self._outcomes
+        if not self._is_ordered:
+            self._outcomes = {}
+            self._given += len(outcomes)
+            return list(outcomes.values())
+        ready = []
+        while self._given in outcomes:
+            ready.append(outcomes.pop(self._given))
+            self._given += 1
+        return ready

@@ -1,41 +1,28 @@
-"""The client: requests to a service, whichever node of the pair is active.
+"""The client for threads: requests to a service, whichever node of the pair is active.
 
-The session (``bstar_client.core``) decides everything, ``driving`` lets it do so in the threads that wait for
-replies. This is what the callers see. ``aio`` is the same for asyncio.
+The session (``bstar_client.core``) decides everything. ``ClientLoop`` drives it in the threads that wait for
+replies. ``bstar_client.aio.client`` has the same methods for asyncio.
 """
 
 import os
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
+from itertools import islice
 from types import TracebackType
 from typing import Literal, Self, cast, overload
 
 import zmq
 
-from bstar.errors import (
-    BstarError,
-    CallTimeoutError,
-    ClosedError,
-    ConfigurationError,
-    ForkedError,
-    LocalProtocolError,
-)
-from bstar.fleet import Endpoints
-from bstar.io_threads import new_context
+from bstar.errors import BstarError, ClosedError, ConfigurationError, ForkedError
 from bstar.wire.mmi import OK, Service
 from bstar_client.bodies import Body, to_name
-from bstar_client.checks import check_function, check_map
+from bstar_client.checks import check_map
+from bstar_client.client import Client
 from bstar_client.core.calls import Ask, Call, CallFailed, Reply
-from bstar_client.core.events import Event
-from bstar_client.core.fleet_session import FleetSession
-from bstar_client.core.session import Counters
-from bstar_client.core.window import Pace
-from bstar_client.delivery import Performer
-from bstar_client.fleet_journal import open_call_journal
-from bstar_client.journal import JournalPlace
-from bstar_client.link import Links, LinkSettings
-from bstar_client.requests import DEFAULT, Asker, Timeout, to_key
+from bstar_client.core.window import Window
+from bstar_client.link import Links, Transport
+from bstar_client.requests import DEFAULT, Timeout
 from bstar_client.sync.client_loop import Driver, Sink
 from bstar_client.unclosed import Guard
 from bstar_client.wakeup import WakeUp
@@ -43,7 +30,7 @@ from bstar_client.wakeup import WakeUp
 __all__ = ["HAClient"]
 
 
-class HAClient:
+class HAClient(Client):
     """A client of a pair of brokers, of one broker, or of several pairs.
 
     ``endpoints`` in order of preference, the primary first. For several pairs a list of such lists, or a
@@ -75,63 +62,32 @@ class HAClient:
     JournalSettings; see docs/journal.md. It never makes a call wait or fail.
     """
 
-    def __init__(
-        self,
-        endpoints: Endpoints,
-        *,
-        pins: Mapping[str, str] | None = None,
-        dialect: Literal["native", "mdp02"] = "native",
-        timeout: float | None = 30.0,
-        on_event: Callable[[Event], object] | None = None,
-        outstanding_max: int = 100_000,
-        partials_max: int = 10_000,
-        ping_interval_s: float | None = None,
-        silence_limit_s: float | None = None,
-        attempt_timeout_s: float = 2.5,
-        settle_delay_s: float = 2.0,
-        link: LinkSettings | None = None,
-        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
-        journal: JournalPlace | None = None,
-    ) -> None:
-        self._asker = Asker(
-            endpoints,
-            pins=pins,
-            dialect=dialect,
-            timeout=timeout,
-            outstanding_max=outstanding_max,
-            partials_max=partials_max,
-            ping_interval_s=ping_interval_s,
-            silence_limit_s=silence_limit_s,
-            attempt_timeout_s=attempt_timeout_s,
-            settle_delay_s=settle_delay_s,
-            link=link,
-            context=context,
-            journal=journal,
-            on_event=on_event,
-        )
-        self.fleet = self._asker.fleet
-        self.endpoints = self._asker.endpoints
-        self._core = self._asker.core
-        self._performer = Performer(self._core, on_event, partials_max)
+    def _start(self) -> None:
+        settings = self._settings
+        transport = Transport(self.endpoints, settings.link, settings.context)
         self._close_lock = threading.Lock()
-        self._pid = os.getpid()
-        sockets = _Sockets(self._asker, context)
+
+        def connect(wakeup: WakeUp) -> Links:
+            links = transport.new_links(wakeup)
+            if not is_fleet:
+                links.open()
+            return links
+
+        is_fleet = len(self.fleet.pairs) > 1
         try:
-            self._driver = Driver(self._core, self._performer, sockets.connect, sockets.release)
+            loop = self._loop = Driver(self._core, self._delivery, connect, transport.close)
         except zmq.ZMQError as error:
-            sockets.release()
+            transport.close()
             raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
-        if journal is not None:
-            try:
-                self._performer.journal = open_call_journal(journal, self.fleet, is_plain=dialect == "mdp02")
-            except ConfigurationError:
-                self._driver.discard()
-                raise
-        driver = self._driver
-        driver.start()
+        try:
+            self._open_journal()
+        except ConfigurationError:
+            loop.discard()
+            raise
+        loop.start()
         name = f"HAClient({', '.join(self.endpoints)})"
         remedy = "use it in 'with', or call close()"
-        self._guard = Guard(self, name, remedy, lambda is_exit: driver.close() if is_exit else driver.stop())
+        self._guard = Guard(self, name, remedy, lambda is_exit: loop.close() if is_exit else loop.stop())
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -165,9 +121,10 @@ class HAClient:
         """
         sink: Sink = queue.SimpleQueue()
         self._check()
-        call = self._asker.call(service, body, timeout, idempotent, sink, key=to_key(key), is_urgent=urgent)
+        ask = Ask(body, key, timeout, service, urgent)
+        call = self._requests.call(ask, sink, idempotent=idempotent)
         try:
-            self._driver.begin(call)
+            self._loop.begin(call)
             return self._take(call, sink)
         except BaseException:
             if not call.is_done:
@@ -191,10 +148,11 @@ class HAClient:
         """
         sink: Sink = queue.SimpleQueue()
         self._check()
-        call = self._asker.call(service, body, timeout, idempotent, sink, is_stream=True, is_urgent=urgent)
+        ask = Ask(body, None, timeout, service, urgent)
+        call = self._requests.call(ask, sink, idempotent=idempotent, is_stream=True)
         try:
-            self._driver.begin(call)
-            self._driver.nudge()
+            self._loop.begin(call)
+            self._loop.nudge()
         except BaseException:
             self._abandon([call])
             raise
@@ -261,84 +219,41 @@ class HAClient:
         flight then is given up. ``errors="return"``: a CallFailed takes the place of the reply, and the
         others go on; what is raised then is no single call's failure (ClosedError, a body of a wrong type).
         """
-        window = check_map(bodies, window, ordered, errors)
+        size = check_map(bodies, window, ordered, errors)
+        is_returning = errors == "return"
         self._check()
-        outcomes = self._map(service, iter(bodies), window, ordered, timeout, idempotent, errors == "return")
-        return outcomes if errors == "return" else cast("Generator[Reply, None, None]", outcomes)
+        sliding = Window(size, self.counters, is_ordered=ordered, is_returning=is_returning)
+        outcomes = self._map(sliding, service, iter(bodies), timeout, idempotent)
+        return outcomes if is_returning else cast("Generator[Reply, None, None]", outcomes)
 
     def _map(
         self,
+        window: Window,
         service: str | bytes,
         bodies: Iterator[Body | Ask],
-        window: int,
-        ordered: bool,
         timeout: Timeout,
         idempotent: bool,
-        is_returning: bool,
     ) -> Generator[Reply | CallFailed, None, None]:
         sink: Sink = queue.SimpleQueue()
-        flying: dict[int, Call] = {}
-        waiting: dict[int, Reply | CallFailed] = {}
-        begun = ended = 0
-        is_exhausted = False
-        pace = Pace(window, self._core.counters)
-        call_for = self._asker.caller(service, timeout, idempotent, sink)
+        make_call = self._requests.call_maker(service, timeout, idempotent, sink)
+        in_flight = window.in_flight
         try:
             while True:
-                limit = int(pace.limit)
-                # Refilling in bursts lets many requests travel together.
-                if not is_exhausted and begun - ended <= limit - limit // 4:
+                if room := window.room:
                     self._check()
-                    calls = []
-                    while begun - ended < limit:
-                        try:
-                            body = next(bodies)
-                        except StopIteration:
-                            is_exhausted = True
-                            break
-                        try:
-                            call = call_for(body, begun)
-                        except (LocalProtocolError, CallTimeoutError) as error:
-                            if not is_returning:
-                                raise
-                            waiting[begun] = CallFailed(error, begun)
-                        else:
-                            flying[begun] = call
-                            calls.append(call)
-                        begun += 1
-                    self._driver.begin_all(calls)
-                    self._driver.nudge()
-                if begun == ended:
+                    batch = list(islice(bodies, room))
+                    window.is_exhausted = len(batch) < room
+                    self._loop.begin_all(window.begin(batch, make_call))
+                    self._loop.nudge()
+                if window.is_over:
                     return
-                flown = len(flying)
-                while flying:
-                    for call, outcome in self._driver.wait(next(iter(flying.values())), sink):
-                        index = call.index
-                        # After an interruption an outcome may be told twice.
-                        if flying.pop(index, None) is None:
-                            continue
-                        if type(outcome) is Reply:
-                            waiting[index] = outcome
-                        else:
-                            assert isinstance(outcome, BstarError)
-                            if not is_returning:
-                                outcome.add_note(f"body {index} of map()")
-                                raise outcome
-                            waiting[index] = CallFailed(outcome, index, call.attempts, call.elapsed_s)
+                while in_flight:
+                    window.take(self._loop.wait(next(iter(in_flight.values())), sink))
                     if sink.empty():
                         break
-                pace.take(flown - len(flying))
-                if ordered:
-                    while ended in waiting:
-                        ended += 1
-                        yield waiting.pop(ended - 1)
-                else:
-                    ready, waiting = waiting, {}
-                    for result in ready.values():
-                        ended += 1
-                        yield result
+                yield from window.ready()
         finally:
-            self._abandon([call for call in flying.values() if not call.is_done])
+            self._abandon([call for call in in_flight.values() if not call.is_done])
 
     def discover(self, service: str | bytes, *, timeout: Timeout = DEFAULT) -> bool:
         """Does a worker offer the service? A hint: the worker can be dead for up to its expiry (MMI-C-01)."""
@@ -350,46 +265,15 @@ class HAClient:
         Of several pairs what all of them offer, with the ``pair`` of each; the first that fails is raised.
         """
         self._check()
-        calls = self._asker.services_calls(timeout, queue.SimpleQueue)
+        calls = self._requests.services_calls(timeout, queue.SimpleQueue)
         sinks: list[Sink] = [call.sink for call in calls]
         try:
             for call in calls:
-                self._driver.begin(call)
+                self._loop.begin(call)
             replies = [self._take(call, sink) for call, sink in zip(calls, sinks, strict=True)]
         finally:
             self._abandon([call for call in calls if not call.is_done])
-        read = self._asker.read_services
-        return [entry for call, reply in zip(calls, replies, strict=True) for entry in read(call, reply)]
-
-    # --- observing ----------------------------------------------------------------------------------------
-
-    @property
-    def active(self) -> str | None:
-        """The endpoint of the node that is followed now, None while none is known to be active.
-
-        Of one pair. Several have several: LocalProtocolError, see ``actives``.
-        """
-        if isinstance(self._core, FleetSession):
-            raise LocalProtocolError("each of several pairs has an active node: read actives")
-        return self._core.active
-
-    @property
-    def actives(self) -> dict[str, str | None]:
-        """The same for each pair, by its name, or by its endpoints, sorted and joined by commas.
-
-        A client connects to one of several pairs with the first call that belongs there.
-        """
-        return self._asker.actives()
-
-    @property
-    def counters(self) -> Counters:
-        """What happened so far, as plain integers."""
-        return self._core.counters
-
-    def observe(self, observer: Callable[[Event], object]) -> None:
-        """Call ``observer`` with each event from now on, as ``on_event``. It must not block."""
-        check_function(observer, "an observer")
-        self._performer.observers.append(observer)
+        return self._requests.read_services(calls, replies)
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -399,7 +283,7 @@ class HAClient:
             return
         with self._close_lock:
             self._guard.close()
-            self._driver.close()
+            self._loop.close()
 
     def __enter__(self) -> Self:
         self._check()
@@ -415,40 +299,17 @@ class HAClient:
     def _check(self) -> None:
         if self._pid != os.getpid():
             raise ForkedError("this client was made before fork(): make a new HAClient in the child process")
-        if self._driver.is_closing:
+        if self._loop.is_closing:
             raise ClosedError("the client is closed")
 
     def _abandon(self, calls: list[Call]) -> None:
         if calls and self._pid == os.getpid():
-            self._driver.abandon(calls)
+            self._loop.abandon(calls)
 
     def _take(self, call: Call, sink: Sink) -> Reply:
         """The next reply in the sink; raises the error if that is what came."""
-        [(_, outcome)] = self._driver.wait(call, sink)
+        [(_, outcome)] = self._loop.wait(call, sink)
         if type(outcome) is Reply:
             return outcome
         assert isinstance(outcome, BstarError)
         raise outcome
-
-
-class _Sockets:
-    """Makes a client's sockets. It does not lead back to the client."""
-
-    def __init__(self, asker: Asker, context: "zmq.Context[zmq.Socket[bytes]] | None") -> None:
-        self._asker = asker
-        self._owns_context = context is None
-        self._context = context or new_context(len(asker.endpoints))
-
-    def connect(self, wakeup: WakeUp) -> Links:
-        links = Links(self._context, self._asker.endpoints, self._asker.link_settings, wakeup)
-        if not self._asker.is_fleet:
-            try:
-                links.open()
-            except zmq.ZMQError:
-                links.close()
-                raise
-        return links
-
-    def release(self) -> None:
-        if self._owns_context:
-            self._context.term()

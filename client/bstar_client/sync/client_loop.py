@@ -35,7 +35,7 @@ import zmq
 from bstar.errors import BstarError, CallTimeoutError, ClosedError, LocalProtocolError
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.outputs import ClientCore
-from bstar_client.delivery import Performer
+from bstar_client.delivery import Delivery
 from bstar_client.link import Links
 from bstar_client.wakeup import WakeUp
 
@@ -69,7 +69,7 @@ class Driver:
     def __init__(
         self,
         core: ClientCore,
-        performer: Performer,
+        performer: Delivery,
         connect: Callable[[WakeUp], Links],
         release: Callable[[], None],
     ) -> None:

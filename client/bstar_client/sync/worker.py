@@ -26,9 +26,9 @@ from bstar_client.checks import check_handler, to_count
 from bstar_client.core.worker_session import WorkerCounters, WorkerSettings
 from bstar_client.handlers import Handler, WorkerHooks
 from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_journal
-from bstar_client.link import LinkSettings
 from bstar_client.registration import Offer
 from bstar_client.replies import ReplyStore
+from bstar_client.settings import LinkSettings
 from bstar_client.sync.worker_loop import Serving
 from bstar_client.unclosed import Guard
 

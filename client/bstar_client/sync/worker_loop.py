@@ -38,8 +38,9 @@ from bstar_client.core.worker_session import (
 from bstar_client.failures import report_given_up, warn_late
 from bstar_client.handlers import WorkerHooks
 from bstar_client.journal import WorkJournal
-from bstar_client.link import Links, LinkSettings
+from bstar_client.link import Links
 from bstar_client.replies import ReplyStore
+from bstar_client.settings import LinkSettings
 from bstar_client.sync.handling import SHORT_MIN, Handling
 from bstar_client.sync.leader import Lead
 from bstar_client.sync.outbox import UNSENT_S_MAX, Kind, Outbox

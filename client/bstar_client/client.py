@@ -1,0 +1,149 @@
+"""What both clients are without a thread or an event loop: settings, a core, and what they tell about it."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+import zmq
+
+from bstar.errors import ConfigurationError, LocalProtocolError
+from bstar.fleet import Endpoints, Fleet
+from bstar_client.checks import (
+    check_endpoints,
+    check_function,
+    check_sockets,
+    to_count,
+    to_seconds,
+    to_timeout,
+)
+from bstar_client.core.events import Event
+from bstar_client.core.fleet_session import FleetSession
+from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
+from bstar_client.core.session import Counters, Session, SessionSettings
+from bstar_client.delivery import Delivery
+from bstar_client.journal import CallJournal, JournalPlace
+from bstar_client.requests import Requests
+from bstar_client.settings import ClientSettings, Dialect, LinkSettings
+
+__all__ = ["Client"]
+
+
+class Client:
+    """Base of ``HAClient`` and ``AsyncHAClient``, which explain the arguments.
+
+    Raises ConfigurationError for settings that cannot work.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        *,
+        pins: Mapping[str, str] | None = None,
+        dialect: Dialect = "native",
+        timeout: float | None = 30.0,
+        on_event: Callable[[Event], object] | None = None,
+        outstanding_max: int = 100_000,
+        partials_max: int = 10_000,
+        ping_interval_s: float | None = None,
+        silence_limit_s: float | None = None,
+        attempt_timeout_s: float = 2.5,
+        settle_delay_s: float = 2.0,
+        link: LinkSettings | None = None,
+        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+        journal: JournalPlace | None = None,
+    ) -> None:
+        check_sockets(link, context, journal)
+        if on_event is not None:
+            check_function(on_event, "on_event")
+        if dialect not in ("native", "mdp02"):
+            raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
+        self.fleet = Fleet.of(endpoints, pins)
+        self.endpoints = self.fleet.endpoints
+        check_endpoints(self.endpoints)
+        if timeout is not None:
+            timeout = to_timeout(to_seconds(timeout, "timeout", may_be_endless=True))
+        if ping_interval_s is not None:
+            ping_interval_s = to_seconds(ping_interval_s, "ping_interval_s")
+        if silence_limit_s is not None:
+            silence_limit_s = to_seconds(silence_limit_s, "silence_limit_s")
+        outstanding_max = to_count(outstanding_max, "outstanding_max", 1)
+        self._settings = ClientSettings(
+            fleet=self.fleet,
+            dialect=dialect,
+            timeout=timeout,
+            on_event=on_event,
+            outstanding_max=outstanding_max,
+            partials_max=to_count(partials_max, "partials_max", 1),
+            ping_interval_s=ping_interval_s,
+            silence_limit_s=silence_limit_s,
+            attempt_timeout_s=to_seconds(attempt_timeout_s, "attempt_timeout_s"),
+            settle_delay_s=to_seconds(settle_delay_s, "settle_delay_s", may_be_zero=True),
+            link=link or LinkSettings(high_water_mark=max(outstanding_max, 1_000)),
+            context=context,
+            journal=journal,
+        )
+        self._requests = Requests(self._settings)
+        self._core = _new_core(self._settings)
+        self._delivery = Delivery(self._core, on_event, self._settings.partials_max)
+        self._pid = os.getpid()
+        self._start()
+
+    def _start(self) -> None:
+        """Begin what the shell has: its sockets, a thread."""
+
+    def _open_journal(self) -> CallJournal | None:
+        """Begin the journal, if there is to be one, and let it be told of every outcome and event."""
+        settings = self._settings
+        if settings.journal is not None:
+            is_plain = settings.dialect == "mdp02"
+            self._delivery.journal = CallJournal(settings.journal, self.fleet, is_plain=is_plain)
+        return self._delivery.journal
+
+    # --- observing ----------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> str | None:
+        """The endpoint of the node that is followed now, None while none is known to be active.
+
+        Of one pair. Several have several: LocalProtocolError, see ``actives``.
+        """
+        if isinstance(self._core, FleetSession):
+            raise LocalProtocolError("each of several pairs has an active node: read actives")
+        return self._core.active
+
+    @property
+    def actives(self) -> dict[str, str | None]:
+        """The same for each pair, by its name, or by its endpoints, sorted and joined by commas.
+
+        A client connects to one of several pairs with the first call that belongs there.
+        """
+        core = self._core
+        actives = core.actives if isinstance(core, FleetSession) else [core.active]
+        return {pair.identity: active for pair, active in zip(self.fleet.pairs, actives, strict=True)}
+
+    @property
+    def counters(self) -> Counters:
+        """What happened so far, as plain integers."""
+        return self._core.counters
+
+    def observe(self, observer: Callable[[Event], object]) -> None:
+        """Call ``observer`` with each event from now on, as ``on_event``. It must not block."""
+        check_function(observer, "an observer")
+        self._delivery.observers.append(observer)
+
+
+def _new_core(settings: ClientSettings) -> Session | Mdp02Session | FleetSession:
+    pairs = settings.fleet.pairs
+
+    def begin(pair: int, now: float) -> Session | Mdp02Session:
+        endpoints = pairs[pair].endpoints
+        if settings.dialect == "native":
+            return Session(endpoints, client_id=os.urandom(16), now=now, settings=native)
+        return Mdp02Session(endpoints, now=now, settings=plain)
+
+    bounds = (settings.outstanding_max, settings.partials_max)
+    native = SessionSettings(*bounds, settings.ping_interval_s, settings.silence_limit_s)
+    plain = Mdp02Settings(*bounds, settings.attempt_timeout_s, settings.settle_delay_s)
+    if len(pairs) == 1:
+        return begin(0, time.monotonic())
+    return FleetSession([len(pair.endpoints) for pair in pairs], begin)

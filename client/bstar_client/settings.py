@@ -1,0 +1,69 @@
+"""What a client was told, as one frozen object, and the socket options it may change."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import zmq
+
+from bstar.errors import ConfigurationError
+from bstar.fleet import Fleet
+from bstar_client.core.events import Event
+
+if TYPE_CHECKING:  # the journal's writer is loaded by programs that keep one
+    from bstar_client.journal import JournalPlace
+
+__all__ = ["ClientSettings", "Dialect", "LinkSettings"]
+
+Dialect = Literal["native", "mdp02"]
+
+# Heads and error texts are within this.
+_MESSAGE_BYTES_MIN = 65_536
+
+
+class LinkSettings(msgspec.Struct, frozen=True):
+    """Socket options that a program may want to change.
+
+    Times in milliseconds. ``handshake_ms``, ``connect_timeout_ms``: when an attempt to connect is given up.
+    ``reconnect_min_ms`` to ``reconnect_max_ms``: the pause before the next one, doubled each time.
+    ``heartbeat_ms``: how often the connection is tried while nothing comes, ``heartbeat_timeout_ms``: when a
+    silent one is given up. ``high_water_mark`` counts messages in each direction; the client's limit on
+    outstanding requests should not exceed it, or replies may be dropped by the node. ``message_bytes_max``: a
+    longer message ends the connection.
+    """
+
+    handshake_ms: int = 1_000
+    connect_timeout_ms: int = 1_000
+    reconnect_min_ms: int = 20
+    reconnect_max_ms: int = 250
+    heartbeat_ms: int = 1_000
+    heartbeat_timeout_ms: int = 5_000
+    high_water_mark: int = 100_000
+    message_bytes_max: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if type(value) is not int:
+                raise TypeError(f"{name} of LinkSettings is a whole number, not {type(value).__name__}")
+            least = _MESSAGE_BYTES_MIN if name == "message_bytes_max" else 0
+            if value < least:
+                raise ConfigurationError(f"{name} of LinkSettings is {least} or more, not {value}")
+
+
+class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of ``HAClient``, checked, by their names; ``fleet`` stands for ``endpoints``."""
+
+    fleet: Fleet
+    dialect: Dialect
+    timeout: float | None
+    on_event: Callable[[Event], object] | None
+    outstanding_max: int
+    partials_max: int
+    ping_interval_s: float | None
+    silence_limit_s: float | None
+    attempt_timeout_s: float
+    settle_delay_s: float
+    link: LinkSettings
+    context: "zmq.Context[zmq.Socket[bytes]] | None"
+    journal: "JournalPlace | None"
