@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -14,10 +13,9 @@ import requests
 from toxiproxy import Proxy
 from toxiproxy.api import APIConsumer
 
+from bstar_testing.processes import environment, wait_until
 from chaos.history import Note, Writer, read
-from chaos.hosts import LoopbackHost
 from chaos.needs import CHAOS, need_toxiproxy
-from chaos.processes import PACKAGE, wait_until
 from chaos.toxics import DOWN, UP, Link, Links, ToxicError
 from chaos.toxiproxy import Server
 
@@ -137,19 +135,17 @@ def test_what_a_harness_has_started_ends_even_if_the_harness_is_killed(tmp_path:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from chaos.history import Writer\n"
-        "from chaos.hosts import LoopbackHost\n"
-        "from chaos.processes import Process\n"
+        "from bstar_testing.processes import Process\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "argv = (sys.executable, '-c', 'import time; time.sleep(600)')\n"
-        "process = Process('sleeper', LoopbackHost(), argv, folder=folder, journal=Writer(folder / 'j'))\n"
+        "process = Process('sleeper', argv, folder=folder)\n"
         "process.start()\n"
         "print(process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     harness = subprocess.run(
         (sys.executable, "-c", script),
-        env=os.environ | {"PYTHONPATH": str(PACKAGE)},
+        env=environment(),
         stdout=subprocess.PIPE,
         timeout=60,
         check=False,
@@ -165,13 +161,3 @@ def _lives(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
-
-
-def test_ports_of_a_host_stay_its_own_until_it_is_closed() -> None:
-    host = LoopbackHost()
-    [port] = host.ports(1)
-    with pytest.raises(OSError, match="in use"), socket.socket() as other:
-        other.bind(("127.0.0.1", port))
-    host.close()
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", port))

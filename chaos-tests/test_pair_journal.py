@@ -19,8 +19,9 @@ import duckdb
 import msgspec
 import pytest
 
+from bstar_testing.pairs import STATE_LINKS
 from chaos import journals
-from chaos.cluster import STATE_LINKS, Profile
+from chaos.cluster import Profile
 from chaos.faults import Kind, Step, apply
 from chaos.history import PAIR
 from chaos.injected import Injected, boottime_ahead_us, injected
@@ -63,8 +64,7 @@ def play(folder: Path) -> None:
         # Everybody is stopped in good order: no journal's end is missing but of those that were killed.
         cluster = run.cluster
         for process in (*cluster.workers, cluster.passive(), cluster.active()):
-            process.terminate()
-            process.wait_exit()
+            process.stop()
         assert run.run is not None
         longest_s = max((span.end - span.begin for span in run.run.unplanned), default=0.0)
         if longest_s > run.manifest.failover_timeout_s / 2:

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import pytest
 
+from bstar_testing.processes import Process
 from chaos.channel import Quality
 from chaos.cluster import Profile
 from chaos.history import Failed, Registered, Writer
 from chaos.model import Call, Run
 from chaos.needs import CHAOS, until_valid
 from chaos.network import By, Network, require_namespaces
-from chaos.processes import Process
 from chaos.stage import Cast, Stage, stage
 from chaos.traffic import ClientLoad
 from chaos.validate import InvalidRunError, is_machine_noise
@@ -267,13 +267,10 @@ def arbiter(network: Network, tmp_path: Path) -> Iterator[tuple[str, int]]:
         "--log-format=json",
     )
     with Writer(tmp_path / "arbiter.jsonl") as journal:
-        process = Process("arbiter", network["arbiter"], argv, folder=tmp_path, journal=journal)
-        process.start()
-        try:
-            process.wait_until(lambda: '"event": "ready"' in process.log_since_start(), "ready")
+        process = Process("arbiter", argv, folder=tmp_path, host=network["arbiter"], note=journal.note)
+        with process:
+            process.wait_for_log('"event": "ready"')
             yield endpoint, process.pid
-        finally:
-            process.close()
 
 
 def in_turn(run: Run) -> bool:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from bstar_testing.processes import wait_until
 from chaos.channel import Counts, Quality, Switch
 from chaos.netns import Namespace, remove_leftovers
 from chaos.network import Network, require_namespaces
-from chaos.processes import wait_until
 from chaos.wire import WireError
 
 SEED = 7

@@ -149,3 +149,17 @@ def test_plain_majordomo(tmp_path: Path) -> None:
             assert run(tmp_path, "plain_client.py") == ["HELLO", "AGAIN"]
             nodes[0].kill()
             assert run(tmp_path, "plain_client.py") == ["HELLO", "AGAIN"]
+
+
+def test_a_service_of_the_users_own_is_tested(tmp_path: Path) -> None:
+    """docs/testing.md: the programs, and the snippet that opens the page."""
+    found = programs("testing.md")
+    assert found.keys() == {"prices.py", "test_prices.py"}
+    for name, text in found.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "first.py").write_text(blocks("testing.md", "python")[0])
+    assert run(tmp_path, "first.py") == []
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_prices.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ["bstar", "bstar_broker", "bstar_client", "bstar_pipeline", "bstar_cli"]
+PACKAGES = ["bstar", "bstar_broker", "bstar_client", "bstar_pipeline", "bstar_testing", "bstar_cli"]
 ROOT = Path(__file__).parent.parent
-FOLDERS = ["bstar", "broker", "client", "pipeline", "cli"]
+FOLDERS = ["bstar", "broker", "client", "pipeline", "testing", "cli"]
 
 LINES_OF_A_FILE_MAX = 450
 ATTRIBUTES_OF_A_CLASS_MAX = 15

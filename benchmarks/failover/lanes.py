@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bstar.settings.schema import ProfileName
+from bstar_testing.processes import HarnessError
 from chaos.netns import what_is_missing
 from chaos.network import Network
-from chaos.processes import HarnessError
 from failover.figures import Losses, Trial
 from failover.stand import Stand
 

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from chaos.cluster import STATE_LINKS
+from bstar_testing.pairs import STATE_LINKS
+from bstar_testing.processes import HarnessError, Process, wait_until
 from chaos.history import Writer
-from chaos.hosts import LoopbackHost
-from chaos.processes import HarnessError, Process, wait_until
 from chaos.toxics import BOTH, Links
 from chaos.toxiproxy import Server
 from failover.figures import longest_gap
@@ -129,9 +128,8 @@ def _has_more(stand: Stand, seen: int) -> bool:
 
 @contextmanager
 def _busy(folder: Path, journal: Writer, count: int) -> Iterator[None]:
-    host = LoopbackHost()
     processes = [
-        Process(f"busy{number}", host, (sys.executable, "-c", _BUSY), folder=folder, journal=journal)
+        Process(f"busy{number}", (sys.executable, "-c", _BUSY), folder=folder, note=journal.note)
         for number in range(count)
     ]
     try:

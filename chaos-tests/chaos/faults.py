@@ -17,11 +17,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
-from chaos.cluster import STATE_LINKS, Cluster, Node
-from chaos.processes import Process
+from bstar_testing.pairs import STATE_LINKS
+from bstar_testing.processes import Process
+from chaos.cluster import Cluster
 from chaos.stage import Stage
 from chaos.toxics import BOTH, DOWN, UP, Link, Stream
-from chaos.traffic import Historian
 
 __all__ = ["LINK_KINDS", "PROCESS_KINDS", "Kind", "Step", "apply"]
 
@@ -113,16 +113,7 @@ def _process_fault(stage: Stage, step: Step, process: Process) -> Iterator[None]
         try:
             yield
         finally:
-            _bring_back(process)
-
-
-def _bring_back(process: Process) -> None:
-    if isinstance(process, Node):
-        process.restart()
-        return
-    process.start()
-    if isinstance(process, Historian):
-        process.wait_for_start()
+            process.start()
 
 
 # --- links --------------------------------------------------------------------------------------------------

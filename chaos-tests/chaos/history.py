@@ -199,6 +199,10 @@ class Writer:
                 raise OSError("a line of the history could not be written whole")
         return at
 
+    def note(self, what: str, target: str = "", text: str = "", span: int = 0) -> float:
+        """Write down what the harness does; returns the moment."""
+        return self.write(Note(at=0.0, what=what, target=target, text=text, span=span))
+
     def close(self) -> None:
         """Write nothing more. Idempotent."""
         with self._lock:

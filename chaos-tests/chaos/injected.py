@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.cluster import ROLES
+from bstar_testing.pairs import ROLES
 from chaos.history import Note, read
 
 __all__ = ["Injected", "boottime_ahead_us", "injected"]

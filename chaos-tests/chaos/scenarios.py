@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from chaos.cluster import STATE_LINKS, Profile
+from bstar_testing.pairs import STATE_LINKS
+from chaos.cluster import Profile
 from chaos.stage import Cast, Stage, stage
 from chaos.toxics import DOWN
 from chaos.traffic import ClientLoad, WorkerLoad
@@ -90,7 +91,7 @@ def refused_for_a_living_peer(name: str) -> Stage:
                 for link in STATE_LINKS:
                     cuts.enter_context(run.links[link].down())
                 backup = run.cluster.backup
-                backup.wait_until(lambda: "peer is gone" in backup.log_since_start(), "believes the refusal")
+                backup.wait_for_log("peer is gone")
                 other = run.add_client(nodes=BACKUP)
                 other.wait_for_answers(10)
             own.finish()
@@ -123,7 +124,7 @@ def arbiter_decides(name: str) -> Stage:
                 own.finish()
                 primary.kill()
                 other.wait_for_answers(20)
-                primary.restart()
+                primary.start()
             other.finish()
             run.add_client()
         run.calm()

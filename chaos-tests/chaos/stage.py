@@ -23,13 +23,15 @@ from pathlib import Path
 
 import msgspec
 
+from bstar.settings import RoleName
 from bstar.settings.schema import PROFILES
-from chaos.cluster import ROLES, Cluster, Profile, Role, Route, direct
-from chaos.history import Note, Writer
-from chaos.hosts import Host
+from bstar_testing.hosts import Host
+from bstar_testing.pairs import ROLES, Route, direct
+from bstar_testing.processes import HarnessError, Process
+from chaos.cluster import Cluster, Profile
+from chaos.history import Writer
 from chaos.model import Manifest, Run, load
 from chaos.needs import need_toxiproxy
-from chaos.processes import HarnessError, Process
 from chaos.report import RunFailedError, describe, new_folder, remove
 from chaos.toxics import Links
 from chaos.toxiproxy import Server
@@ -58,7 +60,7 @@ class Cast:
     clients: tuple[Sequence[str], ...] = (BOTH, BOTH)
     worker_load: WorkerLoad = field(default_factory=WorkerLoad)
     client_load: ClientLoad = field(default_factory=ClientLoad)
-    launchers: Mapping[Role, Sequence[str]] = field(default_factory=dict)
+    launchers: Mapping[RoleName, Sequence[str]] = field(default_factory=dict)
     worker_module: Sequence[str] = ("chaos.worker",)
     client_module: Sequence[str] = ("chaos.client",)
     hosts: Mapping[str, Host] = field(default_factory=dict)
@@ -93,7 +95,7 @@ class Stage:
 
     def note(self, what: str, target: str = "", text: str = "", span: int = 0) -> float:
         """Write down what the harness does."""
-        return self.cluster.journal.write(Note(at=0.0, what=what, target=target, text=text, span=span))
+        return self.cluster.journal.note(what, target, text, span)
 
     @contextmanager
     def fault(self, kind: str, target: str, *, hits_peer_link: bool = False) -> Iterator[None]:
@@ -149,9 +151,8 @@ class Stage:
 
     def note_odd_exits(self) -> None:
         """Write down which processes have ended by themselves."""
-        for process in self.cluster.processes:
-            if process.is_noted_running and not process.is_running:
-                process.note("odd exit", f"{process.exit_code} by itself")
+        for process in self.cluster.odd_ends:
+            process.note("odd exit", f"{process.exit_code} by itself")
 
     def _write_manifest(self) -> None:
         manifest = msgspec.structs.replace(
@@ -215,7 +216,7 @@ def stage(
             links = Links(server, journal)
             resources.callback(links.close)
             route, profile = links.route, _proxied(profile)
-        hosts: dict[Role, Host] = {role: cast.hosts[role] for role in ROLES if role in cast.hosts}
+        hosts: dict[RoleName, Host] = {role: cast.hosts[role] for role in ROLES if role in cast.hosts}
         cluster = resources.enter_context(
             Cluster(
                 folder,

@@ -28,8 +28,8 @@ import requests
 from toxiproxy import Proxy, Toxiproxy
 from toxiproxy.api import APIConsumer, validate_response
 
-from chaos.history import Note, Writer
-from chaos.hosts import LoopbackHost
+from bstar_testing.hosts import LoopbackHost
+from chaos.history import Writer
 from chaos.toxiproxy import Server
 
 __all__ = ["BOTH", "DOWN", "UP", "Link", "Links", "Stream", "ToxicError"]
@@ -82,7 +82,7 @@ class Links:
     def __init__(self, server: Server, journal: Writer) -> None:
         self._server = server
         self._journal = journal
-        self._ports = LoopbackHost("proxies")
+        self._ports = LoopbackHost()
         self._links: dict[str, Link] = {}
         _install_consumer(server.port)
 
@@ -107,7 +107,7 @@ class Links:
 
     def note(self, what: str, target: str, text: str = "") -> None:
         """Write down what was done to a link."""
-        self._journal.write(Note(at=0.0, what=what, target=target, text=text))
+        self._journal.note(what, target, text)
 
     def start_over(self) -> None:
         """The server hangs: a new one, and every link made anew."""

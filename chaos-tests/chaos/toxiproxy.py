@@ -20,9 +20,9 @@ from typing import Self
 
 import requests
 
+from bstar_testing.hosts import LoopbackHost
+from bstar_testing.processes import Process
 from chaos.history import Writer
-from chaos.hosts import LoopbackHost
-from chaos.processes import Process
 
 __all__ = ["VERSION", "Server", "ToxiproxyMissingError", "get_binary"]
 
@@ -106,10 +106,10 @@ class Server:
     """A Toxiproxy server process on a loopback port of its own."""
 
     def __init__(self, folder: Path, journal: Writer) -> None:
-        self._host = LoopbackHost("toxiproxy")
+        self._host = LoopbackHost()
         self.port = self._host.ports(1)[0]
         argv = (str(get_binary()), "-host", "127.0.0.1", "-port", str(self.port))
-        self.process = Process("toxiproxy", self._host, argv, folder=folder, journal=journal)
+        self.process = Process("toxiproxy", argv, folder=folder, note=journal.note)
 
     def start(self) -> None:
         """Start it and wait until it answers with its version."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from chaos.history import Failed, Invoke, Line, Ok, Registered, Started, Tail, Writer, read
-from chaos.hosts import Host
-from chaos.processes import LIMIT_S, HarnessError, Process
+from bstar_testing.hosts import Host
+from bstar_testing.pairs import ROLES, Pair
+from bstar_testing.processes import LIMIT_S, Process
+from chaos.history import Failed, Invoke, Line, Ok, Registered, Started, Tail, read
 
 __all__ = ["BOTH", "ClientLoad", "ClientProcess", "Historian", "WorkerLoad", "WorkerProcess"]
 
-BOTH = ("primary", "backup")
+BOTH: tuple[str, ...] = ROLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +38,29 @@ class WorkerLoad:
 
 
 class Historian(Process):
-    """A process that writes a history, and in ``journals`` the product's journal, too."""
+    """A process of a pair that writes a history, and the product's journal if the pair keeps journals."""
 
     def __init__(
         self,
         name: str,
-        host: Host,
+        pair: Pair,
         module: Sequence[str],
         options: Sequence[str],
-        folder: Path,
-        journal: Writer,
-        journals: Path | None = None,
+        host: Host | None,
     ) -> None:
-        self.history_path = folder / f"{name}.jsonl"
+        self.history_path = pair.folder / f"{name}.jsonl"
         argv = (sys.executable, "-m", *module, "--name", name, "--history", str(self.history_path), *options)
-        if journals is not None:
-            argv = (*argv, "--journal", str(journals))
-        super().__init__(name, host, argv, folder=folder, journal=journal)
+        if pair.journals is not None:
+            argv = (*argv, "--journal", str(pair.journals))
+        super().__init__(name, argv, folder=pair.folder, host=host, note=pair.note)
         self._lines_before = 0
 
-    def start(self) -> None:
+    def launch(self) -> None:
         """Start it; its history goes on."""
         self._lines_before = len(self.history())
-        super().start()
+        super().launch()
 
-    def wait_for_start(self) -> None:
+    def wait_ready(self) -> None:
         """Wait until the present run can be asked to end in good order."""
         self.wait_until(
             lambda: any(isinstance(line, Started) for line in self.history_of_run()), "has started"
@@ -85,11 +83,9 @@ class Historian(Process):
         def look() -> bool:
             nonlocal found
             found += sum(map(happened, tail.more()))
-            return found >= count or not self.is_running
+            return found >= count
 
         self.wait_until(look, what)
-        if found < count:
-            raise HarnessError(f"{self.name} ended; expected: {what}\n{self.trouble()}")
 
 
 class ClientProcess(Historian):
@@ -98,44 +94,34 @@ class ClientProcess(Historian):
     def __init__(
         self,
         name: str,
-        host: Host,
-        endpoints: Sequence[str],
+        pair: Pair,
         *,
-        folder: Path,
-        journal: Writer,
-        journals: Path | None = None,
+        host: Host | None = None,
+        nodes: Sequence[str] = BOTH,
         load: ClientLoad | None = None,
         module: Sequence[str] = ("chaos.client",),
     ) -> None:
-        load = load or ClientLoad()
+        self.load = load or ClientLoad()
         options = (
-            *("--endpoints", ",".join(endpoints), "--threads", str(load.threads), "--rate", str(load.rate)),
-            *("--deadline", str(load.deadline_s), "--bound-every", str(load.bound_every)),
+            *("--endpoints", ",".join(pair.endpoints_of(name, nodes))),
+            *("--threads", str(self.load.threads), "--rate", str(self.load.rate)),
+            *("--deadline", str(self.load.deadline_s), "--bound-every", str(self.load.bound_every)),
         )
-        super().__init__(name, host, module, options, folder, journal, journals)
-        self.load = load
+        super().__init__(name, pair, module, options, host)
 
     def wait_for_answers(self, count: int) -> None:
         """Wait until so many calls that *begin* from now on have been answered."""
-        tail = Tail(self.history_path)
-        before = {line.id for line in tail.more() if isinstance(line, Invoke)}
-        answered = 0
-
-        def look() -> bool:
-            nonlocal answered
-            answered += sum(isinstance(line, Ok) and line.id not in before for line in tail.more())
-            return answered >= count or not self.is_running
-
-        self.wait_until(look, f"{count} more answers")
-        if answered < count:
-            raise HarnessError(f"{self.name} ended; expected: {count} more answers\n{self.trouble()}")
+        before = {line.id for line in self.history() if isinstance(line, Invoke)}
+        self.wait_for(
+            f"{count} more answers", lambda line: isinstance(line, Ok) and line.id not in before, count
+        )
 
     def wait_for_ends(self, count: int) -> None:
         """Wait until so many calls more have ended in any way."""
         self.wait_for(f"{count} more ends of calls", lambda line: isinstance(line, Ok | Failed), count)
 
     def finish(self) -> None:
-        """Begin no more calls, and wait until those that are outstanding have ended, and the process."""
+        """Begin no more calls, and wait until those in flight have ended, and the process."""
         self.terminate()
         self.wait_exit(LIMIT_S + self.load.deadline_s)
 
@@ -146,21 +132,19 @@ class WorkerProcess(Historian):
     def __init__(
         self,
         name: str,
-        host: Host,
-        endpoints: Sequence[str],
+        pair: Pair,
         *,
-        folder: Path,
-        journal: Writer,
-        journals: Path | None = None,
+        host: Host | None = None,
+        nodes: Sequence[str] = BOTH,
         load: WorkerLoad | None = None,
         module: Sequence[str] = ("chaos.worker",),
     ) -> None:
         load = load or WorkerLoad()
         options = (
-            *("--endpoints", ",".join(endpoints)),
+            *("--endpoints", ",".join(pair.endpoints_of(name, nodes))),
             *("--credit", str(load.credit), "--work-ms", str(load.work_ms)),
         )
-        super().__init__(name, host, module, options, folder, journal, journals)
+        super().__init__(name, pair, module, options, host)
 
     def wait_registered(self, nodes: int) -> None:
         """Wait until the present run is on the lists of so many nodes."""

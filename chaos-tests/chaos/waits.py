@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from chaos.history import KEPT_WAITING, Note, Writer
+from chaos.history import KEPT_WAITING, Writer
 
 __all__ = ["WaitWatch", "waits_of"]
 
@@ -71,5 +71,4 @@ class WaitWatch:
                 self._waited_s[pid, thread] = waited_s
                 longest_s = max(longest_s, waited_s - before.get((pid, thread), waited_s))
             if longest_s >= _WAIT_S_MIN:
-                note = Note(at=0.0, what=KEPT_WAITING, target=name, text=f"{longest_s:.3f}")
-                self._journal.write(note)
+                self._journal.note(KEPT_WAITING, name, f"{longest_s:.3f}")

@@ -15,7 +15,6 @@ one Python process moves (``throughput`` says how much that is).
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -27,9 +26,9 @@ from typing import Self
 
 import msgspec
 
+from bstar_testing.processes import environment
 from chaos.channel import Counts, Quality
 from chaos.netns import NetnsHost
-from chaos.processes import PACKAGE
 from chaos.wire_process import INTERFACE, Answer, Ask, Command, Join, Set
 
 __all__ = ["Hosts", "Wire", "WireError"]
@@ -62,7 +61,7 @@ class Wire:
                 pass_fds=(its.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env=os.environ | {"PYTHONPATH": str(PACKAGE)},
+                env=environment(),
                 start_new_session=True,
             )
         self._control = ours

@@ -1,14 +1,14 @@
-"""Where processes run. A host has an address for its servers and wraps commands so that they run on it.
+"""Where processes run: a host has an address for its servers, ports, and a way to run commands on it.
 
-Chaos tests run on one machine, so its processes share one monotonic clock; a host is the loopback interface
-or something that a test has made (a network namespace). What a host is like under faults is not its concern.
+Here the only host is the loopback interface. Chaos tests add network namespaces.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 __all__ = ["Host", "LoopbackHost"]
 
@@ -22,36 +22,41 @@ class Host(Protocol):
 
     @property
     def address(self) -> str:
-        """The IP address where this host's servers listen for clients, workers and the peer."""
+        """The IP address where servers of this host listen for clients, workers and the peer."""
 
     @property
     def control_address(self) -> str:
-        """The IP address of HTTP endpoints: ``connect`` reaches it, whatever happens to ``address``."""
+        """The IP address of HTTP endpoints. ``connect`` reaches it whatever happens to ``address``."""
 
     def ports(self, count: int) -> list[int]:
-        """Ports that nobody else on this host is given, until ``close``."""
+        """Ports that nobody else on this host gets until ``close``."""
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` on this host, as the same process (exec, not fork)."""
 
     def connect(self, address: tuple[str, int], timeout_s: float) -> socket.socket:
-        """A TCP connection made from this host itself, for the harness to use."""
+        """A TCP connection that starts on this host, for the harness to use."""
 
     def close(self) -> None:
         """Give back what the host holds. Idempotent."""
 
 
 class LoopbackHost:
-    """This machine itself, on 127.0.0.1."""
+    """This machine on 127.0.0.1. A context manager that gives its ports back."""
 
-    def __init__(self, name: str = "loopback") -> None:
-        self.name = name
-        self.address = "127.0.0.1"
-        self.control_address = "127.0.0.1"
+    name = "loopback"
+    address = "127.0.0.1"
+    control_address = "127.0.0.1"
+
+    def __init__(self) -> None:
         self._holders: list[socket.socket] = []
 
     def ports(self, count: int) -> list[int]:
-        """Ports held by sockets that are bound and never listen: whoever reuses addresses may bind them."""
+        """Ports without a race: a bound socket that never listens holds each of them.
+
+        A server that sets SO_REUSEADDR (as ZeroMQ does) may bind such a port. No other process gets it, not
+        even while the server is down between a kill and a restart.
+        """
         holders = [self._hold() for _ in range(count)]
         self._holders += holders
         return [int(holder.getsockname()[1]) for holder in holders]
@@ -67,10 +72,18 @@ class LoopbackHost:
         return list(argv)
 
     def connect(self, address: tuple[str, int], timeout_s: float) -> socket.socket:
-        """A connection as any process makes it."""
+        """A plain TCP connection."""
         return socket.create_connection(address, timeout_s)
 
     def close(self) -> None:
         """Give the ports back."""
         while self._holders:
             self._holders.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,92 @@
+"""The test kit that users get: what it starts serves, what it breaks is broken, what goes wrong is told."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from bstar_client import Request
+from bstar_testing import HarnessError, LoopbackHost, Pair, Process, pair, wait_until
+
+pytestmark = pytest.mark.loopback
+
+
+def shout(request: Request) -> bytes:
+    """A handler that workers find because this module can be imported here."""
+    return request.body.upper()
+
+
+def test_a_pair_answers_whatever_happens_to_its_active_node() -> None:
+    with pair(workers=2) as p:
+        client = p.client()
+        assert client.request("echo", b"a").body == b"a"
+        killed = p.kill_active()
+        assert killed is p.primary
+        assert client.request("echo", b"b").body == b"b"
+        assert p.active() is p.backup
+        killed.start()
+        p.settled()
+        with p.backup.frozen():
+            assert client.request("echo", b"c").body == b"c"
+        p.workers[0].kill()
+        assert client.request("echo", b"d").body == b"d"
+        assert p.workers[1].stop() == 0
+        p.primary.wait_for_workers(0)
+        folder = p.folder
+    assert not folder.exists()
+    assert not any(process.is_running for process in p.processes)
+
+
+def test_workers_run_a_handler_of_the_test() -> None:
+    with pair(workers=0, settings={"limits.queue_length_max": 3}) as p:
+        p.start_workers(1, f"{__name__.rpartition('.')[2]}:shout", service="shout")
+        assert p.client(timeout=20).request("shout", b"x").body == b"X"
+
+
+def test_a_process_that_ends_by_itself_fails_the_block_and_its_log_is_kept() -> None:
+    with pytest.raises(HarnessError, match="ended by themselves: stray") as caught:  # noqa: PT012, SIM117 - it fails at its end
+        with pair(workers=0) as p:
+            p.start_process("stray", [sys.executable, "-c", "raise SystemExit('lost its way')"])
+            wait_until(lambda: p.odd_ends, "the stray ends")
+    notes = "\n".join(caught.value.__notes__)
+    assert str(p.folder) in notes
+    assert "stray ended with 1" in notes
+    assert "lost its way" in (p.folder / "stray.log").read_text()
+
+
+def test_a_node_that_does_not_start_says_why(tmp_path: Path) -> None:
+    settings = {"timing.failover_timeout_s": -1.0}
+    with (
+        Pair(tmp_path, settings=settings) as p,
+        pytest.raises(HarnessError, match="primary ended with 2") as caught,
+    ):
+        p.primary.start()
+    assert "timing.failover_timeout_s" in "\n".join(caught.value.__notes__)
+
+
+def test_a_wait_for_a_process_that_has_ended_is_over_at_once(tmp_path: Path) -> None:
+    process = Process("short", [sys.executable, "-c", "print('said'); raise SystemExit(3)"], folder=tmp_path)
+    with process:
+        process.wait_for_log("said")
+        assert process.wait_exit() == 3
+        with pytest.raises(HarnessError, match="short ended with 3; expected: writes 'more'"):
+            process.wait_for_log("more")
+        with pytest.raises(HarnessError, match="terminate: short has ended already"):
+            process.terminate()
+
+
+def test_a_key_that_no_configuration_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"timing\.nonsense"):
+        Pair(tmp_path, settings={"timing.nonsense": 1})
+
+
+def test_ports_of_a_host_stay_its_own_until_it_is_closed() -> None:
+    with LoopbackHost() as host:
+        [port] = host.ports(1)
+        with pytest.raises(OSError, match="in use"), socket.socket() as other:
+            other.bind(("127.0.0.1", port))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
