@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,3 +52,21 @@ def test_a_page_opens_with_a_sentence(page: Path) -> None:
 def test_a_long_line_is_found() -> None:
     text = "a " * 60 + "\n\n    " + "b " * 60 + "\n\n| " + "c " * 60 + "|\n\n```\n" + "d " * 60 + "\n```\n"
     assert [number for number, line in prose(text) if len(line) > WIDTH] == [1]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link to a heading of this page may name, as the usual renderers form it."""
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.lower())).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_headings_that_are_there(page: Path) -> None:
+    broken = [
+        f"{link}#{heading}"
+        for link, heading in re.findall(r"\]\(([^)#\s:]*\.md)?#([^)\s]+)\)", page.read_text("utf-8"))
+        if heading not in anchors(page.parent / link if link else page)
+    ]
+    assert not broken
