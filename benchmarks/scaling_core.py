@@ -50,7 +50,7 @@ class Core:
             service = b"echo%d" % (number % services)
             self._feed(b"w%d" % number, self._ready(service))
         self._services = itertools.cycle([b"echo%d" % number for number in range(services)])
-        while self._broker.waiting.count < queued:
+        while self._broker.ledger.waiting.count < queued:
             self._ask()
 
     def cost_us(self, count: int) -> float:

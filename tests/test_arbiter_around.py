@@ -81,11 +81,11 @@ def test_work_is_given_out_until_the_very_end_of_the_majority_and_no_longer(node
 def test_a_reply_after_the_end_of_the_majority_sets_no_queued_request_free(node: Node) -> None:
     for number in (1, 2, 3):
         node.receive_frames(request(number), LAPSES_AT - 0.001)
-    assert node.broker.waiting.count == 1
+    assert node.broker.ledger.waiting.count == 1
     final = native.encode_final(bytes(16) + (1).to_bytes(8, "big"), node.machine.epoch, 0, [b"y"])
     assert dispatched(node.receive_frames([b"worker", *final], LAPSES_AT)) == 0
     assert not node.is_active
-    assert node.broker.waiting.count == 0, "it went back to its client"
+    assert node.broker.ledger.waiting.count == 0, "it went back to its client"
 
 
 def test_a_worker_that_is_gone_after_the_end_of_the_majority_sets_nothing_free(node: Node) -> None:

@@ -33,16 +33,16 @@ def test_a_batch_goes_to_a_worker_as_it_came_and_its_replies_back_as_they_came()
     assert [frames[0] for frames in told] == [b"w"]
     assert told[0][2:] == batch[1:]
     assert heard(told[0]).epoch == 7
-    assert desk.broker.workers[b"w"].held == 3
+    assert desk.ledger.workers[b"w"].held == 3
 
     replies = native.encode_finals(CLIENT_ID, 7, [3, 1], [b"C", b"A"])
     assert desk.send(b"w", *replies) == [[b"c", *replies]]
-    assert desk.broker.requests_of == {b"c": 1}
+    assert desk.ledger.requests_of == {b"c": 1}
     last = native.encode_finals(CLIENT_ID, 7, [2], [b"B"])
     assert desk.send(b"w", *last) == [[b"c", *last]]
-    service = desk.broker.services[b"echo"]
+    service = desk.ledger.services[b"echo"]
     assert (service.accepted, service.answered, sum(service.latency_counts)) == (3, 3, 3)
-    assert (desk.broker.requests_of, len(desk.broker.bundles)) == ({}, 0)
+    assert (desk.ledger.requests_of, len(desk.broker.bundles)) == ({}, 0)
 
 
 @pytest.mark.requirement("BSN-G-17")
@@ -56,7 +56,7 @@ def test_a_worker_that_takes_no_batches_gets_none() -> None:
         b"MDPW02",
         native.REQUEST,
     ]
-    assert desk.broker.waiting.count == 1
+    assert desk.ledger.waiting.count == 1
     assert commands(desk.final(b"w", 1)) == [native.FINAL, native.REQUEST]
 
 
@@ -76,8 +76,8 @@ def test_a_batch_is_shared_out_equally_as_far_as_credit_allows() -> None:
     # 7, 6 and 2 of 22: the next batch fills the rest, and what is too much waits.
     told = given(desk.requests(b"c", range(16, 26)))
     assert sum(len(numbers) for _, numbers in told) == 7
-    assert {worker.held for worker in desk.broker.workers.values()} == {10, 2}
-    assert desk.broker.waiting.count == 3
+    assert {worker.held for worker in desk.ledger.workers.values()} == {10, 2}
+    assert desk.ledger.waiting.count == 3
     # Whoever has room again is given what waits.
     assert given(desk.finals(b"w", [11, 12])) == [(b"w", [23, 24])]
 
@@ -87,7 +87,7 @@ def test_a_batch_may_be_used_up_before_every_idle_worker_had_a_share() -> None:
     for worker in (b"u", b"v", b"w"):
         desk.ready(worker, credit=2, takes_batches=True)
     assert given(desk.requests(b"c", range(1, 5))) == [(b"u", [1, 2]), (b"v", [3, 4])]
-    assert [worker.routing_id for worker in desk.broker.services[b"echo"].idle] == [b"w"]
+    assert [worker.routing_id for worker in desk.ledger.services[b"echo"].idle] == [b"w"]
 
 
 def test_the_age_that_a_worker_is_told_is_the_time_in_the_queue() -> None:
@@ -113,7 +113,7 @@ def test_each_of_a_queued_batch_expires_at_its_own_time() -> None:
     assert [(identity, code) for identity, code, _ in expired] == [
         (ident(number), ErrorCode.EXPIRED) for number in (2, 3, 1)
     ]
-    assert (desk.broker.waiting.count, desk.broker.waiting.octets, desk.broker.requests_of) == (0, 0, {})
+    assert (desk.ledger.waiting.count, desk.ledger.waiting.octets, desk.ledger.requests_of) == (0, 0, {})
 
 
 @pytest.mark.requirement("BSN-B-08")
@@ -128,10 +128,10 @@ def test_what_a_lost_worker_had_of_a_batch_goes_to_others_in_order_and_marked() 
     told = desk.ready(b"w", credit=10, takes_batches=True)[1:]
     assert given(told) == [(b"w", [1]), (b"w", [3]), (b"w", [5]), (b"w", [6]), (b"w", [7]), (b"w", [8, 9])]
     assert [heard(frames).flags for frames in told] == [native.FLAG_REDELIVERED] * 5 + [0]
-    assert desk.broker.services[b"echo"].redelivered == 5
+    assert desk.ledger.services[b"echo"].redelivered == 5
     # All are answered in one batch all the same.
     assert commands(desk.finals(b"w", [1, 3, 5, 6, 7, 8, 9])) == [native.FINAL] * 7
-    assert desk.broker.requests_of == {}
+    assert desk.ledger.requests_of == {}
 
 
 def test_a_batch_that_could_not_be_delivered_was_not_delivered() -> None:
@@ -139,7 +139,7 @@ def test_a_batch_that_could_not_be_delivered_was_not_delivered() -> None:
     desk.ready(b"v", credit=5, takes_batches=True)
     desk.requests(b"c", [1, 2, 3])
     assert sent(desk.broker.undelivered(b"v", desk.now)) == []
-    assert b"v" not in desk.broker.workers
+    assert b"v" not in desk.ledger.workers
     told = desk.ready(b"w", credit=5, takes_batches=True)[1:]
     assert given(told) == [(b"w", [1]), (b"w", [2]), (b"w", [3])]
     assert all(heard(frames).flags == 0 for frames in told)
@@ -155,7 +155,7 @@ def test_single_answers_to_a_batch() -> None:
     assert commands(desk.send(b"w", *native.encode_error(ident(3), 7, 1, b"boom"))) == [native.ERROR]
     assert commands(desk.send(b"w", *native.encode_stale_epoch(ident(4), 7))) == [native.REQUEST]
     assert commands(desk.finals(b"w", [1, 4])) == [native.FINAL, native.FINAL]
-    assert (desk.broker.requests_of, desk.broker.workers[b"w"].held) == ({}, 0)
+    assert (desk.ledger.requests_of, desk.ledger.workers[b"w"].held) == ({}, 0)
 
 
 def test_a_reply_that_was_not_asked_for_ends_the_registration_and_answers_nobody() -> None:
@@ -165,8 +165,8 @@ def test_a_reply_that_was_not_asked_for_ends_the_registration_and_answers_nobody
     desk.requests(b"c", [1, 2, 3, 4])
     told = desk.finals(b"w", [1])  # v has it
     assert commands(told) == [native.DISCONNECT]
-    assert desk.broker.workers.keys() == {b"v"}
-    assert desk.broker.waiting.count == 2
+    assert desk.ledger.workers.keys() == {b"v"}
+    assert desk.ledger.waiting.count == 2
 
 
 @pytest.mark.requirement("BSN-B-10")
@@ -175,7 +175,7 @@ def test_a_repeated_batch_renews_the_address_and_is_not_executed_again() -> None
     desk.ready(b"w", credit=2, takes_batches=True)
     desk.requests(b"c", [1, 2, 3, 4])
     assert given(desk.requests(b"d", [1, 2, 3, 4], is_repeated=True)) == []
-    assert desk.broker.services[b"echo"].duplicates == 4
+    assert desk.ledger.services[b"echo"].duplicates == 4
     told = desk.finals(b"w", [1, 2])
     assert [frames[0] for frames in told if heard(frames).command == native.FINAL] == [b"d", b"d"]
     assert [number for _, numbers in given(told) for number in numbers] == [3, 4]
@@ -212,7 +212,7 @@ def test_a_node_that_gives_up_its_role_returns_each_request_of_a_batch() -> None
     ]
     assert not desk.broker.is_awaited
     assert desk.finals(b"w", [1, 2]) == []
-    assert (desk.broker.drops["late-reply"], desk.broker.requests_of) == (2, {})
+    assert (desk.ledger.drops["late-reply"], desk.ledger.requests_of) == (2, {})
 
 
 def test_a_client_with_large_batches_does_not_hold_up_another_client() -> None:

@@ -8,8 +8,9 @@ from bstar.errors import RemoteProtocolError
 from bstar.wire import decode, native
 from bstar.wire.messages import ErrorCode, Reason
 from bstar_broker.core import NodeState, Notice
+from bstar_broker.core.admission import ASKERS_MAX
 from bstar_broker.core.management import answer, broker_state
-from bstar_broker.core.records import ASKERS_MAX, Bundle
+from bstar_broker.core.records import Bundle
 from support.desk import Desk, heard, ident, sent
 
 DISCONNECT02 = [b"MDPW02", b"\x06"]
@@ -105,8 +106,8 @@ def test_a_request_without_deadline_expires_in_the_queue() -> None:
     desk.request02(b"c")
     desk.wait(6)
     assert desk.ready02(b"w") == []
-    assert desk.broker.services[b"echo"].expired == 1
-    assert desk.broker.requests_of == {}
+    assert desk.ledger.services[b"echo"].expired == 1
+    assert desk.ledger.requests_of == {}
 
 
 def test_an_expired_request_is_refused_with_an_error_where_the_dialect_has_one() -> None:
@@ -153,7 +154,7 @@ def test_a_plain_worker_that_heartbeats_while_it_works_is_missed_as_soon_as_it_s
     desk.wait(2.6)
     desk.send(b"w", *HEARTBEAT02)
     desk.wait(8)
-    assert b"w" not in desk.broker.workers
+    assert b"w" not in desk.ledger.workers
 
 
 def test_a_heartbeat_that_crossed_the_request_proves_nothing() -> None:
@@ -162,7 +163,7 @@ def test_a_heartbeat_that_crossed_the_request_proves_nothing() -> None:
     desk.request02(b"c")
     desk.send(b"w", *HEARTBEAT02)
     desk.wait(30)
-    assert b"w" in desk.broker.workers
+    assert b"w" in desk.ledger.workers
 
 
 def test_a_silent_worker_is_forgotten_and_its_request_given_to_another() -> None:
@@ -221,9 +222,9 @@ def test_a_service_without_workers_and_requests_is_removed() -> None:
     desk = Desk(request_ttl_s=5, service_ttl_s=10)
     desk.request02(b"c", service=b"misspelt")
     desk.wait(7)
-    assert b"misspelt" in desk.broker.services
+    assert b"misspelt" in desk.ledger.services
     desk.wait(11)
-    assert desk.broker.services == {}
+    assert desk.ledger.services == {}
 
 
 # --- workers that die or misbehave --------------------------------------------------------------------------
@@ -253,9 +254,9 @@ def test_a_client_that_fills_a_queue_leaves_room_for_those_that_do_not() -> None
     desk = Desk(queue_length_max=20)
     for number in range(30):
         desk.request(b"greedy", number)
-    assert desk.broker.waiting.count == 18
+    assert desk.ledger.waiting.count == 18
     desk.requests(b"other", [100, 101, 102])
-    assert desk.broker.waiting.count == 20
+    assert desk.ledger.waiting.count == 20
     assert [heard(frames).command for frames in desk.request(b"quiet", 200)] == [native.BUSY]
     desk.ready(b"w")
     assert desk.request(b"quiet", 200) == []
@@ -282,7 +283,7 @@ def test_an_urgent_request_goes_before_the_others_and_again_when_its_worker_is_l
     assert [next_to(b"w2"), next_to(b"w3")] == [5, 7]
     assert ErrorCode.EXPIRED in [heard(frames).value for frames in desk.wait(2) if frames[0] == b"d"]  # 6
     assert [next_to(b"w4"), next_to(b"w5"), next_to(b"w6"), next_to(b"w7")] == [1, 2, 3, 4]
-    assert (desk.broker.waiting.count, desk.broker.waiting.octets) == (0, 0)
+    assert (desk.ledger.waiting.count, desk.ledger.waiting.octets) == (0, 0)
 
 
 def test_a_request_whose_time_ends_with_its_worker_is_not_given_to_another() -> None:
@@ -300,7 +301,7 @@ def test_a_lost_worker_does_not_count_any_more() -> None:
     desk.ready(b"w1")
     desk.ready(b"w2")
     desk.send(b"w1", *native.encode_disconnect(Reason.GOODBYE, 7))
-    assert desk.broker.services[b"echo"].workers == 1
+    assert desk.ledger.services[b"echo"].workers == 1
 
 
 @pytest.mark.parametrize("dialect", ["native", "02"])
@@ -309,7 +310,7 @@ def test_a_second_ready_ends_the_registration(dialect: str) -> None:
     ready = desk.ready if dialect == "native" else desk.ready02
     ready(b"w")
     assert len(ready(b"w")) == 1
-    assert not desk.broker.workers
+    assert not desk.ledger.workers
 
 
 def test_a_request_that_kills_its_workers_is_given_up_as_poison() -> None:
@@ -321,8 +322,8 @@ def test_a_request_that_kills_its_workers_is_given_up_as_poison() -> None:
     desk.send(b"w1", *native.encode_disconnect())
     (frames,) = desk.send(b"w2", *native.encode_disconnect())
     assert (heard(frames).command, heard(frames).value) == (native.ERROR, ErrorCode.POISON)
-    assert desk.broker.services[b"echo"].poisoned == 1
-    assert desk.broker.requests_of == {}
+    assert desk.ledger.services[b"echo"].poisoned == 1
+    assert desk.ledger.requests_of == {}
 
 
 def test_a_worker_that_cannot_be_reached_does_not_use_up_a_delivery() -> None:
@@ -344,7 +345,7 @@ def test_the_last_reply_of_a_worker_that_has_closed_is_read_before_its_request_i
     assert sent(desk.broker.unreachable(b"w1", desk.now)) == []  # a heartbeat found it gone
     (frames,) = desk.final(b"w1", 1)
     assert (frames[0], heard(frames).command) == (b"c", native.FINAL)
-    assert set(desk.broker.workers) == {b"w2"}
+    assert set(desk.ledger.workers) == {b"w2"}
 
 
 def test_what_a_worker_held_whose_connection_is_gone_is_given_away_at_the_next_sweep() -> None:
@@ -364,7 +365,7 @@ def test_workers_that_come_at_once_are_not_due_at_once(dialect: str) -> None:
     beat = native.encode_heartbeat(0) if dialect == "native" else HEARTBEAT02
     for name in names:
         _ = desk.ready(name) if dialect == "native" else desk.ready02(name)
-    settings = desk.broker.settings
+    settings = desk.ledger.settings
     interval_s = (
         settings.worker_heartbeat_interval_s if dialect == "native" else settings.mdp_heartbeat_interval_s
     )
@@ -385,7 +386,7 @@ def test_workers_of_a_broker_that_was_away_are_not_taken_for_dead_before_they_ar
     desk.ready02(b"w2")
     desk.request(b"c", 1)
     assert [(frames[0], frames[1][:1]) for frames in desk.away(100.0)] == [(b"w1", b"\xb5"), (b"w2", b"M")]
-    assert set(desk.broker.workers) == {b"w1", b"w2"}
+    assert set(desk.ledger.workers) == {b"w1", b"w2"}
     (frames,) = desk.final(b"w1", 1)
     assert (frames[0], heard(frames).command) == (b"c", native.FINAL)
 
@@ -395,7 +396,7 @@ def test_a_worker_that_is_silent_while_its_broker_listens_is_dead_all_the_same()
     desk.ready(b"w1")
     desk.ready(b"w2")
     desk.request(b"c", 1)
-    expiry_s = desk.broker.workers[b"w1"].expiry_s
+    expiry_s = desk.ledger.workers[b"w1"].lease.expiry_s
     desk.wait(expiry_s / 2)
     desk.send(b"w2", *native.encode_heartbeat(0))
     desk.away(100.0)
@@ -410,7 +411,7 @@ def test_after_a_partial_a_dead_workers_request_is_not_run_again() -> None:
     desk.request02(b"c")
     assert desk.partial02(b"w1", b"c") == [[b"c", b"MDPC02", b"\x02", b"echo", b"part"]]
     assert desk.send(b"w1", *DISCONNECT02) == []
-    assert desk.broker.services[b"echo"].lost == 1
+    assert desk.ledger.services[b"echo"].lost == 1
 
 
 def test_a_native_client_hears_that_its_worker_died_after_a_partial() -> None:
@@ -446,7 +447,7 @@ def test_a_worker_of_a_reserved_service_is_refused() -> None:
     assert desk.ready02(b"w", b"mmi.foo") == [[b"w", *DISCONNECT02]]
     frames = desk.ready(b"n", b"mmi.service")
     assert heard(frames[0]).value == Reason.RESERVED
-    assert desk.broker.workers == {}
+    assert desk.ledger.workers == {}
 
 
 def test_an_unknown_worker_is_asked_to_register() -> None:
@@ -476,15 +477,15 @@ def test_garbage_is_counted_and_leaves_no_trace() -> None:
         [b"x", b"", b"MDPC01"],
     ):
         assert desk.send(*frames) == []
-    assert sum(desk.broker.drops.values()) == 5
-    assert (desk.broker.workers, desk.broker.services, desk.broker.requests_of) == ({}, {}, {})
+    assert sum(desk.ledger.drops.values()) == 5
+    assert (desk.ledger.workers, desk.ledger.services, desk.ledger.requests_of) == ({}, {}, {})
 
 
 def test_a_request_beyond_a_bound_is_answered_with_an_error() -> None:
     desk = Desk(message_bytes_max=1_000)
     (frames,) = desk.request(b"c", 1, b"x" * 1_001)
     assert (heard(frames).value, heard(frames).identity) == (ErrorCode.INVALID, ident(1))
-    assert desk.broker.requests_of == {}
+    assert desk.ledger.requests_of == {}
 
 
 def test_a_reply_beyond_a_bound_does_not_leave_its_request_hanging() -> None:
@@ -514,7 +515,7 @@ def test_a_request_that_waited_twice_expires_once() -> None:
     desk.send(b"w", *native.encode_disconnect())
     (frames,) = desk.wait(4)
     assert heard(frames).value == ErrorCode.WORKER_LOST
-    assert desk.broker.waiting.count == 0
+    assert desk.ledger.waiting.count == 0
 
 
 def test_a_queued_request_that_a_worker_had_is_given_back_as_dispatched() -> None:
@@ -603,7 +604,7 @@ def test_a_plain_client_hears_nothing_of_a_failed_handler() -> None:
     desk.ready(b"w")
     request = heard(desk.request02(b"c")[0])
     assert desk.send(b"w", *native.encode_error(request.identity, 7, 1, b"ValueError")) == []
-    assert desk.broker.services[b"echo"].failed == 1
+    assert desk.ledger.services[b"echo"].failed == 1
     assert desk.request02(b"c")[0][0] == b"w"
 
 
@@ -632,7 +633,7 @@ def test_too_many_held_partials_are_given_up_without_harm_to_the_worker() -> Non
     desk.request01(b"c")
     desk.partial02(b"w", b"c", b"x" * 11)
     assert desk.final02(b"w", b"c") == []
-    assert desk.broker.services[b"echo"].lost == 1
+    assert desk.ledger.services[b"echo"].lost == 1
     assert desk.request01(b"c")[0][0] == b"w"
 
 
@@ -643,7 +644,7 @@ def test_held_partials_without_an_octet_are_bounded_as_well() -> None:
     for _ in range(101):
         desk.send(b"w", b"MDPW02", b"\x03", b"c", b"", *[b""] * 1_000)
     assert desk.final02(b"w", b"c") == []
-    assert desk.broker.drops["partials-overflow"] == 1
+    assert desk.ledger.drops["partials-overflow"] == 1
 
 
 def test_an_envelope_comes_back_as_it_was() -> None:
@@ -664,8 +665,8 @@ def test_a_repeated_request_is_executed_once_and_answered_at_its_new_address() -
     assert desk.request(b"new-socket", 1) == []
     (frames,) = desk.final(b"w", 1)
     assert frames[0] == b"new-socket"
-    assert desk.broker.services[b"echo"].duplicates == 1
-    assert desk.broker.requests_of == {}
+    assert desk.ledger.services[b"echo"].duplicates == 1
+    assert desk.ledger.requests_of == {}
 
 
 def test_a_worker_is_told_that_another_node_may_have_executed_the_request() -> None:
@@ -706,8 +707,8 @@ def test_all_who_ask_with_one_key_get_the_answer_of_one_execution() -> None:
     replies = desk.send(b"w", *native.encode_final(KEYED, 7, 0, [b"done"]))
     assert [frames[0] for frames in replies] == [b"a", b"b", b"c"]
     assert {heard(frames).body[0] for frames in replies} == {b"done"}
-    assert desk.broker.services[b"echo"].duplicates == 3
-    assert desk.broker.requests_of == {}
+    assert desk.ledger.services[b"echo"].duplicates == 3
+    assert desk.ledger.requests_of == {}
 
 
 def test_an_error_and_the_end_of_the_role_reach_all_who_asked_with_one_key() -> None:
@@ -744,7 +745,7 @@ def test_a_key_with_another_body_is_rejected() -> None:
     ask(desk, b"a", b"one")
     (told,) = ask(desk, b"b", b"two")
     assert (told.command, told.value, told.identity) == (native.ERROR, ErrorCode.INVALID, KEYED)
-    assert desk.broker.drops["other-body"] == 1
+    assert desk.ledger.drops["other-body"] == 1
 
 
 def test_who_asks_when_too_many_wait_for_a_key_or_its_partials_have_begun_is_told_to_come_back() -> None:
@@ -760,7 +761,7 @@ def test_who_asks_when_too_many_wait_for_a_key_or_its_partials_have_begun_is_tol
     ask(desk, b"a")
     desk.send(b"w", *native.encode_partial(KEYED, 7, 0, [b"part"]))
     assert [told.command for told in ask(desk, b"b")] == [native.BUSY]
-    assert (desk.broker.drops["askers-full"], desk.broker.drops["askers-late"]) == (1, 1)
+    assert (desk.ledger.drops["askers-full"], desk.ledger.drops["askers-late"]) == (1, 1)
 
 
 def test_a_keyed_identity_fits_into_63_bits_and_is_no_counted_number() -> None:
@@ -781,9 +782,9 @@ def test_a_full_queue_refuses_the_newest() -> None:
     (frames,) = desk.request(b"c", 3)
     assert (heard(frames).command, heard(frames).identity) == (native.BUSY, ident(3))
     assert heard(frames).value > 0
-    assert desk.broker.services[b"echo"].refused == 1
+    assert desk.ledger.services[b"echo"].refused == 1
     assert desk.request02(b"plain") == []
-    assert desk.broker.drops["queue-full"] == 2
+    assert desk.ledger.drops["queue-full"] == 2
 
 
 def test_the_octets_of_all_queues_together_are_bounded() -> None:
@@ -791,7 +792,7 @@ def test_the_octets_of_all_queues_together_are_bounded() -> None:
     desk.request(b"c", 1, b"x" * 60)
     assert heard(desk.request(b"c", 2, b"x" * 60, service=b"other")[0]).command == native.BUSY
     desk.ready(b"w")
-    assert desk.broker.waiting.octets == 0
+    assert desk.ledger.waiting.octets == 0
     assert desk.request(b"c", 3, b"x" * 60, service=b"other") == []
 
 
@@ -819,7 +820,7 @@ def test_names_that_only_clients_mention_do_not_lock_workers_out() -> None:
     desk.ready02(b"w2", b"b")
     assert desk.request02(b"c", service=b"a")[0][0] == b"w1"
     assert desk.ready02(b"w3", b"c") == [[b"w3", *DISCONNECT02]]
-    assert len(desk.broker.services) == 4
+    assert len(desk.ledger.services) == 4
 
 
 def test_nothing_is_left_of_clients_that_were_answered() -> None:
@@ -829,9 +830,9 @@ def test_nothing_is_left_of_clients_that_were_answered() -> None:
         client = b"client-%d" % number
         desk.request(client, number)
         desk.final(b"w", number)
-    assert desk.broker.requests_of == {}
-    assert desk.broker.by_identity == {}
-    assert broker_state(desk.broker, desk.now).clients == 0
+    assert desk.ledger.requests_of == {}
+    assert desk.ledger.by_identity == {}
+    assert broker_state(desk.ledger, desk.now).clients == 0
 
 
 # --- the role changes ---------------------------------------------------------------------------------------
@@ -856,12 +857,12 @@ def test_giving_up_the_role_gives_every_request_back() -> None:
         (native.NOT_ACTIVE, ident(1), native.FLAG_DISPATCHED),
         (native.NOT_ACTIVE, ident(2), 0),
     }
-    assert desk.broker.services[b"echo"].returned == 2
+    assert desk.ledger.services[b"echo"].returned == 2
     # A plain client cannot be told: its request waits until it is known who serves.
-    assert desk.broker.waiting.count == 1
+    assert desk.ledger.waiting.count == 1
     assert desk.broker.release(desk.now) == []
-    assert desk.broker.services[b"echo"].returned == 3
-    assert desk.broker.waiting.octets == 0
+    assert desk.ledger.services[b"echo"].returned == 3
+    assert desk.ledger.waiting.octets == 0
 
 
 def test_a_reply_that_comes_after_the_role_is_gone_is_dropped_and_the_worker_stays() -> None:
@@ -870,8 +871,8 @@ def test_a_reply_that_comes_after_the_role_is_gone_is_dropped_and_the_worker_sta
     desk.request(b"c", 1)
     desk.broker.deactivate(desk.now)
     assert desk.final(b"w", 1) == []
-    assert b"w" in desk.broker.workers
-    assert desk.broker.requests_of == {}
+    assert b"w" in desk.ledger.workers
+    assert desk.ledger.requests_of == {}
     desk.broker.activate(8)
     assert desk.request02(b"c")[0][0] == b"w"
 
@@ -894,7 +895,7 @@ def test_the_body_of_an_ended_request_is_not_kept_until_its_time_is_over() -> No
         desk.request(b"c", number, bytes(100_000), ttl_ms=30_000)
     for number in range(1, 101):
         desk.final(b"w", number)
-    remembered = list(desk.broker.waiting.deadlines)
+    remembered = list(desk.ledger.waiting.deadlines)
     assert remembered
     assert not any(isinstance(request, Bundle) or request.body for request in remembered)
 
@@ -907,10 +908,10 @@ def test_the_bodies_of_ended_batches_are_not_kept_until_their_time_is_over() -> 
         desk.requests(b"c", numbers, [bytes(10_000)] * 5, ttls_ms=[30_000] * 5)
     for number in range(1, 51):
         desk.finals(b"w", [number])
-    remembered = list(desk.broker.waiting.deadlines)
+    remembered = list(desk.ledger.waiting.deadlines)
     assert remembered
     assert not any(request.blob for request in remembered if isinstance(request, Bundle))
-    assert (len(desk.broker.bundles), desk.broker.requests_of) == (0, {})
+    assert (len(desk.broker.bundles), desk.ledger.requests_of) == (0, {})
 
 
 def test_a_new_epoch_does_not_end_the_draining() -> None:
@@ -927,7 +928,7 @@ def test_a_services_workers_are_listed_however_many_others_there_are() -> None:
     for number in range(1_001):
         desk.ready(b"w%d" % number, b"common")
     desk.ready(b"late", b"rare")
-    _, listed = answer(desk.broker, b"mmi.workers", [b"rare"], no_state, desk.now)
+    _, listed = answer(desk.ledger, b"mmi.workers", [b"rare"], no_state, desk.now)
     assert [worker["worker"] for worker in json.loads(listed)] == [b"late".hex()]
 
 

@@ -179,10 +179,10 @@ def test_whatever_happens_every_end_that_is_counted_is_told(seed: int) -> None:
     for _ in range(600):
         worker = chance.choice((b"u", b"v", b"w"))
         match chance.randrange(12):
-            case 0 | 1 | 2 | 3 if desk.broker.is_serving:
+            case 0 | 1 | 2 | 3 if desk.ledger.is_serving:
                 number += 1
                 desk.request(chance.choice((b"c", b"d")), number, ttl_ms=chance.choice((0, 0, 500)))
-            case 4 if worker not in desk.broker.workers:
+            case 4 if worker not in desk.ledger.workers:
                 desk.ready(worker, credit=3)
             case 5 | 6 | 7 if held := _held(desk, worker):
                 desk.final(worker, chance.choice(held))
@@ -193,13 +193,13 @@ def test_whatever_happens_every_end_that_is_counted_is_told(seed: int) -> None:
             case 10 if chance.random() < 0.3:
                 desk.send(worker, *native.encode_disconnect())
             case 11 if chance.random() < 0.1:
-                if desk.broker.is_serving:
+                if desk.ledger.is_serving:
                     desk.broker.deactivate(desk.now)
                 else:
-                    desk.broker.activate(desk.broker.epoch + 1)
+                    desk.broker.activate(desk.ledger.epoch + 1)
             case _:
                 desk.wait(chance.random() * 0.3)
-    service = desk.broker.services[b"echo"]
+    service = desk.ledger.services[b"echo"]
     counted = {
         "answered": service.answered,
         "failed": service.failed,
@@ -215,15 +215,15 @@ def test_whatever_happens_every_end_that_is_counted_is_told(seed: int) -> None:
     assert len(finals) == len(set(finals))
     in_hand = sum(
         not request.is_abandoned
-        for each in desk.broker.workers.values()
+        for each in desk.ledger.workers.values()
         for request in each.in_flight.values()
     )
     ended = sum(count for outcome, count in seen.items() if outcome != "late")
-    assert ended + in_hand + desk.broker.waiting.count == service.accepted
+    assert ended + in_hand + desk.ledger.waiting.count == service.accepted
 
 
 def _held(desk: Desk, worker: bytes) -> list[int]:
-    record = desk.broker.workers.get(worker)
+    record = desk.ledger.workers.get(worker)
     return [int.from_bytes(identity[16:], "big") for identity in record.in_flight] if record else []
 
 
@@ -523,8 +523,8 @@ def test_a_service_that_is_forgotten_between_two_intervals_is_counted_once(
             stand.now += 0.25
             stand.node.machine.serve_until = float("inf")
             stand.node.handle_timer(stand.now)
-        assert not stand.node.broker.services
-        assert len(stand.node.broker.table.past) == min(1, remembered)
+        assert not stand.node.broker.ledger.services
+        assert len(stand.node.broker.ledger.services.past) == min(1, remembered)
         stand.written.tick(stand.now)
 
         assert sum(load.expired for load in stand.of(Load)) == number

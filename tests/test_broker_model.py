@@ -82,12 +82,12 @@ class BrokerModel(RuleBasedStateMachine):
         """What has ended is a new request, what has not is answered once."""
         numbers = range(max(1, self.numbers - back), max(1, self.numbers - back) + count)
         self.numbers = max(self.numbers, numbers[-1])
-        known = self.desk.broker.by_identity
+        known = self.desk.ledger.by_identity
         if any(ident(number) in known and known[ident(number)].is_abandoned for number in numbers):
             return  # its client comes back for it: it ends a second time, and rightly so
         for number in numbers:
             is_open = ident(number) in known or any(
-                number in bundled for bundled in self.desk.broker.bundles._open.values()
+                number in bundled for bundled in self.desk.broker.bundles.by_number.values()
             )
             if not is_open:
                 del self.ends[ident(number)]
@@ -175,30 +175,30 @@ class BrokerModel(RuleBasedStateMachine):
     @invariant()
     def the_books_balance(self) -> None:
         broker = self.desk.broker
-        held = [r for w in broker.workers.values() for r in w.in_flight.values()]
-        bundled = [b for w in broker.workers.values() for b in w.bundles]
-        waiting = [item for s in broker.services.values() for item in s.queue]
+        held = [r for w in broker.ledger.workers.values() for r in w.in_flight.values()]
+        bundled = [b for w in broker.ledger.workers.values() for b in w.bundles]
+        waiting = [item for s in broker.ledger.services.values() for item in s.queue]
         queued = [item for item in waiting if isinstance(item, Accepted)]
         bundles = [item for item in waiting if isinstance(item, Bundle)]
         in_bundles = sum(b.left for b in bundled)
         in_queues = len(queued) + sum(b.left for b in bundles)
-        assert sum(broker.requests_of.values()) == len(held) + in_bundles + in_queues
-        assert broker.waiting.count == in_queues
-        assert broker.waiting.octets == sum(r.size for r in queued) + sum(
+        assert sum(broker.ledger.requests_of.values()) == len(held) + in_bundles + in_queues
+        assert broker.ledger.waiting.count == in_queues
+        assert broker.ledger.waiting.octets == sum(r.size for r in queued) + sum(
             len(b.blob) - b.given_bytes for b in bundles
         )
         assert all(item.is_queued and item.expires_at > self.desk.now for item in waiting)
-        assert in_queues == sum(s.queue.length for s in broker.services.values())
-        assert {r.identity for r in [*held, *queued]} >= set(broker.by_identity)
+        assert in_queues == sum(s.queue.length for s in broker.ledger.services.values())
+        assert {r.identity for r in [*held, *queued]} >= set(broker.ledger.by_identity)
         assert len(broker.bundles) == in_bundles + sum(b.left for b in bundles)
         assert all(b.left for b in (*bundled, *bundles))
-        for worker in broker.workers.values():
+        for worker in broker.ledger.workers.values():
             assert worker.bundled == sum(b.left for b in worker.bundles)
             assert all(b.worker == worker.routing_id and not b.is_queued for b in worker.bundles)
 
     @invariant()
     def every_request_is_somewhere(self) -> None:
-        for service in self.desk.broker.services.values():
+        for service in self.desk.ledger.services.values():
             ended = (
                 service.answered
                 + service.failed
@@ -209,23 +209,23 @@ class BrokerModel(RuleBasedStateMachine):
             )
             held = [
                 r
-                for w in self.desk.broker.workers.values()
+                for w in self.desk.ledger.workers.values()
                 for r in w.in_flight.values()
                 if r.service is service and not r.is_abandoned
             ]
-            bundled = sum(w.bundled for w in self.desk.broker.workers.values() if w.service is service)
+            bundled = sum(w.bundled for w in self.desk.ledger.workers.values() if w.service is service)
             assert service.accepted == ended + service.queue.length + len(held) + bundled
 
     @invariant()
     def idle_workers_have_credit_and_the_rest_have_not(self) -> None:
-        for worker in self.desk.broker.workers.values():
+        for worker in self.desk.ledger.workers.values():
             has_credit = worker.held < worker.credit
             assert worker.held <= worker.credit
             assert (worker in worker.service.idle) == (has_credit and worker.gone_at is None)
 
     @invariant()
     def no_request_waits_beside_an_idle_worker(self) -> None:
-        for service in self.desk.broker.services.values():
+        for service in self.desk.ledger.services.values():
             assert not (service.queue.length and service.idle)
 
 

@@ -14,7 +14,7 @@ from support.desk import Desk, ident
 
 def look(desk: Desk, service: str = "echo") -> ServiceState:
     """The service, known or forgotten."""
-    state = broker_state(desk.broker, desk.now)
+    state = broker_state(desk.ledger, desk.now)
     [found] = [each for each in (*state.services, *state.past) if each.service == service]
     return found
 
@@ -26,11 +26,11 @@ def test_a_forgotten_service_keeps_its_counters_and_goes_on_with_them() -> None:
     desk = Desk(request_ttl_s=5, service_ttl_s=10)
     desk.request(b"c", 1)
     desk.wait(30)
-    state = broker_state(desk.broker, desk.now)
+    state = broker_state(desk.ledger, desk.now)
     assert (state.services, [each.service for each in state.past]) == ([], ["echo"])
     assert (look(desk).accepted, look(desk).expired) == (1, 1)
     desk.request(b"c", 2)
-    state = broker_state(desk.broker, desk.now)
+    state = broker_state(desk.ledger, desk.now)
     assert (state.past, [each.service for each in state.services]) == ([], ["echo"])
     assert (look(desk).accepted, look(desk).expired, look(desk).queued) == (2, 1, 1)
 
@@ -49,12 +49,12 @@ def test_a_service_that_comes_again_has_all_its_time_to_live_before_it() -> None
     table = ServiceTable(ttl_s=10.0, now=0.0)
     first = table.add(b"echo", 0.0)
     table.tidy(10.0)
-    assert table.known == {}
+    assert table == {}
     assert table.add(b"echo", 50.0) is first
     table.tidy(59.0)
-    assert table.known == {b"echo": first}
+    assert table == {b"echo": first}
     table.tidy(60.0)
-    assert table.known == {}
+    assert table == {}
 
 
 def test_so_many_forgotten_services_are_remembered_and_no_more() -> None:
@@ -63,7 +63,7 @@ def test_so_many_forgotten_services_are_remembered_and_no_more() -> None:
         table.add(b"%d" % number, float(number) / 1e6)
     gone = table.tidy(20.0)
     assert [record.name for record in gone] == [b"0", b"1"]
-    assert (len(table.known), len(table.past)) == (0, PAST_MAX)
+    assert (len(table), len(table.past)) == (0, PAST_MAX)
 
 
 def test_the_observer_hears_of_a_service_when_its_counters_go() -> None:
@@ -75,8 +75,8 @@ def test_the_observer_hears_of_a_service_when_its_counters_go() -> None:
 
     desk = Desk(request_ttl_s=1, service_ttl_s=2, services_max=PAST_MAX + 1)
     for number in range(PAST_MAX + 1):
-        desk.broker.table.add(b"%d" % number, desk.now)
-    desk.broker.observer = Keeper()  # type: ignore[assignment] # hears of nothing else here
+        desk.ledger.services.add(b"%d" % number, desk.now)
+    desk.ledger.observer = Keeper()  # type: ignore[assignment] # hears of nothing else here
     desk.wait(10)
     assert heard == [b"0"]
 
@@ -101,7 +101,7 @@ def test_recent_outcomes_of_a_forgotten_service_are_told_and_pass() -> None:
     desk = Desk(request_ttl_s=5, service_ttl_s=10)
     desk.request(b"c", 1)
     desk.wait(30)
-    assert desk.broker.services == {}
+    assert desk.ledger.services == {}
     assert look(desk).recent == {"expired": 1}
     desk.wait((STEPS + 1) * STEP_S)
     assert look(desk).recent == {}
@@ -192,4 +192,4 @@ def test_a_worker_that_answered_all_and_left_is_not_lost() -> None:
     desk.final(b"w", 1)
     desk.send(b"w", *native.encode_disconnect())
     assert (look(desk).workers_lost, look(desk).workers, look(desk).answered) == (0, 0, 1)
-    assert ident(1) not in desk.broker.by_identity
+    assert ident(1) not in desk.ledger.by_identity

@@ -73,7 +73,7 @@ class BundlesModel(RuleBasedStateMachine):
     def note(self, outputs: Sequence[Output]) -> None:
         """Check all of it against the model, which must know already what caused it."""
         for row in self.rows.values():
-            if row.worker and row.worker not in self.desk.broker.workers:
+            if row.worker and row.worker not in self.desk.ledger.workers:
                 row.worker = b""
         self.last = None
         for output in outputs:
@@ -201,7 +201,7 @@ class BundlesModel(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, credit=st.integers(1, 20), takes_batches=st.booleans())
     def ready(self, worker: bytes, credit: int, takes_batches: bool) -> None:
-        if worker not in self.desk.broker.workers:
+        if worker not in self.desk.ledger.workers:
             self.send(worker, native.encode_ready(b"echo", credit=credit, takes_batches=takes_batches))
 
     @rule(worker=WORKERS, first=st.integers(0, 9), count=st.integers(1, 20), is_together=st.booleans())
@@ -266,7 +266,7 @@ class BundlesModel(RuleBasedStateMachine):
     def step_down(self) -> None:
         """What workers held is not theirs any more, as far as clients are concerned."""
         self.note(self.desk.broker.deactivate(self.desk.now))
-        for worker in list(self.desk.broker.workers):
+        for worker in list(self.desk.ledger.workers):
             self.note(self.desk.broker.unreachable(worker, self.desk.now))
         self.desk.broker.activate(7)
         self.wait(1.0)
@@ -277,12 +277,12 @@ class BundlesModel(RuleBasedStateMachine):
     def every_request_is_where_the_model_has_it(self) -> None:
         broker = self.desk.broker
         here = [row for row in self.rows.values() if not row.is_ended]
-        assert broker.waiting.count == sum(not row.worker for row in here)
-        assert broker.waiting.octets == sum(len(row.body) for row in here if not row.worker)
-        for worker in broker.workers.values():
+        assert broker.ledger.waiting.count == sum(not row.worker for row in here)
+        assert broker.ledger.waiting.octets == sum(len(row.body) for row in here if not row.worker)
+        for worker in broker.ledger.workers.values():
             if worker.gone_at is None:
                 assert worker.held == sum(row.worker == worker.routing_id for row in here)
-        assert sum(broker.requests_of.values()) >= len(here)
+        assert sum(broker.ledger.requests_of.values()) >= len(here)
 
     def teardown(self) -> None:
         """All that are left end in their time, or with their worker."""

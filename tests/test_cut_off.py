@@ -100,7 +100,7 @@ class Two:
         for role in roles:
             worker = b"worker of " + service
             self.send(role, worker, native.encode_ready(service, credit=100, epoch=0))
-            self.nodes[role].broker.workers[worker].expires_at = 1e9
+            self.nodes[role].broker.ledger.workers[worker].expires_at = 1e9
 
     def ask(self, role: Role, *clients: bytes, service: bytes = ECHO) -> None:
         for client in clients:
@@ -142,7 +142,7 @@ def test_the_role_follows_clients_that_reach_the_passive_node_only() -> None:
     assert all(report.clients == 2 and report.for_s >= PATIENCE_S for report in reports)
     # The clients are served now, and the old node counts what it did.
     assert two.primary.state(two.now).pair.cut_off_handovers == 1
-    assert two.backup.broker.services[ECHO].accepted > 0
+    assert two.backup.broker.ledger.services[ECHO].accepted > 0
 
 
 def test_a_single_client_is_a_witness_as_well_but_for_longer() -> None:
@@ -175,7 +175,7 @@ def test_a_client_whose_long_request_is_held_keeps_the_role_by_its_pings() -> No
     two.register(*Role)
     identity = native.identity(b"long".ljust(16), 1)
     two.send(Role.PRIMARY, b"long", native.encode_request(identity, ECHO, [b"?"], ttl_ms=0))
-    assert two.primary.broker.requests_of == {b"long": 1}
+    assert two.primary.broker.ledger.requests_of == {b"long": 1}
 
     def step() -> None:
         two.ask(Role.BACKUP, b"c1", b"c2")

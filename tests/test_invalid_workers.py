@@ -43,7 +43,7 @@ def test_an_invalid_command_ends_the_registration_and_frees_the_request(version:
     disconnect, request = it.send(b"w", *HEADS[version], *WORDS[word])
     assert disconnect == [b"w", *DISCONNECT[version]]
     assert request[0] == b"v"
-    assert list(it.broker.workers) == [b"v"]
+    assert list(it.ledger.workers) == [b"v"]
 
 
 @pytest.mark.parametrize("version", ["01", "02"])
@@ -94,7 +94,7 @@ def test_a_reply_without_the_empty_frame_reaches_its_client(version: str) -> Non
     it = Desk()
     it.send(b"w", *HEADS[version], b"\x01", b"echo")
     it.request(b"c", 1)
-    address = it.broker.workers[b"w"].in_flight
+    address = it.ledger.workers[b"w"].in_flight
     (reply,) = it.send(b"w", *HEADS[version], REPLY[version], next(iter(address)), b"done", b"well")
     assert (heard(reply).identity, heard(reply).body) == (ident(1), [b"done", b"well"])
 
@@ -133,10 +133,10 @@ def test_the_limit_of_frames_is_that_of_the_configuration_and_named_in_the_log()
     it = node(20)
     fits = [b"c", b"MDPC02", b"\x01", b"echo", *[b"x"] * 16]
     it.receive_frames(fits, 0.0)
-    assert it.broker.drops == {"not-active": 1}
+    assert it.broker.ledger.drops == {"not-active": 1}
     (notice,) = (each for each in it.receive_frames([*fits, b"x"], 0.0) if isinstance(each, Notice))
     assert "limits.message_frames_max" in notice.text
-    assert it.broker.drops["invalid-frames"] == 1
+    assert it.broker.ledger.drops["invalid-frames"] == 1
 
 
 def test_a_native_client_is_told_that_its_message_has_too_many_frames() -> None:

@@ -50,7 +50,7 @@ def test_a_busy_worker_whose_keepalive_stands_keeps_its_request() -> None:
     assert given(frames) == []
     (reply,) = it.final(b"w", 1)
     assert (reply[0], heard(reply).identity) == (b"c", ident(1))
-    assert it.broker.services[b"echo"].redelivered == 0
+    assert it.ledger.services[b"echo"].redelivered == 0
 
 
 def test_a_busy_worker_whose_keepalive_is_gone_is_lost_at_its_expiry() -> None:
@@ -65,7 +65,7 @@ def test_a_busy_worker_whose_keepalive_is_gone_is_lost_at_its_expiry() -> None:
     assert it.now <= EXPIRY_S + 0.5
     outputs = it.broker.unreachable(KEEPALIVE, it.now)
     assert given([output.frames for output in outputs if hasattr(output, "frames")]) == [b"v"]
-    assert b"w" not in it.broker.workers
+    assert b"w" not in it.ledger.workers
 
 
 def test_a_worker_that_is_stuck_gets_no_requests_until_it_answers() -> None:
@@ -83,7 +83,7 @@ def test_whatever_a_stuck_worker_says_ends_that(word: str) -> None:
     it.ready(b"w", keepalive=KEEPALIVE)
     it.request(b"c", 1)
     it.wait(EXPIRY_S + 1)
-    service = it.broker.services[b"echo"]
+    service = it.ledger.services[b"echo"]
     assert service.stuck == 1
     words = {
         "final": native.encode_final(ident(1), 7, 0, [b"done"]),
@@ -95,7 +95,7 @@ def test_whatever_a_stuck_worker_says_ends_that(word: str) -> None:
     assert service.stuck == 0
     # A probe that was under way is about nothing any more.
     it.broker.unreachable(KEEPALIVE, it.now)
-    assert b"w" in it.broker.workers
+    assert b"w" in it.ledger.workers
 
 
 def test_a_worker_of_batches_that_is_stuck_answers_its_batch() -> None:
@@ -103,9 +103,9 @@ def test_a_worker_of_batches_that_is_stuck_answers_its_batch() -> None:
     it.ready(b"w", credit=4, takes_batches=True, keepalive=KEEPALIVE)
     it.requests(b"c", [1, 2, 3])
     it.wait(EXPIRY_S + 1)
-    assert it.broker.services[b"echo"].stuck == 1
+    assert it.ledger.services[b"echo"].stuck == 1
     it.finals(b"w", [1, 2, 3])
-    service = it.broker.services[b"echo"]
+    service = it.ledger.services[b"echo"]
     assert (service.stuck, service.answered, service.redelivered) == (0, 3, 0)
     assert len(service.idle) == 1
 
@@ -115,8 +115,8 @@ def test_a_worker_that_is_stuck_for_too_long_is_lost() -> None:
     it.ready(b"w", keepalive=KEEPALIVE)
     it.request(b"c", 1)
     it.wait(BUSY_S + 2)
-    assert b"w" not in it.broker.workers
-    assert it.broker.services[b"echo"].stuck == 0
+    assert b"w" not in it.ledger.workers
+    assert it.ledger.services[b"echo"].stuck == 0
     assert given(it.ready(b"v")) == [b"v"]
 
 
@@ -124,10 +124,10 @@ def test_an_idle_silent_worker_is_forgotten_at_its_expiry() -> None:
     it = desk()
     it.ready(b"w", keepalive=KEEPALIVE)
     assert probes(it.wait(EXPIRY_S + 1)) == 0
-    assert it.broker.workers == {}
+    assert it.ledger.workers == {}
     # Another worker may have that keepalive now: nothing of the first is left.
     it.ready(b"v", keepalive=KEEPALIVE)
-    assert it.broker.workers[b"v"].keepalive == KEEPALIVE
+    assert it.ledger.workers[b"v"].keepalive == KEEPALIVE
 
 
 def test_a_worker_without_a_keepalive_is_lost_at_its_expiry() -> None:
@@ -135,7 +135,7 @@ def test_a_worker_without_a_keepalive_is_lost_at_its_expiry() -> None:
     it.ready(b"w")
     it.request(b"c", 1)
     it.wait(EXPIRY_S + 1)
-    assert it.broker.workers == {}
+    assert it.ledger.workers == {}
 
 
 def test_a_keepalive_that_another_has_is_nobodys() -> None:
@@ -144,9 +144,9 @@ def test_a_keepalive_that_another_has_is_nobodys() -> None:
     it.ready(b"v", keepalive=b"w" * 24)
     it.ready(b"u", keepalive=KEEPALIVE)
     it.ready(b"t", keepalive=KEEPALIVE)
-    assert [it.broker.workers[each].keepalive for each in (b"v", b"u", b"t")] == [b"", KEEPALIVE, b""]
+    assert [it.ledger.workers[each].keepalive for each in (b"v", b"u", b"t")] == [b"", KEEPALIVE, b""]
     it.wait(EXPIRY_S + 1)
-    assert it.broker.workers == {}
+    assert it.ledger.workers == {}
 
 
 def test_time_in_which_the_broker_was_away_is_no_silence_of_a_stuck_worker() -> None:
@@ -156,7 +156,7 @@ def test_time_in_which_the_broker_was_away_is_no_silence_of_a_stuck_worker() -> 
     it.wait(EXPIRY_S + 1)
     # Its own libzmq may have closed the keepalive meanwhile: it is not probed before that can be back.
     assert probes(it.away(3 * BUSY_S)) == 0
-    assert it.broker.services[b"echo"].stuck == 1
+    assert it.ledger.services[b"echo"].stuck == 1
     assert probes(it.wait(2.0)) >= 1
 
 
@@ -182,9 +182,9 @@ def test_a_stuck_worker_is_told_in_the_log_with_its_service_and_its_seconds() ->
     assert b"w".hex() in text
     assert "echo" in text
     assert "has not answered for 5." in text
-    state = broker_state(it.broker, it.now).services[0]
+    state = broker_state(it.ledger, it.now).services[0]
     assert (state.stuck, state.stalls) == (1, 1)
-    assert worker_state(it.broker.workers[b"w"], it.now).silent_s == pytest.approx(it.now, abs=0.1)
+    assert worker_state(it.ledger.workers[b"w"], it.now).silent_s == pytest.approx(it.now, abs=0.1)
     message = native.encode_final(ident(1), 7, 0, [b"done"])
     outputs = it.broker.receive(native.decode_peer([b"w", *message]), it.now)
     (text,) = (each.text for each in outputs if isinstance(each, Notice))

@@ -15,8 +15,8 @@ from bstar.settings import Settings, from_mapping
 from bstar.sockets import VIEW_BYTES_MIN
 from bstar.wire import native
 from bstar_broker.core import Node
+from bstar_broker.core.admission import is_same_body
 from bstar_broker.core.management import answer
-from bstar_broker.core.records import is_same_body
 from bstar_broker.server import BrokerServer
 from fuzz.fuzz_wire import read_corpus
 from support.brokers import Ports
@@ -92,7 +92,7 @@ def test_bodies_are_compared_to_the_last_octet_whether_views_or_not(size: int) -
 def test_management_requests_may_name_anything() -> None:
     desk = Desk()
     for service in (b"mmi.service", b"mmi.workers", b"mmi.services", b"mmi.unknown"):
-        body = answer(desk.broker, service, [view(LARGE)], lambda: pytest.fail("not asked"), 0.0)
+        body = answer(desk.ledger, service, [view(LARGE)], lambda: pytest.fail("not asked"), 0.0)
         assert body[0] in (b"200", b"404", b"501")
 
 

@@ -17,7 +17,7 @@ from bstar.memory import RESERVE, Memory, MemoryLimit, give_back
 from bstar.settings import Settings, from_mapping
 from bstar.wire import native
 from bstar_broker.core import Node
-from bstar_broker.core.broker import REQUEST_BYTES
+from bstar_broker.core.admission import REQUEST_BYTES
 from bstar_broker.memory import MemoryWatch, bytes_needed
 from bstar_broker.server import BrokerServer
 from support.brokers import Ports
@@ -119,7 +119,7 @@ def test_limits_that_allow_more_than_there_is_are_warned_of_with_keys_and_figure
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings = node_settings()
-    MemoryWatch(Desk().broker, Told(0, limit=512 * MIB)).warn(settings)
+    MemoryWatch(Desk().ledger, Told(0, limit=512 * MIB)).warn(settings)
     (record,) = caplog.records
     said = record.getMessage()
     assert record.levelno == logging.WARNING
@@ -135,39 +135,39 @@ def test_limits_that_allow_more_than_there_is_are_warned_of_with_keys_and_figure
 
 def test_limits_that_fit_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     small = node_settings(queue_bytes_max=64 * MIB, message_bytes_max=8 * MIB, queue_length_max=20_000)
-    MemoryWatch(Desk().broker, Told(0, limit=512 * MIB)).warn(small)
+    MemoryWatch(Desk().ledger, Told(0, limit=512 * MIB)).warn(small)
     assert caplog.records == []
 
 
 def test_what_is_accepted_between_two_looks_is_bounded_by_what_was_left() -> None:
     desk = Desk()
-    watch = MemoryWatch(desk.broker, memory := Told(2 * (3 * REQUEST_BYTES + 250)))
+    watch = MemoryWatch(desk.ledger, memory := Told(2 * (3 * REQUEST_BYTES + 250)))
     watch.look(desk.now)
     answers = [desk.request(b"c", number, b"x" * 100) for number in range(4)]
     assert [bool(frames) for frames in answers] == [False, False, True, True]
     told = heard(answers[-1][0])
     assert (told.command, told.body) == (native.BUSY, [b"the node's memory is used up"])
-    assert desk.broker.services[b"echo"].refusals == {"memory-full": 2}
+    assert desk.ledger.services[b"echo"].refusals == {"memory-full": 2}
     busy = desk.requests(b"c", [11, 12, 13], [b"x" * 5_000] * 3)
     assert [heard(frames).command for frames in busy] == [native.BUSY] * 3
     memory.now_left = 100 * MIB
     watch.look(desk.now)
     assert desk.request(b"c", 9, b"x" * 100) == []
     assert desk.requests(b"c", [11, 12, 13], [b"x" * 5_000] * 3) == []
-    assert desk.broker.memory_left == 50 * MIB - 15_100 - REQUEST_BYTES
+    assert desk.ledger.memory_left == 50 * MIB - 15_100 - REQUEST_BYTES
 
 
 def test_a_frame_that_would_take_most_of_what_is_left_is_not_received() -> None:
-    broker = Desk().broker
-    assert MemoryWatch(broker, Told(50 * MIB)).frame_bytes_max(64 * MIB) == 25 * MIB
-    assert MemoryWatch(broker, Told(500 * MIB)).frame_bytes_max(64 * MIB) == 64 * MIB
-    assert MemoryWatch(broker, Told(-1)).frame_bytes_max(64 * MIB) == 2 * MIB
+    ledger = Desk().ledger
+    assert MemoryWatch(ledger, Told(50 * MIB)).frame_bytes_max(64 * MIB) == 25 * MIB
+    assert MemoryWatch(ledger, Told(500 * MIB)).frame_bytes_max(64 * MIB) == 64 * MIB
+    assert MemoryWatch(ledger, Told(-1)).frame_bytes_max(64 * MIB) == 2 * MIB
 
 
 def test_a_worker_does_not_make_room_that_is_not_there() -> None:
     desk = Desk()
     desk.ready(b"w", credit=9)
-    MemoryWatch(desk.broker, Told(-5 * MIB), give_back=lambda: None).look(desk.now)
+    MemoryWatch(desk.ledger, Told(-5 * MIB), give_back=lambda: None).look(desk.now)
     assert heard(desk.request(b"c", 1)[0]).command == native.BUSY
 
 
@@ -180,9 +180,9 @@ def test_freed_memory_is_given_back_before_requests_are_refused_and_not_too_ofte
         given.append(desk.now)
         memory.now_left = 10 * MIB
 
-    watch = MemoryWatch(desk.broker, memory, give_back=trim)
+    watch = MemoryWatch(desk.ledger, memory, give_back=trim)
     watch.look(0.0)
-    assert desk.broker.memory_left == 5 * MIB
+    assert desk.ledger.memory_left == 5 * MIB
     assert caplog.records == []
     for at in (1.0, 2.0, 3.0, 6.0):
         desk.now, memory.now_left = at, -1
@@ -264,7 +264,7 @@ def test_a_request_that_there_is_no_memory_for_is_refused_and_the_node_lives(
         server.stop()
         thread.join(LIMIT_S)
         assert not thread.is_alive()
-        assert server.node.broker.drops["memory-full"] == 2
+        assert server.node.broker.ledger.drops["memory-full"] == 2
 
 
 @pytest.mark.loopback

@@ -156,8 +156,8 @@ def test_what_waits_at_a_suspended_node_expires_as_anywhere() -> None:
     desk.request02(b"c")
     desk.broker.deactivate(desk.now)
     desk.wait(6)
-    assert desk.broker.services[b"echo"].expired == 1
-    assert desk.broker.waiting.count == 0
+    assert desk.ledger.services[b"echo"].expired == 1
+    assert desk.ledger.waiting.count == 0
 
 
 def test_a_node_that_leaves_keeps_nothing(node: Node) -> None:

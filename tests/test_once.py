@@ -45,7 +45,7 @@ def leaves(desk: Desk) -> list[list[bytes]]:
 
 def is_silent(desk: Desk) -> list[list[bytes]]:
     frames: list[list[bytes]] = []
-    while b"v" in desk.broker.workers:
+    while b"v" in desk.ledger.workers:
         frames += desk.wait(0.1)
         frames += desk.send(b"w", *native.encode_heartbeat(7))
     return frames
@@ -83,7 +83,7 @@ def test_a_request_that_must_not_be_executed_twice_ends_with_its_worker(
     frames = loss(desk)
     assert told(frames, b"c") == [lost(1)]
     assert told(frames, b"w") == []
-    assert (desk.broker.by_identity, desk.broker.requests_of) == ({}, {})
+    assert (desk.ledger.by_identity, desk.ledger.requests_of) == ({}, {})
 
 
 @pytest.mark.requirement("BSN-B-22")
@@ -97,7 +97,7 @@ def test_so_does_each_of_a_batch_without_a_reply(loss: Callable[[Desk], list[lis
     frames = loss(desk)
     assert sorted(told(frames, b"c")) == [lost(1), lost(3)]
     assert told(frames, b"w") == []
-    assert desk.broker.services[b"echo"].lost == 2
+    assert desk.ledger.services[b"echo"].lost == 2
 
 
 def test_what_may_be_repeated_goes_on_as_before() -> None:
@@ -141,7 +141,7 @@ def test_what_a_worker_says_that_it_has_not_begun_goes_to_another_unmarked(
             desk.request(b"c", number, is_once=True)
     desk.broker.drain()
     frames = comes_back(desk)
-    desk.broker.is_draining = False
+    desk.ledger.is_draining = False
     desk.send(b"v", *native.encode_disconnect())
     frames += desk.ready(b"w", credit=2)
     assert sorted(each for each in told(frames, b"w") if each[0] == native.REQUEST) == [
@@ -149,7 +149,7 @@ def test_what_a_worker_says_that_it_has_not_begun_goes_to_another_unmarked(
         (native.REQUEST, ident(2), 0, 0),
     ]
     assert told(frames, b"c") == []
-    assert {request.deliveries for request in desk.broker.by_identity.values()} == {1}
+    assert {request.deliveries for request in desk.ledger.by_identity.values()} == {1}
 
 
 @pytest.mark.requirement("BSN-B-22")
@@ -187,7 +187,7 @@ def test_an_attempt_after_one_that_may_have_been_executed_is_not_dispatched() ->
     assert told(desk.send(b"c", *frames), b"c") == [lost(1)]
     frames_of_batch = desk.requests(b"c", [2, 3], is_once=True, is_repeated=True)
     assert sorted(told(frames_of_batch, b"c")) == [lost(2), lost(3)]
-    assert desk.broker.workers[b"v"].held == 0
+    assert desk.ledger.workers[b"v"].held == 0
     # One that is here is not dispatched again either way; its client has lost its address.
     desk.request(b"c", 4, b"x", is_once=True)
     again = native.encode_request(ident(4), b"echo", [b"x"], is_once=True, is_repeated=True)

@@ -15,7 +15,7 @@ import pytest
 from bstar.star import StarMachine
 from bstar.star.cut_off import LONE_PATIENCE, PATIENCE, SETTLING
 from bstar.wire import native
-from bstar_broker.core.broker import Broker
+from bstar_broker.core.endings import Endings
 from bstar_broker.core.records import Accepted
 from bstar_client.core.session import Session
 from bstar_client.core.worker_session import WorkerCore
@@ -185,13 +185,13 @@ def test_a_build_that_does_not_match_replies_is_caught(monkeypatch: pytest.Monke
 def test_a_build_that_redelivers_what_must_not_be_executed_twice_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sound = Broker._redeliver
+    sound = Endings.redeliver
 
-    def forgets_the_rule(self: Broker, request: Accepted, how: str, now: float, outputs: Any) -> None:
+    def forgets_the_rule(self: Endings, request: Accepted, how: str, now: float, outputs: Any) -> None:
         request.is_once = False
         sound(self, request, how, now, outputs)
 
-    monkeypatch.setattr(Broker, "_redeliver", forgets_the_rule)
+    monkeypatch.setattr(Endings, "redeliver", forgets_the_rule)
     assert first_violation(Mood.PROCESSES, range(1, 41)).rule == "i"
 
 
@@ -425,7 +425,9 @@ def test_what_dying_workers_held_is_done_by_others_in_time() -> None:
 
 
 def test_a_build_that_forgets_what_dying_workers_held_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Broker, "_redeliver", lambda self, request, how, now, outputs: self._forget(request))
+    monkeypatch.setattr(
+        Endings, "redeliver", lambda self, request, how, now, outputs: self._ledger.forget(request)
+    )
     assert while_workers_die() > 0
 
 
@@ -448,14 +450,14 @@ def test_parts_for_a_client_of_mdp01_are_of_one_worker() -> None:
 
 
 def test_a_build_that_mixes_the_parts_of_two_workers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = Broker._redeliver
+    sound = Endings.redeliver
 
-    def keeps_the_parts(self: Broker, request: Accepted, how: str, now: float, outputs: Any) -> None:
+    def keeps_the_parts(self: Endings, request: Accepted, how: str, now: float, outputs: Any) -> None:
         held = request.held
         sound(self, request, how, now, outputs)
         request.held = held
 
-    monkeypatch.setattr(Broker, "_redeliver", keeps_the_parts)
+    monkeypatch.setattr(Endings, "redeliver", keeps_the_parts)
     with pytest.raises(Violation, match=r"^\(c\)"):
         while_workers_die_over_parts_for_mdp01()
 

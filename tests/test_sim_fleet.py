@@ -130,7 +130,7 @@ def test_every_service_has_the_pair_of_its_hash_or_its_pin() -> None:
     assert sum(len(of_pair) for of_pair in services.values() if of_pair) == 4
     for name, pair in simulation.pairs.items():
         for node in pair.nodes:
-            assert set(node.node.broker.services) <= (services[name] or set())
+            assert set(node.node.broker.ledger.services) <= (services[name] or set())
     simulation.finish()
 
 

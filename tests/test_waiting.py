@@ -30,9 +30,9 @@ def test_a_client_that_fills_the_queues_leaves_a_tenth_of_the_octets_to_others()
     assert ask_of_another(desk, 1, b"x" * 50) == []
     assert ask_of_another(desk, 2, b"x" * 50) == []
     assert heard(ask_of_another(desk, 3, b"x" * 50)[0]).command == native.BUSY
-    assert desk.broker.waiting.octets == 1_000
+    assert desk.ledger.waiting.octets == 1_000
     desk.ready(b"w", credit=100)
-    assert desk.broker.waiting.octets == 0
+    assert desk.ledger.waiting.octets == 0
 
 
 def test_a_message_of_any_accepted_size_fits_into_empty_queues() -> None:
@@ -44,7 +44,7 @@ def test_a_batch_that_would_take_the_last_tenth_is_accepted_as_far_as_it_fits() 
     desk = Desk(queue_bytes_max=1_000)
     refused = desk.requests(b"greedy", range(30), [b"x" * 50] * 30)
     assert {heard(frames).command for frames in refused} == {native.BUSY}
-    assert desk.broker.waiting.octets == 900
+    assert desk.ledger.waiting.octets == 900
     assert ask_of_another(desk, 1, b"x" * 100) == []
 
 
@@ -59,9 +59,9 @@ def test_no_time_to_live_keeps_a_place_for_longer_than_the_broker_allows(is_batc
     ends = [heard(frames) for frames in desk.wait(61) if heard(frames).command != native.PONG]
     numbers = (1, 2) if is_batch else (1,)
     assert [(end.command, end.identity) for end in ends] == [(native.BUSY, ident(n)) for n in numbers]
-    assert (desk.broker.waiting.count, desk.broker.waiting.octets) == (0, 0)
-    assert (desk.broker.requests_of, desk.broker.by_identity) == ({}, {})
-    assert desk.broker.services[b"echo"].returned == len(numbers)
+    assert (desk.ledger.waiting.count, desk.ledger.waiting.octets) == (0, 0)
+    assert (desk.ledger.requests_of, desk.ledger.by_identity) == ({}, {})
+    assert desk.ledger.services[b"echo"].returned == len(numbers)
     # Who is still there sends it again, and it waits anew, until its own time is over.
     desk.request(b"c", 1, ttl_ms=5_000)
     (end,) = (heard(frames) for frames in desk.wait(6))
@@ -105,10 +105,10 @@ def test_a_client_that_is_gone_gives_its_place_back(is_urgent: bool) -> None:
     assert asked(desk, 2) == [b"c", b"stays"]
     assert asked(desk, 11) == [b"c", b"stays"], "and again, as long as they wait"
     assert sent(desk.broker.unreachable(b"c", desk.now)) == []
-    assert (desk.broker.waiting.count, desk.broker.waiting.octets) == (1, 1)
-    assert desk.broker.requests_of == {b"stays": 1}
-    assert desk.broker.by_identity.keys() == {ident(4)}
-    assert desk.broker.drops["client-gone"] == 3
+    assert (desk.ledger.waiting.count, desk.ledger.waiting.octets) == (1, 1)
+    assert desk.ledger.requests_of == {b"stays": 1}
+    assert desk.ledger.by_identity.keys() == {ident(4)}
+    assert desk.ledger.drops["client-gone"] == 3
     given = [heard(frames) for frames in desk.ready(b"w", credit=9)]
     assert [m.identity for m in given if m.command == native.REQUEST] == [ident(4)]
 
@@ -126,15 +126,15 @@ def test_what_is_not_only_of_the_client_that_is_gone_stays() -> None:
         desk.send(client, *native.encode_request(key, b"echo", [b"hi"]))
     desk.request(b"c", 3)
     desk.broker.unreachable(b"c", desk.now)
-    assert desk.broker.waiting.count == 3
-    assert desk.broker.by_identity.keys() == {ident(1), ident(2), key}
+    assert desk.ledger.waiting.count == 3
+    assert desk.ledger.by_identity.keys() == {ident(1), ident(2), key}
 
 
 def test_a_connection_without_room_is_not_one_that_is_gone() -> None:
     desk = Desk()
     desk.request(b"c", 1)
     desk.broker.unreachable(b"c", desk.now, is_gone=False)
-    assert desk.broker.waiting.count == 1
+    assert desk.ledger.waiting.count == 1
 
 
 def test_plain_clients_are_not_asked_and_their_requests_wait_out_their_time() -> None:
@@ -142,7 +142,7 @@ def test_plain_clients_are_not_asked_and_their_requests_wait_out_their_time() ->
     desk.request02(b"plain")
     assert desk.wait(30) == []
     desk.broker.unreachable(b"plain", desk.now)
-    assert desk.broker.waiting.count == 1
+    assert desk.ledger.waiting.count == 1
 
 
 def test_an_interval_of_zero_asks_nobody_and_forgets_nothing() -> None:
@@ -150,7 +150,7 @@ def test_an_interval_of_zero_asks_nobody_and_forgets_nothing() -> None:
     desk.request(b"c", 1, ttl_ms=FOREVER_MS)
     assert desk.wait(50) == []
     desk.broker.unreachable(b"c", desk.now)
-    assert desk.broker.waiting.count == 1
+    assert desk.ledger.waiting.count == 1
 
 
 @pytest.mark.loopback

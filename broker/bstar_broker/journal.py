@@ -218,8 +218,8 @@ class NodeJournal:
         """The line of a request of this bundle: sequence number, number and sizes are still to come."""
         total_us = int((now - bundle.accepted_at) * _US)
         queued_us = int((bundle.dispatched_at - bundle.accepted_at) * _US)
-        name = bundle.service.name
-        quoted = (self._quoted.get(name) or self._quote(name)).replace(b"%", b"%%")
+        service = bundle.service
+        quoted = (self._quoted.get(service.name) or self._quote(service)).replace(b"%", b"%%")
         # What stays a % until the end is doubled, an escaped one is so already.
         line = self._lines["answered"].replace(b"%%", b"%%%%")
         for field in (b'"seq":', b'"number":', b'"bytes_in":', b'"bytes_out":'):
@@ -257,14 +257,14 @@ class NodeJournal:
         accepted_at = request.accepted_at
         total_us = int((now - accepted_at) * _US)
         queued_us = int((request.dispatched_at - accepted_at) * _US)
-        name = request.service.name
+        service = request.service
         return self._lines[outcome] % (
             stamp["seq"],
             stamp["at"],
             stamp["mono"],
             hexlify(client),
             number & _NUMBER_MAX,
-            self._quoted.get(name) or self._quote(name),
+            self._quoted.get(service.name) or self._quote(service),
             hexlify(request.sender),
             epoch,
             total_us,
@@ -292,7 +292,7 @@ class NodeJournal:
             **stamp,
             client=client.hex() if client != self._node_id else f"mdp-{request.sender.hex()}",
             number=number & _NUMBER_MAX,
-            service=_text(request.service.name),
+            service=request.service.label,
             sender=request.sender.hex(),
             outcome=outcome,
             epoch=epoch,
@@ -318,11 +318,11 @@ class NodeJournal:
             b'"worker":"%%b","bytes_in":%%d,"bytes_out":%%d%b}' % (who, outcome.encode(), weight)
         )
 
-    def _quote(self, name: bytes) -> bytes:
+    def _quote(self, service: ServiceRecord) -> bytes:
         """A service's name as JSON, kept because few names make many records."""
         if len(self._quoted) >= _NAMES_MAX:
             self._quoted.clear()
-        quoted = self._quoted[name] = msgspec.json.encode(_text(name))
+        quoted = self._quoted[service.name] = msgspec.json.encode(service.label)
         return quoted
 
     def registered(self, worker: WorkerRecord, now: float) -> None:
@@ -331,7 +331,7 @@ class NodeJournal:
             WorkerRegistered,
             now,
             worker=worker.routing_id.hex(),
-            service=_text(worker.service.name),
+            service=worker.service.label,
             dialect=worker.codec.label,
             credit=worker.credit,
         )
@@ -342,7 +342,7 @@ class NodeJournal:
             WorkerLost,
             now,
             worker=worker.routing_id.hex(),
-            service=_text(worker.service.name),
+            service=worker.service.label,
             reason=reason,
             held=worker.held,
         )
@@ -422,9 +422,9 @@ class NodeJournal:
     def tick(self, now: float) -> None:
         """Record what the counters moved by since the last time."""
         assert self._node is not None
-        broker = self._node.broker
+        ledger = self._node.broker.ledger
         held: dict[ServiceRecord, _Held] = {}
-        for worker in broker.workers.values():
+        for worker in ledger.workers.values():
             of_service = held.get(worker.service)
             if of_service is None:
                 of_service = held[worker.service] = _Held()
@@ -435,11 +435,11 @@ class NodeJournal:
             for request in worker.in_flight.values():
                 of_service.held_s += now - request.dispatched_at
         attributed, self._told_early = self._told_early, {}
-        for service in (*broker.services.values(), *broker.table.past.values()):
+        for service in (*ledger.services.values(), *ledger.services.past.values()):
             self._load(service, held.get(service) or _Held(), now)
             for reason, count in self._refusals(service, now).items():
                 attributed[reason] = attributed.get(reason, 0) + count
-        for reason, count in broker.drops.items():
+        for reason, count in ledger.drops.items():
             unattributed = count - self._told_drops.get(reason, 0) - attributed.get(reason, 0)
             if unattributed > 0:
                 self.journal.write(Refused, now, reason=reason, count=unattributed)
@@ -466,7 +466,7 @@ class NodeJournal:
         self.journal.write(
             Load,
             now,
-            service=_text(service.name),
+            service=service.label,
             interval_us=round((now - self._told_at) * _US),
             workers=gauges[0],
             credit=gauges[1],
@@ -485,21 +485,21 @@ class NodeJournal:
         moved = {reason: count - told.get(reason, 0) for reason, count in service.refusals.items()}
         for reason, count in moved.items():
             if count:
-                self.journal.write(Refused, now, reason=reason, count=count, service=_text(service.name))
+                self.journal.write(Refused, now, reason=reason, count=count, service=service.label)
         told.update(service.refusals)
         return moved
 
     def _pulse(self, now: float) -> None:
         assert self._node is not None
-        machine, broker = self._node.machine, self._node.broker
+        machine, ledger = self._node.machine, self._node.broker.ledger
         self.journal.write(
             Pulse,
             now,
             state=machine.state.name,
             epoch=machine.epoch,
-            workers=len(broker.workers),
-            queued=broker.waiting.count,
-            in_flight=sum(worker.held for worker in broker.workers.values()),
+            workers=len(ledger.workers),
+            queued=ledger.waiting.count,
+            in_flight=sum(worker.held for worker in ledger.workers.values()),
             lag_us=round(self._take_lag_s() * _US),
         )
 
@@ -528,8 +528,3 @@ class NodeJournal:
             dropped_requests=counters.dropped_requests,
             errors=counters.errors,
         )
-
-
-def _text(name: bytes) -> str:
-    """A service's name; octets that are no text are written as escapes."""
-    return name.decode("utf-8", "backslashreplace")

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from bstar.memory import Memory, give_back
 from bstar.settings import Settings
-from bstar_broker.core.broker import REQUEST_BYTES, Broker
+from bstar_broker.core.admission import REQUEST_BYTES
+from bstar_broker.core.ledger import Ledger
 
 __all__ = ["LOOK_INTERVAL_S", "MemoryWatch", "bytes_needed"]
 
@@ -45,8 +46,8 @@ def bytes_needed(settings: Settings) -> int:
 class MemoryWatch:
     """Call ``look`` every ``LOOK_INTERVAL_S`` seconds: it tells the broker what is left."""
 
-    def __init__(self, broker: Broker, memory: Memory, *, give_back: Callable[[], None] = give_back) -> None:
-        self._broker = broker
+    def __init__(self, ledger: Ledger, memory: Memory, *, give_back: Callable[[], None] = give_back) -> None:
+        self._ledger = ledger
         self._memory = memory
         self._give_back = give_back
         self._gave_back_at = float("-inf")
@@ -93,7 +94,7 @@ class MemoryWatch:
             self._give_back()
             left = self._memory.left() or 0
         # Each octet may be in memory twice for a moment: as it was received, and as it is sent.
-        self._broker.memory_left = left // 2
+        self._ledger.memory_left = left // 2
         if left <= 0 and now - self._warned_at >= _WARNING_INTERVAL_S:
             self._warned_at = now
             _log.warning("memory is used up but for a reserve: requests are refused as busy for now")

@@ -107,7 +107,7 @@ class BrokerServer:
         self._resources.callback(self._pair.close)
         control = ControlSocket(self._context, self._reactor, control_path(settings), self._pair.promote)
         self._resources.callback(control.close)
-        self._memory = MemoryWatch(self.node.broker, Memory())
+        self._memory = MemoryWatch(self.node.broker.ledger, Memory())
         self._memory.warn(settings)
         self._reactor.add_timer(LOOK_INTERVAL_S, self._memory.look)
         self._router = self._open_router()

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from bstar.star import StarMachine
-from bstar_broker.core.broker import Broker
+from bstar_broker.core.endings import Endings
 from bstar_cli.main import main as bstar
 from bstar_client.core.fence import Fence, Moved
 from bstar_client.core.session import Session
@@ -49,13 +49,13 @@ def _without_the_check_of_epochs() -> None:
 
 def _without_the_rule_of_once() -> None:
     """A node gives what must not be executed twice to another worker when the first is lost."""
-    sound = Broker._redeliver
+    sound = Endings.redeliver
 
-    def to_another(self: Broker, request: Any, how: str, now: float, outputs: Any) -> None:
+    def to_another(self: Endings, request: Any, how: str, now: float, outputs: Any) -> None:
         request.is_once = False
         sound(self, request, how, now, outputs)
 
-    Broker._redeliver = to_another  # type: ignore[method-assign]
+    Endings.redeliver = to_another  # type: ignore[method-assign]
 
 
 MUTATIONS: dict[str, Callable[[], None]] = {

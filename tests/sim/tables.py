@@ -15,20 +15,21 @@ CREDIT_MAX = 4  # of a simulated worker
 def bounds_of(node: SimNode, limits: BrokerSettings) -> list[tuple[str, int, int]]:
     """Name of a table, how many entries it has, and how many it may have."""
     broker, machine = node.node.broker, node.node.machine
-    held = sum(worker.held for worker in broker.workers.values())
-    queued = sum(service.queue.length for service in broker.services.values())
+    ledger = broker.ledger
+    held = sum(worker.held for worker in ledger.workers.values())
+    queued = sum(service.queue.length for service in ledger.services.values())
     return [
-        ("services", len(broker.services), limits.services_max),
-        ("forgotten services", len(broker.table.past), PAST_MAX),
-        ("workers", len(broker.workers), limits.workers_max),
+        ("services", len(ledger.services), limits.services_max),
+        ("forgotten services", len(ledger.services.past), PAST_MAX),
+        ("workers", len(ledger.workers), limits.workers_max),
         # What lost workers held goes back to the front of its queue, full or not.
         ("queue", queued, limits.queue_length_max + limits.workers_max * CREDIT_MAX),
-        ("queued, as counted", abs(broker.waiting.count - queued), 0),
-        ("identities", len(broker.by_identity) + len(broker.bundles), queued + held),
-        ("requests of clients", sum(broker.requests_of.values()), queued + held),
+        ("queued, as counted", abs(ledger.waiting.count - queued), 0),
+        ("identities", len(ledger.by_identity) + len(broker.bundles), queued + held),
+        ("requests of clients", sum(ledger.requests_of.values()), queued + held),
         (
             "requests of one client",
-            max(broker.requests_of.values(), default=0),
+            max(ledger.requests_of.values(), default=0),
             limits.requests_per_client_max,
         ),
         ("earlier runs of the peer", len(machine._runs.past), PEER_RUNS_MAX),
@@ -39,10 +40,11 @@ def bounds_of(node: SimNode, limits: BrokerSettings) -> list[tuple[str, int, int
 def left_of(node: SimNode) -> dict[str, int]:
     """What it keeps for the sake of calls that have not ended."""
     broker = node.node.broker
+    ledger = broker.ledger
     return {
-        "queued": broker.waiting.count,
-        "octets": broker.waiting.octets,
-        "in flight": sum(worker.held for worker in broker.workers.values()),
-        "identities": len(broker.by_identity) + len(broker.bundles),
-        "clients": len(broker.requests_of),
+        "queued": ledger.waiting.count,
+        "octets": ledger.waiting.octets,
+        "in flight": sum(worker.held for worker in ledger.workers.values()),
+        "identities": len(ledger.by_identity) + len(broker.bundles),
+        "clients": len(ledger.requests_of),
     }

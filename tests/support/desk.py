@@ -31,12 +31,13 @@ class Desk:
             now=0.0,
             observer=observer,
         )
+        self.ledger = self.broker.ledger
         if is_serving:
             self.broker.activate(7)
 
     def _describe(self, now: float) -> NodeStatus:
-        state = 3 if self.broker.is_serving else 4
-        return NodeStatus(state, self.broker.epoch, 0, 0, 0, 100, 300)
+        state = 3 if self.ledger.is_serving else 4
+        return NodeStatus(state, self.ledger.epoch, 0, 0, 0, 100, 300)
 
     def _sent(self, outputs: list[Output]) -> list[list[bytes]]:
         self.notices += [output.text for output in outputs if isinstance(output, Notice)]

@@ -1,4 +1,4 @@
-"""Is a silent worker dead, or does it only not come to answer?
+"""Tells a silent worker that is dead from one that is only stuck.
 
 A worker's heartbeats need its interpreter: a handler that holds the GIL, or blocks an event loop, keeps them
 from being sent. So a native worker opens a second connection, its *keepalive*, and names that connection's
@@ -11,14 +11,10 @@ keepalive. If that finds no connection the worker is lost. Otherwise it is *stuc
 gets no others, and is probed again each heartbeat interval, until it answers or ``busy_s`` is over.
 """
 
-from typing import TYPE_CHECKING
-
 from bstar.printable import printable
+from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.outputs import Notice, Output, Send
 from bstar_broker.core.records import WorkerRecord
-
-if TYPE_CHECKING:
-    from bstar_broker.core.broker import Broker
 
 __all__ = ["Keepalives"]
 
@@ -29,8 +25,8 @@ _NOTICE_INTERVAL_S = 1.0
 class Keepalives:
     """The keepalives of one broker's workers, and which of these are stuck."""
 
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         # By the routing ids of their keepalives.
         self._workers: dict[bytes, WorkerRecord] = {}
         self._told: set[WorkerRecord] = set()
@@ -38,14 +34,14 @@ class Keepalives:
 
     def add(self, worker: WorkerRecord, routing_id: bytes) -> None:
         """This worker has a keepalive. An id that somebody else has already is nobody's."""
-        if routing_id in self._workers or routing_id in self._broker.workers:
-            self._broker.drop("keepalive-taken")
+        if routing_id in self._workers or routing_id in self._ledger.workers:
+            self._ledger.drop("keepalive-taken")
             return
         self._workers[routing_id] = worker
         worker.keepalive = routing_id
 
     def remove(self, worker: WorkerRecord) -> None:
-        """This worker is off the list."""
+        """This worker is gone."""
         if worker.keepalive:
             del self._workers[worker.keepalive]
             self._told.discard(worker)
@@ -55,11 +51,11 @@ class Keepalives:
         since = worker.silent_since
         if since is None:
             # Those of the next sweeps come when it has been stuck for a while.
-            worker.silent_since = since = worker.expires_at - worker.expiry_s
+            worker.silent_since = since = worker.expires_at - worker.lease.expiry_s
             worker.service.idle.pop(worker, None)
             worker.service.stuck += 1
             worker.service.stalls += 1
-        elif now - since >= worker.busy_s:
+        elif now - since >= worker.lease.busy_s:
             text = f"{self._name(worker)} has not answered for {now - since:.1f} s and counts as lost"
             outputs.append(Notice(text))
             return False
@@ -73,8 +69,8 @@ class Keepalives:
                 "block the event loop?"
             )
             outputs.append(Notice(text))
-        worker.expires_at = now + worker.heartbeat_s
-        status = self._broker.status(now)
+        worker.expires_at = now + worker.lease.heartbeat_s
+        status = self._ledger.status(now)
         outputs.append(Send(worker.codec.heartbeat(worker.keepalive, (), status.state, status.epoch)))
         return True
 
@@ -98,7 +94,7 @@ class Keepalives:
         that live; they have one interval to come back.
         """
         for worker in self._workers.values():
-            worker.expires_at += worker.heartbeat_s
+            worker.expires_at += worker.lease.heartbeat_s
             if worker.silent_since is not None:
                 worker.silent_since += gap_s
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from bstar.wire import mmi
-from bstar_broker.core.broker import Broker
+from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.records import ServiceRecord, WorkerRecord
 from bstar_broker.core.services import recent
 from bstar_broker.core.snapshot import BrokerState, NodeState, ServiceState, WorkerState
@@ -27,7 +27,7 @@ _encode = msgspec.json.encode
 
 
 def answer(
-    broker: Broker, service: bytes, body: list[bytes], state: Callable[[], NodeState], now: float
+    ledger: Ledger, service: bytes, body: list[bytes], state: Callable[[], NodeState], now: float
 ) -> list[bytes]:
     """The body of the reply to a request for ``service``, a name that begins with ``mmi.``.
 
@@ -40,36 +40,36 @@ def answer(
         return [mmi.NOT_IMPLEMENTED]
     argument = body[-1]
     if asked is mmi.Service.SERVICE:
-        record = broker.services.get(argument)
-        return [mmi.OK if record is not None and _has_live_worker(broker, record, now) else mmi.NOT_FOUND]
+        record = ledger.services.get(argument)
+        return [mmi.OK if record is not None and _has_live_worker(ledger, record, now) else mmi.NOT_FOUND]
     if asked is mmi.Service.SERVICES:
         listed = [
-            {"service": _text(record.name), "workers": record.workers, "queued": record.queue.length}
-            for record in _first(broker.services.values())
+            {"service": record.label, "workers": record.workers, "queued": record.queue.length}
+            for record in _first(ledger.services.values())
         ]
         return [mmi.OK, _encode(listed)]
     if asked is mmi.Service.WORKERS:
-        if argument and argument not in broker.services:
+        if argument and argument not in ledger.services:
             return [mmi.NOT_FOUND]
         asked_for = (
-            worker for worker in broker.workers.values() if not argument or worker.service.name == argument
+            worker for worker in ledger.workers.values() if not argument or worker.service.name == argument
         )
         return [mmi.OK, _encode([worker_state(worker, now) for worker in _first(asked_for)])]
     return [mmi.OK, _encode(state())]
 
 
-def _has_live_worker(broker: Broker, record: ServiceRecord, now: float) -> bool:
+def _has_live_worker(ledger: Ledger, record: ServiceRecord, now: float) -> bool:
     """Is there a worker, idle or busy, whose deadline has not passed? (MMI-B-05)"""
     if not record.workers:
         return False
-    return any(worker.service is record and now < worker.expires_at for worker in broker.workers.values())
+    return any(worker.service is record and now < worker.expires_at for worker in ledger.workers.values())
 
 
 def worker_state(worker: WorkerRecord, now: float) -> WorkerState:
     """One worker for a listing."""
     return WorkerState(
         worker=worker.routing_id.hex(),
-        service=_text(worker.service.name),
+        service=worker.service.label,
         dialect=worker.codec.label,
         credit=worker.credit,
         in_flight=worker.held,
@@ -78,10 +78,10 @@ def worker_state(worker: WorkerRecord, now: float) -> WorkerState:
     )
 
 
-def broker_state(broker: Broker, now: float) -> BrokerState:
+def broker_state(ledger: Ledger, now: float) -> BrokerState:
     """The broker's part of a node's snapshot."""
     held: dict[ServiceRecord, _Held] = {}
-    for worker in broker.workers.values():
+    for worker in ledger.workers.values():
         if worker.held:
             of_service = held.get(worker.service)
             if of_service is None:
@@ -90,18 +90,18 @@ def broker_state(broker: Broker, now: float) -> BrokerState:
             of_service.since = min(of_service.since, _held_since(worker))
     nothing = _Held()
     return BrokerState(
-        is_serving=broker.is_serving,
-        is_draining=broker.is_draining,
-        workers=len(broker.workers),
-        queued=broker.waiting.count,
-        queued_bytes=broker.waiting.octets,
+        is_serving=ledger.is_serving,
+        is_draining=ledger.is_draining,
+        workers=len(ledger.workers),
+        queued=ledger.waiting.count,
+        queued_bytes=ledger.waiting.octets,
         in_flight=sum(each.count for each in held.values()),
-        clients=len(broker.requests_of),
+        clients=len(ledger.requests_of),
         services=[
-            _service_state(record, held.get(record, nothing), now) for record in broker.services.values()
+            _service_state(record, held.get(record, nothing), now) for record in ledger.services.values()
         ],
-        drops=dict(broker.drops),
-        past=[_service_state(record, nothing, now) for record in broker.table.past.values()],
+        drops=dict(ledger.drops),
+        past=[_service_state(record, nothing, now) for record in ledger.services.past.values()],
     )
 
 
@@ -128,7 +128,7 @@ def _age_s(since: float, now: float) -> float:
 def _service_state(record: ServiceRecord, held: _Held, now: float) -> ServiceState:
     waiting_since = min((item.accepted_at for item in record.queue.heads()), default=math.inf)
     return ServiceState(
-        service=_text(record.name),
+        service=record.label,
         workers=record.workers,
         idle=len(record.idle),
         in_flight=held.count,
@@ -152,11 +152,6 @@ def _service_state(record: ServiceRecord, held: _Held, now: float) -> ServiceSta
         stuck=record.stuck,
         stalls=record.stalls,
     )
-
-
-def _text(name: bytes) -> str:
-    """A service's name for people and labels; octets that are no text are written as escapes."""
-    return name.decode("utf-8", "backslashreplace")
 
 
 def _first(items: Iterable[T]) -> Iterable[T]:

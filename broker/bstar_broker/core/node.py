@@ -93,12 +93,12 @@ class Node:
         if (
             kind in _EPOCH_CARRIERS
             and message.epoch > self.machine.epoch_seen  # type: ignore[union-attr]
-            and (kind is Ready or message.sender in self.broker.workers)
+            and (kind is Ready or message.sender in self.broker.ledger.workers)
         ):
             outputs = self._expand(self.machine.learn_epoch(message.epoch, now), now)  # type: ignore[union-attr]
             outputs += self.broker.receive(message, now)
         else:
-            if kind is Ping and message.sender in self.broker.requests_of:
+            if kind is Ping and message.sender in self.broker.ledger.requests_of:
                 self._cut_off.served_at = now
             outputs = self.broker.receive(message, now)
         if self._drain_until is not None and kind not in _NO_ENDS:
@@ -130,12 +130,12 @@ class Node:
         """A batch is one vote; otherwise it is as so many requests."""
         outputs: list[Output] = []
         if message.service.startswith(mmi.PREFIX):
-            return outputs + self.broker.bundles.receive_singly(message, self._manage, now)
+            return outputs + self.broker.receive_singly(message, self._manage, now)
         if now >= self.machine.serve_until:
             outputs += self._expand(self.machine.client_request(now), now)
             if now >= self.machine.serve_until:
                 self._note_refused(message, now)
-                return outputs + self.broker.bundles.receive_singly(message, self.broker.refuse, now)
+                return outputs + self.broker.receive_singly(message, self.broker.refuse, now)
         self._cut_off.served_at = now
         outputs += self.broker.receive(message, now)
         return outputs
@@ -143,7 +143,7 @@ class Node:
     def _note_refused(self, message: Request | Requests, now: float) -> None:
         """A native client asks a node that does not serve only while it finds no other."""
         if isinstance(message, Requests) or message.dialect == Dialect.NATIVE:
-            service = self.broker.services.get(message.service)
+            service = self.broker.ledger.services.get(message.service)
             has_worker = service is not None and service.workers > 0
             self.machine.client_refused(message.sender, now, has_worker=has_worker)
 
@@ -158,7 +158,7 @@ class Node:
             and message.service != mmi.Service.STATE.value
         ):
             return self.broker.refuse(message, now)
-        body = answer(self.broker, message.service, message.body, lambda: self.state(now), now)
+        body = answer(self.broker.ledger, message.service, message.body, lambda: self.state(now), now)
         return [
             Send(
                 codec.final(
@@ -301,7 +301,9 @@ class Node:
                 expanded += self.broker.resume(now)
             elif type(output) is Deactivated:
                 expanded += self.broker.deactivate(now)
-        if self.broker.is_suspended and (self.machine.peer_state is State.ACTIVE or self.machine.is_leaving):
+        if self.broker.ledger.is_suspended and (
+            self.machine.peer_state is State.ACTIVE or self.machine.is_leaving
+        ):
             expanded += self.broker.release(now)
         return expanded
 
@@ -309,7 +311,7 @@ class Node:
 
     def state(self, now: float) -> NodeState:
         """A snapshot of everything worth knowing."""
-        pair, broker = self._pair_state(now), broker_state(self.broker, now)
+        pair, broker = self._pair_state(now), broker_state(self.broker.ledger, now)
         return NodeState(
             version=self._version,
             pair=pair,

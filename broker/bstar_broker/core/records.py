@@ -1,40 +1,36 @@
 """What the broker remembers: requests it accepted, workers that registered, services that were named.
 
-Plain records without behaviour that reaches beyond themselves. None of them refers to a record that refers
-back, except a request to its service, whose queue holds it only while it waits.
+Records only; the parts of the broker act on them. A record refers to no record that refers back, except a
+request to its service, whose queue holds the request while it waits.
 """
 
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 
 import msgspec
 
-from bstar.wire.dialect import BrokerCodec, Envelope
+from bstar.printable import printable
+from bstar.wire.dialect import BrokerCodec, Dialect, Envelope
+from bstar.wire.messages import Ready
 from bstar_broker.core.queues import FairQueue
 
 __all__ = [
-    "ASKERS_MAX",
     "LATENCY_BOUNDS_S",
     "OUTCOMES",
     "STEP_S",
     "Accepted",
     "Bundle",
+    "Lease",
     "ServiceRecord",
     "WorkerRecord",
-    "is_same_body",
 ]
 
-# In what a request ends at a node; a service counts each under this name.
+# How a request ends at a node; a service counts each under this name.
 OUTCOMES = ("answered", "failed", "refused", "expired", "poisoned", "lost", "returned")
 
 # A service notes these counts every STEP_S and keeps STEPS notes: the last five minutes.
 STEP_S = 60.0
 STEPS = 5
-
-# Others who wait for the same key: a repeated task, a speculative one, a few programs that do the same. Each
-# costs an address here and a copy of the reply on its way out.
-ASKERS_MAX = 16
 
 # Upper bounds of the latency histogram: from what a loopback answers to what a patient client waits.
 LATENCY_BOUNDS_S = (
@@ -46,11 +42,11 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     """A request that the broker answers for, from its arrival to its final reply.
 
     ``sender``, ``envelope`` and ``codec`` say where its replies go, ``lane`` whose share of the queue it
-    takes. ``expires_at`` ends its wait in the queue, ``deadline`` its client's patience (0: unknown).
-    ``partials`` counts those sent on to the client, ``held`` keeps them for a client who can take one
+    takes. ``expires_at`` ends its wait in the queue, ``deadline`` its client's wait (0: unknown).
+    ``partials`` counts those sent on to the client, ``held`` keeps them for a client that can take one
     reply only, and ``sent_bytes`` counts their octets for an observer. ``dispatched_at`` and ``worker`` (its
-    routing id) are of the last dispatch. ``is_abandoned``: its client was told that this node no longer
-    answers for it, but a worker still has it.
+    routing id) are of the last dispatch. ``is_abandoned``: this node does not answer for it, and its client
+    knows, but a worker still has it.
     """
 
     sender: bytes
@@ -77,7 +73,7 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     # As in ``Request``.
     is_once: bool = False
     is_whole: bool = False
-    # Routing ids of further clients that asked for the same key and get the same answers (``ASKERS_MAX``).
+    # Routing ids of other clients that asked for the same key and get the same answers.
     askers: list[bytes] | None = None
     dispatched_at: float = 0.0
     worker: bytes = b""
@@ -115,33 +111,48 @@ class Bundle(msgspec.Struct, eq=False):
     dispatched_at: float = 0.0
 
 
+class Lease(msgspec.Struct, frozen=True):
+    """How long a worker may be silent.
+
+    A worker counts as gone after ``expiry_s`` without a message, and after ``busy_s`` if it may be silent
+    while it works.
+    """
+
+    heartbeat_s: float
+    expiry_s: float
+    busy_s: float
+
+    @classmethod
+    def of(cls, heartbeat_s: float, liveness: int, busy_timeout_s: float) -> "Lease":
+        """The lease of one dialect: ``liveness`` heartbeats may be missed."""
+        expiry_s = heartbeat_s * liveness
+        return cls(heartbeat_s, expiry_s, max(expiry_s, busy_timeout_s))
+
+
 class WorkerRecord:
     """A registered worker: one routing id, one service, up to ``credit`` requests at once.
 
-    ``expiry_s`` is the silence after which it counts as gone. Published MDP workers are silent while they
-    work, so until one has shown that it is not (``beats_while_busy``) it has ``busy_s`` for each request. One
-    with a keepalive that is silent for longer while it works is stuck (``keepalives``), for ``busy_s`` at
-    most.
+    Published MDP workers are silent while they work. Until one has shown that it is not
+    (``beats_while_busy``) it has ``Lease.busy_s`` for each request. A worker with a keepalive that is silent
+    past its expiry while it works is stuck (``keepalives``), for ``busy_s`` at most.
     """
 
     __slots__ = (
         "beats_while_busy",
         "bundled",
         "bundles",
-        "busy_s",
         "codec",
         "credit",
         "envelope",
         "expires_at",
-        "expiry_s",
         "given_at",
         "gone_at",
-        "heartbeat_s",
         "in_flight",
         "is_ahead",
         "is_native",
         "keepalive",
         "last_bundle",
+        "lease",
         "routing_id",
         "sent_at",
         "service",
@@ -150,34 +161,20 @@ class WorkerRecord:
     )
 
     def __init__(
-        self,
-        routing_id: bytes,
-        codec: BrokerCodec,
-        envelope: Envelope,
-        service: "ServiceRecord",
-        *,
-        is_native: bool,
-        credit: int,
-        heartbeat_s: float,
-        expiry_s: float,
-        busy_s: float,
-        now: float,
-        takes_batches: bool = False,
+        self, ready: Ready, codec: BrokerCodec, service: "ServiceRecord", lease: Lease, now: float
     ) -> None:
-        self.routing_id = routing_id
+        self.routing_id = ready.sender
         self.codec = codec
-        self.envelope = envelope
+        self.envelope = ready.envelope
         self.service = service
-        self.is_native = is_native
-        self.credit = credit
-        self.heartbeat_s = heartbeat_s
-        self.expiry_s = expiry_s
-        self.busy_s = busy_s
-        self.beats_while_busy = is_native
+        self.is_native = ready.dialect == Dialect.NATIVE
+        self.credit = ready.credit
+        self.lease = lease
+        self.beats_while_busy = self.is_native
         self.given_at = now
-        # When its connection was found to be gone; what it had sent before that may still be read.
+        # When its connection was found to be gone. What it had sent before may still be unread.
         self.gone_at: float | None = None
-        self.expires_at = now + expiry_s
+        self.expires_at = now + lease.expiry_s
         # The routing id of its keepalive, empty without one; since when it is silent, while it is stuck.
         self.keepalive = b""
         self.silent_since: float | None = None
@@ -186,8 +183,8 @@ class WorkerRecord:
         self.is_ahead = False
         # By what the worker will send back: the client address (MDP) or the request's identity (native).
         self.in_flight: dict[bytes, Accepted] = {}
-        self.takes_batches = takes_batches
-        # What it was given in batches, in order, and how many requests of them are unanswered.
+        self.takes_batches = ready.takes_batches
+        # The bundles that it holds, in order, and how many requests of them are unanswered.
         self.bundles: dict[Bundle, None] = {}
         self.bundled = 0
         # Set while the last that it was given was a batch.
@@ -218,7 +215,6 @@ class ServiceRecord:
         "queue",
         "redelivered",
         "refusals",
-        "refused",
         "returned",
         "stalls",
         "steps",
@@ -231,7 +227,7 @@ class ServiceRecord:
     def __init__(self, name: bytes, now: float) -> None:
         self.name = name
         self.queue: FairQueue[Accepted | Bundle] = FairQueue()
-        # Workers with credit left, the least recently used first; ordered, and O(1) to leave from anywhere.
+        # Workers with credit left, the least recently used first. Leaving is O(1) from anywhere.
         self.idle: OrderedDict[WorkerRecord, None] = OrderedDict()
         self.workers = 0
         # Workers that are stuck now, and how often one was (``keepalives``).
@@ -241,8 +237,7 @@ class ServiceRecord:
         self.accepted = 0
         self.answered = 0
         self.failed = 0
-        self.refused = 0
-        # The same by reason.
+        # Requests that were refused, by reason (``refusals``).
         self.refusals: dict[str, int] = {}
         self.expired = 0
         self.poisoned = 0
@@ -254,10 +249,25 @@ class ServiceRecord:
         self.workers_lost = 0
         # The counts of ``OUTCOMES`` every STEP_S, the earliest first.
         self.steps: deque[tuple[int, ...]] = deque(maxlen=STEPS)
-        # How long workers have held requests that they hold no more, summed over workers.
+        # How long workers held the requests that have ended or left them, summed over workers.
         self.busy_s = 0.0
         self.latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
         self.latency_sum_s = 0.0
+
+    @property
+    def refused(self) -> int:
+        """How many requests were refused."""
+        return sum(self.refusals.values())
+
+    @property
+    def title(self) -> str:
+        """The service in a sentence."""
+        return f'service "{printable(self.name)}"'
+
+    @property
+    def label(self) -> str:
+        """The service in a listing or a metric. Octets that are no text are written as escapes."""
+        return self.name.decode("utf-8", "backslashreplace")
 
     def outcomes(self) -> tuple[int, ...]:
         """The counts of ``OUTCOMES``."""
@@ -272,17 +282,3 @@ class ServiceRecord:
         """Count ``count`` requests that took the same time."""
         self.latency_counts[bisect_left(LATENCY_BOUNDS_S, latency_s)] += count
         self.latency_sum_s += latency_s * count
-
-
-def is_same_body(one: Sequence[bytes], other: Sequence[bytes]) -> bool:
-    """Are these the same frames? Views are compared as words: 64 MiB in 9 ms, and in 0.13 s as octets."""
-    return len(one) == len(other) and all(map(_is_same_frame, one, other))
-
-
-def _is_same_frame(one: bytes, other: bytes) -> bool:
-    if type(one) is bytes and type(other) is bytes:
-        return one == other
-    if len(one) != len(other):
-        return False
-    a, b, whole = memoryview(one), memoryview(other), len(one) & ~7
-    return a[:whole].cast("Q") == b[:whole].cast("Q") and a[whole:] == b[whole:]

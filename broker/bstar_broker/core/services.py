@@ -1,11 +1,11 @@
 """The services that a broker knows, and those that it has forgotten but still counts.
 
-A service without workers and requests leaves the table after a while (``service_ttl_s``), so that names that
-somebody makes up do not fill it. Its record waits in ``past``: when the name comes again, the same record
-returns, so its counters never go down. ``past`` keeps the ``PAST_MAX`` services that were forgotten last.
+A service without workers and requests leaves the table after a while (``service_ttl_s``), so that invented
+names do not fill it. Its record waits in ``past``: when the name comes again the same record returns, so its
+counters never go down. ``past`` keeps the ``PAST_MAX`` services that were forgotten last.
 
 Every ``STEP_S`` each record notes its counters, so that ``recent`` tells what became of requests in the last
-five minutes. One look at a node then tells how a service does now, not only how it did since the start.
+five minutes: how a service does now, and not only since the start.
 """
 
 from collections import OrderedDict
@@ -18,38 +18,42 @@ __all__ = ["PAST_MAX", "ServiceTable", "recent"]
 PAST_MAX = 1_000
 
 
-class ServiceTable:
-    """``known`` are the services of the moment by name; ``past`` the forgotten ones, the latest last."""
+class ServiceTable(dict[bytes, ServiceRecord]):
+    """The known services by name; ``past`` are the forgotten ones, the latest last."""
 
-    __slots__ = ("_step_at", "_ttl_s", "known", "past")
+    __slots__ = ("_step_at", "_ttl_s", "past")
 
     def __init__(self, ttl_s: float, now: float) -> None:
+        super().__init__()
         self._ttl_s = ttl_s
         self._step_at = now + STEP_S
-        self.known: dict[bytes, ServiceRecord] = {}
         self.past: OrderedDict[bytes, ServiceRecord] = OrderedDict()
 
     def add(self, name: bytes, now: float) -> ServiceRecord:
-        """The record of a service that is not in ``known``: the one that it had, or a new one."""
+        """The record of a service that is not known: the one that it had, or a new one."""
         record = self.past.pop(name, None) or ServiceRecord(name, now)
         record.used_at = now
-        self.known[name] = record
+        self[name] = record
         return record
+
+    def has_room_to_offer(self, services_max: int) -> bool:
+        """True if a worker may bring a new service. Names that only clients have mentioned do not count."""
+        return len(self) < services_max or sum(record.workers > 0 for record in self.values()) < services_max
 
     def tidy(self, now: float) -> list[ServiceRecord]:
         """Forget services that have had neither workers nor requests for a while.
 
         Returns the records that left ``past`` for ever.
         """
-        for record in list(self.known.values()):
+        for record in list(self.values()):
             if record.workers or record.queue.length:
                 record.used_at = now
             elif now - record.used_at >= self._ttl_s:
-                del self.known[record.name]
+                del self[record.name]
                 self.past[record.name] = record
         if now >= self._step_at:
             self._step_at = now + STEP_S
-            for records in (self.known, self.past):
+            for records in (self, self.past):
                 for record in records.values():
                     record.steps.append(record.outcomes())
         return [self.past.popitem(last=False)[1] for _ in range(len(self.past) - PAST_MAX)]

@@ -1,0 +1,149 @@
+"""Gives requests to workers: the least recently used worker with credit left gets the next one.
+
+A bundle is dealt out in slices, as equal as the credit of the workers allows.
+"""
+
+from bstar.wire import native
+from bstar_broker.core.bundles import Bundles, empty
+from bstar_broker.core.endings import Endings
+from bstar_broker.core.ledger import Ledger
+from bstar_broker.core.outputs import Dispatch, Output
+from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
+
+__all__ = ["Dispatcher"]
+
+# What a client's batch gets in one turn while other clients wait as well.
+_TURN_ROWS = 32
+
+
+class Dispatcher:
+    """Takes workers out of ``ServiceRecord.idle``, and puts them back while they have credit."""
+
+    __slots__ = ("_bundles", "_endings", "_ledger")
+
+    def __init__(self, ledger: Ledger, bundles: Bundles, endings: Endings) -> None:
+        self._ledger = ledger
+        self._bundles = bundles
+        self._endings = endings
+
+    def dispatch(self, worker: WorkerRecord, request: Accepted, now: float) -> Dispatch:
+        """Give the request to this worker, which the caller has taken out of the idle ones."""
+        ledger = self._ledger
+        deliveries = request.deliveries + 1
+        request.deliveries = deliveries
+        request.dispatched_at = now
+        request.worker = worker.routing_id
+        if worker.is_native:
+            identity = request.identity or ledger.identify(request)
+            worker.in_flight[identity] = request
+            ttl_ms = max(1, int((request.deadline - now) * 1000)) if request.deadline else 0
+        else:
+            identity = b""
+            worker.in_flight[request.sender] = request
+            ttl_ms = 0
+            if not worker.beats_while_busy:
+                worker.given_at = now
+                worker.expires_at = now + worker.lease.busy_s
+        worker.sent_at = now
+        worker.last_bundle = None
+        if len(worker.in_flight) + worker.bundled < worker.credit:
+            request.service.idle[worker] = None
+        return Dispatch(
+            worker.codec.request(
+                worker.routing_id,
+                worker.envelope,
+                request.sender,
+                identity,
+                request.body,
+                ttl_ms,
+                ledger.epoch,
+                deliveries > 1 or request.is_repeated,
+                request.extensions,
+            )
+        )
+
+    def dispatch_queued(self, service: ServiceRecord, now: float, outputs: list[Output]) -> None:
+        """Give out what waits, while workers have credit left."""
+        if self._ledger.is_draining:
+            return
+        queue, idle = service.queue, service.idle
+        while idle and queue.length:
+            request = queue.head()
+            if type(request) is Bundle:
+                self._deal_queued(request, outputs, now)
+                continue
+            assert type(request) is Accepted
+            queue.pop()
+            request.is_queued = False
+            self._ledger.waiting.leave(request.lane, 1, request.size)
+            if now < request.expires_at or now < request.deadline:
+                outputs.append(self.dispatch(idle.popitem(last=False)[0], request, now))
+            else:
+                outputs += self._endings.expire(request, now)
+
+    def _deal_queued(self, bundle: Bundle, outputs: list[Output], now: float) -> None:
+        """It is this queued bundle's turn, and its service has workers with credit left."""
+        if now >= bundle.expires_at:
+            self._bundles.unfold_queued(bundle)
+            return
+        queue = bundle.service.queue
+        given, given_bytes, left = bundle.given, bundle.given_bytes, bundle.left
+        self.deal(bundle, min(left, _TURN_ROWS) if queue.is_shared else left, outputs, now)
+        count = bundle.given - given
+        self._ledger.waiting.leave(bundle.sender, count, bundle.given_bytes - given_bytes)
+        if count < left:
+            bundle.left = left - count
+            queue.take_part(count)
+        else:
+            queue.pop(count)
+            bundle.is_queued = False
+            if not bundle.worker:
+                empty(bundle)
+
+    def deal(self, bundle: Bundle, limit: int, outputs: list[Output], now: float) -> None:
+        """Give at most ``limit`` of its requests to workers, in shares as equal as their credit allows."""
+        idle = bundle.service.idle
+        if 1 < limit <= len(idle):
+            # Each worker gets one, so slices would gain nothing.
+            outputs += [
+                self.dispatch(idle.popitem(last=False)[0], request, now)
+                for request in self._bundles.take(bundle, limit)
+            ]
+            return
+        while idle and limit:
+            # One pass gives every worker a share. The next pass gives the rest to workers with more credit.
+            share = -(-limit // len(idle))
+            for _ in range(len(idle)):
+                worker, _ = idle.popitem(last=False)
+                count = 1
+                if worker.takes_batches:
+                    count = min(share, limit, worker.credit - worker.held)
+                limit -= count
+                if count > 1:
+                    outputs.append(self._dispatch_slice(bundle, count, worker, now))
+                    if worker.held < worker.credit:
+                        idle[worker] = None
+                else:
+                    outputs.append(self.dispatch(worker, self._bundles.take(bundle, 1)[0], now))
+                if not limit:
+                    return
+
+    def _dispatch_slice(self, bundle: Bundle, count: int, worker: WorkerRecord, now: float) -> Dispatch:
+        part = self._bundles.slice(bundle, count)
+        part.worker = worker.routing_id
+        part.dispatched_at = now
+        worker.bundles[part] = None
+        worker.bundled += count
+        worker.last_bundle = part
+        worker.sent_at = now
+        return Dispatch(
+            native.CODEC.requests(
+                worker.routing_id,
+                part.client_id,
+                part.table,
+                part.blob,
+                int((now - part.accepted_at) * 1000),
+                self._ledger.epoch,
+                part.is_repeated,
+            )
+        )

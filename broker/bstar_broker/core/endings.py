@@ -1,0 +1,212 @@
+"""How a request ends without a reply of a worker, and when a lost one is redelivered instead.
+
+A request expires in the queue, its worker is lost for the last time, its client is gone, or this node gives
+up its role. Each way is counted, the observer learns of it, and the client is told if its dialect can say it.
+A client of plain MDP hears nothing, so its timeout applies.
+"""
+
+from collections.abc import Callable
+
+from bstar.wire.messages import ErrorCode, NodeStatus
+from bstar_broker.core.bundles import Bundles
+from bstar_broker.core.ledger import Ledger
+from bstar_broker.core.observer import Outcome
+from bstar_broker.core.outputs import Notice, Output
+from bstar_broker.core.records import Accepted, Bundle, ServiceRecord
+from bstar_broker.core.refusals import QUEUE_RETRY_MS
+
+__all__ = ["Endings"]
+
+# Log lines for each service and kind: a lost worker may have held tens of thousands of requests.
+_NOTICES_MAX = 10
+
+
+class Endings:
+    """Takes requests out of queues and tables, and tells their clients."""
+
+    __slots__ = ("_bundles", "_ledger")
+
+    def __init__(self, ledger: Ledger, bundles: Bundles) -> None:
+        self._ledger = ledger
+        self._bundles = bundles
+
+    # --- one request ----------------------------------------------------------------------------------------
+
+    def give_back(
+        self, request: Accepted, status: NodeStatus, was_dispatched: bool, outputs: list[Output], now: float
+    ) -> None:
+        """This node does not answer for the request: its client goes to the node that serves."""
+        request.service.returned += 1
+        self._ledger.report(request, "returned", (), now)
+        frames = request.codec.not_active(
+            request.sender, request.envelope, request.identity, status, was_dispatched
+        )
+        self._ledger.answer(request, frames, outputs)
+        request.askers = None
+
+    def fail(
+        self, request: Accepted, outcome: Outcome, code: ErrorCode, text: str, now: float
+    ) -> list[Output]:
+        """The request ends with an error."""
+        ledger = self._ledger
+        ledger.report(request, outcome, (), now)
+        ledger.forget(request)
+        frames = request.codec.failure(
+            request.sender, request.envelope, request.identity, ledger.epoch, code, text.encode()
+        )
+        outputs: list[Output] = []
+        ledger.answer(request, frames, outputs)
+        return outputs
+
+    def expire(self, request: Accepted, now: float) -> list[Output]:
+        """Its time in the queue is over: its own, or else what any request may wait (BSN-B-20)."""
+        if now < request.deadline and not request.deliveries:
+            return self._send_back(request, "waited-out", now)
+        request.service.expired += 1
+        if request.deliveries:
+            why = _why_it_waited(request.service)
+            text = f"its time ended in the queue after its worker was lost: {why}"
+            return self.fail(request, "expired", ErrorCode.WORKER_LOST, text, now)
+        return self.fail(request, "expired", ErrorCode.EXPIRED, _why_it_waited(request.service), now)
+
+    def _send_back(self, request: Accepted, reason: str, now: float) -> list[Output]:
+        """A request that no worker had leaves the queue; its client, if it is there, may send it again."""
+        ledger = self._ledger
+        ledger.drop(reason)
+        request.service.returned += 1
+        ledger.report(request, "returned", (), now)
+        ledger.forget(request)
+        waited_s = ledger.settings.request_ttl_s
+        text = f"waited for {waited_s:g} s, as long as a request may; it was not executed"
+        frames = request.codec.busy(
+            request.sender, request.envelope, request.identity, ledger.epoch, QUEUE_RETRY_MS, text.encode()
+        )
+        outputs: list[Output] = []
+        ledger.answer(request, frames, outputs)
+        return outputs
+
+    # --- a lost worker --------------------------------------------------------------------------------------
+
+    def redeliver(self, request: Accepted, how: str, now: float, outputs: list[Output]) -> None:
+        """Its worker was lost: queue the request for another worker, or end it if that would be wrong.
+
+        ``how`` the worker was lost goes into the client's error.
+        """
+        ledger, service = self._ledger, request.service
+        if request.is_abandoned:
+            ledger.forget(request)
+        elif not (ledger.is_serving or ledger.is_suspended):
+            # Its client speaks plain MDP, and asks the node that serves.
+            self.give_back(request, ledger.status(now), True, outputs, now)
+            ledger.forget(request)
+        elif request.is_once and request.deliveries:
+            self._lose(request, "its worker was lost, and it must not be executed twice", now, outputs)
+        elif request.partials and not request.is_whole:
+            # PARTIALs cannot be recalled, so a second run would be mixed with the first (MDP2-R-02).
+            self._lose(request, f"the worker {how} after sending PARTIALs", now, outputs)
+        elif request.deliveries >= ledger.settings.deliveries_max:
+            service.poisoned += 1
+            ledger.drop("poison")
+            text = f"all of them were lost, the last one {how} (poison)"
+            outputs += _given_up(request, service.poisoned, text)
+            text = f"{request.deliveries} workers were lost with this request; the last one {how}"
+            outputs += self.fail(request, "poison", ErrorCode.POISON, text, now)
+        elif request.deadline and now >= request.deadline and request.deliveries:
+            self._lose(request, f"the worker {how} and the request's time is over", now, outputs)
+        else:
+            request.partials = 0
+            request.held = None
+            request.held_bytes = 0
+            # What was given to a worker is not sent back to its client as new before its own time is over.
+            may_wait_until = now + ledger.settings.request_ttl_s
+            if request.deadline and (request.deliveries or request.deadline < may_wait_until):
+                may_wait_until = request.deadline
+            request.expires_at = may_wait_until
+            service.redelivered += 1
+            service.queue.push_front(request.lane, request, is_urgent=request.is_urgent)
+            request.is_queued = True
+            ledger.waiting.enter(request, 1, request.size, now)
+
+    def _lose(self, request: Accepted, text: str, now: float, outputs: list[Output]) -> None:
+        request.service.lost += 1
+        outputs += _given_up(request, request.service.lost, text)
+        outputs += self.fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
+
+    # --- what waits -----------------------------------------------------------------------------------------
+
+    def expire_due(self, now: float) -> list[Output]:
+        """End the queued requests whose time is over."""
+        outputs: list[Output] = []
+        waiting = self._ledger.waiting
+        for item in waiting.deadlines.pop_due(now):
+            if type(item) is Bundle:
+                expired = self._bundles.expire_queued(item, now)
+            else:
+                assert type(item) is Accepted
+                item.is_queued = False
+                item.service.queue.remove(item.lane, item, is_urgent=item.is_urgent)
+                expired = [item]
+            for request in expired:
+                waiting.leave(request.lane, 1, request.size)
+                outputs += self.expire(request, now)
+        return outputs
+
+    def return_queued(
+        self, is_returned: Callable[[Accepted], bool], now: float, outputs: list[Output]
+    ) -> None:
+        """Give back what waits, as far as ``is_returned`` says so."""
+        ledger = self._ledger
+        status = ledger.status(now)
+        for service in ledger.services.values():
+            for item in service.queue.clear():
+                requests = self._bundles.unfold_waiting(item) if type(item) is Bundle else [item]
+                for request in requests:
+                    assert type(request) is Accepted
+                    if not is_returned(request):
+                        service.queue.push(request.lane, request, is_urgent=request.is_urgent)
+                        continue
+                    request.is_queued = False
+                    ledger.waiting.leave(request.lane, 1, request.size)
+                    self.give_back(request, status, request.deliveries > 0, outputs, now)
+                    ledger.forget(request)
+
+    def release_client(self, client: bytes, now: float) -> None:
+        """A native client's connection is gone: what waits of it gives up its place (BSN-B-21).
+
+        What it sent again from another address, what others wait for, and what a worker had stays.
+        """
+        ledger = self._ledger
+        if not ledger.settings.client_check_interval_s or not ledger.waiting.is_native(client):
+            return
+        for service in ledger.services.values():
+            for item in service.queue.of(client):
+                if type(item) is Bundle:
+                    self._bundles.unfold_queued(item)
+            for request in service.queue.of(client):
+                assert type(request) is Accepted
+                if request.sender != client or request.askers or request.deliveries:
+                    continue
+                service.queue.remove(client, request, is_urgent=request.is_urgent)
+                request.is_queued = False
+                ledger.waiting.leave(client, 1, request.size)
+                self._send_back(request, "client-gone", now)
+
+
+def _given_up(request: Accepted, count: int, why: str) -> list[Output]:
+    """Log that a request is given up. ``count``: how often that happened to the service."""
+    if count > _NOTICES_MAX:
+        return []
+    times = "once" if request.deliveries == 1 else f"{request.deliveries} times"
+    title = f"request {request.identity.hex()} of {request.service.title}"
+    text = f"{title}, given to workers {times}, is given up: {why}"
+    if count == _NOTICES_MAX:
+        text += "; the next ones of this service are only counted"
+    return [Notice(text)]
+
+
+def _why_it_waited(service: ServiceRecord) -> str:
+    if not service.workers:
+        return f"no worker offers {service.title}"
+    if service.workers == 1:
+        return f"the only worker of {service.title} was busy"
+    return f"all {service.workers} workers of {service.title} were busy"

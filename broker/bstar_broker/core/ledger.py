@@ -1,0 +1,124 @@
+"""What the broker knows: its role, services, workers, requests and clients.
+
+The parts of the broker (admission, dispatch, replies, worker registry, endings) share one ledger. They read
+and change it. No part knows the ``Broker``, which routes messages to them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+
+from bstar.wire import native
+from bstar.wire.messages import NodeStatus
+from bstar_broker.core.observer import Observer, Outcome
+from bstar_broker.core.outputs import Notice, Output, Send
+from bstar_broker.core.records import Accepted, WorkerRecord
+from bstar_broker.core.services import ServiceTable
+from bstar_broker.core.settings import BrokerSettings
+from bstar_broker.core.waiting import Waiting
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """The tables of one broker. Parts may keep a reference to a table: none is ever replaced."""
+
+    __slots__ = (
+        "by_identity",
+        "drops",
+        "epoch",
+        "identities",
+        "is_draining",
+        "is_serving",
+        "is_suspended",
+        "memory_left",
+        "observer",
+        "requests_of",
+        "services",
+        "settings",
+        "status",
+        "waiting",
+        "workers",
+    )
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        *,
+        node_id: bytes,
+        status: Callable[[float], NodeStatus],
+        observer: Observer | None,
+        now: float,
+    ) -> None:
+        assert len(node_id) == 16
+        self.settings = settings
+        self.status = status
+        self.observer = observer
+        # The epoch of this node's last activation.
+        self.epoch = 0
+        self.is_serving = False
+        # No worker gets another request: this node is about to stop.
+        self.is_draining = False
+        # This node stopped serving, and no other node is known to serve.
+        self.is_suspended = False
+        self.services = ServiceTable(settings.service_ttl_s, now)
+        # By routing id.
+        self.workers: dict[bytes, WorkerRecord] = {}
+        # Single requests that have an identity, to recognise a repetition. Bundles have a table of their own.
+        self.by_identity: dict[bytes, Accepted] = {}
+        # How many requests each client has here. A client without any has no entry.
+        self.requests_of: dict[bytes, int] = {}
+        self.waiting = Waiting(settings)
+        # Octets that requests may still take. The shell sets it; an accepted request is subtracted.
+        self.memory_left = 1 << 62
+        # Messages that led to nothing, by reason.
+        self.drops: dict[str, int] = {}
+        # Names for requests whose clients have no request numbers.
+        self.identities: Iterator[bytes] = (native.identity(node_id, number) for number in count(1))
+
+    def drop(self, reason: str) -> None:
+        """Count a message that leads to nothing. ``reason`` is a word of ours, never text from the wire."""
+        self.drops[reason] = self.drops.get(reason, 0) + 1
+
+    def note(self, reason: str, text: str) -> list[Output]:
+        """Count a drop. The first of each reason goes to the log: its sender may get no other sign."""
+        self.drop(reason)
+        if self.drops[reason] > 1:
+            return []
+        return [Notice(f"dropped, {reason}: {text}; the next ones of this kind are only counted")]
+
+    def identify(self, request: Accepted) -> bytes:
+        """Name a request whose client has no numbers. Its codec ignores the name."""
+        request.identity = next(self.identities)
+        return request.identity
+
+    def report(self, request: Accepted, outcome: Outcome, reply: Sequence[bytes], now: float) -> None:
+        """Tell the observer, if there is one, how a request ended."""
+        if self.observer is not None:
+            if not request.identity:
+                self.identify(request)
+            self.observer.ended(request, outcome, self.epoch, reply, now)
+
+    def count_ended(self, client: bytes, ended: int) -> None:
+        """``ended`` requests of this client have ended."""
+        held = self.requests_of.get(client, 0)
+        if held > ended:
+            self.requests_of[client] = held - ended
+        else:
+            self.requests_of.pop(client, None)
+
+    def forget(self, request: Accepted) -> None:
+        """A request has ended: remove it from the tables."""
+        self.count_ended(request.lane, 1)
+        if request.identity:
+            self.by_identity.pop(request.identity, None)
+        # The deadline line may keep the record until its time to live ends.
+        request.body = []
+        request.held = None
+
+    @staticmethod
+    def answer(request: Accepted, frames: list[bytes] | None, outputs: list[Output]) -> None:
+        """Send to every client that waits for this request. None: their dialect has no word for it."""
+        if frames is not None:
+            outputs.append(Send(frames))
+            if request.askers is not None:
+                outputs += [Send([asker, *frames[1:]]) for asker in request.askers]

@@ -1,0 +1,66 @@
+"""Why the broker does not take a request: one entry for each reason.
+
+A new reason is an entry here, the rule that returns it, and a row in docs/operations.md ("Refusals"). The
+metric ``bstar_drops_total`` and the journal carry ``reason``; the client's error and the log carry ``text``.
+"""
+
+import msgspec
+
+from bstar.wire.dialect import BrokerCodec, Envelope
+from bstar.wire.messages import ErrorCode
+
+__all__ = ["REFUSALS", "Refusal"]
+
+# A full queue has room again after about this time.
+QUEUE_RETRY_MS = 50
+# Memory takes longer to become free.
+_MEMORY_RETRY_MS = 1_000
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """One reason. Without a ``code`` the client hears BUSY and may try again after ``retry_after_ms``.
+
+    With a ``code`` it hears ERROR.
+    """
+
+    reason: str
+    text: str
+    code: ErrorCode | None = None
+    retry_after_ms: int = QUEUE_RETRY_MS
+
+    def frames(
+        self, codec: BrokerCodec, to: bytes, envelope: Envelope, identity: bytes, epoch: int
+    ) -> list[bytes] | None:
+        """What the client hears; None if its dialect has no word for it."""
+        text = self.text.encode()
+        if self.code is None:
+            return codec.busy(to, envelope, identity, epoch, self.retry_after_ms, text)
+        return codec.failure(to, envelope, identity, epoch, self.code, text)
+
+
+SERVICES_FULL = Refusal("services-full", "too many services")
+CLIENT_FULL = Refusal("client-full", "too many requests of this client")
+QUEUE_FULL = Refusal("queue-full", "the service's queue is full")
+BYTES_FULL = Refusal("bytes-full", "the queues hold too many octets")
+MEMORY_FULL = Refusal("memory-full", "the node's memory is used up")
+MEMORY_UNREAD = Refusal(
+    "memory-full", "the node has no memory for this request", retry_after_ms=_MEMORY_RETRY_MS
+)
+ASKERS_FULL = Refusal("askers-full", "too many wait for this key")
+ASKERS_LATE = Refusal("askers-late", "the answer to this key has begun")
+OTHER_BODY = Refusal(
+    "other-body",
+    "its identity belongs to a request with another body, or another rule about repetition",
+    ErrorCode.INVALID,
+)
+# The earlier attempt is not here, so nobody knows whether it was executed (BSN-B-22).
+ONCE_REPEATED = Refusal(
+    "once-repeated",
+    "an earlier attempt may have been executed, and it must not be executed twice",
+    ErrorCode.WORKER_LOST,
+)
+
+REFUSALS = (
+    SERVICES_FULL, CLIENT_FULL, QUEUE_FULL, BYTES_FULL, MEMORY_FULL, MEMORY_UNREAD, ASKERS_FULL, ASKERS_LATE,
+    OTHER_BODY, ONCE_REPEATED,
+)  # fmt: skip

@@ -1,0 +1,315 @@
+"""The workers of a broker: how each registers, shows that it lives, gets more work, and is lost.
+
+Workers may register at any time, so a passive node knows them when it takes over.
+"""
+
+from bstar.wire import CODECS, mmi
+from bstar.wire.dialect import BrokerCodec, Dialect, Envelope
+from bstar.wire.messages import Disconnect, Heartbeat, Ready, Reason, StaleEpoch
+from bstar_broker.core.bundles import Bundles
+from bstar_broker.core.dispatch import Dispatcher
+from bstar_broker.core.endings import Endings
+from bstar_broker.core.keepalives import Keepalives
+from bstar_broker.core.ledger import Ledger
+from bstar_broker.core.observer import LostBecause
+from bstar_broker.core.outcasts import Outcasts
+from bstar_broker.core.outputs import Output, Send
+from bstar_broker.core.records import Lease, WorkerRecord
+
+__all__ = ["WorkerRegistry"]
+
+# Workers are looked at in steps of a fraction of the shortest interval. Thousands of workers with different
+# deadlines then cost one pass for each step and not one pass each.
+_SWEEPS_PER_HEARTBEAT = 4
+
+# How a worker was lost, in the errors that clients get.
+_HOW: dict[LostBecause, str] = {
+    "drained": "left",
+    "left": "left",
+    "expired": "fell silent",
+    "stuck": "did not answer in time",
+    "unreachable": "lost its connection",
+    "invalid": "broke the protocol",
+    "unexpected": "broke the protocol",
+}
+
+
+class WorkerRegistry:
+    """Keeps ``Ledger.workers``. ``sweep_at`` is when ``sweep`` has something to do."""
+
+    def __init__(
+        self, ledger: Ledger, bundles: Bundles, endings: Endings, dispatcher: Dispatcher, now: float
+    ) -> None:
+        settings = ledger.settings
+        self._ledger = ledger
+        self._workers = ledger.workers
+        self._bundles = bundles
+        self._endings = endings
+        self._dispatch_queued = dispatcher.dispatch_queued
+        self._keepalives = Keepalives(ledger)
+        self._outcasts = Outcasts(
+            quiet_s=settings.mdp_heartbeat_interval_s * settings.mdp_liveness, count_max=settings.workers_max
+        )
+        self._registrations = -1
+        native_s, mdp_s = settings.worker_heartbeat_interval_s, settings.mdp_heartbeat_interval_s
+        self._native_lease = Lease.of(native_s, settings.worker_liveness, settings.busy_timeout_s)
+        self._mdp_lease = Lease.of(mdp_s, settings.mdp_liveness, settings.busy_timeout_s)
+        self._sweep_interval_s = min(native_s, mdp_s) / _SWEEPS_PER_HEARTBEAT
+        self.sweep_at = now + self._sweep_interval_s
+
+    # --- registration ---------------------------------------------------------------------------------------
+
+    def register(self, message: Ready, now: float) -> list[Output]:
+        """READY."""
+        ledger = self._ledger
+        sender = message.sender
+        codec = CODECS[message.dialect]
+        worker = self._workers.get(sender)
+        if worker is not None:
+            return self.expel(worker, "second-ready", now)
+        if message.service.startswith(mmi.PREFIX):
+            return self._turn_away(sender, codec, message.envelope, Reason.RESERVED, "reserved-service", now)
+        self._outcasts.remove(sender)
+        if len(self._workers) >= ledger.settings.workers_max:
+            return self._turn_away(sender, codec, message.envelope, Reason.FULL, "workers-full", now)
+        service = ledger.services.get(message.service)
+        if service is None:
+            if not ledger.services.has_room_to_offer(ledger.settings.services_max):
+                return self._turn_away(sender, codec, message.envelope, Reason.FULL, "services-full", now)
+            service = ledger.services.add(message.service, now)
+        lease = self._native_lease if message.dialect == Dialect.NATIVE else self._mdp_lease
+        worker = WorkerRecord(message, codec, service, lease, now)
+        # Workers that come at the same moment, as all do after a failover, are not to be due at the same one
+        # for ever: each has its first heartbeat in another sweep.
+        self._registrations += 1
+        slots = max(1, int(lease.heartbeat_s / self._sweep_interval_s))
+        worker.sent_at = now - self._registrations % slots * self._sweep_interval_s
+        self._workers[sender] = worker
+        if message.keepalive:
+            self._keepalives.add(worker, message.keepalive)
+        service.workers += 1
+        service.idle[worker] = None
+        if ledger.observer is not None:
+            ledger.observer.registered(worker, now)
+        outputs: list[Output] = []
+        heartbeat_ms, expiry_ms = round(lease.heartbeat_s * 1000), round(lease.expiry_s * 1000)
+        welcome = codec.welcome(sender, message.envelope, ledger.status(now), heartbeat_ms, expiry_ms)
+        if welcome is not None:
+            outputs.append(Send(welcome))
+        if ledger.is_serving:
+            self._dispatch_queued(service, now, outputs)
+        return outputs
+
+    def reject_unknown(self, sender: bytes, dialect: int, envelope: Envelope, now: float) -> list[Output]:
+        """A worker's command from a peer that did not register here: ask it to, once (MDP1-B-04)."""
+        if sender in self._outcasts:
+            self._ledger.drop("unknown-worker")
+            return []
+        return self._turn_away(sender, CODECS[dialect], envelope, Reason.UNKNOWN, "unknown-worker", now)
+
+    def _turn_away(
+        self, sender: bytes, codec: BrokerCodec, envelope: Envelope, reason: Reason, slug: str, now: float
+    ) -> list[Output]:
+        self._ledger.drop(slug)
+        self._outcasts.add(sender, now)
+        return [Send(codec.disconnect(sender, envelope, reason, self._ledger.epoch))]
+
+    # --- signs of life --------------------------------------------------------------------------------------
+
+    def heartbeat(self, message: Heartbeat, now: float) -> list[Output]:
+        """HEARTBEAT."""
+        worker = self._workers.get(message.sender)
+        if worker is None:
+            return self.reject_unknown(message.sender, message.dialect, message.envelope, now)
+        lease = worker.lease
+        if not worker.beats_while_busy and worker.in_flight:
+            if now - worker.given_at < lease.heartbeat_s:
+                return []  # sent before it had the request
+            worker.beats_while_busy = True
+        worker.expires_at = now + lease.expiry_s
+        outputs: list[Output] = []
+        is_following = worker.is_ahead and message.epoch <= self._ledger.epoch
+        if is_following:
+            worker.is_ahead = False
+        if is_following or worker.silent_since is not None:
+            self.has_room(worker, now, outputs)
+        return outputs
+
+    def has_room(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> None:
+        """A worker ended a request or answers again: give it the next, or let it wait for its turn."""
+        service = worker.service
+        if worker.silent_since is not None:
+            self._keepalives.heard(worker, now, outputs)
+        if worker.gone_at is not None:
+            if not worker.held:
+                outputs += self._lose(worker, "unreachable", now)
+        elif len(worker.in_flight) + worker.bundled < worker.credit and not worker.is_ahead:
+            service.idle[worker] = None
+        if service.queue.length and self._ledger.is_serving:
+            self._dispatch_queued(service, now, outputs)
+
+    def refuse_epoch(self, message: StaleEpoch, now: float) -> list[Output]:
+        """STALE_EPOCH: the worker knows of a later activation and refuses a request.
+
+        The node has handled the epoch before this; here the request counts. If the node cannot believe the
+        epoch, the worker stays registered: it follows the node soon, and its heartbeat says so (BSN-W-14).
+        """
+        ledger = self._ledger
+        worker = self._workers.get(message.sender)
+        if worker is None:
+            return self.reject_unknown(message.sender, Dialect.NATIVE, (), now)
+        ledger.drop("stale-epoch")
+        outputs: list[Output] = []
+        if ledger.is_serving and message.epoch > ledger.epoch:
+            # The node would have a higher epoch by now if it believed this one.
+            worker.is_ahead = True
+            worker.service.idle.pop(worker, None)
+            outputs += ledger.note(
+                "epoch-ahead",
+                f"a worker of {worker.service.title} remembers epoch {message.epoch}, too far above "
+                f"this node's {ledger.epoch}: it gets no requests until it follows this node",
+            )
+        worker.expires_at = now + worker.lease.expiry_s
+        self._bundles.unfold_held(worker, message.address)
+        request = worker.in_flight.pop(message.address, None)
+        if request is not None:
+            request.deliveries -= 1
+            request.service.busy_s += now - request.dispatched_at
+            self._endings.redeliver(request, "knows a later activation", now, outputs)
+            self.has_room(worker, now, outputs)
+        return outputs
+
+    # --- ends -----------------------------------------------------------------------------------------------
+
+    def disconnect(self, message: Disconnect, now: float) -> list[Output]:
+        """DISCONNECT: the worker leaves."""
+        worker = self._workers.get(message.sender)
+        if worker is None:
+            return []
+        reason: LostBecause = "left" if worker.held else "drained"
+        return self._lose(worker, reason, now, is_unbegun=message.is_unbegun)
+
+    def expel(self, worker: WorkerRecord, slug: str, now: float) -> list[Output]:
+        """A valid command at a moment that does not allow it ends the registration (MDP1-B-04, MDP2-B-04)."""
+        self._ledger.drop(slug)
+        return [self._disconnect(worker, Reason.UNEXPECTED, now), *self._lose(worker, "unexpected", now)]
+
+    def expel_invalid(self, worker: WorkerRecord, now: float) -> list[Output]:
+        """So does a command that cannot be read (MDP1-B-05)."""
+        return [self._disconnect(worker, Reason.INVALID, now), *self._lose(worker, "invalid", now)]
+
+    def _disconnect(self, worker: WorkerRecord, reason: Reason, now: float) -> Send:
+        self._outcasts.add(worker.routing_id, now)
+        return Send(worker.codec.disconnect(worker.routing_id, worker.envelope, reason, self._ledger.epoch))
+
+    def unreachable(self, routing_id: bytes, is_gone: bool, now: float) -> list[Output]:
+        """A Send found no connection (``is_gone``) or a full one.
+
+        A worker is lost by that. A client did not wait for its reply.
+        """
+        ledger = self._ledger
+        worker = self._workers.get(routing_id)
+        if worker is None:
+            silent = self._keepalives.unreachable(routing_id)
+            if silent is not None:
+                ledger.drop("worker-expired")
+                return self._lose(silent, "expired", now)
+            ledger.drop("undeliverable")
+            if is_gone:
+                self._endings.release_client(routing_id, now)
+            return []
+        ledger.drop("worker-unreachable")
+        if not worker.held:
+            return self._lose(worker, "unreachable", now)
+        # A worker that leaves sends its last reply and closes. The reply may still wait to be read here, so
+        # the worker keeps what it holds until the next sweep and gets nothing more.
+        worker.service.idle.pop(worker, None)
+        if worker.gone_at is None:
+            worker.gone_at = now
+        return []
+
+    def undelivered(self, routing_id: bytes, now: float) -> list[Output]:
+        """A Dispatch found no connection: its worker is gone, and the request never reached it."""
+        worker = self._workers.get(routing_id)
+        if worker is None:
+            return []
+        outputs: list[Output] = []
+        count = 1
+        if worker.last_bundle in worker.bundles:
+            assert worker.last_bundle is not None
+            count = worker.last_bundle.left
+            self._bundles.unfold_given(worker, worker.last_bundle)
+            worker.last_bundle = None
+        for _ in range(min(count, len(worker.in_flight))):
+            _, request = worker.in_flight.popitem()
+            request.deliveries -= 1
+            self._endings.redeliver(request, _HOW["unreachable"], now, outputs)
+        outputs += self.unreachable(routing_id, True, now)
+        if self._ledger.is_serving:
+            self._dispatch_queued(worker.service, now, outputs)
+        return outputs
+
+    def _lose(
+        self, worker: WorkerRecord, reason: LostBecause, now: float, *, is_unbegun: bool = False
+    ) -> list[Output]:
+        """Forget a worker and give its requests to others. ``is_unbegun``: it says that it began none."""
+        ledger = self._ledger
+        self._bundles.unfold_worker(worker)
+        if ledger.observer is not None:
+            ledger.observer.lost(worker, reason, now)
+        del self._workers[worker.routing_id]
+        self._keepalives.remove(worker)
+        service = worker.service
+        service.workers -= 1
+        service.workers_lost += worker.held > 0
+        service.stuck -= worker.silent_since is not None
+        service.used_at = now
+        service.idle.pop(worker, None)
+        outputs: list[Output] = []
+        for request in reversed(worker.in_flight.values()):
+            service.busy_s += now - request.dispatched_at
+            request.deliveries -= is_unbegun
+            self._endings.redeliver(request, _HOW[reason], now, outputs)
+        worker.in_flight.clear()
+        if ledger.is_serving:
+            self._dispatch_queued(service, now, outputs)
+        return outputs
+
+    # --- time -----------------------------------------------------------------------------------------------
+
+    def stalled(self, gap_s: float) -> None:
+        """The process was away. What workers sent meanwhile is still unread, so they were not silent."""
+        for worker in self._workers.values():
+            worker.expires_at += gap_s
+            if worker.gone_at is not None:
+                worker.gone_at += gap_s
+        self._keepalives.stalled(gap_s)
+
+    def sweep(self, now: float, outputs: list[Output]) -> None:
+        """Look at every worker: in any other order a live one could hide a silent one (MDP1-R-04)."""
+        ledger = self._ledger
+        self.sweep_at = now + self._sweep_interval_s
+        horizon = now + self._sweep_interval_s / 2
+        expired: list[WorkerRecord] = []
+        status = ledger.status(now)
+        for worker in self._workers.values():
+            if worker.gone_at is not None and now >= worker.gone_at + self._sweep_interval_s:
+                expired.append(worker)
+            elif now >= worker.expires_at:
+                if not (worker.keepalive and worker.held and self._keepalives.probe(worker, now, outputs)):
+                    expired.append(worker)
+            elif horizon >= worker.sent_at + worker.lease.heartbeat_s:
+                worker.sent_at = now
+                outputs.append(
+                    Send(
+                        worker.codec.heartbeat(worker.routing_id, worker.envelope, status.state, status.epoch)
+                    )
+                )
+        for worker in expired:
+            ledger.drop("worker-expired")
+            reason: LostBecause = "unreachable" if worker.gone_at is not None else "expired"
+            outputs += self._lose(worker, "stuck" if worker.silent_since is not None else reason, now)
+
+    def tidy(self, now: float) -> None:
+        """Forget outcasts whose time is over."""
+        self._outcasts.tidy(now)

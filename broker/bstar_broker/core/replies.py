@@ -1,0 +1,196 @@
+"""Passes the replies of workers on to the clients, each in the client's own dialect."""
+
+from collections import Counter
+
+from bstar.wire import native
+from bstar.wire.batches import bodies_of
+from bstar.wire.dialect import Dialect
+from bstar.wire.messages import Failure, Final, Finals, Partial
+from bstar_broker.core.bundles import Bundles, empty
+from bstar_broker.core.ledger import Ledger
+from bstar_broker.core.outputs import Output, Send
+from bstar_broker.core.records import Accepted
+from bstar_broker.core.registry import WorkerRegistry
+
+__all__ = ["Replies"]
+
+# Frames of PARTIALs held for one reply. Each costs an object, even one without an octet.
+_HELD_FRAMES_MAX = 100_000
+
+
+class Replies:
+    """Matches each reply to the request that its worker holds."""
+
+    __slots__ = ("_bundles", "_has_room", "_ledger", "_registry", "_workers")
+
+    def __init__(self, ledger: Ledger, bundles: Bundles, registry: WorkerRegistry) -> None:
+        self._ledger = ledger
+        self._workers = ledger.workers
+        self._bundles = bundles
+        self._registry = registry
+        self._has_room = registry.has_room
+
+    def receive_final(self, message: Final | Failure, now: float) -> list[Output]:
+        """The last reply to a request, or the error of its handler."""
+        ledger = self._ledger
+        worker = self._workers.get(message.sender)
+        if worker is None:
+            if type(message) is Final:
+                return self._registry.reject_unknown(message.sender, message.dialect, message.envelope, now)
+            return self._registry.reject_unknown(message.sender, Dialect.NATIVE, (), now)
+        request = worker.in_flight.pop(message.address, None)
+        if request is None:
+            if self._bundles.unfold_held(worker, message.address):
+                return self.receive_final(message, now)
+            return self._registry.expel(worker, "unexpected-reply", now)
+        worker.expires_at = now + worker.lease.expiry_s
+        service = request.service
+        service.busy_s += now - request.dispatched_at
+        outputs: list[Output] = []
+        if request.is_abandoned:
+            ledger.drop("late-reply")
+            ledger.report(request, "late", (), now)
+        else:
+            service.observe_latency(now - request.accepted_at)
+            if type(message) is Final:
+                service.answered += 1
+                body = message.body
+                if request.held is not None:
+                    body = [*request.held, *body]
+                if ledger.observer is not None:
+                    ledger.report(request, "answered", body, now)
+                frames: list[bytes] | None = request.codec.final(
+                    request.sender,
+                    request.envelope,
+                    service.name,
+                    request.identity,
+                    ledger.epoch,
+                    request.partials,
+                    body,
+                    message.header,
+                )
+            else:
+                assert type(message) is Failure
+                service.failed += 1
+                ledger.report(request, "failed", (message.text,), now)
+                frames = request.codec.failure(
+                    request.sender,
+                    request.envelope,
+                    request.identity,
+                    ledger.epoch,
+                    message.code,
+                    message.text,
+                )
+            ledger.answer(request, frames, outputs)
+        ledger.forget(request)
+        self._has_room(worker, now, outputs)
+        return outputs
+
+    def receive_partial(self, message: Partial, now: float) -> list[Output]:
+        """A reply that more will follow."""
+        ledger = self._ledger
+        worker = self._workers.get(message.sender)
+        if worker is None:
+            return self._registry.reject_unknown(message.sender, message.dialect, message.envelope, now)
+        request = worker.in_flight.get(message.address)
+        if request is None:
+            if self._bundles.unfold_held(worker, message.address):
+                return self.receive_partial(message, now)
+            return self._registry.expel(worker, "unexpected-reply", now)
+        lease = worker.lease
+        worker.expires_at = now + (lease.expiry_s if worker.beats_while_busy else lease.busy_s)
+        outputs: list[Output] = []
+        if worker.silent_since is not None:
+            self._has_room(worker, now, outputs)
+        if request.is_abandoned:
+            ledger.drop("late-reply")
+            # Counted all the same, so that a client who comes back for the rest sees the gap (BSN-B-15).
+            request.partials += request.codec.is_streaming
+            return outputs
+        if not request.codec.is_streaming:
+            self._hold(request, message.body, now)
+            return outputs
+        index = request.partials
+        request.partials = index + 1
+        if ledger.observer is not None:
+            request.sent_bytes += sum(map(len, message.body))
+        frames = request.codec.partial(
+            request.sender,
+            request.envelope,
+            request.service.name,
+            request.identity,
+            ledger.epoch,
+            index,
+            message.body,
+            message.header,
+        )
+        ledger.answer(request, frames, outputs)
+        return outputs
+
+    def _hold(self, request: Accepted, body: list[bytes], now: float) -> None:
+        """Keep a PARTIAL for a client that can take one reply only; all go out as one (6.7-3)."""
+        ledger = self._ledger
+        held = request.held if request.held is not None else []
+        held += body
+        request.held = held
+        request.held_bytes += sum(map(len, body))
+        if request.held_bytes > ledger.settings.partials_buffer_bytes_max or len(held) > _HELD_FRAMES_MAX:
+            # The client hears nothing. The worker may finish; its reply is then late.
+            ledger.drop("partials-overflow")
+            request.service.lost += 1
+            ledger.report(request, "lost", (), now)
+            request.held = None
+            request.is_abandoned = True
+
+    # --- batches --------------------------------------------------------------------------------------------
+
+    def receive_finals(self, message: Finals, now: float) -> list[Output]:
+        """A batch of replies of a worker."""
+        ledger = self._ledger
+        worker = self._workers.get(message.sender)
+        if worker is None:
+            return self._registry.reject_unknown(message.sender, Dialect.NATIVE, (), now)
+        numbers = message.numbers
+        count = len(numbers)
+        bundled = self._bundles.by_number.get(message.client_id)
+        parts = [] if bundled is None else list(filter(None, map(bundled.get, numbers)))
+        if bundled is None or len(parts) < count or parts[0].worker != worker.routing_id:
+            return self._receive_finals_singly(message, now)
+        first = parts[0]
+        counts = {first: count}
+        if parts.count(first) < count:
+            counts = Counter(parts)
+            if any(part.worker != first.worker or part.sender != first.sender for part in counts):
+                return self._receive_finals_singly(message, now)
+        for number in numbers:
+            del bundled[number]
+        if not bundled:
+            del self._bundles.by_number[message.client_id]
+        service = worker.service
+        worker.expires_at = now + worker.lease.expiry_s
+        worker.bundled -= count
+        service.answered += count
+        for part, answered in counts.items():
+            part.left -= answered
+            if not part.left:
+                del worker.bundles[part]
+                empty(part)
+            service.busy_s += answered * (now - part.dispatched_at)
+            service.observe_latencies(now - part.accepted_at, answered)
+        if ledger.observer is not None:
+            ledger.observer.answered(parts, message, ledger.epoch, now)
+        ledger.count_ended(first.sender, count)
+        outputs: list[Output] = [Send([first.sender, message.header, message.table, message.blob])]
+        self._has_room(worker, now, outputs)
+        return outputs
+
+    def _receive_finals_singly(self, message: Finals, now: float) -> list[Output]:
+        """Replies to requests that have become single ones, or to none at all."""
+        outputs: list[Output] = []
+        epoch = int.from_bytes(message.header[28:36], "big")
+        for number, body in zip(message.numbers, bodies_of(message.blob, message.lengths), strict=True):
+            identity = native.identity(message.client_id, number)
+            head = native.header(native.FINAL, identity=identity, epoch=epoch)
+            final = Final(message.sender, Dialect.NATIVE, (), identity, [body], head)
+            outputs += self.receive_final(final, now)
+        return outputs
