@@ -1,5 +1,12 @@
-"""Fixtures that several test modules share live in tests/support."""
+"""Fixtures that several test modules share live in tests/support.
 
+A test without a marker is a unit test: one that starts a process, opens a connection or sleeps fails here.
+"""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 # How long one example takes says nothing on a machine that does other things as well.
@@ -7,3 +14,30 @@ settings.register_profile("patient", settings(), deadline=None)
 settings.load_profile("patient")
 
 pytest_plugins = ["support.broker_fixtures", "support.spark_fixtures"]
+
+# The audit events of what takes time that is not the test's own.
+_FORBIDDEN = frozenset(
+    ("subprocess.Popen", "os.fork", "os.posix_spawn", "socket.bind", "socket.connect", "time.sleep")
+)
+_MARKERS = ("loopback", "spark", "storm")
+_unit_tests_running: list[str] = []
+
+
+def _refuse(event: str, _: object) -> None:
+    if _unit_tests_running and event in _FORBIDDEN:
+        raise AssertionError(f"{event} in a unit test: mark {_unit_tests_running[-1]} as loopback")
+
+
+sys.addaudithook(_refuse)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Forbid what a unit test may not do, for as long as one runs."""
+    if any(item.get_closest_marker(name) for name in _MARKERS):
+        return (yield)
+    _unit_tests_running.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _unit_tests_running.pop()

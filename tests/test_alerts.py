@@ -61,17 +61,20 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.loopback
 def test_prometheus_takes_the_scrape_configuration_and_the_rules_it_names() -> None:
     done = promtool("check", "config", ROOT / "configs" / "prometheus.yml")
     assert done.returncode == 0, done.stderr
     assert f"{len(every_rule())} rules found" in done.stdout
 
 
+@pytest.mark.loopback
 def test_each_alert_fires_when_it_must_and_stays_quiet_when_it_must_not() -> None:
     done = promtool("test", "rules", *UNIT_TESTS)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.loopback
 @pytest.mark.parametrize("name", NAMES)
 def test_an_alert_that_does_not_fire_fails_its_unit_tests(name: str, tmp_path: Path) -> None:
     """So the test above can fail: no rule survives the loss of its condition."""

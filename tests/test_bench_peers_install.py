@@ -66,6 +66,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
+@pytest.mark.loopback
 def test_a_missing_server_is_installed_and_one_that_cannot_be_is_told(machine: Machine) -> None:
     machine.apt_get(fails="rabbitmq-server")
 
@@ -81,6 +82,7 @@ def test_a_missing_server_is_installed_and_one_that_cannot_be_is_told(machine: M
     assert [line.split()[-1] for line in asked] == ["update", "nats-server", "rabbitmq-server"]
 
 
+@pytest.mark.loopback
 def test_packages_may_not_start_their_servers_while_they_are_installed(machine: Machine) -> None:
     machine.apt_get(fails="rabbitmq-server")
     machine.find()
@@ -89,6 +91,7 @@ def test_packages_may_not_start_their_servers_while_they_are_installed(machine: 
     assert not machine.policy.exists(), "it was there for the installation only"
 
 
+@pytest.mark.loopback
 def test_a_policy_that_the_machine_has_stays(machine: Machine) -> None:
     machine.apt_get(fails="rabbitmq-server")
     machine.program("policy-rc.d", "#!/bin/sh\nexit 0\n")
@@ -96,6 +99,7 @@ def test_a_policy_that_the_machine_has_stays(machine: Machine) -> None:
     assert machine.policy.read_text() == "#!/bin/sh\nexit 0\n"
 
 
+@pytest.mark.loopback
 def test_who_is_not_root_is_told_what_to_type(machine: Machine) -> None:
     machine.apt_get(fails="rabbitmq-server")
     machine.is_root(False)
@@ -105,11 +109,13 @@ def test_who_is_not_root_is_told_what_to_type(machine: Machine) -> None:
     assert not (machine.folder / "asked").exists()
 
 
+@pytest.mark.loopback
 def test_without_apt_that_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(machine.folder))
     assert "has no apt" in machine.find().lacks[0]
 
 
+@pytest.mark.loopback
 def test_without_a_venv_the_clients_are_left_out(machine: Machine) -> None:
     machine.apt_get(fails="rabbitmq-server")
     (machine.folder / "file").write_text("")

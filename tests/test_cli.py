@@ -378,6 +378,7 @@ def test_a_node_whose_port_is_taken_names_the_key(node: Broker) -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.loopback
 def test_the_module_is_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bstar_cli", "--version"], capture_output=True, timeout=LIMIT_S, check=True

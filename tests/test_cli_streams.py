@@ -158,6 +158,7 @@ def test_a_load_whose_reader_leaves_ends_soon(monkeypatch: pytest.MonkeyPatch) -
             signal.signal(number, handler)
 
 
+@pytest.mark.loopback
 def test_standard_input_that_is_closed_is_wrong_usage() -> None:
     done = in_shell(("call", "echo", "-", "--endpoints", NOWHERE), "<&-")
     assert (done.returncode, done.stdout) == (exits.USAGE, b"")
@@ -246,6 +247,7 @@ def begun(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+@pytest.mark.loopback
 def test_ctrl_c_that_is_ignored_from_outside_stays_ignored() -> None:
     code = "import signal, bstar_cli.entry as e, sys; sys.argv = ['bstar', 'version']; e.main(); "
     code += "print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"

@@ -91,6 +91,7 @@ def roll(
     return done, [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
+@pytest.mark.loopback
 @pytest.mark.parametrize(("active", "standby"), [("primary", "backup"), ("backup", "primary")])
 def test_the_node_that_stands_by_comes_first_and_one_always_serves(
     tmp_path: Path, active: str, standby: str
@@ -109,6 +110,7 @@ def test_the_node_that_stands_by_comes_first_and_one_always_serves(
     assert f"{standby} serves, {active} stands by" in done.stdout
 
 
+@pytest.mark.loopback
 def test_a_node_that_does_not_come_back_stops_it_before_the_other_is_touched(tmp_path: Path) -> None:
     done, ups = roll(tmp_path, breaks=("backup",))
     assert done.returncode == 1
@@ -116,6 +118,7 @@ def test_a_node_that_does_not_come_back_stops_it_before_the_other_is_touched(tmp
     assert ups == [["backup", "--no-deps", ["primary"]]]
 
 
+@pytest.mark.loopback
 @pytest.mark.parametrize(
     ("primary", "backup"), [("ACTIVE", "BACKUP"), ("PASSIVE", "PASSIVE"), ("ACTIVE", "ACTIVE")]
 )

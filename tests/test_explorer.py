@@ -181,11 +181,13 @@ def test_a_machine_without_one_of_its_rules_is_caught(
 # --- the command --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.loopback
 def test_the_command_explores_what_it_is_told_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calm"]) == 0
     assert "calm" in capsys.readouterr().out
 
 
+@pytest.mark.loopback
 def test_the_command_does_not_call_a_search_that_it_gave_up_a_success() -> None:
     assert main(["quick", "--states", "50"]) == 1
 

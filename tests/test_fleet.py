@@ -93,6 +93,7 @@ def test_services_are_spread_evenly_over_100_pairs() -> None:
     assert CHI_SQUARE_MIN < chi_square < CHI_SQUARE_MAX
 
 
+@pytest.mark.storm
 def test_a_pair_that_is_added_takes_its_share_and_nothing_else_moves() -> None:
     before = homes_at_100_pairs()
     after = homes(Fleet(pairs(range(PAIRS + 1))))
@@ -104,6 +105,7 @@ def test_a_pair_that_is_added_takes_its_share_and_nothing_else_moves() -> None:
     assert max(Counter(before[service] for service in moved).values()) <= 8
 
 
+@pytest.mark.storm
 def test_a_pair_that_is_removed_gives_its_services_to_all_others_and_nothing_else_moves() -> None:
     gone = "pair-42"
     before = homes_at_100_pairs()

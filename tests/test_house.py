@@ -122,6 +122,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = import_module("bstar").Unheard
 
 
+@pytest.mark.loopback
 @pytest.mark.parametrize(
     ("package", "must_not_load"),
     [
@@ -184,6 +185,7 @@ def test_files_classes_and_functions_stay_within_their_limits() -> None:
     assert EXCEPTIONS.keys() - oversized == set(), "within its limits: take it out of EXCEPTIONS"
 
 
+@pytest.mark.loopback
 def test_every_exception_from_ruffs_counts_is_needed() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
     listed = {

@@ -74,6 +74,7 @@ def install(package: str) -> str:
     return f"install -y -qq --no-install-recommends {package}"
 
 
+@pytest.mark.loopback
 @pytest.mark.parametrize(
     "says", [NEW, 'openjdk version "21" 2023-09-19', 'java version "25.0.1" 2025-10-21 LTS']
 )
@@ -85,12 +86,14 @@ def test_a_java_on_the_path_is_enough(machine: Machine, says: str) -> None:
     assert machine.asked_of_apt() == []
 
 
+@pytest.mark.loopback
 def test_java_home_counts_before_the_path(machine: Machine, tmp_path: Path) -> None:
     machine.java(OLD)
     machine.java(NEW, tmp_path / "jdk" / "bin")
     assert machine.run(JAVA_HOME=str(tmp_path / "jdk")).returncode == 0
 
 
+@pytest.mark.loopback
 @pytest.mark.parametrize("says", [OLD, None])
 def test_a_java_home_that_is_of_no_use_is_told_and_not_got_round(
     machine: Machine, tmp_path: Path, says: str | None
@@ -105,6 +108,7 @@ def test_a_java_home_that_is_of_no_use_is_told_and_not_got_round(
     assert machine.asked_of_apt() == []
 
 
+@pytest.mark.loopback
 @pytest.mark.parametrize("says", [OLD, None])
 def test_root_on_debian_gets_it_installed(machine: Machine, says: str | None) -> None:
     if says:
@@ -115,6 +119,7 @@ def test_root_on_debian_gets_it_installed(machine: Machine, says: str | None) ->
     assert machine.asked_of_apt() == [install("openjdk-17-jre-headless")]
 
 
+@pytest.mark.loopback
 def test_a_debian_without_that_number_gets_the_next(machine: Machine) -> None:
     machine.debian("openjdk-21-jre-headless", "openjdk-25-jre-headless", known_before_update=False)
     done = machine.run()
@@ -122,6 +127,7 @@ def test_a_debian_without_that_number_gets_the_next(machine: Machine) -> None:
     assert machine.asked_of_apt() == ["update -qq", install("openjdk-21-jre-headless")]
 
 
+@pytest.mark.loopback
 def test_who_is_not_root_is_told_the_command(machine: Machine) -> None:
     machine.debian("openjdk-17-jre-headless", user=1000)
     done = machine.run()
@@ -131,6 +137,7 @@ def test_who_is_not_root_is_told_the_command(machine: Machine) -> None:
     assert machine.asked_of_apt() == []
 
 
+@pytest.mark.loopback
 def test_a_machine_without_apt_is_told_what_to_do(machine: Machine) -> None:
     done = machine.run()
     assert done.returncode == 1
@@ -138,6 +145,7 @@ def test_a_machine_without_apt_is_told_what_to_do(machine: Machine) -> None:
     assert "JAVA_HOME" in done.stderr
 
 
+@pytest.mark.loopback
 def test_apt_that_knows_no_java_is_told(machine: Machine) -> None:
     machine.debian()
     done = machine.run()
@@ -145,6 +153,7 @@ def test_apt_that_knows_no_java_is_told(machine: Machine) -> None:
     assert "apt knows none of openjdk-17-jre-headless" in done.stderr
 
 
+@pytest.mark.loopback
 def test_an_installed_java_that_is_not_the_one_on_the_path_is_told(machine: Machine) -> None:
     machine.debian("openjdk-17-jre-headless", comes=OLD)
     done = machine.run()

@@ -16,6 +16,8 @@ import pytest
 from bstar_client import AsyncWorker, HAClient, Request
 from support.pairs import QUICK, SERVICE, Pair, standing_pair
 
+pytestmark = pytest.mark.loopback
+
 # A worker expires in 2.5 s and may be stuck for 100 s.
 TIMING = replace(
     QUICK,

@@ -58,6 +58,7 @@ def test_a_survivor_needs_a_reason_and_a_reason_a_survivor() -> None:
     ]
 
 
+@pytest.mark.loopback
 @pytest.mark.timeout(600)
 def test_verdicts_are_what_pytest_says() -> None:
     epochs = "bstar/bstar/star/epochs.py"
@@ -73,6 +74,7 @@ def test_verdicts_are_what_pytest_says() -> None:
     assert states == {"caught": "caught", "survived": "survived", "broken": "broken"}
 
 
+@pytest.mark.loopback
 def test_tests_that_fail_by_themselves_prove_nothing() -> None:
     mutant = Mutant("m", "bstar/bstar/star/epochs.py", "a", "b", (f"{HERE}::test_that_is_not_there",))
     with pytest.raises(RuntimeError, match="without any mutant the tests do not pass"):

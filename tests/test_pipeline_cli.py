@@ -51,6 +51,7 @@ def test_watch_has_examples_and_exit_codes_too(capsys: pytest.CaptureFixture[str
     assert "Exit codes" in shown
 
 
+@pytest.mark.loopback
 def test_the_command_starts_without_loading_spark() -> None:
     program = (
         "import sys; from bstar_cli.main import main; main(['pipeline', 'tables']); "
@@ -97,6 +98,7 @@ def test_wrong_usage_is_told_before_spark_starts(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.loopback
 def test_without_java_the_sentence_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

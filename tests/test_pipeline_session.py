@@ -20,12 +20,14 @@ def java_that_says(folder: Path, text: str) -> None:
     java.chmod(0o755)
 
 
+@pytest.mark.loopback
 def test_the_java_of_java_home_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java_that_says(tmp_path, 'openjdk version "21.0.1" 2023-10-17')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert find_java() == str(tmp_path / "bin" / "java")
 
 
+@pytest.mark.loopback
 @pytest.mark.parametrize(
     "told", ['openjdk version "11.0.2" 2019-01-15', 'java version "1.8.0_292"', "nonsense"]
 )

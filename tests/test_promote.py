@@ -216,6 +216,7 @@ def test_a_primary_that_cannot_be_reached_needs_the_operators_word() -> None:
         assert "--force" in text
 
 
+@pytest.mark.loopback
 def test_a_primary_is_never_promoted(tmp_path: Path) -> None:
     ports = Ports(3)
     clients, state, peer_state = (f"tcp://127.0.0.1:{number}" for number in ports.numbers)

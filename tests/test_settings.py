@@ -99,6 +99,7 @@ def test_the_two_samples_are_a_pair() -> None:
     check_pair(sample_settings("primary"), sample_settings("backup"))
 
 
+@pytest.mark.loopback
 def test_the_generated_files_are_checked_and_written_by_one_command(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "bstar.settings", *arguments]

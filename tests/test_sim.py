@@ -81,6 +81,7 @@ def test_no_invariant_breaks_whatever_happens(seed: int, mood: Mood) -> None:
     assert outcome.counts["call answered"] > 100, "a run without traffic proves nothing"
 
 
+@pytest.mark.storm
 def test_one_seed_is_one_run_to_the_last_digit() -> None:
     setup = setup_of(7, mood=Mood.STORM, profile="lan")
 
@@ -99,6 +100,7 @@ def test_a_run_without_faults_has_no_unknown_outcome_and_one_activation() -> Non
     assert outcome.counts["call answered"] + outcome.counts["call HandlerError"] == outcome.counts["calls"]
 
 
+@pytest.mark.loopback
 def test_the_command_runs_seeds_and_says_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--runs", "2", "--processes", "1", "--mood", "quiet", "--profile", "lan"]) == 0
 
@@ -240,6 +242,7 @@ def test_the_shrinker_leaves_only_faults_that_it_takes(monkeypatch: pytest.Monke
 # --- named scenarios ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.storm
 def test_a_killed_primary_is_followed_by_the_backup_and_stays_passive_when_it_returns() -> None:
     simulation = pair()
     befall(simulation, Kind.CRASH, "primary", 3.0)
@@ -347,6 +350,7 @@ def test_a_primary_that_returns_over_a_link_too_slow_to_connect_in_time_may_serv
     assert both > 0, "the limit that docs/simulation.md describes is not there any more"
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_the_role_follows_clients_that_are_cut_off_from_the_active_node_and_stays_there(seed: int) -> None:
     simulation = pair(seed)
@@ -380,6 +384,7 @@ def test_a_client_alone_is_followed_as_well_unless_another_one_is_served() -> No
     assert simulation.checks.serving() == [simulation.backup]
 
 
+@pytest.mark.storm
 def test_a_cut_between_clients_and_either_node_in_turns_moves_the_role_once_per_settling_time() -> None:
     simulation = pair()
     settling_s = SETTLING * TIMEOUT_S
@@ -472,6 +477,7 @@ def while_parts_find_full_pipes(seed: int = 1) -> Simulation:
     return simulation
 
 
+@pytest.mark.storm
 def test_parts_that_found_no_room_are_missed_by_their_client() -> None:
     simulation = while_parts_find_full_pipes()
     assert simulation.checks.counts["full pipes"] > 10
@@ -525,6 +531,7 @@ def test_a_goodbye_in_the_backlog_of_a_stall_does_not_let_a_node_serve_beside_it
     simulation.finish()
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("is_probing", [True, False])
 def test_a_killed_node_is_replaced_at_once_where_a_refused_connection_proves_its_death(
     is_probing: bool,
@@ -539,6 +546,7 @@ def test_a_killed_node_is_replaced_at_once_where_a_refused_connection_proves_its
     simulation.finish()
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("kind", [Kind.DARK, Kind.STALL, Kind.PEER_CUT, Kind.PEER_MUTE, Kind.PEER_RESET])
 def test_only_a_dead_process_on_a_host_that_lives_refuses(kind: Kind) -> None:
     simulation = pair(calls_per_s=20.0)
@@ -583,6 +591,7 @@ def test_a_build_that_believes_a_refusal_from_before_a_stall_is_caught(
     assert while_a_refusal_waits_for_a_frozen_node() == 3
 
 
+@pytest.mark.storm
 def test_a_handover_to_a_peer_that_has_just_come_back_is_not_taken_back_before_its_answer_can_come() -> None:
     """The backup's host was off for a moment, so the primary's subscription is half-open and deaf."""
     for seed in range(1, 11):
@@ -595,6 +604,7 @@ def test_a_handover_to_a_peer_that_has_just_come_back_is_not_taken_back_before_i
         simulation.finish()
 
 
+@pytest.mark.storm
 def test_a_node_that_wakes_up_beside_its_returned_peer_hears_it_before_a_vote_counts() -> None:
     """While it was frozen its peer came back and served; its subscriber must connect within the timeout."""
     for seed in range(1, 11):

@@ -21,6 +21,9 @@ from sim.run import Outcome, Simulation, play
 from sim.setup import setup_of
 from test_sim import HEARTBEAT_S, NATIVE, TIMEOUT_S, befall, both_ways
 
+# Each run simulates minutes of a pair.
+pytestmark = pytest.mark.storm
+
 WITH_ARBITER = msgspec.structs.replace(NATIVE, has_arbiter=True)
 
 

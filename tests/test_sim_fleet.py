@@ -25,6 +25,9 @@ from sim.run import Simulation, play
 from sim.setup import FleetSetup, setup_of
 from test_sim import NATIVE, befall
 
+# Each run simulates minutes of a pair.
+pytestmark = pytest.mark.storm
+
 FLEET = FleetSetup(
     pairs=("a", "b", "c"),
     pins=(("p.*", "b"),),

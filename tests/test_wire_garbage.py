@@ -244,6 +244,7 @@ def test_a_short_seeded_fuzz_run_finds_nothing() -> None:
     assert 1_000 < accepted < 15_000
 
 
+@pytest.mark.loopback
 def test_the_fuzzer_runs_as_a_program_and_repeats_itself() -> None:
     program = [sys.executable, str(CORPUS.with_name("fuzz_wire.py")), "--runs", "500", "--seed", "7"]
     first, second = (
