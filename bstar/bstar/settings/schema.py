@@ -63,7 +63,7 @@ class Endpoints(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
         str,
         Meta(
             description="Where clients and workers connect: a ZeroMQ endpoint to bind, tcp://ADDRESS:PORT "
-            "or ipc://PATH. Any address but a loopback one needs insecure: true."
+            "or ipc://PATH. An address that is not loopback needs insecure: true."
         ),
     ]
     state: Annotated[
@@ -83,10 +83,11 @@ class Endpoints(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
     arbiter: Annotated[
         str | None,
         Meta(
-            description="Where the arbiter of the pair (bstar arbiter) listens: an address to connect to, on "
-            "both nodes, in the same words, or on none. With one, a node serves only while its peer or the "
-            "arbiter confirms it, so that at most one serves whatever the network does. null: no arbiter, "
-            "and while the link between the nodes is cut both may serve."
+            description="Where the arbiter of the pair (bstar arbiter) listens: an address to connect to. "
+            "Give both nodes the same words, or none. With an arbiter a node serves only while "
+            "its peer or the arbiter confirms it, so at most one serves whatever the network "
+            "does. null: no arbiter, and both nodes may serve while the link between them is "
+            "cut."
         ),
     ] = None
 
@@ -108,20 +109,22 @@ class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=2 * HEARTBEAT_S_MIN,
             le=600,
             description="Seconds of silence after which the peer counts as dead, so that the next client "
-            "request makes the passive node active. Must be the same on both nodes and at least 2 × "
-            "heartbeat_interval_s. Also the longest pause of this process after which it may go on as "
-            "active. Shorter fails over faster and more often without cause. Clients need a longer deadline "
-            "than this, or their calls end before the other node may serve them.",
+            "request makes the passive node active. It is also the longest pause of this "
+            "process after which it may go on as active. It must be the same on both nodes and "
+            "at least 2 × heartbeat_interval_s. Shorter fails over faster, and more often "
+            "without cause. Clients need a longer deadline than this, or their calls end before "
+            "the other node may serve them.",
         ),
     ]
     expire_on_refused: Annotated[
         bool,
         Meta(
-            description="Whether a peer whose connection broke and whose endpoints.state then refuses "
-            "connections counts as dead at once instead of after failover_timeout_s: a killed process is "
-            "noticed in milliseconds. Say false if anything between the nodes (a proxy, a NAT, a firewall "
-            "that rejects rather than drops, a service address of a container platform) could refuse in the "
-            "name of a process that lives, or both nodes may serve.",
+            description="Whether a peer counts as dead at once if its connection breaks and its "
+            "endpoints.state then refuses connections. A killed process is then noticed in "
+            "milliseconds, not after failover_timeout_s. Say false if anything between the "
+            "nodes could refuse in the name of a process that lives: a proxy, a NAT, a firewall "
+            "that rejects, a service address of a container platform. Otherwise both nodes may "
+            "serve.",
         ),
     ]
     worker_heartbeat_interval_s: Annotated[
@@ -129,8 +132,8 @@ class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=HEARTBEAT_S_MIN,
             le=HEARTBEAT_S_MAX,
-            description="Seconds between heartbeats with workers of the native dialect. Workers are told it "
-            "when they register, so it is set here only.",
+            description="Seconds between heartbeats with workers of the native dialect. The node tells "
+            "workers when they register, so set it here only.",
         ),
     ]
     worker_liveness: Annotated[
@@ -139,8 +142,9 @@ class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=2,
             le=100,
             description="How many intervals without any message a native worker may miss before it counts "
-            "as gone and its requests go to another one: its expiry is worker_heartbeat_interval_s × "
-            "worker_liveness. One whose process lives keeps them for busy_timeout_s.",
+            "as gone and its requests go to another one. Its expiry is "
+            "worker_heartbeat_interval_s × worker_liveness. A worker whose process lives keeps "
+            "its requests for busy_timeout_s.",
         ),
     ]
     mdp_heartbeat_interval_s: Annotated[
@@ -148,8 +152,8 @@ class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=HEARTBEAT_S_MIN,
             le=HEARTBEAT_S_MAX,
-            description="Seconds between heartbeats with plain Majordomo workers (MDP/0.1 and 0.2). They "
-            "cannot be told: set it to what they are built with. 2.5 is what the published ones use.",
+            description="Seconds between heartbeats with plain Majordomo workers (MDP/0.1 and 0.2). The "
+            "node cannot tell them: set what they are built with. Published ones use 2.5.",
         ),
     ]
     mdp_liveness: Annotated[
@@ -167,9 +171,10 @@ class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=0.02,
             le=86_400,
             description="Seconds that a worker may be silent while it works on a request, if its process "
-            "lives: a native worker whose handler holds the GIL or blocks the event loop, and a plain "
-            "Majordomo worker (published ones send no heartbeats then; one that does is held to mdp_liveness "
-            "instead). A worker whose process or machine dies is noticed earlier, by its connection.",
+            "lives. That is for a native worker whose handler holds the GIL or blocks the event "
+            "loop. It is also for a plain Majordomo worker: published ones send no heartbeats "
+            "while they work. One that does is held to mdp_liveness. A worker whose process or "
+            "machine dies is noticed earlier, by its connection.",
         ),
     ]
     request_ttl_s: Annotated[
@@ -178,9 +183,9 @@ class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=0.1,
             le=86_400,
             description="Seconds that a request may wait in a queue. One without a deadline of its own "
-            "(plain Majordomo clients cannot set one) is then dropped and counted. One with a longer "
-            "deadline goes back to its client as busy, and a client that is still there sends it again. Must "
-            "be longer than both worker expiries.",
+            "(plain Majordomo clients cannot set one) is then dropped and counted. One with a "
+            "longer deadline goes back to its client as busy, and the client sends it again. It "
+            "must be longer than both worker expiries.",
         ),
     ]
     client_check_interval_s: Annotated[
@@ -188,9 +193,9 @@ class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=3_600,
-            description="Seconds after which a native client whose requests wait in a queue is sent a "
-            "message, and again each time. If its connection is gone, what waits of it leaves the queue and "
-            "is not executed. 0 never asks: it is executed although nobody takes the reply.",
+            description="Seconds between messages to a native client whose requests wait in a queue. If its "
+            "connection is gone, its requests leave the queue and are not executed. 0 never "
+            "checks: they are executed although nobody takes the reply.",
         ),
     ]
     service_ttl_s: Annotated[
@@ -198,8 +203,9 @@ class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0.1,
             le=86_400,
-            description="Seconds after which a service that has neither workers nor requests is forgotten. "
-            "Must be longer than both worker expiries, or a service vanishes while its workers come back.",
+            description="Seconds after which the node forgets a service that has neither workers nor "
+            "requests. It must be longer than both worker expiries, or a service vanishes while "
+            "its workers come back.",
         ),
     ]
     drain_timeout_s: Annotated[
@@ -207,8 +213,8 @@ class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=3_600,
-            description="Seconds that a stopping node gives its workers to finish what they are executing, "
-            "after it has handed the active role over. 0 stops at once.",
+            description="Seconds that a stopping node gives its workers to finish what they execute, before "
+            "it hands the role over. 0 stops at once.",
         ),
     ]
 
@@ -222,7 +228,7 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=1,
             le=1_000_000,
             description="Services known at once. A request for one more is refused. Workers may bring as "
-            "many of their own, whatever names clients have mentioned.",
+            "many of their own, whatever names clients mention.",
         ),
     ] = 1_000
     workers_max: Annotated[
@@ -234,11 +240,12 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=100_000_000,
-            description="Requests waiting in the queue of one service. One more is refused as busy (native "
-            "dialect) or dropped and counted (plain Majordomo, which has no word for it). The last tenth is "
-            "for clients that have fewer requests at the broker than that, so keep it above "
-            "requests_per_client_max by an eighth at least: a plain client that sends all of those at once "
-            "then loses none. A waiting request costs about 600 octets with a small body.",
+            description="Requests that wait in the queue of one service. One more is refused as busy "
+            "(native dialect), or dropped and counted (plain Majordomo has no word for it). The "
+            "last tenth is for clients that have fewer requests at the broker than that. Keep "
+            "it an eighth above requests_per_client_max: a plain client that sends all of those "
+            "at once then loses none. A waiting request costs about 600 octets with a small "
+            "body.",
         ),
     ] = 125_000
     queue_bytes_max: Annotated[
@@ -246,9 +253,9 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=KIB,
             le=1024 * GIB,
-            description="Octets of the bodies waiting in all queues together; beyond it requests are "
-            "refused as busy. The last tenth is for clients of which less than that waits. At least "
-            "message_bytes_max. The default is 1 GiB.",
+            description="Octets of the bodies that wait in all queues together. Beyond it requests are "
+            "refused as busy. The last tenth is for clients that have fewer octets waiting than "
+            "that. At least message_bytes_max. The default is 1 GiB.",
         ),
     ] = GIB
     requests_per_client_max: Annotated[
@@ -256,8 +263,8 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=100_000_000,
-            description="Requests that one client may have waiting or executing at once. What a plain "
-            "Majordomo client sends beyond it is dropped and counted.",
+            description="Requests that one client may have waiting or executing at once. More from a plain "
+            "Majordomo client are dropped and counted.",
         ),
     ] = 100_000
     deliveries_max: Annotated[
@@ -265,9 +272,9 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=1_000,
-            description="How often one request is given to a worker before it is given up, so that a "
-            "request that kills its workers does not kill them all. 1 never gives a request to a second "
-            "worker.",
+            description="How often one request is given to a worker before it ends as poison, so that a "
+            "request that kills its workers does not kill them all. 1 never gives a request to "
+            "a second worker.",
         ),
     ] = 5
     message_bytes_max: Annotated[
@@ -275,9 +282,9 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=KIB,
             le=4 * GIB,
-            description="Octets of the largest message frame accepted; whoever sends a larger one is "
-            "disconnected. It is half of the memory that is left to the node when it starts, if that is "
-            "less. The default is 64 MiB.",
+            description="Octets of the largest message frame that the node accepts. It disconnects a peer "
+            "that sends a larger one. If half of the memory that is left at the start is less, "
+            "that is the bound. The default is 64 MiB.",
         ),
     ] = 64 * MIB
     message_frames_max: Annotated[
@@ -285,9 +292,9 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=16,
             le=10_000_000,
-            description="Frames of the largest message accepted, its routing id included. What has more is "
-            "dropped and counted; a native client is told INVALID, and a worker is disconnected. A frame "
-            "costs some 50 octets besides its own.",
+            description="Frames of the largest message that the node accepts, its routing id included. It "
+            "drops and counts a larger one; a native client gets INVALID, and a worker is "
+            "disconnected. A frame costs some 50 octets besides its own.",
         ),
     ] = 65_536
     partials_buffer_bytes_max: Annotated[
@@ -295,8 +302,9 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=64 * GIB,
-            description="Octets of partial replies kept for one client of MDP/0.1, which knows single "
-            "replies only: they are joined when the final one comes. 0 keeps none. The default is 16 MiB.",
+            description="Octets of PARTIALs kept for one client of MDP/0.1, which knows single replies "
+            "only. They are joined when the final one comes. 0 keeps none. The default is 16 "
+            "MiB.",
         ),
     ] = 16 * MIB
 
@@ -315,9 +323,8 @@ class Http(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     allow_remote: Annotated[
         bool,
         Meta(
-            description="Must be true for a bind address that is not a loopback one: whoever reaches it "
-            "reads status and metrics without a password. A consent of its own because it stays plain when "
-            "the brokers' sockets no longer are."
+            description="Must be true for a bind address that is not loopback: anybody who reaches it reads "
+            "status and metrics without a password."
         ),
     ] = False
 
@@ -341,7 +348,7 @@ class Journal(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     directory: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
-            description="Directory of the journal, made when missing; a relative path starts where bstar is "
+            description="Directory of the journal, made when missing. A relative path starts where bstar is "
             "started. Nodes, clients and workers may share one. null keeps no journal.",
         ),
     ] = None
@@ -350,10 +357,10 @@ class Journal(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=1,
-            description="Share of the requests that get a record of their own, chosen by their identity, so "
-            "that all who record a request choose alike: say the same on both nodes, for clients and for "
-            "workers. 0 records none. Counts per service, and all that is not about single requests, are "
-            "recorded whatever it says.",
+            description="Share of the requests that get a record of their own. Their identity chooses, so "
+            "say the same on both nodes, for clients and for workers: all then record the same "
+            "requests. 0 records none. Counts per service, and all that is not about single "
+            "requests, are always recorded.",
         ),
     ] = 1.0
     interval_s: Annotated[
@@ -370,8 +377,9 @@ class Journal(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0.01,
             le=10,
-            description="Seconds that the record of a request may wait before it is given to the operating "
-            "system; a node that is killed loses those of this time. Changes of state are written at once.",
+            description="Seconds that the record of a request may wait before the operating system gets it. "
+            "A node that is killed loses the records of this time. Changes of state are written "
+            "at once.",
         ),
     ] = 0.1
     buffer_records: Annotated[
@@ -379,9 +387,9 @@ class Journal(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=1_000,
             le=10_000_000,
-            description="Records that may wait while the disk is slow; a quarter is kept for those that are "
-            "not about single requests. What does not fit is dropped and counted, never waited for. A "
-            "record takes about half a KiB.",
+            description="Records that may wait while the disk is slow. A quarter is for those that are not "
+            "about single requests. What does not fit is dropped and counted. A record takes "
+            "about half a KiB.",
         ),
     ] = 50_000
     rotate_bytes: Annotated[
@@ -397,8 +405,8 @@ class Journal(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=86_400,
-            description="Seconds after which a file is closed even if it is small. Who reads closed files "
-            "only, as the streaming pipeline does, is that far behind.",
+            description="Seconds after which a file is closed even if it is small. Programs that read "
+            "closed files only, as the streaming pipeline does, are that far behind.",
         ),
     ] = 300.0
     gzip: Annotated[
@@ -410,8 +418,8 @@ class Journal(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=1024 * GIB,
-            description="Octets of this node's closed files that are kept; the oldest go first, and the log "
-            "says so. At least rotate_bytes. 0 keeps all. The default is 10 GiB.",
+            description="Octets of this node's closed files to keep. The oldest go first, and the log says "
+            "so. At least rotate_bytes. 0 keeps all. The default is 10 GiB.",
         ),
     ] = 10 * GIB
     keep_days: Annotated[
@@ -443,17 +451,17 @@ class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     profile: Annotated[
         ProfileName,
         Meta(
-            description="A set of timing for the link between the nodes, the same on both. lan: one switch, "
-            "failover in a third of a second, for machines that the pair has to itself. wan: jitter of a "
-            "second is ordinary. guide: what the published Binary Star uses, and for machines that "
-            "others use as well."
+            description="A set of timing for the link between the nodes, the same on both. lan is for one "
+            "switch and machines that the pair has to itself: failover in a third of a second. "
+            "wan is for links with jitter of a second. guide is what the published Binary Star "
+            "uses, and for machines that others use too."
         ),
     ] = "lan"
     insecure: Annotated[
         bool,
         Meta(
-            description="Must be true before anything but a loopback address is bound under endpoints: "
-            "there is no encryption and no authentication yet (CURVE is to come), so whoever reaches the "
+            description="Must be true before the node binds an address that is not loopback. There is no "
+            "encryption and no authentication yet (CURVE is to come): anybody who reaches the "
             "port can send requests, register as a worker or pose as the peer."
         ),
     ] = False
@@ -461,23 +469,25 @@ class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
             description="Directory in which the node keeps its epoch across restarts, one per node, made "
-            "when missing; a relative path starts where bstar is started. null keeps nothing: after a "
-            "restart of both nodes the epoch is learned from the workers that are still there.",
+            "when missing. A relative path starts where bstar is started. null keeps nothing: "
+            "after a restart of both nodes they learn the epoch from the workers that are still "
+            "there.",
         ),
     ] = None
     on_dual_active: Annotated[
         Literal["yield", "exit"],
         Meta(
-            description="What to do when both nodes turn out to be active, as after a cut link: yield lets "
-            "the lower epoch step down, exit ends the process with status 70 for an operator to look."
+            description="What to do when both nodes turn out to be active, as after a cut link. yield: the "
+            "lower epoch steps down. exit: the process ends with status 70 for an operator to "
+            "look."
         ),
     ] = "yield"
     on_clients_cut_off: Annotated[
         Literal["handover", "stay"],
         Meta(
-            description="What the active node does when native clients reach its peer and nobody reaches it: "
-            "handover gives the role to the peer after 10 failover timeouts (30 if a single client says so), "
-            "and not again for 200; stay leaves it to an operator."
+            description="What the active node does when native clients reach its peer and nobody reaches "
+            "it. handover gives the role to the peer after 10 failover timeouts (30 if a single "
+            "client says so), and not again for 200. stay leaves it to an operator."
         ),
     ] = "handover"
     endpoints: Endpoints
