@@ -11,6 +11,9 @@ The package is named ``bstar_client`` so that a program's own ``client.py`` cann
 on pyzmq and msgspec alone: neither the state machine library nor YAML nor metrics come along.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from bstar.errors import (
     BstarError,
     BusyError,
@@ -30,18 +33,20 @@ from bstar.errors import (
     StreamInterruptedError,
     WorkerError,
 )
-from bstar.fleet import Fleet, Pair
-from bstar_client.aio.client import AsyncHAClient
-from bstar_client.aio.worker import AsyncHandler, AsyncWorker
-from bstar_client.core.calls import Ask, CallFailed, Reply
-from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
-from bstar_client.handlers import Handler, Request, WorkerHooks
-from bstar_client.journal import JournalSettings
-from bstar_client.replies import ReplyMemory, ReplyStore
-from bstar_client.settings import LinkSettings
-from bstar_client.status import NodeReport, node_states
-from bstar_client.sync.client import HAClient
-from bstar_client.sync.worker import Worker
+
+if TYPE_CHECKING:
+    from bstar.fleet import Fleet, Pair
+    from bstar_client.aio.client import AsyncHAClient
+    from bstar_client.aio.worker import AsyncHandler, AsyncWorker
+    from bstar_client.core.calls import Ask, CallFailed, Reply
+    from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
+    from bstar_client.handlers import Handler, Request, WorkerHooks
+    from bstar_client.journal import JournalSettings
+    from bstar_client.replies import ReplyMemory, ReplyStore
+    from bstar_client.settings import LinkSettings
+    from bstar_client.status import NodeReport, node_states
+    from bstar_client.sync.client import HAClient
+    from bstar_client.sync.worker import Worker
 
 __all__ = [
     "ActiveFound",
@@ -87,3 +92,45 @@ __all__ = [
     "WorkerHooks",
     "node_states",
 ]
+
+_LOADED_WHEN_ASKED_FOR = {
+    "Fleet": "bstar.fleet",
+    "Pair": "bstar.fleet",
+    "AsyncHAClient": "bstar_client.aio.client",
+    "AsyncHandler": "bstar_client.aio.worker",
+    "AsyncWorker": "bstar_client.aio.worker",
+    "Ask": "bstar_client.core.calls",
+    "CallFailed": "bstar_client.core.calls",
+    "Reply": "bstar_client.core.calls",
+    "ActiveFound": "bstar_client.core.events",
+    "ActiveLost": "bstar_client.core.events",
+    "Connected": "bstar_client.core.events",
+    "Disconnected": "bstar_client.core.events",
+    "Event": "bstar_client.core.events",
+    "FailedOver": "bstar_client.core.events",
+    "Handler": "bstar_client.handlers",
+    "Request": "bstar_client.handlers",
+    "WorkerHooks": "bstar_client.handlers",
+    "JournalSettings": "bstar_client.journal",
+    "ReplyMemory": "bstar_client.replies",
+    "ReplyStore": "bstar_client.replies",
+    "LinkSettings": "bstar_client.settings",
+    "NodeReport": "bstar_client.status",
+    "node_states": "bstar_client.status",
+    "HAClient": "bstar_client.sync.client",
+    "Worker": "bstar_client.sync.worker",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a class on its first use (PEP 562): a program with a client loads no worker and no asyncio."""
+    module = _LOADED_WHEN_ASKED_FOR.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

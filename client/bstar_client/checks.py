@@ -17,7 +17,6 @@ from typing import Any
 import zmq
 
 from bstar.errors import CallTimeoutError, ConfigurationError, LocalProtocolError
-from bstar_client.journal import JournalSettings
 from bstar_client.settings import LinkSettings
 
 __all__ = [
@@ -138,7 +137,11 @@ def check_sockets(link: object, context: object, journal: object) -> None:
     other = sys.modules.get("zmq.asyncio")
     if other is not None and isinstance(context, other.Context):
         raise TypeError("context is a zmq.Context, not one of zmq.asyncio: zmq.Context(context) shares it")
-    if journal is not None and not isinstance(journal, str | os.PathLike | JournalSettings):
+    if journal is None or isinstance(journal, str | os.PathLike):
+        return
+    from bstar_client.journal import JournalSettings  # noqa: PLC0415 - most programs keep none
+
+    if not isinstance(journal, JournalSettings):
         raise TypeError(f"journal is a directory, JournalSettings or None, not {type(journal).__name__}")
 
 

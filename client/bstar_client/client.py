@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -21,9 +22,11 @@ from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
 from bstar_client.core.session import Counters, Session, SessionSettings
 from bstar_client.delivery import Delivery
-from bstar_client.journal import CallJournal, JournalPlace
 from bstar_client.requests import Requests
 from bstar_client.settings import ClientSettings, Dialect, LinkSettings
+
+if TYPE_CHECKING:
+    from bstar_client.journal import CallJournal, JournalPlace
 
 __all__ = ["Client"]
 
@@ -50,7 +53,7 @@ class Client:
         settle_delay_s: float = 2.0,
         link: LinkSettings | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
-        journal: JournalPlace | None = None,
+        journal: "JournalPlace | None" = None,
     ) -> None:
         check_sockets(link, context, journal)
         if on_event is not None:
@@ -91,10 +94,12 @@ class Client:
     def _start(self) -> None:
         """Begin what the shell has: its sockets, a thread."""
 
-    def _open_journal(self) -> CallJournal | None:
+    def _open_journal(self) -> "CallJournal | None":
         """Begin the journal, if there is to be one, and let it be told of every outcome and event."""
         settings = self._settings
         if settings.journal is not None:
+            from bstar_client.journal import CallJournal  # noqa: PLC0415 - most programs keep none: 1.5 MiB
+
             is_plain = settings.dialect == "mdp02"
             self._delivery.journal = CallJournal(settings.journal, self.fleet, is_plain=is_plain)
         return self._delivery.journal

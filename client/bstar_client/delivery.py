@@ -8,14 +8,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from bstar.errors import BstarError, StreamInterruptedError
 from bstar_client.core.calls import Call, Outcome, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.outputs import Announce, ClientCore, Deliver, DeliverAll, Fail, Output, Reset, Send
-from bstar_client.journal import CallJournal
 from bstar_client.link import Links
+
+if TYPE_CHECKING:  # most programs keep none
+    from bstar_client.journal import CallJournal
 
 __all__ = ["Delivery"]
 
