@@ -26,7 +26,7 @@ from bstar_client.requests import Requests
 from bstar_client.settings import ClientSettings, Dialect, LinkSettings
 
 if TYPE_CHECKING:
-    from bstar_client.journal import CallJournal, JournalPlace
+    from bstar_client.journal import JournalPlace
 
 __all__ = ["Client"]
 
@@ -94,15 +94,14 @@ class Client:
     def _start(self) -> None:
         """Begin what the shell has: its sockets, a thread."""
 
-    def _open_journal(self) -> "CallJournal | None":
-        """Begin the journal, if there is to be one, and let it be told of every outcome and event."""
+    def _open_journal(self) -> None:
+        """Begin the journal, if there is to be one."""
         settings = self._settings
         if settings.journal is not None:
             from bstar_client.journal import CallJournal  # noqa: PLC0415 - most programs keep none: 1.5 MiB
 
             is_plain = settings.dialect == "mdp02"
             self._delivery.journal = CallJournal(settings.journal, self.fleet, is_plain=is_plain)
-        return self._delivery.journal
 
     # --- observing ----------------------------------------------------------------------------------------
 

@@ -9,25 +9,20 @@ It drives the same session (``bstar_client.core``) as ``HAClient``, from the eve
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from types import TracebackType
 from typing import Literal, Self, cast, overload
 
-import zmq
-
-from bstar.errors import BusyError, ClosedError, ConfigurationError, ForkedError, LocalProtocolError
+from bstar.errors import ClosedError, ForkedError, LocalProtocolError
 from bstar.wire.mmi import OK, Service
+from bstar_client.aio.client_loop import ClientLoop
 from bstar_client.aio.feeds import Answer, Feed, Source
-from bstar_client.aio.loop import Holdings, LinkLoop
 from bstar_client.bodies import Body, to_name
 from bstar_client.checks import check_map
 from bstar_client.client import Client
 from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.window import Window
-from bstar_client.link import Transport
 from bstar_client.requests import DEFAULT, Timeout
-from bstar_client.unclosed import Guard
 
 __all__ = ["AsyncHAClient"]
 
@@ -45,11 +40,7 @@ class AsyncHAClient(Client):
     """
 
     def _start(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        # What the next turn sends.
-        self._begun: list[Call] = []
-        # One place for each request that may be outstanding.
-        self._room = asyncio.Semaphore(self._settings.outstanding_max)
+        self._loop: ClientLoop | None = None
         self._is_closed = False
 
     # --- calls --------------------------------------------------------------------------------------------
@@ -65,14 +56,15 @@ class AsyncHAClient(Client):
         urgent: bool = False,
     ) -> Reply:
         """Send a request and wait for its reply. Arguments and errors are those of ``HAClient.request``."""
-        answer = Answer(self._open())
+        loop = self._open()
+        answer = Answer(loop.event_loop)
         ask = Ask(body, key, timeout, service, urgent)
         call = self._requests.call(ask, answer, idempotent=idempotent)
-        await self._begin(call)
+        await loop.begin(call)
         try:
             return await answer.reply()
         finally:
-            self._end(call)
+            loop.end(call)
 
     async def stream(
         self,
@@ -89,10 +81,11 @@ class AsyncHAClient(Client):
         Leaving the loop early frees what the client keeps once the iterator is closed; the worker is not
         told.
         """
-        feed = Feed(self._open())
+        loop = self._open()
+        feed = Feed(loop.event_loop)
         ask = Ask(body, None, timeout, service, urgent)
         call = self._requests.call(ask, feed, idempotent=idempotent, is_stream=True)
-        await self._begin(call)
+        await loop.begin(call)
         try:
             while True:
                 reply = await feed.reply()
@@ -100,7 +93,7 @@ class AsyncHAClient(Client):
                 if reply.is_final:
                     return
         finally:
-            self._end(call)
+            loop.end(call)
 
     @overload
     def map(
@@ -159,18 +152,19 @@ class AsyncHAClient(Client):
         timeout: Timeout,
         idempotent: bool,
     ) -> AsyncGenerator[Reply | CallFailed, None]:
-        feed = Feed(self._open())
+        loop = self._open()
+        feed = Feed(loop.event_loop)
         source = Source(bodies, feed.wake)
         make_call = self._requests.call_maker(service, timeout, idempotent, feed)
         in_flight = window.in_flight
         try:
             while True:
                 for _ in range(window.room):
-                    if not source.has_next() or (self._room.locked() and in_flight):
+                    if not source.has_next() or (loop.is_full and in_flight):
                         break
                     for call in window.begin([source.take()], make_call):
                         try:
-                            await self._begin(call)
+                            await loop.begin(call)
                         except BaseException:
                             del in_flight[call.index]
                             raise
@@ -183,14 +177,13 @@ class AsyncHAClient(Client):
                 try:
                     window.take(feed.take())
                 finally:
-                    for _ in range(count - len(in_flight)):
-                        self._room.release()
+                    loop.free(count - len(in_flight))
                 for outcome in window.ready():
                     yield outcome
         finally:
             await source.close()
             for call in in_flight.values():
-                self._end(call)
+                loop.end(call)
 
     async def discover(self, service: str | bytes, *, timeout: Timeout = DEFAULT) -> bool:
         """Does a worker offer the service? A hint: the worker can be dead for up to its expiry (MMI-C-01)."""
@@ -202,34 +195,26 @@ class AsyncHAClient(Client):
         Of several pairs what all of them offer, with the ``pair`` of each; the first that fails is raised.
         """
         loop = self._open()
-        calls = self._requests.services_calls(timeout, lambda: Answer(loop))
+        calls = self._requests.services_calls(timeout, lambda: Answer(loop.event_loop))
         answers: list[Answer] = [call.sink for call in calls]
         begun: list[Call] = []
         try:
             for call in calls:
-                await self._begin(call)
+                await loop.begin(call)
                 begun.append(call)
             replies = [await answer.reply() for answer in answers]
         finally:
             for call in begun:
-                self._end(call)
+                loop.end(call)
         return self._requests.read_services(calls, replies)
 
     # --- the end ------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """End outstanding calls with what is known of them; release everything. Idempotent."""
-        if self._is_closed:
-            return
         self._is_closed = True
-        if self._loop is None or self._pid != os.getpid():
-            return
-        now = time.monotonic()
-        self._delivery.perform(self._core.close(now))
-        self._send_begun(now)  # these calls end, for the client is closed
-        self._release()
-        if self._delivery.journal is not None:
-            await asyncio.to_thread(self._delivery.journal.close)
+        if self._loop is not None and self._pid == os.getpid():
+            await self._loop.close()
 
     async def __aenter__(self) -> Self:
         self._open()
@@ -242,76 +227,18 @@ class AsyncHAClient(Client):
 
     # --- in the event loop --------------------------------------------------------------------------------
 
-    def _open(self) -> asyncio.AbstractEventLoop:
-        """The event loop; connects the first time. Raises what is wrong with a call here and now."""
-        loop = asyncio.get_running_loop()
-        if self._loop is loop and not self._is_closed and self._pid == os.getpid():
-            return loop
+    def _open(self) -> ClientLoop:
+        """The loop, which the first call makes. Raises what is wrong with a call here and now."""
+        event_loop = asyncio.get_running_loop()
         if self._pid != os.getpid():
             raise ForkedError("this client was made before fork(): make a new AsyncHAClient in the child")
         if self._is_closed:
             raise ClosedError("the client is closed")
-        if self._loop is not None:
+        loop = self._loop
+        if loop is None:
+            self._is_closed = True  # unless all of it can be opened
+            loop = ClientLoop(self, self._settings, self._core, self._delivery, self._open_journal)
+            self._loop, self._is_closed = loop, False
+        elif loop.event_loop is not event_loop:
             raise LocalProtocolError("the client belongs to another event loop: make one for each loop")
-        self._loop = loop
-        settings, delivery = self._settings, self._delivery
-        self._transport = Transport(self.endpoints, settings.link, settings.context)
-        holdings = Holdings(loop, self._transport)
-        name = f"AsyncHAClient({', '.join(self.endpoints)})"
-        remedy = "use it in 'async with', or await close() before its event loop ends"
-        self._guard = Guard(self, name, remedy, holdings.end)
-        delivery.links = holdings.links
-        self._links = LinkLoop(loop, holdings.links, self._core, delivery.perform, self._send_begun)
-        delivery.reset = self._links.reset
-        try:
-            if len(self.fleet.pairs) == 1:
-                self._links.open_all()
-            holdings.journal = self._open_journal()
-        except (zmq.ZMQError, ConfigurationError) as error:
-            self._is_closed = True
-            self._release()
-            if isinstance(error, ConfigurationError):
-                raise
-            raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
         return loop
-
-    def _release(self) -> None:
-        self._links.end()
-        self._transport.close()
-        self._guard.close()
-
-    async def _begin(self, call: Call) -> None:
-        """Take one of the places and let the next turn send the call, together with others.
-
-        BusyError if no place comes free before the call's deadline.
-        """
-        if not self._room.locked():
-            await self._room.acquire()
-        else:
-            limit = asyncio.timeout(None if call.deadline is None else call.deadline - time.monotonic())
-            try:
-                async with limit:
-                    await self._room.acquire()
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise BusyError(
-                    "the deadline came while as many requests as allowed (outstanding_max) were outstanding"
-                ) from None
-            if self._is_closed:
-                self._room.release()
-                raise ClosedError("the client is closed; the request was not sent")
-        self._begun.append(call)
-        self._links.soon()
-
-    def _send_begun(self, now: float) -> None:
-        begun = self._begun
-        if begun:
-            self._begun = []
-            self._delivery.perform(self._core.submit_all(begun, now))
-
-    def _end(self, call: Call) -> None:
-        """Free the call's place; if it has no outcome, give it up."""
-        self._room.release()
-        if not call.is_done and not self._is_closed:
-            self._delivery.abandon(call, time.monotonic())

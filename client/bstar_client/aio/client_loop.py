@@ -1,0 +1,128 @@
+"""Runs the client core in an event loop: calls that begin in one round of it are sent together."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import zmq
+
+from bstar.errors import BusyError, ClosedError, ConfigurationError
+from bstar_client.aio.loop import Holdings, LinkLoop
+from bstar_client.core.calls import Call
+from bstar_client.core.outputs import ClientCore
+from bstar_client.delivery import Delivery
+from bstar_client.link import Transport
+from bstar_client.settings import ClientSettings
+from bstar_client.unclosed import Guard
+
+__all__ = ["ClientLoop"]
+
+
+class ClientLoop:
+    """One client at work. Made and used in the thread of ``event_loop``.
+
+    ConfigurationError if an endpoint is none or ``open_journal``, which begins the journal, says so.
+    """
+
+    def __init__(
+        self,
+        client: object,
+        settings: ClientSettings,
+        core: ClientCore,
+        delivery: Delivery,
+        open_journal: Callable[[], None],
+    ) -> None:
+        self.event_loop = asyncio.get_running_loop()
+        self.is_closed = False
+        # A client that nobody closed lives as long as its event loop watches its sockets.
+        self._client = client
+        self._core = core
+        self._delivery = delivery
+        # What the next turn sends.
+        self._begun: list[Call] = []
+        # One place for each request that may be outstanding.
+        self._places = asyncio.Semaphore(settings.outstanding_max)
+        endpoints = settings.fleet.endpoints
+        self._transport = Transport(endpoints, settings.link, settings.context)
+        holdings = Holdings(self.event_loop, self._transport)
+        self._links = LinkLoop(self.event_loop, holdings.links, core, delivery.perform, self._send_begun)
+        delivery.links, delivery.reset = holdings.links, self._links.reset
+        name = f"AsyncHAClient({', '.join(endpoints)})"
+        remedy = "use it in 'async with', or await close() before its event loop ends"
+        self._guard = Guard(client, name, remedy, holdings.end)
+        try:
+            if len(settings.fleet.pairs) == 1:
+                self._links.open_all()
+            open_journal()
+        except zmq.ZMQError as error:
+            self._release()
+            raise ConfigurationError(f"cannot connect to {list(endpoints)}: {error}") from error
+        except ConfigurationError:
+            self._release()
+            raise
+        holdings.journal = delivery.journal
+
+    async def begin(self, call: Call) -> None:
+        """Take one of the places and let the next turn send the call.
+
+        BusyError if no place comes free before the call's deadline.
+        """
+        places = self._places
+        if not places.locked():
+            await places.acquire()
+        else:
+            limit = asyncio.timeout(None if call.deadline is None else call.deadline - time.monotonic())
+            try:
+                async with limit:
+                    await places.acquire()
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise BusyError(
+                    "the deadline came while as many requests as allowed (outstanding_max) were outstanding"
+                ) from None
+            if self.is_closed:
+                places.release()
+                raise ClosedError("the client is closed; the request was not sent")
+        self._begun.append(call)
+        self._links.soon()
+
+    @property
+    def is_full(self) -> bool:
+        """True if no place is free."""
+        return self._places.locked()
+
+    def free(self, count: int) -> None:
+        """The places of so many calls are free: these have ended."""
+        for _ in range(count):
+            self._places.release()
+
+    def end(self, call: Call) -> None:
+        """Free the call's place. If it has no outcome, give it up."""
+        self._places.release()
+        if not call.is_done and not self.is_closed:
+            self._delivery.abandon(call, time.monotonic())
+
+    async def close(self) -> None:
+        """End every call and release everything. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        now = time.monotonic()
+        self._delivery.perform(self._core.close(now))
+        self._send_begun(now)  # the closed core ends these
+        self._release()
+        if self._delivery.journal is not None:
+            await asyncio.to_thread(self._delivery.journal.close)
+
+    def _release(self) -> None:
+        self.is_closed = True
+        self._links.end()
+        self._transport.close()
+        self._guard.close()
+
+    def _send_begun(self, now: float) -> None:
+        begun = self._begun
+        if begun:
+            self._begun = []
+            self._delivery.perform(self._core.submit_all(begun, now))
