@@ -127,7 +127,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     ("package", "must_not_load"),
     [
         ("bstar", ["zmq", "transitions", "yaml", "prometheus_client", "asyncio"]),
-        ("bstar_client", ["transitions", "yaml", "prometheus_client", "pyspark"]),
+        ("bstar_client", ["zmq", "asyncio"]),
+        ("bstar_client.sync.client", ["asyncio", "sqlite3", "bstar.journal", "bstar_client.sync.worker"]),
+        ("bstar_client.aio.worker", ["transitions", "yaml", "prometheus_client", "pyspark", "sqlite3"]),
         ("bstar_pipeline", ["pyspark"]),
     ],
 )
