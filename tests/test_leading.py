@@ -2,119 +2,150 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from types import SimpleNamespace
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
 
-from bstar_client import Request, Worker, WorkerHooks
+from bstar_client import Request
 from bstar_client.core.worker_dialects import Job
-from bstar_client.sync import handling as handling_module
-from bstar_client.sync.handling import Handling
-from bstar_client.sync.leader import Lead
-from bstar_client.sync.outbox import Outbox
+from bstar_client.core.worker_session import WorkerCore, WorkerLimits
+from bstar_client.dispatch import Dispatcher, Shell
+from bstar_client.registration import WorkerSettings
+from bstar_client.sync import executor as executor_module
+from bstar_client.sync import policy as policy_module
+from bstar_client.sync.executor import Executor
+from bstar_client.sync.leader import Leadership
+from bstar_client.sync.mailboxes import Outbox
+from bstar_client.sync.policy import Policy
 from bstar_client.wakeup import WakeUp
 
 WAIT_S = 30.0
 LONG_AGO, NOT_YET = float("-inf"), float("inf")
 
 
-def no_beat() -> int:
-    return 0
+LOOK_S = 0.005
+
+
+def led_by_standby() -> Leadership:
+    lead = Leadership(lambda: None)
+    assert lead.acquire()
+    return lead
 
 
 @pytest.fixture
-def lead() -> Lead:
-    """As it is once the keeper has offered and a handlers' thread, here this one, has accepted."""
-    lead = Lead()
-    lead.begin()
-    lead.offer()
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """The standby, a thread of its own: the tests' own thread is a follower."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+@pytest.fixture
+def lead(pool: ThreadPoolExecutor) -> Leadership:
+    """As it is once the standby has offered and a follower, here this thread, has accepted."""
+    lead = pool.submit(led_by_standby).result(WAIT_S)
+    pool.submit(lead.offer).result(WAIT_S)
     assert lead.accept()
     return lead
 
 
-def test_a_leader_whose_handler_returns_soon_leads_on(lead: Lead) -> None:
-    lead.leave("job", NOT_YET)
-    assert lead.resume("job")
-    assert lead.is_mine
+def taken(pool: ThreadPoolExecutor, lead: Leadership) -> bool:
+    return pool.submit(lead.take, LOOK_S).result(WAIT_S)
 
 
-def test_the_keeper_leads_when_a_handler_lasts(lead: Lead) -> None:
-    lead.leave("job", LONG_AGO)
-    assert lead.wait(no_beat)
-    assert not lead.resume("job")
+def test_a_leader_whose_handler_returns_soon_leads_on(lead: Leadership) -> None:
+    lead.leave(NOT_YET)
+    assert lead.resume()
 
 
-def test_who_calls_a_handler_does_not_attend_to_the_sockets(lead: Lead) -> None:
-    lead.leave("job", NOT_YET)
-    assert not lead.is_mine
+def test_the_standby_leads_when_a_handler_lasts(lead: Leadership, pool: ThreadPoolExecutor) -> None:
+    lead.leave(LONG_AGO)
+    assert taken(pool, lead)
+    assert not lead.resume()
 
 
-def test_a_handler_that_returns_late_does_not_take_the_right_of_a_later_leader(lead: Lead) -> None:
-    lead.leave("first", LONG_AGO)
-    assert lead.wait(no_beat)
-    lead.offer()
+def test_a_handler_that_returns_late_does_not_lead_beside_a_later_leader(
+    lead: Leadership, pool: ThreadPoolExecutor
+) -> None:
+    lead.leave(LONG_AGO)
+    assert taken(pool, lead)
+    pool.submit(lead.offer).result(WAIT_S)
+    with ThreadPoolExecutor(1) as second:
+        assert second.submit(lead.accept).result(WAIT_S)
+        assert not lead.resume()
+        # While the later leader's handler runs, the lead is free, and one of the two resumes it.
+        second.submit(lead.leave, NOT_YET).result(WAIT_S)
+        assert lead.resume()
+        assert not second.submit(lead.resume).result(WAIT_S)
+
+
+def test_a_handler_that_returns_to_an_offer_leaves_it_to_who_accepts(
+    lead: Leadership, pool: ThreadPoolExecutor
+) -> None:
+    """Who accepts takes the requests that wait; a leader that only resumed would leave them waiting."""
+    lead.leave(LONG_AGO)
+    assert taken(pool, lead)
+    pool.submit(lead.offer).result(WAIT_S)
+    assert not lead.resume()
     assert lead.accept()
-    lead.leave("second", NOT_YET)
-    assert not lead.resume("first")
-    assert lead.resume("second")
 
 
-def test_the_keeper_does_not_wait_when_it_is_urged(lead: Lead) -> None:
-    lead.leave("job", NOT_YET)
+def test_the_standby_does_not_wait_when_it_is_urged(lead: Leadership, pool: ThreadPoolExecutor) -> None:
+    lead.leave(NOT_YET)
     lead.urge()
-    assert lead.wait(no_beat)
-    assert not lead.resume("job")
+    assert taken(pool, lead)
+    assert not lead.resume()
 
 
-def test_an_offer_is_accepted_by_one_thread_or_taken_back(lead: Lead) -> None:
+def test_an_offer_is_accepted_by_one_thread_or_taken_back(lead: Leadership, pool: ThreadPoolExecutor) -> None:
     lead.give_back()
-    assert lead.wait(no_beat)
-    lead.offer()
-    assert [lead.accept(), lead.accept()] == [True, False]
+    assert taken(pool, lead)
+    pool.submit(lead.offer).result(WAIT_S)
+    with ThreadPoolExecutor(1) as second:
+        accepted = [lead.accept(), second.submit(lead.accept).result(WAIT_S)]
+    assert accepted == [True, False]
     lead.give_back()
-    assert lead.wait(no_beat)
-    lead.offer()
-    assert lead.wait(no_beat)
+    assert taken(pool, lead)
+    pool.submit(lead.offer).result(WAIT_S)
+    assert taken(pool, lead)
     assert not lead.accept()
 
 
-def test_the_keeper_learns_of_the_end(lead: Lead) -> None:
+def test_the_standby_learns_of_the_end(lead: Leadership, pool: ThreadPoolExecutor) -> None:
     lead.end()
-    assert not lead.wait(no_beat)
-    lead.take_back()
+    assert not taken(pool, lead)
+    assert pool.submit(lead.take_back, 0.0).result(WAIT_S)
 
 
-def test_the_keeper_does_not_wait_for_ever_for_a_leader_that_calls_no_handler() -> None:
-    lead = Lead()
-    lead.begin()
-    lead.offer()
-    leader = threading.Thread(target=lead.accept)
-    leader.start()
-    leader.join(WAIT_S)
-    assert not lead.take_back(0.0)
+def test_the_standby_does_not_wait_for_ever_for_a_leader_that_calls_no_handler(
+    lead: Leadership, pool: ThreadPoolExecutor
+) -> None:
+    assert not pool.submit(lead.take_back, 0.0).result(WAIT_S)
     lead.give_back()
-    assert lead.take_back(0.0)
+    assert pool.submit(lead.take_back, 0.0).result(WAIT_S)
 
 
-def test_a_keeper_that_sleeps_is_woken_when_a_handler_is_called(lead: Lead) -> None:
-    leads = threading.Event()
-
-    def keep() -> None:
-        assert lead.wait(no_beat)
-        leads.set()
-
-    keeper = threading.Thread(target=keep)
-    keeper.start()
+def test_a_standby_that_sleeps_is_woken_when_the_lead_is_left(
+    lead: Leadership, pool: ThreadPoolExecutor
+) -> None:
+    taking = pool.submit(lead.take, 0.0)
     until = time.monotonic() + WAIT_S
-    while lead.is_watched:
+    while not lead.is_unwatched:
         assert time.monotonic() < until, "it never sleeps"
-    assert not leads.is_set()
-    lead.leave("job", LONG_AGO)
-    assert leads.wait(WAIT_S)
-    keeper.join(WAIT_S)
+    assert not taking.done()
+    lead.leave(LONG_AGO)
+    assert taking.result(WAIT_S)
+
+
+def test_a_follower_is_promoted_when_the_lead_is_handed_off() -> None:
+    promoted: list[str] = []
+    led = Leadership(lambda: promoted.append("follower"))
+    assert led.acquire()
+    led.release()
+    led.hand_off()
+    assert promoted == ["follower"]
 
 
 # --- whether handlers are quick -----------------------------------------------------------------------------
@@ -123,22 +154,34 @@ def test_a_keeper_that_sleeps_is_woken_when_a_handler_is_called(lead: Lead) -> N
 class Bench:
     """A handler that takes as long as it is told, by a clock of its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, quick_s: float = 0.002) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, threads: int = 1, timeout_s: float | None = None
+    ) -> None:
         self.now = 0.0
         self.takes_s = 0.0
         self.outbox = Outbox(WakeUp())
         self.generators = 0
-        monkeypatch.setattr(handling_module, "_clock", lambda: self.now)
-        self.handling = Handling(
-            cast("Worker", SimpleNamespace(service=b"s")),
-            hooks=WorkerHooks(),
+        monkeypatch.setattr(executor_module, "_clock", lambda: self.now)
+        limits = WorkerLimits(credit=threads, handler_timeout_s=timeout_s, running_max=threads)
+        settings = WorkerSettings.of(
+            "tcp://127.0.0.1:1",
+            "s",
+            pins=None,
+            dialect="native",
+            limits=limits,
+            credit_max=threads,
+            heartbeat_s=1.0,
+            liveness=3,
             dedupe=None,
-            reply_bytes_max=10_000,
-            outbox=self.outbox,
-            quick_s=quick_s,
-            on_generator=self.on_generator,
+            hooks=None,
+            link=None,
+            context=None,
+            journal=None,
         )
-        self.handling.handler = self.handler
+        self.policy = Policy(threads, timeout_s)
+        self.dispatcher = Dispatcher(None, cast("WorkerCore", None), cast("Shell", None), settings)
+        self.executor = Executor(self.dispatcher, self.outbox, self.policy, settings, self.on_generator)
+        self.dispatcher.handler = self.handler
 
     def on_generator(self) -> None:
         self.generators += 1
@@ -150,34 +193,34 @@ class Bench:
     def handle(self, count: int, takes_s: float) -> None:
         self.takes_s = takes_s
         for _ in range(count):
-            assert self.handling.handle(Job(0, 1, bytes(24), [b"x"])) == self.now
+            assert self.executor.execute(Job(0, 1, bytes(24), [b"x"])) == self.now
 
 
 def test_one_handler_that_lasts_does_not_make_a_service_slow_but_several_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(monkeypatch)
-    seen = [bench.handling.is_quick]
+    seen = [bench.policy.is_quick]
     for count, takes_s in ((1, 3_600.0), (10, 0.01), (100, 0.00001)):
         bench.handle(count, takes_s)
-        seen.append(bench.handling.is_quick)
+        seen.append(bench.policy.is_quick)
     assert seen == [True, True, False, True]
 
 
 def test_while_a_handler_lasts_the_service_is_not_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
-    bench.handling.lasts()
-    assert not bench.handling.is_quick
+    bench.policy.note_lasting()
+    assert not bench.policy.is_quick
     bench.handle(1, 0.0)
-    assert bench.handling.is_quick
+    assert bench.policy.is_quick
 
 
 def test_a_handler_that_yields_is_told_of_at_once_and_is_not_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
-    bench.handling.handler = lambda request: (part for part in [b"a", b"b"])
+    bench.dispatcher.handler = lambda request: (part for part in [b"a", b"b"])
     bench.handle(1, 0.0)
     assert bench.generators == 1
-    assert not bench.handling.is_quick
+    assert not bench.policy.is_quick
     assert [(body, kind) for _, body, kind in bench.outbox.results] == [
         ([b"a"], "partial"),
         ([b"b"], "partial"),
@@ -187,14 +230,14 @@ def test_a_handler_that_yields_is_told_of_at_once_and_is_not_quick(monkeypatch: 
 
 def test_handlers_are_short_in_a_row_until_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
-    assert bench.handling.short_in_a_row >= handling_module.SHORT_MIN
+    assert bench.policy._short_in_a_row >= policy_module.SHORT_MIN
     bench.handle(1, 0.001)
     bench.handle(7, 0.0009)
-    assert bench.handling.short_in_a_row == 7
+    assert bench.policy._short_in_a_row == 7
 
 
 def test_with_no_time_at_all_no_handler_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch, quick_s=0.0)
-    assert not bench.handling.is_quick
+    bench = Bench(monkeypatch, threads=2, timeout_s=0.5)
+    assert not bench.policy.is_quick
     bench.handle(3, 0.0)
-    assert not bench.handling.is_quick
+    assert not bench.policy.is_quick

@@ -16,8 +16,8 @@ from bstar_client.core.worker_session import (
     Open,
     Registered,
     WorkerCore,
+    WorkerLimits,
     WorkerOutput,
-    WorkerSettings,
 )
 
 READY = [b"MDPW02", b"\x01", b"echo"]
@@ -30,13 +30,13 @@ ADDRESS = b"\x00\x01\x02\x03\x04"
 class Bench:
     """One worker and its broker's side of the conversation, heartbeat 1 s and three of them missed."""
 
-    options: WorkerSettings = field(default_factory=WorkerSettings)
+    options: WorkerLimits = field(default_factory=WorkerLimits)
     endpoints: tuple[str, ...] = ("tcp://broker",)
     now: float = 100.0
 
     def __post_init__(self) -> None:
         self.core = WorkerCore(
-            self.endpoints, b"echo", Mdp02Worker(1.0, 3.0), jitter=lambda: 0.5, settings=self.options
+            self.endpoints, b"echo", Mdp02Worker(1.0, 3.0), jitter=lambda: 0.5, limits=self.options
         )
         self.log: list[WorkerOutput] = []
 
@@ -141,7 +141,7 @@ def test_a_failure_is_a_final_of_two_frames(bench: Bench) -> None:
 
 
 def test_a_handler_past_its_time_is_a_final_too_and_the_only_one() -> None:
-    bench = Bench(WorkerSettings(handler_timeout_s=0.5))
+    bench = Bench(WorkerLimits(handler_timeout_s=0.5))
     bench.connect()
     job = bench.request()
     bench.wait(0.6)

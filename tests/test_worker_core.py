@@ -25,8 +25,8 @@ from bstar_client.core.worker_session import (
     Open,
     Registered,
     WorkerCore,
+    WorkerLimits,
     WorkerOutput,
-    WorkerSettings,
 )
 
 ENDPOINTS = ("tcp://primary", "tcp://backup")
@@ -39,7 +39,7 @@ TWO = native.identity(b"c" * 16, 2)
 class Bench:
     """A worker's core, the time, and everything it has put out."""
 
-    options: WorkerSettings = field(default_factory=WorkerSettings)
+    options: WorkerLimits = field(default_factory=WorkerLimits)
     endpoints: Sequence[str] = ENDPOINTS
     dialect: WorkerDialect = field(default_factory=NativeWorker)
     now: float = 100.0
@@ -47,9 +47,7 @@ class Bench:
     claims: bool = True
 
     def __post_init__(self) -> None:
-        self.core = WorkerCore(
-            self.endpoints, b"echo", self.dialect, jitter=lambda: 0.5, settings=self.options
-        )
+        self.core = WorkerCore(self.endpoints, b"echo", self.dialect, jitter=lambda: 0.5, limits=self.options)
         self.log: list[WorkerOutput] = []
 
     def take(self, outputs: list[WorkerOutput]) -> None:
@@ -131,7 +129,7 @@ def bench() -> Bench:
 
 
 def test_it_registers_with_every_node_and_tells_its_credit() -> None:
-    bench = Bench(WorkerSettings(credit=4))
+    bench = Bench(WorkerLimits(credit=4))
     bench.connect(0, 1)
     for node in (0, 1):
         assert bench.commands(node) == [native.READY]
@@ -258,7 +256,7 @@ def test_with_credit_one_the_requests_of_two_nodes_run_in_turn(bench: Bench) -> 
 
 
 def test_with_more_credit_requests_run_at_once() -> None:
-    bench = Bench(WorkerSettings(credit=2))
+    bench = Bench(WorkerLimits(credit=2))
     bench.connect(0)
     bench.request(0, ONE)
     bench.request(0, TWO)
@@ -386,7 +384,7 @@ def test_the_epoch_is_told_in_the_next_registration(bench: Bench) -> None:
 
 
 def test_a_handler_past_its_time_is_answered_for_and_the_next_one_begins() -> None:
-    bench = Bench(WorkerSettings(handler_timeout_s=0.5))
+    bench = Bench(WorkerLimits(handler_timeout_s=0.5))
     bench.connect(0, 1, expiry_ms=60_000)
     bench.request(0, ONE)
     bench.request(1, TWO)
@@ -401,7 +399,7 @@ def test_a_handler_past_its_time_is_answered_for_and_the_next_one_begins() -> No
 
 
 def test_too_many_stuck_handlers_end_the_worker() -> None:
-    bench = Bench(WorkerSettings(handler_timeout_s=0.5, stuck_handlers_max=2))
+    bench = Bench(WorkerLimits(handler_timeout_s=0.5, stuck_handlers_max=2))
     bench.connect(0, expiry_ms=60_000)
     for identity in (ONE, TWO):
         bench.request(0, identity)
@@ -412,7 +410,7 @@ def test_too_many_stuck_handlers_end_the_worker() -> None:
 
 
 def test_handlers_that_come_back_late_do_not_count_as_stuck() -> None:
-    bench = Bench(WorkerSettings(handler_timeout_s=0.5, stuck_handlers_max=2))
+    bench = Bench(WorkerLimits(handler_timeout_s=0.5, stuck_handlers_max=2))
     bench.connect(0, expiry_ms=60_000)
     for number in range(5):
         bench.request(0, native.identity(b"c" * 16, number))
@@ -444,7 +442,7 @@ def test_a_busy_worker_answers_before_it_leaves(bench: Bench) -> None:
 
 
 def test_draining_is_bounded() -> None:
-    bench = Bench(WorkerSettings(drain_timeout_s=0.5))
+    bench = Bench(WorkerLimits(drain_timeout_s=0.5))
     bench.connect(0, expiry_ms=60_000)
     bench.request(0)
     bench.take(bench.core.stop(bench.now))
@@ -469,7 +467,7 @@ def unbegun(bench: Bench, node: int) -> list[bool]:
 
 @pytest.mark.requirement("BSN-W-12")
 def test_a_worker_that_leaves_says_whether_it_began_what_it_still_holds() -> None:
-    bench = Bench(options=WorkerSettings(credit=2, running_max=1, drain_timeout_s=2.0))
+    bench = Bench(options=WorkerLimits(credit=2, running_max=1, drain_timeout_s=2.0))
     bench.claims = False
     bench.connect(0, 1)
     bench.request(0, ONE)
@@ -485,7 +483,7 @@ def test_a_worker_that_leaves_says_whether_it_began_what_it_still_holds() -> Non
 
 @pytest.mark.requirement("BSN-W-12")
 def test_a_worker_that_leaves_its_handlers_behind_does_not_say_that_it_began_nothing() -> None:
-    bench = Bench(options=WorkerSettings(credit=2, drain_timeout_s=0.5))
+    bench = Bench(options=WorkerLimits(credit=2, drain_timeout_s=0.5))
     bench.connect(0, 1)
     bench.request(0, ONE)
     bench.take(bench.core.stop(bench.now))
@@ -537,7 +535,7 @@ STEPS = st.lists(
 def test_whatever_happens_each_request_is_answered_at_most_once_and_never_begun_under_a_stale_epoch(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    bench = Bench(WorkerSettings(handler_timeout_s=2.0, stuck_handlers_max=100))
+    bench = Bench(WorkerLimits(handler_timeout_s=2.0, stuck_handlers_max=100))
     number = 0
     for verb, node, amount in steps:
         running = [job for job in bench.begun() if not job.is_ended]
@@ -599,7 +597,7 @@ def answered(bench: Bench, node: int) -> list[list[int]]:
 @pytest.fixture
 def several() -> Bench:
     """Registered with both nodes, with room for five requests of which a shell runs some."""
-    bench = Bench(WorkerSettings(credit=5, running_max=1))
+    bench = Bench(WorkerLimits(credit=5, running_max=1))
     bench.connect(0, 1)
     return bench
 
@@ -659,7 +657,7 @@ def test_replies_of_two_epochs_do_not_travel_together(several: Bench) -> None:
 
 @pytest.mark.requirement("BSN-G-17")
 def test_a_broker_that_did_not_say_so_is_sent_no_batch() -> None:
-    bench = Bench(WorkerSettings(credit=5))
+    bench = Bench(WorkerLimits(credit=5))
     bench.take(bench.core.connected(0, bench.now))
     told = NodeStatus(3, 1, 0, 0, 0, 100, 300, False)
     bench.hear(0, CODEC.welcome(b"", (), told, 250, 1000))
@@ -733,7 +731,7 @@ def test_a_request_whose_time_is_over_when_its_handler_is_to_be_called_is_answer
 
 
 def test_with_a_limit_to_their_time_only_as_many_begin_as_handlers_run() -> None:
-    bench = Bench(WorkerSettings(credit=5, running_max=2, handler_timeout_s=0.5))
+    bench = Bench(WorkerLimits(credit=5, running_max=2, handler_timeout_s=0.5))
     bench.connect(0)
     batch(bench, 0, [1, 2, 3])
     assert len(bench.begun()) == 2

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from bstar.wire import native
 from bstar_client.core.lanes import Lanes
 from bstar_client.core.worker_dialects import Job, NativeWorker
-from bstar_client.core.worker_session import Begin, WorkerCore, WorkerSettings
-from bstar_client.sync.waiting import Waiting
+from bstar_client.core.worker_session import Begin, WorkerCore, WorkerLimits
+from bstar_client.sync.mailboxes import Inbox, Word
 
 
 def job(client: str, number: int) -> Job:
@@ -107,38 +107,38 @@ def test_everything_comes_out_once_and_in_the_order_of_its_client(steps: list[tu
 
 
 def test_words_and_jobs_go_to_the_threads_that_wait_and_none_is_lost() -> None:
-    waiting: Waiting[str] = Waiting()
+    inbox = Inbox()
     got: list[str] = []
 
     def take() -> None:
-        while isinstance(taken := waiting.get(), Job):
+        while isinstance(taken := inbox.get(), Job):
             got.append(taken.body[0].decode())
 
     threads = [threading.Thread(target=take) for _ in range(4)]
     for thread in threads:
         thread.start()
     for number in range(500):
-        waiting.put([job(client, number) for client in "abc"])
+        inbox.put([job(client, number) for client in "abc"])
     for _ in threads:
-        waiting.say("end")
+        inbox.tell(Word.END)
     for thread in threads:
         thread.join()
-    got += bodies(waiting.take())
+    got += bodies(inbox.take_all())
     assert sorted(got) == sorted(f"{client}{number}" for client in "abc" for number in range(500))
 
 
 def test_all_that_waits_can_be_taken_and_words_are_forgotten() -> None:
-    waiting: Waiting[str] = Waiting()
-    waiting.put([job("a", 0), job("a", 1), job("b", 0)])
-    waiting.say("lead")
-    assert bodies(waiting.take()) == ["a0", "b0", "a1"]
-    assert waiting.take() == []
+    inbox = Inbox()
+    inbox.put([job("a", 0), job("a", 1), job("b", 0)])
+    inbox.tell(Word.LEAD)
+    assert bodies(inbox.take_all()) == ["a0", "b0", "a1"]
+    assert inbox.take_all() == []
 
 
 def test_what_waits_in_the_core_is_fair_as_well() -> None:
     """With a limit to a handler's time the shell has no more than it runs."""
-    settings = WorkerSettings(credit=100, running_max=1, handler_timeout_s=10.0)
-    core = WorkerCore(["tcp://one"], b"echo", NativeWorker(), settings=settings, jitter=lambda: 0.5)
+    limits = WorkerLimits(credit=100, running_max=1, handler_timeout_s=10.0)
+    core = WorkerCore(["tcp://one"], b"echo", NativeWorker(), limits=limits, jitter=lambda: 0.5)
     core.connected(0, 0.0)
     begun: list[Job] = []
 

@@ -2,14 +2,11 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
 from bstar_client.bodies import Body
-
-if TYPE_CHECKING:
-    from bstar_client.sync.worker import Worker
 
 __all__ = ["Handler", "Request", "WorkerHooks"]
 
@@ -54,25 +51,26 @@ class WorkerHooks:
 
     ``registered``, ``lost`` and ``handler_stuck`` are called, one at a time, in whichever of the worker's
     threads attends to its sockets at that moment, and must not block; the others in the handler's thread.
+    ``worker`` is the Worker or the AsyncWorker: ``Any``, so that an override may name the one that it is for.
     """
 
-    def registered(self, worker: "Worker", endpoint: str) -> None:
+    def registered(self, worker: Any, endpoint: str) -> None:
         """A node has the worker on its list."""
 
-    def lost(self, worker: "Worker", endpoint: str, reason: str) -> None:
+    def lost(self, worker: Any, endpoint: str, reason: str) -> None:
         """The session with a node ended; a new one is begun."""
 
-    def request_started(self, worker: "Worker", request: Request) -> None:
+    def request_started(self, worker: Any, request: Request) -> None:
         """The handler is about to be called."""
 
-    def request_finished(self, worker: "Worker", request: Request) -> None:
+    def request_finished(self, worker: Any, request: Request) -> None:
         """The handler returned."""
 
-    def request_failed(self, worker: "Worker", request: Request, error: BaseException) -> None:
+    def request_failed(self, worker: Any, request: Request, error: BaseException) -> None:
         """The handler raised this; of SystemExit and its like only the request is ended."""
 
-    def request_replayed(self, worker: "Worker", request: Request) -> None:
+    def request_replayed(self, worker: Any, request: Request) -> None:
         """A repetition was answered with the reply that was kept (``dedupe``), and not executed."""
 
-    def handler_stuck(self, worker: "Worker", identity: bytes) -> None:
+    def handler_stuck(self, worker: Any, identity: bytes) -> None:
         """A handler ran past its time and was given up."""

@@ -240,7 +240,7 @@ class WorkJournal:
         """The session with a node ended."""
         self._journal.write(records.Unregistered, time.monotonic(), endpoint=endpoint, reason=reason)
 
-    def close(self, unfinished: Sequence[Job], reason: str) -> None:
+    def close(self, unfinished: Sequence[Job] = (), reason: str = "closed") -> None:
         """Note the handlers that still run, which are given up; write what there is, and the end."""
         for job in unfinished:
             self.given_up(job)

@@ -17,8 +17,8 @@ from bstar_client.core.worker_session import (
     KeepAlive,
     Open,
     WorkerCore,
+    WorkerLimits,
     WorkerOutput,
-    WorkerSettings,
 )
 from sim.dialects import Dialect, worker_dialect
 from sim.network import Frames, LinkOwner
@@ -109,7 +109,7 @@ class SimWorker(LinkOwner):
             self.service.encode(),
             worker_dialect(self.dialect),
             jitter=self.rng.random,
-            settings=WorkerSettings(
+            limits=WorkerLimits(
                 credit=self._credit,
                 handler_timeout_s=None if is_queueing else HANDLER_TIMEOUT_S,
                 drain_timeout_s=DRAIN_TIMEOUT_S,

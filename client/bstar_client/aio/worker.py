@@ -11,12 +11,10 @@ and gets no requests, so compute in ``asyncio.to_thread`` or in another process.
 """
 
 import asyncio
-import logging
 import os
 import signal
 import threading
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
@@ -24,43 +22,18 @@ import zmq
 
 from bstar.errors import ClosedError, ConfigurationError, ForkedError
 from bstar.fleet import Endpoints
-from bstar.printable import printable
-from bstar_client.aio.loop import Holdings, LinkLoop
-from bstar_client.bodies import Body, to_reply
+from bstar.wire.limits import CREDIT_MAX
+from bstar_client.aio.worker_loop import WorkerLoop
+from bstar_client.bodies import Body
 from bstar_client.checks import check_async_handler
-from bstar_client.core.outputs import Send
-from bstar_client.core.worker_dialects import Job
-from bstar_client.core.worker_session import (
-    Abandon,
-    Begin,
-    Close,
-    Ended,
-    Fenced,
-    KeepAlive,
-    Late,
-    Lost,
-    Open,
-    Registered,
-    WorkerCounters,
-    WorkerOutput,
-    WorkerSettings,
-)
-from bstar_client.failures import call_hook, drop, is_interrupt, report, report_given_up, warn_late
+from bstar_client.core.worker_session import WorkerCounters, WorkerLimits
 from bstar_client.handlers import Request, WorkerHooks
-from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_journal
-from bstar_client.link import Links, Transport
-from bstar_client.registration import Offer
+from bstar_client.journal import JournalPlace
+from bstar_client.registration import WorkerSettings
 from bstar_client.replies import ReplyStore
 from bstar_client.settings import LinkSettings
-from bstar_client.sync.worker_loop import LINGER_MS
-from bstar_client.unclosed import Guard
 
 __all__ = ["AsyncHandler", "AsyncWorker"]
-
-_log = logging.getLogger("bstar_client")
-
-# A task costs a few kilobytes; the broker keeps its own bound on what it gives to one worker.
-_CREDIT_MAX = 65_535
 
 AsyncHandler = Callable[[Request], Awaitable[Body | None] | AsyncIterator[Body]]
 _AsyncHandlerT = TypeVar("_AsyncHandlerT", bound=AsyncHandler)
@@ -108,41 +81,31 @@ class AsyncWorker:
             check_async_handler(handler)
         if credit is None:
             credit = 100 if dialect == "native" else 1
-        offer = Offer(
+        limits = WorkerLimits(
+            credit, handler_timeout_s, stuck_handlers_max, drain_timeout_s, backoff_min_s, backoff_max_s
+        )
+        self._settings = settings = WorkerSettings.of(
             endpoints,
             service,
             pins=pins,
             dialect=dialect,
+            limits=limits,
+            # A task costs a few kilobytes; the broker keeps its own bound on what it gives to one worker.
+            credit_max=CREDIT_MAX,
             heartbeat_s=heartbeat_s,
             liveness=liveness,
-            settings=WorkerSettings(
-                credit, handler_timeout_s, stuck_handlers_max, drain_timeout_s, backoff_min_s, backoff_max_s
-            ),
-            credit_max=_CREDIT_MAX,
             dedupe=dedupe,
             hooks=hooks,
             link=link,
             context=context,
             journal=journal,
         )
-        self.endpoints, self.service, self._core = offer.endpoints, offer.service, offer.core
-        self._is_plain = offer.is_plain
+        self.endpoints, self.service = settings.endpoints, settings.service
+        self._core = settings.new_core()
         self._handler = handler
-        self._handler_timeout_s = handler_timeout_s
-        self._dedupe = dedupe
-        self._hooks = hooks or WorkerHooks()
-        self._link_settings = link or LinkSettings()
-        self._given_context = context
-        self._journal_place = named_after(journal, offer.pair)
-        self._journal: WorkJournal | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._turning: LinkLoop | None = None
-        self._links: Links | None = None
-        self._tasks: dict[Job, asyncio.Task[None]] = {}
-        self._finished: list[tuple[Job, list[bytes]]] = []
         self._serving: asyncio.Task[None] | None = None
-        self._end: asyncio.Future[None] | None = None
-        # Ctrl-C comes to run(), not to what runs in the main thread.
+        self._loop: WorkerLoop | None = None
+        # Ctrl-C goes to run(), not to what runs in the main thread.
         self._takes_signals = False
         self._pid = os.getpid()
 
@@ -169,40 +132,29 @@ class AsyncWorker:
 
         Raises WorkerError when too many handlers are stuck, ClosedError when it has run before.
         """
+        serving = self._begin()
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGTERM, signal.SIGINT)
-        is_main = threading.current_thread() is threading.main_thread()
-        self.start()
-        assert self._serving is not None
-        if is_main:
+        self._takes_signals = threading.current_thread() is threading.main_thread()
+        if self._takes_signals:
             for number in numbers:
                 loop.add_signal_handler(number, self._on_signal)
-        self._takes_signals = is_main
         try:
-            await self._serving
+            await serving
         finally:
-            if is_main:
+            if self._takes_signals:
                 for number in numbers:
                     loop.remove_signal_handler(number)
 
     def start(self) -> Self:
         """Serve in a task of the running loop, until ``stop`` or ``close``."""
-        if self._pid != os.getpid():
-            raise ForkedError("this worker was made before fork(): make a new AsyncWorker in the child")
-        if self._loop is not None:
-            raise ClosedError("a worker runs once: make a new one")
-        if self._handler is None:
-            raise ConfigurationError("the worker has no handler: pass one or use @worker.handler")
-        self._loop = asyncio.get_running_loop()
-        self._end = self._loop.create_future()
-        self._serving = self._loop.create_task(self._serve(self._end), name="bstar-worker")
+        self._begin()
         return self
 
     def stop(self) -> None:
         """Ask it to drain and end; returns at once. From the loop's thread or by a signal handler of it."""
-        if self._turning is not None:
-            self._perform(self._core.stop(time.monotonic()))
-            self._turning.soon()
+        if self._loop is not None:
+            self._loop.stop()
         elif self._serving is not None:
             self._serving.cancel()
 
@@ -229,252 +181,25 @@ class AsyncWorker:
     ) -> None:
         await self.close()
 
+    def _begin(self) -> "asyncio.Task[None]":
+        if self._pid != os.getpid():
+            raise ForkedError("this worker was made before fork(): make a new AsyncWorker in the child")
+        if self._serving is not None:
+            raise ClosedError("a worker runs once: make a new one")
+        if self._handler is None:
+            raise ConfigurationError("the worker has no handler: pass one or use @worker.handler")
+        self._serving = asyncio.get_running_loop().create_task(
+            self._serve(self._handler), name="bstar-worker"
+        )
+        return self._serving
+
+    async def _serve(self, handler: AsyncHandler) -> None:
+        self._loop = WorkerLoop(self, self._settings, self._core, handler, takes_signals=self._takes_signals)
+        await self._loop.serve()
+
     def _on_signal(self) -> None:
         assert self._serving is not None
         if self._core.is_stopping:
             self._serving.cancel()
         else:
             self.stop()
-
-    async def _serve(self, end: "asyncio.Future[None]") -> None:
-        assert self._loop is not None
-        transport = Transport(self.endpoints, self._link_settings, self._given_context)
-        holdings = Holdings(self._loop, transport)
-        name = f'AsyncWorker({", ".join(self.endpoints)}) for "{printable(self.service)}"'
-        remedy = "use it in 'async with', or await close() before its event loop ends"
-        guard = Guard(self, name, remedy, holdings.end)
-        self._links = holdings.links
-        self._turning = LinkLoop(self._loop, holdings.links, self._core, self._perform, self._tell_finished)
-        try:
-            if self._journal_place is not None:
-                journal = open_journal(self._journal_place, "worker", self.endpoints, self.service)
-                holdings.journal = journal
-                self._journal = WorkJournal(journal, self.endpoints, self.service, is_plain=self._is_plain)
-            try:
-                self._turning.open_all()
-            except zmq.ZMQError as error:
-                raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
-            await end
-        except GeneratorExit:
-            raise  # the loop has ended without the worker, and nothing can be awaited: the guard says so
-        except BaseException as error:
-            await self._finish(transport, f"{type(error).__name__}: {error}")
-            guard.close()
-            raise
-        await self._finish(transport, "stopped")
-        guard.close()
-
-    async def _finish(self, transport: Transport, reason: str) -> None:
-        """Leave the nodes, cancel what runs, release everything."""
-        assert self._turning is not None
-        self._tell_finished(time.monotonic())
-        self._perform(self._core.end(time.monotonic()))
-        self._turning.end(LINGER_MS)
-        for task in list(self._tasks.values()):
-            task.cancel()
-        # It takes as long as the last words need to leave, at most the linger.
-        await asyncio.shield(asyncio.to_thread(transport.close))
-        if self._journal is not None:
-            await asyncio.shield(asyncio.to_thread(self._journal.close, self._core.unfinished, reason))
-
-    # --- the core's outputs -------------------------------------------------------------------------------
-
-    def _perform(self, outputs: list[WorkerOutput]) -> None:
-        links, turning = self._links, self._turning
-        assert links is not None
-        assert turning is not None
-        for output in outputs:
-            if isinstance(output, Send):
-                links[output.node].send(output.frames)
-            elif isinstance(output, Begin):
-                for job in output.jobs:
-                    self._core.claim(job)
-                    self._begin(job)
-            elif isinstance(output, Abandon):
-                self._give_up(output.job)
-            elif isinstance(output, Registered):
-                if self._journal is not None:
-                    self._journal.registered(output.endpoint)
-                self._call_hook(self._hooks.registered, output.endpoint)
-            elif isinstance(output, Lost):
-                _log.info("the session with %s ended: %s", output.endpoint, output.reason)
-                if self._journal is not None:
-                    self._journal.unregistered(output.endpoint, output.reason)
-                self._call_hook(self._hooks.lost, output.endpoint, output.reason)
-            elif isinstance(output, Fenced):
-                if self._journal is not None:
-                    self._journal.fenced(output.job, output.epoch_seen)
-            elif isinstance(output, KeepAlive):
-                links[output.node].keep_alive(output.routing_id, output.interval_ms, output.ttl_ms)
-            elif isinstance(output, Late):
-                warn_late(output, self.service, self._handler)
-            elif isinstance(output, Close):
-                turning.close(output.node)
-            elif isinstance(output, Open):
-                turning.open(output.node)
-            else:
-                self._note_end(output)
-
-    def _tell_finished(self, now: float) -> None:
-        """Send the replies that are ready."""
-        finished = self._finished
-        if finished:
-            self._finished = []
-            self._perform(self._core.finished_all(finished, now))
-
-    def _note_end(self, output: Ended) -> None:
-        assert self._end is not None
-        if self._end.done():
-            return
-        if output.error is not None:
-            self._end.set_exception(output.error)
-        else:
-            self._end.set_result(None)
-
-    def _begin(self, job: Job) -> None:
-        assert self._loop is not None
-        task = self._loop.create_task(self._handle(job))
-        self._tasks[job] = task
-        task.add_done_callback(lambda _: self._tasks.pop(job))
-
-    def _give_up(self, job: Job) -> None:
-        if self._journal is not None:
-            self._journal.given_up(job)
-        report_given_up(self.service, job, self._handler_timeout_s)
-        self._tasks[job].cancel()
-        self._call_hook(self._hooks.handler_stuck, job.identity)
-
-    def _call_hook(self, hook: Callable[..., None], *arguments: object) -> None:
-        call_hook(hook, self, *arguments)
-
-    # --- requests -----------------------------------------------------------------------------------------
-
-    async def _handle(self, job: Job) -> None:
-        request = Request(
-            self.service,
-            tuple(job.body),
-            job.identity,
-            job.is_redelivered,
-            job.epoch,
-            job.deadline,
-            job.extensions,
-        )
-        try:
-            if self._dedupe is not None and await self._is_replayed(self._dedupe, job, request):
-                return
-            body = await self._execute(job, request)
-        except BaseException as error:
-            if self._is_over and isinstance(error, asyncio.CancelledError | GeneratorExit):
-                raise  # the worker ends, and its node gives the request to another
-            job.ended_at = job.ended_at or time.monotonic()
-            told = report(self.service, job, error)
-            self._call_hook(self._hooks.request_failed, request, error)
-            self._tell(job, told, "failure")
-            if is_interrupt(error) and not self._takes_signals:
-                raise
-        else:
-            self._call_hook(self._hooks.request_finished, request)
-            self._tell(job, body, "final")
-
-    @property
-    def _is_over(self) -> bool:
-        """Has the worker ended, or is it, or the loop, being ended right now?"""
-        assert self._serving is not None
-        assert self._end is not None
-        assert self._loop is not None
-        is_ending = self._end.done() or self._serving.done() or self._serving.cancelling() > 0
-        return is_ending or not self._loop.is_running()
-
-    async def _is_replayed(self, store: ReplyStore, job: Job, request: Request) -> bool:
-        """Answer the request without executing it, if it was executed before."""
-        # In a thread: it may wait for another execution, or for a disk.
-        beginning = asyncio.ensure_future(
-            asyncio.to_thread(store.begin, job.identity, request.frames, job.deadline)
-        )
-        try:
-            kept = await asyncio.shield(beginning)
-        except BaseException as error:
-            beginning.add_done_callback(lambda done: self._forget(store, job, done))
-            if self._is_over and isinstance(error, asyncio.CancelledError | GeneratorExit):
-                raise
-            self._tell(job, report(self.service, job, error, "was not executed"), "refusal")
-            if is_interrupt(error) and not self._takes_signals:
-                raise
-            return True
-        if kept is None:
-            return False
-        self._call_hook(self._hooks.request_replayed, request)
-        self._tell(job, kept, "replay")
-        return True
-
-    def _forget(self, store: ReplyStore, job: Job, beginning: "asyncio.Future[list[bytes] | None]") -> None:
-        """The store was asked, and nobody waits for what it says. If it says "execute it", nobody will."""
-        if not beginning.cancelled() and beginning.exception() is None and beginning.result() is None:
-            assert self._loop is not None
-            self._loop.run_in_executor(None, drop, store, self.service, job)
-
-    async def _execute(self, job: Job, request: Request) -> list[bytes]:
-        """Run the handler; keep its reply before anybody gets it."""
-        assert self._handler is not None, "checked before the start"
-        store = self._dedupe
-        self._call_hook(self._hooks.request_started, request)
-        job.began_at = time.monotonic()
-        try:
-            answer = self._handler(request)
-            if is_stream := isinstance(answer, AsyncIterator):
-                await self._drive(job, answer)
-                body = [b""]
-            else:
-                body = to_reply(await _awaitable(answer), self._link_settings.message_bytes_max)
-        except BaseException:
-            job.ended_at = time.monotonic()
-            if store is not None:
-                await asyncio.shield(asyncio.to_thread(drop, store, self.service, job))
-            raise
-        job.ended_at = time.monotonic()
-        if store is not None:
-            if is_stream:
-                await asyncio.shield(asyncio.to_thread(drop, store, self.service, job))
-            else:
-                await asyncio.shield(asyncio.to_thread(store.keep, job.identity, body))
-        return body
-
-    async def _drive(self, job: Job, parts: AsyncIterator[Body]) -> None:
-        assert self._turning is not None
-        try:
-            async for part in parts:
-                body = to_reply(part, self._link_settings.message_bytes_max)
-                if job.is_ended:
-                    return  # nobody waits for the rest
-                self._tell(job, body, "partial")
-                await self._turning.room()
-        finally:
-            if isinstance(parts, AsyncGenerator):
-                await parts.aclose()
-
-    def _tell(
-        self, job: Job, body: list[bytes], kind: Literal["partial", "final", "failure", "replay", "refusal"]
-    ) -> None:
-        core, now = self._core, time.monotonic()
-        assert self._turning is not None
-        if self._journal is not None:
-            self._journal.told(job, body, kind)
-        if kind == "final":
-            # With the others that end before the turn, which may be replies to the same client.
-            self._finished.append((job, body))
-            self._turning.soon()
-            return
-        if kind == "partial":
-            outputs = core.partial(job, body, now)
-        elif kind == "replay":
-            outputs = core.replayed(job, body, now)
-        else:
-            outputs = core.failed(job, body[0].decode("utf-8", "replace"), now)
-        self._perform(outputs)
-        self._turning.soon()
-
-
-def _awaitable(answer: object) -> Awaitable[object]:
-    if isinstance(answer, Awaitable):
-        return answer
-    raise TypeError(f"the handler returned {type(answer).__name__}: make it async, or use Worker")

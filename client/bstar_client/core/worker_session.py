@@ -42,8 +42,8 @@ __all__ = [
     "Registered",
     "WorkerCore",
     "WorkerCounters",
+    "WorkerLimits",
     "WorkerOutput",
-    "WorkerSettings",
 ]
 
 
@@ -159,7 +159,7 @@ class _Replies:
 WorkerOutput = Send | Open | Close | KeepAlive | Late | Begin | Abandon | Fenced | Registered | Lost | Ended
 
 
-class WorkerSettings(msgspec.Struct, frozen=True):
+class WorkerLimits(msgspec.Struct, frozen=True):
     """Bounds and timing of a worker.
 
     ``credit``: requests that each node may give it at once. ``running_max``: how many handlers the shell runs
@@ -231,7 +231,7 @@ class WorkerCore:
         dialect: WorkerDialect,
         *,
         jitter: Callable[[], float],
-        settings: WorkerSettings | None = None,
+        limits: WorkerLimits | None = None,
         name: bytes = b"",
     ) -> None:
         assert not name or (len(name) == 20 and name[0])
@@ -240,16 +240,16 @@ class WorkerCore:
         self._service = service
         self._dialect = dialect
         self._jitter = jitter
-        self._settings = settings or WorkerSettings()
+        self._limits = limits or WorkerLimits()
         self._connections = 0
         self._queue = Lanes()
         # What the shell has, in order; and what of it no handler has been called for.
         self._running: dict[Job, None] = {}
         self._unclaimed: dict[Job, None] = {}
         # A handler's time is counted from Begin: with a limit to it nothing waits in the shell.
-        self._begin_max = self._settings.credit
-        if self._settings.handler_timeout_s is not None and self._settings.running_max is not None:
-            self._begin_max = self._settings.running_max
+        self._begin_max = self._limits.credit
+        if self._limits.handler_timeout_s is not None and self._limits.running_max is not None:
+            self._begin_max = self._limits.running_max
         self._stuck = 0
         self._drain_ends_at: float | None = None
         self._has_ended = False
@@ -294,7 +294,7 @@ class WorkerCore:
         session.expires_at = now + session.expiry_s
         session.heartbeat_at = now
         ready = self._dialect.ready(
-            self._service, self._settings.credit, self.epoch, self._keepalive_of(session)
+            self._service, self._limits.credit, self.epoch, self._keepalive_of(session)
         )
         self._send(session, ready, outputs, now)
         if not self._dialect.is_confirming:
@@ -482,7 +482,7 @@ class WorkerCore:
         outputs: list[WorkerOutput] = []
         if self._drain_ends_at is not None or self._has_ended:
             return outputs
-        self._drain_ends_at = now + self._settings.drain_timeout_s
+        self._drain_ends_at = now + self._limits.drain_timeout_s
         # What has not begun goes back to its queue with the DISCONNECT.
         dropped = [*self._queue, *self._take_back(lambda job: True)]
         self.counters.requests_dropped += len(dropped)
@@ -541,7 +541,7 @@ class WorkerCore:
                     due.append(min(session.heartbeat_at, session.expires_at))
             elif session.reopen_at is not None and self._drain_ends_at is None:
                 due.append(session.reopen_at)
-        if self._settings.handler_timeout_s is not None and self._running:
+        if self._limits.handler_timeout_s is not None and self._running:
             # All have the same time, so the first that began is the first that is over.
             ends_at = next(iter(self._running)).handler_ends_at
             assert ends_at is not None
@@ -582,10 +582,10 @@ class WorkerCore:
         self._stuck += 1
         self._unclaimed.pop(job, None)
         job.is_abandoned = True
-        text = f"the handler did not return within {self._settings.handler_timeout_s} s"
+        text = f"the handler did not return within {self._limits.handler_timeout_s} s"
         self._answer(job, self._dialect.failure(job, ErrorCode.HANDLER_TIMEOUT, text), outputs, now)
         outputs.append(Abandon(job))
-        if self._stuck >= self._settings.stuck_handlers_max:
+        if self._stuck >= self._limits.stuck_handlers_max:
             job.is_ended = True
             del self._running[job]
             handlers = f'{self._stuck} handlers of service "{printable(self._service)}"'
@@ -630,10 +630,10 @@ class WorkerCore:
         """A new socket after a pause: exponential, bounded, with jitter so that workers spread."""
         self._lose(session, reason, outputs, now)
         outputs.append(Close(session.index))
-        settings = self._settings
-        pause_s = min(settings.backoff_min_s * 2.0 ** min(session.failures, 16), settings.backoff_max_s)
+        limits = self._limits
+        pause_s = min(limits.backoff_min_s * 2.0 ** min(session.failures, 16), limits.backoff_max_s)
         session.failures += 1
-        session.reopen_at = now + pause_s * (1.0 + self._jitter()) / 2 + settings.backoff_min_s / 2
+        session.reopen_at = now + pause_s * (1.0 + self._jitter()) / 2 + limits.backoff_min_s / 2
         self._end_if_drained(outputs, now)
 
     def _keepalive_of(self, session: _Session) -> bytes:
@@ -682,7 +682,7 @@ class WorkerCore:
         if self._drain_ends_at is not None:
             self.counters.requests_dropped += 1  # our DISCONNECT will give it back
             return
-        if session.held >= self._settings.credit:
+        if session.held >= self._limits.credit:
             self.counters.messages_invalid += 1  # more than we asked for; its broker is broken
             return
         self.counters.requests += 1
@@ -708,7 +708,7 @@ class WorkerCore:
         if self._drain_ends_at is not None:
             self.counters.requests_dropped += count
             return
-        if session.held + count > self._settings.credit:
+        if session.held + count > self._limits.credit:
             self.counters.messages_invalid += 1
             return
         self.counters.requests += count
@@ -737,7 +737,7 @@ class WorkerCore:
         if self._has_ended:
             return
         begun: list[Job] = []
-        running, timeout_s = self._running, self._settings.handler_timeout_s
+        running, timeout_s = self._running, self._limits.handler_timeout_s
         jobs: Iterable[Job] = arrived
         if self._queue or len(running) + len(arrived) > self._begin_max:
             if arrived:

@@ -1,167 +1,153 @@
-"""Which of a worker's threads attends to its sockets: the right to *lead*, which one thread has at a time.
+"""Leader/Followers: threads share sockets by taking turns as the *leader*, which alone attends to them.
 
-A worker has its *keeper*, the thread that called ``run`` (or that ``start`` made), and its handlers' threads.
-While handlers are quick a handler's thread leads and calls them itself, between receiving a request and
-sending its reply, so that no thread waits for another. While they are not, the keeper leads and the handlers'
-threads take requests from a queue.
+The pattern is from Schmidt, Stal, Rohnert and Buschmann, "Pattern-Oriented Software Architecture 2". The
+leader waits for an event and handles it in the same thread, so no event changes threads. *Followers* wait
+until they are *promoted*. ``client_loop`` and ``worker_loop`` use the pattern with two additions:
 
-Before a leader calls a handler it leaves its right where the keeper can take it (``leave``), and picks it up
-afterwards (``resume``) if it is still there. The keeper looks every few milliseconds as long as handlers are
-called, and takes the right from a handler that lasts: heartbeats, other replies, limits of time and the end
-of the worker do not wait for it. When no handler has been called for a while the keeper sleeps until one is.
+- A *standby*, a thread of the loop's own, leads when no other thread does. It looks often while the lead
+  changes hands, and sleeps while it does not.
+- A leader that calls a handler promotes nobody before: a change of threads costs more than most handlers. It
+  *leaves* the lead, and *resumes* it after the handler. The standby takes the lead from a handler that lasts.
 
-Nothing here knows sockets or requests. A right is passed on by a change of a dict, which one thread alone can
-make; that, the interpreter's lock and the descriptor that wakes the keeper order what the threads see, as
-libzmq demands of sockets that are used by one thread after the other.
+The lead is an RLock, because that knows its owner. Ctrl-C may interrupt a leader in the main thread anywhere,
+so its ``finally`` cannot know whether it leads. It releases, and an error tells that it did not lead.
 """
 
+import contextlib
 import math
-import select
 import threading
 import time
-from collections.abc import Callable, Hashable
-from typing import Final
+from collections.abc import Callable
+from functools import partial
 
 from bstar_client.wakeup import WakeUp
 
-__all__ = ["Lead"]
+__all__ = ["Leadership"]
 
-# A handler in the thread that leads lasts once it has taken so long. The keeper looks as often, so replies
-# that are ready wait for at most twice the time behind it.
+# A handler that runs for so long loses the lead.
 _LASTING_S = 0.005
-_LOOK_MS = 5
-# How often the keeper looks in vain, 0.25 s in all, before it sleeps.
+# After so many looks at an unchanged lead the standby sleeps until it changes.
 _LOOKS_MAX = 50
-# How long the keeper waits for the lead at the end.
-_TAKE_BACK_S = 2.0
-
-_GONE: Final = object()
 
 
-class Lead:
-    """The right to lead."""
+class Leadership:
+    """The right to lead. ``promote`` wakes one follower, if there is any; ``bell`` wakes the standby.
 
-    def __init__(self) -> None:
-        # The right, while nobody has it: under the key of the handler that its leader calls or of an offer,
-        # since when.
-        self.left: dict[Hashable, float] = {}
-        # Does the keeper look by itself?
-        self.is_watched = True
+    ``acquire`` and ``release`` are functions of C: an interrupt comes before or after them, not within.
+    ``changes`` counts how often the lead was released. ``is_offered``: any follower may ``accept`` it.
+    ``is_unwatched``: the standby sleeps until the lead is released.
+    """
+
+    def __init__(self, promote: Callable[[], object]) -> None:
+        lead = threading.RLock()
+        # False by place: a keyword costs 0.1 us, twice per request.
+        self.acquire: Callable[[], bool] = partial(lead.acquire, False)
+        self.release = lead.release
+        self.changes = 0
         self.is_offered = False
+        self.is_unwatched = False
+        self.bell = WakeUp()
+        self._lead = lead
+        self._promote = promote
+        # When the lead was released, while nobody leads.
+        self._left_at = math.inf
         self._is_urgent = False
         self._has_ended = False
-        self._leader = 0
-        self._watch = WakeUp()
-        self._poller = select.poll()
-        self._poller.register(self._watch.fd, select.POLLIN)
+        # The standby has looked so often at this number of changes.
+        self._seen = -1
+        self._looks = 0
 
-    @property
-    def is_mine(self) -> bool:
-        """Does the calling thread attend to the sockets now, and call no handler?"""
-        return self._leader == threading.get_ident() and not self.left
+    # --- the leader ---------------------------------------------------------------------------------------
 
-    def urge(self) -> None:
-        """The keeper is to lead as soon as it can: do not wait for the handler. Any thread may call it."""
-        self._is_urgent = True
-        self._watch.set()
+    def hand_off(self) -> None:
+        """Promote a follower. The caller has just released the lead."""
+        self._promote()
+        self._note_change()
 
-    # --- handlers' threads --------------------------------------------------------------------------------
+    def leave(self, now: float) -> None:
+        """Release the lead while a handler runs."""
+        self._left_at = now
+        self.release()
+        self.changes += 1  # _note_change, twice per request: a call costs as much as all of this
+        if self.is_unwatched:
+            self.is_unwatched = False
+            self.bell.set()
 
-    def accept(self) -> bool:
-        """Take what the keeper offered; False: somebody else did, or the keeper itself."""
-        self.is_offered = False
-        for key in list(self.left):
-            if isinstance(key, _Offer) and self.left.pop(key, _GONE) is not _GONE:
-                self._leader = threading.get_ident()
-                return True
-        return False
-
-    def leave(self, key: Hashable, now: float) -> None:
-        """A handler is about to be called. ``key`` is never used twice."""
-        self.left[key] = now
-        if not self.is_watched:
-            self.is_watched = True
-            self._watch.set()
-
-    def resume(self, key: Hashable) -> bool:
-        """The handler has returned. False: another thread leads by now."""
-        return self.left.pop(key, _GONE) is not _GONE
+    def resume(self) -> bool:
+        """Lead on after the handler. False: another thread leads, or leads next."""
+        if not self.acquire():
+            return False
+        if self.is_offered:
+            # The standby took the lead meanwhile. Who accepts it also takes the requests that wait.
+            self.release()
+            return False
+        self._left_at = math.inf
+        return True
 
     def give_back(self) -> None:
-        """Let the keeper lead."""
-        self.left[_Offer()] = -math.inf
-        self._watch.set()
+        """Release the lead to the standby."""
+        self.leave(-math.inf)
+        self.bell.set()
 
     def end(self) -> None:
-        """The leader leaves for ever: nobody else is to lead, and the keeper may tidy up."""
-        self._leader = 0
+        """Release the lead at the end of the loop, or of a thread that failed and may not lead."""
         self._has_ended = True
-        self._watch.set()
+        with contextlib.suppress(RuntimeError):
+            self.release()
+        self.bell.set()
 
-    # --- the keeper ---------------------------------------------------------------------------------------
+    def _note_change(self) -> None:
+        self.changes += 1
+        if self.is_unwatched:
+            self.is_unwatched = False
+            self.bell.set()
 
-    def begin(self) -> None:
-        """The calling thread is the keeper, and leads."""
-        self._leader = threading.get_ident()
+    # --- a follower ---------------------------------------------------------------------------------------
+
+    def accept(self) -> bool:
+        """Take the lead that is offered. False: another thread did."""
+        self.is_offered = False
+        return self.resume()
+
+    # --- the standby --------------------------------------------------------------------------------------
 
     def offer(self) -> None:
-        """Let one of the handlers' threads lead, whichever comes first; ``wait`` belongs after it."""
+        """Release the lead to the follower that comes first."""
         self._is_urgent = False
-        self.left[_Offer()] = time.monotonic()
         self.is_offered = True
+        self.leave(time.monotonic())
+        self._promote()
 
-    def wait(self, beats: Callable[[], int]) -> bool:
-        """Until the keeper leads (True) or the worker has ended.
-
-        ``beats`` is a number that changes while handlers are called.
-        """
-        looks, beat = 0, beats()
-        while not self._take():
-            if self._has_ended:
-                return False
-            looks += 1
-            if (seen := beats()) != beat:
-                looks, beat = 0, seen
-            if looks < _LOOKS_MAX:
-                self._sleep(_LOOK_MS)
-                continue
-            looks = 0
-            self.is_watched = False
-            # Who leaves the right from now on says so.
-            if not self.left:
-                self._sleep(None)
-            self.is_watched = True
-        return True
-
-    def take_back(self, timeout_s: float = _TAKE_BACK_S) -> bool:
-        """Lead, as soon as the leader calls a handler or gives up, which it does soon: it has been told.
-
-        False: it does not. Then a hook of the user's does not return, and what it attends to is not ours.
-        """
-        self._is_urgent = True
-        until = time.monotonic() + timeout_s
-        while self._leader != threading.get_ident() and not self._has_ended and not self._take():
-            if time.monotonic() >= until:
-                return False
-            self._sleep(_LOOK_MS)
-        return True
-
-    def _sleep(self, timeout_ms: int | None) -> None:
-        if self._poller.poll(timeout_ms):
-            self._watch.clear()
-
-    def _take(self) -> bool:
-        for key in list(self.left):
-            since = self.left.get(key, math.inf)
-            is_due = self._is_urgent or time.monotonic() - since >= _LASTING_S
-            if is_due and self.left.pop(key, _GONE) is not _GONE:
-                self._leader = threading.get_ident()
-                self.is_offered = self._is_urgent = False
+    def take(self, look_s: float) -> bool:
+        """Wait until the lead is free for too long, and lead. False: the loop has ended."""
+        while not self._has_ended:
+            is_due = self._is_urgent or time.monotonic() - self._left_at >= _LASTING_S
+            if is_due and self.accept():
+                self._is_urgent = False
                 return True
+            self.pause(look_s)
         return False
 
+    def take_back(self, timeout_s: float) -> bool:
+        """Lead at the end of the loop. False: the leader does not come back in time."""
+        return self._lead.acquire(timeout=timeout_s)
 
-class _Offer:
-    """The key of a right that was left without calling a handler."""
+    def urge(self) -> None:
+        """Let the standby lead as soon as nobody else does. Any thread may call it."""
+        self._is_urgent = True
+        self.bell.set()
 
-    __slots__ = ()
+    def pause(self, look_s: float) -> None:
+        """Wait before the next look at the lead: for ``look_s``, or until it changes if it never does."""
+        if self.changes != self._seen:
+            self._seen, self._looks = self.changes, 0
+        self._looks += 1
+        if self._looks < _LOOKS_MAX:
+            self.bell.wait(look_s)
+            return
+        self._looks = 0
+        self.is_unwatched = True
+        # From here on whoever releases the lead rings; before, it has changed.
+        if self.changes == self._seen:
+            self.bell.wait(None)
+        self.is_unwatched = False

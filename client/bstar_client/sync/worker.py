@@ -23,13 +23,13 @@ from bstar.fleet import Endpoints
 from bstar.printable import printable
 from bstar.wire.limits import CREDIT_MAX
 from bstar_client.checks import check_handler, to_count
-from bstar_client.core.worker_session import WorkerCounters, WorkerSettings
+from bstar_client.core.worker_session import WorkerCounters, WorkerLimits
 from bstar_client.handlers import Handler, WorkerHooks
-from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_journal
-from bstar_client.registration import Offer
+from bstar_client.journal import JournalPlace
+from bstar_client.registration import WorkerSettings
 from bstar_client.replies import ReplyStore
 from bstar_client.settings import LinkSettings
-from bstar_client.sync.worker_loop import Serving
+from bstar_client.sync.worker_loop import WorkerLoop
 from bstar_client.unclosed import Guard
 
 __all__ = ["Worker"]
@@ -117,7 +117,9 @@ class Worker:
             check_handler(handler)
         if credit is None:
             credit = threads if threads is not None and dialect == "native" else 1
-        settings = WorkerSettings(
+        # Without ``threads`` each request that is here has a thread of its own.
+        credit_max = _THREADS_MAX if threads is None else CREDIT_MAX
+        limits = WorkerLimits(
             credit,
             handler_timeout_s,
             stuck_handlers_max,
@@ -126,36 +128,26 @@ class Worker:
             backoff_max_s,
             threads,
         )
-        self._drain_timeout_s = drain_timeout_s
-        offer = Offer(
+        self._settings = settings = WorkerSettings.of(
             endpoints,
             service,
             pins=pins,
             dialect=dialect,
+            limits=limits,
+            credit_max=credit_max,
             heartbeat_s=heartbeat_s,
             liveness=liveness,
-            settings=settings,
-            credit_max=_THREADS_MAX if threads is None else CREDIT_MAX,
             dedupe=dedupe,
             hooks=hooks,
             link=link,
             context=context,
             journal=journal,
         )
-        self.endpoints, self.service, self._core = offer.endpoints, offer.service, offer.core
-        self._serving = Serving(
-            self,
-            offer.core,
-            threads=min(credit, threads or _THREADS_MAX),
-            handler_timeout_s=handler_timeout_s,
-            hooks=hooks or WorkerHooks(),
-            dedupe=dedupe,
-            link_settings=link or LinkSettings(),
-            context=context,
-        )
-        self._serving.handling.handler = handler
-        self._journal_place = named_after(journal, offer.pair)
-        self._is_plain = offer.is_plain
+        self.endpoints, self.service = settings.endpoints, settings.service
+        self._core = settings.new_core()
+        self._loop = WorkerLoop(self, settings, self._core)
+        self._dispatcher = self._loop.dispatcher
+        self._dispatcher.handler = handler
         self._has_begun = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -165,7 +157,7 @@ class Worker:
     def handler(self, function: _HandlerT) -> _HandlerT:
         """Decorator: ``@worker.handler`` makes the function the worker's handler."""
         check_handler(function)
-        self._serving.handling.handler = function
+        self._dispatcher.handler = function
         return function
 
     @property
@@ -185,24 +177,20 @@ class Worker:
 
         Raises WorkerError when too many handlers are stuck, ClosedError when it has run before.
         """
-        self._check()
-        self._open_journal()
-        self._has_begun = True
+        self._begin()
         previous: dict[signal.Signals, object] = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 previous[number] = signal.signal(number, self._on_signal)
         try:
-            self._serving.serve()
+            self._loop.serve()
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal returned
 
     def start(self) -> Self:
         """Serve in a thread of its own, until ``stop`` or ``close``."""
-        self._check()
-        self._open_journal()
-        self._has_begun = True
+        self._begin()
         self._thread = threading.Thread(target=self._serve_in_thread, name="bstar-worker", daemon=True)
         name = f'Worker({", ".join(self.endpoints)}) for "{printable(self.service)}"'
         # Its thread keeps it: only the process's exit can come before close().
@@ -212,7 +200,7 @@ class Worker:
 
     def stop(self) -> None:
         """Ask it to drain and end; returns at once. Any thread and any signal handler may call it."""
-        self._serving.stop()
+        self._loop.stop()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for a started worker to end; False if it has not. Raises the error that ended it.
@@ -221,7 +209,7 @@ class Worker:
         """
         thread = self._thread
         if thread is not None:
-            if self._serving.is_attended_here:
+            if self._is_in_hook:
                 raise RuntimeError("a hook cannot wait for the end of the worker that calls it")
             thread.join(timeout)
             if thread.is_alive():
@@ -236,13 +224,13 @@ class Worker:
         if self._pid != os.getpid():
             return
         if not self._has_begun:
-            self._has_begun = self._serving.is_ended = True
+            self._has_begun = self._loop.is_ended = True
             return
-        if not self._serving.is_ended:
+        if not self._loop.is_ended:
             self.stop()
         # A hook would wait for itself.
-        if not self._serving.is_attended_here:
-            self.join(self._drain_timeout_s + _GRACE_S)
+        if not self._is_in_hook:
+            self.join(self._settings.limits.drain_timeout_s + _GRACE_S)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -252,19 +240,19 @@ class Worker:
     ) -> None:
         self.close()
 
-    def _check(self) -> None:
+    @property
+    def _is_in_hook(self) -> bool:
+        return self._dispatcher.announcing_in == threading.get_ident()
+
+    def _begin(self) -> None:
         if self._pid != os.getpid():
             raise ForkedError("this worker was made before fork(): make a new Worker in the child process")
         if self._has_begun:
             raise ClosedError("a worker runs once: make a new one")
-        if self._serving.handling.handler is None:
+        if self._dispatcher.handler is None:
             raise ConfigurationError("the worker has no handler: pass one or use @worker.handler")
-
-    def _open_journal(self) -> None:
-        if self._journal_place is not None:
-            journal = open_journal(self._journal_place, "worker", self.endpoints, self.service)
-            work = WorkJournal(journal, self.endpoints, self.service, is_plain=self._is_plain)
-            self._serving.journal = work
+        self._dispatcher.journal = self._settings.open_journal()
+        self._has_begun = True
 
     def _leave(self, is_exit: bool) -> None:
         assert self._thread is not None
@@ -272,13 +260,13 @@ class Worker:
         self._thread.join(_EXIT_S)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._serving.is_stopping:
+        if self._loop.is_stopping:
             raise KeyboardInterrupt
         self.stop()
 
     def _serve_in_thread(self) -> None:
         try:
-            self._serving.serve()
+            self._loop.serve()
         except BstarError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001 - join() raises it

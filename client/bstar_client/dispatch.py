@@ -1,0 +1,194 @@
+"""Carries out what a worker's core says, and tells the core what handlers said.
+
+The same for threads and for asyncio. What each does its own way is its ``Shell``.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Literal, Protocol, assert_never
+
+from bstar.errors import BstarError
+from bstar_client.core.outputs import Send
+from bstar_client.core.worker_dialects import Job
+from bstar_client.core.worker_session import (
+    Abandon,
+    Begin,
+    Close,
+    Ended,
+    Fenced,
+    KeepAlive,
+    Late,
+    Lost,
+    Open,
+    Registered,
+    WorkerCore,
+    WorkerOutput,
+)
+from bstar_client.failures import call_hook, report, report_given_up, warn_late
+from bstar_client.handlers import Request
+from bstar_client.journal import WorkJournal
+from bstar_client.link import Links
+from bstar_client.registration import WorkerSettings
+
+__all__ = ["Dispatcher", "Kind", "Result", "Shell"]
+
+_log = logging.getLogger("bstar_client")
+
+# "replay", "refusal" and "expired" answer requests that were not executed.
+Kind = Literal["partial", "final", "failure", "replay", "refusal", "expired"]
+# What a handler said: of a failure and a refusal the frame is the text.
+Result = tuple[Job, list[bytes], Kind]
+
+
+class Shell(Protocol):
+    """What threads and asyncio do each their own way."""
+
+    def begin(self, jobs: list[Job], *, are_one_clients: bool) -> None:
+        """Call the handler for these requests."""
+        ...
+
+    def abandon(self, job: Job) -> None:
+        """Make room for another handler: this one is stuck."""
+        ...
+
+    def open_link(self, node: int) -> None:
+        """Connect to this node."""
+        ...
+
+    def close_link(self, node: int) -> None:
+        """Close the socket to this node."""
+        ...
+
+    def end(self, error: BstarError | None) -> None:
+        """The worker has ended."""
+        ...
+
+
+class Dispatcher:
+    """Stands between one worker's core and everything else. Only the leader performs and answers."""
+
+    def __init__(self, worker: object, core: WorkerCore, shell: Shell, settings: WorkerSettings) -> None:
+        self.links: Links
+        self.journal: WorkJournal | None = None
+        self.handler: Callable[[Request], object] | None = None
+        # The thread in which the leader calls a hook, which therefore must not wait for the worker; else 0.
+        self.announcing_in = 0
+        self.service = settings.service
+        self._worker = worker
+        self._core = core
+        self._shell = shell
+        self._hooks = settings.hooks
+        self._handler_timeout_s = settings.limits.handler_timeout_s
+
+    def perform(self, outputs: list[WorkerOutput]) -> None:
+        """Carry them out, in their order."""
+        journal, hooks = self.journal, self._hooks
+        for output in outputs:
+            match output:
+                case Send():
+                    self.links[output.node].send(output.frames)
+                case Begin():
+                    self._shell.begin(output.jobs, are_one_clients=output.are_one_clients)
+                case Abandon(job):
+                    if journal is not None:
+                        journal.given_up(job)
+                    report_given_up(self.service, job, self._handler_timeout_s)
+                    self._shell.abandon(job)
+                    self._announce(hooks.handler_stuck, job.identity)
+                case Registered(endpoint):
+                    if journal is not None:
+                        journal.registered(endpoint)
+                    self._announce(hooks.registered, endpoint)
+                case Lost(endpoint, reason):
+                    _log.info("the session with %s ended: %s", endpoint, reason)
+                    if journal is not None:
+                        journal.unregistered(endpoint, reason)
+                    self._announce(hooks.lost, endpoint, reason)
+                case Fenced(job, epoch_seen):
+                    if journal is not None:
+                        journal.fenced(job, epoch_seen)
+                case KeepAlive(node, routing_id, interval_ms, ttl_ms):
+                    self.links[node].keep_alive(routing_id, interval_ms, ttl_ms)
+                case Late():
+                    warn_late(output, self.service, self.handler)
+                case Close(node):
+                    self._shell.close_link(node)
+                case Open(node):
+                    self._shell.open_link(node)
+                case Ended(error):
+                    self._shell.end(error)
+                case _:
+                    assert_never(output)
+
+    def _announce(self, hook: Callable[..., None], *arguments: object) -> None:
+        self.announcing_in = threading.get_ident()
+        try:
+            self.call_hook(hook, *arguments)
+        finally:
+            self.announcing_in = 0
+
+    def answer_all(self, results: deque[Result], now: float) -> None:
+        """Send these results, and take them out: replies that are ready together travel together.
+
+        Stops when the network takes no more.
+        """
+        finished: list[tuple[Job, list[bytes]]] = []
+        for _ in range(len(results)):
+            result = results.popleft()
+            if result[2] == "final":
+                if self.journal is not None:
+                    self.journal.told(*result)
+                finished.append(result[:2])
+                continue
+            self.answer(result, now)
+            if self.links.is_congested:
+                break
+        if len(finished) == 1:
+            self.perform(self._core.finished(*finished[0], now))
+        elif finished:
+            self.perform(self._core.finished_all(finished, now))
+
+    def answer(self, result: Result, now: float) -> None:
+        """Send one result that is no final reply."""
+        job, body, kind = result
+        if self.journal is not None:
+            self.journal.told(job, body, kind)
+        if kind == "partial":
+            outputs = self._core.partial(job, body, now)
+        elif kind == "replay":
+            outputs = self._core.replayed(job, body, now)
+        elif kind == "expired":
+            outputs = self._core.expired(job, now)
+        else:
+            outputs = self._core.failed(job, body[0].decode("utf-8", "replace"), now)
+        self.perform(outputs)
+
+    # --- in the handlers' threads, or their tasks ---------------------------------------------------------
+
+    def request_of(self, job: Job) -> Request:
+        """What the handler gets."""
+        return Request(
+            self.service,
+            tuple(job.body),
+            job.identity,
+            job.is_redelivered,
+            job.epoch,
+            job.deadline,
+            job.extensions,
+        )
+
+    def failed(self, job: Job, request: Request, error: BaseException) -> Result:
+        """Report what the handler raised."""
+        told = report(self.service, job, error)
+        self.call_hook(self._hooks.request_failed, request, error)
+        return job, told, "failure"
+
+    def refused(self, job: Job, error: BaseException) -> Result:
+        """Report what the store of replies raised instead of letting the request be executed."""
+        return job, report(self.service, job, error, "was not executed"), "refusal"
+
+    def call_hook(self, hook: Callable[..., None], *arguments: object) -> None:
+        """Call one of the observer's methods."""
+        call_hook(hook, self._worker, *arguments)
