@@ -18,6 +18,7 @@ import zmq
 from bstar.errors import BstarError, ClosedError, LocalProtocolError, OutcomeUnknownError
 from bstar.wire.messages import Request
 from bstar_client import Disconnected, Event, HAClient, Reply
+from bstar_client.core.calls import Outcome
 from bstar_client.link import Link
 from bstar_client.sync import client_loop as driving
 from support.scripted import WAIT_S, ScriptedBroker, echo, final, partial
@@ -148,7 +149,7 @@ def test_a_watcher_that_has_stopped_looking_comes_back(
         while not is_parked:
             long = asked(pool, client, holding, b"long")
             # If the watcher was just at work it leads, for the caller waits; then once more.
-            while not (is_parked := loop._is_parked) and not loop._performer.waiting:
+            while not (is_parked := loop._lead.is_unwatched) and not client._delivery.waiting:
                 pause.wait(0.001)
             holding.answer(b"long")
             assert long.result(WAIT_S).body == b"answer to long"
@@ -237,7 +238,7 @@ def test_sockets_that_fail_for_ever_end_the_client(
 def test_map_takes_what_is_told_twice_for_one(client: HAClient) -> None:
     put = client._delivery._put
 
-    def put_twice(sink: driving.Sink, *outcomes: driving.Outcome) -> None:
+    def put_twice(sink: driving.Sink, *outcomes: Outcome) -> None:
         put(sink, *outcomes)
         put(sink, *outcomes)
 

@@ -11,19 +11,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from bstar_client.link import Links, Transport
+from bstar_client.turn import Core, take_in
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["Holdings", "LinkLoop"]
-
-
-class _Core(Protocol):
-    """What a client's session and a worker's core have in common. Outputs are each its own."""
-
-    def connected(self, node: int, now: float) -> list[Any]: ...
-    def disconnected(self, node: int, now: float) -> list[Any]: ...
-    def receive(self, node: int, frames: list[bytes], now: float) -> list[Any]: ...
-    def handle_timer(self, now: float) -> list[Any]: ...
-    def next_deadline(self) -> float | None: ...
 
 
 class LinkLoop:
@@ -36,7 +27,7 @@ class LinkLoop:
         self,
         loop: asyncio.AbstractEventLoop,
         links: Links,
-        core: _Core,
+        core: Core,
         perform: Callable[[list[Any]], None],  # Any: the core's own outputs
         begin: Callable[[float], None],
     ) -> None:
@@ -115,12 +106,8 @@ class LinkLoop:
         core, perform = self._core, self._perform
         now = time.monotonic()
         due = core.next_deadline()
-        for node, frames in self._links.poll(0):
-            perform(core.receive(node, frames, now))
-        for node, is_up in self._links.changes():
-            perform(core.connected(node, now) if is_up else core.disconnected(node, now))
-        if due is not None and now >= due:
-            perform(core.handle_timer(now))
+        is_due_at = now if due is not None and now >= due else None
+        take_in(core, self._links, self._links.poll(0), perform, is_due_at)
         if self._is_closed:
             return
         if not self._links.is_quiet:

@@ -23,7 +23,7 @@ from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.window import Window
 from bstar_client.link import Links, Transport
 from bstar_client.requests import DEFAULT, Timeout
-from bstar_client.sync.client_loop import Driver, Sink
+from bstar_client.sync.client_loop import ClientLoop, Sink
 from bstar_client.unclosed import Guard
 from bstar_client.wakeup import WakeUp
 
@@ -75,7 +75,7 @@ class HAClient(Client):
 
         is_fleet = len(self.fleet.pairs) > 1
         try:
-            loop = self._loop = Driver(self._core, self._delivery, connect, transport.close)
+            loop = self._loop = ClientLoop(self._core, self._delivery, connect, transport.close)
         except zmq.ZMQError as error:
             transport.close()
             raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
@@ -124,7 +124,7 @@ class HAClient(Client):
         ask = Ask(body, key, timeout, service, urgent)
         call = self._requests.call(ask, sink, idempotent=idempotent)
         try:
-            self._loop.begin(call)
+            self._loop.begin([call])
             return self._take(call, sink)
         except BaseException:
             if not call.is_done:
@@ -151,7 +151,7 @@ class HAClient(Client):
         ask = Ask(body, None, timeout, service, urgent)
         call = self._requests.call(ask, sink, idempotent=idempotent, is_stream=True)
         try:
-            self._loop.begin(call)
+            self._loop.begin([call])
             self._loop.nudge()
         except BaseException:
             self._abandon([call])
@@ -243,7 +243,7 @@ class HAClient(Client):
                     self._check()
                     batch = list(islice(bodies, room))
                     window.is_exhausted = len(batch) < room
-                    self._loop.begin_all(window.begin(batch, make_call))
+                    self._loop.begin(window.begin(batch, make_call))
                     self._loop.nudge()
                 if window.is_over:
                     return
@@ -269,7 +269,7 @@ class HAClient(Client):
         sinks: list[Sink] = [call.sink for call in calls]
         try:
             for call in calls:
-                self._loop.begin(call)
+                self._loop.begin([call])
             replies = [self._take(call, sink) for call, sink in zip(calls, sinks, strict=True)]
         finally:
             self._abandon([call for call in calls if not call.is_done])

@@ -128,8 +128,8 @@ class Leadership:
             self.pause(look_s)
         return False
 
-    def take_back(self, timeout_s: float) -> bool:
-        """Lead at the end of the loop. False: the leader does not come back in time."""
+    def take_back(self, timeout_s: float = -1) -> bool:
+        """Wait for the lead at the end of the loop. False: it does not come in time."""
         return self._lead.acquire(timeout=timeout_s)
 
     def urge(self) -> None:
