@@ -41,7 +41,7 @@ def test_a_batch_goes_to_a_worker_as_it_came_and_its_replies_back_as_they_came()
     last = native.encode_finals(CLIENT_ID, 7, [2], [b"B"])
     assert desk.send(b"w", *last) == [[b"c", *last]]
     service = desk.ledger.services[b"echo"]
-    assert (service.accepted, service.answered, sum(service.latency_counts)) == (3, 3, 3)
+    assert (service.tally.accepted, service.tally.answered, sum(service.tally.latency_counts)) == (3, 3, 3)
     assert (desk.ledger.requests_of, len(desk.broker.bundles)) == ({}, 0)
 
 
@@ -128,7 +128,7 @@ def test_what_a_lost_worker_had_of_a_batch_goes_to_others_in_order_and_marked() 
     told = desk.ready(b"w", credit=10, takes_batches=True)[1:]
     assert given(told) == [(b"w", [1]), (b"w", [3]), (b"w", [5]), (b"w", [6]), (b"w", [7]), (b"w", [8, 9])]
     assert [heard(frames).flags for frames in told] == [native.FLAG_REDELIVERED] * 5 + [0]
-    assert desk.ledger.services[b"echo"].redelivered == 5
+    assert desk.ledger.services[b"echo"].tally.redelivered == 5
     # All are answered in one batch all the same.
     assert commands(desk.finals(b"w", [1, 3, 5, 6, 7, 8, 9])) == [native.FINAL] * 7
     assert desk.ledger.requests_of == {}
@@ -175,7 +175,7 @@ def test_a_repeated_batch_renews_the_address_and_is_not_executed_again() -> None
     desk.ready(b"w", credit=2, takes_batches=True)
     desk.requests(b"c", [1, 2, 3, 4])
     assert given(desk.requests(b"d", [1, 2, 3, 4], is_repeated=True)) == []
-    assert desk.ledger.services[b"echo"].duplicates == 4
+    assert desk.ledger.services[b"echo"].tally.duplicates == 4
     told = desk.finals(b"w", [1, 2])
     assert [frames[0] for frames in told if heard(frames).command == native.FINAL] == [b"d", b"d"]
     assert [number for _, numbers in given(told) for number in numbers] == [3, 4]

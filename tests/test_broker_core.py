@@ -106,7 +106,7 @@ def test_a_request_without_deadline_expires_in_the_queue() -> None:
     desk.request02(b"c")
     desk.wait(6)
     assert desk.ready02(b"w") == []
-    assert desk.ledger.services[b"echo"].expired == 1
+    assert desk.ledger.services[b"echo"].tally.expired == 1
     assert desk.ledger.requests_of == {}
 
 
@@ -322,7 +322,7 @@ def test_a_request_that_kills_its_workers_is_given_up_as_poison() -> None:
     desk.send(b"w1", *native.encode_disconnect())
     (frames,) = desk.send(b"w2", *native.encode_disconnect())
     assert (heard(frames).command, heard(frames).value) == (native.ERROR, ErrorCode.POISON)
-    assert desk.ledger.services[b"echo"].poisoned == 1
+    assert desk.ledger.services[b"echo"].tally.poisoned == 1
     assert desk.ledger.requests_of == {}
 
 
@@ -411,7 +411,7 @@ def test_after_a_partial_a_dead_workers_request_is_not_run_again() -> None:
     desk.request02(b"c")
     assert desk.partial02(b"w1", b"c") == [[b"c", b"MDPC02", b"\x02", b"echo", b"part"]]
     assert desk.send(b"w1", *DISCONNECT02) == []
-    assert desk.ledger.services[b"echo"].lost == 1
+    assert desk.ledger.services[b"echo"].tally.lost == 1
 
 
 def test_a_native_client_hears_that_its_worker_died_after_a_partial() -> None:
@@ -604,7 +604,7 @@ def test_a_plain_client_hears_nothing_of_a_failed_handler() -> None:
     desk.ready(b"w")
     request = heard(desk.request02(b"c")[0])
     assert desk.send(b"w", *native.encode_error(request.identity, 7, 1, b"ValueError")) == []
-    assert desk.ledger.services[b"echo"].failed == 1
+    assert desk.ledger.services[b"echo"].tally.failed == 1
     assert desk.request02(b"c")[0][0] == b"w"
 
 
@@ -633,7 +633,7 @@ def test_too_many_held_partials_are_given_up_without_harm_to_the_worker() -> Non
     desk.request01(b"c")
     desk.partial02(b"w", b"c", b"x" * 11)
     assert desk.final02(b"w", b"c") == []
-    assert desk.ledger.services[b"echo"].lost == 1
+    assert desk.ledger.services[b"echo"].tally.lost == 1
     assert desk.request01(b"c")[0][0] == b"w"
 
 
@@ -665,7 +665,7 @@ def test_a_repeated_request_is_executed_once_and_answered_at_its_new_address() -
     assert desk.request(b"new-socket", 1) == []
     (frames,) = desk.final(b"w", 1)
     assert frames[0] == b"new-socket"
-    assert desk.ledger.services[b"echo"].duplicates == 1
+    assert desk.ledger.services[b"echo"].tally.duplicates == 1
     assert desk.ledger.requests_of == {}
 
 
@@ -707,7 +707,7 @@ def test_all_who_ask_with_one_key_get_the_answer_of_one_execution() -> None:
     replies = desk.send(b"w", *native.encode_final(KEYED, 7, 0, [b"done"]))
     assert [frames[0] for frames in replies] == [b"a", b"b", b"c"]
     assert {heard(frames).body[0] for frames in replies} == {b"done"}
-    assert desk.ledger.services[b"echo"].duplicates == 3
+    assert desk.ledger.services[b"echo"].tally.duplicates == 3
     assert desk.ledger.requests_of == {}
 
 
@@ -782,7 +782,7 @@ def test_a_full_queue_refuses_the_newest() -> None:
     (frames,) = desk.request(b"c", 3)
     assert (heard(frames).command, heard(frames).identity) == (native.BUSY, ident(3))
     assert heard(frames).value > 0
-    assert desk.ledger.services[b"echo"].refused == 1
+    assert desk.ledger.services[b"echo"].tally.refused == 1
     assert desk.request02(b"plain") == []
     assert desk.ledger.drops["queue-full"] == 2
 
@@ -857,11 +857,11 @@ def test_giving_up_the_role_gives_every_request_back() -> None:
         (native.NOT_ACTIVE, ident(1), native.FLAG_DISPATCHED),
         (native.NOT_ACTIVE, ident(2), 0),
     }
-    assert desk.ledger.services[b"echo"].returned == 2
+    assert desk.ledger.services[b"echo"].tally.returned == 2
     # A plain client cannot be told: its request waits until it is known who serves.
     assert desk.ledger.waiting.count == 1
     assert desk.broker.release(desk.now) == []
-    assert desk.ledger.services[b"echo"].returned == 3
+    assert desk.ledger.services[b"echo"].tally.returned == 3
     assert desk.ledger.waiting.octets == 0
 
 

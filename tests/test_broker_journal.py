@@ -26,6 +26,7 @@ from bstar_broker.core import BrokerSettings, Dispatch, Node, Send
 from bstar_broker.core.observer import LostBecause, Outcome
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 from bstar_broker.journal import NodeJournal, config_digest, open_journal, options_of
+from bstar_broker.journal.node_journal import PAIR_RECORDS
 from support.desk import CLIENT_ID, Desk, ident
 
 NODE_ID = b"N" * 16
@@ -201,12 +202,12 @@ def test_whatever_happens_every_end_that_is_counted_is_told(seed: int) -> None:
                 desk.wait(chance.random() * 0.3)
     service = desk.ledger.services[b"echo"]
     counted = {
-        "answered": service.answered,
-        "failed": service.failed,
-        "expired": service.expired,
-        "poison": service.poisoned,
-        "lost": service.lost,
-        "returned": service.returned,
+        "answered": service.tally.answered,
+        "failed": service.tally.failed,
+        "expired": service.tally.expired,
+        "poison": service.tally.poisoned,
+        "lost": service.tally.lost,
+        "returned": service.tally.returned,
     }
     seen = Counter(outcome for _, outcome, _ in told.ends)
 
@@ -219,7 +220,7 @@ def test_whatever_happens_every_end_that_is_counted_is_told(seed: int) -> None:
         for request in each.in_flight.values()
     )
     ended = sum(count for outcome, count in seen.items() if outcome != "late")
-    assert ended + in_hand + desk.ledger.waiting.count == service.accepted
+    assert ended + in_hand + desk.ledger.waiting.count == service.tally.accepted
 
 
 def _held(desk: Desk, worker: bytes) -> list[int]:
@@ -385,7 +386,7 @@ def test_the_line_that_is_written_in_haste_is_the_record_s(
         )
         stamp = {**stand.journal.who, "seq": 7, "at": 1 << 50, "mono": 1 << 40}
         given_ = (stamp, request, outcome, 3, sizes[1], accepted_at + queued_s + busy_s)
-        line, record = stand.written._line(*given_), stand.written._request(*given_)
+        line, record = stand.written.lines._line(*given_), stand.written.lines._request(*given_)
         stand.written.close(None)
 
     assert isinstance(line, bytes)
@@ -613,7 +614,7 @@ def test_no_output_of_the_pair_is_forgotten(stand: Stand) -> None:
     """Those without a record are what is sent and stored, not what happened."""
     carried_out = {star.Publish, star.PersistEpoch, star.AskArbiter}
 
-    assert set(stand.written._kinds) == set(star.Output.__args__) - carried_out
+    assert set(PAIR_RECORDS) == set(star.Output.__args__) - carried_out
 
 
 def test_a_pause_of_the_process_is_recorded(stand: Stand) -> None:

@@ -200,12 +200,12 @@ class BrokerModel(RuleBasedStateMachine):
     def every_request_is_somewhere(self) -> None:
         for service in self.desk.ledger.services.values():
             ended = (
-                service.answered
-                + service.failed
-                + service.expired
-                + service.poisoned
-                + service.lost
-                + service.returned
+                service.tally.answered
+                + service.tally.failed
+                + service.tally.expired
+                + service.tally.poisoned
+                + service.tally.lost
+                + service.tally.returned
             )
             held = [
                 r
@@ -214,7 +214,7 @@ class BrokerModel(RuleBasedStateMachine):
                 if r.service is service and not r.is_abandoned
             ]
             bundled = sum(w.bundled for w in self.desk.ledger.workers.values() if w.service is service)
-            assert service.accepted == ended + service.queue.length + len(held) + bundled
+            assert service.tally.accepted == ended + service.queue.length + len(held) + bundled
 
     @invariant()
     def idle_workers_have_credit_and_the_rest_have_not(self) -> None:

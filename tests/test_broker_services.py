@@ -110,7 +110,7 @@ def test_recent_outcomes_of_a_forgotten_service_are_told_and_pass() -> None:
 def test_recent_outcomes_span_at_least_four_minutes() -> None:
     table = ServiceTable(ttl_s=1e9, now=0.0)
     record = table.add(b"echo", 0.0)
-    record.answered = 1
+    record.tally.answered = 1
     at = 0.0
     for _ in range(int((STEPS - 1) * STEP_S)):
         at += 1.0

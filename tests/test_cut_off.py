@@ -142,7 +142,7 @@ def test_the_role_follows_clients_that_reach_the_passive_node_only() -> None:
     assert all(report.clients == 2 and report.for_s >= PATIENCE_S for report in reports)
     # The clients are served now, and the old node counts what it did.
     assert two.primary.state(two.now).pair.cut_off_handovers == 1
-    assert two.backup.broker.ledger.services[ECHO].accepted > 0
+    assert two.backup.broker.ledger.services[ECHO].tally.accepted > 0
 
 
 def test_a_single_client_is_a_witness_as_well_but_for_longer() -> None:

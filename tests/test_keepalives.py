@@ -50,7 +50,7 @@ def test_a_busy_worker_whose_keepalive_stands_keeps_its_request() -> None:
     assert given(frames) == []
     (reply,) = it.final(b"w", 1)
     assert (reply[0], heard(reply).identity) == (b"c", ident(1))
-    assert it.ledger.services[b"echo"].redelivered == 0
+    assert it.ledger.services[b"echo"].tally.redelivered == 0
 
 
 def test_a_busy_worker_whose_keepalive_is_gone_is_lost_at_its_expiry() -> None:
@@ -106,7 +106,7 @@ def test_a_worker_of_batches_that_is_stuck_answers_its_batch() -> None:
     assert it.ledger.services[b"echo"].stuck == 1
     it.finals(b"w", [1, 2, 3])
     service = it.ledger.services[b"echo"]
-    assert (service.stuck, service.answered, service.redelivered) == (0, 3, 0)
+    assert (service.stuck, service.tally.answered, service.tally.redelivered) == (0, 3, 0)
     assert len(service.idle) == 1
 
 

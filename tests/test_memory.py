@@ -147,7 +147,7 @@ def test_what_is_accepted_between_two_looks_is_bounded_by_what_was_left() -> Non
     assert [bool(frames) for frames in answers] == [False, False, True, True]
     told = heard(answers[-1][0])
     assert (told.command, told.body) == (native.BUSY, [b"the node's memory is used up"])
-    assert desk.ledger.services[b"echo"].refusals == {"memory-full": 2}
+    assert desk.ledger.services[b"echo"].tally.refusals == {"memory-full": 2}
     busy = desk.requests(b"c", [11, 12, 13], [b"x" * 5_000] * 3)
     assert [heard(frames).command for frames in busy] == [native.BUSY] * 3
     memory.now_left = 100 * MIB

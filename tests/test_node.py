@@ -156,7 +156,7 @@ def test_what_waits_at_a_suspended_node_expires_as_anywhere() -> None:
     desk.request02(b"c")
     desk.broker.deactivate(desk.now)
     desk.wait(6)
-    assert desk.ledger.services[b"echo"].expired == 1
+    assert desk.ledger.services[b"echo"].tally.expired == 1
     assert desk.ledger.waiting.count == 0
 
 

@@ -97,7 +97,7 @@ def test_so_does_each_of_a_batch_without_a_reply(loss: Callable[[Desk], list[lis
     frames = loss(desk)
     assert sorted(told(frames, b"c")) == [lost(1), lost(3)]
     assert told(frames, b"w") == []
-    assert desk.ledger.services[b"echo"].lost == 2
+    assert desk.ledger.services[b"echo"].tally.lost == 2
 
 
 def test_what_may_be_repeated_goes_on_as_before() -> None:

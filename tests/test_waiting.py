@@ -61,7 +61,7 @@ def test_no_time_to_live_keeps_a_place_for_longer_than_the_broker_allows(is_batc
     assert [(end.command, end.identity) for end in ends] == [(native.BUSY, ident(n)) for n in numbers]
     assert (desk.ledger.waiting.count, desk.ledger.waiting.octets) == (0, 0)
     assert (desk.ledger.requests_of, desk.ledger.by_identity) == ({}, {})
-    assert desk.ledger.services[b"echo"].returned == len(numbers)
+    assert desk.ledger.services[b"echo"].tally.returned == len(numbers)
     # Who is still there sends it again, and it waits anew, until its own time is over.
     desk.request(b"c", 1, ttl_ms=5_000)
     (end,) = (heard(frames) for frames in desk.wait(6))

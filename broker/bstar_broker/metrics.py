@@ -28,7 +28,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from bstar_broker.core.records import LATENCY_BOUNDS_S, OUTCOMES
+from bstar_broker.core.records import COUNTERS, LATENCY_BOUNDS_S, OUTCOMES
 from bstar_broker.core.snapshot import (
     BrokerState,
     JournalState,
@@ -48,8 +48,6 @@ OTHER = "other"
 
 _STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "ERROR")
 _PEER_STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "UNKNOWN")
-# What a service counts, but for its latencies.
-_COUNTERS = (*OUTCOMES, "accepted", "redelivered", "duplicates", "workers_lost", "stalls")
 # What it has at the moment, in sum.
 _GAUGES = ("workers", "stuck", "in_flight", "queued")
 
@@ -133,7 +131,8 @@ class NodeCollector(Collector):
         pair = state.pair
         info = {"version": state.version, "pair": pair.pair, "role": pair.role, "node": pair.node}
         yield InfoMetricFamily("bstar", "What this node is; node names this run of the process.", info)
-        yield from _pair(pair)
+        yield from _node(pair)
+        yield from _peer(pair)
         if pair.quorum is not None:
             yield from _quorum(pair.quorum)
         yield from _broker(state.broker)
@@ -168,7 +167,7 @@ def _plus(one: ServiceState, more: ServiceState) -> ServiceState:
     """The counters of both together."""
     return msgspec.structs.replace(
         one,
-        **{name: getattr(one, name) + getattr(more, name) for name in _COUNTERS},
+        **{name: getattr(one, name) + getattr(more, name) for name in COUNTERS},
         latency_counts=[a + b for a, b in zip(one.latency_counts, more.latency_counts, strict=True)],
         latency_sum_s=one.latency_sum_s + more.latency_sum_s,
     )
@@ -176,11 +175,11 @@ def _plus(one: ServiceState, more: ServiceState) -> ServiceState:
 
 def _moved(before: ServiceState, now: ServiceState) -> ServiceState:
     """What the counters grew by. If any is lower, the service began anew, and all of it counts."""
-    if any(getattr(now, name) < getattr(before, name) for name in _COUNTERS):
+    if any(getattr(now, name) < getattr(before, name) for name in COUNTERS):
         return now
     return msgspec.structs.replace(
         now,
-        **{name: getattr(now, name) - getattr(before, name) for name in _COUNTERS},
+        **{name: getattr(now, name) - getattr(before, name) for name in COUNTERS},
         latency_counts=[a - b for a, b in zip(now.latency_counts, before.latency_counts, strict=True)],
         latency_sum_s=now.latency_sum_s - before.latency_sum_s,
     )
@@ -197,7 +196,7 @@ def _now(counted: ServiceState, states: Sequence[ServiceState]) -> ServiceState:
     )
 
 
-def _pair(pair: PairState) -> Iterator[Metric]:
+def _node(pair: PairState) -> Iterator[Metric]:
     yield _enum("bstar_state", "The state of this node.", _STATES, pair.state)
     yield _gauge(
         "bstar_active",
@@ -213,6 +212,44 @@ def _pair(pair: PairState) -> Iterator[Metric]:
         bool(pair.epoch_error),
     )
     yield _gauge("bstar_epoch_seen", "The highest epoch this node has heard of.", pair.epoch_seen)
+    transitions = CounterMetricFamily(
+        "bstar_transitions", "Changes of this node's state.", labels=("from", "to")
+    )
+    for transition, count in sorted(pair.transitions.items()):
+        old, _, new = transition.partition("->")
+        transitions.add_metric((old, new), count)
+    yield transitions
+    # Beside the transitions because it is there from the first scrape on: an increase from nothing is none.
+    yield _counter(
+        "bstar_activations",
+        "Times this node became active.",
+        sum(count for transition, count in pair.transitions.items() if transition.endswith("->ACTIVE")),
+    )
+    yield _counter("bstar_votes", "Requests that counted as a vote for this node.", pair.votes)
+    yield _counter("bstar_stalls", "Pauses of this process that cost it the active role.", pair.stalls)
+    yield _counter(
+        "bstar_requests_not_admitted",
+        "Requests that came while this node was not active and did not make it so.",
+        pair.requests_refused,
+    )
+    yield _gauge(
+        "bstar_clients_cut_off",
+        "Clients that ask this passive node because they do not reach the active one.",
+        pair.clients_cut_off + pair.clients_cut_off_unserved,
+    )
+    yield _counter(
+        "bstar_cut_off_handovers",
+        "Times that this node gave the role up because clients reached its peer only.",
+        pair.cut_off_handovers,
+    )
+    yield _counter(
+        "bstar_epochs_ignored",
+        "Epochs told by workers or state messages that are too far above to be believed.",
+        pair.epochs_ignored,
+    )
+
+
+def _peer(pair: PairState) -> Iterator[Metric]:
     yield _enum(
         "bstar_peer_state",
         "The state in the peer's last message, UNKNOWN if there was none.",
@@ -230,49 +267,14 @@ def _pair(pair: PairState) -> Iterator[Metric]:
             "Time since the peer's last message; absent before the first.",
             pair.peer_age_s,
         )
-    transitions = CounterMetricFamily(
-        "bstar_transitions", "Changes of this node's state.", labels=("from", "to")
-    )
-    for transition, count in sorted(pair.transitions.items()):
-        old, _, new = transition.partition("->")
-        transitions.add_metric((old, new), count)
-    yield transitions
-    # Beside the transitions because it is there from the first scrape on: an increase from nothing is none.
-    yield _counter(
-        "bstar_activations",
-        "Times this node became active.",
-        sum(count for transition, count in pair.transitions.items() if transition.endswith("->ACTIVE")),
-    )
-    yield _counter("bstar_votes", "Requests that counted as a vote for this node.", pair.votes)
     yield _counter(
         "bstar_peers_gone",
         "Times that the peer's process was found gone: its connection broke and its endpoint refused.",
         pair.peers_gone,
     )
-    yield _counter("bstar_stalls", "Pauses of this process that cost it the active role.", pair.stalls)
-    yield _counter(
-        "bstar_requests_not_admitted",
-        "Requests that came while this node was not active and did not make it so.",
-        pair.requests_refused,
-    )
     yield _counter("bstar_peer_messages", "State messages of the peer.", pair.peer_messages)
     yield _labelled_counter(
         "bstar_peer_messages_ignored", "State messages that were no evidence.", "reason", pair.peer_ignored
-    )
-    yield _gauge(
-        "bstar_clients_cut_off",
-        "Clients that ask this passive node because they do not reach the active one.",
-        pair.clients_cut_off + pair.clients_cut_off_unserved,
-    )
-    yield _counter(
-        "bstar_cut_off_handovers",
-        "Times that this node gave the role up because clients reached its peer only.",
-        pair.cut_off_handovers,
-    )
-    yield _counter(
-        "bstar_epochs_ignored",
-        "Epochs told by workers or state messages that are too far above to be believed.",
-        pair.epochs_ignored,
     )
 
 

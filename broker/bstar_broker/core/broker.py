@@ -83,6 +83,9 @@ class Broker:
         self.receive_singly = admission.receive_singly
         self.undelivered = registry.undelivered
         self.stalled = registry.stalled
+        # Bound once: the loop asks for the deadline after each message.
+        self._workers = ledger.workers
+        self._next_expiry = ledger.waiting.deadlines.next_deadline
         self._tidy_at = now + _TIDY_INTERVAL_S
         self._handlers: dict[type, Callable[..., list[Output]]] = {
             Request: admission.receive,
@@ -209,10 +212,11 @@ class Broker:
 
     def next_deadline(self) -> float:
         """When ``handle_timer`` has something to do."""
-        deadline = self._tidy_at
-        if self.ledger.workers and self._registry.sweep_at < deadline:
-            deadline = self._registry.sweep_at
-        return min(deadline, self.ledger.waiting.deadlines.next_deadline())
+        deadline, sweep_at = self._tidy_at, self._registry.sweep_at
+        if sweep_at < deadline and self._workers:
+            deadline = sweep_at
+        expires_at = self._next_expiry()
+        return expires_at if expires_at < deadline else deadline  # noqa: FURB136 - min() costs 1 % of a request
 
     def handle_timer(self, now: float) -> list[Output]:
         """Heartbeats, expired workers, expired requests, forgotten services."""

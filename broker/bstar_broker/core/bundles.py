@@ -22,8 +22,6 @@ __all__ = ["Bundles", "empty"]
 class Bundles:
     """The bundles of one broker. ``by_number``: per client id, its requests in bundles by their number."""
 
-    __slots__ = ("_ledger", "by_number")
-
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.by_number: dict[bytes, dict[int, Bundle]] = {}

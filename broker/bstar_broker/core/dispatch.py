@@ -19,8 +19,6 @@ _TURN_ROWS = 32
 class Dispatcher:
     """Takes workers out of ``ServiceRecord.idle``, and puts them back while they have credit."""
 
-    __slots__ = ("_bundles", "_endings", "_ledger")
-
     def __init__(self, ledger: Ledger, bundles: Bundles, endings: Endings) -> None:
         self._ledger = ledger
         self._bundles = bundles

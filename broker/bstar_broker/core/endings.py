@@ -24,8 +24,6 @@ _NOTICES_MAX = 10
 class Endings:
     """Takes requests out of queues and tables, and tells their clients."""
 
-    __slots__ = ("_bundles", "_ledger")
-
     def __init__(self, ledger: Ledger, bundles: Bundles) -> None:
         self._ledger = ledger
         self._bundles = bundles
@@ -36,7 +34,7 @@ class Endings:
         self, request: Accepted, status: NodeStatus, was_dispatched: bool, outputs: list[Output], now: float
     ) -> None:
         """This node does not answer for the request: its client goes to the node that serves."""
-        request.service.returned += 1
+        request.service.tally.returned += 1
         self._ledger.report(request, "returned", (), now)
         frames = request.codec.not_active(
             request.sender, request.envelope, request.identity, status, was_dispatched
@@ -62,7 +60,7 @@ class Endings:
         """Its time in the queue is over: its own, or else what any request may wait (BSN-B-20)."""
         if now < request.deadline and not request.deliveries:
             return self._send_back(request, "waited-out", now)
-        request.service.expired += 1
+        request.service.tally.expired += 1
         if request.deliveries:
             why = _why_it_waited(request.service)
             text = f"its time ended in the queue after its worker was lost: {why}"
@@ -73,7 +71,7 @@ class Endings:
         """A request that no worker had leaves the queue; its client, if it is there, may send it again."""
         ledger = self._ledger
         ledger.drop(reason)
-        request.service.returned += 1
+        request.service.tally.returned += 1
         ledger.report(request, "returned", (), now)
         ledger.forget(request)
         waited_s = ledger.settings.request_ttl_s
@@ -105,10 +103,10 @@ class Endings:
             # PARTIALs cannot be recalled, so a second run would be mixed with the first (MDP2-R-02).
             self._lose(request, f"the worker {how} after sending PARTIALs", now, outputs)
         elif request.deliveries >= ledger.settings.deliveries_max:
-            service.poisoned += 1
+            service.tally.poisoned += 1
             ledger.drop("poison")
             text = f"all of them were lost, the last one {how} (poison)"
-            outputs += _given_up(request, service.poisoned, text)
+            outputs += _given_up(request, service.tally.poisoned, text)
             text = f"{request.deliveries} workers were lost with this request; the last one {how}"
             outputs += self.fail(request, "poison", ErrorCode.POISON, text, now)
         elif request.deadline and now >= request.deadline and request.deliveries:
@@ -122,14 +120,15 @@ class Endings:
             if request.deadline and (request.deliveries or request.deadline < may_wait_until):
                 may_wait_until = request.deadline
             request.expires_at = may_wait_until
-            service.redelivered += 1
+            service.tally.redelivered += 1
             service.queue.push_front(request.lane, request, is_urgent=request.is_urgent)
             request.is_queued = True
             ledger.waiting.enter(request, 1, request.size, now)
 
     def _lose(self, request: Accepted, text: str, now: float, outputs: list[Output]) -> None:
-        request.service.lost += 1
-        outputs += _given_up(request, request.service.lost, text)
+        tally = request.service.tally
+        tally.lost += 1
+        outputs += _given_up(request, tally.lost, text)
         outputs += self.fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
 
     # --- what waits -----------------------------------------------------------------------------------------

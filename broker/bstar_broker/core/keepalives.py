@@ -54,7 +54,7 @@ class Keepalives:
             worker.silent_since = since = worker.expires_at - worker.lease.expiry_s
             worker.service.idle.pop(worker, None)
             worker.service.stuck += 1
-            worker.service.stalls += 1
+            worker.service.tally.stalls += 1
         elif now - since >= worker.lease.busy_s:
             text = f"{self._name(worker)} has not answered for {now - since:.1f} s and counts as lost"
             outputs.append(Notice(text))

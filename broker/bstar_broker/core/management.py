@@ -12,7 +12,7 @@ import msgspec
 
 from bstar.wire import mmi
 from bstar_broker.core.ledger import Ledger
-from bstar_broker.core.records import ServiceRecord, WorkerRecord
+from bstar_broker.core.records import COUNTERS, Held, ServiceRecord, WorkerRecord
 from bstar_broker.core.services import recent
 from bstar_broker.core.snapshot import BrokerState, NodeState, ServiceState, WorkerState
 
@@ -80,15 +80,7 @@ def worker_state(worker: WorkerRecord, now: float) -> WorkerState:
 
 def broker_state(ledger: Ledger, now: float) -> BrokerState:
     """The broker's part of a node's snapshot."""
-    held: dict[ServiceRecord, _Held] = {}
-    for worker in ledger.workers.values():
-        if worker.held:
-            of_service = held.get(worker.service)
-            if of_service is None:
-                of_service = held[worker.service] = _Held()
-            of_service.count += worker.held
-            of_service.since = min(of_service.since, _held_since(worker))
-    nothing = _Held()
+    held = ledger.held(now)
     return BrokerState(
         is_serving=ledger.is_serving,
         is_draining=ledger.is_draining,
@@ -97,27 +89,10 @@ def broker_state(ledger: Ledger, now: float) -> BrokerState:
         queued_bytes=ledger.waiting.octets,
         in_flight=sum(each.count for each in held.values()),
         clients=len(ledger.requests_of),
-        services=[
-            _service_state(record, held.get(record, nothing), now) for record in ledger.services.values()
-        ],
+        services=[_service_state(record, held[record], now) for record in ledger.services.values()],
         drops=dict(ledger.drops),
-        past=[_service_state(record, nothing, now) for record in ledger.services.past.values()],
+        past=[_service_state(record, Held(), now) for record in ledger.services.past.values()],
     )
-
-
-class _Held:
-    """What the workers of one service hold: how many requests, and since when the oldest."""
-
-    __slots__ = ("count", "since")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.since = math.inf
-
-
-def _held_since(worker: WorkerRecord) -> float:
-    singly = min((request.dispatched_at for request in worker.in_flight.values()), default=math.inf)
-    return min(singly, *(bundle.dispatched_at for bundle in worker.bundles), math.inf)
 
 
 def _age_s(since: float, now: float) -> float:
@@ -125,32 +100,22 @@ def _age_s(since: float, now: float) -> float:
     return 0.0 if since == math.inf else round(max(0.0, now - since), 3)
 
 
-def _service_state(record: ServiceRecord, held: _Held, now: float) -> ServiceState:
+def _service_state(record: ServiceRecord, held: Held, now: float) -> ServiceState:
     waiting_since = min((item.accepted_at for item in record.queue.heads()), default=math.inf)
+    tally = record.tally
     return ServiceState(
         service=record.label,
         workers=record.workers,
         idle=len(record.idle),
         in_flight=held.count,
         queued=record.queue.length,
-        accepted=record.accepted,
-        answered=record.answered,
-        failed=record.failed,
-        refused=record.refused,
-        expired=record.expired,
-        poisoned=record.poisoned,
-        lost=record.lost,
-        returned=record.returned,
-        redelivered=record.redelivered,
-        duplicates=record.duplicates,
-        latency_counts=list(record.latency_counts),
-        latency_sum_s=record.latency_sum_s,
-        workers_lost=record.workers_lost,
+        latency_counts=list(tally.latency_counts),
+        latency_sum_s=tally.latency_sum_s,
         oldest_waiting_s=_age_s(waiting_since, now),
         oldest_running_s=_age_s(held.since, now),
         recent=recent(record),
         stuck=record.stuck,
-        stalls=record.stalls,
+        **{name: getattr(tally, name) for name in COUNTERS},
     )
 
 

@@ -1,32 +1,40 @@
 """What the broker remembers: requests it accepted, workers that registered, services that were named.
 
-Records only; the parts of the broker act on them. A record refers to no record that refers back, except a
-request to its service, whose queue holds the request while it waits.
+Records only; the parts of the broker act on them. A record that each request makes is a ``msgspec.Struct``,
+which is made faster. A record that each request writes to is a dataclass with slots, which is written to
+faster. A record refers to no record that refers back, except a request to its service, whose queue holds the
+request while it waits.
 """
 
+import math
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
 
 import msgspec
 
 from bstar.printable import printable
-from bstar.wire.dialect import BrokerCodec, Dialect, Envelope
-from bstar.wire.messages import Ready
+from bstar.wire.dialect import BrokerCodec, Envelope
 from bstar_broker.core.queues import FairQueue
 
 __all__ = [
+    "COUNTERS",
     "LATENCY_BOUNDS_S",
     "OUTCOMES",
     "STEP_S",
     "Accepted",
     "Bundle",
+    "Held",
     "Lease",
     "ServiceRecord",
+    "Tally",
     "WorkerRecord",
 ]
 
 # How a request ends at a node; a service counts each under this name.
 OUTCOMES = ("answered", "failed", "refused", "expired", "poisoned", "lost", "returned")
+# All that a service counts, but for its latencies.
+COUNTERS = (*OUTCOMES, "accepted", "redelivered", "duplicates", "workers_lost", "stalls")
 
 # A service notes these counts every STEP_S and keeps STEPS notes: the last five minutes.
 STEP_S = 60.0
@@ -129,6 +137,7 @@ class Lease(msgspec.Struct, frozen=True):
         return cls(heartbeat_s, expiry_s, max(expiry_s, busy_timeout_s))
 
 
+@dataclass(slots=True, eq=False)
 class WorkerRecord:
     """A registered worker: one routing id, one service, up to ``credit`` requests at once.
 
@@ -137,58 +146,33 @@ class WorkerRecord:
     past its expiry while it works is stuck (``keepalives``), for ``busy_s`` at most.
     """
 
-    __slots__ = (
-        "beats_while_busy",
-        "bundled",
-        "bundles",
-        "codec",
-        "credit",
-        "envelope",
-        "expires_at",
-        "given_at",
-        "gone_at",
-        "in_flight",
-        "is_ahead",
-        "is_native",
-        "keepalive",
-        "last_bundle",
-        "lease",
-        "routing_id",
-        "sent_at",
-        "service",
-        "silent_since",
-        "takes_batches",
-    )
-
-    def __init__(
-        self, ready: Ready, codec: BrokerCodec, service: "ServiceRecord", lease: Lease, now: float
-    ) -> None:
-        self.routing_id = ready.sender
-        self.codec = codec
-        self.envelope = ready.envelope
-        self.service = service
-        self.is_native = ready.dialect == Dialect.NATIVE
-        self.credit = ready.credit
-        self.lease = lease
-        self.beats_while_busy = self.is_native
-        self.given_at = now
-        # When its connection was found to be gone. What it had sent before may still be unread.
-        self.gone_at: float | None = None
-        self.expires_at = now + lease.expiry_s
-        # The routing id of its keepalive, empty without one; since when it is silent, while it is stuck.
-        self.keepalive = b""
-        self.silent_since: float | None = None
-        self.sent_at = now
-        # It refuses this node's epoch and the node cannot believe the higher one. It gets no work meanwhile.
-        self.is_ahead = False
-        # By what the worker will send back: the client address (MDP) or the request's identity (native).
-        self.in_flight: dict[bytes, Accepted] = {}
-        self.takes_batches = ready.takes_batches
-        # The bundles that it holds, in order, and how many requests of them are unanswered.
-        self.bundles: dict[Bundle, None] = {}
-        self.bundled = 0
-        # Set while the last that it was given was a batch.
-        self.last_bundle: Bundle | None = None
+    routing_id: bytes
+    codec: BrokerCodec
+    envelope: Envelope
+    service: "ServiceRecord"
+    lease: Lease
+    is_native: bool
+    credit: int
+    takes_batches: bool
+    beats_while_busy: bool
+    # When it was last given a request, when it was last sent anything, and until when it may be silent.
+    given_at: float
+    sent_at: float
+    expires_at: float
+    # When its connection was found to be gone. What it had sent before may still be unread.
+    gone_at: float | None = None
+    # The routing id of its keepalive, empty without one; since when it is silent, while it is stuck.
+    keepalive: bytes = b""
+    silent_since: float | None = None
+    # It refuses this node's epoch and the node cannot believe the higher one. It gets no work meanwhile.
+    is_ahead: bool = False
+    # By what the worker will send back: the client address (MDP) or the request's identity (native).
+    in_flight: dict[bytes, Accepted] = field(default_factory=dict)
+    # The bundles that it holds, in order, and how many requests of them are unanswered.
+    bundles: dict[Bundle, None] = field(default_factory=dict)
+    bundled: int = 0
+    # Set while the last that it was given was a batch.
+    last_bundle: Bundle | None = None
 
     @property
     def held(self) -> int:
@@ -196,68 +180,78 @@ class WorkerRecord:
         return len(self.in_flight) + self.bundled
 
 
-class ServiceRecord:
-    """A service by name: who waits, who works, and what has become of its requests."""
+class Held(msgspec.Struct):
+    """What the workers of one service hold at a moment.
 
-    __slots__ = (
-        "accepted",
-        "answered",
-        "busy_s",
-        "duplicates",
-        "expired",
-        "failed",
-        "idle",
-        "latency_counts",
-        "latency_sum_s",
-        "lost",
-        "name",
-        "poisoned",
-        "queue",
-        "redelivered",
-        "refusals",
-        "returned",
-        "stalls",
-        "steps",
-        "stuck",
-        "used_at",
-        "workers",
-        "workers_lost",
-    )
+    ``since`` is when the oldest request was given to its worker. ``sum_s`` is how long they have held their
+    requests, summed.
+    """
 
-    def __init__(self, name: bytes, now: float) -> None:
-        self.name = name
-        self.queue: FairQueue[Accepted | Bundle] = FairQueue()
-        # Workers with credit left, the least recently used first. Leaving is O(1) from anywhere.
-        self.idle: OrderedDict[WorkerRecord, None] = OrderedDict()
-        self.workers = 0
-        # Workers that are stuck now, and how often one was (``keepalives``).
-        self.stuck = 0
-        self.stalls = 0
-        self.used_at = now
-        self.accepted = 0
-        self.answered = 0
-        self.failed = 0
-        # Requests that were refused, by reason (``refusals``).
-        self.refusals: dict[str, int] = {}
-        self.expired = 0
-        self.poisoned = 0
-        self.lost = 0
-        self.returned = 0
-        self.redelivered = 0
-        self.duplicates = 0
-        # Workers that went away and held requests.
-        self.workers_lost = 0
-        # The counts of ``OUTCOMES`` every STEP_S, the earliest first.
-        self.steps: deque[tuple[int, ...]] = deque(maxlen=STEPS)
-        # How long workers held the requests that have ended or left them, summed over workers.
-        self.busy_s = 0.0
-        self.latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
-        self.latency_sum_s = 0.0
+    credit: int = 0
+    count: int = 0
+    since: float = math.inf
+    sum_s: float = 0.0
+
+    def add(self, dispatched_at: float, count: int, now: float) -> None:
+        """``count`` requests were given to a worker at this moment."""
+        self.since = min(self.since, dispatched_at)
+        self.sum_s += count * (now - dispatched_at)
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """What a service has counted. ``refusals`` are requests that were refused, by reason.
+
+    ``busy_s`` is how long workers held the requests that have ended or left them, summed over workers.
+    """
+
+    accepted: int = 0
+    answered: int = 0
+    failed: int = 0
+    expired: int = 0
+    poisoned: int = 0
+    lost: int = 0
+    returned: int = 0
+    redelivered: int = 0
+    duplicates: int = 0
+    # Workers that went away and held requests, and how often a worker was stuck (``keepalives``).
+    workers_lost: int = 0
+    stalls: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+    busy_s: float = 0.0
+    latency_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
+    latency_sum_s: float = 0.0
 
     @property
     def refused(self) -> int:
         """How many requests were refused."""
-        return sum(self.refusals.values())
+        return self.refusals.total()
+
+    def outcomes(self) -> tuple[int, ...]:
+        """The counts of ``OUTCOMES``."""
+        return tuple(getattr(self, name) for name in OUTCOMES)
+
+    def observe_latency(self, latency_s: float, count: int = 1) -> None:
+        """Count the time from acceptance to final reply, of ``count`` requests that took the same time."""
+        self.latency_counts[bisect_left(LATENCY_BOUNDS_S, latency_s)] += count
+        self.latency_sum_s += latency_s * count
+
+
+@dataclass(slots=True, eq=False)
+class ServiceRecord:
+    """A service by name: who waits, who works, and what has become of its requests."""
+
+    name: bytes
+    used_at: float
+    tally: Tally = field(default_factory=Tally)
+    queue: FairQueue[Accepted | Bundle] = field(default_factory=FairQueue)
+    # Workers with credit left, the least recently used first. Leaving is O(1) from anywhere.
+    idle: OrderedDict[WorkerRecord, None] = field(default_factory=OrderedDict)
+    workers: int = 0
+    # Workers that are stuck now.
+    stuck: int = 0
+    # The counts of ``OUTCOMES`` every STEP_S, the earliest first.
+    steps: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=STEPS))
 
     @property
     def title(self) -> str:
@@ -268,17 +262,3 @@ class ServiceRecord:
     def label(self) -> str:
         """The service in a listing or a metric. Octets that are no text are written as escapes."""
         return self.name.decode("utf-8", "backslashreplace")
-
-    def outcomes(self) -> tuple[int, ...]:
-        """The counts of ``OUTCOMES``."""
-        return tuple(getattr(self, name) for name in OUTCOMES)
-
-    def observe_latency(self, latency_s: float) -> None:
-        """Count one request's time from acceptance to final reply."""
-        self.latency_counts[bisect_left(LATENCY_BOUNDS_S, latency_s)] += 1
-        self.latency_sum_s += latency_s
-
-    def observe_latencies(self, latency_s: float, count: int) -> None:
-        """Count ``count`` requests that took the same time."""
-        self.latency_counts[bisect_left(LATENCY_BOUNDS_S, latency_s)] += count
-        self.latency_sum_s += latency_s * count

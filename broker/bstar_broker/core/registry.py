@@ -3,9 +3,18 @@
 Workers may register at any time, so a passive node knows them when it takes over.
 """
 
-from bstar.wire import CODECS, mmi
+from bstar.wire import CODECS, mmi, native
 from bstar.wire.dialect import BrokerCodec, Dialect, Envelope
-from bstar.wire.messages import Disconnect, Heartbeat, Ready, Reason, StaleEpoch
+from bstar.wire.messages import (
+    Disconnect,
+    Final,
+    FromWorker,
+    Heartbeat,
+    Partial,
+    Ready,
+    Reason,
+    StaleEpoch,
+)
 from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.dispatch import Dispatcher
 from bstar_broker.core.endings import Endings
@@ -14,7 +23,7 @@ from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.observer import LostBecause
 from bstar_broker.core.outcasts import Outcasts
 from bstar_broker.core.outputs import Output, Send
-from bstar_broker.core.records import Lease, WorkerRecord
+from bstar_broker.core.records import Lease, ServiceRecord, WorkerRecord
 
 __all__ = ["WorkerRegistry"]
 
@@ -77,13 +86,7 @@ class WorkerRegistry:
             if not ledger.services.has_room_to_offer(ledger.settings.services_max):
                 return self._turn_away(sender, codec, message.envelope, Reason.FULL, "services-full", now)
             service = ledger.services.add(message.service, now)
-        lease = self._native_lease if message.dialect == Dialect.NATIVE else self._mdp_lease
-        worker = WorkerRecord(message, codec, service, lease, now)
-        # Workers that come at the same moment, as all do after a failover, are not to be due at the same one
-        # for ever: each has its first heartbeat in another sweep.
-        self._registrations += 1
-        slots = max(1, int(lease.heartbeat_s / self._sweep_interval_s))
-        worker.sent_at = now - self._registrations % slots * self._sweep_interval_s
+        worker = self._record(message, codec, service, now)
         self._workers[sender] = worker
         if message.keepalive:
             self._keepalives.add(worker, message.keepalive)
@@ -92,6 +95,7 @@ class WorkerRegistry:
         if ledger.observer is not None:
             ledger.observer.registered(worker, now)
         outputs: list[Output] = []
+        lease = worker.lease
         heartbeat_ms, expiry_ms = round(lease.heartbeat_s * 1000), round(lease.expiry_s * 1000)
         welcome = codec.welcome(sender, message.envelope, ledger.status(now), heartbeat_ms, expiry_ms)
         if welcome is not None:
@@ -100,12 +104,39 @@ class WorkerRegistry:
             self._dispatch_queued(service, now, outputs)
         return outputs
 
-    def reject_unknown(self, sender: bytes, dialect: int, envelope: Envelope, now: float) -> list[Output]:
+    def _record(self, message: Ready, codec: BrokerCodec, service: ServiceRecord, now: float) -> WorkerRecord:
+        is_native = message.dialect == Dialect.NATIVE
+        lease = self._native_lease if is_native else self._mdp_lease
+        # Workers that come at the same moment, as all do after a failover, are not to be due at the same one
+        # for ever: each has its first heartbeat in another sweep.
+        self._registrations += 1
+        slots = max(1, int(lease.heartbeat_s / self._sweep_interval_s))
+        return WorkerRecord(
+            message.sender,
+            codec,
+            message.envelope,
+            service,
+            lease,
+            is_native=is_native,
+            credit=message.credit,
+            takes_batches=message.takes_batches,
+            beats_while_busy=is_native,
+            given_at=now,
+            sent_at=now - self._registrations % slots * self._sweep_interval_s,
+            expires_at=now + lease.expiry_s,
+        )
+
+    def reject_unknown(self, message: FromWorker, now: float) -> list[Output]:
         """A worker's command from a peer that did not register here: ask it to, once (MDP1-B-04)."""
+        sender = message.sender
         if sender in self._outcasts:
             self._ledger.drop("unknown-worker")
             return []
-        return self._turn_away(sender, CODECS[dialect], envelope, Reason.UNKNOWN, "unknown-worker", now)
+        codec: BrokerCodec = native.CODEC
+        envelope: Envelope = ()
+        if isinstance(message, Final | Heartbeat | Partial):
+            codec, envelope = CODECS[message.dialect], message.envelope
+        return self._turn_away(sender, codec, envelope, Reason.UNKNOWN, "unknown-worker", now)
 
     def _turn_away(
         self, sender: bytes, codec: BrokerCodec, envelope: Envelope, reason: Reason, slug: str, now: float
@@ -120,7 +151,7 @@ class WorkerRegistry:
         """HEARTBEAT."""
         worker = self._workers.get(message.sender)
         if worker is None:
-            return self.reject_unknown(message.sender, message.dialect, message.envelope, now)
+            return self.reject_unknown(message, now)
         lease = worker.lease
         if not worker.beats_while_busy and worker.in_flight:
             if now - worker.given_at < lease.heartbeat_s:
@@ -157,7 +188,7 @@ class WorkerRegistry:
         ledger = self._ledger
         worker = self._workers.get(message.sender)
         if worker is None:
-            return self.reject_unknown(message.sender, Dialect.NATIVE, (), now)
+            return self.reject_unknown(message, now)
         ledger.drop("stale-epoch")
         outputs: list[Output] = []
         if ledger.is_serving and message.epoch > ledger.epoch:
@@ -174,7 +205,7 @@ class WorkerRegistry:
         request = worker.in_flight.pop(message.address, None)
         if request is not None:
             request.deliveries -= 1
-            request.service.busy_s += now - request.dispatched_at
+            request.service.tally.busy_s += now - request.dispatched_at
             self._endings.redeliver(request, "knows a later activation", now, outputs)
             self.has_room(worker, now, outputs)
         return outputs
@@ -192,15 +223,16 @@ class WorkerRegistry:
     def expel(self, worker: WorkerRecord, slug: str, now: float) -> list[Output]:
         """A valid command at a moment that does not allow it ends the registration (MDP1-B-04, MDP2-B-04)."""
         self._ledger.drop(slug)
-        return [self._disconnect(worker, Reason.UNEXPECTED, now), *self._lose(worker, "unexpected", now)]
+        return self._expel(worker, Reason.UNEXPECTED, "unexpected", now)
 
     def expel_invalid(self, worker: WorkerRecord, now: float) -> list[Output]:
         """So does a command that cannot be read (MDP1-B-05)."""
-        return [self._disconnect(worker, Reason.INVALID, now), *self._lose(worker, "invalid", now)]
+        return self._expel(worker, Reason.INVALID, "invalid", now)
 
-    def _disconnect(self, worker: WorkerRecord, reason: Reason, now: float) -> Send:
+    def _expel(self, worker: WorkerRecord, reason: Reason, because: LostBecause, now: float) -> list[Output]:
         self._outcasts.add(worker.routing_id, now)
-        return Send(worker.codec.disconnect(worker.routing_id, worker.envelope, reason, self._ledger.epoch))
+        frames = worker.codec.disconnect(worker.routing_id, worker.envelope, reason, self._ledger.epoch)
+        return [Send(frames), *self._lose(worker, because, now)]
 
     def unreachable(self, routing_id: bytes, is_gone: bool, now: float) -> list[Output]:
         """A Send found no connection (``is_gone``) or a full one.
@@ -261,13 +293,13 @@ class WorkerRegistry:
         self._keepalives.remove(worker)
         service = worker.service
         service.workers -= 1
-        service.workers_lost += worker.held > 0
+        service.tally.workers_lost += worker.held > 0
         service.stuck -= worker.silent_since is not None
         service.used_at = now
         service.idle.pop(worker, None)
         outputs: list[Output] = []
         for request in reversed(worker.in_flight.values()):
-            service.busy_s += now - request.dispatched_at
+            service.tally.busy_s += now - request.dispatched_at
             request.deliveries -= is_unbegun
             self._endings.redeliver(request, _HOW[reason], now, outputs)
         worker.in_flight.clear()

@@ -21,8 +21,6 @@ _HELD_FRAMES_MAX = 100_000
 class Replies:
     """Matches each reply to the request that its worker holds."""
 
-    __slots__ = ("_bundles", "_has_room", "_ledger", "_registry", "_workers")
-
     def __init__(self, ledger: Ledger, bundles: Bundles, registry: WorkerRegistry) -> None:
         self._ledger = ledger
         self._workers = ledger.workers
@@ -35,25 +33,23 @@ class Replies:
         ledger = self._ledger
         worker = self._workers.get(message.sender)
         if worker is None:
-            if type(message) is Final:
-                return self._registry.reject_unknown(message.sender, message.dialect, message.envelope, now)
-            return self._registry.reject_unknown(message.sender, Dialect.NATIVE, (), now)
+            return self._registry.reject_unknown(message, now)
         request = worker.in_flight.pop(message.address, None)
         if request is None:
             if self._bundles.unfold_held(worker, message.address):
                 return self.receive_final(message, now)
             return self._registry.expel(worker, "unexpected-reply", now)
         worker.expires_at = now + worker.lease.expiry_s
-        service = request.service
-        service.busy_s += now - request.dispatched_at
+        tally = request.service.tally
+        tally.busy_s += now - request.dispatched_at
         outputs: list[Output] = []
         if request.is_abandoned:
             ledger.drop("late-reply")
             ledger.report(request, "late", (), now)
         else:
-            service.observe_latency(now - request.accepted_at)
+            tally.observe_latency(now - request.accepted_at)
             if type(message) is Final:
-                service.answered += 1
+                tally.answered += 1
                 body = message.body
                 if request.held is not None:
                     body = [*request.held, *body]
@@ -62,7 +58,7 @@ class Replies:
                 frames: list[bytes] | None = request.codec.final(
                     request.sender,
                     request.envelope,
-                    service.name,
+                    request.service.name,
                     request.identity,
                     ledger.epoch,
                     request.partials,
@@ -71,7 +67,7 @@ class Replies:
                 )
             else:
                 assert type(message) is Failure
-                service.failed += 1
+                tally.failed += 1
                 ledger.report(request, "failed", (message.text,), now)
                 frames = request.codec.failure(
                     request.sender,
@@ -91,7 +87,7 @@ class Replies:
         ledger = self._ledger
         worker = self._workers.get(message.sender)
         if worker is None:
-            return self._registry.reject_unknown(message.sender, message.dialect, message.envelope, now)
+            return self._registry.reject_unknown(message, now)
         request = worker.in_flight.get(message.address)
         if request is None:
             if self._bundles.unfold_held(worker, message.address):
@@ -137,7 +133,7 @@ class Replies:
         if request.held_bytes > ledger.settings.partials_buffer_bytes_max or len(held) > _HELD_FRAMES_MAX:
             # The client hears nothing. The worker may finish; its reply is then late.
             ledger.drop("partials-overflow")
-            request.service.lost += 1
+            request.service.tally.lost += 1
             ledger.report(request, "lost", (), now)
             request.held = None
             request.is_abandoned = True
@@ -149,7 +145,7 @@ class Replies:
         ledger = self._ledger
         worker = self._workers.get(message.sender)
         if worker is None:
-            return self._registry.reject_unknown(message.sender, Dialect.NATIVE, (), now)
+            return self._registry.reject_unknown(message, now)
         numbers = message.numbers
         count = len(numbers)
         bundled = self._bundles.by_number.get(message.client_id)
@@ -166,17 +162,17 @@ class Replies:
             del bundled[number]
         if not bundled:
             del self._bundles.by_number[message.client_id]
-        service = worker.service
+        tally = worker.service.tally
         worker.expires_at = now + worker.lease.expiry_s
         worker.bundled -= count
-        service.answered += count
+        tally.answered += count
         for part, answered in counts.items():
             part.left -= answered
             if not part.left:
                 del worker.bundles[part]
                 empty(part)
-            service.busy_s += answered * (now - part.dispatched_at)
-            service.observe_latencies(now - part.accepted_at, answered)
+            tally.busy_s += answered * (now - part.dispatched_at)
+            tally.observe_latency(now - part.accepted_at, answered)
         if ledger.observer is not None:
             ledger.observer.answered(parts, message, ledger.epoch, now)
         ledger.count_ended(first.sender, count)

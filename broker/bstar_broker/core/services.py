@@ -55,12 +55,12 @@ class ServiceTable(dict[bytes, ServiceRecord]):
             self._step_at = now + STEP_S
             for records in (self, self.past):
                 for record in records.values():
-                    record.steps.append(record.outcomes())
+                    record.steps.append(record.tally.outcomes())
         return [self.past.popitem(last=False)[1] for _ in range(len(self.past) - PAST_MAX)]
 
 
 def recent(record: ServiceRecord) -> dict[str, int]:
     """What became of requests in the last four to five minutes: each outcome that occurred, and how often."""
-    now = record.outcomes()
+    now = record.tally.outcomes()
     before = record.steps[0] if len(record.steps) == record.steps.maxlen else (0,) * len(now)
     return {name: count - was for name, count, was in zip(OUTCOMES, now, before, strict=True) if count > was}
