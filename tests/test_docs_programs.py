@@ -131,16 +131,6 @@ def test_two_pairs_on_one_machine(tmp_path: Path) -> None:
     assert "so nothing is known of the pair" in said
 
 
-def test_every_file_that_the_pages_name_is_there() -> None:
-    missing = [
-        (page.name, link)
-        for page in (ROOT / "docs").rglob("*.md")
-        for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
-        if not (page.parent / link).exists()
-    ]
-    assert not missing
-
-
 def test_plain_majordomo(tmp_path: Path) -> None:
     """docs/plain.md: a plain worker at both nodes, and a plain client before and after a node was killed."""
     with broker_pair(tmp_path / "pair") as nodes:

@@ -70,3 +70,9 @@ def test_links_lead_to_headings_that_are_there(page: Path) -> None:
         if heading not in anchors(page.parent / link if link else page)
     ]
     assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_that_are_there(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text("utf-8"))
+    assert not [link for link in links if not (page.parent / link).exists()]

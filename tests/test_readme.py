@@ -119,10 +119,3 @@ def test_the_worker_and_the_client_run_as_they_stand_there(place: Place) -> None
         "1 b'B'",
         "2 b'C'",
     ], done.stderr
-
-
-def test_every_file_that_the_readme_names_is_there() -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
-    missing = [link for link in links if not (ROOT / link).exists()]
-    assert links
-    assert not missing

@@ -95,7 +95,10 @@ def measure(trials: int) -> Measured:
     return Measured(
         command=f"make failover-picture TRIALS={trials}",
         made_at=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        machine=f"{os.cpu_count()} cores, load average {load:.1f} before and {os.getloadavg()[0]:.1f} after",
+        machine=(
+            f"{os.cpu_count()} cores, load average {load:.1f} before and {os.getloadavg()[0]:.1f} after"
+            + (f", niceness {os.nice(0)}" if os.nice(0) else "")
+        ),
         calls_per_second=RATE,
         lanes=lanes,
     )
