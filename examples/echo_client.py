@@ -1,10 +1,10 @@
-"""A client of the echo server as the published pattern has it: one socket, two addresses, never both at once.
+"""A client of the echo server, as the published pattern describes it: one socket, two addresses in turn.
 
     python examples/echo_client.py [PRIMARY BACKUP]
 
 It waits a second for each answer. If none comes it goes to the other server, gives that one the time to
-notice that its peer is gone, and sends the same request again. (bstar_client needs none of this: it is
-told who serves.)
+notice that its peer is gone, and sends the same request again. (bstar_client needs none of this: the nodes
+tell it which of them serves.)
 """
 
 import itertools

@@ -183,14 +183,14 @@ class Activated(Base, frozen=True, tag="active"):
 
 
 class Deactivated(Base, frozen=True, tag="inactive"):
-    """The node serves no more."""
+    """The node has stopped serving."""
 
     epoch: int
     text: str
 
 
 class PeerSeen(Base, frozen=True, tag="peer-seen"):
-    """The peer is to be heard: for the first time, again, or as a new process."""
+    """The node hears its peer: for the first time, again, or as a new process."""
 
     peer: str
     peer_boot: str = ""
@@ -223,8 +223,9 @@ class HandoverRefused(Base, frozen=True, tag="handover-refused"):
 
 
 class ClientsCutOff(Base, frozen=True, tag="clients-cut-off"):
-    """For ``for_us`` so many ``clients`` have reached the passive node and not the active one; ``unserved``
-    others ask for what no worker there offers. ``text`` is what the node does about it.
+    """``clients`` clients have reached the passive node and not the active one for ``for_us``.
+
+    ``unserved`` others ask for what no worker there offers. ``text`` is what the node does about it.
     """
 
     clients: int
@@ -288,18 +289,17 @@ class Request(Base, frozen=True, tag="request"):
     Its identity is ``client`` (32 hex digits) and ``number``, the same at both nodes, in every repetition
     and in the records of client and worker. A plain Majordomo client has no numbers: then ``client`` is
     "mdp-" with its routing id, and ``number`` this process's own. ``sender`` is the routing id it came from,
-    ``worker`` the one that had it last. A ``number`` of 2^62 or more was derived from a key of the caller
-    (BSN-G-14): whoever repeats the key, later or elsewhere, asks and is answered under the same identity.
+    ``worker`` the one that had it last. A ``number`` of 2^62 or more comes from a key of the caller
+    (BSN-G-14): all requests with that key have the same identity.
 
-    ``outcome``: "answered"; "failed" (the handler raised); told to the client as not answered: "expired",
-    "poison", "lost" (the worker died after PARTIALs or at the request's end, or with a request that must not
-    be executed twice), "returned" (the node gave up its role, or the request left the queue for its client to
-    send it again; ``worker`` is empty if no worker had it). "late": a worker answered after "returned", and
-    nobody was told.
+    ``outcome``: "answered"; "failed" (the handler raised); "expired", "poison". "lost": the worker died after
+    PARTIALs, at the request's end, or with a request that must not be executed twice. "returned": the node
+    gave up its role, or the request left the queue for its client to send it again; ``worker`` is empty if
+    no worker had it. "late": a worker answered after "returned", and nobody got the reply.
 
-    ``total_us`` from acceptance to the end, ``queued_us`` of it before the last dispatch, ``busy_us`` after
-    it. ``deliveries`` to workers, 0 if none; ``is_repeated``: the client said that an earlier attempt may
-    have been executed. ``weight``: for how many requests this record stands (sampling).
+    ``total_us`` counts from acceptance to the end, ``queued_us`` until the last dispatch, ``busy_us`` after
+    it. ``deliveries`` counts those to workers, 0 if none. ``is_repeated``: the client said that an earlier
+    attempt may have been executed. ``weight``: for how many requests this record stands (sampling).
     """
 
     client: str
@@ -416,7 +416,7 @@ class ActiveFound(Base, frozen=True, tag="active-found"):
 
 
 class ActiveLost(Base, frozen=True, tag="active-lost"):
-    """The client no longer follows it; ``outstanding`` requests waited for replies."""
+    """The client stops following it; ``outstanding`` requests waited for replies."""
 
     endpoint: str
     reason: str

@@ -78,7 +78,7 @@ _TABLES = (
     Table(
         "silver",
         "requests",
-        "One row for each request, by identity (client, number), whoever recorded it. outcome: as its client "
+        "One row for each request, by identity (client, number), from all records. outcome: as its client "
         "was told if that wrote a journal, else the best that a node recorded (null: only a worker did). "
         "evidence: bits 1 a node's record, 2 its client's, 4 a worker's. accepted_at_us: when the first node "
         "took it (or the client sent it, or a worker began it). ended_at_us: when its client had the outcome "
