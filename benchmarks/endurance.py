@@ -37,7 +37,7 @@ from bstar.wire import native
 from bstar_broker.core.snapshot import NodeState
 from bstar_cli.bench.plan import EchoPlan
 from bstar_client import HAClient, node_states
-from bstar_client.core.session import IDLE_PING_INTERVAL_S, PINGS_PER_SILENCE
+from bstar_client.core.nodes import IDLE_PING_INTERVAL_S, PINGS_PER_SILENCE
 from run import bstar_server, child, cpu_seconds
 
 HERE = Path(__file__).parent

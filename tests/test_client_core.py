@@ -641,7 +641,7 @@ def test_deadlines_of_ended_calls_do_not_pile_up(served: Desk) -> None:
         if served.session.counters.requests % 1_000 == 0:
             served.wait(0.3)
             served.pong(0, status(ACTIVE))
-    assert len(served.session._deadlines) < 2_100
+    assert len(served.session._calls.deadlines) < 2_100
 
 
 def test_the_bodies_of_an_ended_call_are_not_kept_until_its_deadline(served: Desk) -> None:
@@ -653,7 +653,7 @@ def test_the_bodies_of_an_ended_call_are_not_kept_until_its_deadline(served: Des
     assert call.body
     served.final(0, call, partials=1)
     delivery.perform([Deliver(call, reply) for call, reply in served.replies])
-    assert call in served.session._deadlines
+    assert call in served.session._calls.deadlines
     assert not call.body
     assert not call.partials
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bstar_client.core.session import Counters
+from bstar_client.core.counters import Counters
 from bstar_client.core.window import Pace
 
 

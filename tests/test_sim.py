@@ -17,7 +17,7 @@ from bstar.star.cut_off import LONE_PATIENCE, PATIENCE, SETTLING
 from bstar.wire import native
 from bstar_broker.core.endings import Endings
 from bstar_broker.core.records import Accepted
-from bstar_client.core.session import Session
+from bstar_client.core.reply_reader import ReplyReader
 from bstar_client.core.worker_session import WorkerCore
 from sim.__main__ import main
 from sim.checks import Violation
@@ -149,14 +149,14 @@ def break_the_stall_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def break_the_matching_of_replies(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = Session._receive_final
+    sound = ReplyReader.receive_final
 
-    def to_the_oldest(self: Session, node: Any, message: Any, outputs: Any, now: float) -> None:
-        if self._calls:
-            message = msgspec.structs.replace(message, identity=next(iter(self._calls)))
+    def to_the_oldest(self: ReplyReader, node: Any, message: Any, outputs: Any, now: float) -> None:
+        if self._calls.by_identity:
+            message = msgspec.structs.replace(message, identity=next(iter(self._calls.by_identity)))
         sound(self, node, message, outputs, now)
 
-    monkeypatch.setattr(Session, "_receive_final", to_the_oldest)
+    monkeypatch.setattr(ReplyReader, "receive_final", to_the_oldest)
 
 
 def break_the_check_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,17 +485,17 @@ def test_parts_that_found_no_room_are_missed_by_their_client() -> None:
 
 
 def test_a_build_whose_clients_miss_no_parts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = Session._receive_partial
+    sound = ReplyReader.receive_partial
 
-    def takes_any(self: Session, node: Any, message: Any, outputs: Any) -> None:
-        call = self._calls.get(message.identity)
+    def takes_any(self: ReplyReader, node: Any, message: Any, outputs: Any) -> None:
+        call = self._calls.by_identity.get(message.identity)
         if call is not None:
             call.partials_count = message.value
             call.partials_from = node.connection
             call.partials = [*call.partials]
         sound(self, node, message, outputs)
 
-    monkeypatch.setattr(Session, "_receive_partial", takes_any)
+    monkeypatch.setattr(ReplyReader, "receive_partial", takes_any)
 
     def runs() -> None:
         # Parts get lost where a pipe is full at the right moment, which is not in every run.

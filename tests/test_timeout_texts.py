@@ -12,8 +12,8 @@ import pytest
 from bstar.errors import BusyError, CallError, CallTimeoutError, NoActiveNodeError
 from bstar.wire import native
 from bstar_client import AsyncHAClient, HAClient, Request, Worker
+from bstar_client.core.call_errors import expired, overdue, too_late
 from bstar_client.core.calls import Call
-from bstar_client.core.overdue import expired, overdue, too_late
 from support.brokers import lone_broker
 from support.desk import Desk, ident
 from support.scripted import WAIT_S

@@ -52,11 +52,15 @@ class Deadlines(Generic[T]):
 
     def next_deadline(self) -> float:
         """The first deadline of an item that has not ended, or an earlier moment; inf without items."""
-        line, heap, is_due = self._line, self._heap, self._is_due
-        while line and not is_due(line[0][1], line[0][0]):
+        line, heap = self._line, self._heap
+        first = math.inf
+        while line:
+            first, item = line[0]
+            if self._is_due(item, first):
+                break
             line.popleft()
-        deadline = line[0][0] if line else math.inf
-        return heap[0][0] if heap and heap[0][0] < deadline else deadline
+            first = math.inf
+        return heap[0][0] if heap and heap[0][0] < first else first
 
     def pop_due(self, now: float) -> Iterator[T]:
         """Take out the items whose deadline has passed, the first one first.

@@ -17,7 +17,7 @@ from bstar.star import StarMachine
 from bstar_broker.core.endings import Endings
 from bstar_cli.main import main as bstar
 from bstar_client.core.fence import Fence, Moved
-from bstar_client.core.session import Session
+from bstar_client.core.reply_reader import ReplyReader
 from chaos.client import main as client
 from chaos.worker import main as worker
 
@@ -32,14 +32,14 @@ def _without_the_stall_rule() -> None:
 
 def _without_the_matching_of_replies() -> None:
     """A client gives each reply to its oldest call."""
-    sound = Session._receive_final
+    sound = ReplyReader.receive_final
 
-    def to_the_oldest(self: Session, node: Any, message: Any, outputs: Any, now: float) -> None:
-        if self._calls:
-            message = msgspec.structs.replace(message, identity=next(iter(self._calls)))
+    def to_the_oldest(self: ReplyReader, node: Any, message: Any, outputs: Any, now: float) -> None:
+        if self._calls.by_identity:
+            message = msgspec.structs.replace(message, identity=next(iter(self._calls.by_identity)))
         sound(self, node, message, outputs, now)
 
-    Session._receive_final = to_the_oldest  # type: ignore[method-assign]
+    ReplyReader.receive_final = to_the_oldest  # type: ignore[method-assign]
 
 
 def _without_the_check_of_epochs() -> None:

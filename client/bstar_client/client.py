@@ -17,10 +17,11 @@ from bstar_client.checks import (
     to_seconds,
     to_timeout,
 )
+from bstar_client.core.counters import Counters
 from bstar_client.core.events import Event
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
-from bstar_client.core.session import Counters, Session, SessionSettings
+from bstar_client.core.session import Session, SessionSettings
 from bstar_client.delivery import Delivery
 from bstar_client.requests import Requests
 from bstar_client.settings import ClientSettings, Dialect, LinkSettings
@@ -139,11 +140,12 @@ class Client:
 def _new_core(settings: ClientSettings) -> Session | Mdp02Session | FleetSession:
     pairs = settings.fleet.pairs
 
-    def begin(pair: int, now: float) -> Session | Mdp02Session:
+    def begin(pair: int, now: float, counters: Counters | None = None) -> Session | Mdp02Session:
         endpoints = pairs[pair].endpoints
         if settings.dialect == "native":
-            return Session(endpoints, client_id=os.urandom(16), now=now, settings=native)
-        return Mdp02Session(endpoints, now=now, settings=plain)
+            client_id = os.urandom(16)
+            return Session(endpoints, client_id=client_id, now=now, settings=native, counters=counters)
+        return Mdp02Session(endpoints, now=now, settings=plain, counters=counters)
 
     bounds = (settings.outstanding_max, settings.partials_max)
     native = SessionSettings(*bounds, settings.ping_interval_s, settings.silence_limit_s)

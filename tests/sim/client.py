@@ -11,6 +11,7 @@ import msgspec
 
 from bstar.errors import BstarError
 from bstar_client.core.calls import Call, Reply
+from bstar_client.core.counters import Counters
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
 from bstar_client.core.outputs import Deliver, DeliverAll, Fail, Output, Reset, Send
@@ -120,14 +121,17 @@ class SimClient(LinkOwner):
         self._ask_later()
         self.arrange()
 
-    def _begin_session(self, place: int, now: float) -> Session | Mdp02Session:
+    def _begin_session(
+        self, place: int, now: float, counters: Counters | None = None
+    ) -> Session | Mdp02Session:
         count = len(self.links) // len(self._watchers)
         endpoints = [link.node.name for link in self.links[place * count :][:count]]
         if self.dialect == "native":
             settings = SessionSettings(outstanding_max=OUTSTANDING_MAX)
-            return Session(endpoints, client_id=self.rng.randbytes(16), now=now, settings=settings)
+            client_id = self.rng.randbytes(16)
+            return Session(endpoints, client_id=client_id, now=now, settings=settings, counters=counters)
         plain = Mdp02Settings(outstanding_max=OUTSTANDING_MAX, settle_delay_s=self._settle_s)
-        return Mdp02Session(endpoints, now=now, settings=plain)
+        return Mdp02Session(endpoints, now=now, settings=plain, counters=counters)
 
     def die(self, *, with_host: bool = False) -> None:
         """The process is gone, and whoever waited in it."""

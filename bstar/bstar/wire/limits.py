@@ -29,3 +29,6 @@ BATCHED_BODY_BYTES_MAX = 16_384
 
 # Requests that one worker may hold at once.
 CREDIT_MAX = 65_535
+
+# The largest time to live that its field of 4 octets holds: 49 days.
+TTL_MS_MAX = 0xFFFF_FFFF

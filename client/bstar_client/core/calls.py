@@ -12,7 +12,7 @@ import msgspec
 
 from bstar.errors import BstarError
 
-__all__ = ["Ask", "Body", "Call", "CallFailed", "Outcome", "Reply"]
+__all__ = ["Ask", "Body", "Call", "CallFailed", "Outcome", "Reply", "is_pending"]
 
 # Of a request or a reply: one frame, or several.
 Body: TypeAlias = bytes | Sequence[bytes]
@@ -131,14 +131,44 @@ class Call(msgspec.Struct, eq=False, gc=False):
 
     @property
     def may_have_executed(self) -> bool:
-        """Is there an attempt of which it is not known that no worker began it?"""
+        """True if an attempt may have reached a worker."""
         return bool(self.sent_to or self.lost_on or self.was_dispatched)
 
     @property
     def is_bound(self) -> bool:
-        """Must it not be sent again once an attempt may have been executed?"""
+        """True if it must not be sent again once an attempt may have been executed."""
         return not self.is_idempotent or (self.is_stream and self.partials_count > 0)
+
+    def lose_attempt(self) -> None:
+        """The attempt under way, if there is one, is lost: its fate is unknown."""
+        if self.sent_to:
+            if self.lost_on is None:
+                self.lost_on = set()
+            self.lost_on.add(self.sent_to)
+            self.sent_to = 0
+
+    def end_attempt(self, connection: int, *, was_dispatched: bool) -> bool:
+        """The node on this connection ended an attempt. True if that was the one under way."""
+        is_current = self.sent_to == connection
+        if is_current:
+            self.sent_to = 0
+        elif self.lost_on is not None and connection in self.lost_on:
+            self.lost_on.discard(connection)
+        else:
+            return False
+        if was_dispatched:
+            self.was_dispatched = True
+        return is_current
+
+    def was_sent_over(self, connection: int) -> bool:
+        """True if an attempt over this connection has not been ended by its node."""
+        return self.sent_to == connection or (self.lost_on is not None and connection in self.lost_on)
 
 
 # What the shell hands to the caller of a call.
 Outcome: TypeAlias = tuple[Call, Reply | BstarError]
+
+
+def is_pending(call: Call, deadline: float) -> bool:
+    """True while the call's deadline can pass, for ``Deadlines``."""
+    return not call.is_done

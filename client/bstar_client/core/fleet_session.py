@@ -15,21 +15,24 @@ from collections.abc import Callable, Iterable, Sequence
 
 from bstar.errors import ClosedError
 from bstar_client.core.calls import Call
+from bstar_client.core.counters import Counters
 from bstar_client.core.mdp02_session import Mdp02Session
 from bstar_client.core.outputs import Fail, Output, Reset, Send
-from bstar_client.core.session import Counters, Session
+from bstar_client.core.session import Session
 
 __all__ = ["FleetSession"]
 
 
 class FleetSession:
-    """The sessions of pairs with so many ``nodes``. See ``ClientCore``. They count in common.
+    """The sessions of pairs with so many ``nodes``. See ``ClientCore``.
 
-    ``begin`` makes the session of a pair, at a time. A Reset opens the sockets of its nodes; before that they
-    are not to be open.
+    ``begin`` makes the session of a pair, at a time, with the ``Counters`` that all of them share. A Reset
+    opens the sockets of the pair's nodes; before that they are not open.
     """
 
-    def __init__(self, nodes: Sequence[int], begin: "Callable[[int, float], Session | Mdp02Session]") -> None:
+    def __init__(
+        self, nodes: Sequence[int], begin: Callable[[int, float, Counters], Session | Mdp02Session]
+    ) -> None:
         self.counters = Counters()
         self._begin = begin
         self._sessions: list[Session | Mdp02Session | None] = [None] * len(nodes)
@@ -54,8 +57,7 @@ class FleetSession:
     def open(self, pair: int, now: float) -> list[Output]:
         """Begin the pair's session and connect to its nodes."""
         assert self._sessions[pair] is None, "the session has begun already"
-        self._sessions[pair] = session = self._begin(pair, now)
-        session.counters = self.counters
+        self._sessions[pair] = self._begin(pair, now, self.counters)
         return self._told(pair, [Reset(node) for node in range(self._pair_of.count(pair))])
 
     def submit(self, call: Call, now: float) -> list[Output]:

@@ -19,22 +19,25 @@ from contextlib import suppress
 
 import msgspec
 
-from bstar.errors import (
-    BstarError,
-    BusyError,
-    CallTimeoutError,
-    ClosedError,
-    NoActiveNodeError,
-    OutcomeUnknownError,
-    RemoteProtocolError,
-    StreamInterruptedError,
-)
+from bstar.deadlines import Deadlines
+from bstar.errors import BstarError, RemoteProtocolError
 from bstar.wire import mdp02
-from bstar_client.core.calls import Call, Reply
-from bstar_client.core.events import ActiveFound, Connected, Disconnected, FailedOver
+from bstar_client.core.call_errors import (
+    INTERRUPTED,
+    already_closed,
+    broken,
+    closed,
+    not_begun,
+    overdue,
+    too_many_outstanding,
+    too_many_partials,
+)
+from bstar_client.core.calls import Call, Reply, is_pending
+from bstar_client.core.counters import Counters
+from bstar_client.core.events import ActiveFound, Connected, FailedOver
+from bstar_client.core.nodes import Endpoint
 from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Reset, Send
-from bstar_client.core.overdue import seconds, title
-from bstar_client.core.session import INTERRUPTED, Counters
+from bstar_client.core.reply_reader import collect_partial, stream_partial
 
 __all__ = ["Mdp02Session", "Mdp02Settings"]
 
@@ -56,28 +59,32 @@ class Mdp02Session:
     """One MDP/0.2 client. See ``ClientCore``."""
 
     def __init__(
-        self, endpoints: Sequence[str], *, now: float, settings: Mdp02Settings | None = None
+        self,
+        endpoints: Sequence[str],
+        *,
+        now: float,
+        settings: Mdp02Settings | None = None,
+        counters: Counters | None = None,
     ) -> None:
-        self._endpoints = tuple(endpoints)
+        self._nodes = [Endpoint(endpoint) for endpoint in endpoints]
         self._settings = settings or Mdp02Settings()
-        self._is_connected = [False] * len(self._endpoints)
-        self._is_refused = [False] * len(self._endpoints)
+        # The node that is asked now.
         self._at = 0
         self._waiting: deque[Call] = deque()
         self._call: Call | None = None
+        self._deadlines = Deadlines(is_pending)
         # An attempt: sent, or waiting for its connection, until attempt_ends_at. Or a pause, until send_at.
         self._is_sent = False
-        self._attempt_ends_at: float | None = None
-        self._send_at: float | None = None
+        self._attempt_ends_at = math.inf
+        self._send_at = math.inf
         self._passed_over = 0
         # When the first request was sent that nothing was heard after; calls may be shorter than an attempt.
         self._unanswered_since: float | None = None
         self._followed: int | None = None
-        self._left_at = now
-        self._left_reason = ""
-        self._deadline_next: float | None = None
+        # When and why a node was left last.
+        self._left = (now, "")
         self._is_closed = False
-        self.counters = Counters()
+        self.counters = counters or Counters()
 
     @property
     def outstanding(self) -> int:
@@ -87,7 +94,7 @@ class Mdp02Session:
     @property
     def active(self) -> str | None:
         """The endpoint that answered last, if it is still the one that is asked."""
-        return self._endpoints[self._at] if self._followed == self._at else None
+        return self._nodes[self._at].endpoint if self._followed == self._at else None
 
     # --- the caller's side --------------------------------------------------------------------------------
 
@@ -96,18 +103,20 @@ class Mdp02Session:
         if call.is_done:
             return []  # abandoned before its turn came
         if self._is_closed:
-            return [Fail(call, ClosedError("the client is closed; the request was not sent"))]
+            return [Fail(call, already_closed())]
         if self.outstanding >= self._settings.outstanding_max:
-            text = f"{self.outstanding} requests are outstanding (outstanding_max); wait for replies first"
-            return [Fail(call, BusyError(text))]
+            return [Fail(call, too_many_outstanding(self.outstanding))]
         call.is_begun = True
         self.counters.requests += 1
-        self._waiting.append(call)
-        if call.deadline is not None and (self._deadline_next is None or call.deadline < self._deadline_next):
-            self._deadline_next = call.deadline
         outputs: list[Output] = []
+        self._queue(call)
         self._begin_next(outputs, now)
         return outputs
+
+    def _queue(self, call: Call) -> None:
+        self._waiting.append(call)
+        if call.deadline is not None:
+            self._deadlines.add(call, call.deadline)
 
     def submit_all(self, calls: Sequence[Call], now: float) -> list[Output]:
         """Begin several calls, one by one."""
@@ -132,23 +141,21 @@ class Mdp02Session:
         if self._is_closed:
             return []
         outputs: list[Output] = []
-        self._is_connected = [False] * len(self._endpoints)
-        self._is_refused = [False] * len(self._endpoints)
+        for node in self._nodes:
+            node.restart()
         self._call = None
         self._waiting.clear()
+        self._deadlines = Deadlines(is_pending)
         self._is_sent = False
-        self._attempt_ends_at = self._send_at = self._unanswered_since = self._deadline_next = None
+        self._attempt_ends_at = self._send_at = math.inf
+        self._unanswered_since = None
         self._passed_over = 0
         for call in sorted(calls, key=lambda call: call.begun_at):
-            if call.attempts and call.is_bound:
-                is_broken = call.is_stream and call.partials_count > 0
-                kind = StreamInterruptedError if is_broken else OutcomeUnknownError
-                self._fail(call, kind(INTERRUPTED), outputs)
+            if call.may_have_executed and call.is_bound:
+                self._fail(call, broken(call, INTERRUPTED), outputs)
                 continue
             call.is_done = False  # if it was, its outcome was lost
-            self._waiting.append(call)
-            if call.deadline is not None:
-                self._deadline_next = min(call.deadline, self._deadline_next or math.inf)
+            self._queue(call)
         self._begin_next(outputs, now)
         return outputs
 
@@ -160,40 +167,26 @@ class Mdp02Session:
         self._call = None
         self._waiting.clear()
         for call in calls:
-            error: BstarError
-            if call.attempts:
-                error = OutcomeUnknownError("the client was closed while the request was outstanding")
-            else:
-                error = ClosedError(
-                    "the client was closed; the request had not been sent: it was not executed"
-                )
-            self._fail(call, error, outputs)
+            self._fail(call, closed(call), outputs)
         return outputs
 
     # --- the connection's side ----------------------------------------------------------------------------
 
     def connected(self, node: int, now: float) -> list[Output]:
         """The connection to a node is ready for messages."""
-        outputs: list[Output] = [Announce(Connected(self._endpoints[node]))]
-        self._is_connected[node] = True
-        self._is_refused[node] = False
+        outputs: list[Output] = [Announce(Connected(self._nodes[node].endpoint))]
+        self._nodes[node].connect()
         if node == self._at:
             self._send_if_ready(outputs, now)
         return outputs
 
     def disconnected(self, node: int, now: float) -> list[Output]:
         """The connection to a node broke, or an attempt to connect failed."""
-        outputs: list[Output] = []
-        was_connected, was_refused = self._is_connected[node], self._is_refused[node]
-        self._is_connected[node] = False
-        self._is_refused[node] = True
-        if was_connected or not was_refused:
-            reason = "broken" if was_connected else "refused"
-            outputs.append(Announce(Disconnected(self._endpoints[node], reason)))
+        outputs = self._nodes[node].disconnect()
         if node == self._at and self._call is not None:
             if self._is_sent:
                 self._next_node("disconnected", outputs, now)
-            elif self._send_at is None:
+            elif self._send_at == math.inf:
                 self._pass_over(outputs, now)
         return outputs
 
@@ -211,45 +204,23 @@ class Mdp02Session:
         outputs: list[Output] = []
         self._unanswered_since = None
         self._follow(outputs, now)
-        endpoint = self._endpoints[node]
+        endpoint = self._nodes[node].endpoint
         body = tuple(reply.body)
         if reply.is_final:
             self.counters.replies += 1
             call.is_done = True
-            self._call = None
-            self._is_sent = False
-            self._attempt_ends_at = None
+            self._end_attempt()
             index = call.partials_count if call.is_stream else call.index
-            outputs.append(
-                Deliver(
-                    call,
-                    Reply(
-                        body,
-                        tuple(call.partials),
-                        index,
-                        call.attempts,
-                        0,
-                        endpoint,
-                        True,
-                        now - call.begun_at,
-                    ),
-                )
-            )
+            elapsed_s = now - call.begun_at
+            final = Reply(body, tuple(call.partials), index, call.attempts, 0, endpoint, True, elapsed_s)
+            outputs.append(Deliver(call, final))
             self._begin_next(outputs, now)
             return outputs
         self._attempt_ends_at = now + self._settings.attempt_timeout_s
-        index = call.partials_count
-        call.partials_count += 1
         if call.is_stream:
-            outputs.append(Deliver(call, Reply(body, (), index, call.attempts, 0, endpoint, False)))
-        elif index < self._settings.partials_max:
-            assert isinstance(call.partials, list), "made when it was sent"
-            call.partials.append(body)
-        else:
-            text = (
-                f"the reply has more than {self._settings.partials_max} PARTIALs (partials_max): use stream()"
-            )
-            self._fail(call, OutcomeUnknownError(text), outputs)
+            outputs.append(stream_partial(call, body, 0, endpoint))
+        elif not collect_partial(call, body, self._settings.partials_max):
+            self._fail(call, too_many_partials(self._settings.partials_max), outputs)
             self._drop_current(outputs)
             self._begin_next(outputs, now)
         return outputs
@@ -258,18 +229,17 @@ class Mdp02Session:
 
     def next_deadline(self) -> float | None:
         """When ``handle_timer`` has something to do; earlier calls do no harm."""
-        due = [at for at in (self._attempt_ends_at, self._send_at, self._deadline_next) if at is not None]
-        return min(due, default=None)
+        due = min(self._attempt_ends_at, self._send_at, self._deadlines.next_deadline())
+        return None if due == math.inf else due
 
     def handle_timer(self, now: float) -> list[Output]:
         """Deadlines, attempts that took too long, and the end of a settle delay."""
         outputs: list[Output] = []
-        if self._deadline_next is not None and now >= self._deadline_next:
-            self._end_overdue(outputs, now)
-        if self._send_at is not None and now >= self._send_at:
-            self._send_at = None
+        self._end_overdue(outputs, now)
+        if now >= self._send_at:
+            self._send_at = math.inf
             self._begin_attempt(outputs, now)
-        if self._attempt_ends_at is not None and now >= self._attempt_ends_at:
+        if now >= self._attempt_ends_at:
             if self._is_sent:
                 self._next_node("silent", outputs, now)
             else:
@@ -277,43 +247,21 @@ class Mdp02Session:
         return outputs
 
     def _end_overdue(self, outputs: list[Output], now: float) -> None:
-        deadlines = []
-        current = self._call
-        for call in [current, *self._waiting] if current is not None else list(self._waiting):
-            if call.deadline is None:
-                continue
-            if now < call.deadline:
-                deadlines.append(call.deadline)
-                continue
-            if call is current:
-                self._fail(call, self._overdue(call, now), outputs)
-                since = self._unanswered_since
-                if self._is_sent and since is not None and now - since >= self._settings.attempt_timeout_s:
-                    self._call = None
-                    self._leave("silent", outputs, now)
-                else:
-                    self._drop_current(outputs)
-            else:
+        for call in self._deadlines.pop_due(now):
+            nodes = "; ".join(node.describe() for node in self._nodes)
+            if call is not self._call:
                 self._waiting.remove(call)
-                error = NoActiveNodeError(self._text(call, "its turn had not come; it was not sent", now))
-                self._fail(call, error, outputs)
-        self._deadline_next = min(deadlines, default=None)
+                self._fail(call, not_begun(call, nodes, now), outputs)
+                continue
+            self._fail(call, overdue(call, call, nodes, now), outputs)
+            since = self._unanswered_since
+            if self._is_sent and since is not None and now - since >= self._settings.attempt_timeout_s:
+                self._call = None
+                self._leave("silent", outputs, now)
+            else:
+                self._drop_current(outputs)
+        self._deadlines.tidy(self.outstanding)
         self._begin_next(outputs, now)
-
-    def _overdue(self, call: Call, now: float) -> BstarError:
-        if not call.attempts:
-            return NoActiveNodeError(self._text(call, "it was not sent", now))
-        known = f"it has not answered; {call.attempts} attempt(s), it may have been executed"
-        return CallTimeoutError(self._text(call, known, now), may_have_executed=True)
-
-    def _text(self, call: Call, what: str, now: float) -> str:
-        nodes = "; ".join(
-            f"{endpoint}: {'connected' if is_connected else 'refused' if is_refused else 'not connected yet'}"
-            for endpoint, is_connected, is_refused in zip(
-                self._endpoints, self._is_connected, self._is_refused, strict=True
-            )
-        )
-        return f"timed out after {seconds(call, now)}: {title(call)}: {what}. Nodes: {nodes}"
 
     # --- one request at a time ----------------------------------------------------------------------------
 
@@ -322,7 +270,7 @@ class Mdp02Session:
             return
         self._call = self._waiting.popleft()
         self._passed_over = 0
-        if self._send_at is None:
+        if self._send_at == math.inf:
             self._begin_attempt(outputs, now)
 
     def _begin_attempt(self, outputs: list[Output], now: float) -> None:
@@ -330,19 +278,21 @@ class Mdp02Session:
             return
         self._attempt_ends_at = now + self._settings.attempt_timeout_s
         self._is_sent = False
-        if self._is_connected[self._at]:
+        node = self._nodes[self._at]
+        if node.is_connected:
             self._send_if_ready(outputs, now)
-        elif self._is_refused[self._at]:
+        elif node.was_refused:
             self._pass_over(outputs, now)
 
     def _send_if_ready(self, outputs: list[Output], now: float) -> None:
         call = self._call
-        if call is None or self._is_sent or self._send_at is not None:
+        if call is None or self._is_sent or self._send_at != math.inf:
             return
         if call.attempts:
             self.counters.resends += 1
         call.attempts += 1
         call.node = self._at
+        call.sent_to = self._at + 1  # for ever: nobody can say that it was not executed
         call.partials = []
         call.partials_count = 0
         self._is_sent = True
@@ -354,10 +304,10 @@ class Mdp02Session:
     def _pass_over(self, outputs: list[Output], now: float) -> None:
         """This node cannot be reached: the next one at once, and a pause after a round."""
         self._passed_over += 1
-        self._at = (self._at + 1) % len(self._endpoints)
-        if self._passed_over >= len(self._endpoints):
+        self._at = (self._at + 1) % len(self._nodes)
+        if self._passed_over >= len(self._nodes):
             self._passed_over = 0
-            self._attempt_ends_at = None
+            self._attempt_ends_at = math.inf
             self._send_at = now + self._settings.settle_delay_s
         else:
             self._begin_attempt(outputs, now)
@@ -367,52 +317,49 @@ class Mdp02Session:
         call = self._call
         assert call is not None
         if call.is_bound:
-            text = f"{self._endpoints[self._at]} was lost ({reason}) with the request"
-            error: BstarError = OutcomeUnknownError(text)
-            if call.is_stream and call.partials_count:
-                error = StreamInterruptedError(f"{text}; {call.partials_count} PARTIAL(s) had been delivered")
-            self._fail(call, error, outputs)
+            text = f"{self._nodes[self._at].endpoint} was lost ({reason}) with the request"
+            self._fail(call, broken(call, text), outputs)
             self._call = None
         self._leave(reason, outputs, now)
         self._begin_next(outputs, now)
 
     def _leave(self, reason: str, outputs: list[Output], now: float) -> None:
-        self._left_reason = reason
-        self._left_at = now
+        self._left = (now, reason)
         self._reset(self._at, outputs)
         self._unanswered_since = None
         self._passed_over = 0
-        self._at = (self._at + 1) % len(self._endpoints)
+        self._at = (self._at + 1) % len(self._nodes)
         self._send_at = now + self._settings.settle_delay_s
 
     def _drop_current(self, outputs: list[Output]) -> None:
         """The current call has ended without its final reply: nobody may take that reply for another's."""
         if self._is_sent:
             self._reset(self._at, outputs)
+        self._end_attempt()
+
+    def _end_attempt(self) -> None:
         self._call = None
         self._is_sent = False
-        self._attempt_ends_at = None
+        self._attempt_ends_at = math.inf
 
     def _reset(self, node: int, outputs: list[Output]) -> None:
         self._is_sent = False
-        self._attempt_ends_at = None
-        self._is_connected[node] = False
-        self._is_refused[node] = False
+        self._attempt_ends_at = math.inf
+        self._nodes[node].restart()
         outputs.append(Reset(node))
 
     def _follow(self, outputs: list[Output], now: float) -> None:
         if self._followed == self._at:
             return
-        endpoint = self._endpoints[self._at]
+        endpoint = self._nodes[self._at].endpoint
         if self._followed is None:
             outputs.append(Announce(ActiveFound(endpoint, 0)))
         else:
             self.counters.failovers += 1
-            left = self._endpoints[self._followed]
-            gap_s = now - self._left_at
-            outputs.append(
-                Announce(FailedOver(left, endpoint, self._left_reason, 0, self.outstanding, gap_s))
-            )
+            from_endpoint = self._nodes[self._followed].endpoint
+            left_at, reason = self._left
+            event = FailedOver(from_endpoint, endpoint, reason, 0, self.outstanding, now - left_at)
+            outputs.append(Announce(event))
         self._followed = self._at
 
     def _fail(self, call: Call, error: BstarError, outputs: list[Output]) -> None:

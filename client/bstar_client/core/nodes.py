@@ -1,17 +1,34 @@
-"""What a native client knows of one node: its connection, its last status, and whether it is silent.
+"""What a native client knows of its nodes: their connections, what they answer to PINGs, who may be asked.
 
 A node's status ages. What it said about the time until a request could turn it active is kept as a moment
-on the client's clock (``_turns_at``), so that it stays right without asking again.
+on the client's clock, so that it stays right without asking again.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 
+from bstar.wire import native
 from bstar.wire.messages import NEVER_MS, NodeStatus
+from bstar_client.core.events import Disconnected
+from bstar_client.core.outputs import Announce, Output, Send
 
-__all__ = ["ACTIVE", "Node"]
+__all__ = ["ACTIVE", "IDLE_PING_INTERVAL_S", "PINGS_PER_SILENCE", "Endpoint", "Node", "Nodes"]
 
 ACTIVE = 3
 _STATE_NAMES = {1: "PRIMARY, starting", 2: "BACKUP, starting", 3: "ACTIVE", 4: "PASSIVE", 5: "ERROR"}
+
+# Before a node has told the pair's timing. After that: a PING four times in a failover timeout at least.
+_PING_INTERVAL_S = 0.25
+_SILENCE_LIMIT_S = 1.0
+PINGS_PER_SILENCE = 4
+# When the active node was lost its successor may be found in milliseconds, or when a drain has ended: ask at
+# once, then at growing distances, so that looking costs at most half of what has passed already, and at most
+# ten PINGs a second. What a node told before the loss is no longer true.
+_SEARCH_PAUSE_MIN_S = 0.005
+_SEARCH_PAUSE_MAX_S = 0.1
+_SEARCH_GROWTH = 1.5
+# While nothing is outstanding, PING only so that observers learn of changes.
+IDLE_PING_INTERVAL_S = 5.0
 
 # A node that says "now" and refuses again and again is asked less and less often.
 _ASK_PAUSE_MIN_S = 0.01
@@ -20,25 +37,43 @@ _ASK_PAUSE_MAX_S = 0.25
 _LOOK_FIRST_S = 0.25
 
 
-class Node:
-    """One endpoint. ``connection`` is a number that no other connection of this client had or will have."""
+class Endpoint:
+    """A node's address, and whether a connection to it is up."""
 
-    def __init__(self, index: int, endpoint: str, now: float) -> None:
-        self.index = index
+    def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
-        self.connection = 0
         self.is_connected = False
-        # Did its last attempt to connect fail, or its last connection break?
+        # True if the last attempt to connect failed, or the last connection broke.
         self.was_refused = False
-        self.is_silent = False
-        self.takes_batches = False
-        self.obeys_once = False
-        self.status: NodeStatus | None = None
-        self.is_active = False
-        self.epoch = 0
-        # When the first PING was sent that nothing has answered; None: all is answered.
-        self.pinged_at: float | None = None
-        self.heard_at: float | None = None
+
+    def connect(self) -> None:
+        """A connection is up."""
+        self.is_connected = True
+        self.was_refused = False
+
+    def disconnect(self) -> list[Output]:
+        """The connection broke, or an attempt to connect failed, which is news the first time only."""
+        reason = "broken" if self.is_connected else "refused"
+        is_news = self.is_connected or not self.was_refused
+        self.is_connected = False
+        self.was_refused = True
+        return [Announce(Disconnected(self.endpoint, reason))] if is_news else []
+
+    def restart(self) -> None:
+        """There is a new socket, as at the beginning."""
+        self.is_connected = False
+        self.was_refused = False
+
+    def describe(self) -> str:
+        """What is known of it, for the text of an error."""
+        state = "connected" if self.is_connected else "refused" if self.was_refused else "not connected yet"
+        return f"{self.endpoint}: {state}"
+
+
+class Vote:
+    """When a node may be asked for a vote: a request that could turn it active."""
+
+    def __init__(self) -> None:
         # When a request could turn it active.
         self._turns_at = 0.0
         self._refusals = 0
@@ -47,36 +82,9 @@ class Node:
         # At the latest then it is asked, however often it says that its peer lives: that peer may live and be
         # out of this client's reach.
         self._ask_by = math.inf
-        self._created_at = now
 
-    def connect(self, connection: int) -> None:
-        """A new connection is up; what the last one said is forgotten."""
-        self.connection = connection
-        self.is_connected = True
-        self.was_refused = False
-        self._forget()
-
-    def disconnect(self) -> None:
-        """The connection broke, or an attempt to connect failed."""
-        self.is_connected = False
-        self.was_refused = True
-        self._forget()
-
-    def begin_anew(self, now: float) -> None:
-        """There is a new socket, as at the beginning."""
-        self.is_connected = False
-        self.was_refused = False
-        self._created_at = now
-        self._forget()
-
-    def _forget(self) -> None:
-        self.is_silent = False
-        self.takes_batches = False
-        self.obeys_once = False
-        self.is_active = False
-        self.status = None
-        self.pinged_at = None
-        self.heard_at = None
+    def restart(self) -> None:
+        """Forget what the node said. A search goes on."""
         self._turns_at = 0.0
         self._refusals = 0
         self._rests_until = 0.0
@@ -92,14 +100,9 @@ class Node:
         """The client follows a node."""
         self._ask_by = math.inf
 
-    def tell(self, status: NodeStatus, now: float) -> None:
-        """Take the status that it told in a PONG."""
-        self.status = status
-        self.takes_batches = status.takes_batches
-        self.obeys_once = status.obeys_once
-        self.is_active = status.state == ACTIVE
-        if self.is_active:
-            self.epoch = status.epoch
+    def hear(self, status: NodeStatus, now: float) -> None:
+        """The node told its status."""
+        if status.state == ACTIVE:
             self._refusals = 0
             self._rests_until = 0.0
             self._turns_at = now
@@ -110,45 +113,235 @@ class Node:
             # do PONGs, which come more often than votes, put the next one off.
             self._turns_at = max(now + status.retry_after_ms / 1000, self._rests_until)
 
+    def refuse(self, now: float, retry_after_max_s: float) -> None:
+        """The node refused a request. A burst of refusals is one."""
+        if now >= self._rests_until:
+            self._refusals += 1
+            pause_s = min(_ASK_PAUSE_MIN_S * 2.0 ** min(self._refusals - 1, 8), _ASK_PAUSE_MAX_S)
+            self._rests_until = now + min(pause_s, retry_after_max_s)
+        self._ask_by = now + retry_after_max_s
+
     @property
     def ask_at(self) -> float:
-        """When it is to be asked, if no node is followed then; never, if no request could turn it active."""
+        """When the node is to be asked, if none is followed then; inf if no request could turn it active."""
         if self._turns_at == math.inf:
             return math.inf
         return max(min(self._turns_at, self._ask_by), self._rests_until)
 
-    def refuse(self, status: NodeStatus, now: float, retry_after_max_s: float) -> None:
-        """Take the status that it told in a NOT_ACTIVE. A burst of them is one refusal."""
-        if now >= self._rests_until:
-            self._refusals += 1
-            self._rests_until = now + min(self._ask_pause_s(), retry_after_max_s)
-        self._ask_by = now + retry_after_max_s
-        self.tell(status, now)
 
-    def _ask_pause_s(self) -> float:
-        return min(_ASK_PAUSE_MIN_S * 2.0 ** min(self._refusals - 1, 8), _ASK_PAUSE_MAX_S)
+class Node(Endpoint):
+    """One node. ``connection`` is a number that no other connection of this client had or will have."""
 
-    def is_settled(self, now: float, patience_s: float) -> bool:
-        """Not connected: is it known, or long enough unknown, that it will not answer soon?"""
-        return self.was_refused or now >= self.settles_at(patience_s)
+    def __init__(self, index: int, endpoint: str, now: float) -> None:
+        super().__init__(endpoint)
+        self.index = index
+        self.connection = 0
+        self.is_silent = False
+        self.status: NodeStatus | None = None
+        self.is_active = False
+        self.epoch = 0
+        # When the first PING was sent that nothing has answered; None: all is answered.
+        self.pinged_at: float | None = None
+        self.heard_at: float | None = None
+        self.vote = Vote()
+        self.created_at = now
 
-    def settles_at(self, patience_s: float) -> float:
-        """When a node of which nothing was heard since the client began is no longer waited for."""
-        return self._created_at + patience_s
+    @property
+    def takes_batches(self) -> bool:
+        """True if it has told that it reads REQUESTS."""
+        return self.status is not None and self.status.takes_batches
 
-    def describe(self, now: float) -> str:
+    @property
+    def obeys_once(self) -> bool:
+        """True if it has told that it dispatches a request with ONCE at most once."""
+        return self.status is not None and self.status.obeys_once
+
+    def forget(self) -> None:
+        """What the last connection said says nothing of the next one."""
+        self.is_silent = False
+        self.is_active = False
+        self.status = None
+        self.pinged_at = None
+        self.heard_at = None
+        self.vote.restart()
+
+    def fall_silent(self) -> None:
+        """It is connected and does not answer."""
+        self.is_silent = True
+        self.is_active = False
+
+    def hear(self, status: NodeStatus, now: float) -> None:
+        """Take the status that it told."""
+        self.status = status
+        self.is_active = status.state == ACTIVE
+        if self.is_active:
+            self.epoch = status.epoch
+        self.vote.hear(status, now)
+
+    def describe(self, now: float = 0.0) -> str:
         """What is known of it, for the text of an error."""
         if not self.is_connected:
-            return f"{self.endpoint}: {'refused' if self.was_refused else 'not connected yet'}"
+            return super().describe()
         if self.is_silent or self.status is None:
             since = self.heard_at if self.heard_at is not None else self.pinged_at
-            return (
-                f"{self.endpoint}: silent for {now - since:.1f} s"
-                if since is not None
-                else f"{self.endpoint}: silent"
-            )
+            return f"{self.endpoint}: silent" + (f" for {now - since:.1f} s" if since is not None else "")
         if self.is_active:
             return f"{self.endpoint}: active"
         peer = _STATE_NAMES.get(self.status.peer_state, "silent")
         state = _STATE_NAMES.get(self.status.state, "unknown")
         return f"{self.endpoint}: not active ({state}), its peer {peer}"
+
+
+class Nodes:
+    """All nodes of a client, and when to ask how they are.
+
+    ``ping_interval_s`` and ``silence_limit_s`` None: derived from what the nodes tell of their own timing.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        now: float,
+        ping_interval_s: float | None,
+        silence_limit_s: float | None,
+    ) -> None:
+        self._nodes = [Node(index, endpoint, now) for index, endpoint in enumerate(endpoints)]
+        self._connections = 0
+        self._is_interval_fixed = ping_interval_s is not None
+        self._is_limit_fixed = silence_limit_s is not None
+        self.ping_interval_s = ping_interval_s or _PING_INTERVAL_S
+        self.silence_limit_s = silence_limit_s or _SILENCE_LIMIT_S
+        self.failover_timeout_s = self.silence_limit_s
+        self._ping_at = now + IDLE_PING_INTERVAL_S
+        self._search_pause_s = _SEARCH_PAUSE_MAX_S
+        self._ping = native.encode_ping()
+
+    def __getitem__(self, index: int) -> Node:
+        return self._nodes[index]
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def connect(self, node: Node) -> None:
+        """A new connection is up; what the last one said is forgotten."""
+        self._connections += 1
+        node.connection = self._connections
+        node.connect()
+        node.forget()
+
+    def restart(self, now: float) -> None:
+        """There are new sockets, as at the beginning."""
+        for node in self._nodes:
+            node.restart()
+            node.created_at = now
+            node.forget()
+
+    def take_epoch(self, epoch: int) -> None:
+        """PINGs tell the highest epoch that a node has told."""
+        self._ping = native.encode_ping(epoch=epoch)
+
+    def take_timing(self, status: NodeStatus) -> None:
+        """The pair's own timing tells how often to ask, and when silence means loss (BSN-C-07)."""
+        timeout_s = status.failover_timeout_ms / 1000
+        self.failover_timeout_s = timeout_s
+        if not self._is_limit_fixed:
+            self.silence_limit_s = timeout_s
+        if not self._is_interval_fixed:
+            self.ping_interval_s = min(status.heartbeat_ms / 1000, timeout_s / PINGS_PER_SILENCE)
+
+    def describe(self, now: float) -> str:
+        """What is known of all of them, for the text of an error."""
+        return "; ".join(node.describe(now) for node in self._nodes)
+
+    # --- PINGs --------------------------------------------------------------------------------------------
+
+    def ping(self, node: Node, now: float) -> Send:
+        """Ask one node how it is."""
+        if node.pinged_at is None:
+            node.pinged_at = now
+        return Send(node.index, self._ping)
+
+    def ping_soon(self, now: float) -> None:
+        """Something is outstanding again: PINGs come in their normal interval."""
+        self._ping_at = min(self._ping_at, now + self.ping_interval_s)
+
+    def search(self, now: float) -> None:
+        """No node is followed: what they are now is to be known soon."""
+        self._ping_at = now
+        self._search_pause_s = _SEARCH_PAUSE_MIN_S
+        for node in self._nodes:
+            node.vote.seek(now, self.failover_timeout_s)
+
+    def end_search(self) -> None:
+        """A node is followed."""
+        for node in self._nodes:
+            node.vote.rest()
+
+    def next_deadline(self) -> float:
+        """When a PING is due, or a node's silence is loss."""
+        due = self._ping_at
+        limit_s = self.silence_limit_s
+        for node in self._nodes:
+            pinged_at = node.pinged_at
+            if pinged_at is not None and pinged_at + limit_s < due and not node.is_silent:
+                due = pinged_at + limit_s
+        return due
+
+    def take_silent(self, now: float) -> list[Node]:
+        """The nodes whose silence is loss from now on."""
+        silent = []
+        limit_s = self.silence_limit_s
+        for node in self._nodes:
+            if node.pinged_at is not None and not node.is_silent and now >= node.pinged_at + limit_s:
+                node.fall_silent()
+                silent.append(node)
+        return silent
+
+    def ping_due(self, now: float, *, is_idle: bool, is_found: bool) -> list[Output]:
+        """PING all nodes, if it is time. ``is_idle``: no call waits; ``is_found``: a node is followed."""
+        if now < self._ping_at:
+            return []
+        pause_s = self.ping_interval_s
+        if is_idle:
+            pause_s = IDLE_PING_INTERVAL_S
+        elif not is_found:
+            pause_s = min(self._search_pause_s, pause_s)
+            self._search_pause_s = min(self._search_pause_s * _SEARCH_GROWTH, _SEARCH_PAUSE_MAX_S)
+        self._ping_at = now + pause_s
+        return [self.ping(node, now) for node in self._nodes if node.is_connected]
+
+    # --- which one ----------------------------------------------------------------------------------------
+
+    def find_active(self) -> Node | None:
+        """The node that says that it is active, in the highest epoch."""
+        best: Node | None = None
+        for node in self._nodes:
+            if node.is_active and node.is_connected and (best is None or node.epoch > best.epoch):
+                best = node
+        return best
+
+    def find_candidate(self, now: float) -> tuple[Node | None, float]:
+        """The first node that a request could turn active; without one, when to look again.
+
+        A node before it in the list (the primary) is waited for a while, so that looking at a backup does
+        not promote it.
+        """
+        ask_at = math.inf
+        for node in self._nodes:
+            if not node.is_connected:
+                settles_at = node.created_at + self.silence_limit_s
+                if not node.was_refused and now < settles_at:
+                    return None, min(ask_at, settles_at)
+            elif node.is_silent:
+                continue
+            elif node.status is None:
+                return None, ask_at  # its PONG is on the way, or its silence will be noticed
+            elif now >= node.vote.ask_at:
+                return node, now
+            else:
+                ask_at = min(ask_at, node.vote.ask_at)
+        return None, ask_at

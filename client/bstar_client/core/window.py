@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from bstar.errors import BstarError, CallTimeoutError, LocalProtocolError
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Outcome, Reply
-from bstar_client.core.session import Counters
+from bstar_client.core.counters import Counters
 
 __all__ = ["Pace", "Window"]
 

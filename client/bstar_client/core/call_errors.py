@@ -1,0 +1,106 @@
+"""What a caller is told of a call without a reply: what happened, to which service, and what is known."""
+
+from bstar.errors import (
+    BstarError,
+    BusyError,
+    CallTimeoutError,
+    ClosedError,
+    NoActiveNodeError,
+    OutcomeUnknownError,
+    StreamInterruptedError,
+)
+from bstar.printable import printable
+from bstar_client.core.calls import Call
+
+__all__ = [
+    "INTERRUPTED",
+    "already_closed",
+    "broken",
+    "closed",
+    "expired",
+    "not_begun",
+    "overdue",
+    "too_late",
+    "too_many_outstanding",
+    "too_many_partials",
+]
+
+INTERRUPTED = "the client was interrupted at work (by Ctrl-C, a signal) while the request was outstanding"
+
+
+def _waited(call: Call, now: float) -> str:
+    waited_s = now - call.begun_at
+    seconds = f"{waited_s:.1f} s" if waited_s >= 1 else f"{waited_s:.3f} s"
+    return f"timed out after {seconds}"
+
+
+def _service(call: Call) -> str:
+    return f'service "{printable(call.service)}"'
+
+
+def overdue(call: Call, sent: Call, nodes: str, now: float) -> BstarError:
+    """The deadline passed here. ``sent``: the call itself, or the one with its key that was sent for it."""
+    begin, service = _waited(call, now), _service(call)
+    if sent.may_have_executed:
+        attempts = "1 attempt" if sent.attempts == 1 else f"{sent.attempts} attempts"
+        text = f"{begin}: {service} has not answered; {attempts}, it may have been executed. Nodes: {nodes}"
+        return CallTimeoutError(text, may_have_executed=True)
+    if sent.busy_count:
+        busy = printable(sent.busy_text)
+        return BusyError(f"{begin}: the broker was busy for {service} until then ({busy}). Nodes: {nodes}")
+    return NoActiveNodeError(
+        f"{begin}: no node was active for {service}; it was not executed. Nodes: {nodes}"
+    )
+
+
+def not_begun(call: Call, nodes: str, now: float) -> NoActiveNodeError:
+    """The deadline passed while other calls were before this one."""
+    return NoActiveNodeError(
+        f"{_waited(call, now)}: {_service(call)}: its turn had not come; it was not sent. Nodes: {nodes}"
+    )
+
+
+def expired(call: Call, endpoint: str, why: str, now: float) -> CallTimeoutError:
+    """A broker or worker says that its time to live ended before a handler had it, and why."""
+    may_have_executed = call.may_have_executed
+    note = "an earlier attempt may have been executed" if may_have_executed else "it was not executed"
+    why = printable(why) or _service(call)
+    text = f"{_waited(call, now)} in the queue of {endpoint}: {why}; {note}"
+    return CallTimeoutError(text, may_have_executed=may_have_executed)
+
+
+def too_late(call: Call, now: float) -> CallTimeoutError:
+    """The deadline passed before the session had the call."""
+    text = f"{_waited(call, now)}: the request for {_service(call)} had not been sent"
+    return CallTimeoutError(text, may_have_executed=False)
+
+
+def broken(call: Call, text: str) -> OutcomeUnknownError | StreamInterruptedError:
+    """The attempt that counts is lost, and it cannot be said whether it was executed."""
+    if call.is_stream and call.partials_count:
+        return StreamInterruptedError(f"{text}; {call.partials_count} PARTIAL(s) had been delivered")
+    return OutcomeUnknownError(text)
+
+
+def closed(call: Call) -> BstarError:
+    """The client was closed while the call was outstanding."""
+    if call.may_have_executed:
+        return OutcomeUnknownError("the client was closed while the request was outstanding")
+    return ClosedError("the client was closed; no node had accepted the request: it was not executed")
+
+
+def already_closed() -> ClosedError:
+    """The call came after the client was closed."""
+    return ClosedError("the client is closed; the request was not sent")
+
+
+def too_many_outstanding(outstanding: int) -> BusyError:
+    """The client has as many calls as it may."""
+    return BusyError(f"{outstanding} requests are outstanding (outstanding_max); wait for replies first")
+
+
+def too_many_partials(partials_max: int) -> OutcomeUnknownError:
+    """A reply has more PARTIALs than a request may collect."""
+    return OutcomeUnknownError(
+        f"the reply has more than {partials_max} PARTIALs (partials_max): use stream()"
+    )
