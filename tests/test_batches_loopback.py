@@ -11,7 +11,8 @@ import pytest
 
 from bstar_client import AsyncHAClient, AsyncWorker, HAClient, Request, Worker
 from bstar_client.core.worker_session import WorkerCore
-from support.brokers import Broker, lone_broker, wait_until
+from bstar_testing import wait_until
+from support.brokers import Broker, lone_broker
 
 pytestmark = pytest.mark.loopback
 

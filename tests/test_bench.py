@@ -21,7 +21,7 @@ from bstar_cli.bench.report import CSV_COLUMNS, Asked, Document, as_csv, documen
 from bstar_cli.bench.results import Result, ratio_of, row_of
 from bstar_cli.bench.stage import cpu_of
 from bstar_cli.main import main
-from support.brokers import COMMAND
+from bstar_testing.nodes import COMMAND
 from support.pairs import SERVICE, standing_pair
 from support.waiting import LIMIT_S
 
@@ -285,7 +285,7 @@ def test_ctrl_c_prints_what_was_measured_so_far() -> None:
         try:
             pair.primary.wait_for(
                 "with requests answered",
-                lambda state: any(each["answered"] > 10 for each in state["broker"]["services"]),
+                lambda state: any(each.answered > 10 for each in state.broker.services),
             )
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=LIMIT_S)

@@ -17,7 +17,8 @@ from bstar_cli.bench.command import _own_services
 from bstar_cli.bench.plan import Case, Side, Tally
 from bstar_cli.bench.report import Asked, Document, as_csv, as_table, document_of
 from bstar_cli.bench.results import Result, row_of
-from support.brokers import COMMAND, broker_pair
+from bstar_testing.nodes import COMMAND
+from support.brokers import broker_pair
 from support.waiting import LIMIT_S
 
 EAST = Pair(("tcp://e0:1", "tcp://e1:1"), "east")

@@ -241,10 +241,9 @@ def test_a_small_queue_slows_a_job_down_and_loses_nothing(spark: SparkSession) -
         assert Counter(row.r_status for row in told) == {"answered": 594, "failed": 6}
         assert all([bytes(row.body)[::-1]] == row.r_reply for row in told if row.r_status == "answered")
         assert {row.r_error for row in told} == {None, "ValueError: fail"}
-        state = bulk.pair.primary.look()
-        assert state is not None
-        [service] = [each for each in state["broker"]["services"] if each["service"] == SERVICE]
-        assert service["refused"] > 100, "the queue was never full"
+        services = bulk.pair.primary.state().broker.services
+        [service] = [each for each in services if each.service == SERVICE]
+        assert service.refused > 100, "the queue was never full"
         before = bulk.executions().total()
         failing = call(
             spark.range(100_000, numPartitions=2),

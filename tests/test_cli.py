@@ -32,7 +32,8 @@ from bstar_cli.main import main
 from bstar_cli.options import DEFAULT_ENDPOINTS, fleet_of, parse_set
 from bstar_cli.worker import find_handler
 from bstar_client import HAClient, Request
-from support.brokers import COMMAND, Broker, lone_broker
+from bstar_testing.nodes import COMMAND
+from support.brokers import Broker, lone_broker
 
 VERBS = [
     *("serve", "worker", "call", "load", "bench", "status", "check-config", "sample-config", "demo"),
@@ -360,7 +361,7 @@ def test_status_tells_of_a_service_that_nobody_offers_and_has_a_status_for_it(tm
 @pytest.mark.loopback
 def test_a_node_says_when_it_is_ready_and_stops_with_0(tmp_path: Path) -> None:
     with lone_broker(tmp_path, activate=False) as broker:
-        assert broker.terminate() == 0
+        assert broker.stop() == 0
         log = broker.log_path.read_text()
         events = [json.loads(line) for line in log.splitlines()]
     ready = next(event for event in events if event["event"] == "ready")

@@ -22,7 +22,8 @@ import typer
 from bstar_cli import exits
 from bstar_cli.main import app, main
 from bstar_client import HAClient, Worker
-from support.brokers import COMMAND, lone_broker
+from bstar_testing.nodes import COMMAND
+from support.brokers import lone_broker
 
 LIMIT_S = 60.0
 NOWHERE = "tcp://127.0.0.1:1"
@@ -134,7 +135,7 @@ def test_a_node_serves_although_its_log_cannot_be_written(where: str, tmp_path: 
     with lone_broker(tmp_path, command=command) as node, HAClient(node.endpoint) as client:
         with Worker(node.endpoint, "echo", lambda request: request.frames):
             assert client.request("echo", b"hello").body == b"hello"
-        assert node.terminate() == exits.OK
+        assert node.stop() == exits.OK
 
 
 def test_a_status_keeps_its_verdict_when_its_reader_leaves(

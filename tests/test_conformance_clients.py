@@ -17,7 +17,7 @@ from itertools import pairwise
 import pytest
 
 from bstar_client import CallError, HAClient, Handler, LinkSettings, Reply, Request, Worker
-from support.brokers import wait_until
+from bstar_testing import wait_until
 from support.rawpeers import Zmtp, ZmtpListener
 
 pytestmark = pytest.mark.loopback

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bstar.settings import RoleName
 from support.brokers import Broker, lone_broker
 from support.rawpeers import EMPTY, Peers, Worker01, Worker02
 
@@ -222,7 +223,7 @@ def test_asking_for_a_service_does_not_create_it(peers: Peers, service: bytes) -
 @requirement("MMI-B-06")
 @pytest.mark.parametrize("role", ["primary", "backup"])
 def test_a_node_that_may_not_serve_answers_all_the_same_and_is_not_voted_active(
-    tmp_path: Path, role: str
+    tmp_path: Path, role: RoleName
 ) -> None:
     with lone_broker(tmp_path, role=role, activate=False) as broker, broker.peers() as peers:
         worker = peers.worker01(b"echo")

@@ -13,7 +13,7 @@ import pytest
 
 from bstar import records
 from bstar_cli.demo import outage
-from support.brokers import COMMAND
+from bstar_testing.nodes import COMMAND
 
 LIMIT_S = 110.0
 

@@ -16,8 +16,9 @@ import zmq
 
 from bstar import Reactor
 from bstar.descriptors import RESERVE, DescriptorGuard
-from support.brokers import COMMAND, Broker, Ports, lone_broker, wait_until
-from support.pairs import Node
+from bstar_testing import LoopbackHost, wait_until
+from bstar_testing.nodes import COMMAND
+from support.brokers import Broker, BrokerPair, lone_broker
 from support.rawpeers import ZmtpPeer
 from support.waiting import LIMIT_S, Socket
 
@@ -104,21 +105,16 @@ def test_a_broker_without_descriptors_serves_whom_it_has_and_lets_in_who_waits(t
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel cannot hold connections off elsewhere")
 def test_the_peer_finds_a_node_that_lets_no_clients_in(tmp_path: Path) -> None:
-    ports = Ports(6)
-    a, a_state, a_http, b, b_state, b_http = ports.numbers
-    primary = Node(
-        tmp_path, role="primary", clients=a, state=a_state, peer_state=b_state, http=a_http, command=LIMITED
-    )
-    backup = Node(tmp_path, role="backup", clients=b, state=b_state, peer_state=a_state, http=b_http)
-    try:
-        with primary, crowd(primary.endpoint, 500) as strangers:
-            wait_until(lambda: "descriptors are short" in primary.log(), "the primary says so")
-            shake_hands(strangers)
-            with backup:
-                primary.wait_for_state("ACTIVE")
-                backup.wait_for_state("PASSIVE")
-    finally:
-        ports.close()
+    with (
+        BrokerPair(tmp_path, commands={"primary": LIMITED}) as pair,
+        pair.primary,
+        crowd(pair.primary.endpoint, 500) as strangers,
+    ):
+        pair.primary.wait_for_log("descriptors are short")
+        shake_hands(strangers)
+        pair.backup.start()
+        pair.primary.wait_for_state("ACTIVE")
+        pair.backup.wait_for_state("PASSIVE")
 
 
 class Guarded:
@@ -128,11 +124,11 @@ class Guarded:
         self.reactor = Reactor()
         self.socket = context.socket(zmq.ROUTER)
         self.socket.linger = 0
-        self.ports = Ports(1)
+        self.host = LoopbackHost()
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest_in_use() + spare, before[1]))
         try:
-            self.endpoint = f"tcp://127.0.0.1:{self.ports.numbers[0]}"
+            self.endpoint = f"tcp://127.0.0.1:{self.host.ports(1)[0]}"
             self.guard = DescriptorGuard(self.reactor, self.socket, self.endpoint)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -169,4 +165,4 @@ def test_files_count_as_well_and_what_is_given_back_counts(caplog: pytest.LogCap
         guard.close()
         guarded.socket.close()
         guarded.reactor.close()
-        guarded.ports.close()
+        guarded.host.close()

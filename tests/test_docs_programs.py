@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from support.brokers import Broker, Ports, broker_pair
+from bstar_testing import LoopbackHost
+from support.brokers import Broker, broker_pair
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 120.0
@@ -90,9 +91,8 @@ def test_clients_and_workers(tmp_path: Path) -> None:
 def test_two_pairs_on_one_machine(tmp_path: Path) -> None:
     """docs/fleet.md: what a newcomer types."""
     shipped = ["5001", "5002", "5003", "5004", "6001", "6002", "6003", "6004", "9401", "9402", "9501", "9502"]
-    ports = Ports(len(shipped))
-    try:
-        numbers = dict(zip(shipped, map(str, ports.numbers), strict=True))
+    with LoopbackHost() as host:
+        numbers = dict(zip(shipped, map(str, host.ports(len(shipped))), strict=True))
 
         def moved(text: str) -> str:
             return re.sub(r"(?<=127\.0\.0\.1:)\d{4}\b", lambda match: numbers[match[0]], text)
@@ -115,8 +115,6 @@ def test_two_pairs_on_one_machine(tmp_path: Path) -> None:
             timeout=LIMIT_S,
             check=False,
         )
-    finally:
-        ports.close()
     said = done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[:2] == ["pear", "apple"], said

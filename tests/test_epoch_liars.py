@@ -9,7 +9,8 @@ import pytest
 import zmq
 
 from bstar.wire import native
-from support.pairs import Node, standing_pair
+from support.brokers import Broker
+from support.pairs import standing_pair
 from support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.loopback
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.loopback
 STEP = 2**32
 
 
-def tell(node: Node, messages: Sequence[list[bytes]], *, answers: int) -> None:
+def tell(node: Broker, messages: Sequence[list[bytes]], *, answers: int) -> None:
     """Send these from one socket and wait until all have been read."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as liar:
         liar.linger = 0
@@ -29,20 +30,21 @@ def tell(node: Node, messages: Sequence[list[bytes]], *, answers: int) -> None:
             liar.recv_multipart()
 
 
-def _client_lies(node: Node) -> None:
+def _client_lies(node: Broker) -> None:
     tell(node, [native.encode_ping(epoch=number * STEP) for number in (1, 2, 3)], answers=3)
 
 
-def _worker_lies(node: Node) -> None:
+def _worker_lies(node: Broker) -> None:
     heartbeats = [native.encode_heartbeat(number * STEP) for number in (2, 3)]
     ready = native.encode_ready(b"lies", credit=1, epoch=STEP)
     tell(node, [ready, *heartbeats, native.encode_ping()], answers=2)
 
 
-def _restart(*nodes: Node) -> None:
+def _restart(*nodes: Broker) -> None:
     """All of them are down before the first one is started."""
     for node in nodes:
-        node.terminate()
+        if node.is_running:
+            node.stop()
     for node in nodes:
         node.launch()
         node.wait_for("answers", lambda _: True)
@@ -59,13 +61,13 @@ RESTARTS: tuple[tuple[str, ...], ...] = (
 
 @pytest.mark.parametrize("lie", [_client_lies, _worker_lies])
 def test_three_lies_to_either_node_stop_nothing_whatever_is_restarted_afterwards(
-    lie: Callable[[Node], None],
+    lie: Callable[[Broker], None],
 ) -> None:
     with standing_pair() as pair, pair.load() as load:
         load.wait_for_replies()
-        nodes = {node.role: node for node in pair.nodes}
+        nodes = {str(node.role): node for node in pair.nodes}
         for restarted in RESTARTS:
-            passive = next(node for node in (pair.backup, pair.primary) if not node.pair_state()["is_active"])
+            passive = next(node for node in (pair.backup, pair.primary) if not node.state().pair.is_active)
             lie(passive)
             load.wait_for_replies()
             _restart(*(nodes[role] for role in restarted))
@@ -76,13 +78,13 @@ def test_three_lies_to_either_node_stop_nothing_whatever_is_restarted_afterwards
             load.wait_for_replies()
         assert load.failed == []
         if lie is _client_lies:
-            assert max(node.pair_state()["epoch_seen"] for node in pair.nodes) < STEP, "a client was believed"
+            assert max(node.state().pair.epoch_seen for node in pair.nodes) < STEP, "a client was believed"
 
 
 def test_a_damaged_epoch_file_locks_nobody_out_whichever_node_serves_next() -> None:
     with standing_pair() as pair, pair.load() as load:
         load.wait_for_replies()
-        pair.backup.terminate()
+        pair.backup.stop()
         stored = Path(pair.backup.config_path.parent, "backup-state", "epoch")
         stored.write_text(f"{2**61}\n")
         pair.backup.launch()
@@ -91,7 +93,7 @@ def test_a_damaged_epoch_file_locks_nobody_out_whichever_node_serves_next() -> N
         # It came down when it heard the active node, so its turn brings no leap.
         pair.primary.kill()
         load.wait_for_replies()
-        assert pair.backup.pair_state()["epoch"] < 100
+        assert pair.backup.state().pair.epoch < 100
         _restart(pair.primary)
         pair.backup.kill()
         load.wait_for_replies()
@@ -102,7 +104,7 @@ def test_a_pair_whose_nodes_remember_epochs_that_are_worlds_apart_serves_in_ever
     with standing_pair() as pair, pair.load() as load:
         load.wait_for_replies()
         for node in pair.nodes:
-            node.terminate()
+            node.stop()
         stored = Path(pair.backup.config_path.parent, "backup-state", "epoch")
         stored.write_text(f"{2**61}\n")
         # The backup alone may not serve; it does when the primary, which remembers little, has been heard.

@@ -35,7 +35,9 @@ from bstar_client import (
     Worker,
     WorkerHooks,
 )
-from support.brokers import COMMAND, Broker, broker_pair, wait_until
+from bstar_testing import wait_until
+from bstar_testing.nodes import COMMAND
+from support.brokers import Broker, broker_pair
 from support.talking import Program
 
 pytestmark = pytest.mark.loopback

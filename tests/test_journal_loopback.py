@@ -20,7 +20,8 @@ from bstar import records
 from bstar.journal import SegmentName
 from bstar.records import Record, Request
 from bstar_client import HAClient
-from support.brokers import STOP_S, wait_until
+from bstar_testing import wait_until
+from bstar_testing.processes import LIMIT_S as STOP_S
 from support.pairs import SERVICE, Pair, standing_pair
 
 pytestmark = pytest.mark.loopback
@@ -51,11 +52,12 @@ def of(found: list[Record], kind: type[Any]) -> list[Any]:
 
 
 def journal_of(folder: Path, **keys: Any) -> dict[str, Any]:
-    return {"journal": {"directory": str(folder), "interval_s": 0.2, **keys}}
+    given = {"directory": str(folder), "interval_s": 0.2, **keys}
+    return {f"journal.{key}": value for key, value in given.items()}
 
 
 def journalled_pair(folder: Path) -> AbstractContextManager[Pair]:
-    return standing_pair(primary=journal_of(folder), backup=journal_of(folder))
+    return standing_pair(settings=journal_of(folder))
 
 
 def wait_for(folder: Path, node: str, what: str, happened: Callable[[list[Record]], bool]) -> None:
@@ -73,10 +75,10 @@ def test_a_failover_is_in_both_journals_with_every_request(tmp_path: Path) -> No
         pair.primary.wait_for_state("PASSIVE")
         pair.wait_for_workers()
         wait_for(folder, "backup", "the peer is back", lambda found: len(of(found, records.PeerSeen)) > 1)
-        pair.workers[-1].terminate()
+        pair.workers[-1].stop()
         wait_for(folder, "backup", "a worker left", lambda found: bool(of(found, records.WorkerLost)))
         for node in (pair.backup, pair.primary):
-            node.terminate()
+            node.stop()
 
     assert len(answered) == 100
     found = read(folder)
@@ -155,12 +157,13 @@ def test_metrics_and_status_tell_how_the_journal_does(tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     with journalled_pair(folder) as pair:
         state = pair.primary.wait_for(
-            "with a journal", lambda state: state["journal"] is not None and state["journal"]["records"] > 3
+            "with a journal", lambda state: state.journal is not None and state.journal.records > 3
         )
         with urllib.request.urlopen(f"{pair.primary.http_url}/metrics", timeout=10) as answer:
             page = answer.read().decode()
 
-    assert state["journal"]["directory"] == str(folder)
+    assert state.journal is not None
+    assert state.journal.directory == str(folder)
     for name in ("records", "bytes", "files", "errors"):
         assert f"\nbstar_journal_{name}_total " in page
     assert '\nbstar_journal_dropped_total{about="events"} 0.0' in page

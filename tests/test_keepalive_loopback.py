@@ -42,9 +42,8 @@ def pair() -> Iterator[Pair]:
 
 def stalls_of(pair: Pair, service: str) -> int:
     """How often a worker of it was stuck."""
-    state = pair.primary.look()
-    assert state is not None
-    return next(int(each["stalls"]) for each in state["broker"]["services"] if each["service"] == service)
+    services = pair.primary.state().broker.services
+    return next(each.stalls for each in services if each.service == service)
 
 
 def test_a_handler_that_holds_the_gil_is_executed_once_and_answered(pair: Pair) -> None:

@@ -18,8 +18,8 @@ from bstar_broker.core import Node
 from bstar_broker.core.admission import is_same_body
 from bstar_broker.core.management import answer
 from bstar_broker.server import BrokerServer
+from bstar_testing import LoopbackHost
 from fuzz.fuzz_wire import read_corpus
-from support.brokers import Ports
 from support.desk import Desk, heard, ident
 from support.waiting import LIMIT_S
 
@@ -151,11 +151,11 @@ def test_a_burst_of_slow_messages_leaves_the_other_sockets_their_turns() -> None
 
 @pytest.fixture
 def settings() -> Iterator[Settings]:
-    ports = Ports(3)
-    clients, state, peer_state = (f"tcp://127.0.0.1:{number}" for number in ports.numbers)
+    host = LoopbackHost()
+    clients, state, peer_state = (f"tcp://127.0.0.1:{number}" for number in host.ports(3))
     endpoints = {"clients": clients, "state": state, "peer_state": peer_state}
     yield from_mapping({"role": "primary", "endpoints": endpoints, "http": {"bind": None}})
-    ports.close()
+    host.close()
 
 
 @pytest.mark.loopback

@@ -13,7 +13,7 @@ import pytest
 from bstar_cli.gaps import Gaps
 from bstar_cli.load import percentile
 from bstar_client import FailedOver
-from support.brokers import COMMAND
+from bstar_testing.nodes import COMMAND
 from support.pairs import SERVICE, standing_pair
 from support.waiting import LIMIT_S
 
@@ -99,7 +99,7 @@ def test_the_load_goes_on_through_a_failover_and_loses_nothing() -> None:
             while not lines(seen, "failover"):
                 seen += process.stdout.readline()
                 told = lines(seen, "second")
-                if told and told[-1]["answered"] > 20 and pair.primary.is_running():
+                if told and told[-1]["answered"] > 20 and pair.primary.is_running:
                     pair.primary.kill()
             before = lines(seen, "second")[-1]["answered"]
             while lines(seen, "second")[-1]["answered"] < before + 50:

@@ -241,7 +241,7 @@ def test_a_storm_of_bad_messages_leaves_a_broker_that_serves_and_forgets(tmp_pat
             if number % 3_000 == 0:
                 for peer in rough:
                     read_up_to_here(peer, number)
-                assert broker.is_running(), broker.trouble()
+                assert broker.is_running, broker.trouble()
             if number == MESSAGES // 5:
                 # By now every table and buffer has been filled once; from here on it may not grow.
                 before = broker.rss_bytes()

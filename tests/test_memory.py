@@ -20,7 +20,7 @@ from bstar_broker.core import Node
 from bstar_broker.core.admission import REQUEST_BYTES
 from bstar_broker.memory import MemoryWatch, bytes_needed
 from bstar_broker.server import BrokerServer
-from support.brokers import Ports
+from bstar_testing import LoopbackHost
 from support.desk import Desk, heard, ident
 from support.pairs import NEVER, standing_pair
 from support.waiting import LIMIT_S, Socket
@@ -216,11 +216,11 @@ def test_a_message_that_cannot_be_copied_is_read_to_its_end(monkeypatch: pytest.
 
 @pytest.fixture
 def settings() -> Iterator[Settings]:
-    ports = Ports(3)
-    clients, state, peer_state = (f"tcp://127.0.0.1:{number}" for number in ports.numbers)
+    host = LoopbackHost()
+    clients, state, peer_state = (f"tcp://127.0.0.1:{number}" for number in host.ports(3))
     endpoints = {"clients": clients, "state": state, "peer_state": peer_state}
     yield from_mapping({"role": "primary", "endpoints": endpoints, "http": {"bind": None}})
-    ports.close()
+    host.close()
 
 
 def ask(client: Socket, number: int) -> native.Message:
@@ -272,10 +272,9 @@ def test_a_node_with_little_memory_refuses_what_it_cannot_hold_and_stays() -> No
     """Four clients send it five times as much as it may have."""
     with standing_pair(NEVER, workers=0) as pair:
         node = pair.primary
-        assert node._process is not None
-        size = int(Path(f"/proc/{node._process.pid}/statm").read_text().split()[0]) * PAGE
+        size = int(Path(f"/proc/{node.pid}/statm").read_text().split()[0]) * PAGE
         limit = int((size + 200 * MIB) / (1 - RESERVE))
-        resource.prlimit(node._process.pid, resource.RLIMIT_AS, (limit, limit))
+        resource.prlimit(node.pid, resource.RLIMIT_AS, (limit, limit))
         answers: Counter[int] = Counter()
         number = 0
         with zmq.Context() as context:
@@ -301,7 +300,7 @@ def test_a_node_with_little_memory_refuses_what_it_cannot_hold_and_stays() -> No
                     answers[told] += 1
                 client.close()
         assert answers.keys() == {native.BUSY, native.PONG}
-        state = node.wait_for("answers", lambda state: True)
-        assert state["broker"]["drops"]["memory-full"] >= answers[native.BUSY]
-        assert state["pair"]["state"] == "ACTIVE"
-        assert state["pair"]["epoch"] == 1
+        state = node.state()
+        assert state.broker.drops["memory-full"] >= answers[native.BUSY]
+        assert state.pair.state == "ACTIVE"
+        assert state.pair.epoch == 1

@@ -13,7 +13,8 @@ import pytest
 
 from bstar.errors import OutcomeUnknownError, StreamInterruptedError
 from bstar_client import Ask, HAClient, Reply, Request, Worker
-from support.brokers import Broker, lone_broker, wait_until
+from bstar_testing import wait_until
+from support.brokers import Broker, lone_broker
 
 pytestmark = pytest.mark.loopback
 

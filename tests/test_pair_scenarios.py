@@ -15,16 +15,17 @@ from typing import Any
 
 import pytest
 
+from bstar.settings import RoleName
 from bstar_client import FailedOver, HAClient, NoActiveNodeError
 from bstar_client.status import node_states
-from support.brokers import Ports, Profile, wait_until
+from bstar_testing import wait_until
+from support.brokers import Broker, BrokerPair, Profile
 from support.pairs import (
     NEVER,
     PATIENT,
     SERVICE,
     Answered,
     Load,
-    Node,
     Pair,
     new_pair,
     standing_pair,
@@ -60,9 +61,9 @@ def test_whatever_the_order_of_starting_the_primary_serves_and_no_vote_is_needed
 ) -> None:
     with new_pair() as pair:
         start(pair)
-        primary = pair.primary.wait_for_state("ACTIVE")
-        backup = pair.backup.wait_for_state("PASSIVE")
-        assert (primary["epoch"], primary["votes"], backup["votes"]) == (1, 0, 0)
+        primary = pair.primary.wait_for_state("ACTIVE").pair
+        backup = pair.backup.wait_for_state("PASSIVE").pair
+        assert (primary.epoch, primary.votes, backup.votes) == (1, 0, 0)
 
 
 def test_a_backup_alone_refuses_for_ever_and_the_client_knows_that_nothing_was_executed() -> None:
@@ -75,8 +76,8 @@ def test_a_backup_alone_refuses_for_ever_and_the_client_knows_that_nothing_was_e
                 client.request(SERVICE, b"refused", timeout=4 * pair.timing.failover_timeout_s)
             assert not failure.value.may_have_executed
             assert probes.answered("backup", sent_after=0) == []
-            state = pair.backup.wait_for("refusing", lambda state: state["pair"]["requests_refused"] > 20)
-        assert (state["pair"]["state"], state["pair"]["votes"]) == ("BACKUP", 0)
+            state = pair.backup.wait_for("refusing", lambda state: state.pair.requests_refused > 20)
+        assert (state.pair.state, state.pair.votes) == ("BACKUP", 0)
         assert pair.begun() == []
 
 
@@ -87,14 +88,14 @@ def test_a_primary_alone_serves_after_one_failover_timeout_and_a_vote() -> None:
         pair.add_workers(1)
         pair.primary.wait_for_silence()
         # The timeout is over and nobody has asked: it still does not serve.
-        assert pair.primary.pair_state()["state"] == "PRIMARY"
+        assert pair.primary.state().pair.state == "PRIMARY"
         with pair.load(threads=1) as load:
             load.wait_for_replies()
             load.verify()
             assert load.answered[0].ended_at - launched_at >= pair.timing.failover_timeout_s
             assert {call.epoch for call in load.answered} == {1}
-            state = pair.primary.pair_state()
-            assert (state["state"], state["votes"]) == ("ACTIVE", 1)
+            state = pair.primary.state().pair
+            assert (state.state, state.votes) == ("ACTIVE", 1)
             # A backup that comes now stands by.
             pair.backup.launch()
             pair.backup.wait_for_state("PASSIVE")
@@ -112,16 +113,16 @@ def test_no_request_is_lost_when_the_active_node_is_killed_and_the_roles_may_cha
             load.wait_for_replies()
             killed_at = time.monotonic()
             active.kill()
-            state = passive.wait_for_state("ACTIVE")
+            state = passive.wait_for_state("ACTIVE").pair
             load.wait_for_replies()
-            assert (state["epoch"], passive.pair_state()["votes"]) == (epoch, 1)
+            assert (state.epoch, passive.state().pair.votes) == (epoch, 1)
             show(f"kill -9 of the active {active.role}", load, killed_at)
             # Whoever comes back stands by: recovery is manual.
             active.start()
             active.wait_for_state("PASSIVE")
             pair.wait_for_workers()
             load.wait_for_replies()
-            assert passive.pair_state()["state"] == "ACTIVE"
+            assert passive.state().pair.state == "ACTIVE"
             active, passive = passive, active
         load.verify()
         load.verify_epochs()
@@ -140,25 +141,25 @@ def test_a_killed_node_is_replaced_at_once_because_its_endpoint_refuses() -> Non
         load.wait_for_replies()
         killed_at = time.monotonic()
         pair.primary.kill()
-        state = pair.backup.wait_for_state("ACTIVE")
-        assert (state["is_peer_gone"], state["peers_gone"], state["votes"]) == (True, 1, 1)
+        state = pair.backup.wait_for_state("ACTIVE").pair
+        assert (state.is_peer_gone, state.peers_gone, state.votes) == (True, 1, 1)
         assert GONE in pair.backup.log()
         load.wait_for_replies()
         show("kill -9 of the active, failover timeout 60 s", load, killed_at)
         pair.primary.start()
         pair.primary.wait_for_state("PASSIVE")
-        pair.backup.wait_for("with its peer again", lambda state: not state["pair"]["is_peer_gone"])
+        pair.backup.wait_for("with its peer again", lambda state: not state.pair.is_peer_gone)
         load.verify()
         pair.verify_executions(load)
 
 
 def test_without_expire_on_refused_the_timeout_decides() -> None:
-    off: dict[str, Any] = {"timing": {"expire_on_refused": False}}
-    with standing_pair(primary=off, backup=off) as pair, pair.load() as load:
+    off = {"timing.expire_on_refused": False}
+    with standing_pair(settings=off) as pair, pair.load() as load:
         load.wait_for_replies()
         pair.primary.kill()
-        state = pair.backup.wait_for_state("ACTIVE")
-        assert (state["is_peer_gone"], state["peers_gone"]) == (False, 0)
+        state = pair.backup.wait_for_state("ACTIVE").pair
+        assert (state.is_peer_gone, state.peers_gone) == (False, 0)
         assert GONE not in pair.backup.log()
         assert "peer silent for" in pair.backup.log()
         load.wait_for_replies()
@@ -185,14 +186,13 @@ def test_a_primary_that_restarts_inside_the_failover_timeout_finds_the_backup_ac
     with standing_pair(PATIENT, workers=0) as pair:
         pair.primary.kill()
         pair.primary.start()
-        primary = pair.primary.wait_for_state("PASSIVE")
-        backup = pair.backup.wait_for_state("ACTIVE")
-        assert (backup["epoch"], backup["votes"], primary["votes"]) == (2, 0, 0)
+        primary = pair.primary.wait_for_state("PASSIVE").pair
+        backup = pair.backup.wait_for_state("ACTIVE").pair
+        assert (backup.epoch, backup.votes, primary.votes) == (2, 0, 0)
 
 
 def test_service_comes_back_by_itself_when_both_nodes_lose_their_memory_and_workers_remember_more() -> None:
-    memory: dict[str, Any] = {"state_dir": None}
-    with standing_pair(primary=memory, backup=memory) as pair, pair.load() as load:
+    with standing_pair(settings={"state_dir": None}) as pair, pair.load() as load:
         load.wait_for_replies()
         pair.primary.kill()
         pair.backup.wait_for_state("ACTIVE")
@@ -202,9 +202,9 @@ def test_service_comes_back_by_itself_when_both_nodes_lose_their_memory_and_work
         pair.launch()
         load.wait_for_replies()
         show("kill -9 and restart of both without memory", load, killed_at)
-        state = pair.primary.wait_for_state("ACTIVE")
+        state = pair.primary.wait_for_state("ACTIVE").pair
         pair.backup.wait_for_state("PASSIVE")
-        assert state["epoch"] == 3
+        assert state.epoch == 3
         assert load.answered[-1].epoch == 3
         load.verify()
         load.verify_epochs()
@@ -220,11 +220,11 @@ def test_stopping_the_active_node_hands_over_and_no_call_fails() -> None:
         for epoch in (2, 3):
             load.wait_for_replies()
             stopped_at = time.monotonic()
-            assert active.terminate() == 0
-            state = passive.wait_for_state("ACTIVE")
+            assert active.stop() == 0
+            state = passive.wait_for_state("ACTIVE").pair
             load.wait_for_replies()
             # It was given the role; no silence had to be waited for, so no vote was needed.
-            assert (state["epoch"], state["votes"]) == (epoch, 0)
+            assert (state.epoch, state.votes) == (epoch, 0)
             show(f"SIGTERM of the active {active.role}", load, stopped_at)
             active.start()
             active.wait_for_state("PASSIVE")
@@ -240,7 +240,7 @@ def test_stopping_the_active_node_hands_over_and_no_call_fails() -> None:
 def test_stopping_the_passive_node_is_noticed_by_nobody() -> None:
     with standing_pair() as pair, pair.load() as load:
         load.wait_for_replies()
-        assert pair.backup.terminate() == 0
+        assert pair.backup.stop() == 0
         load.wait_for_replies()
         pair.backup.start()
         pair.backup.wait_for_state("PASSIVE")
@@ -253,7 +253,7 @@ def test_a_worker_that_is_stopped_finishes_what_it_has_begun() -> None:
     with standing_pair() as pair, pair.load() as load:
         slow = load.begin(b"slow")
         worker = pair.wait_for_execution(b"slow")
-        assert worker.terminate() == 0
+        assert worker.stop() == 0
         call = slow.result()
         load.wait_for_replies()
         load.verify()
@@ -306,17 +306,17 @@ def test_two_nodes_never_both_serve_when_the_active_one_stands_still_for_long() 
         # What lay in its socket when it woke up was as good as any request a moment before. It did not even
         # accept it: a service exists as soon as a request for it was accepted.
         late.mmi(b"mmi.service", b"late")  # what this client sent before has been read
-        served = pair.primary.wait_for("awake", lambda _: True)["broker"]["services"]
-        assert [service["service"] for service in served] == [SERVICE]
+        served = pair.primary.state().broker.services
+        assert [service.service for service in served] == [SERVICE]
         assert probes.sent("primary", after=frozen_at) > 20
         assert probes.answered("primary", sent_after=frozen_at) == []
         assert [call for call in load.answered if call.epoch == 1 and call.started_at > frozen_at] == []
         assert {call.epoch for call in load.answered} == {1, 2}
-        states = [node.pair_state() for node in pair.nodes]
-        assert [state["state"] for state in states] == ["PASSIVE", "ACTIVE"]
-        assert [state["epoch_seen"] for state in states] == [2, 2]
+        states = [node.state().pair for node in pair.nodes]
+        assert [state.state for state in states] == ["PASSIVE", "ACTIVE"]
+        assert [state.epoch_seen for state in states] == [2, 2]
         # It refused nobody while it stood still: its kernel went on letting clients in.
-        assert [state["peers_gone"] for state in states] == [0, 0]
+        assert [state.peers_gone for state in states] == [0, 0]
         assert GONE not in pair.backup.log()
         load.verify()
         load.verify_epochs()
@@ -333,28 +333,28 @@ def test_standing_still_for_less_than_the_failover_timeout_moves_nothing() -> No
         show("SIGSTOP of the active for 0.8 s of 5 s", load, frozen_at)
         load.verify()
         assert {call.epoch for call in load.answered} == {1}
-        assert [node.pair_state()["state"] for node in pair.nodes] == ["ACTIVE", "PASSIVE"]
+        assert [node.state().pair.state for node in pair.nodes] == ["ACTIVE", "PASSIVE"]
 
 
 def test_a_passive_node_that_stood_still_does_not_count_the_votes_that_waited_for_it() -> None:
     with standing_pair() as pair, pair.probes() as probes, pair.load() as load:
         load.wait_for_replies()
-        refused = pair.backup.pair_state()["requests_refused"]
+        refused = pair.backup.state().pair.requests_refused
         with pair.backup.frozen():
             frozen_at = time.monotonic()
             time.sleep(3 * pair.timing.failover_timeout_s)
         waited = probes.sent("backup", after=frozen_at)
         assert waited > 20
         pair.backup.wait_for(
-            "through with the votes", lambda state: state["pair"]["requests_refused"] > refused + waited
+            "through with the votes", lambda state: state.pair.requests_refused > refused + waited
         )
         load.wait_for_replies()
         show("SIGSTOP of the passive for three failover timeouts", load, frozen_at)
         load.verify()
         assert {call.epoch for call in load.answered} == {1}
         assert probes.answered("backup", sent_after=0) == []
-        states = [node.pair_state() for node in pair.nodes]
-        assert [(state["state"], state["votes"]) for state in states] == [("ACTIVE", 0), ("PASSIVE", 0)]
+        states = [node.state().pair for node in pair.nodes]
+        assert [(state.state, state.votes) for state in states] == [("ACTIVE", 0), ("PASSIVE", 0)]
 
 
 # --- configured by mistake ----------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["pair is tests here and other on the other node", "pair is other here and tests on the other node"],
     ),
     "timing": (
-        {"timing": {"heartbeat_interval_s": 0.2}},
+        {"timing.heartbeat_interval_s": 0.2},
         ["heartbeat_interval_s is 100 ms here and 200 ms", "heartbeat_interval_s is 200 ms here and 100 ms"],
     ),
 }
@@ -399,29 +399,20 @@ def test_a_newcomer_that_cannot_be_the_peer_ends_and_the_active_node_serves_on()
 
 
 @contextmanager
-def second_of(pair: Pair, role: str) -> Iterator[Node]:
+def second_of(pair: Pair, role: RoleName) -> Iterator[Broker]:
     """A node on ports of its own that names the peer of the pair's node of this role. It is not started."""
-    ports = Ports(3)
-    clients, state, http = ports.numbers
     peer = pair.backup if role == "primary" else pair.primary
-    second = Node(
-        pair.directory / "second",
-        role=role,
-        clients=clients,
-        state=state,
-        peer_state=int(peer.state_endpoint.rpartition(":")[2]),
-        http=http,
-        profile=Profile(pair.timing),
+    other = BrokerPair(
+        pair.folder / "second",
+        Profile(pair.timing),
+        settings={"endpoints.peer_state": peer.state_endpoint},
     )
-    try:
-        yield second
-    finally:
-        second.close()
-        ports.close()
+    with other:
+        yield other.primary if role == "primary" else other.backup
 
 
 @pytest.mark.parametrize("role", ["primary", "backup"])
-def test_a_second_node_that_names_the_same_peer_ends_and_the_pair_serves_on(role: str) -> None:
+def test_a_second_node_that_names_the_same_peer_ends_and_the_pair_serves_on(role: RoleName) -> None:
     with standing_pair() as pair, second_of(pair, role) as second, pair.load(threads=2) as load:
         load.wait_for_replies()
         second.launch()
@@ -466,7 +457,7 @@ def test_looking_at_a_passive_node_whose_peer_is_dead_does_not_promote_it_and_a_
         pair.backup.wait_for_silence()
 
         for _ in range(5):
-            assert pair.backup.state()["pair"]["state"] == "PASSIVE"
+            assert pair.backup.state().pair.state == "PASSIVE"
             (report,) = node_states([pair.backup.endpoint], timeout=20.0)
             assert report.state is not None, report.error
             for path in ("healthz", "readyz", "status", "metrics", "active"):
@@ -477,10 +468,10 @@ def test_looking_at_a_passive_node_whose_peer_is_dead_does_not_promote_it_and_a_
             peers.worker01(SERVICE.encode()).mmi(b"mmi.services", EMPTY)
         with HAClient(pair.endpoints) as client, pytest.raises(NoActiveNodeError):
             client.discover(SERVICE, timeout=2 * pair.timing.failover_timeout_s)
-        state = pair.backup.pair_state()
-        assert (state["state"], state["votes"], state["requests_refused"]) == ("PASSIVE", 0, 0)
+        state = pair.backup.state().pair
+        assert (state.state, state.votes, state.requests_refused) == ("PASSIVE", 0, 0)
 
         with pair.load(threads=1) as load:
             load.wait_for_replies(1)
-        state = pair.backup.wait_for_state("ACTIVE")
-        assert (state["epoch"], state["votes"]) == (2, 1)
+        state = pair.backup.wait_for_state("ACTIVE").pair
+        assert (state.epoch, state.votes) == (2, 1)

@@ -26,7 +26,7 @@ from bstar.star import (
 from bstar.star.rules import Event
 from bstar.wire.arbiter import Answer
 from bstar.wire.peer import PeerState
-from support.brokers import Ports
+from bstar_testing import LoopbackHost
 from support.pairs import Pair, new_pair, standing_pair
 
 TIMEOUT_S = 2.0
@@ -131,7 +131,7 @@ def lone_backup() -> Iterator[Pair]:
         pair.primary.kill()
         pair.backup.kill()
         pair.backup.start()
-        pair.backup.wait_for("without its peer", lambda state: state["pair"]["peer_age_s"] is None)
+        pair.backup.wait_for("without its peer", lambda state: state.pair.peer_age_s is None)
         yield pair
 
 
@@ -169,7 +169,7 @@ def test_nobody_is_promoted_while_something_listens_at_the_primarys_endpoint(lon
         while "about to speak" in text:
             status, text = promote(pair)
         assert (status, "not promoted: a process listens at" in text) == (1, True), text
-        assert pair.backup.pair_state()["state"] == "BACKUP"
+        assert pair.backup.state().pair.state == "BACKUP"
         # The operator knows better: it is no node. The backup itself must still hear nobody.
         while (answer := promote(pair, "--force"))[0] and "about to speak" in answer[1]:
             pass
@@ -187,7 +187,7 @@ def test_a_backup_that_hears_its_primary_is_not_promoted_even_by_force(options: 
         assert status == 1
         assert "not promoted: this node is PASSIVE and needs no promotion" in text
         assert "restart it or end it" not in text
-        assert pair.backup.pair_state()["state"] == "PASSIVE"
+        assert pair.backup.state().pair.state == "PASSIVE"
         assert "the role stays: this node is PASSIVE" in pair.backup.log()
 
 
@@ -201,13 +201,9 @@ def test_where_no_backup_runs_the_command_says_where_it_looked() -> None:
 
 @pytest.mark.loopback
 def test_a_primary_that_cannot_be_reached_needs_the_operators_word() -> None:
-    with new_pair() as pair:
-        peer = {"peer_state": "tcp://primary.invalid:5003"}
-        settings = json.loads(pair.backup.config_path.read_text())
-        settings["endpoints"].update(peer)
-        pair.backup.config_path.write_text(json.dumps(settings))
+    with new_pair(backup={"endpoints.peer_state": "tcp://primary.invalid:5003"}) as pair:
         pair.backup.start()
-        pair.backup.wait_for("alone", lambda state: state["pair"]["state"] == "BACKUP")
+        pair.backup.wait_for("alone", lambda state: state.pair.state == "BACKUP")
         status, text = promote(pair)
         while "about to speak" in text:
             status, text = promote(pair)
@@ -218,9 +214,9 @@ def test_a_primary_that_cannot_be_reached_needs_the_operators_word() -> None:
 
 @pytest.mark.loopback
 def test_a_primary_is_never_promoted(tmp_path: Path) -> None:
-    ports = Ports(3)
-    clients, state, peer_state = (f"tcp://127.0.0.1:{number}" for number in ports.numbers)
-    ports.close()
+    host = LoopbackHost()
+    clients, state, peer_state = (f"tcp://127.0.0.1:{number}" for number in host.ports(3))
+    host.close()
     config = tmp_path / "primary.yaml"
     endpoints = {"clients": clients, "state": state, "peer_state": peer_state}
     config.write_text(json.dumps({"role": "primary", "endpoints": endpoints}))

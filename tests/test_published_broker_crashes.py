@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 import zmq
 
+from bstar.settings import RoleName
 from bstar.wire.peer import TOPIC
-from support.brokers import Broker, broker_pair, lone_broker, wait_until
+from bstar_testing import wait_until
+from support.brokers import Broker, broker_pair, lone_broker
 from support.rawpeers import EMPTY, Peers, PublishedBinaryStarClient, ZmtpPeer
 
 pytestmark = pytest.mark.loopback
@@ -489,13 +491,11 @@ def scripted_peer(broker: Broker, peers: Peers) -> Iterator[zmq.Socket[bytes]]:
 
 
 def pair_state(broker: Broker) -> str:
-    state = broker.state()["pair"]["state"]
-    assert isinstance(state, str)
-    return state
+    return broker.state().pair.state
 
 
 @pytest.mark.parametrize("role", ["primary", "backup"])
-def test_garbage_on_the_state_link_neither_ends_nor_moves_a_node(tmp_path: Path, role: str) -> None:
+def test_garbage_on_the_state_link_neither_ends_nor_moves_a_node(tmp_path: Path, role: RoleName) -> None:
     """A peer that says 5 ends the published servers in three of their four states."""
     with (
         lone_broker(tmp_path, role=role, activate=False) as broker,
@@ -581,5 +581,5 @@ def test_a_primary_that_was_stopped_does_not_come_back_as_a_second_master(tmp_pa
         newcomer = published_client()
         assert newcomer.request(b"MDPC01", b"echo", b"4") == [b"MDPC01", b"echo", b"backup", b"4"]
         assert newcomer.failovers == 1
-        assert primary.is_running()
-        assert backup.is_running()
+        assert primary.is_running
+        assert backup.is_running

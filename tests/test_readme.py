@@ -4,13 +4,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from support.brokers import Ports
+from bstar_testing import LoopbackHost
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.loopback
 class Place:
     """A folder with the shipped configurations and the README's programs, on free ports."""
 
-    def __init__(self, folder: Path, ports: Ports) -> None:
+    def __init__(self, folder: Path, ports: Sequence[int]) -> None:
         self.folder = folder
-        self._numbers = dict(zip(SHIPPED_PORTS, map(str, ports.numbers), strict=True))
+        self._numbers = dict(zip(SHIPPED_PORTS, map(str, ports), strict=True))
         for role in ("primary", "backup"):
             self.write(f"{role}.yaml", (ROOT / "configs" / f"{role}.yaml").read_text())
         for block in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", README, re.DOTALL):
@@ -74,11 +74,8 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    ports = Ports(len(SHIPPED_PORTS))
-    try:
-        yield Place(tmp_path, ports)
-    finally:
-        ports.close()
+    with LoopbackHost() as host:
+        yield Place(tmp_path, host.ports(len(SHIPPED_PORTS)))
 
 
 def test_failover_in_three_commands(place: Place) -> None:

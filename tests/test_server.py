@@ -11,7 +11,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from bstar.settings import Settings, from_mapping
 from bstar_broker.server import BrokerServer
-from support.brokers import Ports
+from bstar_testing import LoopbackHost
 from support.waiting import LIMIT_S, Socket
 
 pytestmark = pytest.mark.loopback
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.loopback
 
 @pytest.fixture
 def settings() -> Iterator[Settings]:
-    ports = Ports(3)
-    clients, state, peer_state = (f"tcp://127.0.0.1:{number}" for number in ports.numbers)
+    host = LoopbackHost()
+    clients, state, peer_state = (f"tcp://127.0.0.1:{number}" for number in host.ports(3))
     endpoints = {"clients": clients, "state": state, "peer_state": peer_state}
     yield from_mapping({"role": "primary", "endpoints": endpoints, "http": {"bind": None}})
-    ports.close()
+    host.close()
 
 
 def next_event(monitor: Socket) -> int:

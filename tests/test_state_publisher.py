@@ -16,7 +16,7 @@ import zmq
 from bstar import Reactor, Role, State
 from bstar.state_publisher import StatePublisher
 from bstar.wire.peer import HEADER, TOPIC, TOPICS_HEARD, PeerState
-from support.brokers import Profile, broker_pair, wait_until
+from support.brokers import Profile, broker_pair
 from support.pairs import PATIENT
 from support.published_server import ACTIVE, PASSIVE, PublishedServer
 from support.rawpeers import Zmtp
@@ -264,8 +264,8 @@ GROWTH_BYTES_MAX = 20_000_000
 @pytest.mark.parametrize("topic_bytes", [60, 250])
 def test_subscriptions_neither_fill_the_memory_nor_move_the_role(tmp_path: Path, topic_bytes: int) -> None:
     with broker_pair(tmp_path, CALM) as (primary, backup):
-        wait_until(lambda: backup.state()["pair"]["state"] == "PASSIVE", "the backup stands by")
-        before, pair_before = primary.rss_bytes(), primary.state()["pair"]
+        backup.wait_for_state("PASSIVE")
+        before, pair_before = primary.rss_bytes(), primary.state().pair
         host, _, port = primary.state_endpoint.removeprefix("tcp://").partition(":")
         sent = connections = 0
         while sent < ATTACK_BYTES:
@@ -280,10 +280,10 @@ def test_subscriptions_neither_fill_the_memory_nor_move_the_role(tmp_path: Path,
                     stranger.send_octets(burst)
                     sent += len(burst)
         assert connections > 1, "nobody was cut off"
-        pair = primary.state()["pair"]
-        assert (pair["state"], pair["epoch"]) == ("ACTIVE", pair_before["epoch"])
+        pair = primary.state().pair
+        assert (pair.state, pair.epoch) == ("ACTIVE", pair_before.epoch)
         assert primary.rss_bytes() - before < GROWTH_BYTES_MAX
         # The two still hear each other.
         backup.kill()
         backup.start()
-        wait_until(lambda: backup.state()["pair"]["state"] == "PASSIVE", "the backup is back")
+        backup.wait_for_state("PASSIVE")

@@ -1,7 +1,5 @@
 """What may wait in the queues, of whom, and for how long."""
 
-from typing import Any
-
 import pytest
 import zmq
 
@@ -156,8 +154,8 @@ def test_an_interval_of_zero_asks_nobody_and_forgets_nothing() -> None:
 @pytest.mark.loopback
 @pytest.mark.requirement("BSN-B-21")
 def test_what_waits_of_a_client_that_hung_up_leaves_the_queue_and_what_waits_of_another_stays() -> None:
-    often: dict[str, Any] = {"timing": {"client_check_interval_s": 0.2}}
-    with standing_pair(NEVER, workers=0, primary=often, backup=often) as pair, zmq.Context() as context:
+    often = {"timing.client_check_interval_s": 0.2}
+    with standing_pair(NEVER, workers=0, settings=often) as pair, zmq.Context() as context:
         clients = []
         for number in (1, 2):
             client = context.socket(zmq.DEALER)
@@ -166,10 +164,10 @@ def test_what_waits_of_a_client_that_hung_up_leaves_the_queue_and_what_waits_of_
             frames = native.encode_request(ident(number), b"nobody", [b"x"], ttl_ms=FOREVER_MS)
             client.send_multipart(frames)
             clients.append(client)
-        pair.primary.wait_for("asked by both", lambda state: state["broker"]["queued"] == 2)
+        pair.primary.wait_for("asked by both", lambda state: state.broker.queued == 2)
         clients[0].close()
-        state = pair.primary.wait_for("rid of one", lambda state: state["broker"]["queued"] == 1)
-        assert state["broker"]["drops"]["client-gone"] == 1
+        state = pair.primary.wait_for("rid of one", lambda state: state.broker.queued == 1)
+        assert state.broker.drops["client-gone"] == 1
         told = native.decode(receive(clients[1]))
         assert (told.command, told.identity) == (native.PONG, native.NO_IDENTITY)
         clients[1].close()

@@ -16,7 +16,8 @@ from bstar.errors import WorkerError
 from bstar.wire import native
 from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, Heartbeat, Partial, Ready
 from bstar_client import HAClient, Request, Worker, WorkerHooks
-from support.brokers import lone_broker, wait_until
+from bstar_testing import wait_until
+from support.brokers import lone_broker
 from support.scripted import WAIT_S, ScriptedBroker
 
 pytestmark = pytest.mark.loopback

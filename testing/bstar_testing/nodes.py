@@ -17,7 +17,10 @@ from bstar_broker.core.snapshot import NodeState
 from bstar_testing.hosts import Host
 from bstar_testing.processes import HarnessError, NoteTaker, Process, ignore_note
 
-__all__ = ["Node"]
+__all__ = ["COMMAND", "Node"]
+
+COMMAND = (sys.executable, "-m", "bstar_cli")
+"""Runs the ``bstar`` of this installation."""
 
 _HTTP_S_MAX = 2.0
 _decode_state = msgspec.json.Decoder(NodeState).decode
@@ -37,7 +40,7 @@ class Node(Process):
         folder: Path,
         host: Host | None = None,
         note: NoteTaker = ignore_note,
-        command: Sequence[str] = (sys.executable, "-m", "bstar_cli"),
+        command: Sequence[str] = COMMAND,
         name: str | None = None,
     ) -> None:
         name = name or role
@@ -45,6 +48,7 @@ class Node(Process):
         self.config = config
         self.endpoint: str = config["endpoints"]["clients"]
         self.state_endpoint: str = config["endpoints"]["state"]
+        self.peer_state_endpoint: str = config["endpoints"]["peer_state"]
         self.http_address: str = config["http"]["bind"]
         self.config_path = folder / f"{name}.yaml"
         # JSON is YAML, so the file needs no writer of its own.

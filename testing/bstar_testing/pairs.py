@@ -11,7 +11,6 @@ that it started, also after a failure, and the reaper does so if the harness its
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from bstar.settings import ProfileName, RoleName
 from bstar.settings.schema import FIELDS
 from bstar_client import HAClient
 from bstar_testing.hosts import Host, LoopbackHost
-from bstar_testing.nodes import Node
+from bstar_testing.nodes import COMMAND, Node
 from bstar_testing.processes import HarnessError, NoteTaker, Process, ignore_note, wait_until
 
 __all__ = ["ARBITER_LINK", "ROLES", "STATE_LINKS", "Pair", "Route", "direct", "pair"]
@@ -32,7 +31,6 @@ Route = Callable[[str, str], str]
 ARBITER_LINK = "nodes-arbiter"
 STATE_LINKS = ("primary-backup", "backup-primary")
 ROLES: tuple[RoleName, RoleName] = ("primary", "backup")
-_BSTAR = (sys.executable, "-m", "bstar_cli")
 
 
 def direct(link: str, address: str) -> str:
@@ -96,7 +94,7 @@ class Pair:
         self.arbiter = self._make_arbiter() if has_arbiter else None
         for role, own in zip(ROLES, (primary, backup), strict=True):
             config = self._config(role, {**(settings or {}), **(own or {})}, profile)
-            command = (commands or {}).get(role, _BSTAR)
+            command = (commands or {}).get(role, COMMAND)
             options: dict[str, Any] = {"folder": folder, "host": self._hosts[role], "note": note}
             setattr(self, role, self.node_type(role, config, command=command, **options))
 
@@ -104,7 +102,7 @@ class Pair:
         """The third voter, on this machine. Both nodes use one link: they must name it alike."""
         self._addresses["arbiter"] = f"{self.host.address}:{self.host.ports(1)[0]}"
         bind = ("--bind", f"tcp://{self._addresses['arbiter']}", "--log-format", "json")
-        return Process("arbiter", (*_BSTAR, "arbiter", *bind), folder=self.folder, note=self.note)
+        return Process("arbiter", (*COMMAND, "arbiter", *bind), folder=self.folder, note=self.note)
 
     def _config(self, role: RoleName, settings: Mapping[str, object], profile: ProfileName) -> dict[str, Any]:
         peer = ROLES[1 - ROLES.index(role)]
@@ -237,7 +235,7 @@ class Pair:
         workers = []
         for number in range(len(self.workers) + 1, len(self.workers) + 1 + count):
             name = f"worker{number}"
-            argv = [*_BSTAR, "worker", "--service", service, "--credit", str(credit)]
+            argv = [*COMMAND, "worker", "--service", service, "--credit", str(credit)]
             argv += ["--endpoints", ",".join(self.endpoints_of(name))]
             if self.journals is not None:
                 argv += ["--journal", str(self.journals), "--journal-pair", self.name, "--journal-name", name]

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from bstar_testing import LoopbackHost
 from compose.commands import ROOT, ComposeTestError, run, say, wait_until
 from compose.engine import Engine
-from support.brokers import Ports
 
 _HTTP_S = 5.0
 _OVERRIDE = Path(__file__).with_name("override.yml")
@@ -53,8 +53,8 @@ class Stack:
         self.engine = engine
         self.project = project
         # The holders never listen, so nobody else is given the ports, and docker may bind them.
-        self._ports = Ports(len(_PORTS))
-        self.ports = dict(zip(_PORTS, self._ports.numbers, strict=True))
+        self._host = LoopbackHost()
+        self.ports = dict(zip(_PORTS, self._host.ports(len(_PORTS)), strict=True))
         self._env = {
             **engine.env,
             **images,
@@ -134,7 +134,7 @@ class Stack:
         try:
             self.compose("down", "--volumes", "--remove-orphans", "--timeout", "20")
         finally:
-            self._ports.close()
+            self._host.close()
             left = self.remains()
             # What compose left is removed by its own name, and told all the same.
             for thing in left:

@@ -32,11 +32,11 @@ def _run(factory: pytest.TempPathFactory, name: str, profile: Profile) -> Iterat
 
 def _lend(broker: Broker) -> Iterator[Broker]:
     """Lend the broker to one test. One that an earlier test ended (and so failed) is started anew."""
-    if not broker.is_running():
+    if not broker.is_running:
         broker.start()
         broker.activate()
     yield broker
-    assert broker.is_running(), broker.trouble()
+    assert broker.is_running, broker.trouble()
 
 
 @pytest.fixture(scope="session")

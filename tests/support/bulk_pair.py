@@ -7,7 +7,6 @@ assert bulk.executions() == …
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bstar_client import HAClient
-from support.brokers import wait_until
+from bstar_testing import wait_until
 from support.pairs import QUICK, Pair, new_pair
 
 SERVICE = "bulk"
@@ -29,15 +28,11 @@ class BulkPair:
     def __init__(self, pair: Pair, workers: int, store: str) -> None:
         self.pair = pair
         self.endpoints = pair.endpoints
-        self._records = [pair.directory / f"executed-{number}" for number in range(workers)]
-        kept = str(pair.directory / "replies.db") if store == "file" else store
-        self._workers = [
-            subprocess.Popen(
-                (sys.executable, str(_WORKER), SERVICE, str(record), kept, *pair.endpoints),
-                stdin=subprocess.DEVNULL,
-            )
-            for record in self._records
-        ]
+        self._records = [pair.folder / f"executed-{number}" for number in range(workers)]
+        kept = str(pair.folder / "replies.db") if store == "file" else store
+        for record in self._records:
+            argv = (sys.executable, str(_WORKER), SERVICE, str(record), kept, *pair.endpoints)
+            pair.start_process(f"worker-{record.name}", argv)
 
     def executions(self) -> Counter[bytes]:
         """How often each identity was executed, by all workers."""
@@ -54,14 +49,8 @@ class BulkPair:
         wait_until(
             lambda: sum(record.stat().st_size for record in self._records if record.exists()) >= size,
             f"{count} executions",
-            timeout_s=timeout_s,
+            limit_s=timeout_s,
         )
-
-    def close(self) -> None:
-        """Kill the workers."""
-        for worker in self._workers:
-            worker.kill()
-            worker.wait()
 
 
 @contextmanager
@@ -69,18 +58,13 @@ def bulk_pair(
     *, workers: int = 2, store: str = "file", limits: Mapping[str, Any] | None = None
 ) -> Iterator[BulkPair]:
     """Run a pair whose primary is active, with workers; ``store`` as keyed_worker.py has it, or "file"."""
-    changes = {"limits": limits or {}}
-    with new_pair(QUICK, primary=changes, backup=changes) as pair:
-        pair.launch()
-        pair.primary.wait_for_state("ACTIVE")
-        pair.backup.wait_for_state("PASSIVE")
+    settings = {f"limits.{name}": value for name, value in (limits or {}).items()}
+    with new_pair(QUICK, settings=settings) as pair:
+        pair.start()
         bulk = BulkPair(pair, workers, store)
-        try:
-            for node in pair.nodes:
-                node.wait_for(f"with {workers} workers", lambda state: state["broker"]["workers"] == workers)
-            yield bulk
-        finally:
-            bulk.close()
+        for node in pair.nodes:
+            node.wait_for_workers(workers)
+        yield bulk
 
 
 def ask_once(bulk: BulkPair, body: bytes) -> bytes:

@@ -16,17 +16,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -37,7 +33,8 @@ from typing import Any, Self
 import zmq
 
 from bstar_client import BstarError, Event, HAClient
-from support.brokers import START_S, STOP_S, Broker, Ports, Profile, Timing, wait_until
+from bstar_testing.processes import Process, wait_until
+from support.brokers import Broker, BrokerPair, Profile, Timing
 from support.rawpeers import CLIENT_01, EMPTY
 
 SERVICE = "work"
@@ -80,97 +77,6 @@ _PAUSE_S = 0.005
 _PROBE_INTERVAL_S = 0.01
 
 
-# --- nodes --------------------------------------------------------------------------------------------------
-
-
-class Node(Broker):
-    """One node of a pair. `changes` replace keys of its configuration, `{"timing": {...}}` single ones."""
-
-    def __init__(self, directory: Path, *, changes: Mapping[str, Any] | None = None, **options: Any) -> None:
-        super().__init__(directory, **options)
-        settings = json.loads(self.config_path.read_text())
-        for key, value in (changes or {}).items():
-            if isinstance(value, Mapping):
-                settings.setdefault(key, {}).update(value)
-            else:
-                settings[key] = value
-        self.config_path.write_text(json.dumps(settings, indent=2))
-
-    def launch(self) -> None:
-        """Start the process and wait for nothing."""
-        assert not self.is_running()
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("BSTAR_")}
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
-            )
-
-    def start(self) -> None:
-        """Start the process and wait until it tells its state."""
-        self.launch()
-        self.wait_for("answers", lambda _: True)
-
-    def log(self) -> str:
-        """Everything the node wrote, in all its runs."""
-        return self.log_path.read_text(errors="replace")
-
-    def look(self) -> dict[str, Any] | None:
-        """Ask for the node's state over HTTP; None if it does not answer now."""
-        try:
-            with urllib.request.urlopen(f"{self.http_url}/status", timeout=2.0) as answer:
-                state: dict[str, Any] = json.load(answer)
-        except (OSError, urllib.error.URLError):
-            return None
-        return state
-
-    def pair_state(self) -> dict[str, Any]:
-        """What the node knows of itself and its peer."""
-        state = self.look()
-        assert state is not None, f"no answer\n{self.trouble()}"
-        pair: dict[str, Any] = state["pair"]
-        return pair
-
-    def wait_for(self, what: str, happened: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Wait until the node's state fulfils a condition; returns that state."""
-        until = time.monotonic() + START_S
-        state = self.look()
-        while state is None or not happened(state):
-            if not self.is_running() or time.monotonic() > until:
-                shown = state and state["pair"]
-                raise AssertionError(f"the {self.role} is not: {what}; but {shown}\n{self.trouble()}")
-            time.sleep(0.02)
-            state = self.look()
-        return state
-
-    def wait_for_state(self, name: str) -> dict[str, Any]:
-        """Wait until the node is PRIMARY, BACKUP, ACTIVE or PASSIVE; returns what it says of the pair."""
-        pair: dict[str, Any] = self.wait_for(name, lambda state: state["pair"]["state"] == name)["pair"]
-        return pair
-
-    def wait_for_silence(self) -> None:
-        """Wait until the node takes its peer for dead, so that the next vote would make it active."""
-        self.wait_for("without its peer", lambda state: state["pair"]["retry_after_s"] == 0)
-
-    def wait_for_silence_of_peer(self) -> None:
-        """Wait until the node, whatever it is, takes its peer for dead."""
-        self.wait_for("without its peer", lambda state: not state["pair"]["is_peer_fresh"])
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Stop the process with SIGSTOP for the length of the block; it stands still when that begins."""
-        with super().frozen():
-            wait_until(self._is_frozen, f"the {self.role} stands still")
-            yield
-
-    def _is_frozen(self) -> bool:
-        status = Path(f"/proc/{self.pid}/stat").read_text()
-        return status.rpartition(")")[2].split()[0] == "T"
-
-    def forget(self) -> None:
-        """Remove what the node keeps across restarts."""
-        shutil.rmtree(self.config_path.parent / f"{self.role}-state", ignore_errors=True)
-
-
 # --- workers ------------------------------------------------------------------------------------------------
 
 
@@ -187,39 +93,14 @@ class Execution:
     body: str
 
 
-class WorkerProcess:
+class WorkerProcess(Process):
     """A worker that records its executions."""
 
-    def __init__(self, number: int, directory: Path, endpoints: list[str], *, work_s: float) -> None:
+    def __init__(self, number: int, pair: BrokerPair, *, work_s: float) -> None:
         self.number = number
-        self._record = directory / f"worker-{number}.jsonl"
-        self.log_path = directory / f"worker-{number}.log"
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                (sys.executable, str(_WORKER), SERVICE, str(self._record), str(work_s), *endpoints),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
-
-    def is_running(self) -> bool:
-        """Whether the process lives."""
-        return self._process.poll() is None
-
-    def kill(self) -> None:
-        """SIGKILL, and wait for the end."""
-        self._process.kill()
-        self._process.wait(STOP_S)
-
-    def terminate(self) -> int:
-        """SIGTERM, and wait for the exit code."""
-        self._process.terminate()
-        return self._process.wait(STOP_S)
+        self._record = pair.folder / f"worker-{number}.jsonl"
+        argv = (sys.executable, str(_WORKER), SERVICE, str(self._record), str(work_s), *pair.endpoints)
+        super().__init__(f"worker-{number}", argv, folder=pair.folder)
 
     def executions(self) -> list[Execution]:
         """What the worker has recorded so far, in its order."""
@@ -339,7 +220,7 @@ class Load:
         wait_until(
             lambda: sum(call.started_at >= now for call in self.answered) >= count,
             f"{count} more replies",
-            timeout_s=CALL_S,
+            limit_s=CALL_S,
         )
 
     def outage_s(self, since: float) -> float:
@@ -388,7 +269,7 @@ class Probes:
     lies in its socket when it wakes up.
     """
 
-    def __init__(self, nodes: list[Node]) -> None:
+    def __init__(self, nodes: Sequence[Broker]) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         for node in nodes:
@@ -446,72 +327,29 @@ class Probes:
 # --- the pair -----------------------------------------------------------------------------------------------
 
 
-class Pair:
+class Pair(BrokerPair):
     """Two nodes that know each other, and workers for both. Nothing runs until it is started."""
 
-    def __init__(
-        self,
-        directory: Path,
-        ports: list[int],
-        *,
-        timing: Timing = QUICK,
-        primary: Mapping[str, Any] | None = None,
-        backup: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.directory = directory
+    workers: tuple[WorkerProcess, ...]
+
+    def __init__(self, folder: Path, timing: Timing = QUICK, **options: Any) -> None:
+        super().__init__(folder, Profile(timing), **options)
         self.timing = timing
-        self.workers: list[WorkerProcess] = []
-        a, a_state, a_http, b, b_state, b_http = ports
-        profile = Profile(timing)
-        self.primary = Node(
-            directory,
-            role="primary",
-            clients=a,
-            state=a_state,
-            peer_state=b_state,
-            http=a_http,
-            profile=profile,
-            changes=primary,
-        )
-        self.backup = Node(
-            directory,
-            role="backup",
-            clients=b,
-            state=b_state,
-            peer_state=a_state,
-            http=b_http,
-            profile=profile,
-            changes=backup,
-        )
-
-    @property
-    def nodes(self) -> list[Node]:
-        """Both nodes, the primary first."""
-        return [self.primary, self.backup]
-
-    @property
-    def endpoints(self) -> list[str]:
-        """Where clients and workers connect, the primary first."""
-        return [node.endpoint for node in self.nodes]
-
-    def launch(self) -> None:
-        """Start both nodes at once."""
-        for node in self.nodes:
-            node.launch()
 
     def add_workers(self, count: int, *, work_s: float = 0.002) -> None:
         """Start workers and wait until every node that runs knows them all."""
         for _ in range(count):
-            number = len(self.workers)
-            self.workers.append(WorkerProcess(number, self.directory, self.endpoints, work_s=work_s))
+            worker = WorkerProcess(len(self.workers), self, work_s=work_s)
+            self.workers += (worker,)
+            worker.launch()
         self.wait_for_workers()
 
     def wait_for_workers(self) -> None:
         """Wait until every node that runs knows every worker that runs."""
-        count = sum(worker.is_running() for worker in self.workers)
+        count = sum(worker.is_running for worker in self.workers)
         for node in self.nodes:
-            if node.is_running():
-                node.wait_for(f"with {count} workers", lambda state: state["broker"]["workers"] == count)
+            if node.is_running:
+                node.wait_for_workers(count)
 
     def load(self, *, threads: int = 4) -> Load:
         """Clients of the pair, as a context manager."""
@@ -555,59 +393,22 @@ class Pair:
             assert execution.is_redelivered or execution.identity not in seen, execution
             seen.add(execution.identity)
 
-    def close(self) -> None:
-        """Kill every process. That they end when asked to is for tests to show."""
-        for worker in self.workers:
-            if worker.is_running():
-                worker.kill()
-        for node in self.nodes:
-            if node.is_running():
-                node.kill()
-
-    def trouble(self) -> str:
-        """What there is to say when something goes wrong."""
-        return "\n".join(
-            [f"everything is kept in {self.directory}", *(node.trouble() for node in self.nodes)]
-        )
-
 
 @contextmanager
-def new_pair(
-    timing: Timing = QUICK,
-    *,
-    primary: Mapping[str, Any] | None = None,
-    backup: Mapping[str, Any] | None = None,
-) -> Iterator[Pair]:
+def new_pair(timing: Timing = QUICK, **options: Any) -> Iterator[Pair]:
     """Make a pair of which nothing runs yet. When the block fails, its folder stays and is named."""
-    directory = Path(tempfile.mkdtemp(prefix="bstar-pair-"))
-    ports = Ports(6)
-    try:
-        pair = Pair(directory, ports.numbers, timing=timing, primary=primary, backup=backup)
-        try:
-            yield pair
-        except BaseException as error:
-            error.add_note(pair.trouble())
-            raise
-        finally:
-            pair.close()
-    finally:
-        ports.close()
-    shutil.rmtree(directory)
+    folder = Path(tempfile.mkdtemp(prefix="bstar-pair-"))
+    with Pair(folder, timing, **options) as pair:
+        yield pair
+    shutil.rmtree(folder)
 
 
 @contextmanager
 def standing_pair(
-    timing: Timing = QUICK,
-    *,
-    workers: int = 2,
-    work_s: float = 0.002,
-    primary: Mapping[str, Any] | None = None,
-    backup: Mapping[str, Any] | None = None,
+    timing: Timing = QUICK, *, workers: int = 2, work_s: float = 0.002, **options: Any
 ) -> Iterator[Pair]:
     """Run a pair whose primary is active and whose backup is passive, with workers."""
-    with new_pair(timing, primary=primary, backup=backup) as pair:
-        pair.launch()
-        pair.primary.wait_for_state("ACTIVE")
-        pair.backup.wait_for_state("PASSIVE")
+    with new_pair(timing, **options) as pair:
+        pair.start()
         pair.add_workers(workers, work_s=work_s)
         yield pair

@@ -21,7 +21,7 @@ from bstar.pair import BinaryStar
 from bstar.reactor import Reactor
 from bstar.star import Output, Role, StarMachine, StarSettings, State
 from bstar.wire.peer import TOPICS_HEARD
-from support.brokers import Ports
+from bstar_testing import LoopbackHost
 from support.waiting import LIMIT_S, Bell, Socket, receive, receive_until
 
 __all__ = ["HEARTBEAT_S", "TIMEOUT_S", "Places", "RunningNode", "ScriptedPeer"]
@@ -35,15 +35,15 @@ class Places:
     """Where the two nodes of a pair are to be found; the ports stay ours while it is open."""
 
     def __init__(self) -> None:
-        self._ports = Ports(4)
+        self._host = LoopbackHost()
         primary, backup, primary_clients, backup_clients = (
-            f"tcp://127.0.0.1:{number}" for number in self._ports.numbers
+            f"tcp://127.0.0.1:{number}" for number in self._host.ports(4)
         )
         self.state = {Role.PRIMARY: primary, Role.BACKUP: backup}
         self.clients = {Role.PRIMARY: primary_clients, Role.BACKUP: backup_clients}
 
     def close(self) -> None:
-        self._ports.close()
+        self._host.close()
 
 
 class BellMachine(StarMachine):
