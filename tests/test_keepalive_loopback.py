@@ -74,7 +74,7 @@ def test_what_a_dead_or_stopped_worker_held_is_executed_elsewhere(pair: Pair, nu
     begun = [each for each in pair.begun() if each.body == body.decode()]
     assert [each.is_redelivered for each in begun] == [False, True]
     assert begun[0].worker != begun[1].worker
-    victim.kill()
+    victim.close()
     pair.add_workers(1)
 
 
