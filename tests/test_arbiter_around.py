@@ -13,7 +13,7 @@ from bstar.errors import ConfigurationError
 from bstar.pair import BinaryStar
 from bstar.reactor import Reactor
 from bstar.settings import Settings, from_mapping, pair_problems, sample_settings
-from bstar.star import Role, StarMachine, StarSettings
+from bstar.star import ArbiterAnswer, PeerMessage, Role, StarMachine, StarSettings, Tick
 from bstar.star.quorum import DRIFT_MAX
 from bstar.wire import native
 from bstar.wire.arbiter import Answer, Question
@@ -50,8 +50,8 @@ def node() -> Node:
     settings = StarSettings(pair="test", role=Role.PRIMARY, arbiter=PLACE)
     machine = StarMachine(settings, node="we", epoch=0, now=8.0)
     made = Node(machine, BrokerSettings(), node_id=bytes(16), drain_timeout_s=5.0, version="test", now=8.0)
-    made.receive(word(1), 10.0)
-    made.hear_arbiter(Answer("we", machine._seq, is_granted=True), 10.0)
+    made.step(PeerMessage(word(1)), 10.0)
+    made.step(ArbiterAnswer(Answer("we", machine._seq, is_granted=True)), 10.0)
     assert made.serve_until == pytest.approx(LAPSES_AT)
     ready = native.encode_ready(b"echo", credit=2, epoch=0)
     made.receive_frames([b"worker", *ready], 10.1)
@@ -109,11 +109,11 @@ def test_the_state_tells_of_the_three_voters(node: Node) -> None:
 
 
 def test_a_node_that_nobody_confirms_is_not_ready(node: Node) -> None:
-    node.handle_timer(LAPSES_AT)
+    node.step(Tick(), LAPSES_AT)
     node.machine._published_at = 20.0
-    node.handle_timer(20.0)
-    node.handle_timer(21.0)
-    node.handle_timer(22.5)
+    node.step(Tick(), 20.0)
+    node.step(Tick(), 21.0)
+    node.step(Tick(), 22.5)
     verdict = node.state(22.5).readiness
     assert not verdict.is_ready
     assert verdict.reason == "no-majority"
@@ -198,7 +198,7 @@ def test_another_kind_of_arbiter_can_be_put_in() -> None:
         ) as star:
             assert not star.may_serve(now)
             now = 1.9
-            star.carry_out(star.machine.handle_timer(now))
+            star.carry_out(star.machine.step(Tick(), now))
             now = 2.5
             assert not star.may_serve(now), "it has to ask first"
             reactor.turn()

@@ -18,7 +18,7 @@ from bstar.errors import DualActiveError
 from bstar.journal import JournalOptions
 from bstar.records import Load, Pulse, Record, Refused, Request, WorkerLost, WorkerRegistered
 from bstar.settings import from_mapping, sample_settings
-from bstar.star import Role, StarMachine, StarSettings
+from bstar.star import PeerMessage, Role, StarMachine, StarSettings, Tick
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode, Finals
 from bstar.wire.peer import PeerState
@@ -274,7 +274,7 @@ class Stand:
             heartbeat_ms=1000,
             timeout_ms=2000,
         )
-        for output in self.node.receive(word, self.now):
+        for output in self.node.step(PeerMessage(word), self.now):
             self.written.observe(output)
 
     def activate(self) -> None:
@@ -523,7 +523,7 @@ def test_a_service_that_is_forgotten_between_two_intervals_is_counted_once(
         for _ in range(40):
             stand.now += 0.25
             stand.node.machine.serve_until = float("inf")
-            stand.node.handle_timer(stand.now)
+            stand.node.step(Tick(), stand.now)
         assert not stand.node.broker.ledger.services
         assert len(stand.node.broker.ledger.services.past) == min(1, remembered)
         stand.written.tick(stand.now)

@@ -13,12 +13,17 @@ from bstar.star import (
     Activated,
     ClientsCutOff,
     Event,
+    Handover,
+    Leave,
+    PeerMessage,
     Publish,
     Role,
+    Stall,
     StarMachine,
     StarSettings,
     State,
     StateChanged,
+    Tick,
 )
 from bstar.star.cut_off import CLIENTS_MAX, LONE_PATIENCE, PATIENCE, SETTLING, CutOff
 from bstar.wire import native
@@ -78,7 +83,7 @@ class Two:
         for output in outputs:
             self.log.append((self.now, role.value, output))
             if type(output) is Publish:
-                heard = self.nodes[role.peer].receive(decode(encode(output.message)), self.now)
+                heard = self.nodes[role.peer].step(PeerMessage(decode(encode(output.message))), self.now)
                 self.carry_out(role.peer, list(heard))
 
     def run(self, seconds: float, *, each_step: Any = None) -> None:
@@ -90,7 +95,7 @@ class Two:
             for role, node in self.nodes.items():
                 deadline = node.next_deadline()
                 if deadline is not None and deadline <= self.now:
-                    self.carry_out(role, list(node.handle_timer(self.now)))
+                    self.carry_out(role, list(node.step(Tick(), self.now)))
 
     def send(self, role: Role, sender: bytes, frames: list[bytes]) -> None:
         self.carry_out(role, list(self.nodes[role].receive_frames([sender, *frames], self.now)))
@@ -229,7 +234,7 @@ def test_liars_at_the_passive_node_move_the_role_of_an_idle_pair_once_per_settli
 def test_an_operators_handover_stands_for_the_settling_time_too() -> None:
     two = Two()
     two.register(*Role)
-    two.carry_out(Role.PRIMARY, list(two.primary.handover(two.now)))
+    two.carry_out(Role.PRIMARY, list(two.primary.step(Handover(), two.now)))
     assert two.active() is Role.BACKUP
     two.run(SETTLING_S - 1.0, each_step=asking(two, b"c1", b"c2"))
     assert two.active() is Role.BACKUP
@@ -251,7 +256,7 @@ def test_a_node_that_drains_gives_nothing_up_by_this_rule() -> None:
     identity = native.identity(b"long".ljust(16), 1)
     two.send(Role.PRIMARY, b"long", native.encode_request(identity, ECHO, [b"?"], ttl_ms=0))
     two.primary._drain_timeout_s = 1e9
-    two.carry_out(Role.PRIMARY, list(two.primary.leave(two.now)))
+    two.carry_out(Role.PRIMARY, list(two.primary.step(Leave(), two.now)))
     two.run(2 * LONE_S, each_step=lambda: two.ask(Role.BACKUP, b"c1", b"c2"))
     assert two.active() is Role.PRIMARY
     assert two.of(ClientsCutOff)[-1].verdict == "stays: this node is stopping"
@@ -267,24 +272,24 @@ def test_a_peer_that_is_not_ready_gets_no_role() -> None:
         now=0.0,
     )
     hello = PeerState(2, "p", "backup", "b", 1, 0, 100, 300)
-    machine.receive(hello, 0.1)
+    machine.step(PeerMessage(hello), 0.1)
     assert machine.is_active
     starting = PeerState(2, "p", "backup", "b", 2, 0, 100, 300, cut_off=5, cut_off_ms=5_000)
-    outputs = machine.receive(starting, 0.2)
+    outputs = machine.step(PeerMessage(starting), 0.2)
     assert machine.is_active
     now = 0.2
     for seq in range(3, 80):
         now += HEARTBEAT_S
-        outputs = machine.handle_timer(now)
-        outputs += machine.receive(
-            PeerState(2, "p", "backup", "b", seq, 0, 100, 300, cut_off=5, cut_off_ms=5_000), now
+        outputs = machine.step(Tick(), now)
+        outputs += machine.step(
+            PeerMessage(PeerState(2, "p", "backup", "b", seq, 0, 100, 300, cut_off=5, cut_off_ms=5_000)), now
         )
         told = [output for output in outputs if type(output) is ClientsCutOff]
         if told:
             assert told[0].verdict.startswith("stays:")
     assert machine.is_active
     passive = PeerState(4, "p", "backup", "b", 99, 0, 100, 300, cut_off=5, cut_off_ms=5_000)
-    machine.receive(passive, now + HEARTBEAT_S / 2)
+    machine.step(PeerMessage(passive), now + HEARTBEAT_S / 2)
     assert machine.state is State.PASSIVE
 
 
@@ -296,12 +301,12 @@ def test_what_was_counted_is_forgotten_when_it_says_nothing_any_more(event: str)
     cut_off = two.backup.machine.cut_off
     assert len(cut_off._clients) == 2
     if event == "stall":
-        two.backup.stalled(2 * TIMEOUT_S, two.now + 2 * TIMEOUT_S)
+        two.backup.step(Stall(2 * TIMEOUT_S), two.now + 2 * TIMEOUT_S)
     elif event == "silence":
-        two.backup.handle_timer(two.now + 0.25)
-        two.backup.handle_timer(two.now + 0.45)
+        two.backup.step(Tick(), two.now + 0.25)
+        two.backup.step(Tick(), two.now + 0.45)
     else:
-        two.backup.receive(PeerState(1, "p", "primary", "new", 1, 0, 100, 300), two.now)
+        two.backup.step(PeerMessage(PeerState(1, "p", "primary", "new", 1, 0, 100, 300)), two.now)
     assert not cut_off._clients
 
 

@@ -6,7 +6,19 @@ from typing import Any
 
 import pytest
 
-from bstar.star import Activated, PersistEpoch, Publish, Role, StarMachine, StarSettings, State
+from bstar.star import (
+    Activated,
+    EpochHeard,
+    PeerMessage,
+    PersistEpoch,
+    Publish,
+    Role,
+    StarMachine,
+    StarSettings,
+    State,
+    Tick,
+    Vote,
+)
 from bstar.star.epochs import Allowance, next_epoch
 from bstar.wire import native
 from bstar.wire.epochs import EPOCH_FAR, EPOCH_MAX, EPOCH_REFILL_S, EPOCH_STEP_MAX
@@ -49,8 +61,8 @@ def machine_of(role: Role = Role.PRIMARY, epoch: int = 0) -> StarMachine:
 def active(epoch: int = 0) -> tuple[StarMachine, Peer]:
     """A primary that has just become active; its peer stands by."""
     machine, peer = machine_of(epoch=epoch), Peer(Role.BACKUP)
-    machine.receive(peer.says(BACKUP, 0), 0.0)
-    machine.receive(peer.says(PASSIVE, 0), 0.0)
+    machine.step(PeerMessage(peer.says(BACKUP, 0)), 0.0)
+    machine.step(PeerMessage(peer.says(PASSIVE, 0)), 0.0)
     assert machine.is_active
     return machine, peer
 
@@ -58,7 +70,7 @@ def active(epoch: int = 0) -> tuple[StarMachine, Peer]:
 def passive(epoch: int, of_peer: int) -> tuple[StarMachine, Peer]:
     """A backup that remembers ``epoch`` and has just heard that its peer serves in ``of_peer``."""
     machine, peer = machine_of(Role.BACKUP, epoch), Peer()
-    machine.receive(peer.says(ACTIVE, of_peer), 0.0)
+    machine.step(PeerMessage(peer.says(ACTIVE, of_peer)), 0.0)
     assert machine.state is PASSIVE
     return machine, peer
 
@@ -97,17 +109,17 @@ def test_workers_raise_the_epoch_by_one_step_and_then_no_faster_than_it_refills(
     machine, _ = active()
     for _ in range(10):
         machine._published_at = 1.0
-        machine.learn_epoch(machine.epoch_seen + EPOCH_STEP_MAX, 1.0)
+        machine.step(EpochHeard(machine.epoch_seen + EPOCH_STEP_MAX), 1.0)
     assert machine.epoch_seen <= 1 + EPOCH_STEP_MAX + 2
     assert machine.epochs_ignored == 9
     machine._published_at = 2.0
-    machine.learn_epoch(machine.epoch_seen + EPOCH_STEP_MAX // 128, 2.0)
+    machine.step(EpochHeard(machine.epoch_seen + EPOCH_STEP_MAX // 128), 2.0)
     assert machine.epochs_ignored == 9, "a second has refilled a 64th"
 
 
 def test_a_worker_that_remembers_more_than_a_pair_without_memory_is_climbed_above() -> None:
     machine, _ = active()
-    machine.learn_epoch(EPOCH_STEP_MAX - 1, 0.0)
+    machine.step(EpochHeard(EPOCH_STEP_MAX - 1), 0.0)
     assert machine.is_active
     assert machine.epoch == EPOCH_STEP_MAX + 1
 
@@ -115,10 +127,10 @@ def test_a_worker_that_remembers_more_than_a_pair_without_memory_is_climbed_abov
 def test_a_forged_state_message_raises_the_epoch_by_a_bounded_step() -> None:
     machine, peer = passive(0, 1)
     for _ in range(10):
-        machine.receive(peer.says(PASSIVE, machine.epoch_seen + EPOCH_FAR // 4), 0.0)
+        machine.step(PeerMessage(peer.says(PASSIVE, machine.epoch_seen + EPOCH_FAR // 4)), 0.0)
     believed = machine.epoch_seen
     assert believed == 1 + 3 * (EPOCH_FAR // 4)
-    machine.receive(peer.says(PASSIVE, EPOCH_MAX), 1000.0)
+    machine.step(PeerMessage(peer.says(PASSIVE, EPOCH_MAX)), 1000.0)
     assert machine.epoch_seen == believed
 
 
@@ -126,17 +138,17 @@ def test_a_passive_peer_far_above_does_not_disturb_the_active_node() -> None:
     """It has a damaged file, or a liar was believed; it comes down when it hears us."""
     machine, peer = active(epoch=8)
     for _ in range(20):
-        outputs = machine.receive(peer.says(PASSIVE, FAR), 0.1)
+        outputs = machine.step(PeerMessage(peer.says(PASSIVE, FAR)), 0.1)
         assert not [output for output in outputs if isinstance(output, Activated)]
     assert (machine.is_active, machine.epoch) == (True, 9)
 
 
 def test_an_active_peer_far_above_is_obeyed_and_not_followed() -> None:
     machine, peer = active(epoch=8)
-    machine.receive(peer.says(ACTIVE, 2 * FAR), 0.1)
+    machine.step(PeerMessage(peer.says(ACTIVE, 2 * FAR)), 0.1)
     assert machine.state is PASSIVE
     machine._published_at = 3.0
-    machine.client_request(3.0)
+    machine.step(Vote(), 3.0)
     assert (machine.is_active, machine.epoch) == (True, 11)
 
 
@@ -145,17 +157,17 @@ def test_an_active_peer_far_above_is_obeyed_and_not_followed() -> None:
 
 def test_a_node_that_remembers_too_much_takes_the_epoch_of_its_active_peer() -> None:
     machine, peer = machine_of(Role.BACKUP, 2**61), Peer()
-    outputs = machine.receive(peer.says(ACTIVE, 9), 0.0)
+    outputs = machine.step(PeerMessage(peer.says(ACTIVE, 9)), 0.0)
     assert persisted(outputs) == [8], "or every restart would bring the old one back"
     assert (machine.epoch, machine.epoch_seen) == (8, 9)
-    assert publications(machine.handle_timer(1.0)) == [8]
-    outputs = machine.receive(peer.says(PASSIVE, 9, released=True), 1.0)
+    assert publications(machine.step(Tick(), 1.0)) == [8]
+    outputs = machine.step(PeerMessage(peer.says(PASSIVE, 9, released=True)), 1.0)
     assert machine.epoch == 10, "a handover goes on working"
 
 
 def test_a_node_that_serves_does_not_come_down() -> None:
     machine, peer = active(epoch=2**61)
-    machine.receive(peer.says(ACTIVE, 8), 0.1)
+    machine.step(PeerMessage(peer.says(ACTIVE, 8)), 0.1)
     assert machine.is_active
     assert machine.epoch > 2**61
 
@@ -168,7 +180,7 @@ def test_a_lower_epoch_within_reach_is_no_reason_to_come_down() -> None:
 def test_what_only_a_liar_said_is_forgotten_as_well() -> None:
     machine, peer = passive(4, 5)
     machine.epoch_seen = 5 + FAR
-    assert persisted(machine.receive(peer.says(ACTIVE, 5), 0.1)) == []
+    assert persisted(machine.step(PeerMessage(peer.says(ACTIVE, 5)), 0.1)) == []
     assert (machine.epoch, machine.epoch_seen) == (4, 5)
 
 
@@ -180,7 +192,7 @@ def test_above_the_highest_epoch_the_numbers_begin_again(role: Role, first: int)
 
 def test_a_node_tells_its_own_epoch_and_not_what_it_heard() -> None:
     machine, _ = passive(4, 5)
-    machine.learn_epoch(1000, 0.0)
+    machine.step(EpochHeard(1000), 0.0)
     assert machine.epoch_seen == 1000
     assert machine.status(0.0).epoch == 4
 
@@ -193,8 +205,8 @@ def node() -> Node:
     """An active node in epoch 1."""
     machine, peer = machine_of(), Peer(Role.BACKUP)
     made = Node(machine, BrokerSettings(), node_id=bytes(16), drain_timeout_s=5.0, version="test", now=0.0)
-    made.receive(peer.says(BACKUP, 0), 0.0)
-    made.receive(peer.says(PASSIVE, 0), 0.0)
+    made.step(PeerMessage(peer.says(BACKUP, 0)), 0.0)
+    made.step(PeerMessage(peer.says(PASSIVE, 0)), 0.0)
     return made
 
 

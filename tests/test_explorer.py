@@ -132,7 +132,7 @@ class NoStallRule(StarMachine):
 class NoSilenceGuard(StarMachine):
     """Takes every request for a vote."""
 
-    def client_request(self, now: float) -> list[Output]:
+    def _on_vote(self, now: float) -> list[Output]:
         outputs = self._notice_absence(now)
         facts = msgspec.structs.replace(self._facts(now), peer_silent=True)
         return outputs + self._fire(Event.CLIENT_REQUEST, facts, now)
@@ -141,8 +141,8 @@ class NoSilenceGuard(StarMachine):
 class ImpatientRelease(StarMachine):
     """Gives the role up and does not wait for the peer to take it."""
 
-    def handover(self, now: float) -> list[Output]:
-        outputs = super().handover(now)
+    def _on_handover(self, now: float) -> list[Output]:
+        outputs = super()._on_handover(now)
         if self._is_released:
             self.peer_expires_at = now
         return outputs

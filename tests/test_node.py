@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bstar.star import Publish, Role, StarMachine, StarSettings
+from bstar.star import Leave, PeerMessage, Publish, Role, Stall, StarMachine, StarSettings, Tick
 from bstar.wire import native
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node, Send
@@ -36,8 +36,8 @@ def node() -> Node:
     """An active node whose passive peer was heard a moment ago."""
     machine = StarMachine(StarSettings(pair="test", role=Role.PRIMARY), node="we", epoch=0, now=0.0)
     made = Node(machine, BrokerSettings(), node_id=bytes(16), drain_timeout_s=5.0, version="test", now=0.0)
-    made.receive(word(1, 2), 0.0)
-    made.receive(word(2, 4), 0.0)
+    made.step(PeerMessage(word(1, 2)), 0.0)
+    made.step(PeerMessage(word(2, 4)), 0.0)
     assert made.is_active
     return made
 
@@ -50,40 +50,40 @@ def answers(node: Node, now: float) -> list[int]:
 
 def test_a_node_that_has_handed_over_refuses_for_a_while_before_it_ends(node: Node) -> None:
     """What is unread when it ends may have been executed, for all that its sender knows."""
-    node.leave(1.0)
-    node.receive(word(3, 3, epoch=2), 1.0)
+    node.step(Leave(), 1.0)
+    node.step(PeerMessage(word(3, 3, epoch=2)), 1.0)
     assert not node.has_left(1.0), "the peer serves, but clients do not know yet"
     assert answers(node, 1.1) == [native.NOT_ACTIVE]
-    node.handle_timer(1.1)  # its heartbeat
+    node.step(Tick(), 1.1)  # its heartbeat
     assert node.next_deadline() == 1.0 + FAREWELL_S
-    node.handle_timer(1.0 + FAREWELL_S)
+    node.step(Tick(), 1.0 + FAREWELL_S)
     assert node.has_left(1.0 + FAREWELL_S)
 
 
 def test_a_node_whose_peer_is_slow_to_take_over_waits_for_it_and_not_in_a_spin(node: Node) -> None:
-    node.leave(1.0)
-    node.handle_timer(1.0 + FAREWELL_S)
+    node.step(Leave(), 1.0)
+    node.step(Tick(), 1.0 + FAREWELL_S)
     assert not node.has_left(1.0 + FAREWELL_S)
     due = node.next_deadline()
     assert due is not None
     assert due > 1.0 + FAREWELL_S
-    node.receive(word(3, 3, epoch=2), 1.5)
+    node.step(PeerMessage(word(3, 3, epoch=2)), 1.5)
     assert node.has_left(1.5)
 
 
 def test_a_passive_node_ends_at_once(node: Node) -> None:
-    node.receive(word(3, 3, epoch=2), 0.5)
+    node.step(PeerMessage(word(3, 3, epoch=2)), 0.5)
     assert not node.is_active
-    outputs = node.leave(1.0)
+    outputs = node.step(Leave(), 1.0)
     assert not [output for output in outputs if isinstance(output, Publish)]
     assert node.has_left(1.0)
 
 
 def test_a_node_that_was_away_says_that_it_asks_and_does_not_hear(node: Node) -> None:
     before = node.state(1.0).pair
-    node.stalled(5.0, 6.0)
+    node.step(Stall(5.0), 6.0)
     asking = node.state(6.0).pair
-    node.receive(word(3, 4), 6.1)
+    node.step(PeerMessage(word(3, 4)), 6.1)
     heard = node.state(6.1).pair
     assert [before.is_peer_fresh, asking.is_peer_fresh, heard.is_peer_fresh] == [True, False, True]
     assert asking.retry_after_s == 2.0
@@ -122,7 +122,7 @@ def away(node: Node) -> int:
     node.receive_frames([*WORKER, b"\x01", b"echo"], 1.0)
     assert ask(node, b"first", 1.0) == [given_to_worker(b"first")]
     assert ask(node, b"second", 1.0) == []
-    outputs = node.stalled(3.0, 4.0)
+    outputs = node.step(Stall(3.0), 4.0)
     assert frames_of(outputs) == []
     assert not node.is_active
     return next(output.message.asks for output in outputs if isinstance(output, Publish))
@@ -132,7 +132,7 @@ def test_a_node_that_was_away_keeps_what_plain_clients_asked_until_it_serves_aga
     """They cannot be told, and nobody has taken over."""
     question = away(node)
     assert reply_to(node, b"first", 4.0) == [answer_to(b"first")], "whoever serves, this is the answer"
-    outputs = node.receive(word(3, 4, answers=question), 4.1)
+    outputs = node.step(PeerMessage(word(3, 4, answers=question)), 4.1)
     assert node.is_active
     assert given_to_worker(b"second") in frames_of(outputs)
     assert reply_to(node, b"second", 4.2) == [answer_to(b"second")]
@@ -141,7 +141,7 @@ def test_a_node_that_was_away_keeps_what_plain_clients_asked_until_it_serves_aga
 
 def test_a_node_whose_peer_took_over_lets_go_of_what_waited(node: Node) -> None:
     away(node)
-    node.receive(word(3, 3, epoch=2), 4.1)
+    node.step(PeerMessage(word(3, 3, epoch=2)), 4.1)
     assert node.state(4.1).broker.queued == 0
     assert node.state(4.1).broker.services[0].returned == 1
     # What the worker was given before is answered; when that worker is lost, nobody else gets it here.
@@ -162,8 +162,8 @@ def test_what_waits_at_a_suspended_node_expires_as_anywhere() -> None:
 
 def test_a_node_that_leaves_keeps_nothing(node: Node) -> None:
     ask(node, b"first", 1.0)
-    node.leave(1.0)
-    node.receive(word(3, 3, epoch=2), 1.0)
+    node.step(Leave(), 1.0)
+    node.step(PeerMessage(word(3, 3, epoch=2)), 1.0)
     assert node.state(1.1).broker.queued == 0
 
 
@@ -173,10 +173,10 @@ STATE_BATCH = native.encode_requests(bytes(range(16)), b"mmi.state", [1, 2], [0,
 
 @pytest.mark.parametrize("request_", [STATE_REQUEST, STATE_BATCH], ids=["single", "batch"])
 def test_a_management_request_is_no_vote(node: Node, request_: list[bytes]) -> None:
-    node.receive(word(3, 3, epoch=2), 1.0)
+    node.step(PeerMessage(word(3, 3, epoch=2)), 1.0)
     silent_at = 1.0 + 2.0
     for tick in range(1, 5):
-        node.handle_timer(1.0 + tick / 2)
+        node.step(Tick(), 1.0 + tick / 2)
 
     node.receive_frames([CLIENT, *request_], silent_at)
     assert not node.is_active, "looking changes nothing"
@@ -192,21 +192,21 @@ def busy(node: Node, now: float) -> None:
 
 def test_a_stopping_node_serves_until_its_workers_have_answered(node: Node) -> None:
     busy(node, 0.5)
-    node.leave(1.0)
+    node.step(Leave(), 1.0)
     assert node.is_active
     final = native.encode_final(bytes(range(24)), node.machine.epoch, 0, [b"done"])
     node.receive_frames([b"worker", *final], 1.5)
-    node.handle_timer(1.5)
+    node.step(Tick(), 1.5)
     assert not node.is_active
 
 
 def test_a_stopping_node_waits_for_its_workers_no_longer_than_it_may(node: Node) -> None:
     busy(node, 0.5)
-    node.leave(1.0)
+    node.step(Leave(), 1.0)
     for tick in range(1, 50):
         now = 1.0 + tick / 10
         node.receive_frames([b"worker", *native.encode_heartbeat(node.machine.epoch)], now)
-        node.handle_timer(now)
+        node.step(Tick(), now)
         assert node.is_active
-    node.handle_timer(1.0 + 5.0)
+    node.step(Tick(), 1.0 + 5.0)
     assert not node.is_active

@@ -11,6 +11,7 @@ from bstar.errors import DualActiveError
 from bstar.pair_log import FIRST_S, REMIND_S, PairLog, line
 from bstar.star import (
     Activated,
+    ArbiterAnswer,
     ArbiterLost,
     ArbiterSeen,
     AskArbiter,
@@ -23,6 +24,7 @@ from bstar.star import (
     Output,
     PeerAsked,
     PeerLost,
+    PeerMessage,
     PeerRejected,
     PeerSeen,
     PersistEpoch,
@@ -32,6 +34,8 @@ from bstar.star import (
     StarSettings,
     State,
     StateChanged,
+    Tick,
+    Vote,
 )
 from bstar.wire.arbiter import Answer
 from bstar.wire.peer import PeerState
@@ -120,7 +124,7 @@ def machine_of(role: Role, *, arbiter: str = "") -> StarMachine:
 def run(log: PairLog, machine: StarMachine, begin: float, end: float) -> None:
     """Second by second, as the shell does it."""
     for second in range(round(begin), round(end) + 1):
-        for output in machine.handle_timer(float(second)):
+        for output in machine.step(Tick(), float(second)):
             log.report(output)
         log.remind(machine.trouble(float(second)), float(second))
 
@@ -137,7 +141,7 @@ def test_a_lone_backup_says_what_it_waits_for_and_says_it_again(caplog: pytest.L
     assert [text.partition(":")[0] for text in texts] == ["for 5 s", "for 65 s", "for 125 s"]
     # When the primary is there, it is over; when it is lost again, it begins anew.
     caplog.clear()
-    machine.receive(PeerState(3, "p", "primary", "m", 1, 1, 100, 300), 3 * REMIND_S)
+    machine.step(PeerMessage(PeerState(3, "p", "primary", "m", 1, 1, 100, 300)), 3 * REMIND_S)
     run(log, machine, 3 * REMIND_S, 3 * REMIND_S)
     assert not caplog.records
     assert machine.trouble(4 * REMIND_S) == ""  # PASSIVE: the next request makes it active
@@ -150,7 +154,7 @@ def test_a_node_without_peer_and_arbiter_says_so(caplog: pytest.LogCaptureFixtur
     told = [record.getMessage() for record in caplog.records if "for 5 s" in record.getMessage()]
     assert len(told) == 1
     assert "neither the peer nor the arbiter answers" in told[0]
-    machine.hear_arbiter(Answer(node="n", number=1, is_granted=False), REMIND_S)
+    machine.step(ArbiterAnswer(Answer(node="n", number=1, is_granted=False)), REMIND_S)
     assert machine.trouble(REMIND_S) == ""
 
 
@@ -161,9 +165,9 @@ def test_a_claim_that_each_request_repeats_is_told_once(caplog: pytest.LogCaptur
     claims = 0
     for step in range(1, 601):  # a minute; a request every three seconds, a heartbeat ten times a second
         now = step / 10
-        outputs = machine.handle_timer(now)
+        outputs = machine.step(Tick(), now)
         if step % 30 == 0:
-            outputs += machine.client_request(now)
+            outputs += machine.step(Vote(), now)
         for output in outputs:
             claims += type(output) is Claimed
             log.report(output)

@@ -145,7 +145,7 @@ def first_violation(mood: Mood, seeds: range) -> Outcome:
 
 def break_the_stall_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StarMachine, "_notice_absence", lambda self, now: [])
-    monkeypatch.setattr(StarMachine, "stalled", lambda self, gap_s, now: [])
+    monkeypatch.setattr(StarMachine, "_on_stall", lambda self, gap_s, now: [])
 
 
 def break_the_matching_of_replies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -579,7 +579,7 @@ def test_a_refusal_from_before_a_stall_proves_nothing() -> None:
 def test_a_build_that_believes_a_refusal_from_before_a_stall_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sound = StarMachine.stalled
+    sound = StarMachine._on_stall
 
     def keeps_waiting_for_the_verdict(self: StarMachine, gap_s: float, now: float) -> Any:
         kept = self._link_lost_at
@@ -587,7 +587,7 @@ def test_a_build_that_believes_a_refusal_from_before_a_stall_is_caught(
         self._link_lost_at = kept
         return outputs
 
-    monkeypatch.setattr(StarMachine, "stalled", keeps_waiting_for_the_verdict)
+    monkeypatch.setattr(StarMachine, "_on_stall", keeps_waiting_for_the_verdict)
     assert while_a_refusal_waits_for_a_frozen_node() == 3
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bstar.star import quorum
+from bstar.star import LinkLost, PeerRefused, Vote, quorum
 from bstar.star.arbiter import ArbiterMachine
 from bstar.star.cut_off import PATIENCE
 from bstar.star.quorum import DRIFT_MAX, Quorum
@@ -236,10 +236,10 @@ def a_middlebox_refuses_in_the_name_of_a_peer_that_serves(seed: int) -> None:
     befall(simulation, Kind.PEER_CUT, "primary", 2.0)
     simulation.run_for(0.005)
     backup = simulation.backup
-    backup._turn(lambda: backup.node.link_lost(backup.clock()))
-    backup._turn(lambda: backup.node.peer_refused(backup.clock()))
+    backup._turn(lambda: backup.node.step(LinkLost(), backup.clock()))
+    backup._turn(lambda: backup.node.step(PeerRefused(), backup.clock()))
     assert backup.node.machine.is_peer_gone
-    backup._turn(lambda: backup.node.client_request(backup.clock()))
+    backup._turn(lambda: backup.node.step(Vote(), backup.clock()))
     simulation.run_for(1.0)
     assert simulation.checks.serving() == [backup]
 

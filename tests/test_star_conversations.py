@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bstar.star import Role, StarSettings, State
+from bstar.star import EpochHeard, Handover, Leave, Role, StarSettings, State
 from support.starwire import Wire, settings_of
 
 GOLDEN = Path(__file__).parent / "golden" / "star"
@@ -268,11 +268,11 @@ def _refused_by_backup(wire: Wire) -> None:
 @script
 def handover_to_a_passive_peer(wire: Wire) -> None:
     settled(wire)
-    wire.call(wire.primary, lambda machine: machine.handover(wire.now))
+    wire.call(wire.primary, lambda machine: machine.step(Handover(), wire.now))
     wire.run_for(1.5)
     assert wire.backup.is_active
     assert wire.primary.state is State.PASSIVE
-    wire.call(wire.backup, lambda machine: machine.handover(wire.now))
+    wire.call(wire.backup, lambda machine: machine.step(Handover(), wire.now))
     wire.run_for(1.5)
     assert wire.primary.is_active
 
@@ -281,7 +281,7 @@ def handover_to_a_passive_peer(wire: Wire) -> None:
 def handover_and_the_peer_dies_before_it_takes_over(wire: Wire) -> None:
     settled(wire)
     wire.kill(wire.backup)
-    wire.call(wire.primary, lambda machine: machine.handover(wire.now))
+    wire.call(wire.primary, lambda machine: machine.step(Handover(), wire.now))
     wire.run_for(1.0)
     assert not wire.request(wire.primary)
     wire.run_for(1.5)
@@ -293,14 +293,14 @@ def handover_to_nobody(wire: Wire) -> None:
     wire.start(wire.primary)
     wire.run_for(2.0)
     wire.request(wire.primary)
-    wire.call(wire.primary, lambda machine: machine.handover(wire.now))
+    wire.call(wire.primary, lambda machine: machine.step(Handover(), wire.now))
     assert wire.primary.is_active
 
 
 @script
 def stop_of_the_active_node(wire: Wire) -> None:
     settled(wire)
-    wire.call(wire.primary, lambda machine: machine.leave(wire.now))
+    wire.call(wire.primary, lambda machine: machine.step(Leave(), wire.now))
     wire.run_for(0.01)
     assert wire.backup.is_active
     machine = wire.primary.machine
@@ -314,7 +314,7 @@ def stop_of_the_active_node(wire: Wire) -> None:
 @script
 def stop_of_the_passive_node(wire: Wire) -> None:
     settled(wire)
-    wire.call(wire.backup, lambda machine: machine.leave(wire.now))
+    wire.call(wire.backup, lambda machine: machine.step(Leave(), wire.now))
     wire.run_for(3.0)
     assert wire.primary.is_active
 
@@ -323,7 +323,7 @@ def stop_of_the_passive_node(wire: Wire) -> None:
 def stop_of_the_active_node_while_its_peer_starts(wire: Wire) -> None:
     settled(wire)
     wire.kill(wire.backup)
-    wire.call(wire.primary, lambda machine: machine.leave(wire.now))
+    wire.call(wire.primary, lambda machine: machine.step(Leave(), wire.now))
     wire.start(wire.backup)
     wire.run_for(0.1)
     assert wire.backup.is_active
@@ -335,7 +335,7 @@ def stop_of_the_active_node_while_its_peer_starts(wire: Wire) -> None:
 @script
 def pair_restarted_without_memory_and_workers_remember(wire: Wire) -> None:
     settled(wire)
-    wire.call(wire.primary, lambda machine: machine.learn_epoch(6, wire.now))
+    wire.call(wire.primary, lambda machine: machine.step(EpochHeard(6), wire.now))
     wire.run_for(0.3)
     assert wire.primary.is_active
     assert wire.primary.machine is not None
@@ -361,7 +361,7 @@ def epoch_learned_while_the_peer_is_cut_off_and_serves(wire: Wire) -> None:
     wire.run_for(3.0)
     assert wire.request(wire.backup)
     # A worker tells the primary that it has seen the backup's epoch.
-    wire.call(wire.primary, lambda machine: machine.learn_epoch(2, wire.now))
+    wire.call(wire.primary, lambda machine: machine.step(EpochHeard(2), wire.now))
     assert wire.primary.state is State.PASSIVE
     wire.set_cut(is_cut=False)
     wire.run_for(2.0)

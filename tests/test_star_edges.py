@@ -12,7 +12,17 @@ import zmq
 from bstar import arbiter as arbiter_server
 from bstar.arbiter import ArbiterServer
 from bstar.pair import BinaryStar
-from bstar.star import Ignored, Role, StarMachine, StarSettings, State
+from bstar.star import (
+    Ignored,
+    LinkLost,
+    PeerMessage,
+    PeerRefused,
+    Role,
+    Stall,
+    StarMachine,
+    StarSettings,
+    State,
+)
 from bstar.wire import peer
 from bstar.wire.arbiter import Question, encode_question
 from bstar.wire.peer import PeerState
@@ -29,13 +39,13 @@ def word(state: State, *, node: str = "they", seq: int = 1, epoch: int = 0) -> P
 def machine() -> StarMachine:
     """A passive backup that has just heard that its peer serves in epoch 5."""
     made = StarMachine(StarSettings(pair="test", role=Role.BACKUP), node="we", epoch=0, now=NOW)
-    made.receive(word(State.ACTIVE, seq=7, epoch=5), NOW)
+    made.step(PeerMessage(word(State.ACTIVE, seq=7, epoch=5)), NOW)
     assert made.state is State.PASSIVE
     return made
 
 
 def test_a_message_that_comes_twice_is_a_sign_of_life_once(machine: StarMachine) -> None:
-    machine.receive(word(State.ACTIVE, seq=7, epoch=5), NOW + 1)
+    machine.step(PeerMessage(word(State.ACTIVE, seq=7, epoch=5)), NOW + 1)
     assert machine.peer_ignored == {Ignored.STALE: 1}
     assert machine.peer_expires_at == NOW + TIMEOUT_S
 
@@ -44,24 +54,24 @@ def test_the_run_that_serves_in_the_highest_epoch_returns_though_a_late_word_dis
     machine: StarMachine,
 ) -> None:
     """That epoch is known from this very run, so what it says is as high as what is known and not above."""
-    machine.receive(word(State.PASSIVE, node="before", epoch=3), NOW + 0.1)
-    machine.receive(word(State.ACTIVE, seq=8, epoch=5), NOW + 0.2)
+    machine.step(PeerMessage(word(State.PASSIVE, node="before", epoch=3)), NOW + 0.1)
+    machine.step(PeerMessage(word(State.ACTIVE, seq=8, epoch=5)), NOW + 0.2)
     assert machine.peer_ignored[Ignored.STALE] == 0
     assert machine.peer_state is State.ACTIVE
 
 
 def test_a_refusal_that_was_asked_for_before_a_pause_proves_nothing_after_it(machine: StarMachine) -> None:
     """However short the pause: the peer may have come back and been heard by nobody."""
-    machine.link_lost(NOW + 0.1)
-    machine.stalled(0.6, NOW + 0.7)
-    machine.peer_refused(NOW + 0.7)
+    machine.step(LinkLost(), NOW + 0.1)
+    machine.step(Stall(0.6), NOW + 0.7)
+    machine.step(PeerRefused(), NOW + 0.7)
     assert not machine.is_peer_gone
     assert machine.peer_expires_at > NOW + 0.7
 
 
 def test_a_refusal_without_a_pause_proves_that_the_peer_is_gone(machine: StarMachine) -> None:
-    machine.link_lost(NOW + 0.1)
-    machine.peer_refused(NOW + 0.2)
+    machine.step(LinkLost(), NOW + 0.1)
+    machine.step(PeerRefused(), NOW + 0.2)
     assert machine.is_peer_gone
 
 
@@ -84,9 +94,11 @@ class Dates:
     def __init__(self) -> None:
         self.dates: list[float] = []
 
-    def receive(self, message: object, now: float) -> list[object]:
+    def step(self, given: object, now: float) -> list[object]:
         self.dates.append(now)
         return []
+
+    receive = step
 
 
 def test_a_node_dates_its_ballot_after_the_claim_was_read() -> None:
@@ -96,7 +108,7 @@ def test_a_node_dates_its_ballot_after_the_claim_was_read() -> None:
         yield peer.encode(word(State.ACTIVE))
         clock.time += 2
 
-    star: Any = SimpleNamespace(machine=machine, reactor=clock, carry_out=list)
+    star: Any = SimpleNamespace(_step=machine.step, reactor=clock)
     BinaryStar._on_peer(star, messages(), NOW)
     assert machine.dates == [NOW + 2]
 

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from bstar.star import Output, PeerLost, PeerSeen, Publish, Role, StarMachine, StarSettings, State
+from bstar.star import (
+    Output,
+    PeerLost,
+    PeerMessage,
+    PeerSeen,
+    Publish,
+    Role,
+    Stall,
+    StarMachine,
+    StarSettings,
+    State,
+    Subscription,
+    Tick,
+    Vote,
+)
 from bstar.wire.peer import PeerState
 
 PRIMARY, BACKUP, ACTIVE, PASSIVE, ERROR = State
@@ -26,7 +40,7 @@ def run(machine: StarMachine, since: float, until: float) -> list[tuple[float, O
     outputs: list[tuple[float, Output]] = []
     while (due := machine.next_deadline()) is not None and max(due, since) < until:
         now = max(due, since)
-        outputs += [(now, output) for output in machine.handle_timer(now)]
+        outputs += [(now, output) for output in machine.step(Tick(), now)]
     return outputs
 
 
@@ -35,9 +49,9 @@ def test_a_published_peer_that_speaks_once_a_second_is_not_silent(timing: tuple[
     machine = machine_of(Role.BACKUP, timing)
     outputs: list[Output] = []
     for second in range(60):
-        outputs += machine.receive(PeerState(int(ACTIVE)), float(second))
+        outputs += machine.step(PeerMessage(PeerState(int(ACTIVE))), float(second))
         outputs += [output for _, output in run(machine, second, second + 0.99)]
-        outputs += machine.client_request(second + 0.99)
+        outputs += machine.step(Vote(), second + 0.99)
     assert machine.state is PASSIVE
     assert [type(output) for output in outputs if isinstance(output, PeerSeen | PeerLost)] == [PeerSeen]
 
@@ -45,12 +59,12 @@ def test_a_published_peer_that_speaks_once_a_second_is_not_silent(timing: tuple[
 @pytest.mark.parametrize("timing", TIMINGS)
 def test_a_published_peer_that_dies_is_replaced(timing: tuple[float, float]) -> None:
     machine = machine_of(Role.BACKUP, timing)
-    machine.receive(PeerState(int(ACTIVE)), 0.0)
+    machine.step(PeerMessage(PeerState(int(ACTIVE))), 0.0)
     silence_s = max(2.0, timing[1])
     run(machine, 0.0, silence_s - 0.01)
-    machine.client_request(silence_s - 0.01)
+    machine.step(Vote(), silence_s - 0.01)
     assert machine.state is PASSIVE
-    machine.client_request(silence_s)
+    machine.step(Vote(), silence_s)
     assert machine.state is ACTIVE
 
 
@@ -58,7 +72,7 @@ def test_a_published_peer_that_dies_is_replaced(timing: tuple[float, float]) -> 
 def test_a_published_peer_hears_us_once_a_second_at_least(timing: tuple[float, float]) -> None:
     """It counts us as dead after two."""
     machine = machine_of(Role.PRIMARY, timing)
-    machine.receive(PeerState(int(BACKUP)), 0.0)
+    machine.step(PeerMessage(PeerState(int(BACKUP))), 0.0)
     said_at = [now for now, output in run(machine, 0.0, 20.0) if isinstance(output, Publish)]
     assert max(late - early for early, late in zip([0.0, *said_at], said_at, strict=False)) <= 1.0
 
@@ -70,38 +84,38 @@ def test_a_published_peer_takes_over_after_two_seconds_and_not_before(
 ) -> None:
     """So a node that was away for less may go on serving, and one that was away for longer may not."""
     machine = machine_of(Role.PRIMARY, timing)
-    machine.receive(PeerState(int(BACKUP)), 0.0)
+    machine.step(PeerMessage(PeerState(int(BACKUP))), 0.0)
     assert machine.state is ACTIVE
-    machine.stalled(away_s, away_s)
+    machine.step(Stall(away_s), away_s)
     assert machine.state is state
 
 
 def test_a_native_peer_in_its_place_has_our_timing() -> None:
     machine = machine_of(Role.BACKUP, (0.1, 0.3))
-    machine.receive(PeerState(int(PRIMARY)), 0.0)
-    machine.receive(PeerState(int(ACTIVE), "test", "primary", "they", 1, 1, 100, 300), 0.1)
+    machine.step(PeerMessage(PeerState(int(PRIMARY))), 0.0)
+    machine.step(PeerMessage(PeerState(int(ACTIVE), "test", "primary", "they", 1, 1, 100, 300)), 0.1)
     run(machine, 0.1, 0.41)
-    machine.client_request(0.41)
+    machine.step(Vote(), 0.41)
     assert machine.state is ACTIVE
 
 
 def test_a_lone_primary_waits_for_a_published_peer_that_has_connected() -> None:
     """It may be active, and says so once a second."""
     machine = machine_of(Role.PRIMARY, (0.1, 0.3))
-    machine.subscribed(0.2, is_published=True)
+    machine.step(Subscription(is_published=True), 0.2)
     run(machine, 0.2, 1.1)
-    machine.client_request(1.1)
+    machine.step(Vote(), 1.1)
     assert machine.state is PRIMARY
-    machine.receive(PeerState(int(ACTIVE)), 1.2)
+    machine.step(PeerMessage(PeerState(int(ACTIVE))), 1.2)
     assert machine.state is PASSIVE
 
 
 def test_who_only_subscribes_holds_up_a_lone_primary_once() -> None:
     machine = machine_of(Role.PRIMARY, (0.1, 0.3))
     for tenth in range(1, 22):
-        machine.subscribed(tenth / 10, is_published=True)
-    machine.client_request(2.1)
+        machine.step(Subscription(is_published=True), tenth / 10)
+    machine.step(Vote(), 2.1)
     assert machine.state is ACTIVE
     # Nor does it change what we know of a native peer, which may hear us and not be heard.
-    machine.stalled(0.35, 2.45)
+    machine.step(Stall(0.35), 2.45)
     assert machine.state is PASSIVE

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from bstar.errors import PeerMismatchError
-from bstar.star import Fatal, Output, Publish, Role, StarMachine, StarSettings, State
+from bstar.star import (
+    Fatal,
+    Leave,
+    Output,
+    PeerMessage,
+    Publish,
+    Role,
+    StarMachine,
+    StarSettings,
+    State,
+    Subscription,
+    Tick,
+)
 from bstar.wire.peer import PeerState
 from support.starwire import Wire
 
@@ -38,7 +50,7 @@ class Node:
         word = PeerState(
             int(state), "test", self.role.peer.value, "they", self.seq, 0, 1000, 2000, hears=hears
         )
-        return self.machine.receive(word, self.now) + self.machine.handle_timer(self.now)
+        return self.machine.step(PeerMessage(word), self.now) + self.machine.step(Tick(), self.now)
 
     def hears_for(self, seconds: float, state: State, hears: str) -> list[Output]:
         """A word every half second, for so long."""
@@ -104,19 +116,21 @@ def test_what_was_held_up_on_its_way_proves_nothing() -> None:
 def test_a_node_that_leaves_is_not_ended_otherwise() -> None:
     node = Node()
     node.hears(BACKUP, "we")
-    node.machine.leave(node.now)
+    node.machine.step(Leave(), node.now)
     node.hears_for(10 * TIMEOUT_S, PASSIVE, "another")
     assert node.machine.state is PASSIVE
 
 
 def test_a_node_tells_whom_it_hears_and_for_how_long() -> None:
     node = Node()
-    said = [output.message.hears for output in node.machine.handle_timer(0.0) if isinstance(output, Publish)]
+    said = [output.message.hears for output in node.machine.step(Tick(), 0.0) if isinstance(output, Publish)]
     assert said == [""]
     [word] = [output.message for output in node.hears(BACKUP, "") if isinstance(output, Publish)]
     assert word.hears == "they"
     for now, hears in ((1.0, "they"), (1.9, "they"), (2.0, ""), (30.0, "")):
-        [word] = [output.message for output in node.machine.subscribed(now) if isinstance(output, Publish)]
+        [word] = [
+            output.message for output in node.machine.step(Subscription(), now) if isinstance(output, Publish)
+        ]
         assert word.hears == hears, now
 
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bstar.star import Activated
+from bstar.star import Activated, EpochHeard, Handover, Leave
 from support.starwire import Node, Wire
 
 CALM_S = 8.0
@@ -62,18 +62,18 @@ class Weather:
         self.wire.request(self.node(name))
 
     def handover(self, name: str) -> None:
-        self.wire.call(self.node(name), lambda machine: machine.handover(self.wire.now))
+        self.wire.call(self.node(name), lambda machine: machine.step(Handover(), self.wire.now))
 
     def leave(self, name: str, seconds: float) -> None:
         node = self.node(name)
         if node.is_awake:
-            self.wire.call(node, lambda machine: machine.leave(self.wire.now))
+            self.wire.call(node, lambda machine: machine.step(Leave(), self.wire.now))
             self.wire.run_for(seconds)
             self.wire.kill(node)
 
     def learn(self, name: str) -> None:
         top = self.epoch_top()
-        self.wire.call(self.node(name), lambda machine: machine.learn_epoch(top, self.wire.now))
+        self.wire.call(self.node(name), lambda machine: machine.step(EpochHeard(top), self.wire.now))
 
     def cut_or_mend(self, name: str) -> None:
         self.wire.set_cut(self.node(name), is_cut=not self.wire.links[name].is_cut)

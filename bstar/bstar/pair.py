@@ -33,6 +33,7 @@ from bstar.peer_link import PeerLink
 from bstar.reactor import Reactor
 from bstar.star import (
     Activated,
+    ArbiterAnswer,
     ArbiterLost,
     ArbiterSeen,
     AskArbiter,
@@ -40,17 +41,29 @@ from bstar.star import (
     ClientsCutOff,
     Deactivated,
     Fatal,
+    Handover,
     HandoverRefused,
+    Input,
+    Leave,
+    LinkLost,
     PeerAsked,
+    PeerGarbage,
     PeerLost,
+    PeerMessage,
+    PeerRefused,
     PeerRejected,
     PeerSeen,
     PersistEpoch,
+    Promotion,
     Publish,
     Role,
+    Stall,
     StarMachine,
     StarSettings,
     StateChanged,
+    Subscription,
+    Tick,
+    Vote,
 )
 from bstar.state_publisher import StatePublisher
 from bstar.wire.arbiter import Answer
@@ -80,48 +93,14 @@ class PairMachine(Protocol):
     def serve_until(self) -> float:
         """This node may serve before that time."""
 
-    def receive(self, message: PeerState, now: float) -> Outputs:
-        """A state message of the peer."""
-
-    def receive_invalid(self, error: RemoteProtocolError, now: float) -> Outputs:
-        """Something else on the peer link."""
-
-    def hear_arbiter(self, answer: Answer, now: float) -> Outputs:
-        """An answer of the arbiter."""
-
-    def client_request(self, now: float) -> Outputs:
-        """A vote; ``serve_until`` is the verdict."""
-
-    def stalled(self, gap_s: float, now: float) -> Outputs:
-        """The process was away."""
-
-    def subscribed(self, now: float, *, is_published: bool = False) -> Outputs:
-        """Somebody has connected to our publisher; ``is_published``: as published servers do."""
-
-    def link_lost(self, now: float) -> Outputs:
-        """The connection on which the peer was heard broke."""
-
-    def peer_refused(self, now: float) -> Outputs:
-        """After that, the peer's endpoint refused a new one."""
-
-    def promote(self, now: float, *, is_trial: bool = False) -> Outputs:
-        """Let this lone backup serve."""
-        ...
-
-    def handover(self, now: float) -> Outputs:
-        """Give the role to the peer."""
-
-    def leave(self, now: float) -> Outputs:
-        """The process is to end."""
+    def step(self, given: Input, now: float) -> Outputs:
+        """Take note of what happened."""
 
     def has_left(self, now: float) -> bool:
         """May it end now?"""
 
     def next_deadline(self) -> float | None:
-        """When ``handle_timer`` is due."""
-
-    def handle_timer(self, now: float) -> Outputs:
-        """Serve what is due."""
+        """When ``Tick`` is due."""
 
     def status(self, now: float) -> NodeStatus:
         """What the node tells about itself."""
@@ -211,8 +190,8 @@ class BinaryStar:
                 timeout_ms=settings.failover_timeout_ms,
                 expire_on_refused=expire_on_refused,
                 on_messages=self._on_peer,
-                on_lost=lambda now: self.carry_out(self.machine.link_lost(now)),
-                on_refused=lambda now: self.carry_out(self.machine.peer_refused(now)),
+                on_lost=lambda now: self._step(LinkLost(), now),
+                on_refused=lambda now: self._step(PeerRefused(), now),
             )
             if arbiter is not None:
                 self._open_arbiter(arbiter, settings)
@@ -274,7 +253,7 @@ class BinaryStar:
     def may_serve(self, now: float) -> bool:
         """Ask whether this node serves one client request; a vote while the node is not active."""
         if now >= self.machine.serve_until:
-            self.carry_out(self.machine.client_request(now))
+            self._step(Vote(), now)
         return now < self.machine.serve_until
 
     def on_active(self, handler: Handler) -> Handler:
@@ -289,7 +268,7 @@ class BinaryStar:
 
     def handover(self) -> None:
         """Give the active role to the peer, if it is there to take it. From the loop's thread."""
-        self.carry_out(self.machine.handover(self.reactor.now()))
+        self._step(Handover(), self.reactor.now())
 
     def promote(self, *, is_trial: bool = False) -> str | None:
         """Let this lone backup serve; you vouch that its primary does not run. From the loop's thread.
@@ -298,14 +277,14 @@ class BinaryStar:
         if ``is_trial``, which changes nothing, found no refusal.
         """
         now = self.reactor.now()
-        outputs = list(self.machine.promote(now, is_trial=is_trial))
+        outputs = list(self.machine.step(Promotion(is_trial), now))
         self.carry_out(outputs)
         refusals = [output.text for output in outputs if isinstance(output, HandoverRefused)]
         return None if now < self.machine.serve_until else "".join(refusals)
 
     def start(self) -> None:
         """Run until ``reactor.stop()``, SIGTERM or SIGINT. Raises PairError when the pair cannot go on."""
-        self.carry_out(self.machine.handle_timer(self.reactor.now()))
+        self._step(Tick(), self.reactor.now())
         if self._error is None:
             self.reactor.run()
         if self._error is not None:
@@ -341,6 +320,9 @@ class BinaryStar:
     ) -> None:
         self.close()
 
+    def _step(self, given: Input, now: float) -> None:
+        self.carry_out(self.machine.step(given, now))
+
     # --- events -------------------------------------------------------------------------------------------
 
     def _on_peer(self, messages: Iterator[list[bytes]], now: float) -> None:
@@ -350,25 +332,25 @@ class BinaryStar:
             try:
                 newest = decode(frames)
             except RemoteProtocolError as error:
-                self.carry_out(self.machine.receive_invalid(error, now))
+                self._step(PeerGarbage(error), now)
         if newest is not None:
             # The clock is read after the message was: no promise may begin before what it answers came.
-            self.carry_out(self.machine.receive(newest, self.reactor.now()))
+            self._step(PeerMessage(newest), self.reactor.now())
 
     def _on_subscribed(self, is_published: bool, now: float) -> None:
         if self._error is not None:
             self._say_last_word()
         else:
-            self.carry_out(self.machine.subscribed(now, is_published=is_published))
+            self._step(Subscription(is_published), now)
 
     def _on_answer(self, answer: Answer) -> None:
-        self.carry_out(self.machine.hear_arbiter(answer, self.reactor.now()))
+        self._step(ArbiterAnswer(answer), self.reactor.now())
 
     def _on_deadline(self, now: float) -> None:
-        self.carry_out(self.machine.handle_timer(now))
+        self._step(Tick(), now)
 
     def _on_stall(self, gap_s: float, now: float) -> None:
-        outputs = list(self.machine.stalled(gap_s, now))
+        outputs = list(self.machine.step(Stall(gap_s), now))
         self._log.stalled(gap_s, is_heeded=any(type(output) is StateChanged for output in outputs))
         self.carry_out(outputs)
 
@@ -376,7 +358,7 @@ class BinaryStar:
         self._log.remind(self.machine.trouble(now), now)
 
     def _on_stop(self, now: float) -> None:
-        self.carry_out(self.machine.leave(now))
+        self._step(Leave(), now)
 
     # --- outputs --------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ __all__ = ["MUTATIONS", "main"]
 def _without_the_stall_rule() -> None:
     """A node does not notice that it was away."""
     StarMachine._notice_absence = lambda self, now: []  # type: ignore[method-assign]
-    StarMachine.stalled = lambda self, gap_s, now: []  # type: ignore[method-assign]
+    StarMachine._on_stall = lambda self, gap_s, now: []  # type: ignore[method-assign]
 
 
 def _without_the_matching_of_replies() -> None:

@@ -16,14 +16,25 @@ from typing import NamedTuple, Protocol
 
 from bstar.star import (
     Activated,
+    EpochHeard,
     Fatal,
+    Handover,
+    Leave,
+    LinkLost,
     Output,
+    PeerMessage,
+    PeerRefused,
     PersistEpoch,
     Publish,
+    Refusal,
     Role,
+    Stall,
     StarMachine,
     StarSettings,
     State,
+    Subscription,
+    Tick,
+    Vote,
 )
 from bstar.star.cut_off import CutOff, Evidence
 from bstar.star.peer import Streak
@@ -362,32 +373,32 @@ def perform(machine: StarMachine, event: Event, now: float) -> list[Output]:
     """Do with the machine what its shell does on this event."""
     match event:
         case ("begin",) | ("timer",):
-            return machine.handle_timer(now)
+            return machine.step(Tick(), now)
         case ("vote",):
-            return machine.client_request(now)
+            return machine.step(Vote(), now)
         case ("hear", Word() as word):
             role = machine.settings.role.peer
-            return machine.receive(message_of(word, role, machine.settings), now)
+            return machine.step(PeerMessage(message_of(word, role, machine.settings)), now)
         case ("subscribed",):
-            return machine.subscribed(now)
+            return machine.step(Subscription(), now)
         case ("missed",):
-            return machine.link_lost(now)
+            return machine.step(LinkLost(), now)
         case ("refused",):
-            return machine.peer_refused(now)
+            return machine.step(PeerRefused(), now)
         case ("learn", int() as epoch):
-            return machine.learn_epoch(epoch, now)
+            return machine.step(EpochHeard(epoch), now)
         case ("handover",):
-            return machine.handover(now)
+            return machine.step(Handover(), now)
         case ("leave",):
-            return machine.leave(now)
+            return machine.step(Leave(), now)
         case ("witness",):
-            machine.client_refused(b"", now, has_worker=True)
+            machine.step(Refusal(b"", has_worker=True), now)
             return []
         case ("thaw", float() as gap_s):
             # Reactor._look: the stall first, then what is due, then what came meanwhile.
-            outputs = machine.stalled(gap_s, now) if gap_s > INTERVAL_S / 2 else []
+            outputs = machine.step(Stall(gap_s), now) if gap_s > INTERVAL_S / 2 else []
             due = machine.next_deadline()
-            return outputs if due is None or now < due else outputs + machine.handle_timer(now)
+            return outputs if due is None or now < due else outputs + machine.step(Tick(), now)
     raise AssertionError(f"no such event: {event!r}")
 
 

@@ -17,16 +17,28 @@ from bstar.pair import _LAST_WORD_S
 from bstar.settings.schema import Timing
 from bstar.star import (
     Activated,
+    ArbiterAnswer,
     AskArbiter,
     Deactivated,
     Fatal,
+    Handover,
+    Leave,
+    LinkLost,
+    PeerGarbage,
+    PeerMessage,
+    PeerRefused,
     PersistEpoch,
+    Promotion,
     Publish,
     Role,
+    Stall,
     StarMachine,
     StarSettings,
     State,
     StateChanged,
+    Subscription,
+    Tick,
+    Vote,
 )
 from bstar.star.settings import OnDualActive
 from bstar.wire import arbiter, peer
@@ -175,7 +187,7 @@ class SimNode(Process):
         self._orphans.clear()
         self.publisher.renew()
         self.subscriber.open()
-        self._do(self.node.handle_timer(now))
+        self._do(self.node.step(Tick(), now))
         self.arrange()
 
     def die(self, *, with_host: bool = False) -> None:
@@ -205,25 +217,25 @@ class SimNode(Process):
             self.is_stopping = True
             now = self.clock()
             self._stop_by = now + self._timing.drain_timeout_s + 2 * self._timing.failover_timeout_s
-            self._turn(lambda: self.node.leave(now))
+            self._turn(lambda: self.node.step(Leave(), now))
 
     def handover(self) -> None:
         """The operator asks it to give the role away."""
         if self.is_awake:
             self.world.note(f"{self.name} is asked to hand over")
             now = self.clock()
-            self._turn(lambda: self.node.handover(now))
+            self._turn(lambda: self.node.step(Handover(), now))
 
     def promote(self) -> None:
         """The operator vouches that its primary does not run."""
         if self.is_awake:
             self.world.note(f"{self.name} is promoted")
-            self._turn(lambda: self.node.promote(self.clock()))
+            self._turn(lambda: self.node.step(Promotion(), self.clock()))
 
     def vote(self) -> None:
         """A client that came from nowhere asks to be served."""
         if self.is_awake:
-            self._turn(lambda: self.node.client_request(self.clock()))
+            self._turn(lambda: self.node.step(Vote(), self.clock()))
 
     # --- time ---------------------------------------------------------------------------------------------
 
@@ -237,7 +249,7 @@ class SimNode(Process):
     def on_time(self) -> None:
         """Reactor._fire_due."""
         self._look()
-        self._do(self.node.handle_timer(self.clock()))
+        self._do(self.node.step(Tick(), self.clock()))
         self._end_turn()
 
     def lose_time(self) -> None:
@@ -295,9 +307,9 @@ class SimNode(Process):
             self._receive(routing_id, frames)
         self._read_peer(peers)
         for frames in answers:
-            self._do(self.node.hear_arbiter(arbiter.decode_answer(frames), self.clock()))
+            self._do(self.node.step(ArbiterAnswer(arbiter.decode_answer(frames)), self.clock()))
         for _ in range(self._subscriptions):
-            self._do(self.node.subscribed(self.clock()))
+            self._do(self.node.step(Subscription(), self.clock()))
         self._subscriptions = 0
         half = (split + len(router)) // 2 if self._pause_in_burst_s else len(router)
         for routing_id, frames in router[split:half]:
@@ -314,10 +326,10 @@ class SimNode(Process):
             gap_s = now - self._seen_at
             self._seen_at = None
             if gap_s > self._stall_limit_s:
-                self._do(self.node.stalled(gap_s, now))
+                self._do(self.node.step(Stall(gap_s), now))
             due = self.deadline()
             if due is not None and now >= due:
-                self._do(self.node.handle_timer(now))
+                self._do(self.node.step(Tick(), now))
 
     def _turn(self, action: Callable[[], Sequence[object]]) -> None:
         self._look()
@@ -382,32 +394,32 @@ class SimNode(Process):
             if frames is None:
                 self._receive_peer(newest)
                 newest = None
-                self._do(self.node.link_lost(self.clock()))
+                self._do(self.node.step(LinkLost(), self.clock()))
                 self.subscriber.probe()
                 continue
             try:
                 newest = peer.decode(frames)
             except RemoteProtocolError as error:
-                self._do(self.node.receive_invalid(error, self.clock()))
+                self._do(self.node.step(PeerGarbage(error), self.clock()))
         self._receive_peer(newest)
 
     def _receive_peer(self, newest: PeerState | None) -> None:
         if newest is not None:
-            self._do(self.node.receive(newest, self.clock()))
+            self._do(self.node.step(PeerMessage(newest), self.clock()))
 
     def hear_refusal(self) -> None:
         """The peer's endpoint refused, after the connection to it broke."""
         if self.is_frozen:
             self.when_it_goes_on(self.hear_refusal)
         elif self.is_alive:
-            self._turn(lambda: self.node.peer_refused(self.clock()))
+            self._turn(lambda: self.node.step(PeerRefused(), self.clock()))
 
     def hear_arbiter(self, frames: Frames) -> None:
         """An answer of the arbiter."""
         if self.is_frozen:
             self._arbiter_waits.append(frames)
         elif self.is_alive:
-            self._turn(lambda: self.node.hear_arbiter(arbiter.decode_answer(frames), self.clock()))
+            self._turn(lambda: self.node.step(ArbiterAnswer(arbiter.decode_answer(frames)), self.clock()))
 
     def forge_word(self, lie: int, rng: random.Random) -> None:
         """Somebody tells the peer in this node's name that it serves, or stands by, far above its epoch, and
@@ -439,7 +451,7 @@ class SimNode(Process):
         elif self._ends_at is not None:
             self.publisher.publish(self._last_word)
         else:
-            self._turn(lambda: self.node.subscribed(self.clock()))
+            self._turn(lambda: self.node.step(Subscription(), self.clock()))
 
     # --- what goes out ------------------------------------------------------------------------------------
 

@@ -25,15 +25,20 @@ from bstar.star import (
     Output,
     PeerAsked,
     PeerLost,
+    PeerMessage,
     PeerRejected,
     PeerSeen,
     PersistEpoch,
     Publish,
     Role,
+    Stall,
     StarMachine,
     StarSettings,
     State,
     StateChanged,
+    Subscription,
+    Tick,
+    Vote,
 )
 from bstar.wire.peer import PeerState, decode, encode
 
@@ -151,11 +156,11 @@ class Wire:
         node.frozen_at = None
         self._note(node, f"wakes after {gap_s:.1f} s")
         inbox, node.inbox = node.inbox, []
-        self.call(node, lambda machine: machine.stalled(gap_s, self.now))
+        self.call(node, lambda machine: machine.step(Stall(gap_s), self.now))
         first()
         for message in inbox:
             if message is None:
-                self.call(node, lambda machine: machine.subscribed(self.now))
+                self.call(node, lambda machine: machine.step(Subscription(), self.now))
             else:
                 self._deliver(node, message)
 
@@ -187,7 +192,7 @@ class Wire:
         if not node.is_awake or node.machine is None:
             return False
         if not node.machine.is_active:
-            self.call(node, lambda machine: machine.client_request(self.now))
+            self.call(node, lambda machine: machine.step(Vote(), self.now))
         is_served = node.is_active
         self._note(node, "serves a client" if is_served else "refuses a client")
         return is_served
@@ -199,7 +204,7 @@ class Wire:
 
     def hear(self, node: Node, frames: list[bytes]) -> None:
         """Let a node hear these frames, as from a scripted peer."""
-        self.call(node, lambda machine: machine.receive(decode(frames), self.now))
+        self.call(node, lambda machine: machine.step(PeerMessage(decode(frames)), self.now))
 
     # --- time ---------------------------------------------------------------------------------------------
 
@@ -231,7 +236,7 @@ class Wire:
             if machine is not None and node.is_awake:
                 deadline = machine.next_deadline()
                 if deadline is not None and deadline <= self.now:
-                    self.call(node, lambda machine: machine.handle_timer(self.now))
+                    self.call(node, lambda machine: machine.step(Tick(), self.now))
 
     # --- carrying -----------------------------------------------------------------------------------------
 
@@ -245,7 +250,7 @@ class Wire:
         machine = sender.machine
         self._at(
             self.now + self.links[receiver.name].delay_s,
-            lambda: self.call(sender, lambda m: m.subscribed(self.now) if m is machine else []),
+            lambda: self.call(sender, lambda m: m.step(Subscription(), self.now) if m is machine else []),
         )
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
@@ -276,7 +281,7 @@ class Wire:
     def _deliver(self, node: Node, message: PeerState) -> None:
         # Through the wire format, as in life.
         received = decode(encode(message))
-        self.call(node, lambda machine: machine.receive(received, self.now))
+        self.call(node, lambda machine: machine.step(PeerMessage(received), self.now))
 
     def _carry_out(self, node: Node, outputs: list[Output]) -> None:
         node.outputs += outputs

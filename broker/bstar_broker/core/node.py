@@ -11,12 +11,22 @@ It has the interface of ``StarMachine``, so ``bstar.BinaryStar`` runs it as it w
 from collections.abc import Callable, Sequence
 
 from bstar.errors import RemoteProtocolError
-from bstar.star import Activated, Deactivated, StarMachine, State
+from bstar.star import (
+    Activated,
+    Deactivated,
+    EpochHeard,
+    Input,
+    Leave,
+    Refusal,
+    Stall,
+    StarMachine,
+    State,
+    Tick,
+    Vote,
+)
 from bstar.wire import CODECS, decode, mmi, native
-from bstar.wire.arbiter import Answer
 from bstar.wire.dialect import Dialect
 from bstar.wire.messages import Heartbeat, NodeStatus, Partial, Ping, Ready, Request, Requests, StaleEpoch
-from bstar.wire.peer import PeerState
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.management import answer, broker_state
 from bstar_broker.core.observer import Observer
@@ -79,7 +89,7 @@ class Node:
         """One message of a client or worker, the routing id first. Bad ones are counted, never raised."""
         if now >= self.machine.serve_until and self.machine.is_active:
             # The majority has run out, and any message may lead to a dispatch.
-            outputs = self._expand(self.machine.handle_timer(now), now)
+            outputs = self._expand(self.machine.step(Tick(), now), now)
             return outputs + self.receive_frames(frames, now)
         try:
             message = decode(frames, self._message_bytes_max, self._message_frames_max)
@@ -95,7 +105,7 @@ class Node:
             and message.epoch > self.machine.epoch_seen  # type: ignore[union-attr]
             and (kind is Ready or message.sender in self.broker.ledger.workers)
         ):
-            outputs = self._expand(self.machine.learn_epoch(message.epoch, now), now)  # type: ignore[union-attr]
+            outputs = self._expand(self.machine.step(EpochHeard(message.epoch), now), now)  # type: ignore[union-attr]
             outputs += self.broker.receive(message, now)
         else:
             if kind is Ping and message.sender in self.broker.ledger.requests_of:
@@ -115,7 +125,7 @@ class Node:
             outputs += self._manage(message, now)
             return outputs
         if now >= self.machine.serve_until:
-            outputs += self._expand(self.machine.client_request(now), now)
+            outputs += self._expand(self.machine.step(Vote(), now), now)
             if now >= self.machine.serve_until:
                 self._note_refused(message, now)
                 outputs += self.broker.refuse(message, now)
@@ -132,7 +142,7 @@ class Node:
         if message.service.startswith(mmi.PREFIX):
             return outputs + self.broker.receive_singly(message, self._manage, now)
         if now >= self.machine.serve_until:
-            outputs += self._expand(self.machine.client_request(now), now)
+            outputs += self._expand(self.machine.step(Vote(), now), now)
             if now >= self.machine.serve_until:
                 self._note_refused(message, now)
                 return outputs + self.broker.receive_singly(message, self.broker.refuse, now)
@@ -145,7 +155,7 @@ class Node:
         if isinstance(message, Requests) or message.dialect == Dialect.NATIVE:
             service = self.broker.ledger.services.get(message.service)
             has_worker = service is not None and service.workers > 0
-            self.machine.client_refused(message.sender, now, has_worker=has_worker)
+            self.machine.step(Refusal(message.sender, has_worker), now)
 
     def _manage(self, message: Request, now: float) -> list[Output]:
         """Answer a management request. Native clients follow the active node, except to look at a node
@@ -182,7 +192,7 @@ class Node:
         """The shell could not carry out a Dispatch to this worker."""
         outputs: list[Output] = []
         if now >= self.machine.serve_until and self.machine.is_active:
-            outputs = self._expand(self.machine.handle_timer(now), now)
+            outputs = self._expand(self.machine.step(Tick(), now), now)
         return outputs + self.broker.undelivered(routing_id, now)
 
     # --- the Binary Star ------------------------------------------------------------------------------------
@@ -197,48 +207,22 @@ class Node:
         """May this node serve ``now``? Only before this time."""
         return self.machine.serve_until
 
-    def receive(self, message: PeerState, now: float) -> list[Output]:
-        """A state message of the peer."""
-        return self._expand(self.machine.receive(message, now), now)
+    def step(self, given: Input, now: float) -> list[Output]:
+        """What happened to the pair, or to this process."""
+        kind = type(given)
+        if kind is Leave:
+            return self._leave(now)
+        if kind is Stall:
+            self.broker.stalled(given.gap_s)  # type: ignore[union-attr]
+        outputs = self._expand(self.machine.step(given, now), now)
+        if kind is Tick:
+            if self._farewell_until is not None and now >= self._farewell_until:
+                self._farewell_until = None
+            outputs += self.broker.handle_timer(now)
+            outputs += self._leave_when_drained(now)
+        return outputs
 
-    def receive_invalid(self, error: RemoteProtocolError, now: float) -> list[Output]:
-        """A message on the peer link that is no state message."""
-        return self._expand(self.machine.receive_invalid(error, now), now)
-
-    def hear_arbiter(self, answer: Answer, now: float) -> list[Output]:
-        """The arbiter's answer to one of this node's questions."""
-        return self._expand(self.machine.hear_arbiter(answer, now), now)
-
-    def client_request(self, now: float) -> list[Output]:
-        """A vote that arrived on another socket."""
-        return self._expand(self.machine.client_request(now), now)
-
-    def subscribed(self, now: float, *, is_published: bool = False) -> list[Output]:
-        """The peer has connected to our state publisher."""
-        return self._expand(self.machine.subscribed(now, is_published=is_published), now)
-
-    def link_lost(self, now: float) -> list[Output]:
-        """The connection on which the peer was heard broke."""
-        return self._expand(self.machine.link_lost(now), now)
-
-    def peer_refused(self, now: float) -> list[Output]:
-        """After that, the peer's endpoint refused a new one: its process is gone."""
-        return self._expand(self.machine.peer_refused(now), now)
-
-    def stalled(self, gap_s: float, now: float) -> list[Output]:
-        """The process was away for ``gap_s`` seconds; call this before anything that queued up meanwhile."""
-        self.broker.stalled(gap_s)
-        return self._expand(self.machine.stalled(gap_s, now), now)
-
-    def handover(self, now: float) -> list[Output]:
-        """Give the active role to the peer."""
-        return self._expand(self.machine.handover(now), now)
-
-    def promote(self, now: float, *, is_trial: bool = False) -> list[Output]:
-        """Let this lone backup serve: the operator vouches that its primary does not run."""
-        return self._expand(self.machine.promote(now, is_trial=is_trial), now)
-
-    def leave(self, now: float) -> list[Output]:
+    def _leave(self, now: float) -> list[Output]:
         """Stop in good order: let workers finish what they hold, then give up the role. Idempotent."""
         if self._drain_until is not None:
             return []
@@ -255,10 +239,10 @@ class Node:
             return []
         if self.machine.is_active:
             self._farewell_until = now + FAREWELL_S
-        return self._expand(self.machine.leave(now), now)
+        return self._expand(self.machine.step(Leave(), now), now)
 
     def has_left(self, now: float) -> bool:
-        """After ``leave``: may the process end?"""
+        """After ``Leave``: may the process end?"""
         return self.machine.has_left(now) and self._farewell_until is None
 
     def status(self, now: float) -> NodeStatus:
@@ -274,7 +258,7 @@ class Node:
         return self.machine.retry_after_s(now)
 
     def next_deadline(self) -> float | None:
-        """When ``handle_timer`` has something to do."""
+        """When ``Tick`` is due."""
         deadline = self.broker.next_deadline()
         star = self.machine.next_deadline()
         if star is not None and star < deadline:
@@ -282,14 +266,6 @@ class Node:
         if self._farewell_until is not None and self._farewell_until < deadline:
             return self._farewell_until
         return deadline
-
-    def handle_timer(self, now: float) -> list[Output]:
-        """Everything whose time has come, of the machine and of the broker."""
-        if self._farewell_until is not None and now >= self._farewell_until:
-            self._farewell_until = None
-        outputs = self._expand(self.machine.handle_timer(now), now)
-        outputs += self.broker.handle_timer(now)
-        return outputs + self._leave_when_drained(now)
 
     def _expand(self, outputs: Sequence[object], now: float) -> list[Output]:
         """Let the broker follow the machine, its outputs right behind the one that caused them."""

@@ -1,18 +1,18 @@
 """One node's Binary Star state machine: peer messages, client requests and time in; a list of outputs out.
 
-It holds no socket and no clock. The shell (``bstar.pair``, or a simulator) calls ``receive``,
-``client_request``, ``stalled`` and so on with the time, carries out what comes back in order, and calls
-``handle_timer`` at ``next_deadline``. Which state follows from which event is the table in ``rules``, which
-``table`` walks. What is here are the facts the guards ask about, and what a change of state entails: an
-epoch (``epochs``), a question (``questions``), a publication. While active, ``epoch == epoch_seen``.
+It holds no socket and no clock. The shell (``bstar.pair``, or a simulator) calls ``step`` with what happened
+(``rules.Input``) and the time, carries out what comes back in order, and gives a ``Tick`` at
+``next_deadline``. Which state follows from which event is the table in ``rules``. What is here are the facts
+that the guards ask about, and what a change of state entails: an epoch (``epochs``), a question
+(``questions``), a publication. While active, ``epoch == epoch_seen``.
 
 **Silence.** The peer is silent when no valid message has come for the failover timeout *while this node
 listened*: time during which the process was away does not count, for the messages of that time may still be
 on the way. Towards a peer that tells no timing the pattern's own holds (``pace``).
 
 **A refused connection.** A process that dies closes its connections and its listening socket. When the link
-to a peer that was heard breaks (``link_lost``) and its endpoint then refuses a new connection
-(``peer_refused``), the peer counts as silent at once. Whether both are to be told is the shell's choice.
+to a peer that was heard breaks (``LinkLost``) and its endpoint then refuses a new connection
+(``PeerRefused``), the peer counts as silent at once. Whether both are to be told is the shell's choice.
 
 **The majority.** Where there is an arbiter, a rule that begins to serve is followed only with the majority of
 three voters (``quorum``), and ``serve_until`` says until when it lasts. Leases are no matter of the peer's
@@ -59,7 +59,30 @@ from bstar.star.pace import paces_of
 from bstar.star.peer import Ignored, PeerRuns, Rival, Strangers
 from bstar.star.questions import Questions
 from bstar.star.quorum import Quorum
-from bstar.star.rules import Effect, Event, Facts, Role, Rule, State, rule_for
+from bstar.star.rules import (
+    ArbiterAnswer,
+    Effect,
+    EpochHeard,
+    Event,
+    Facts,
+    Handover,
+    Input,
+    Leave,
+    LinkLost,
+    PeerGarbage,
+    PeerMessage,
+    PeerRefused,
+    Promotion,
+    Refusal,
+    Role,
+    Rule,
+    Stall,
+    State,
+    Subscription,
+    Tick,
+    Vote,
+    rule_for,
+)
 from bstar.star.settings import StarSettings
 from bstar.star.texts import fatal_error, mismatch, rivalry, trouble
 from bstar.wire.arbiter import Answer, Question, Verb
@@ -73,6 +96,9 @@ __all__ = ["StarMachine"]
 # a few milliseconds on a LAN, and who was told to wait for the rest of the timeout would miss it.
 VERDICT_TIMEOUT_S = 0.25
 VERDICT_RETRY_S = 0.02
+
+# In ERROR a node still counts whom it refuses and tells the operator why; everything else is over.
+_HEARD_IN_ERROR = frozenset({Vote, Handover, Promotion})
 
 _PEER_EVENTS = {
     State.PRIMARY: Event.PEER_PRIMARY,
@@ -93,8 +119,7 @@ class StarMachine:
     an arbiter), and the counters below them. The question of the request path is ``now < serve_until``: the
     end of the majority while active, never without an arbiter, and always past while not active.
 
-    Every method takes ``now`` in seconds of one monotonic clock (BST-R-03) and returns outputs in the order
-    in which they must be carried out.
+    Time is in seconds of one monotonic clock (BST-R-03).
     """
 
     def __init__(self, settings: StarSettings, *, node: str, epoch: int, now: float) -> None:
@@ -162,10 +187,41 @@ class StarMachine:
 
     # --- what may happen ------------------------------------------------------------------------------------
 
-    def receive(self, message: PeerState, now: float) -> list[Output]:
-        """A state message of the peer, as ``bstar.wire.peer.decode`` read it."""
-        if self.state is State.ERROR:
+    def step(self, given: Input, now: float) -> list[Output]:  # noqa: PLR0911  # one case for each input
+        """Take note of what happened, and tell what the shell must do about it, in order."""
+        if self.state is State.ERROR and type(given) not in _HEARD_IN_ERROR:
             return []
+        match given:
+            case PeerMessage(message):
+                return self._on_peer_message(message, now)
+            case Tick():
+                return self._on_tick(now)
+            case Vote():
+                return self._on_vote(now)
+            case Refusal(client, has_worker):
+                return self._on_refusal(client, now, has_worker=has_worker)
+            case ArbiterAnswer(answer):
+                return self._on_arbiter_answer(answer, now)
+            case EpochHeard(epoch):
+                return self._on_epoch_heard(epoch, now)
+            case PeerGarbage(error):
+                return self._on_peer_garbage(error, now)
+            case LinkLost():
+                return self._on_link_lost(now)
+            case PeerRefused():
+                return self._on_peer_refused(now)
+            case Subscription(is_published):
+                return self._on_subscription(now, is_published=is_published)
+            case Stall(gap_s):
+                return self._on_stall(gap_s, now)
+            case Handover():
+                return self._on_handover(now)
+            case Promotion(is_trial):
+                return self._on_promotion(now, is_trial=is_trial)
+            case Leave():
+                return self._on_leave(now)
+
+    def _on_peer_message(self, message: PeerState, now: float) -> list[Output]:
         self.peer_messages += 1
         outputs = self._notice_absence(now)
         ignored = self._why_ignored(message, now)
@@ -216,10 +272,9 @@ class StarMachine:
             outputs += self._publish(now)
         return outputs
 
-    def hear_arbiter(self, answer: Answer, now: float) -> list[Output]:
-        """The arbiter's answer to one of our questions, as ``bstar.wire.arbiter`` read it."""
+    def _on_arbiter_answer(self, answer: Answer, now: float) -> list[Output]:
         quorum = self.quorum
-        if quorum is None or self.state is State.ERROR or answer.node != self.node:
+        if quorum is None or answer.node != self.node:
             return []
         outputs = self._notice_absence(now)
         self.arbiter_answers += 1
@@ -233,13 +288,10 @@ class StarMachine:
             quorum.hear_refusal(answer.free_in_ms / 1000, now)
         return outputs + self._use_majority(now)
 
-    def receive_invalid(self, error: RemoteProtocolError, now: float) -> list[Output]:
-        """Something that is no state message arrived from the peer: counted, never a sign of life (BST-R-02).
-
-        A foreign version of the dialect is a mismatch like any other and ends a node that is just starting.
+    def _on_peer_garbage(self, error: RemoteProtocolError, now: float) -> list[Output]:
+        """Counted, never a sign of life (BST-R-02). A foreign version of the dialect is a mismatch like any
+        other and ends a node that is just starting.
         """
-        if self.state is State.ERROR:
-            return []
         self.peer_messages += 1
         outputs = self._notice_absence(now)
         if error.reason == "peer-version":
@@ -247,10 +299,7 @@ class StarMachine:
         self.peer_ignored[Ignored.INVALID] += 1
         return outputs + self._report(error.reason, error.text, None)
 
-    def client_request(self, now: float) -> list[Output]:
-        """A client asks to be served while ``is_active`` is false: a vote. Afterwards ``is_active`` is the
-        verdict.
-        """
+    def _on_vote(self, now: float) -> list[Output]:
         outputs = self._notice_absence(now)
         # What the guard of both rules says, without walking the table for every refused request.
         if now < self.peer_expires_at or self.is_leaving:
@@ -265,17 +314,16 @@ class StarMachine:
             self.requests_refused += 1
         return outputs
 
-    def client_refused(self, client: bytes, now: float, *, has_worker: bool) -> None:
-        """The vote was that of a native client, which finds no active node; ``has_worker`` here for it."""
+    def _on_refusal(self, client: bytes, now: float, *, has_worker: bool) -> list[Output]:
+        """A native client that asks here finds no active node."""
         if self._hears_active_peer(now):
             self.cut_off.refuse(client, now, has_worker=has_worker)
+        return []
 
-    def stalled(self, gap_s: float, now: float) -> list[Output]:
-        """The process was away for ``gap_s`` seconds. Call it before anything that queued up meanwhile.
-
-        Any gap that matters beside a heartbeat interval is worth a call: the peer's deadline is put off by
-        it. If our own last publication is older than the failover timeout the peer may have taken over, and
-        an active node steps down and asks.
+    def _on_stall(self, gap_s: float, now: float) -> list[Output]:
+        """Put the peer's deadline off by any gap that matters beside a heartbeat interval. If our own last
+        publication is older than the failover timeout, the peer may have taken over: an active node steps
+        down and asks.
         """
         self._link_lost_at = None
         if not self.is_peer_gone:
@@ -286,22 +334,17 @@ class StarMachine:
             self.quorum.was_away(gap_s, now)
         return self._notice_absence(now)
 
-    def link_lost(self, now: float) -> list[Output]:
-        """The connection on which the peer was heard broke. Only a peer that is not silent can be missed."""
-        if self.state is State.ERROR:
-            return []
+    def _on_link_lost(self, now: float) -> list[Output]:
+        """Only a peer that is not silent can be missed."""
         outputs = self._notice_absence(now)
         if self._is_peer_seen and now < self.peer_expires_at:
             self._link_lost_at = now
         return outputs
 
-    def peer_refused(self, now: float) -> list[Output]:
-        """After ``link_lost`` the peer's endpoint refused a new connection: its process is gone, so it is
-        silent from now on. Without effect if it was heard since, or if this process was away since, because
-        then nobody knows how old the refusal is.
+    def _on_peer_refused(self, now: float) -> list[Output]:
+        """The peer's process is gone, so it is silent from now on. Without effect if it was heard since, or
+        if this process was away since, because then nobody knows how old the refusal is.
         """
-        if self.state is State.ERROR:
-            return []
         outputs = self._notice_absence(now)
         if self._link_lost_at is None:
             return outputs
@@ -311,8 +354,8 @@ class StarMachine:
         self.peer_expires_at = now
         return outputs + self._lose_peer(now)
 
-    def handover(self, now: float) -> list[Output]:
-        """The operator asks to give the role to the peer; refused if the peer could not take it now."""
+    def _on_handover(self, now: float) -> list[Output]:
+        """Refused if the peer could not take the role now."""
         outputs = self._notice_absence(now)
         facts = self._facts(now)
         if self.is_leaving:
@@ -323,11 +366,8 @@ class StarMachine:
             return [*outputs, HandoverRefused(self._why_peer_is_not_ready(now))]
         return outputs + self._hand_over(Event.HANDOVER, facts, now)
 
-    def promote(self, now: float, *, is_trial: bool = False) -> list[Output]:
-        """The operator vouches that the primary does not run: a backup that never met it may serve. Refused
-        if this node knows better. With an arbiter it claims the majority first. ``is_trial``: only
-        tell the refusal.
-        """
+    def _on_promotion(self, now: float, *, is_trial: bool) -> list[Output]:
+        """Refused if this node knows better. With an arbiter it claims the majority first."""
         outputs = self._notice_absence(now)
         if self.is_active:
             return outputs
@@ -354,11 +394,11 @@ class StarMachine:
         self.peer_expires_at = now + self._pace.silence_s
         return self._fire(event, facts, now)
 
-    def leave(self, now: float) -> list[Output]:
-        """The process is about to end: an active node gives the role up and goes on saying so, another one
-        falls silent. From now on nothing is served and no vote counts. Idempotent.
+    def _on_leave(self, now: float) -> list[Output]:
+        """An active node gives the role up and goes on saying so, another one falls silent. From now on
+        nothing is served and no vote counts. Idempotent.
         """
-        if self.is_leaving or self.state is State.ERROR:
+        if self.is_leaving:
             return []
         outputs = self._notice_absence(now)
         self.is_leaving = True
@@ -370,7 +410,7 @@ class StarMachine:
         return outputs if self._is_mute else outputs + self._publish(now)
 
     def has_left(self, now: float) -> bool:
-        """After ``leave``: may the process end, because the peer has taken over or cannot be told?"""
+        """After ``Leave``: may the process end, because the peer has taken over or cannot be told?"""
         if self.state is State.ERROR:
             return True
         if not self.is_leaving:
@@ -379,30 +419,27 @@ class StarMachine:
             self._is_mute or not self._is_released or not self._runs.is_native or now >= self.peer_expires_at
         )
 
-    def learn_epoch(self, epoch: int, now: float) -> list[Output]:
-        """A worker remembers ``epoch``. Cheap to skip: it matters only above ``epoch_seen``.
-
-        One that is too far above is not followed. The worker then follows this node, so neither is stuck.
+    def _on_epoch_heard(self, epoch: int, now: float) -> list[Output]:
+        """It matters only above ``epoch_seen``. One that is too far above is not followed. The worker then
+        follows this node, so neither is stuck.
         """
-        if epoch <= self.epoch_seen or self.state is State.ERROR:
+        if epoch <= self.epoch_seen:
             return []
         outputs = self._notice_absence(now)
         self._believe(epoch, self._workers_claims, now)
         return outputs + self._climb(now, is_hearsay=True)
 
-    def subscribed(self, now: float, *, is_published: bool = False) -> list[Output]:
-        """Somebody has just subscribed to our publisher: it need not wait for the next heartbeat. Whoever
-        subscribes as a published server does may be our peer, which speaks once a second.
+    def _on_subscription(self, now: float, *, is_published: bool) -> list[Output]:
+        """Who has just subscribed need not wait for the next heartbeat. Whoever subscribes as a published
+        server does may be our peer, which speaks once a second.
         """
-        if self.state is State.ERROR:
-            return []
         if is_published and self.peer_heard_at is None and not self._is_published_awaited:
             self._is_published_awaited = True
             self.peer_expires_at = max(self.peer_expires_at, now + self._paces[False].silence_s)
         return self._notice_absence(now) or self._publish(now)
 
     def next_deadline(self) -> float | None:
-        """When ``handle_timer`` has something to do."""
+        """When ``Tick`` is due; None for never."""
         if self.state is State.ERROR:
             return None
         deadline = math.inf if self._is_mute else self._publish_at
@@ -412,10 +449,8 @@ class StarMachine:
             deadline = min(deadline, self.serve_until if self.is_active else self.quorum.next_deadline())
         return None if deadline == math.inf else deadline
 
-    def handle_timer(self, now: float) -> list[Output]:
+    def _on_tick(self, now: float) -> list[Output]:
         """Publish when it is time, and notice that the peer has fallen silent."""
-        if self.state is State.ERROR:
-            return []
         outputs = self._notice_absence(now)
         if self._is_peer_seen and now >= self.peer_expires_at:
             outputs += self._lose_peer(now)

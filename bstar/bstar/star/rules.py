@@ -21,7 +21,37 @@ import enum
 
 import msgspec
 
-__all__ = ["RULES", "Effect", "Event", "Facts", "Guard", "Role", "Rule", "State", "holds", "rule_for"]
+from bstar.errors import RemoteProtocolError
+from bstar.wire.arbiter import Answer
+from bstar.wire.peer import PeerState
+
+__all__ = [
+    "RULES",
+    "ArbiterAnswer",
+    "Effect",
+    "EpochHeard",
+    "Event",
+    "Facts",
+    "Guard",
+    "Handover",
+    "Input",
+    "Leave",
+    "LinkLost",
+    "PeerGarbage",
+    "PeerMessage",
+    "PeerRefused",
+    "Promotion",
+    "Refusal",
+    "Role",
+    "Rule",
+    "Stall",
+    "State",
+    "Subscription",
+    "Tick",
+    "Vote",
+    "holds",
+    "rule_for",
+]
 
 
 class Role(enum.Enum):
@@ -46,8 +76,107 @@ class State(enum.IntEnum):
     ERROR = 5  # cannot go on; the process ends
 
 
+# --- what the shell tells a node ----------------------------------------------------------------------------
+
+
+class PeerMessage(msgspec.Struct, frozen=True, gc=False):
+    """A state message of the peer, as ``bstar.wire.peer.decode`` read it."""
+
+    message: PeerState
+
+
+class PeerGarbage(msgspec.Struct, frozen=True):
+    """Something that is no state message arrived on the peer link."""
+
+    error: RemoteProtocolError
+
+
+class LinkLost(msgspec.Struct, frozen=True, gc=False):
+    """The connection on which the peer was heard broke."""
+
+
+class PeerRefused(msgspec.Struct, frozen=True, gc=False):
+    """After ``LinkLost`` the peer's endpoint refused a new connection: no process listens there."""
+
+
+class Subscription(msgspec.Struct, frozen=True, gc=False):
+    """Somebody has subscribed to this node's state; ``is_published``: as published servers do."""
+
+    is_published: bool = False
+
+
+class ArbiterAnswer(msgspec.Struct, frozen=True, gc=False):
+    """The arbiter's answer to a question of this node."""
+
+    answer: Answer
+
+
+class Vote(msgspec.Struct, frozen=True, gc=False):
+    """A client asks to be served while this node is not active. ``serve_until`` is the verdict."""
+
+
+class Refusal(msgspec.Struct, frozen=True, gc=False):
+    """The vote was a native client's, and it was refused. ``has_worker``: a worker here could serve it."""
+
+    client: bytes
+    has_worker: bool
+
+
+class EpochHeard(msgspec.Struct, frozen=True, gc=False):
+    """A worker remembers ``epoch``."""
+
+    epoch: int
+
+
+class Stall(msgspec.Struct, frozen=True, gc=False):
+    """The process was away for ``gap_s`` seconds. It comes before everything that queued up meanwhile."""
+
+    gap_s: float
+
+
+class Tick(msgspec.Struct, frozen=True, gc=False):
+    """The time is ``next_deadline`` or later."""
+
+
+class Handover(msgspec.Struct, frozen=True, gc=False):
+    """The operator asks to give the role to the peer."""
+
+
+class Promotion(msgspec.Struct, frozen=True, gc=False):
+    """The operator vouches that the primary does not run: a backup that never met it may serve.
+    ``is_trial``: change nothing, only tell whether it would be refused.
+    """
+
+    is_trial: bool = False
+
+
+class Leave(msgspec.Struct, frozen=True, gc=False):
+    """The process is about to end."""
+
+
+Input = (
+    PeerMessage
+    | PeerGarbage
+    | LinkLost
+    | PeerRefused
+    | Subscription
+    | ArbiterAnswer
+    | Vote
+    | Refusal
+    | EpochHeard
+    | Stall
+    | Tick
+    | Handover
+    | Promotion
+    | Leave
+)
+
+
+# --- what that means to the table ---------------------------------------------------------------------------
+
+
 class Event(enum.Enum):
-    """What can happen. The value says it in words."""
+    """What the rules ask about. The value says it in words."""
 
     PEER_PRIMARY = "the peer says PRIMARY"
     PEER_BACKUP = "the peer says BACKUP"
