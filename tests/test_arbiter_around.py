@@ -51,12 +51,12 @@ def node() -> Node:
     machine = StarMachine(settings, node="we", epoch=0, now=8.0)
     made = Node(machine, BrokerSettings(), node_id=bytes(16), drain_timeout_s=5.0, version="test", now=8.0)
     made.step(PeerMessage(word(1)), 10.0)
-    made.step(ArbiterAnswer(Answer("we", machine._seq, is_granted=True)), 10.0)
+    made.step(ArbiterAnswer(Answer("we", machine.publisher.seq, is_granted=True)), 10.0)
     assert made.serve_until == pytest.approx(LAPSES_AT)
     ready = native.encode_ready(b"echo", credit=2, epoch=0)
     made.receive_frames([b"worker", *ready], 10.1)
     # It has published of late, so it was not away; only nobody has confirmed it.
-    machine._published_at = machine._publish_at = LAPSES_AT - 0.5
+    machine.publisher.published_at = machine.publisher.due_at = LAPSES_AT - 0.5
     return made
 
 
@@ -110,7 +110,7 @@ def test_the_state_tells_of_the_three_voters(node: Node) -> None:
 
 def test_a_node_that_nobody_confirms_is_not_ready(node: Node) -> None:
     node.step(Tick(), LAPSES_AT)
-    node.machine._published_at = 20.0
+    node.machine.publisher.published_at = 20.0
     node.step(Tick(), 20.0)
     node.step(Tick(), 21.0)
     node.step(Tick(), 22.5)

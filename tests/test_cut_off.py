@@ -353,7 +353,7 @@ def test_requests_in_plain_mdp_are_no_witnesses() -> None:
 
     two.run(2 * LONE_S, each_step=step)
     assert two.active() is Role.PRIMARY
-    assert two.backup.machine.requests_refused > 100
+    assert two.backup.machine.counters.requests_refused > 100
     assert not two.of(ClientsCutOff)
 
 

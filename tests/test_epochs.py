@@ -108,13 +108,13 @@ def test_no_liar_uses_the_numbers_up_within_a_century(step: int) -> None:
 def test_workers_raise_the_epoch_by_one_step_and_then_no_faster_than_it_refills() -> None:
     machine, _ = active()
     for _ in range(10):
-        machine._published_at = 1.0
-        machine.step(EpochHeard(machine.epoch_seen + EPOCH_STEP_MAX), 1.0)
-    assert machine.epoch_seen <= 1 + EPOCH_STEP_MAX + 2
-    assert machine.epochs_ignored == 9
-    machine._published_at = 2.0
-    machine.step(EpochHeard(machine.epoch_seen + EPOCH_STEP_MAX // 128), 2.0)
-    assert machine.epochs_ignored == 9, "a second has refilled a 64th"
+        machine.publisher.published_at = 1.0
+        machine.step(EpochHeard(machine.epochs.seen + EPOCH_STEP_MAX), 1.0)
+    assert machine.epochs.seen <= 1 + EPOCH_STEP_MAX + 2
+    assert machine.epochs.ignored == 9
+    machine.publisher.published_at = 2.0
+    machine.step(EpochHeard(machine.epochs.seen + EPOCH_STEP_MAX // 128), 2.0)
+    assert machine.epochs.ignored == 9, "a second has refilled a 64th"
 
 
 def test_a_worker_that_remembers_more_than_a_pair_without_memory_is_climbed_above() -> None:
@@ -127,11 +127,11 @@ def test_a_worker_that_remembers_more_than_a_pair_without_memory_is_climbed_abov
 def test_a_forged_state_message_raises_the_epoch_by_a_bounded_step() -> None:
     machine, peer = passive(0, 1)
     for _ in range(10):
-        machine.step(PeerMessage(peer.says(PASSIVE, machine.epoch_seen + EPOCH_FAR // 4)), 0.0)
-    believed = machine.epoch_seen
+        machine.step(PeerMessage(peer.says(PASSIVE, machine.epochs.seen + EPOCH_FAR // 4)), 0.0)
+    believed = machine.epochs.seen
     assert believed == 1 + 3 * (EPOCH_FAR // 4)
     machine.step(PeerMessage(peer.says(PASSIVE, EPOCH_MAX)), 1000.0)
-    assert machine.epoch_seen == believed
+    assert machine.epochs.seen == believed
 
 
 def test_a_passive_peer_far_above_does_not_disturb_the_active_node() -> None:
@@ -147,7 +147,7 @@ def test_an_active_peer_far_above_is_obeyed_and_not_followed() -> None:
     machine, peer = active(epoch=8)
     machine.step(PeerMessage(peer.says(ACTIVE, 2 * FAR)), 0.1)
     assert machine.state is PASSIVE
-    machine._published_at = 3.0
+    machine.publisher.published_at = 3.0
     machine.step(Vote(), 3.0)
     assert (machine.is_active, machine.epoch) == (True, 11)
 
@@ -159,7 +159,7 @@ def test_a_node_that_remembers_too_much_takes_the_epoch_of_its_active_peer() -> 
     machine, peer = machine_of(Role.BACKUP, 2**61), Peer()
     outputs = machine.step(PeerMessage(peer.says(ACTIVE, 9)), 0.0)
     assert persisted(outputs) == [8], "or every restart would bring the old one back"
-    assert (machine.epoch, machine.epoch_seen) == (8, 9)
+    assert (machine.epoch, machine.epochs.seen) == (8, 9)
     assert publications(machine.step(Tick(), 1.0)) == [8]
     outputs = machine.step(PeerMessage(peer.says(PASSIVE, 9, released=True)), 1.0)
     assert machine.epoch == 10, "a handover goes on working"
@@ -179,9 +179,9 @@ def test_a_lower_epoch_within_reach_is_no_reason_to_come_down() -> None:
 
 def test_what_only_a_liar_said_is_forgotten_as_well() -> None:
     machine, peer = passive(4, 5)
-    machine.epoch_seen = 5 + FAR
+    machine.epochs.seen = 5 + FAR
     assert persisted(machine.step(PeerMessage(peer.says(ACTIVE, 5)), 0.1)) == []
-    assert (machine.epoch, machine.epoch_seen) == (4, 5)
+    assert (machine.epoch, machine.epochs.seen) == (4, 5)
 
 
 @pytest.mark.parametrize(("role", "first"), [(Role.PRIMARY, 1), (Role.BACKUP, 2)])
@@ -193,7 +193,7 @@ def test_above_the_highest_epoch_the_numbers_begin_again(role: Role, first: int)
 def test_a_node_tells_its_own_epoch_and_not_what_it_heard() -> None:
     machine, _ = passive(4, 5)
     machine.step(EpochHeard(1000), 0.0)
-    assert machine.epoch_seen == 1000
+    assert machine.epochs.seen == 1000
     assert machine.status(0.0).epoch == 4
 
 
@@ -228,7 +228,7 @@ IDENTITY = native.identity(b"c" * 16, 1)
 def test_nothing_that_a_client_says_raises_an_epoch(node: Node, frames: list[bytes]) -> None:
     """Nor what a worker says that is not registered."""
     node.receive_frames([b"client", *frames], 0.1)
-    assert node.machine.epoch_seen == 1
+    assert node.machine.epochs.seen == 1
 
 
 @pytest.mark.requirement("BSN-B-02")

@@ -83,7 +83,7 @@ def test_a_node_that_dies_is_replaced_with_the_next_request(context: Context, pl
             primary.wait_for(ACTIVE)
             backup.wait_for(PASSIVE)
             client.asks(b"too early")
-            backup.wait_until(lambda machine: machine.requests_refused == 1)
+            backup.wait_until(lambda machine: machine.counters.requests_refused == 1)
         backup.wait_until(lambda machine: machine.retry_after_s(backup.reactor.now()) == 0.0)
         client.asks(b"hello")
         assert client.is_answered(b"hello")
@@ -102,7 +102,7 @@ def test_a_node_that_is_stopped_hands_over_before_it_ends(places: Places) -> Non
             assert primary.events == ["active", "passive"]
             # It ended because it had read that the other serves; no client was needed.
             assert backup.machine.state is ACTIVE
-        assert backup.machine.votes == 0
+        assert backup.machine.counters.votes == 0
 
 
 def test_a_passive_node_that_is_stopped_ends_at_once(places: Places) -> None:
@@ -122,9 +122,9 @@ def test_a_lone_active_node_can_be_stopped(context: Context, places: Places) -> 
 
 def test_an_operator_moves_the_role_and_moves_it_back(places: Places) -> None:
     with RunningNode(places, Role.PRIMARY) as primary, RunningNode(places, Role.BACKUP) as backup:
-        primary.wait_until(lambda machine: machine.is_active and machine.peer_state is PASSIVE)
+        primary.wait_until(lambda machine: machine.is_active and machine.peer.state is PASSIVE)
         primary.reactor.call_threadsafe(primary.star.handover).result(LIMIT_S)
-        backup.wait_until(lambda machine: machine.is_active and machine.peer_state is PASSIVE)
+        backup.wait_until(lambda machine: machine.is_active and machine.peer.state is PASSIVE)
         backup.reactor.call_threadsafe(backup.star.handover).result(LIMIT_S)
         primary.wait_for_events("active", "passive", "active")
         assert primary.machine.epoch == 3
@@ -201,15 +201,15 @@ def test_every_row_of_the_published_table(
         if event in (b"fresh", b"silent"):
             next_state = TABLE[role, state][event] if event == b"fresh" else AFTER_SILENCE[state]
             if event == b"silent":
-                node.wait_until(lambda machine: node.reactor.now() >= machine.peer_expires_at)
+                node.wait_until(lambda machine: node.reactor.now() >= machine.peer.expires_at)
             client.asks(event)
             if next_state is ACTIVE:
                 assert client.is_answered(event)
             else:
-                node.wait_until(lambda machine: machine.requests_refused == 1)
+                node.wait_until(lambda machine: machine.counters.requests_refused == 1)
         else:
             next_state = TABLE[role, state][event]
-            heard = node.machine.peer_messages
+            heard = node.machine.counters.peer_messages
             peer.says(event)
             node.wait_for_words(heard + 1)
         assert node.machine.state is next_state
@@ -244,7 +244,7 @@ def test_garbage_from_the_peer_neither_moves_nor_ends_a_node(
         Client(context, places, Role.PRIMARY) as client,
     ):
         bring_to(node, peer, Role.PRIMARY, state)
-        heard = node.machine.peer_messages
+        heard = node.machine.counters.peer_messages
         for word in unheard:
             peer.says(word)
         for frames in garbage:
@@ -252,7 +252,7 @@ def test_garbage_from_the_peer_neither_moves_nor_ends_a_node(
         node.wait_for_words(heard + len(garbage))
         assert node.machine.state is state
         # Nor was it a sign of life: the peer counts as silent one timeout after its last good word.
-        node.wait_until(lambda machine: node.reactor.now() >= machine.peer_expires_at)
+        node.wait_until(lambda machine: node.reactor.now() >= machine.peer.expires_at)
         client.asks(b"vote")
         assert client.is_answered(b"vote")
 
@@ -330,7 +330,7 @@ def test_of_a_burst_only_the_newest_word_counts(context: Context) -> None:
                 peer.says(word)
             reactor.turn()
             assert machine.state is PASSIVE
-            assert machine.transitions == {(PRIMARY, PASSIVE): 1}
+            assert machine.counters.transitions == {(PRIMARY, PASSIVE): 1}
 
 
 # --- what a node keeps ------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def test_the_epoch_survives_a_restart(context: Context, places: Places, tmp_path
             RunningNode(places, Role.PRIMARY, state_dir=tmp_path / "new" / "state") as node,
             Client(context, places, Role.PRIMARY) as client,
         ):
-            node.wait_until(lambda machine: node.reactor.now() >= machine.peer_expires_at)
+            node.wait_until(lambda machine: node.reactor.now() >= machine.peer.expires_at)
             client.asks(b"vote")
             assert client.is_answered(b"vote")
             assert node.machine.epoch == epoch
@@ -371,7 +371,7 @@ def test_a_node_that_cannot_store_its_epoch_serves_and_says_so(
     ):
         # A directory in the way of the file that is written first.
         (tmp_path / "epoch.new").mkdir()
-        node.wait_until(lambda machine: node.reactor.now() >= machine.peer_expires_at)
+        node.wait_until(lambda machine: node.reactor.now() >= machine.peer.expires_at)
         client.asks(b"vote")
         assert client.is_answered(b"vote")
         assert node.star.epoch_error == "Is a directory"

@@ -43,7 +43,7 @@ def machine_of(role: Role = Role.BACKUP, arbiter: str = "") -> StarMachine:
 
 def kept(machine: StarMachine, until: float) -> StarMachine:
     """It has been publishing until then."""
-    machine._published_at = until
+    machine.publisher.published_at = until
     return machine
 
 
@@ -106,7 +106,7 @@ def test_with_an_arbiter_a_promoted_backup_claims_the_majority_first() -> None:
     machine = kept(machine_of(arbiter="tcp://c:5010"), 5.0)
     outputs = machine.step(Promotion(), 5.0)
     assert [type(output) for output in outputs if isinstance(output, Claimed | HandoverRefused)] == [Claimed]
-    answer = Answer("we", machine._seq, is_granted=True)
+    answer = Answer("we", machine.publisher.seq, is_granted=True)
     outputs = machine.step(ArbiterAnswer(answer), 5.1)
     assert machine.is_active
     assert [output.event for output in outputs if isinstance(output, StateChanged)] == [Event.MAJORITY_WON]

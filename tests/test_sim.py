@@ -513,7 +513,7 @@ def test_a_stalled_node_gives_out_nothing_when_it_goes_on() -> None:
     assert simulation.checks.serving() == [simulation.backup]
     simulation.run_for(0.2)
     assert simulation.checks.serving() == [simulation.backup]
-    assert simulation.primary.node.machine.stalls == 1
+    assert simulation.primary.node.machine.counters.stalls == 1
     simulation.finish()
 
 
@@ -542,7 +542,7 @@ def test_a_killed_node_is_replaced_at_once_where_a_refused_connection_proves_its
     assert simulation.checks.serving() == ([simulation.backup] if is_probing else [])
     simulation.run_for(0.5)
     assert simulation.checks.serving() == [simulation.backup]
-    assert simulation.backup.node.machine.peers_gone == is_probing
+    assert simulation.backup.node.machine.counters.peers_gone == is_probing
     simulation.finish()
 
 
@@ -552,7 +552,7 @@ def test_only_a_dead_process_on_a_host_that_lives_refuses(kind: Kind) -> None:
     simulation = pair(calls_per_s=20.0)
     befall(simulation, kind, "primary", 5.0)
     simulation.run_for(6.0)
-    assert simulation.backup.node.machine.peers_gone == 0
+    assert simulation.backup.node.machine.counters.peers_gone == 0
     simulation.calm_down()
     simulation.finish()
 
@@ -582,9 +582,9 @@ def test_a_build_that_believes_a_refusal_from_before_a_stall_is_caught(
     sound = StarMachine._on_stall
 
     def keeps_waiting_for_the_verdict(self: StarMachine, gap_s: float, now: float) -> Any:
-        kept = self._link_lost_at
+        kept = self.peer.link_lost_at
         outputs = sound(self, gap_s, now)
-        self._link_lost_at = kept
+        self.peer.link_lost_at = kept
         return outputs
 
     monkeypatch.setattr(StarMachine, "_on_stall", keeps_waiting_for_the_verdict)
@@ -632,7 +632,7 @@ def test_a_node_that_stalls_again_amid_what_queued_up_gives_out_nothing_when_it_
     assert simulation.checks.serving() == [simulation.backup]
     simulation.run_for(0.5)
     assert simulation.checks.serving() == [simulation.backup]
-    assert simulation.primary.node.machine.stalls == 1
+    assert simulation.primary.node.machine.counters.stalls == 1
 
 
 @pytest.mark.storm

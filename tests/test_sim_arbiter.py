@@ -112,7 +112,7 @@ def test_nothing_happens_when_the_arbiter_is_away(kind: Kind) -> None:
     befall(simulation, kind, "arbiter", 10.0)
     simulation.run_for(12.0)
     assert simulation.checks.counts["activations"] == 1
-    assert simulation.primary.node.machine.majorities_lost == 0
+    assert simulation.primary.node.machine.counters.majorities_lost == 0
     simulation.finish()
 
 
@@ -238,7 +238,7 @@ def a_middlebox_refuses_in_the_name_of_a_peer_that_serves(seed: int) -> None:
     backup = simulation.backup
     backup._turn(lambda: backup.node.step(LinkLost(), backup.clock()))
     backup._turn(lambda: backup.node.step(PeerRefused(), backup.clock()))
-    assert backup.node.machine.is_peer_gone
+    assert backup.node.machine.peer.is_gone
     backup._turn(lambda: backup.node.step(Vote(), backup.clock()))
     simulation.run_for(1.0)
     assert simulation.checks.serving() == [backup]

@@ -114,7 +114,7 @@ def serving() -> tuple[StarMachine, Peer]:
     """The primary serves since 10.0 with a lease of its peer, asked for at 10.0."""
     machine, peer = machine_of(), Peer()
     beat(machine, 9.9)
-    machine._publish_at = 10.5
+    machine.publisher.due_at = 10.5
     [claim] = published(machine.step(PeerMessage(peer.says(BACKUP)), 10.0))
     machine.step(PeerMessage(peer.says(BACKUP, granted=claim.seq, granted_to="we")), 10.0)
     assert machine.is_active
@@ -240,7 +240,7 @@ def test_heartbeats_that_are_granted_extend_the_majority() -> None:
     machine, peer = serving()
     [message] = published(beat(machine, 11.0))
     machine.step(PeerMessage(peer.says(PASSIVE, granted=message.seq, granted_to="we")), 11.2)
-    assert machine.serve_until == pytest.approx((machine._published_at) + SPAN_S)
+    assert machine.serve_until == pytest.approx((machine.publisher.published_at) + SPAN_S)
 
 
 def test_without_peer_and_arbiter_the_majority_runs_out_and_the_node_stops_and_asks() -> None:
@@ -248,7 +248,7 @@ def test_without_peer_and_arbiter_the_majority_runs_out_and_the_node_stops_and_a
     assert machine.serve_until == pytest.approx(10.0 + SPAN_S)
     outputs = beat(machine, 10.0 + SPAN_S)
     assert machine.state is PASSIVE
-    assert machine.majorities_lost == 1
+    assert machine.counters.majorities_lost == 1
     at = kinds(outputs).index(Deactivated)
     last = published(outputs[at:])[-1]
     assert (last.state, last.claims, bool(last.asks)) == (PASSIVE, False, True)
@@ -261,7 +261,7 @@ def test_whatever_comes_first_finds_that_the_majority_has_run_out(
 ) -> None:
     machine, peer = serving()
     now = 10.0 + SPAN_S
-    machine._published_at = now - 0.1  # it was not away
+    machine.publisher.published_at = now - 0.1  # it was not away
     machine.step(PeerMessage(peer.says(PASSIVE)) if first is PeerMessage else first(), now)  # type: ignore[call-arg]
     assert not machine.is_active
     assert machine.serve_until == -math.inf
@@ -280,7 +280,7 @@ def test_a_node_that_was_away_gives_its_claim_up() -> None:
     machine, _ = serving()
     outputs = machine.step(Stall(5.0), 15.0)
     assert machine.state is PASSIVE
-    assert machine.stalls == 1
+    assert machine.counters.stalls == 1
     assert asked(outputs)[-1].verb == "release"
 
 

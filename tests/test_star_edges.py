@@ -46,8 +46,8 @@ def machine() -> StarMachine:
 
 def test_a_message_that_comes_twice_is_a_sign_of_life_once(machine: StarMachine) -> None:
     machine.step(PeerMessage(word(State.ACTIVE, seq=7, epoch=5)), NOW + 1)
-    assert machine.peer_ignored == {Ignored.STALE: 1}
-    assert machine.peer_expires_at == NOW + TIMEOUT_S
+    assert machine.counters.peer_ignored == {Ignored.STALE: 1}
+    assert machine.peer.expires_at == NOW + TIMEOUT_S
 
 
 def test_the_run_that_serves_in_the_highest_epoch_returns_though_a_late_word_displaced_it(
@@ -56,8 +56,8 @@ def test_the_run_that_serves_in_the_highest_epoch_returns_though_a_late_word_dis
     """That epoch is known from this very run, so what it says is as high as what is known and not above."""
     machine.step(PeerMessage(word(State.PASSIVE, node="before", epoch=3)), NOW + 0.1)
     machine.step(PeerMessage(word(State.ACTIVE, seq=8, epoch=5)), NOW + 0.2)
-    assert machine.peer_ignored[Ignored.STALE] == 0
-    assert machine.peer_state is State.ACTIVE
+    assert machine.counters.peer_ignored[Ignored.STALE] == 0
+    assert machine.peer.state is State.ACTIVE
 
 
 def test_a_refusal_that_was_asked_for_before_a_pause_proves_nothing_after_it(machine: StarMachine) -> None:
@@ -65,14 +65,14 @@ def test_a_refusal_that_was_asked_for_before_a_pause_proves_nothing_after_it(mac
     machine.step(LinkLost(), NOW + 0.1)
     machine.step(Stall(0.6), NOW + 0.7)
     machine.step(PeerRefused(), NOW + 0.7)
-    assert not machine.is_peer_gone
-    assert machine.peer_expires_at > NOW + 0.7
+    assert not machine.peer.is_gone
+    assert machine.peer.expires_at > NOW + 0.7
 
 
 def test_a_refusal_without_a_pause_proves_that_the_peer_is_gone(machine: StarMachine) -> None:
     machine.step(LinkLost(), NOW + 0.1)
     machine.step(PeerRefused(), NOW + 0.2)
-    assert machine.is_peer_gone
+    assert machine.peer.is_gone
 
 
 # --- promises are dated after the question that they answer ------------------------------------------------

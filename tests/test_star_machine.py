@@ -47,7 +47,7 @@ from bstar.star import (
     Tick,
     Vote,
 )
-from bstar.star.machine import VERDICT_RETRY_S, VERDICT_TIMEOUT_S
+from bstar.star.peer_view import VERDICT_RETRY_S, VERDICT_TIMEOUT_S
 from bstar.wire.messages import NEVER_MS
 from bstar.wire.peer import PeerState, decode
 
@@ -111,7 +111,7 @@ def in_state(
     """A machine that has come to ``state`` by ordinary ways and heard its peer at ``FRESH - 0.5``."""
     machine = machine_of(role, epoch=epoch, **changes)
     at = FRESH - 0.5
-    machine._published_at = at  # it has been publishing all along
+    machine.publisher.published_at = at  # it has been publishing all along
     words: list[State] = {
         PRIMARY: [PASSIVE],
         BACKUP: [PASSIVE],
@@ -166,8 +166,8 @@ def test_a_published_peer_meets_the_published_table(state: State, role: Role, wo
 def test_a_client_request_meets_the_published_table(state: State, role: Role, now: float) -> None:
     """BST-S-03, BST-S-04: only silence lets a vote count. BST-R-01: for a primary that starts as well."""
     machine = in_state(state, role)
-    machine.step(PeerMessage(bare(machine.peer_state or PASSIVE)), FRESH - 0.001)
-    machine._published_at = now
+    machine.step(PeerMessage(bare(machine.peer.state or PASSIVE)), FRESH - 0.001)
+    machine.publisher.published_at = now
     assert machine.step(Vote(), now) == [] or not machine.is_active or now == SILENT
     assert machine.state is PUBLISHED_VOTES[state][now == SILENT]
 
@@ -231,7 +231,7 @@ def test_every_state_and_message_against_the_twin(state: State, role: Role) -> N
         peer = Peer(role.peer)
         machine = in_state(state, role, peer=peer, on_dual_active=circumstance["policy"], epoch=10)
         now = FRESH if circumstance["is_fresh"] else SILENT
-        machine._published_at = now
+        machine.publisher.published_at = now
         own = machine.epoch
         epoch = circumstance["epoch"]
         if epoch == "unknown":
@@ -248,7 +248,7 @@ def test_every_state_and_message_against_the_twin(state: State, role: Role) -> N
         assert machine.state is expected(state, role, circumstance), circumstance
         assert machine.is_active is (machine.state is ACTIVE)
         if machine.is_active:
-            assert machine.epoch == machine.epoch_seen, circumstance
+            assert machine.epoch == machine.epochs.seen, circumstance
         if circumstance["asks"] and machine.state is not ERROR:
             # Asked is answered at once, not at the next heartbeat.
             assert published(outputs)[-1].answers == circumstance["asks"], circumstance
@@ -287,7 +287,7 @@ def test_a_primary_alone_waits_one_expiry_and_then_for_a_vote() -> None:
     assert machine.state is PRIMARY
     machine.step(Vote(), 2.0)
     assert machine.state is ACTIVE
-    assert (machine.votes, machine.requests_refused) == (1, 1)
+    assert (machine.counters.votes, machine.counters.requests_refused) == (1, 1)
 
 
 def test_a_backup_alone_never_serves() -> None:
@@ -346,10 +346,10 @@ def test_a_peer_whose_endpoint_refuses_after_the_link_broke_is_dead_at_once() ->
     machine = in_state(PASSIVE)
     broken(machine, FRESH)
     assert kinds(machine.step(Vote(), FRESH)) == [], "a broken link alone is no death"
-    silent_s = FRESH + 0.002 - (machine.peer_heard_at or 0.0)
+    silent_s = FRESH + 0.002 - (machine.peer.heard_at or 0.0)
     assert machine.step(PeerRefused(), FRESH + 0.002) == [PeerLost(silent_s, is_gone=True)]
-    assert machine.is_peer_gone
-    assert machine.peers_gone == 1
+    assert machine.peer.is_gone
+    assert machine.counters.peers_gone == 1
     assert machine.retry_after_s(FRESH + 0.002) == 0.0
     assert machine.status(FRESH + 0.002).peer_state == 0
     assert Activated in kinds(machine.step(Vote(), FRESH + 0.002))
@@ -388,7 +388,7 @@ def test_a_peer_that_was_gone_and_speaks_again_is_alive() -> None:
     broken(machine, FRESH)
     machine.step(PeerRefused(), FRESH)
     machine.step(PeerMessage(Peer(node="restarted").says(ACTIVE, epoch=5)), FRESH + 0.1)
-    assert not machine.is_peer_gone
+    assert not machine.peer.is_gone
     assert machine.step(Vote(), FRESH + 0.2) == []
 
 
@@ -470,16 +470,16 @@ def test_a_peer_is_seen_once_lost_once_and_seen_again() -> None:
 def test_what_is_no_state_message_is_no_sign_of_life(state: State, role: Role, frames: list[bytes]) -> None:
     """BST-R-02."""
     machine = in_state(state, role)
-    expires_at = machine.peer_expires_at
+    expires_at = machine.peer.expires_at
     with pytest.raises(RemoteProtocolError) as caught:
         decode(frames)
     outputs = machine.step(PeerGarbage(caught.value), FRESH)
     assert machine.state is state
-    assert machine.peer_expires_at == expires_at
+    assert machine.peer.expires_at == expires_at
     assert kinds(outputs) == [PeerRejected]
     # It is counted each time and reported once.
     assert machine.step(PeerGarbage(caught.value), FRESH) == []
-    assert machine.peer_ignored[Ignored.INVALID] == 2
+    assert machine.counters.peer_ignored[Ignored.INVALID] == 2
 
 
 # --- transitions ------------------------------------------------------------------------------------------
@@ -509,7 +509,7 @@ def test_a_node_stops_serving_before_it_says_so() -> None:
 def test_transitions_are_counted() -> None:
     machine = in_state(ACTIVE, peer=Peer())
     machine.step(Handover(), FRESH)
-    assert machine.transitions == {(PRIMARY, PASSIVE): 1, (PASSIVE, ACTIVE): 1, (ACTIVE, PASSIVE): 1}
+    assert machine.counters.transitions == {(PRIMARY, PASSIVE): 1, (PASSIVE, ACTIVE): 1, (ACTIVE, PASSIVE): 1}
 
 
 # --- epochs -----------------------------------------------------------------------------------------------
@@ -531,13 +531,13 @@ def test_an_activation_takes_the_next_epoch_of_its_role(role: Role, seen: int, e
     peer = Peer(role.peer)
     machine.step(PeerMessage(peer.says(ACTIVE)), 0.0)
     machine.step(PeerMessage(peer.says(BACKUP if role is Role.PRIMARY else PRIMARY)), 0.0)
-    assert machine.epoch == machine.epoch_seen == epoch
+    assert machine.epoch == machine.epochs.seen == epoch
 
 
 def test_an_epoch_heard_from_the_peer_is_exceeded() -> None:
     machine = machine_of(Role.BACKUP)
     machine.step(PeerMessage(Peer(Role.PRIMARY).says(ACTIVE, epoch=41)), 0.0)
-    machine._published_at = 2.0
+    machine.publisher.published_at = 2.0
     outputs = machine.step(Vote(), 2.0)
     assert [output.epoch for output in outputs if isinstance(output, Activated)] == [42]
 
@@ -564,7 +564,7 @@ def test_a_learned_epoch_of_the_peer_is_exceeded_when_the_peer_answers_that_it_d
 
 def test_an_own_epoch_of_a_run_long_gone_is_exceeded_though_the_peer_is_silent() -> None:
     machine = in_state(ACTIVE, peer=Peer())
-    machine._published_at = SILENT
+    machine.publisher.published_at = SILENT
     machine.step(EpochHeard(9), SILENT)
     assert machine.is_active
     assert machine.epoch == 11
@@ -572,10 +572,10 @@ def test_an_own_epoch_of_a_run_long_gone_is_exceeded_though_the_peer_is_silent()
 
 def test_a_learned_epoch_in_which_the_silent_peer_may_serve_is_respected() -> None:
     machine = in_state(ACTIVE, peer=Peer())
-    machine._published_at = SILENT
+    machine.publisher.published_at = SILENT
     outputs = machine.step(EpochHeard(6), SILENT)
     assert machine.state is PASSIVE
-    assert machine.is_asking
+    assert machine.questions.asking
     assert kinds(outputs) == [StateChanged, Deactivated, PeerAsked, Publish]
     # If it was only a memory, one timeout and a vote bring us back, above it.
     machine.step(Tick(), SILENT + 1)
@@ -595,7 +595,7 @@ def test_a_node_that_was_cut_off_does_not_take_the_role_back_because_it_hears_a_
     machine.step(PeerMessage(peer.says(PASSIVE)), now)
     machine.step(EpochHeard(6), now)
     assert machine.state is PASSIVE
-    assert machine.is_asking
+    assert machine.questions.asking
     machine.step(PeerMessage(peer.says(ACTIVE, epoch=6)), now + 0.01)
     assert machine.state is PASSIVE
     assert machine.epoch == 1
@@ -619,15 +619,15 @@ def test_lower_epochs_teach_nothing() -> None:
 def test_nobody_can_use_the_epochs_up(epoch: int) -> None:
     machine = in_state(ACTIVE, peer=Peer())
     assert machine.step(EpochHeard(epoch), FRESH) == []
-    assert machine.epoch_seen == 1
-    assert machine.epochs_ignored == 1
+    assert machine.epochs.seen == 1
+    assert machine.epochs.ignored == 1
 
 
 def test_a_peer_with_an_impossible_epoch_is_ignored() -> None:
     machine = in_state(PASSIVE, peer=(peer := Peer()))
     machine.step(PeerMessage(peer.says(BACKUP, epoch=EPOCH_MAX + 1)), FRESH)
     assert machine.state is PASSIVE
-    assert machine.peer_ignored[Ignored.EPOCH] == 1
+    assert machine.counters.peer_ignored[Ignored.EPOCH] == 1
 
 
 def test_a_peer_with_a_long_history_is_believed() -> None:
@@ -635,7 +635,7 @@ def test_a_peer_with_a_long_history_is_believed() -> None:
     machine = machine_of()
     machine.step(PeerMessage(Peer().says(ACTIVE, epoch=EPOCH_STEP_MAX * 10)), 0.0)
     assert machine.state is PASSIVE
-    assert machine.epoch_seen == EPOCH_STEP_MAX * 10
+    assert machine.epochs.seen == EPOCH_STEP_MAX * 10
 
 
 # --- both active ------------------------------------------------------------------------------------------
@@ -645,7 +645,7 @@ def test_a_peer_with_a_long_history_is_believed() -> None:
 def test_on_equal_or_unknown_epochs_the_primary_wins(role: Role, is_yielding: bool) -> None:
     for message in (bare(ACTIVE), Peer(role.peer).says(ACTIVE, epoch=3)):
         machine = in_state(ACTIVE, role)
-        machine.epoch = machine.epoch_seen = 3
+        machine.epochs.own = machine.epochs.seen = 3
         machine.step(PeerMessage(message), FRESH)
         assert machine.state is (PASSIVE if is_yielding else ACTIVE)
 
@@ -704,7 +704,7 @@ def test_a_node_that_was_away_for_the_failover_timeout_steps_down_and_asks() -> 
     outputs = machine.step(Stall(1.5), FRESH + 1.5)
     assert kinds(outputs) == [StateChanged, Deactivated, PeerAsked, Publish]
     assert published(outputs)[0].asks > 0
-    assert machine.stalls == 1
+    assert machine.counters.stalls == 1
 
 
 def test_what_counts_is_the_age_of_our_last_publication() -> None:
@@ -740,8 +740,8 @@ def test_backlog_from_before_the_question_counts_for_nothing() -> None:
     for word in (PASSIVE, BACKUP, PASSIVE):
         machine.step(PeerMessage(peer.says(word)), now)
         assert machine.state is PASSIVE
-    assert machine.peer_ignored[Ignored.BACKLOG] == 3
-    assert machine.peer_expires_at == now + TIMEOUT_S
+    assert machine.counters.peer_ignored[Ignored.BACKLOG] == 3
+    assert machine.peer.expires_at == now + TIMEOUT_S
 
 
 def test_an_answer_brings_the_role_back_at_once() -> None:
@@ -763,7 +763,7 @@ def test_a_peer_that_took_over_ends_the_question() -> None:
     machine, now, _ = stalled_machine(peer=peer)
     machine.step(PeerMessage(peer.says(ACTIVE, epoch=2)), now)
     assert machine.state is PASSIVE
-    assert not machine.is_asking
+    assert not machine.questions.asking
 
 
 def test_the_memory_of_a_peer_that_was_active_below_us_does_not_end_the_question() -> None:
@@ -771,7 +771,7 @@ def test_the_memory_of_a_peer_that_was_active_below_us_does_not_end_the_question
     peer = Peer()
     machine, now, token = stalled_machine(peer=peer)
     machine.step(PeerMessage(peer.says(ACTIVE, epoch=0)), now + 0.1)
-    assert machine.is_asking
+    assert machine.questions.asking
     # But while it says that it serves no vote counts here.
     machine.step(Tick(), now + 1.0)
     machine.step(Vote(), now + 2.05)
@@ -784,43 +784,43 @@ def test_a_stalled_node_whose_peer_is_dead_serves_again_after_one_timeout_and_a_
     machine, now, _ = stalled_machine()
     machine.step(Tick(), now + 1.0)
     machine.step(Vote(), now + 1.999)
-    assert machine.votes == 0
+    assert machine.counters.votes == 0
     machine.step(Vote(), now + 2.0)
-    assert machine.votes == 1
+    assert machine.counters.votes == 1
     assert machine.is_active
-    assert not machine.is_asking
+    assert not machine.questions.asking
 
 
 def test_a_peer_that_was_only_asked_is_not_heard() -> None:
     """It counts as there until its answer is overdue, but whoever looks is told when it was heard."""
     peer = Peer()
     machine, now, token = stalled_machine(peer=peer)
-    assert now < machine.peer_expires_at
-    assert not machine.is_peer_heard(now)
+    assert now < machine.peer.expires_at
+    assert not machine.peer.is_heard(now)
     machine.step(PeerMessage(peer.says(PASSIVE, answers=token)), now + 0.01)
-    assert machine.is_peer_heard(now + 0.01)
-    assert machine.is_peer_heard(now + 0.009 + TIMEOUT_S)
-    assert not machine.is_peer_heard(now + 0.01 + TIMEOUT_S)
+    assert machine.peer.is_heard(now + 0.01)
+    assert machine.peer.is_heard(now + 0.009 + TIMEOUT_S)
+    assert not machine.peer.is_heard(now + 0.01 + TIMEOUT_S)
 
 
 def test_a_peer_that_was_offered_the_role_is_heard_no_longer_than_it_spoke() -> None:
     machine = in_state(ACTIVE, peer=Peer())
     machine.step(Handover(), FRESH + 1.0)
-    assert machine.peer_expires_at == FRESH + 1.0 + TIMEOUT_S
-    assert machine.is_peer_heard(FRESH + 1.0)
-    assert not machine.is_peer_heard(SILENT)
+    assert machine.peer.expires_at == FRESH + 1.0 + TIMEOUT_S
+    assert machine.peer.is_heard(FRESH + 1.0)
+    assert not machine.peer.is_heard(SILENT)
 
 
 def test_a_peer_that_has_left_or_is_gone_is_not_heard() -> None:
     machine = in_state(ACTIVE, peer=(peer := Peer()))
     machine.step(PeerMessage(peer.says(PASSIVE, leaving=True)), FRESH)
-    assert not machine.is_peer_heard(FRESH)
+    assert not machine.peer.is_heard(FRESH)
     machine = in_state(ACTIVE, peer=Peer())
     machine.step(LinkLost(), FRESH)
-    assert machine.is_peer_heard(FRESH)
+    assert machine.peer.is_heard(FRESH)
     machine.step(PeerRefused(), FRESH)
-    assert not machine.is_peer_heard(FRESH)
-    assert not machine_of().is_peer_heard(0.0)
+    assert not machine.peer.is_heard(FRESH)
+    assert not machine_of().peer.is_heard(0.0)
 
 
 def test_an_answer_to_an_older_question_is_no_answer() -> None:
@@ -862,7 +862,7 @@ def test_time_in_which_we_did_not_listen_is_not_the_peers_silence() -> None:
     machine.step(Subscription(), FRESH)
     machine.step(Stall(1.6), FRESH + 1.6)
     assert machine.step(Vote(), FRESH + 1.6) == []
-    assert machine.peer_expires_at == FRESH - 0.5 + TIMEOUT_S + 1.6
+    assert machine.peer.expires_at == FRESH - 0.5 + TIMEOUT_S + 1.6
 
 
 def test_a_pause_does_not_make_a_dead_peer_alive() -> None:
@@ -900,7 +900,7 @@ def test_an_active_node_whose_active_peer_cannot_hear_it_steps_down() -> None:
         at += 0.5
     machine.step(PeerMessage(peer.says(ACTIVE, epoch=4)), at)
     assert machine.state is PASSIVE
-    assert machine.is_asking
+    assert machine.questions.asking
 
 
 def test_a_rival_that_yields_and_comes_back_is_not_deaf() -> None:
@@ -992,7 +992,7 @@ def test_an_offer_to_a_peer_last_heard_a_while_ago_is_not_taken_back_while_the_a
 def test_a_handover_that_cannot_succeed_is_refused(prepare: object, text: str) -> None:
     machine = prepare()  # type: ignore[operator]
     now = SILENT if text == "silent" else FRESH
-    machine._published_at = now
+    machine.publisher.published_at = now
     state = machine.state
     [refused] = [o for o in machine.step(Handover(), now) if isinstance(o, HandoverRefused)]
     assert text in refused.text
@@ -1041,7 +1041,7 @@ def test_a_vote_does_not_move_a_node_that_leaves_although_its_peer_is_silent() -
     machine.step(Leave(), FRESH)
     machine.step(Vote(), SILENT + 1)
     assert machine.state is PASSIVE
-    assert machine.requests_refused == 1
+    assert machine.counters.requests_refused == 1
 
 
 def test_a_node_that_leaves_does_not_wait_for_a_silent_peer() -> None:
@@ -1089,7 +1089,7 @@ def test_a_goodbye_that_queued_up_while_the_node_was_away_does_not_make_votes_co
     machine.step(PeerMessage(peer.says(PASSIVE, epoch=1, released=True, leaving=True)), FRESH + 60)
     machine.step(Vote(), FRESH + 60)
     assert machine.state is PASSIVE
-    assert machine.peer_ignored[Ignored.BACKLOG] == 1
+    assert machine.counters.peer_ignored[Ignored.BACKLOG] == 1
     machine.step(Tick(), FRESH + 61)
     machine.step(Vote(), FRESH + 62)
     assert machine.is_active, "nobody has answered for a failover timeout"
@@ -1121,15 +1121,15 @@ def test_a_node_that_starts_ends_when_its_peer_cannot_be_one(changes: dict[str, 
 @pytest.mark.parametrize("state", [ACTIVE, PASSIVE])
 def test_a_stranger_does_not_harm_a_settled_node(state: State, changes: dict[str, Any], text: str) -> None:
     machine = in_state(state, peer=Peer())
-    expires_at = machine.peer_expires_at
+    expires_at = machine.peer.expires_at
     stranger = Peer(node="stranger")
     [rejected] = machine.step(PeerMessage(stranger.says(BACKUP, **changes)), FRESH)
     assert isinstance(rejected, PeerRejected)
     assert text in rejected.text
     assert machine.step(PeerMessage(stranger.says(BACKUP, **changes)), FRESH) == []
     assert machine.state is state
-    assert machine.peer_expires_at == expires_at
-    assert machine.peer_ignored[Ignored.MISMATCH] == 2
+    assert machine.peer.expires_at == expires_at
+    assert machine.counters.peer_ignored[Ignored.MISMATCH] == 2
 
 
 @pytest.mark.parametrize(
@@ -1155,7 +1155,7 @@ def test_reports_about_strangers_do_not_pile_up() -> None:
     machine = in_state(ACTIVE, peer=Peer())
     for number in range(1000):
         machine.step(PeerMessage(Peer(node=f"stranger {number}").says(BACKUP, pair="x")), FRESH)
-    assert len(machine._strangers.reported) <= 16
+    assert len(machine.peer.strangers.reported) <= 16
 
 
 # --- late messages ----------------------------------------------------------------------------------------
@@ -1169,7 +1169,7 @@ def test_a_late_message_is_ignored() -> None:
     assert machine.step(PeerMessage(late), FRESH) == []
     assert machine.step(PeerMessage(late), FRESH + 0.1) == []
     assert machine.state is PASSIVE
-    assert machine.peer_ignored[Ignored.STALE] == 2
+    assert machine.counters.peer_ignored[Ignored.STALE] == 2
 
 
 def test_late_messages_of_an_earlier_run_are_ignored_while_the_new_run_lives() -> None:
@@ -1178,7 +1178,7 @@ def test_late_messages_of_an_earlier_run_are_ignored_while_the_new_run_lives() -
     machine.step(PeerMessage(new.says(ACTIVE, epoch=2)), FRESH)
     machine.step(PeerMessage(old.says(BACKUP)), FRESH)
     assert machine.state is PASSIVE
-    assert machine.peer_ignored[Ignored.STALE] == 1
+    assert machine.counters.peer_ignored[Ignored.STALE] == 1
 
 
 def test_an_earlier_run_is_heard_again_when_the_later_one_was_a_passing_guest() -> None:
@@ -1188,7 +1188,7 @@ def test_an_earlier_run_is_heard_again_when_the_later_one_was_a_passing_guest() 
     for at in (FRESH + 1, FRESH + 2):
         machine.step(Tick(), at)
     machine.step(PeerMessage(old.says(ACTIVE, epoch=2)), FRESH + 2)
-    assert machine.peer_expires_at == FRESH + 2 + TIMEOUT_S
+    assert machine.peer.expires_at == FRESH + 2 + TIMEOUT_S
     machine.step(PeerMessage(guest.says(BACKUP)), FRESH + 2.1)
     assert machine.state is PASSIVE
 
@@ -1202,7 +1202,7 @@ def test_an_earlier_run_that_is_heard_again_does_not_repeat_itself() -> None:
     machine.step(Tick(), FRESH + 1)
     machine.step(PeerMessage(late), FRESH + 2)
     assert machine.state is PASSIVE
-    assert machine.peer_ignored[Ignored.STALE] == 1
+    assert machine.counters.peer_ignored[Ignored.STALE] == 1
 
 
 def test_a_late_word_of_a_run_never_met_does_not_hide_the_run_that_serves() -> None:
@@ -1211,8 +1211,8 @@ def test_a_late_word_of_a_run_never_met_does_not_hide_the_run_that_serves() -> N
     machine = in_state(PASSIVE, peer=peer)
     machine.step(PeerMessage(unmet.says(ACTIVE, epoch=2)), FRESH)
     machine.step(PeerMessage(peer.says(ACTIVE, epoch=4)), FRESH + 1)
-    assert machine.peer_expires_at == FRESH + 1 + TIMEOUT_S
-    assert machine.epoch_seen == 4
+    assert machine.peer.expires_at == FRESH + 1 + TIMEOUT_S
+    assert machine.epochs.seen == 4
 
 
 def test_a_node_that_a_late_word_of_a_run_never_met_made_active_yields_to_the_run_that_serves() -> None:
@@ -1228,7 +1228,7 @@ def test_a_peer_that_restarts_in_a_loop_does_not_grow_our_memory() -> None:
     machine = in_state(ACTIVE, peer=Peer())
     for number in range(1000):
         machine.step(PeerMessage(Peer(node=f"run {number}").says(BACKUP)), FRESH)
-    assert len(machine._runs.past) <= 16
+    assert len(machine.peer.runs.past) <= 16
 
 
 def test_a_new_run_of_the_peer_is_not_told_the_answer_to_its_predecessor() -> None:
@@ -1257,13 +1257,13 @@ def test_after_a_forged_number_the_peer_is_believed_again_after_a_failover_timeo
     machine = passive_after_a_forged_number(peer)
     for at in (0.5, 1.5):
         machine.step(PeerMessage(peer.says(ACTIVE, epoch=2)), FRESH + at)
-        assert machine.peer_heard_at == FRESH
+        assert machine.peer.heard_at == FRESH
     machine.step(PeerMessage(peer.says(ACTIVE, epoch=2)), FRESH + 2.5)
-    assert machine.peer_expires_at == FRESH + 2.5 + TIMEOUT_S
+    assert machine.peer.expires_at == FRESH + 2.5 + TIMEOUT_S
     machine.step(PeerMessage(peer.says(ACTIVE, epoch=2)), FRESH + 3.5)
-    assert machine.peer_expires_at == FRESH + 3.5 + TIMEOUT_S
-    assert machine.peer_ignored[Ignored.STALE] == 2
-    assert machine._runs.streak is None
+    assert machine.peer.expires_at == FRESH + 3.5 + TIMEOUT_S
+    assert machine.counters.peer_ignored[Ignored.STALE] == 2
+    assert machine.peer.runs.streak is None
 
 
 def test_repetitions_do_not_keep_the_peer_from_being_believed_again() -> None:
@@ -1273,7 +1273,7 @@ def test_repetitions_do_not_keep_the_peer_from_being_believed_again() -> None:
     for message, at in ((first, 0.5), (second, 1.5), (first, 1.6), (second, 1.7)):
         machine.step(PeerMessage(message), FRESH + at)
     machine.step(PeerMessage(peer.says(ACTIVE, epoch=2)), FRESH + 2.5)
-    assert machine.peer_expires_at == FRESH + 2.5 + TIMEOUT_S
+    assert machine.peer.expires_at == FRESH + 2.5 + TIMEOUT_S
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -1283,8 +1283,8 @@ def test_old_messages_that_are_replayed_again_and_again_are_never_believed(count
     machine = passive_after_a_forged_number(peer)
     for number in range(400):
         machine.step(PeerMessage(old[number % count]), FRESH + 0.1 * number)
-    assert machine.peer_ignored[Ignored.STALE] == 400
-    assert machine.peer_heard_at == FRESH
+    assert machine.counters.peer_ignored[Ignored.STALE] == 400
+    assert machine.peer.heard_at == FRESH
 
 
 def test_late_messages_that_end_before_the_failover_timeout_are_never_believed() -> None:
@@ -1294,7 +1294,7 @@ def test_late_messages_that_end_before_the_failover_timeout_are_never_believed()
     for burst, at in ((late[:10], 0.1), (late[10:20], 1.9), (late[20:30], 3.9), (late[30:], 10.0)):
         for message in burst:
             machine.step(PeerMessage(message), FRESH + at)
-    assert machine.peer_ignored[Ignored.STALE] == 40
+    assert machine.counters.peer_ignored[Ignored.STALE] == 40
     assert machine.state is PASSIVE
 
 
@@ -1305,7 +1305,7 @@ def test_a_young_message_ends_a_streak_of_late_ones() -> None:
     for number, message in enumerate(late):
         machine.step(PeerMessage(message), FRESH + number)
         machine.step(PeerMessage(peer.says(ACTIVE, epoch=2)), FRESH + number + 0.1)
-    assert machine.peer_ignored[Ignored.STALE] == 4
+    assert machine.counters.peer_ignored[Ignored.STALE] == 4
     assert machine.state is PASSIVE
 
 
@@ -1321,7 +1321,7 @@ def test_messages_of_two_runs_are_not_one_streak() -> None:
         )
     machine.step(PeerMessage(peer.says(ACTIVE, epoch=2, seq=13)), after + 1.5)
     machine.step(PeerMessage(guest.says(ACTIVE, epoch=2, seq=14)), after + 2.5)
-    assert machine.peer_ignored[Ignored.STALE] == 42
+    assert machine.counters.peer_ignored[Ignored.STALE] == 42
 
 
 def test_a_run_with_a_forged_number_is_believed_again_though_another_forged_run_came_after_it() -> None:
@@ -1331,9 +1331,9 @@ def test_a_run_with_a_forged_number_is_believed_again_though_another_forged_run_
     for at in (1.0, 2.0):
         machine.step(Tick(), FRESH + at)
         machine.step(PeerMessage(peer.says(ACTIVE, epoch=2)), FRESH + at)
-        assert machine.peer_heard_at == FRESH
+        assert machine.peer.heard_at == FRESH
     machine.step(PeerMessage(peer.says(ACTIVE, epoch=2)), FRESH + 3.0)
-    assert machine.peer_expires_at == FRESH + 3.0 + TIMEOUT_S
+    assert machine.peer.expires_at == FRESH + 3.0 + TIMEOUT_S
 
 
 # --- a published peer -------------------------------------------------------------------------------------
@@ -1343,7 +1343,7 @@ def test_a_passive_published_peer_is_never_told_that_we_are_passive() -> None:
     """It would take it for the end of the pair and exit; in silence it takes over with the next vote."""
     for end in ("stall", "leave"):
         machine = in_state(ACTIVE)
-        assert machine.peer_state is PASSIVE
+        assert machine.peer.state is PASSIVE
         outputs = machine.step(Stall(9.0), FRESH + 9) if end == "stall" else machine.step(Leave(), FRESH)
         assert Deactivated in kinds(outputs)
         assert published(outputs) == []
@@ -1354,9 +1354,9 @@ def test_a_stalled_node_with_a_published_peer_yields_to_one_that_took_over() -> 
     machine = in_state(ACTIVE)
     machine.step(Stall(9.0), FRESH + 9)
     machine.step(PeerMessage(bare(PASSIVE)), FRESH + 9)
-    assert machine.peer_state is PASSIVE
+    assert machine.peer.state is PASSIVE
     outputs = machine.step(PeerMessage(bare(ACTIVE)), FRESH + 9.1)
-    assert not machine.is_asking
+    assert not machine.questions.asking
     assert machine.state is PASSIVE
     assert [message.state for message in published(outputs + machine.step(Tick(), FRESH + 10.2))] == [PASSIVE]
 

@@ -86,7 +86,7 @@ class Weather:
             assert node.error is None, self.transcript()
             machine = node.machine
             if machine is not None and machine.is_active:
-                assert machine.epoch == machine.epoch_seen, self.transcript()
+                assert machine.epoch == machine.epochs.seen, self.transcript()
         if self.is_durable:
             epochs = [o.epoch for node in self.wire.nodes for o in node.outputs if isinstance(o, Activated)]
             assert len(epochs) == len(set(epochs)), self.transcript()

@@ -80,7 +80,7 @@ class BrokerServer:
         self._stopped_because: str | None = "did not start"
         node_id = os.urandom(16)
         machine = self._make_machine(node_id)
-        self._journal = self._open_journal(node_id, machine.epoch_seen)
+        self._journal = self._open_journal(node_id, machine.epochs.seen)
         self.node = self._make_node(node_id, machine)
         if self._journal is not None:
             self._journal.attach(self.node, self._reactor.lag.take_peak_s)

@@ -1,9 +1,9 @@
 """A production ``StarMachine`` as a value: what it remembers, and what it does next with that.
 
-A machine is copied by its plain fields, never as an object: its ``transitions`` table is large and always
-the same. One vessel per role is filled with a memory, does one step, and is read out again; a step that was
-done before is looked up. Every field of the machine is named here, either as part of the memory or with the
-reason why it does not decide anything; a field that is neither is an error, so that none can be forgotten.
+A machine is copied by its plain fields, never as an object. One vessel per role is filled with a memory, does
+one step, and is read out again; a step that was done before is looked up. Every field of the machine is named
+here, either as part of the memory or with the reason why it does not decide anything; a field that is neither
+is an error, so that none can be forgotten.
 
 Times are relative to now and end where the machine no longer tells them apart: a deadline that has passed
 is 0, an age above the failover timeout is the timeout.
@@ -12,6 +12,7 @@ is 0, an age above the failover timeout is the timeout.
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from bstar.star import (
@@ -129,28 +130,29 @@ class Done(NamedTuple):
 _DECIDES_NOTHING = frozenset(
     {
         "settings",
-        "_paces",
-        "_pace",  # there are no published peers here
-        "_is_published_awaited",
-        "_rival",  # nor a third node
         "is_active",  # always state is ACTIVE, which is checked
         "node",
-        "peer_heard_at",  # for reports; the silence is counted from peer_expires_at
-        "transitions",
-        "votes",
-        "requests_refused",
-        "peer_messages",
-        "peer_ignored",
-        "peers_gone",
-        "stalls",
-        "epochs_ignored",
-        "majorities_lost",
-        "arbiter_answers",
+        "counters",
         "quorum",  # None: there is no arbiter here
         "serve_until",  # for ever while active
-        "_is_grant_due",
-        "_has_peer_left",  # only chooses the words of a report
-        "_strangers.reported",  # there are none here
+        "peer._paces",
+        "peer.pace",  # there are no published peers here
+        "peer._is_published_awaited",
+        "peer._rival",  # nor a third node
+        "peer.heard_at",  # for reports; the silence is counted from peer.expires_at
+        "peer.has_left",  # only chooses the words of a report
+        "peer.runs",  # a part of a part: what decides something in it is below
+        "peer.strangers",  # there are none here
+        "publisher._settings",
+        "publisher.node",
+        "publisher._peer",
+        "publisher._questions",
+        "publisher._quorum",
+        "publisher.is_grant_due",
+        "epochs.ignored",
+        "epochs._role",
+        "epochs._workers_claims",  # bounds of 2^32 and more, which no claim here comes near
+        "epochs._peers_claims",
         # When witnesses are believed, and when the role follows them: here at once and always.
         "cut_off.served_at",
         "cut_off.is_suspended",
@@ -161,43 +163,41 @@ _DECIDES_NOTHING = frozenset(
         "cut_off._lone_patience_s",
         "cut_off._settling_s",
         "cut_off._moved_at",
-        "_workers_claims",  # bounds of 2^32 and more, which no claim here comes near
-        "_peers_claims",
     }
 )
 _REMEMBERED = frozenset(
     {
         "state",
         "is_leaving",
-        "epoch",
-        "epoch_seen",
-        "peer_state",
-        "peer_expires_at",
-        "_seq",
-        "_published_at",
-        "_publish_at",
-        "_is_mute",
-        "_questions.token",
-        "_questions.asking",
-        "_questions.answers",
-        "_questions.answers_told",
-        "_is_released",
-        "_is_peer_seen",
-        "_runs.is_native",
-        "is_peer_gone",
-        "_link_lost_at",
-        "_runs.node",
-        "_runs.seq",
-        "_runs.past",
-        "_runs.streak",
-        "_rival_since",
+        "is_released",
+        "epochs.own",
+        "epochs.seen",
+        "peer.state",
+        "peer.expires_at",
+        "peer.is_gone",
+        "peer.is_seen",
+        "peer.link_lost_at",
+        "peer.dual_since",
+        "peer.runs.is_native",
+        "peer.runs.node",
+        "peer.runs.seq",
+        "peer.runs.past",
+        "peer.runs.streak",
+        "publisher.seq",
+        "publisher.published_at",
+        "publisher.due_at",
+        "publisher.is_mute",
+        "questions.token",
+        "questions.asking",
+        "questions.answers",
+        "questions.answers_told",
         "cut_off._clients",
     }
 )
 
 
 # Parts of the machine whose fields count as its own.
-_PARTS = ("_questions", "_runs", "_strangers", "cut_off")
+_PARTS = ("peer", "peer.runs", "publisher", "epochs", "questions", "cut_off")
 
 
 class Witnesses(CutOff):
@@ -215,7 +215,7 @@ class Witnesses(CutOff):
 def check_fields(machine: StarMachine) -> None:
     """Every field of the machine is known here."""
     fields = {name for name in vars(machine) if name not in _PARTS}
-    fields |= {f"{part}.{name}" for part in _PARTS for name in vars(getattr(machine, part))}
+    fields |= {f"{part}.{name}" for part in _PARTS for name in vars(attrgetter(part)(machine))}
     unknown = fields - _REMEMBERED - _DECIDES_NOTHING
     gone = (_REMEMBERED | _DECIDES_NOTHING) - fields
     assert not unknown, (
@@ -289,33 +289,33 @@ def recall(machine: StarMachine, now: float) -> Memory:
     assert machine.quorum is None
     timeout_s = machine.settings.failover_timeout_s
     due = machine.next_deadline()
-    rival = machine._rival_since
+    rival = machine.peer.dual_since
     return Memory(
         state=int(machine.state),
         is_leaving=machine.is_leaving,
-        is_mute=machine._is_mute,
+        is_mute=machine.publisher.is_mute,
         epoch=machine.epoch,
-        epoch_seen=machine.epoch_seen,
-        peer_state=int(machine.peer_state or 0),
-        expires_in=max(0.0, machine.peer_expires_at - now),
-        published_ago=min(timeout_s, now - machine._published_at),
-        publish_in=0.0 if machine._is_mute else max(0.0, machine._publish_at - now),
+        epoch_seen=machine.epochs.seen,
+        peer_state=int(machine.peer.state or 0),
+        expires_in=max(0.0, machine.peer.expires_at - now),
+        published_ago=min(timeout_s, now - machine.publisher.published_at),
+        publish_in=0.0 if machine.publisher.is_mute else max(0.0, machine.publisher.due_at - now),
         run=run_of(machine.node),
-        seq=machine._seq,
-        token=machine._questions.token,
-        asking=machine._questions.asking,
-        answers=machine._questions.answers,
-        answers_told=machine._questions.answers_told,
-        is_released=machine._is_released,
-        is_peer_seen=machine._is_peer_seen,
-        is_peer_native=machine._runs.is_native,
-        is_peer_gone=machine.is_peer_gone,
+        seq=machine.publisher.seq,
+        token=machine.questions.token,
+        asking=machine.questions.asking,
+        answers=machine.questions.answers,
+        answers_told=machine.questions.answers_told,
+        is_released=machine.is_released,
+        is_peer_seen=machine.peer.is_seen,
+        is_peer_native=machine.peer.runs.is_native,
+        is_peer_gone=machine.peer.is_gone,
         # When it was lost is for clients: it tells them when to ask again.
-        is_link_lost=machine._link_lost_at is not None,
-        peer_run=NOBODY if machine._runs.node is None else run_of(machine._runs.node),
-        peer_seq=machine._runs.seq,
-        past_peers=tuple(sorted((run_of(name), seq) for name, seq in machine._runs.past.items())),
-        streak=_streak_of(machine._runs.streak, now, timeout_s),
+        is_link_lost=machine.peer.link_lost_at is not None,
+        peer_run=NOBODY if machine.peer.runs.node is None else run_of(machine.peer.runs.node),
+        peer_seq=machine.peer.runs.seq,
+        past_peers=tuple(sorted((run_of(name), seq) for name, seq in machine.peer.runs.past.items())),
+        streak=_streak_of(machine.peer.runs.streak, now, timeout_s),
         rival_ago=_NONE if rival is None else min(timeout_s, now - rival),
         has_witnesses=bool(machine.cut_off._clients),
         due_in=NEVER if due is None else max(0.0, due - now),
@@ -336,34 +336,34 @@ def remind(machine: StarMachine, memory: Memory, now: float) -> None:
     machine.state = State(memory.state)
     machine.is_active = machine.state is State.ACTIVE
     machine.serve_until = math.inf if machine.is_active else -math.inf
-    machine.node = name_of(role, memory.run)
+    machine.node = machine.publisher.node = name_of(role, memory.run)
     machine.is_leaving = memory.is_leaving
-    machine.epoch = memory.epoch
-    machine.epoch_seen = memory.epoch_seen
-    machine.peer_state = State(memory.peer_state) if memory.peer_state else None
-    machine.peer_heard_at = None
-    machine.peer_expires_at = now + memory.expires_in
-    machine._seq = memory.seq
-    machine._published_at = now - memory.published_ago
-    machine._publish_at = now + memory.publish_in
-    machine._is_mute = memory.is_mute
-    machine._questions.token = memory.token
-    machine._questions.asking = memory.asking
-    machine._questions.answers = memory.answers
-    machine._questions.answers_told = memory.answers_told
-    machine._is_released = memory.is_released
-    machine._is_peer_seen = memory.is_peer_seen
-    machine._runs.is_native = memory.is_peer_native
-    machine.is_peer_gone = memory.is_peer_gone
-    machine._link_lost_at = now if memory.is_link_lost else None
-    machine._runs.node = None if memory.peer_run == NOBODY else name_of(role.peer, memory.peer_run)
-    machine._runs.seq = memory.peer_seq
-    machine._runs.past = {name_of(role.peer, run): seq for run, seq in memory.past_peers}
-    machine._runs.streak = None
+    machine.epochs.own = memory.epoch
+    machine.epochs.seen = memory.epoch_seen
+    machine.peer.state = State(memory.peer_state) if memory.peer_state else None
+    machine.peer.heard_at = None
+    machine.peer.expires_at = now + memory.expires_in
+    machine.publisher.seq = memory.seq
+    machine.publisher.published_at = now - memory.published_ago
+    machine.publisher.due_at = now + memory.publish_in
+    machine.publisher.is_mute = memory.is_mute
+    machine.questions.token = memory.token
+    machine.questions.asking = memory.asking
+    machine.questions.answers = memory.answers
+    machine.questions.answers_told = memory.answers_told
+    machine.is_released = memory.is_released
+    machine.peer.is_seen = memory.is_peer_seen
+    machine.peer.runs.is_native = memory.is_peer_native
+    machine.peer.is_gone = memory.is_peer_gone
+    machine.peer.link_lost_at = now if memory.is_link_lost else None
+    machine.peer.runs.node = None if memory.peer_run == NOBODY else name_of(role.peer, memory.peer_run)
+    machine.peer.runs.seq = memory.peer_seq
+    machine.peer.runs.past = {name_of(role.peer, run): seq for run, seq in memory.past_peers}
+    machine.peer.runs.streak = None
     if memory.streak is not None:
         run, seq, since_ago, rose_ago = memory.streak
-        machine._runs.streak = Streak(name_of(role.peer, run), seq, now - since_ago, now - rose_ago)
-    machine._rival_since = None if memory.rival_ago == _NONE else now - memory.rival_ago
+        machine.peer.runs.streak = Streak(name_of(role.peer, run), seq, now - since_ago, now - rose_ago)
+    machine.peer.dual_since = None if memory.rival_ago == _NONE else now - memory.rival_ago
     machine.cut_off.forget()
     if memory.has_witnesses:
         machine.cut_off.refuse(b"", now, has_worker=True)

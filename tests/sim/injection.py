@@ -149,7 +149,7 @@ class Injection:
         def tell() -> None:
             if node.is_alive:
                 if fault.kind is Kind.LIE_CLIENT:
-                    epoch = min(node.node.machine.epoch_seen + lie, 2**64 - 1)
+                    epoch = min(node.node.machine.epochs.seen + lie, 2**64 - 1)
                     # Whoever is not connected can be told nothing, which is as good here.
                     node.hear_router(b"liar", native.encode_ping(epoch=epoch))
                     if node.is_alive:

@@ -32,8 +32,8 @@ def bounds_of(node: SimNode, limits: BrokerSettings) -> list[tuple[str, int, int
             max(ledger.requests_of.values(), default=0),
             limits.requests_per_client_max,
         ),
-        ("earlier runs of the peer", len(machine._runs.past), PEER_RUNS_MAX),
-        ("strangers", len(machine._strangers.reported), PEER_RUNS_MAX),
+        ("earlier runs of the peer", len(machine.peer.runs.past), PEER_RUNS_MAX),
+        ("strangers", len(machine.peer.strangers.reported), PEER_RUNS_MAX),
     ]
 
 

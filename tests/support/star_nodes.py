@@ -137,7 +137,7 @@ class RunningNode:
 
     def wait_for_words(self, count: int) -> None:
         """Until the node has read this many messages of its peer."""
-        self.wait_until(lambda machine: machine.peer_messages >= count)
+        self.wait_until(lambda machine: machine.counters.peer_messages >= count)
 
     def wait_for_end(self) -> None:
         self.bell.wait_until(lambda: self.is_ended)

@@ -102,7 +102,7 @@ class Node:
             return self._receive_requests(message, now)  # type: ignore[arg-type]
         if (
             kind in _EPOCH_CARRIERS
-            and message.epoch > self.machine.epoch_seen  # type: ignore[union-attr]
+            and message.epoch > self.machine.epochs.seen  # type: ignore[union-attr]
             and (kind is Ready or message.sender in self.broker.ledger.workers)
         ):
             outputs = self._expand(self.machine.step(EpochHeard(message.epoch), now), now)  # type: ignore[union-attr]
@@ -278,7 +278,7 @@ class Node:
             elif type(output) is Deactivated:
                 expanded += self.broker.deactivate(now)
         if self.broker.ledger.is_suspended and (
-            self.machine.peer_state is State.ACTIVE or self.machine.is_leaving
+            self.machine.peer.state is State.ACTIVE or self.machine.is_leaving
         ):
             expanded += self.broker.release(now)
         return expanded
@@ -307,24 +307,24 @@ class Node:
             state=machine.state.name,
             is_active=machine.is_active,
             epoch=machine.epoch,
-            epoch_seen=machine.epoch_seen,
-            peer_state=None if machine.peer_state is None else machine.peer_state.name,
-            peer_age_s=None if machine.peer_heard_at is None else round(now - machine.peer_heard_at, 3),
-            votes=machine.votes,
+            epoch_seen=machine.epochs.seen,
+            peer_state=None if machine.peer.state is None else machine.peer.state.name,
+            peer_age_s=None if machine.peer.heard_at is None else round(now - machine.peer.heard_at, 3),
+            votes=machine.counters.votes,
             transitions={
-                f"{old.name}->{new.name}": count for (old, new), count in machine.transitions.items()
+                f"{old.name}->{new.name}": count for (old, new), count in machine.counters.transitions.items()
             },
-            is_peer_fresh=machine.is_peer_heard(now),
-            is_peer_gone=machine.is_peer_gone,
+            is_peer_fresh=machine.peer.is_heard(now),
+            is_peer_gone=machine.peer.is_gone,
             quorum=self._quorum_state(now),
-            peers_gone=machine.peers_gone,
+            peers_gone=machine.counters.peers_gone,
             retry_after_s=machine.retry_after_s(now),
             failover_timeout_s=machine.settings.failover_timeout_s,
-            stalls=machine.stalls,
-            requests_refused=machine.requests_refused,
-            peer_messages=machine.peer_messages,
-            peer_ignored={reason.value: count for reason, count in machine.peer_ignored.items()},
-            epochs_ignored=machine.epochs_ignored,
+            stalls=machine.counters.stalls,
+            requests_refused=machine.counters.requests_refused,
+            peer_messages=machine.counters.peer_messages,
+            peer_ignored={reason.value: count for reason, count in machine.counters.peer_ignored.items()},
+            epochs_ignored=machine.epochs.ignored,
             epoch_error=self._epoch_error(),
             is_leaving=machine.is_leaving,
             clients_cut_off=evidence.clients,
@@ -343,5 +343,5 @@ class Node:
             is_arbiter_heard=quorum.is_arbiter_there is True,
             is_arbiter_granting=now < quorum.arbiter.until,
             is_peer_granting=now < quorum.peer.until,
-            majorities_lost=machine.majorities_lost,
+            majorities_lost=machine.counters.majorities_lost,
         )

@@ -21,6 +21,7 @@ import math
 import msgspec
 
 from bstar.star.outputs import ClientsCutOff
+from bstar.wire.peer import PeerState
 
 __all__ = ["LONE_PATIENCE", "PATIENCE", "SETTLING", "CutOff", "Evidence"]
 
@@ -44,6 +45,11 @@ class Evidence(msgspec.Struct, frozen=True, gc=False):
     clients: int = 0
     for_s: float = 0.0
     unserved: int = 0
+
+    @classmethod
+    def of(cls, message: PeerState) -> "Evidence":
+        """What the passive peer tells of it."""
+        return cls(message.cut_off, message.cut_off_ms / 1000)
 
 
 _NONE = Evidence()

@@ -1,13 +1,14 @@
 """Epochs: every activation takes one above every epoch the node has seen, and of its own parity (the primary
 odd, the backup even), so that no two activations ever share one.
 
-A node that says ACTIVE claims its epoch; what its claim is worth beside ours is decided here. ``StarMachine``
-remembers the epoch of its last activation and the highest that it believes in. ``Allowance`` bounds how fast
-claims may raise that one; a claim beyond it changes nothing (``bstar.wire.epochs``).
+A node that says ACTIVE claims its epoch; what its claim is worth beside ours is decided here. ``Epochs`` is
+what a node remembers: its own epoch and the highest that it believes in. ``Allowance`` bounds how fast claims
+may raise that one; a claim beyond it changes nothing (``bstar.wire.epochs``).
 """
 
 import math
 
+from bstar.star.outputs import PersistEpoch
 from bstar.star.rules import Role, State
 from bstar.wire.epochs import EPOCH_FAR, EPOCH_MAX, EPOCH_REFILL_S, EPOCH_STEP_MAX
 from bstar.wire.peer import PeerState
@@ -17,6 +18,7 @@ __all__ = [
     "EPOCH_MAX",
     "EPOCH_STEP_MAX",
     "Allowance",
+    "Epochs",
     "does_peer_outrank",
     "does_peer_win",
     "is_better_claim",
@@ -42,6 +44,50 @@ class Allowance:
             return False
         self.is_full_at = now + missing_s + rise / self.step * EPOCH_REFILL_S
         return True
+
+
+class Epochs:
+    """``own``: of the node's last activation. ``seen``: the highest that it believes in. ``ignored`` counts
+    claims that were not believed. While the node is active, both are the same.
+    """
+
+    def __init__(self, role: Role, kept: int) -> None:
+        self.own = self.seen = kept
+        self.ignored = 0
+        self._role = role
+        self._workers_claims = Allowance(EPOCH_STEP_MAX)
+        self._peers_claims = Allowance(EPOCH_FAR)
+
+    def hear_worker(self, epoch: int, now: float) -> None:
+        """A worker remembers ``epoch``. If that is too far above, the worker follows this node instead."""
+        self._believe(epoch, self._workers_claims, now)
+
+    def hear_peer(self, epoch: int, now: float) -> None:
+        """The peer was active in ``epoch``."""
+        self._believe(epoch, self._peers_claims, now)
+
+    def _believe(self, epoch: int, claims: Allowance, now: float) -> None:
+        if epoch <= self.seen:
+            return
+        if epoch <= EPOCH_MAX and claims.take(epoch - self.seen, now):
+            self.seen = epoch
+        else:
+            self.ignored += 1
+
+    def take(self) -> PersistEpoch:
+        """The node activates: take the next epoch of its role."""
+        self.own = self.seen = next_epoch(self._role, self.seen)
+        return PersistEpoch(self.own)
+
+    def come_down(self, epoch: int | None) -> list[PersistEpoch]:
+        """The peer serves in ``epoch``. If that is far below ``seen``, our memory cannot be of this pair."""
+        if epoch is None or self.seen - epoch <= EPOCH_FAR:
+            return []
+        self.seen = epoch
+        if self.own <= epoch:
+            return []
+        self.own = epoch - 1
+        return [PersistEpoch(self.own)]
 
 
 def is_of(role: Role, epoch: int) -> bool:

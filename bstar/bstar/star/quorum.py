@@ -18,6 +18,10 @@ No clock, no socket: time comes in, and ``StarMachine`` says what goes out.
 
 import math
 
+from bstar.star.outputs import ArbiterLost, ArbiterSeen
+from bstar.wire.arbiter import Answer
+from bstar.wire.peer import PeerState
+
 __all__ = ["DRIFT_MAX", "Lease", "Quorum"]
 
 # How much faster than the holder's clock a voter's may run. Quartz differs by 100 parts in a million and NTP
@@ -79,6 +83,19 @@ class Quorum:
         self.peers_until = max(self.peers_until, now + self._ttl_s)
         self.granted, self.granted_to = number, node
         return True
+
+    def hear_ballot(self, message: PeerState, node: str, now: float) -> bool:
+        """What the peer's message says of its ballot and asks of ``node``'s. True if a grant is due."""
+        is_granted = False
+        if message.claims:
+            assert message.node is not None, "a published peer is a mismatch"
+            assert message.seq is not None
+            is_granted = self.hear_claim(message.node, message.seq, now)
+        else:
+            self.hear_no_claim()
+        if message.granted_to == node:
+            self.hear_grant(self.peer, message.granted)
+        return is_granted
 
     def hear_no_claim(self) -> None:
         """The peer holds nothing, and what it may still hear was for an earlier claim: our ballot is free."""
@@ -143,6 +160,27 @@ class Quorum:
         """The arbiter's ballot is another's for that long, as things are. Ask when it may be free."""
         if self.is_claiming:
             self._refused_until = self.ask_again_at = now + max(free_in_s, _VERDICT_RETRY_S / 4)
+
+    # --- the arbiter ----------------------------------------------------------------------------------------
+
+    def hear_arbiter(self, answer: Answer, now: float) -> list[ArbiterSeen]:
+        """The arbiter answers a question of this node."""
+        is_news = not self.is_arbiter_there
+        self.is_arbiter_there = True
+        self.arbiter_heard_at = now
+        if answer.is_granted:
+            self.hear_grant(self.arbiter, answer.number)
+        else:
+            self.hear_refusal(answer.free_in_ms / 1000, now)
+        return [ArbiterSeen()] if is_news else []
+
+    def miss_arbiter(self, now: float) -> list[ArbiterLost]:
+        """Tell once that the arbiter has not answered for a whole ttl."""
+        silent_s = now - self.arbiter_heard_at
+        if self.is_arbiter_there is False or silent_s < self._ttl_s:
+            return []
+        self.is_arbiter_there = False
+        return [ArbiterLost(silent_s)]
 
     # --- the majority ---------------------------------------------------------------------------------------
 

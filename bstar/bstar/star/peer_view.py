@@ -1,0 +1,174 @@
+"""What a node knows of its peer: its last word, until when that word counts, and which run of it speaks.
+
+**Silence.** The peer is silent when no valid message has come for the failover timeout *while this node
+listened*. Time during which the process was away does not count: messages of that time may still be on the
+way. Towards a peer that tells no timing, the pattern's own timing holds (``pace``).
+
+**A refused connection.** A process that dies closes its connections and its listening socket. When the link
+to a peer that was heard breaks (``LinkLost``) and its endpoint then refuses a new connection
+(``PeerRefused``), the peer counts as silent at once. The shell decides whether it reports either.
+"""
+
+from bstar.star.epochs import EPOCH_MAX, Epochs, is_highest_claim
+from bstar.star.outputs import PeerLost, PeerRejected, PeerSeen
+from bstar.star.pace import paces_of
+from bstar.star.peer import Ignored, PeerRuns, Rival, Strangers
+from bstar.star.rules import State
+from bstar.star.settings import StarSettings
+from bstar.wire.peer import PeerState
+
+__all__ = ["PeerView"]
+
+# A broken link leads to a verdict within this time (``bstar.peer_link`` asks for 0.2 s), or the failover
+# timeout decides as always. Clients that are refused meanwhile are told to ask again soon: the verdict takes
+# a few milliseconds on a LAN.
+VERDICT_TIMEOUT_S = 0.25
+VERDICT_RETRY_S = 0.02
+
+
+class PeerView:
+    """The peer as one node sees it.
+
+    ``state`` is what it said last, and ``heard_at`` when. It is silent from ``expires_at`` on. ``is_gone``:
+    silent because its endpoint refused us. ``dual_since``: both nodes have said ACTIVE since then.
+    """
+
+    def __init__(self, settings: StarSettings, now: float) -> None:
+        self.state: State | None = None
+        self.heard_at: float | None = None
+        # A primary waits one expiry before a lone start: an active backup must have had the time to speak up.
+        self.expires_at = now + settings.failover_timeout_s
+        self.is_gone = False
+        self.has_left = False
+        self.dual_since: float | None = None
+        self.runs = PeerRuns()
+        self.strangers = Strangers()
+        self.is_seen = False  # its silence has yet to be reported
+        self.link_lost_at: float | None = None
+        self._rival = Rival()
+        self._paces = paces_of(settings)
+        self.pace = self._paces[True]
+        self._is_published_awaited = False
+
+    # --- its silence ----------------------------------------------------------------------------------------
+
+    def is_silent(self, now: float) -> bool:
+        """True if the peer counts as dead."""
+        return now >= self.expires_at
+
+    def is_heard(self, now: float) -> bool:
+        """True if the peer was heard within the failover timeout and is not known to have gone since.
+
+        That is for people to see. It counts as there for longer (``expires_at``) while this node waits for
+        its answer, to a question or to a handover, and after a time in which this node did not listen.
+        """
+        heard_at = self.heard_at
+        return heard_at is not None and now - heard_at < self.pace.silence_s and now < self.expires_at
+
+    def is_deaf(self, now: float) -> bool:
+        """True if the peer has said ACTIVE for a failover timeout, although this node says it as well."""
+        return self.dual_since is not None and now - self.dual_since >= self.pace.silence_s
+
+    def wait(self, now: float) -> None:
+        """Give the peer a whole timeout from now on."""
+        self.expires_at = now + self.pace.silence_s
+        self.is_gone = False
+
+    def put_off(self, gap_s: float, now: float) -> None:
+        """This node did not listen for ``gap_s``: that time is not the peer's silence."""
+        self.link_lost_at = None
+        if not self.is_gone:
+            self.expires_at = max(self.expires_at, min(self.expires_at + gap_s, now + self.pace.silence_s))
+
+    def await_published(self, now: float) -> None:
+        """A published server has subscribed. It may be the peer, which speaks once a second."""
+        if self.heard_at is None and not self._is_published_awaited:
+            self._is_published_awaited = True
+            self.expires_at = max(self.expires_at, now + self._paces[False].silence_s)
+
+    def lose(self, now: float) -> list[PeerLost]:
+        """The peer has fallen silent."""
+        self.is_seen = False
+        self.dual_since = None
+        return [PeerLost(now - (self.heard_at or now), self.has_left, self.is_gone)]
+
+    def lose_link(self, now: float) -> None:
+        """The connection broke. Only a peer that is not silent can be missed."""
+        if self.is_seen and now < self.expires_at:
+            self.link_lost_at = now
+
+    def refuse(self, now: float) -> bool:
+        """The endpoint refused us: the peer's process is gone, so it is silent from now on.
+
+        False, without effect, if it was heard since the link broke, or if this process was away since: then
+        nobody knows how old the refusal is.
+        """
+        if self.link_lost_at is None:
+            return False
+        self.link_lost_at = None
+        self.is_gone = True
+        self.expires_at = now
+        return True
+
+    def silent_in_s(self, now: float) -> float:
+        """How long until the peer may count as silent, as far as this node can tell."""
+        silent_in_s = max(0.0, self.expires_at - now)
+        if self.link_lost_at is not None and now < self.link_lost_at + VERDICT_TIMEOUT_S:
+            return min(silent_in_s, VERDICT_RETRY_S)
+        return silent_in_s
+
+    # --- its messages ---------------------------------------------------------------------------------------
+
+    def why_ignored(self, message: PeerState, epochs: Epochs, now: float) -> Ignored | None:
+        """Late messages must not undo what younger ones said."""
+        if message.epoch is not None and message.epoch > EPOCH_MAX:
+            return Ignored.EPOCH
+        may_return = now >= self.expires_at or is_highest_claim(message, epochs.own, epochs.seen)
+        is_late = self.runs.is_late(message, now, self.pace.silence_s, may_return=may_return)
+        return Ignored.STALE if is_late else None
+
+    def recognise(self, message: PeerState) -> bool:
+        """Take note of which run speaks. True if it is another one than before."""
+        is_other = self.runs.recognise(message)
+        if is_other:
+            self.is_seen = False
+            self.dual_since = None
+        self.pace = self._paces[self.runs.is_native]
+        return is_other
+
+    def is_taken(self, message: PeerState, node: str, now: float) -> bool:
+        """True if the peer goes on hearing another node in the place of ``node``."""
+        return self._rival.is_there(message.hears, node, now, self.pace.silence_s)
+
+    def hear(self, now: float) -> None:
+        """A message of the peer counts."""
+        self.heard_at = now
+        self.link_lost_at = None
+
+    def refresh(self, message: PeerState, now: float) -> list[PeerSeen]:
+        """Take the message for a sign of life."""
+        self.state = State(message.state)
+        self.wait(now)
+        if self.is_seen or message.leaving:
+            return []
+        self.is_seen = True
+        return [PeerSeen(self.state, message.node)]
+
+    def report(self, reason: str, why: str, message: PeerState | None) -> list[PeerRejected]:
+        """Tell of somebody who cannot be the peer; once for each run and reason."""
+        is_news = self.strangers.is_news(message.node if message is not None else None, reason)
+        return [PeerRejected(reason, why)] if is_news else []
+
+    # --- what it could do -----------------------------------------------------------------------------------
+
+    def is_ready(self, now: float) -> bool:
+        """True if the peer could take the role now."""
+        return not self.is_silent(now) and self.state is State.PASSIVE and self.runs.is_native
+
+    def why_not_ready(self, now: float) -> str:
+        """Why the peer cannot take the role, and what to do."""
+        if self.state is None or self.is_silent(now):
+            return "the peer is silent: start it first"
+        if not self.runs.is_native:
+            return "the peer speaks the published one-frame message, which has no word for a handover"
+        return f"the peer is {self.state.name}, not PASSIVE: try again when it stands by"

@@ -1,0 +1,106 @@
+"""What a node says to its peer and asks of the arbiter, and when it last said something.
+
+Every message has the next number. A node speaks once in each heartbeat interval, and at once after a change,
+to a new subscriber, and when the peer waits for an answer or a grant.
+"""
+
+import msgspec
+
+from bstar.star.cut_off import Evidence
+from bstar.star.outputs import AskArbiter, Publish
+from bstar.star.peer_view import PeerView
+from bstar.star.questions import Questions
+from bstar.star.quorum import Quorum
+from bstar.star.rules import State
+from bstar.star.settings import StarSettings
+from bstar.wire.arbiter import Question, Verb
+from bstar.wire.messages import NEVER_MS
+from bstar.wire.peer import PeerState
+
+__all__ = ["Publisher", "milliseconds"]
+
+
+def milliseconds(seconds: float) -> int:
+    """A duration as it travels."""
+    return min(max(0, round(seconds * 1000)), NEVER_MS - 1)
+
+
+class Publisher:
+    """``published_at`` is when this node spoke last, and ``due_at`` when it must speak again. ``is_mute``: it
+    has left and says nothing more. ``is_grant_due``: the peer waits for our ballot.
+    """
+
+    def __init__(
+        self,
+        settings: StarSettings,
+        node: str,
+        peer: PeerView,
+        questions: Questions,
+        quorum: Quorum | None,
+        now: float,
+    ) -> None:
+        self.seq = 0
+        self.published_at = now
+        self.due_at = now
+        self.is_mute = False
+        self.is_grant_due = False
+        self._settings = settings
+        self.node = node
+        self._peer = peer
+        self._questions = questions
+        self._quorum = quorum
+
+    @property
+    def is_answer_due(self) -> bool:
+        """True if the peer waits for something that was not said yet."""
+        return self._questions.answers != self._questions.answers_told or self.is_grant_due
+
+    def publish(
+        self, state: State, epoch: int, evidence: Evidence, now: float, *, is_released: bool, is_leaving: bool
+    ) -> list[Publish | AskArbiter]:
+        """Say how things are."""
+        if self.is_mute or state is State.ERROR:
+            return []
+        self.published_at = now
+        self.due_at = now + self._peer.pace.heartbeat_interval_s
+        self._questions.answers_told = self._questions.answers
+        if state is State.PASSIVE and self._peer.state is State.PASSIVE and not self._peer.runs.is_native:
+            # A published peer that is passive takes our PASSIVE for the end of the pair and exits. It can
+            # neither answer nor be handed the role; left in silence, it takes over with the next vote.
+            return []
+        self.seq += 1
+        self.is_grant_due = False
+        settings, quorum = self._settings, self._quorum
+        message = PeerState(
+            state=int(state),
+            pair=settings.pair,
+            role=settings.role.value,
+            node=self.node,
+            seq=self.seq,
+            epoch=epoch,
+            heartbeat_ms=settings.heartbeat_ms,
+            timeout_ms=settings.failover_timeout_ms,
+            asks=self._questions.asking,
+            answers=self._questions.answers,
+            released=is_released,
+            leaving=is_leaving,
+            arbiter=settings.arbiter,
+            claims=quorum is not None and quorum.is_claiming,
+            cut_off=evidence.clients,
+            cut_off_ms=milliseconds(evidence.for_s) if evidence.clients else 0,
+            hears=(self._peer.runs.node or "") if self._peer.is_heard(now) else "",
+        )
+        if quorum is None:
+            return [Publish(message)]
+        quorum.sent(self.seq, now)
+        if now < quorum.peers_until:
+            message = msgspec.structs.replace(message, granted=quorum.granted, granted_to=quorum.granted_to)
+        return [Publish(message), AskArbiter(self._question(quorum))]
+
+    def _question(self, quorum: Quorum) -> Question:
+        verb: Verb = "claim" if quorum.is_claiming else "release" if quorum.is_release_due else "look"
+        quorum.is_release_due = False
+        settings = self._settings
+        return Question(
+            verb, settings.pair, settings.role.value, self.node, self.seq, settings.failover_timeout_ms
+        )
