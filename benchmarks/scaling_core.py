@@ -14,6 +14,7 @@ import itertools
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from bstar.wire import decode, native
 from bstar.wire.messages import NodeStatus
@@ -101,7 +102,7 @@ class Core:
     def _feed(self, sender: bytes, frames: list[bytes]) -> None:
         self._read(self._broker.receive(decode([sender, *frames], 1 << 26), self.now))
 
-    def _read(self, outputs: list[object]) -> None:
+    def _read(self, outputs: Sequence[object]) -> None:
         for output in outputs:
             if type(output) is Dispatch:
                 self._given.append(output.frames)

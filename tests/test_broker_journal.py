@@ -22,7 +22,7 @@ from bstar.star import PeerMessage, Role, StarMachine, StarSettings, Tick
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode, Finals
 from bstar.wire.peer import PeerState
-from bstar_broker.core import BrokerSettings, Dispatch, Node, Send
+from bstar_broker.core import BrokerSettings, Node, Send
 from bstar_broker.core.observer import LostBecause, Outcome
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 from bstar_broker.journal import NodeJournal, config_digest, open_journal, options_of
@@ -286,7 +286,7 @@ class Stand:
         outputs = self.node.receive_frames([sender, *frames], self.now)
         for output in outputs:
             self.written.observe(output)
-        return [output.frames for output in outputs if type(output) in (Send, Dispatch)]  # type: ignore[attr-defined]
+        return [output.frames for output in outputs if isinstance(output, Send)]
 
     def ready(self, worker: bytes, service: bytes = b"echo", credit: int = 1) -> None:
         self.send(worker, native.encode_ready(service, credit=credit))

@@ -14,7 +14,7 @@ from bstar.reactor import DRAIN_S_MAX, Reactor
 from bstar.settings import Settings, from_mapping
 from bstar.sockets import VIEW_BYTES_MIN
 from bstar.wire import native
-from bstar_broker.core import Node
+from bstar_broker.core import Node, Output
 from bstar_broker.core.admission import is_same_body
 from bstar_broker.core.management import answer
 from bstar_broker.server import BrokerServer
@@ -163,7 +163,7 @@ def test_a_node_does_not_copy_a_large_body(settings: Settings, monkeypatch: pyte
     came: list[type] = []
     receive = Node.receive_frames
 
-    def note(node: Node, frames: list[bytes], now: float) -> list[object]:
+    def note(node: Node, frames: list[bytes], now: float) -> list[Output]:
         came.append(type(frames[-1]))
         return receive(node, frames, now)
 

@@ -16,7 +16,7 @@ from bstar import sockets
 from bstar.memory import RESERVE, Memory, MemoryLimit, give_back
 from bstar.settings import Settings, from_mapping
 from bstar.wire import native
-from bstar_broker.core import Node
+from bstar_broker.core import Node, Output
 from bstar_broker.core.admission import REQUEST_BYTES
 from bstar_broker.memory import MemoryWatch, bytes_needed
 from bstar_broker.server import BrokerServer
@@ -242,7 +242,7 @@ def test_a_request_that_there_is_no_memory_for_is_refused_and_the_node_lives(
             raise MemoryError
         return view(frame)
 
-    def handle(node: Node, frames: list[bytes], now: float) -> list[object]:
+    def handle(node: Node, frames: list[bytes], now: float) -> list[Output]:
         if is_short and place == "handle":
             raise MemoryError
         return receive(node, frames, now)

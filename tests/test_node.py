@@ -9,7 +9,7 @@ import pytest
 from bstar.star import Leave, PeerMessage, Publish, Role, Stall, StarMachine, StarSettings, Tick
 from bstar.wire import native
 from bstar.wire.peer import PeerState
-from bstar_broker.core import BrokerSettings, Dispatch, Node, Send
+from bstar_broker.core import BrokerSettings, Dispatch, Node, Output, Send
 from bstar_broker.core.node import FAREWELL_S
 from support.desk import Desk
 
@@ -102,7 +102,7 @@ def reply_to(node: Node, client: bytes, now: float) -> list[list[bytes]]:
     return frames_of(node.receive_frames([*WORKER, b"\x04", client, b"", b"y"], now))
 
 
-def frames_of(outputs: list[object]) -> list[list[bytes]]:
+def frames_of(outputs: list[Output]) -> list[list[bytes]]:
     return [output.frames for output in outputs if isinstance(output, Send)]
 
 

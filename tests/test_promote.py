@@ -52,7 +52,7 @@ def word(state: State, role: str = "primary", epoch: int = 0) -> PeerState:
 
 
 def refusals(outputs: list[Any]) -> list[str]:
-    return [output.text for output in outputs if isinstance(output, HandoverRefused)]
+    return [output.why for output in outputs if isinstance(output, HandoverRefused)]
 
 
 # --- the rule ---------------------------------------------------------------------------------------------

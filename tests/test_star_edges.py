@@ -11,7 +11,7 @@ import zmq
 
 from bstar import arbiter as arbiter_server
 from bstar.arbiter import ArbiterServer
-from bstar.pair import BinaryStar
+from bstar.pair_shell import PairShell
 from bstar.star import (
     Ignored,
     LinkLost,
@@ -108,8 +108,8 @@ def test_a_node_dates_its_ballot_after_the_claim_was_read() -> None:
         yield peer.encode(word(State.ACTIVE))
         clock.time += 2
 
-    star: Any = SimpleNamespace(_step=machine.step, reactor=clock)
-    BinaryStar._on_peer(star, messages(), NOW)
+    star: Any = SimpleNamespace(step=machine.step, _reactor=clock)
+    PairShell._on_peer(star, messages(), NOW)
     assert machine.dates == [NOW + 2]
 
 

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
@@ -18,12 +18,12 @@ import zmq
 
 import bstar
 from bstar.descriptors import DescriptorGuard
-from bstar.epoch_file import EpochFile
+from bstar.epoch_file import EpochFile, EpochKeeper
 from bstar.errors import ConfigurationError, PairError
 from bstar.io_threads import keep_apart, new_context
 from bstar.lag import LAG_BOUNDS_S
 from bstar.memory import Memory
-from bstar.pair import BinaryStar
+from bstar.pair_shell import PairLinks, PairShell
 from bstar.reactor import Reactor
 from bstar.settings import Settings
 from bstar.sockets import NoMemoryError, receive_bodies, send
@@ -31,7 +31,7 @@ from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar_broker.connections import HAS_TCP_INFO, Connections
 from bstar_broker.control import ControlSocket, control_path
-from bstar_broker.core import BrokerSettings, Dispatch, Node, NodeState, Notice, Send
+from bstar_broker.core import BrokerSettings, Dispatch, Node, NodeState, Notice, Output, Send
 from bstar_broker.core.snapshot import LoopState
 from bstar_broker.journal import NodeJournal, open_journal, options_of
 from bstar_broker.memory import LOOK_INTERVAL_S, MemoryWatch
@@ -60,8 +60,6 @@ class BrokerServer:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._outbox: deque[object] = deque()
-        self._is_emptying = False
         self._resources = ExitStack()
         try:
             self._open()
@@ -79,6 +77,7 @@ class BrokerServer:
         self._started_at = self._reactor.now()
         self._stopped_because: str | None = "did not start"
         node_id = os.urandom(16)
+        self._epochs = EpochKeeper(EpochFile(settings.state_dir)) if settings.state_dir is not None else None
         machine = self._make_machine(node_id)
         self._journal = self._open_journal(node_id, machine.epochs.seen)
         self.node = self._make_node(node_id, machine)
@@ -88,21 +87,19 @@ class BrokerServer:
             self._reactor.on_stall(timing.heartbeat_interval_s / 2, self._journal.stalled)
             self._reactor.add_timer(settings.journal.interval_s, self._journal.tick)
         with _explained("endpoints.state", settings.endpoints.state):
-            self._pair = BinaryStar(
-                settings.role,
-                local=settings.endpoints.state,
-                remote=settings.endpoints.peer_state,
-                pair=settings.pair,
-                heartbeat_interval_s=timing.heartbeat_interval_s,
-                failover_timeout_s=timing.failover_timeout_s,
-                expire_on_refused=timing.expire_on_refused,
-                arbiter=settings.endpoints.arbiter,
-                state_dir=settings.state_dir,
+            self._pair = PairShell(
+                self.node,
+                machine.settings,
+                PairLinks(
+                    local=settings.endpoints.state,
+                    remote=settings.endpoints.peer_state,
+                    arbiter=settings.endpoints.arbiter,
+                    expire_on_refused=timing.expire_on_refused,
+                ),
+                self._carry_out,
+                epochs=self._epochs,
                 reactor=self._reactor,
                 context=self._context,
-                machine=self.node,
-                perform=self._enqueue,
-                observe=self._journal.observe if self._journal is not None else None,
             )
         self._resources.callback(self._pair.close)
         control = ControlSocket(self._context, self._reactor, control_path(settings), self._pair.promote)
@@ -130,7 +127,7 @@ class BrokerServer:
                 arbiter=settings.endpoints.arbiter or "",
             ),
             node=node_id.hex(),
-            epoch=EpochFile(settings.state_dir).load() if settings.state_dir is not None else 0,
+            epoch=self._epochs.file.load() if self._epochs is not None else 0,
             now=self._started_at,
         )
 
@@ -165,7 +162,7 @@ class BrokerServer:
             loop=self._loop_state,
             observer=self._journal,
             journal=self._journal.state if self._journal is not None else None,
-            epoch_error=lambda: self._pair.epoch_error,
+            epoch_error=lambda: "" if self._epochs is None else self._epochs.error,
         )
 
     def _open_journal(self, node_id: bytes, epoch: int) -> NodeJournal | None:
@@ -217,7 +214,7 @@ class BrokerServer:
         # What else ends it is no good order.
         self._stopped_because = None
         try:
-            self._pair.start()
+            self._pair.run()
             self._stopped_because = "asked to"
         except PairError as error:
             self._stopped_because = f"the pair cannot go on: exit status {error.exit_code}"
@@ -264,7 +261,7 @@ class BrokerServer:
             try:
                 return receive_bodies(socket)
             except NoMemoryError as error:
-                self._pair.carry_out(self.node.receive_unread(error.frames))
+                self._carry_out(self.node.receive_unread(error.frames))
 
     def _on_message(self, frames: list[bytes], now: float) -> bool:
         """True if nothing but the ROUTER was used."""
@@ -279,33 +276,30 @@ class BrokerServer:
                     send(self._router, output.frames)
                 except zmq.ZMQError as error:
                     is_calm = False
-                    self._pair.carry_out(self._on_unsent(output, error))
+                    self._carry_out(self._on_unsent(output, error))
             else:
                 is_calm = False
-                self._pair.carry_out((output,))
+                self._carry_out((output,))
         return is_calm
 
-    def _enqueue(self, output: object) -> None:
-        """Carry out the broker's outputs. A failed one leads to others; a queue keeps that from nesting."""
-        self._outbox.append(output)
-        if self._is_emptying:
-            return
-        self._is_emptying = True
-        try:
-            while self._outbox:
-                output = self._outbox.popleft()
-                if type(output) is Notice:
-                    _log.warning("%s", output.text)
-                    continue
-                assert isinstance(output, Send), f"nobody performs {output!r}"
+    def _carry_out(self, outputs: Sequence[Output]) -> None:
+        """Do what the node says, in order. What follows from a message that cannot be sent comes first."""
+        pending = deque(outputs)
+        while pending:
+            output = pending.popleft()
+            if isinstance(output, Send):
                 try:
                     send(self._router, output.frames)
                 except zmq.ZMQError as error:
-                    self._pair.carry_out(self._on_unsent(output, error))
-        finally:
-            self._is_emptying = False
+                    pending.extendleft(reversed(self._on_unsent(output, error)))
+            elif isinstance(output, Notice):
+                _log.warning("%s", output.text)
+            else:
+                if self._journal is not None:
+                    self._journal.observe(output)
+                self._pair.perform(output)
 
-    def _on_unsent(self, output: Send, error: zmq.ZMQError) -> list[object]:
+    def _on_unsent(self, output: Send, error: zmq.ZMQError) -> list[Output]:
         """The peer is gone (EHOSTUNREACH), or its pipe is full (EAGAIN)."""
         if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
             raise error

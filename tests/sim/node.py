@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from bstar.errors import PairError, RemoteProtocolError
-from bstar.pair import _LAST_WORD_S
+from bstar.pair_shell import LAST_WORD_S
 from bstar.settings.schema import Timing
 from bstar.star import (
     Activated,
@@ -43,7 +43,7 @@ from bstar.star import (
 from bstar.star.settings import OnDualActive
 from bstar.wire import arbiter, peer
 from bstar.wire.peer import PeerState
-from bstar_broker.core import BrokerSettings, Dispatch, Node, Send
+from bstar_broker.core import BrokerSettings, Dispatch, Node, Output, Send
 from sim.arbiter import ArbiterLink
 from sim.network import Connection, Frames, Link
 from sim.peer_link import PeerLink
@@ -115,8 +115,6 @@ class SimNode(Process):
         self._watcher = watcher
         self._stall_limit_s = timing.heartbeat_interval_s / 2
         self._routing_ids = 0
-        self._outbox: deque[object] = deque()
-        self._is_emptying = False
         self._peer_waits: list[Frames | None] = []
         self._arbiter_waits: list[Frames] = []
         self._leased_until = -inf
@@ -171,7 +169,6 @@ class SimNode(Process):
             version="simulated",
             now=now,
         )
-        self._outbox.clear()
         self.keepalives.clear()
         self._peer_waits.clear()
         self._arbiter_waits.clear()
@@ -331,7 +328,7 @@ class SimNode(Process):
             if due is not None and now >= due:
                 self._do(self.node.step(Tick(), now))
 
-    def _turn(self, action: Callable[[], Sequence[object]]) -> None:
+    def _turn(self, action: Callable[[], Sequence[Output]]) -> None:
         self._look()
         self._do(action())
         self._end_turn()
@@ -388,7 +385,7 @@ class SimNode(Process):
             self.arrange()
 
     def _read_peer(self, burst: list[Frames | None]) -> None:
-        """BinaryStar._on_peer: of a burst only the newest valid message counts."""
+        """PairShell._on_peer: of a burst only the newest valid message counts."""
         newest: PeerState | None = None
         for frames in burst:
             if frames is None:
@@ -455,52 +452,43 @@ class SimNode(Process):
 
     # --- what goes out ------------------------------------------------------------------------------------
 
-    def _do(self, outputs: Sequence[object]) -> None:
-        for output in outputs:
-            kind = type(output)
-            if kind is Send:
-                self._enqueue(output)
-            elif kind is Dispatch:
-                self._watcher.node_dispatched(self)
-                self._enqueue(output)
-            elif kind is Publish:
-                self._last_word = peer.encode(output.message)  # type: ignore[attr-defined]
+    def _do(self, outputs: Sequence[Output]) -> None:
+        """BrokerServer._carry_out: what follows from a message that cannot be sent comes first."""
+        pending = deque(outputs)
+        while pending:
+            output = pending.popleft()
+            if isinstance(output, Send):
+                if type(output) is Dispatch:
+                    self._watcher.node_dispatched(self)
+                pending.extendleft(reversed(self._send(output)))
+            elif type(output) is Publish:
+                self._last_word = peer.encode(output.message)
                 self.publisher.publish(self._last_word)
-            elif kind is AskArbiter:
+            elif type(output) is AskArbiter:
                 assert self.arbiter_link is not None
-                self.arbiter_link.ask(output.question)  # type: ignore[attr-defined]
+                self.arbiter_link.ask(output.question)
             else:
                 self._note(output)
         if self.node.machine.serve_until != self._leased_until:
             self._leased_until = self.node.machine.serve_until
             self._watcher.node_leased(self)
 
-    def _enqueue(self, output: object) -> None:
-        """BrokerServer._enqueue: a failed message leads to others, one behind the other."""
-        self._outbox.append(output)
-        if self._is_emptying:
-            return
-        self._is_emptying = True
-        try:
-            while self._outbox:
-                message = self._outbox.popleft()
-                assert isinstance(message, Send)
-                routing_id = message.frames[0]
-                connection = self.router.get(routing_id)
-                is_gone = connection is None
-                if connection is not None and connection.waiting_for_link >= self._pipe_max:
-                    self._watcher.node_refused_by_pipe(connection.link.owner.name)
-                    connection = None  # which is the same to it
-                if connection is not None:
-                    connection.to_link.send(message.frames[1:])
-                elif self.world.now < self.keepalives.get(routing_id, -inf):
-                    pass  # nobody reads it
-                elif type(message) is Dispatch:
-                    self._do(self.node.undelivered(routing_id, self.clock()))
-                else:
-                    self._do(self.node.unreachable(routing_id, self.clock(), is_gone=is_gone))
-        finally:
-            self._is_emptying = False
+    def _send(self, message: Send) -> list[Output]:
+        """Put it into the pipe of its connection; what the node says if there is none, or no room."""
+        routing_id = message.frames[0]
+        connection = self.router.get(routing_id)
+        is_gone = connection is None
+        if connection is not None and connection.waiting_for_link >= self._pipe_max:
+            self._watcher.node_refused_by_pipe(connection.link.owner.name)
+            connection = None  # which is the same to it
+        if connection is not None:
+            connection.to_link.send(message.frames[1:])
+            return []
+        if self.world.now < self.keepalives.get(routing_id, -inf):
+            return []  # nobody reads it
+        if type(message) is Dispatch:
+            return self.node.undelivered(routing_id, self.clock())
+        return self.node.unreachable(routing_id, self.clock(), is_gone=is_gone)
 
     def _note(self, output: object) -> None:
         match output:
@@ -520,6 +508,6 @@ class SimNode(Process):
                 self._watcher.node_changed(self)
                 self._watcher.node_failed(self, output.error)
                 self.publisher.publish(self._last_word)
-                self._ends_at = self.clock() + _LAST_WORD_S
+                self._ends_at = self.clock() + LAST_WORD_S
             case _:
                 self.world.note(f"{self.name} {type(output).__name__}")

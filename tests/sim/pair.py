@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bstar.pair import _LAST_WORD_S
+from bstar.pair_shell import LAST_WORD_S
 from bstar.settings.schema import Timing
 from bstar.star import Role
 from bstar_broker.core import BrokerSettings
@@ -76,7 +76,7 @@ class SimPair:
         self.settle_bound_s = 10 * timeout_s + 3.0
         if setup.on_dual_active == "exit":
             # The link heals, both find the other active, say a last word and are started again.
-            self.settle_bound_s += _LAST_WORD_S + RESTART_MAX_S
+            self.settle_bound_s += LAST_WORD_S + RESTART_MAX_S
         self.checks.nodes = self.nodes
         self.checks.has_arbiter = setup.has_arbiter
         self.checks.settle_s = self.settle_s

@@ -10,6 +10,7 @@ It has the interface of ``StarMachine``, so ``bstar.BinaryStar`` runs it as it w
 
 from collections.abc import Callable, Sequence
 
+from bstar import star
 from bstar.errors import RemoteProtocolError
 from bstar.star import (
     Activated,
@@ -267,7 +268,7 @@ class Node:
             return self._farewell_until
         return deadline
 
-    def _expand(self, outputs: Sequence[object], now: float) -> list[Output]:
+    def _expand(self, outputs: Sequence[star.Output], now: float) -> list[Output]:
         """Let the broker follow the machine, its outputs right behind the one that caused them."""
         expanded: list[Output] = []
         for output in outputs:

@@ -5,6 +5,8 @@ Outputs of the Binary Star machine travel in the same lists (see ``node``); the 
 
 import msgspec
 
+from bstar import star
+
 __all__ = ["Dispatch", "Notice", "Output", "Send"]
 
 
@@ -29,5 +31,4 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
-# Star outputs pass through as well, hence object: the shell dispatches on the type.
-Output = object
+Output = Send | Dispatch | Notice | star.Output

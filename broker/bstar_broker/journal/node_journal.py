@@ -51,8 +51,8 @@ PAIR_RECORDS: dict[type, Callable[[Any, StarMachine], _Record]] = {
         },
     ),
     star.PeerAsked: lambda it, _: (records.PeerAsked, {"text": it.reason}),
-    star.PeerRejected: lambda it, _: (records.PeerRejected, {"reason": it.reason, "text": it.text}),
-    star.HandoverRefused: lambda it, _: (records.HandoverRefused, {"text": it.text}),
+    star.PeerRejected: lambda it, _: (records.PeerRejected, {"reason": it.reason, "text": it.why}),
+    star.HandoverRefused: lambda it, _: (records.HandoverRefused, {"text": it.why}),
     star.Claimed: lambda it, _: (records.Claimed, {"text": it.reason}),
     star.ClientsCutOff: lambda it, _: (
         records.ClientsCutOff,

@@ -26,6 +26,7 @@ from bstar.star.outputs import (
     PeerSeen,
     PersistEpoch,
     Publish,
+    Report,
     StateChanged,
 )
 from bstar.star.peer import Ignored
@@ -93,6 +94,7 @@ __all__ = [
     "Promotion",
     "Publish",
     "Refusal",
+    "Report",
     "Role",
     "Rule",
     "Stall",

@@ -44,7 +44,7 @@ class StarMachine(StarState):
     seconds of one monotonic clock (BST-R-03).
     """
 
-    def step(self, given: rules.Input, now: float) -> list[Output]:  # noqa: PLR0911  # one case for each input
+    def step(self, given: rules.Input, now: float) -> list[Output]:
         """Take note of what happened, and tell what the shell must do about it, in order."""
         if self.state is State.ERROR and type(given) not in _HEARD_IN_ERROR:
             return []

@@ -3,7 +3,13 @@
 ``PersistEpoch`` comes before everything that depends on it. ``Deactivated`` comes before the ``Publish`` that
 tells the peer, and ``Activated`` after it: a node stops serving before it says so, and says so before it
 serves.
+
+Most outputs are a ``Report``: a level and a sentence for the log. INFO is the ordinary course: a start, a
+stop, an operator's handover, a peer that comes. WARNING is what somebody may have to act upon, or will look
+for after an incident: the role moved by itself, a node is lost, nobody confirms it, clients are cut off.
 """
+
+from logging import ERROR, INFO, WARNING
 
 import msgspec
 
@@ -29,8 +35,20 @@ __all__ = [
     "PeerSeen",
     "PersistEpoch",
     "Publish",
+    "Report",
     "StateChanged",
 ]
+
+# What moves the role although nobody asked for it: away from this node, or to it.
+_GIVEN_UP = frozenset(
+    {Event.PEER_ACTIVE, Event.STALL, Event.MAJORITY_LOST, Event.EPOCH_LEARNED, Event.CLIENTS_CUT_OFF}
+)
+_TAKEN_OVER = frozenset(
+    {Event.CLIENT_REQUEST, Event.PEER_PRIMARY, Event.PEER_BACKUP, Event.MAJORITY_WON, Event.PROMOTE}
+)
+
+
+# --- what the shell does ------------------------------------------------------------------------------------
 
 
 class PersistEpoch(msgspec.Struct, frozen=True, gc=False):
@@ -51,32 +69,39 @@ class AskArbiter(msgspec.Struct, frozen=True, gc=False):
     question: Question
 
 
-class Claimed(msgspec.Struct, frozen=True, gc=False):
-    """The node has a reason to serve and claims the majority. Once per claim."""
+class Fatal(msgspec.Struct, frozen=True):
+    """The node is in ERROR for good: end the process with ``error.exit_code``."""
 
-    reason: str
-
-
-class ArbiterSeen(msgspec.Struct, frozen=True, gc=False):
-    """The arbiter answers: for the first time, or again."""
+    error: PairError
 
 
-class ArbiterLost(msgspec.Struct, frozen=True, gc=False):
-    """The arbiter has not answered for the failover timeout. Nothing else happens because of it."""
-
-    silent_s: float
+# --- what the shell logs ------------------------------------------------------------------------------------
 
 
-class StateChanged(msgspec.Struct, frozen=True, gc=False):
-    """The node went from ``old`` to ``new`` on ``event``; ``reason`` is the rule's sentence."""
+class Report(msgspec.Struct, frozen=True, gc=False):
+    """An output that people read: the log gets ``text`` at ``level`` (the numbers of ``logging``)."""
 
-    old: State
-    new: State
-    event: Event
-    reason: str
+    @property
+    def level(self) -> int:
+        """How much it matters."""
+        return INFO
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        return str(self)
 
 
-class Activated(msgspec.Struct, frozen=True, gc=False):
+class Alert(Report, frozen=True, gc=False):
+    """A report that somebody may have to act upon."""
+
+    @property
+    def level(self) -> int:
+        """How much it matters."""
+        return WARNING
+
+
+class Activated(Report, frozen=True, gc=False):
     """Serve from now on, in ``epoch``. Comes again, with a higher epoch, without a Deactivated in between
     when a higher epoch was learned while active.
     """
@@ -84,27 +109,58 @@ class Activated(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     reason: str
 
+    def __str__(self) -> str:
+        return f"active in epoch {self.epoch}: {self.reason}"
 
-class Deactivated(msgspec.Struct, frozen=True, gc=False):
+
+class Deactivated(Report, frozen=True, gc=False):
     """Serve no more."""
 
     reason: str
 
+    def __str__(self) -> str:
+        return f"no longer active: {self.reason}"
 
-class PeerAsked(msgspec.Struct, frozen=True, gc=False):
+
+class StateChanged(Report, frozen=True, gc=False):
+    """The node went from ``old`` to ``new`` on ``event``; ``reason`` is the rule's sentence."""
+
+    old: State
+    new: State
+    event: Event
+    reason: str
+
+    @property
+    def level(self) -> int:
+        """How much it matters."""
+        is_given_up = self.old is State.ACTIVE and self.event in _GIVEN_UP
+        is_taken_over = self.old is State.PASSIVE and self.new is State.ACTIVE and self.event in _TAKEN_OVER
+        return WARNING if is_given_up or is_taken_over or self.new is State.ERROR else INFO
+
+    def __str__(self) -> str:
+        return f"{self.old.name} -> {self.new.name} on {self.event.name}: {self.reason}"
+
+
+class PeerAsked(Report, frozen=True, gc=False):
     """The node has asked its peer whether it serves, and waits for the answer."""
 
     reason: str
 
+    def __str__(self) -> str:
+        return f"asked the peer whether it serves: {self.reason}"
 
-class PeerSeen(msgspec.Struct, frozen=True, gc=False):
+
+class PeerSeen(Report, frozen=True, gc=False):
     """The peer is to be heard: for the first time, again after silence, or as a new process."""
 
     state: State
     node: str | None
 
+    def __str__(self) -> str:
+        return f"peer is there: {self.state.name}, run {self.node or 'unknown'}"
 
-class PeerLost(msgspec.Struct, frozen=True, gc=False):
+
+class PeerLost(Report, frozen=True, gc=False):
     """The peer has been silent for the failover timeout, ``has_left`` and said so, or ``is_gone``: its
     process no longer exists.
     """
@@ -113,23 +169,48 @@ class PeerLost(msgspec.Struct, frozen=True, gc=False):
     has_left: bool = False
     is_gone: bool = False
 
+    @property
+    def level(self) -> int:
+        """How much it matters."""
+        return INFO if self.has_left else WARNING
 
-class PeerRejected(msgspec.Struct, frozen=True, gc=False):
-    """A node that cannot be our peer speaks. ``text`` says both values and what to change where; once per run
+    def __str__(self) -> str:
+        if self.has_left:
+            return "peer has left"
+        if self.is_gone:
+            return (
+                f"peer is gone: its endpoint refuses connections, {self.silent_s:.3f} s after its last word"
+            )
+        return f"peer silent for {self.silent_s:.3f} s"
+
+
+class PeerRejected(Report, frozen=True, gc=False):
+    """A node that cannot be our peer speaks. ``why`` says both values and what to change where; once per run
     of that node and reason.
     """
 
     reason: str
-    text: str
+    why: str
+
+    @property
+    def level(self) -> int:
+        """How much it matters."""
+        return ERROR
+
+    def __str__(self) -> str:
+        return f"peer rejected: {self.why}"
 
 
-class HandoverRefused(msgspec.Struct, frozen=True, gc=False):
-    """The role stays where it is; ``text`` says why."""
+class HandoverRefused(Alert, frozen=True, gc=False):
+    """The role stays where it is; ``why`` says the reason."""
 
-    text: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"the role stays: {self.why}"
 
 
-class ClientsCutOff(msgspec.Struct, frozen=True, gc=False):
+class ClientsCutOff(Alert, frozen=True, gc=False):
     """Clients reach the passive node and not the active one, and what this node does about it. ``clients``
     could be served by the passive node; for ``unserved`` others it has no worker. Once per verdict.
     """
@@ -139,11 +220,39 @@ class ClientsCutOff(msgspec.Struct, frozen=True, gc=False):
     for_s: float
     verdict: str
 
+    def __str__(self) -> str:
+        others = f"; {self.unserved} more ask for services without a worker there" if self.unserved else ""
+        return (
+            f"{self.clients} clients have reached only the passive node for {self.for_s:.1f} s{others}: "
+            f"this node {self.verdict}"
+        )
 
-class Fatal(msgspec.Struct, frozen=True):
-    """The node is in ERROR for good: end the process with ``error.exit_code``."""
 
-    error: PairError
+class Claimed(Report, frozen=True, gc=False):
+    """The node has a reason to serve and claims the majority. Once per claim."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"claims the majority: {self.reason}"
+
+
+class ArbiterSeen(Report, frozen=True, gc=False):
+    """The arbiter answers: for the first time, or again."""
+
+    def __str__(self) -> str:
+        return "arbiter is there"
+
+
+class ArbiterLost(Alert, frozen=True, gc=False):
+    """The arbiter has not answered for the failover timeout. Nothing else happens because of it."""
+
+    silent_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"arbiter has not answered for {self.silent_s:.3f} s: if the peer is lost as well, nobody serves"
+        )
 
 
 Output = (

@@ -1,0 +1,232 @@
+"""The sockets, files and timers of one node's Binary Star.
+
+What happens comes from here: state messages, subscriptions, answers of the arbiter, broken links, pauses,
+deadlines, a stop. ``PairShell`` gives it to the node's machine, and the machine's outputs to ``carry_out``,
+which is its owner's. The owner gives each output of the Binary Star back to ``perform``. So the order of all
+outputs, the pair's and the owner's own, is in one hand.
+
+The state link is PUB/SUB, because it must neither block nor queue for a peer that is away
+(``state_publisher``, ``peer_link``).
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+import zmq
+
+from bstar.arbiter_link import Arbiter, ArbiterLink
+from bstar.epoch_file import EpochKeeper
+from bstar.errors import PairError, RemoteProtocolError
+from bstar.pair_log import FIRST_S, PairLog
+from bstar.peer_link import PeerLink
+from bstar.reactor import Reactor
+from bstar.star import (
+    ArbiterAnswer,
+    AskArbiter,
+    Fatal,
+    HandoverRefused,
+    Input,
+    Leave,
+    LinkLost,
+    Output,
+    PeerGarbage,
+    PeerMessage,
+    PeerRefused,
+    PersistEpoch,
+    Promotion,
+    Publish,
+    Report,
+    Stall,
+    StarSettings,
+    StateChanged,
+    Subscription,
+    Tick,
+)
+from bstar.state_publisher import StatePublisher
+from bstar.wire.arbiter import Answer
+from bstar.wire.peer import PeerState, decode
+
+__all__ = ["LAST_WORD_S", "PairLinks", "PairMachine", "PairShell"]
+
+_log = logging.getLogger("bstar.pair")
+
+# A node that cannot go on stays for this long, without serving, so that its peer hears who it was: a peer
+# that has just started connects anew at least once a second (see ``bstar.peer_link``).
+LAST_WORD_S = 1.5
+
+# How often an epoch that could not be stored is tried again.
+_EPOCH_RETRY_S = 1.0
+
+Out_co = TypeVar("Out_co", covariant=True)
+Out = TypeVar("Out")
+
+
+class PairMachine(Protocol[Out_co]):
+    """What the shell runs: a ``StarMachine``, or a machine that wraps one and has outputs of its own."""
+
+    @property
+    def serve_until(self) -> float:
+        """This node may serve before that time."""
+
+    def step(self, given: Input, now: float) -> Sequence[Out_co]:
+        """Take note of what happened."""
+        ...
+
+    def next_deadline(self) -> float | None:
+        """When ``Tick`` is due."""
+
+    def has_left(self, now: float) -> bool:
+        """After ``Leave``: may the process end?"""
+
+    def trouble(self, now: float) -> str:
+        """What keeps the node from its part; empty if nothing does."""
+
+
+class PairLinks(msgspec.Struct, frozen=True):
+    """Where the others are: ``local`` is bound, ``remote`` and ``arbiter`` are connected to."""
+
+    local: str
+    remote: str
+    arbiter: str | Arbiter | None
+    expire_on_refused: bool
+
+
+class PairShell(Generic[Out]):
+    """Runs ``machine`` on ``links``. ``epochs`` keeps the epoch; None keeps it nowhere.
+
+    Everything happens in the reactor's thread. Raises zmq.ZMQError if an endpoint cannot be opened.
+    """
+
+    def __init__(
+        self,
+        machine: PairMachine[Out],
+        settings: StarSettings,
+        links: PairLinks,
+        carry_out: Callable[[Sequence[Out]], None],
+        *,
+        epochs: EpochKeeper | None,
+        reactor: Reactor,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+    ) -> None:
+        self.error: PairError | None = None
+        self._machine = machine
+        self._carry_out = carry_out
+        self._epochs = epochs
+        self._reactor = reactor
+        self._log = PairLog(settings.failover_timeout_s, reactor.now())
+        self._last_word: PeerState | None = None
+        self._link: PeerLink | None = None
+        self._arbiter: Arbiter | None = None
+        self._publisher = StatePublisher(context, reactor, links.local, on_subscribed=self._on_subscribed)
+        timing = {"heartbeat_ms": settings.heartbeat_ms, "timeout_ms": settings.failover_timeout_ms}
+        try:
+            self._link = PeerLink(
+                context,
+                reactor,
+                links.remote,
+                **timing,
+                expire_on_refused=links.expire_on_refused,
+                on_messages=self._on_peer,
+                on_lost=lambda now: self.step(LinkLost(), now),
+                on_refused=lambda now: self.step(PeerRefused(), now),
+            )
+            if links.arbiter is not None:
+                arbiter = links.arbiter
+                if isinstance(arbiter, str):
+                    arbiter = ArbiterLink(context, arbiter, **timing)
+                self._arbiter = arbiter
+                arbiter.open(reactor, self._on_answer)
+        except BaseException:
+            self.close()
+            raise
+        reactor.add_machine(machine.next_deadline, lambda now: self.step(Tick(), now))
+        reactor.on_stall(settings.heartbeat_interval_s / 2, self._on_stall)
+        reactor.add_timer(FIRST_S / 5, lambda now: self._log.remind(machine.trouble(now), now))
+        reactor.on_stop(lambda now: self.step(Leave(), now), machine.has_left)
+        if epochs is not None:
+            reactor.add_timer(_EPOCH_RETRY_S, epochs.retry)
+
+    def run(self) -> None:
+        """Run until the reactor stops. Raises PairError when the pair cannot go on."""
+        self.step(Tick(), self._reactor.now())
+        if self.error is None:
+            self._reactor.run()
+        if self.error is not None:
+            raise self.error
+
+    def promote(self, *, is_trial: bool = False) -> str | None:
+        """``BinaryStar.promote``."""
+        now = self._reactor.now()
+        outputs = self._machine.step(Promotion(is_trial), now)
+        self._carry_out(outputs)
+        refusals = [output.why for output in outputs if isinstance(output, HandoverRefused)]
+        return None if now < self._machine.serve_until else "".join(refusals)
+
+    def close(self) -> None:
+        """Close the sockets. Once, before the reactor is closed."""
+        self._publisher.close()
+        if self._link is not None:
+            self._link.close()
+        if self._arbiter is not None:
+            self._arbiter.close()
+
+    # --- what happens ---------------------------------------------------------------------------------------
+
+    def step(self, given: Input, now: float) -> None:
+        """Tell the machine what happened, and have its outputs carried out."""
+        self._carry_out(self._machine.step(given, now))
+
+    def _on_peer(self, messages: Iterator[list[bytes]], now: float) -> None:
+        """Read what the peer sent; of a burst only the newest valid message still says how things are."""
+        newest: PeerState | None = None
+        for frames in messages:
+            try:
+                newest = decode(frames)
+            except RemoteProtocolError as error:
+                self.step(PeerGarbage(error), now)
+        if newest is not None:
+            # The clock is read after the message was: no promise may begin before what it answers came.
+            self.step(PeerMessage(newest), self._reactor.now())
+
+    def _on_subscribed(self, is_published: bool, now: float) -> None:
+        if self.error is not None:
+            self._say_last_word()
+        else:
+            self.step(Subscription(is_published), now)
+
+    def _on_answer(self, answer: Answer) -> None:
+        self.step(ArbiterAnswer(answer), self._reactor.now())
+
+    def _on_stall(self, gap_s: float, now: float) -> None:
+        outputs = self._machine.step(Stall(gap_s), now)
+        self._log.stalled(gap_s, is_heeded=any(type(output) is StateChanged for output in outputs))
+        self._carry_out(outputs)
+
+    # --- what follows ---------------------------------------------------------------------------------------
+
+    def perform(self, output: Output) -> None:
+        """Log it, and do what it says."""
+        if isinstance(output, Report):
+            self._log.report(output)
+        elif type(output) is Publish:
+            self._last_word = output.message
+            self._say_last_word()
+        elif type(output) is AskArbiter:
+            assert self._arbiter is not None, "a machine with an arbiter needs a shell with one"
+            self._arbiter.ask(output.question)
+        elif type(output) is PersistEpoch:
+            if self._epochs is not None:
+                self._epochs.keep(output.epoch, self._reactor.now())
+        else:
+            assert type(output) is Fatal, f"nobody performs {output!r}"
+            _log.critical("%s", output.error)
+            self.error = output.error
+            # Both nodes must learn of it, and the peer may not have heard us yet.
+            self._say_last_word()
+            self._reactor.call_at(self._reactor.now() + LAST_WORD_S, lambda now: self._reactor.end())
+
+    def _say_last_word(self) -> None:
+        if self._last_word is not None:
+            self._publisher.say(self._last_word)
