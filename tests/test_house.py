@@ -25,7 +25,6 @@ EXCEPTIONS = {
     "bstar.journal.writer": "still to be split",
     "bstar.journal.writer:Journal": "still to be split",
     "bstar.journal.writer:Journal.__init__": "a public constructor: keyword options and their meaning",
-    "bstar.reactor:Reactor": "still to be split",
     "bstar.records": "still to be split",
     "bstar.records:Request": "the fields of a journal record",
     "bstar.records:Load": "the fields of a journal record",

@@ -564,10 +564,10 @@ def test_a_stop_lets_everyone_finish(reactor: Reactor, clock: Clock) -> None:
     for _ in range(3):
         turn(reactor)
     assert begun == [100.0]
-    assert not reactor._is_ended
+    assert not reactor._stop.is_over
     done.append(True)
     turn(reactor)
-    assert reactor._is_ended
+    assert reactor._stop.is_over
 
 
 def test_a_stop_is_bounded(clock: Clock) -> None:
@@ -577,7 +577,7 @@ def test_a_stop_is_bounded(clock: Clock) -> None:
         turn(reactor)
         clock.now = 101.999
         turn(reactor)
-        assert not reactor._is_ended
+        assert not reactor._stop.is_over
         clock.now = 102.0
         reactor.run()
 
@@ -608,7 +608,7 @@ def test_a_signal_while_the_loop_is_being_woken_does_not_lock_it_up() -> None:
     with Reactor() as reactor:
 
         def call() -> None:
-            with reactor._wake_lock:
+            with reactor._calls.lock:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         reactor.call_threadsafe(call)

@@ -244,7 +244,7 @@ class SimNode(Process):
         return min(at for at in (due, self._stop_by, self._ends_at) if at is not None)
 
     def on_time(self) -> None:
-        """Reactor._fire_due."""
+        """Agenda.fire_due."""
         self._look()
         self._do(self.node.step(Tick(), self.clock()))
         self._end_turn()
