@@ -1,8 +1,8 @@
 """What an operator may ask of a node that runs on the same machine: to serve as a lone backup (``promote``).
 
-A request over the network cannot do this: everybody who reaches the clients' endpoint could. So the node
-listens on a socket in the file system, in a folder that only its own user may enter, and whoever can write
-there could have killed the process as well. Requests and answers are one frame of text: first a question,
+A request over the network must not do this: every client could send it. So the node listens on a socket in
+the file system, in a folder that only its own user may enter. That user could as well kill the process.
+Requests and answers are one frame of text: first a question,
 which changes nothing, then the request, which says why the primary is thought dead.
 """
 
@@ -53,7 +53,7 @@ def control_path(settings: Settings) -> Path:
 
 
 class Promote(Protocol):
-    """``Pair.promote``."""
+    """``PairShell.promote``."""
 
     def __call__(self, *, is_trial: bool) -> str | None:
         """None if the node serves, "" if nothing speaks against it, or a refusal."""

@@ -29,11 +29,11 @@ __all__ = ["ArbiterServer"]
 
 _log = logging.getLogger("bstar.arbiter")
 
-# Two nodes a pair; whoever asks faster than it reads is pushed back by TCP.
+# Two nodes a pair; TCP pushes back on a node that asks faster than it reads.
 _QUEUE_MESSAGES = 1_000
 _MESSAGE_BYTES_MAX = 65_536
 _BURST_MAX = 200
-# A pause of the process beyond this is told to the machine, whose promises are longer than that.
+# The machine learns of longer pauses of the process. Its promises are longer than that.
 _STALL_LIMIT_S = 0.05
 
 

@@ -1,7 +1,7 @@
 """The pair's log: the reports of the Binary Star, pauses of the process, and troubles that last.
 
 What the machine reports has its level and its sentence with it (``bstar.star.outputs``). Of claims that lead
-to nothing only the first is worth a line. A trouble that somebody must end is told again every REMIND_S.
+to nothing, only the first is logged. A trouble that somebody must end is logged again every REMIND_S.
 """
 
 import logging
@@ -30,7 +30,7 @@ class PairLog:
         self._remind_at = math.inf
 
     def report(self, output: Report) -> None:
-        """Log a report. While no claim succeeds each request makes another: only the first is told."""
+        """Log a report. While no claim succeeds, each request makes another: only the first is logged."""
         level = output.level
         if type(output) is Claimed:
             level = logging.DEBUG if self._has_claimed else level

@@ -53,7 +53,7 @@ __all__ = ["LAST_WORD_S", "PairLinks", "PairMachine", "PairShell"]
 _log = logging.getLogger("bstar.pair")
 
 # A node that cannot go on stays for this long, without serving, so that its peer hears who it was: a peer
-# that has just started connects anew at least once a second (see ``bstar.peer_link``).
+# that has just started connects again at least once a second (see ``bstar.peer_link``).
 LAST_WORD_S = 1.5
 
 # How often an epoch that could not be stored is tried again.

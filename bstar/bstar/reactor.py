@@ -304,7 +304,7 @@ class Reactor:
             self._stop.go_on(self._clock(), self.stop_timeout_s)
 
     def _look(self) -> float:
-        """Read the clock; tell whoever wants to know if it has jumped, and serve what is due.
+        """Read the clock, tell the stall handlers if it has jumped, and serve what is due.
 
         It comes between any two messages: a slow handler may make a deadline late, a burst of them may not.
         """

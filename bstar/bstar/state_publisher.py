@@ -11,8 +11,8 @@ message carries the descriptor of the connection that brought it, and the monito
 connections of this socket. ZMTP before 3.0 has no such property: connections without a name share a bound.
 
 libzmq has one defect that matters here. A message that is no subscription shifts which connection each later
-one is taken for, until all have been read. No subscriber of any dialect sends such a message. Whoever does is
-cut off, and so is everyone who is read in its wake; they connect anew.
+one is taken for, until all have been read. No subscriber of any dialect sends such a message. A connection
+that sends one is cut off, and so are those that are read after it; honest ones connect again.
 """
 
 import logging

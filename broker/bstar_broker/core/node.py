@@ -1,11 +1,9 @@
 """One node of the pair: the Binary Star machine and the broker as a single sans-I/O machine.
 
-The shell feeds it what arrives (``receive_frames`` from the ROUTER socket, ``receive`` from the peer) and the
-time, and carries out the outputs in order. The Binary Star decides whether a request for work may be served,
-and such a request is a vote; whatever the machine decides about this node's role is passed to the broker
-here, so a shell or a simulator has no logic of its own.
-
-It has the interface of ``StarMachine``, so ``bstar.BinaryStar`` runs it as it would run that.
+The shell gives it what arrives at the ROUTER socket (``receive_frames``) and what happens to the pair or the
+process (``step``), with the time, and carries out the outputs in order. The Binary Star decides whether a
+request for work may be served, and such a request is a vote. What the machine decides about this node's role
+is passed to the broker here, so a shell or a simulator has no logic of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +25,7 @@ from bstar.star import (
 )
 from bstar.wire import CODECS, decode, mmi, native
 from bstar.wire.dialect import Dialect
-from bstar.wire.messages import Heartbeat, NodeStatus, Partial, Ping, Ready, Request, Requests, StaleEpoch
+from bstar.wire.messages import Heartbeat, Partial, Ping, Ready, Request, Requests, StaleEpoch
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.management import answer, broker_state
 from bstar_broker.core.observer import Observer
@@ -138,7 +136,7 @@ class Node:
         return self.broker.receive(message, now)
 
     def _receive_requests(self, message: Requests, now: float) -> list[Output]:
-        """A batch is one vote; otherwise it is as so many requests."""
+        """A batch is one vote. In all else it is like single requests."""
         outputs: list[Output] = []
         if message.service.startswith(mmi.PREFIX):
             return outputs + self.broker.receive_singly(message, self._manage, now)
@@ -200,12 +198,12 @@ class Node:
 
     @property
     def is_active(self) -> bool:
-        """Is this the node that serves?"""
+        """True if this node serves."""
         return self.machine.is_active
 
     @property
     def serve_until(self) -> float:
-        """May this node serve ``now``? Only before this time."""
+        """This node may serve before that time."""
         return self.machine.serve_until
 
     def step(self, given: Input, now: float) -> list[Output]:
@@ -246,24 +244,16 @@ class Node:
         """After ``Leave``: may the process end?"""
         return self.machine.has_left(now) and self._farewell_until is None
 
-    def status(self, now: float) -> NodeStatus:
-        """What this node tells clients and workers about itself."""
-        return self.machine.status(now)
-
     def trouble(self, now: float) -> str:
         """What keeps this node from its part; empty if nothing does."""
         return self.machine.trouble(now)
 
-    def retry_after_s(self, now: float) -> float | None:
-        """How long until a request could turn this node active: 0 at once, None not by a request."""
-        return self.machine.retry_after_s(now)
-
     def next_deadline(self) -> float | None:
         """When ``Tick`` is due."""
         deadline = self.broker.next_deadline()
-        star = self.machine.next_deadline()
-        if star is not None and star < deadline:
-            deadline = star
+        pairs = self.machine.next_deadline()
+        if pairs is not None and pairs < deadline:
+            deadline = pairs
         if self._farewell_until is not None and self._farewell_until < deadline:
             return self._farewell_until
         return deadline

@@ -35,7 +35,7 @@ _SWEEP_INTERVAL_S = 1.0
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
-    """Send ``answer`` to whoever asked."""
+    """Send ``answer`` to the node that asked."""
 
     answer: Answer
 
@@ -90,7 +90,7 @@ class ArbiterMachine:
 
     @property
     def pairs(self) -> int:
-        """Pairs of which a node holds the ballot, or held it a moment ago."""
+        """How many pairs have a ballot that a node holds, or held a moment ago."""
         return len(self._ballots)
 
     def receive(self, question: Question, now: float) -> list[ArbiterOutput]:

@@ -30,7 +30,7 @@ __all__ = ["LONE_PATIENCE", "PATIENCE", "SETTLING", "CutOff", "Evidence"]
 PATIENCE = 10
 # One client may see one node only because of its own network or configuration.
 LONE_PATIENCE = 30
-# Clients that fail over disturb nobody else, but whoever executes for them may have to begin anew.
+# A failover of these clients disturbs no other client, but their workers may have to begin again.
 SETTLING = 200
 # That there are many is all that has to be known, and connections cost a liar nothing.
 CLIENTS_MAX = 256

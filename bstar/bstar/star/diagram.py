@@ -25,7 +25,7 @@ def generate() -> str:
 
 
 def replace(document: str) -> str:
-    """``document`` with the part between the markers written anew; ValueError if it lacks them."""
+    """``document`` with a fresh part between the markers; ValueError if it lacks them."""
     return generated.replace(document, _MODULE, generate())
 
 

@@ -116,17 +116,17 @@ def does_peer_win(message: PeerState, role: Role, epoch: int) -> bool:
 
 
 def does_peer_outrank(message: PeerState, epoch: int, node: str) -> bool:
-    """Whether a stranger serves above us. Its role may be ours, so the names of the runs break a tie."""
+    """True if a stranger serves above us. Its role may be ours, so the names of the runs break a tie."""
     return message.state == State.ACTIVE and (message.epoch or 0, message.node or "") > (epoch, node)
 
 
 def is_better_claim(message: PeerState, epoch: int) -> bool:
-    """Whether the peer serves, and surely not in an epoch that ours came after."""
+    """True if the peer serves, and not in an epoch that is surely before ours."""
     return message.state == State.ACTIVE and (message.epoch is None or message.epoch > epoch)
 
 
 def is_highest_claim(message: PeerState, epoch: int, epoch_seen: int) -> bool:
-    """Whether the peer serves in the highest epoch there is. A late word of a run that we had never met
+    """True if the peer serves in the highest epoch there is. A late word of a run that we had never met
     may have displaced the run that says so, but no earlier run can say it of an epoch taken since.
     """
     return (

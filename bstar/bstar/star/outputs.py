@@ -64,7 +64,7 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
 
 
 class AskArbiter(msgspec.Struct, frozen=True, gc=False):
-    """Send ``question`` to the arbiter, now or never: one that waits would be answered for a claim of old."""
+    """Send ``question`` to the arbiter, now or never: an answer that comes late is for an earlier claim."""
 
     question: Question
 

@@ -2,7 +2,7 @@
 
 A run numbers its messages, and the numbers increase. A message whose number does not, or of a run that a
 later one has replaced, is late and must not undo what younger ones said. If late messages go on for a
-failover timeout, they are right and the number is wrong (``Streak``). A stranger is whoever cannot be our
+failover timeout, they are right and the number is wrong (``Streak``). A stranger is a node that cannot be our
 peer (``texts.mismatch`` says why); each is reported once. A rival has our role and our peer, which tells of
 it. Whether the peer lives, and what its word means, is the matter of ``StarMachine``.
 """
@@ -58,7 +58,7 @@ class PeerRuns:
         self.streak: Streak | None = None
 
     def is_late(self, message: PeerState, now: float, silence_s: float, *, may_return: bool) -> bool:
-        """Whether younger messages were heard. Takes note of a late one, for it may belong to a streak. An
+        """True if younger messages were heard. Takes note of a late one, for it may belong to a streak. An
         earlier run is over, unless the later one turned out to be a passing guest: then it ``may_return``.
         """
         if message.node is None or message.seq is None:
@@ -74,7 +74,7 @@ class PeerRuns:
         return message.seq <= last_seq and not self._goes_on(message.node, message.seq, now, silence_s)
 
     def _goes_on(self, node: str, seq: int, now: float, silence_s: float) -> bool:
-        """Whether late messages have increased for ``silence_s``, without a pause as long as that.
+        """True if late messages have increased for ``silence_s``, without a pause as long as that.
 
         A number that does not increase counts for nothing, so repetitions neither lengthen nor end a streak.
         """
@@ -111,7 +111,7 @@ class Strangers:
         self.reported: dict[tuple[str | None, str], None] = {}
 
     def is_news(self, node: str | None, reason: str) -> bool:
-        """Whether ``node`` was not reported for ``reason`` yet; from now on it was."""
+        """True once for each ``node`` and ``reason``."""
         key = (node, reason)
         if key in self.reported:
             return False

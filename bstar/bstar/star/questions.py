@@ -24,7 +24,7 @@ class Questions:
         self.token = crc32(node.encode()) << 16
 
     def ask(self) -> None:
-        """Ask anew; what answers an earlier question answers nothing."""
+        """Ask a new question. An answer to an earlier one answers nothing."""
         self.token += 1
         self.asking = self.token
 
@@ -42,11 +42,11 @@ class Questions:
         self.answers = self.answers_told = 0
 
     def is_answered_by(self, message: PeerState) -> bool:
-        """Whether the message echoes our question."""
+        """True if the message echoes our question."""
         return self.asking != 0 and message.answers == self.asking
 
     def is_backlog(self, message: PeerState, epoch: int) -> bool:
-        """Whether the message may have been sent before the question we wait to have answered."""
+        """True if the message may be older than the question whose answer we await."""
         if not self.asking or message.answers == self.asking:
             return False
         return not is_better_claim(message, epoch)

@@ -11,7 +11,7 @@ promised before: a node takes its own ballot for its peer's, for one ttl.
 **A lease** is what the holder knows of somebody else's ballot. It counts from the moment at which the holder
 SENT the message that the grant answers, and is shorter than the voter's promise by ``DRIFT_MAX``: so it ends
 before the promise does, without synchronised clocks, whatever the network does to either message. A grant
-counts only for a message of the present claim; whoever gives a claim up forgets what it sent.
+counts only for a message of the present claim; a node that gives a claim up forgets what it sent.
 
 No clock, no socket: time comes in, and ``StarMachine`` says what goes out.
 """
@@ -108,7 +108,7 @@ class Quorum:
             self.peers_until = max(self.peers_until, now + self._ttl_s)
 
     def is_free(self, now: float) -> bool:
-        """Whether our own ballot could be ours."""
+        """True if nobody else holds our own ballot."""
         return self.is_claiming or now >= self.peers_until
 
     # --- our claim ------------------------------------------------------------------------------------------

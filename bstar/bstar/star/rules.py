@@ -254,7 +254,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 def holds(guard: Guard, facts: Facts) -> bool:
-    """Whether ``guard`` lets its rule apply."""
+    """True if ``guard`` lets its rule apply."""
     return guard is Guard.ALWAYS or bool(getattr(facts, guard.name.lower()))
 
 
@@ -325,12 +325,12 @@ _RULES: tuple[Rule, ...] = (
     Rule(_ACTIVE, on.PEER_ACTIVE, _PASSIVE, "Both are active; the peer is deaf.", when.PEER_DEAF, then.ASK),
     # The peer may have taken over meanwhile, so nothing that queued up may be served before it has answered.
     Rule(_ACTIVE, on.STALL, _PASSIVE, "We were away; the peer may have taken over.", effect=then.ASK),
-    # Whoever the majority is for now, it is not certain to be us any more; what we lost may be the network.
+    # The majority may be the peer's now. What we lost may as well be the network, so we ask.
     Rule(
         _ACTIVE, on.MAJORITY_LOST, _PASSIVE, "Neither the peer nor the arbiter confirms us.", effect=then.ASK
     ),
     Rule(_ACTIVE, on.HANDOVER, _PASSIVE, "The operator asked for it.", when.PEER_READY, then.RELEASE),
-    # Whoever is served here keeps us where we are; a client that lies or sees one node only moves nothing.
+    # A client that is served here keeps the role here. One that lies, or sees one node only, moves nothing.
     Rule(
         _ACTIVE,
         on.CLIENTS_CUT_OFF,

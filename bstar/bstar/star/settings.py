@@ -60,10 +60,10 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def heartbeat_ms(self) -> int:
-        """The heartbeat interval as it is told to the peer."""
+        """The heartbeat interval in state messages."""
         return round(self.heartbeat_interval_s * 1000)
 
     @property
     def failover_timeout_ms(self) -> int:
-        """The failover timeout as it is told to the peer."""
+        """The failover timeout in state messages."""
         return round(self.failover_timeout_s * 1000)

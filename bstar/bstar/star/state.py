@@ -52,7 +52,7 @@ class StarState:
         self.counters = Counters()
         self.peer = PeerView(settings, now)
         self.epochs = Epochs(settings.role, epoch)
-        # As it travels: a lease is as long for whoever gives it as for whoever has it.
+        # In whole milliseconds, as it travels: both sides of a lease count the same time.
         self.quorum = Quorum(settings.failover_timeout_ms / 1000, now=now) if settings.arbiter else None
         self.questions = Questions(node)
         self.publisher = Publisher(settings, node, self.peer, self.questions, self.quorum, now)
