@@ -15,7 +15,6 @@ from bstar_client.core.worker_session import WorkerCore, WorkerLimits
 from bstar_client.dispatch import Dispatcher, Shell
 from bstar_client.registration import WorkerSettings
 from bstar_client.sync import executor as executor_module
-from bstar_client.sync import policy as policy_module
 from bstar_client.sync.executor import Executor
 from bstar_client.sync.leader import Leadership
 from bstar_client.sync.mailboxes import Outbox
@@ -228,12 +227,14 @@ def test_a_handler_that_yields_is_told_of_at_once_and_is_not_quick(monkeypatch: 
     ]
 
 
-def test_handlers_are_short_in_a_row_until_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch)
-    assert bench.policy._short_in_a_row >= policy_module.SHORT_MIN
-    bench.handle(1, 0.001)
-    bench.handle(7, 0.0009)
-    assert bench.policy._short_in_a_row == 7
+def test_several_threads_share_requests_that_come_together_until_many_came_alone() -> None:
+    policy = Policy(2, None)
+    seen = [policy.may_call(count) for count in (1, 2, *[1] * 16)]
+    assert seen == [True, False, *[False] * 15, True]
+
+
+def test_one_thread_calls_all_handlers_however_many_come_together() -> None:
+    assert Policy(1, None).may_call(100)
 
 
 def test_with_no_time_at_all_no_handler_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
