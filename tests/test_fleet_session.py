@@ -17,7 +17,7 @@ from bstar_client.client import Client
 from bstar_client.core.calls import Ask, Call
 from bstar_client.core.events import FailedOver
 from bstar_client.core.fleet_session import FleetSession
-from bstar_client.core.worker_session import WorkerLimits
+from bstar_client.core.worker_jobs import WorkerLimits
 from bstar_client.registration import WorkerSettings
 from bstar_client.requests import DEFAULT
 from support.client_outputs import ClientOutputs

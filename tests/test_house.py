@@ -44,8 +44,6 @@ EXCEPTIONS = {
     "bstar_broker.core.snapshot:PairState": "one field for each figure of the status page",
     "bstar_client.core.calls:Call": "the fields of one request on its way",
     "bstar_client.core.worker_dialects:Job": "the fields of one request on its way",
-    "bstar_client.core.worker_session": "still to be split",
-    "bstar_client.core.worker_session:WorkerCore": "still to be split",
     "bstar_client.sync.worker:Worker.__init__": "a public constructor: keyword options and their meaning",
     "bstar_pipeline.bronze": "still to be split",
     "bstar_pipeline.bronze:ranges": "still to be split",

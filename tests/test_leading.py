@@ -11,7 +11,8 @@ import pytest
 
 from bstar_client import Request
 from bstar_client.core.worker_dialects import Job
-from bstar_client.core.worker_session import WorkerCore, WorkerLimits
+from bstar_client.core.worker_jobs import WorkerLimits
+from bstar_client.core.worker_session import WorkerCore
 from bstar_client.dispatch import Dispatcher, Shell
 from bstar_client.registration import WorkerSettings
 from bstar_client.sync import executor as executor_module

@@ -16,7 +16,8 @@ from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.messages import ErrorCode, NodeStatus, Reason
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Job, NativeWorker, WorkerDialect
-from bstar_client.core.worker_session import (
+from bstar_client.core.worker_jobs import WorkerLimits
+from bstar_client.core.worker_outputs import (
     Abandon,
     Begin,
     Close,
@@ -24,10 +25,9 @@ from bstar_client.core.worker_session import (
     Lost,
     Open,
     Registered,
-    WorkerCore,
-    WorkerLimits,
     WorkerOutput,
 )
+from bstar_client.core.worker_session import WorkerCore
 
 ENDPOINTS = ("tcp://primary", "tcp://backup")
 CODEC = native.CODEC

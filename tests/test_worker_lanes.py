@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from bstar.wire import native
 from bstar_client.core.lanes import Lanes
 from bstar_client.core.worker_dialects import Job, NativeWorker
-from bstar_client.core.worker_session import Begin, WorkerCore, WorkerLimits
+from bstar_client.core.worker_jobs import WorkerLimits
+from bstar_client.core.worker_outputs import Begin
+from bstar_client.core.worker_session import WorkerCore
 from bstar_client.sync.mailboxes import Inbox, Word
 
 

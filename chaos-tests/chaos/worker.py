@@ -90,7 +90,7 @@ def _watch(worker: Worker, history: Writer) -> dict[bytes, int]:
 
     core.receive = noting_receive  # type: ignore[method-assign]
     core._refuse = noting_refuse  # type: ignore[method-assign]
-    core.claim = noting_claim  # type: ignore[method-assign]
+    core.claim = noting_claim
     return executions
 
 

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, assert_never
 from bstar.errors import BstarError
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Job
-from bstar_client.core.worker_session import (
+from bstar_client.core.worker_outputs import (
     Abandon,
     Begin,
     Close,
@@ -23,9 +23,9 @@ from bstar_client.core.worker_session import (
     Lost,
     Open,
     Registered,
-    WorkerCore,
     WorkerOutput,
 )
+from bstar_client.core.worker_session import WorkerCore
 from bstar_client.failures import call_hook, report, report_given_up, warn_late
 from bstar_client.handlers import Request
 from bstar_client.journal import WorkJournal

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from bstar.printable import printable
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar_client.core.worker_dialects import Job
-from bstar_client.core.worker_session import Late
+from bstar_client.core.worker_outputs import Late
 from bstar_client.replies import ReplyStore
 
 __all__ = ["call_hook", "drop", "is_interrupt", "report", "report_given_up", "warn_late"]

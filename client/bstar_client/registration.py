@@ -22,7 +22,8 @@ from bstar_client.checks import (
     to_seconds,
 )
 from bstar_client.core.worker_dialects import Mdp02Worker, NativeWorker, WorkerDialect
-from bstar_client.core.worker_session import WorkerCore, WorkerLimits
+from bstar_client.core.worker_jobs import WorkerLimits
+from bstar_client.core.worker_session import WorkerCore
 from bstar_client.handlers import WorkerHooks
 from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_journal
 from bstar_client.replies import ReplyStore

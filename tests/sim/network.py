@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bstar_client.core.worker_session import KeepAlive
+from bstar_client.core.worker_outputs import KeepAlive
 from sim.keepalive import Keepalive
 from sim.world import Process, World
 

@@ -10,16 +10,9 @@ from typing import Protocol
 from bstar.wire import mdp01
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Job
-from bstar_client.core.worker_session import (
-    Begin,
-    Close,
-    Ended,
-    KeepAlive,
-    Open,
-    WorkerCore,
-    WorkerLimits,
-    WorkerOutput,
-)
+from bstar_client.core.worker_jobs import WorkerLimits
+from bstar_client.core.worker_outputs import Begin, Close, Ended, KeepAlive, Open, WorkerOutput
+from bstar_client.core.worker_session import WorkerCore
 from sim.dialects import Dialect, worker_dialect
 from sim.network import Frames, LinkOwner
 from sim.world import World

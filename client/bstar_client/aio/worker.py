@@ -26,7 +26,8 @@ from bstar.wire.limits import CREDIT_MAX
 from bstar_client.aio.worker_loop import WorkerLoop
 from bstar_client.bodies import Body
 from bstar_client.checks import check_async_handler
-from bstar_client.core.worker_session import WorkerCounters, WorkerLimits
+from bstar_client.core.node_sessions import WorkerCounters
+from bstar_client.core.worker_jobs import WorkerLimits
 from bstar_client.handlers import Request, WorkerHooks
 from bstar_client.journal import JournalPlace
 from bstar_client.registration import WorkerSettings

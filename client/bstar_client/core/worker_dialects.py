@@ -17,7 +17,7 @@ from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.messages import Reason
 from bstar_client.core.nodes import ACTIVE
 
-__all__ = ["Heard", "Hearing", "Job", "Mdp02Worker", "NativeWorker", "WorkerDialect", "number_of"]
+__all__ = ["Heard", "Hearing", "Job", "Mdp02Worker", "NativeWorker", "WorkerDialect", "jobs_of", "number_of"]
 
 
 class Hearing(enum.Enum):
@@ -262,6 +262,37 @@ class Mdp02Worker:
         if command.verb is mdp02.WorkerVerb.HEARTBEAT:
             return _HEARTBEAT
         return Heard(Hearing.DISCONNECT, reason="told by the broker")
+
+
+def jobs_of(heard: Heard, node: int, connection: int, now: float) -> list[Job]:
+    """The requests of a REQUEST or of REQUESTS, which came by this connection."""
+    if heard.kind is Hearing.REQUEST:
+        deadline = now + heard.ttl_ms / 1000 if heard.ttl_ms else None
+        return [
+            Job(
+                node,
+                connection,
+                heard.identity,
+                heard.body,
+                heard.epoch,
+                deadline,
+                heard.is_redelivered,
+                heard.extensions,
+            )
+        ]
+    return [
+        Job(
+            node,
+            connection,
+            identity,
+            [body],
+            heard.epoch,
+            now + ttl_ms / 1000 if ttl_ms else None,
+            heard.is_redelivered,
+            is_batched=True,
+        )
+        for identity, body, ttl_ms in zip(heard.identities, heard.bodies, heard.ttls_ms, strict=True)
+    ]
 
 
 def number_of(job: Job) -> int:

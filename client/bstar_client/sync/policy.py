@@ -13,7 +13,7 @@ _QUICK_S = 0.002
 _QUICK_AMONG_S = 0.0002
 # Several threads share requests that came together; after so many in a row that came alone, one leads again.
 _ALONE_MIN = 16
-# A handler's weight in the mean, and the most that it counts: twenty quick ones make one that lasts forgotten.
+# A handler's weight in the mean, and the most that it counts: twenty quick ones make a long one forgotten.
 _WEIGHT = 1 / 16
 _LASTING_S = 0.01
 # A handler's time is counted from when its request is given out. With several threads and a limit below this,

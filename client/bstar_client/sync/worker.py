@@ -23,7 +23,8 @@ from bstar.fleet import Endpoints
 from bstar.printable import printable
 from bstar.wire.limits import CREDIT_MAX
 from bstar_client.checks import check_handler, to_count
-from bstar_client.core.worker_session import WorkerCounters, WorkerLimits
+from bstar_client.core.node_sessions import WorkerCounters
+from bstar_client.core.worker_jobs import WorkerLimits
 from bstar_client.handlers import Handler, WorkerHooks
 from bstar_client.journal import JournalPlace
 from bstar_client.registration import WorkerSettings

@@ -1,0 +1,187 @@
+"""A worker's sessions, one with each node: connections, registrations, heartbeats, pauses after failures.
+
+A worker registers (READY) on every new connection. A session ends when its connection breaks, when its
+broker is silent for the expiry that the broker itself told, or when the broker says DISCONNECT. Then a
+new one begins, in the last two cases on a new socket after a pause that grows (MDP1-R-02, MDP1-W-06,
+MDP2-W-06).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from bstar.wire.native import NO_IDENTITY
+from bstar_client.core.outputs import Send
+from bstar_client.core.worker_dialects import Heard, Job, WorkerDialect
+from bstar_client.core.worker_jobs import WorkerLimits
+from bstar_client.core.worker_outputs import Close, KeepAlive, Late, Lost, Registered, WorkerOutput
+
+__all__ = ["NodeSession", "NodeSessions", "WorkerCounters"]
+
+# PINGs within the time to live of a keepalive.
+_PINGS = 4
+# libzmq counts that time in tenths of a second.
+_TTL_STEP_MS = 100
+
+
+class WorkerCounters:
+    """What happened, as plain integers."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.finished = 0
+        self.replayed = 0
+        self.failed = 0
+        self.timed_out = 0
+        self.expired = 0
+        self.stale = 0
+        self.registrations = 0
+        self.sessions_lost = 0
+        self.replies_dropped = 0
+        self.requests_dropped = 0
+        self.results_late = 0
+        self.messages_invalid = 0
+        self.messages_ignored = 0
+
+
+class NodeSession:
+    """What a worker knows of one node. ``held``: requests that came by its connection and have no answer."""
+
+    def __init__(self, index: int, endpoint: str) -> None:
+        self.index = index
+        self.endpoint = endpoint
+        self.connection = 0  # 0: not connected
+        self.is_registered = False
+        self.registered_at = 0.0
+        self.has_left = False
+        self.takes_batches = False
+        self.heartbeat_s = 0.0
+        self.expiry_s = 0.0
+        self.heartbeat_at = 0.0
+        self.expires_at = 0.0
+        self.reopen_at: float | None = None
+        self.failures = 0
+        self.held = 0
+
+    @property
+    def is_open(self) -> bool:
+        """True while the worker may talk to the node."""
+        return self.connection > 0 and not self.has_left
+
+    def owns(self, job: Job) -> bool:
+        """True if the request came by the connection that there is now."""
+        return self.connection == job.connection
+
+
+class NodeSessions:
+    """All sessions of one worker. ``name`` is that of its connections; empty: without keepalives."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        dialect: WorkerDialect,
+        limits: WorkerLimits,
+        jitter: Callable[[], float],
+        name: bytes,
+    ) -> None:
+        assert not name or (len(name) == 20 and name[0])
+        self.counters = WorkerCounters()
+        self._sessions = [NodeSession(index, endpoint) for index, endpoint in enumerate(endpoints)]
+        self._dialect = dialect
+        self._limits = limits
+        self._jitter = jitter
+        self._name = name
+        self._connections = 0
+
+    def __getitem__(self, node: int) -> NodeSession:
+        return self._sessions[node]
+
+    def __iter__(self) -> Iterator[NodeSession]:
+        return iter(self._sessions)
+
+    def connect(self, session: NodeSession, now: float) -> bytes:
+        """A connection is ready. Returns the name of its keepalive, to register with."""
+        self._connections += 1
+        session.connection = self._connections
+        session.takes_batches = False
+        session.heartbeat_s = self._dialect.heartbeat_s
+        session.expiry_s = self._dialect.expiry_s
+        session.expires_at = now + session.expiry_s
+        session.heartbeat_at = now
+        return self._keepalive_of(session)
+
+    def register(self, session: NodeSession, outputs: list[WorkerOutput], now: float) -> None:
+        """The node has the worker on its list."""
+        if not session.is_registered:
+            session.is_registered = True
+            session.registered_at = now
+            self.counters.registrations += 1
+            outputs.append(Registered(session.endpoint))
+
+    def welcome(self, session: NodeSession, heard: Heard, outputs: list[WorkerOutput], now: float) -> None:
+        """The node confirms the registration and tells its timing."""
+        session.takes_batches = heard.takes_batches
+        session.heartbeat_s = heard.heartbeat_s
+        session.expiry_s = heard.expiry_s
+        session.expires_at = now + heard.expiry_s
+        session.heartbeat_at = min(session.heartbeat_at, now + heard.heartbeat_s)
+        if self._name:
+            # It ends before the worker's expiry, so that the first probe of a dead process finds that.
+            ttl_ms = int((heard.expiry_s - heard.heartbeat_s) * 1000) // _TTL_STEP_MS * _TTL_STEP_MS
+            ttl_ms = max(ttl_ms, _TTL_STEP_MS)
+            keepalive = self._keepalive_of(session)
+            outputs.append(KeepAlive(session.index, keepalive, max(ttl_ms // _PINGS, 1), ttl_ms))
+        self.register(session, outputs, now)
+
+    def lose(self, session: NodeSession, reason: str, outputs: list[WorkerOutput], now: float) -> None:
+        """The session is over."""
+        session.connection = 0
+        session.held = 0
+        if session.is_registered:
+            if now - session.registered_at >= session.expiry_s:
+                session.failures = 0
+            session.is_registered = False
+            self.counters.sessions_lost += 1
+        outputs.append(Lost(session.endpoint, reason))
+
+    def close(self, session: NodeSession, outputs: list[WorkerOutput], now: float) -> None:
+        """Take a new socket after a pause: exponential, bounded, with jitter so that workers spread."""
+        outputs.append(Close(session.index))
+        limits = self._limits
+        pause_s = min(limits.backoff_min_s * 2.0 ** min(session.failures, 16), limits.backoff_max_s)
+        session.failures += 1
+        session.reopen_at = now + pause_s * (1.0 + self._jitter()) / 2 + limits.backoff_min_s / 2
+
+    def send(
+        self,
+        session: NodeSession,
+        frames: list[bytes],
+        outputs: list[WorkerOutput],
+        now: float,
+        *,
+        is_busy: bool,
+    ) -> None:
+        """Send a message. ``is_busy``: a handler runs, or has just run."""
+        late_s = now - session.heartbeat_at
+        if late_s > session.expiry_s / 2:
+            outputs.append(Late(late_s, is_busy))
+            # The other nodes were not told either; that is the same pause.
+            for other in self._sessions:
+                other.heartbeat_at = max(other.heartbeat_at, now)
+        # Whatever is sent tells that we live, so the next heartbeat is counted from here (MDP2-W-09).
+        session.heartbeat_at = now + session.heartbeat_s
+        outputs.append(Send(session.index, frames))
+
+    def next_deadline(self, *, is_draining: bool) -> float | None:
+        """When a heartbeat is due, a node counts as silent, or a socket is to be opened."""
+        due: list[float] = []
+        for session in self._sessions:
+            if session.connection:
+                if not session.has_left:
+                    due.append(min(session.heartbeat_at, session.expires_at))
+            elif session.reopen_at is not None and not is_draining:
+                due.append(session.reopen_at)
+        return min(due, default=None)
+
+    def _keepalive_of(self, session: NodeSession) -> bytes:
+        if not self._name:
+            return NO_IDENTITY
+        return self._name + session.connection.to_bytes(4, "big")
