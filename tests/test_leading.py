@@ -5,21 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
 
 import pytest
 
 from bstar_client import Request
 from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_jobs import WorkerLimits
-from bstar_client.core.worker_session import WorkerCore
-from bstar_client.dispatch import Dispatcher, Shell
 from bstar_client.registration import WorkerSettings
 from bstar_client.sync import executor as executor_module
 from bstar_client.sync.executor import Executor
 from bstar_client.sync.leader import Leadership
 from bstar_client.sync.mailboxes import Outbox
 from bstar_client.sync.policy import Policy
+from bstar_client.sync.worker_loop import WorkerLoop
 from bstar_client.wakeup import WakeUp
 
 WAIT_S = 30.0
@@ -179,9 +177,9 @@ class Bench:
             journal=None,
         )
         self.policy = Policy(threads, timeout_s)
-        self.dispatcher = Dispatcher(None, cast("WorkerCore", None), cast("Shell", None), settings)
-        self.executor = Executor(self.dispatcher, self.outbox, self.policy, settings, self.on_generator)
-        self.dispatcher.handler = self.handler
+        self.loop = WorkerLoop(None, settings, settings.new_core())
+        self.loop.handler = self.handler
+        self.executor = Executor(self.loop, self.outbox, self.policy, self.on_generator)
 
     def on_generator(self) -> None:
         self.generators += 1
@@ -217,7 +215,7 @@ def test_while_a_handler_lasts_the_service_is_not_quick(monkeypatch: pytest.Monk
 
 def test_a_handler_that_yields_is_told_of_at_once_and_is_not_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
-    bench.dispatcher.handler = lambda request: (part for part in [b"a", b"b"])
+    bench.loop.handler = lambda request: (part for part in [b"a", b"b"])
     bench.handle(1, 0.0)
     assert bench.generators == 1
     assert not bench.policy.is_quick

@@ -1,13 +1,14 @@
 """Carries out what a worker's core says, and tells the core what handlers said.
 
-The same for threads and for asyncio. What each does its own way is its ``Shell``.
+The same for threads and for asyncio; what each does its own way is abstract.
 """
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Literal, Protocol, assert_never
+from typing import Literal, assert_never
 
 from bstar.errors import BstarError
 from bstar_client.core.outputs import Send
@@ -32,7 +33,7 @@ from bstar_client.journal import WorkJournal
 from bstar_client.link import Links
 from bstar_client.registration import WorkerSettings
 
-__all__ = ["Dispatcher", "Kind", "Result", "Shell"]
+__all__ = ["Dispatcher", "Kind", "Result"]
 
 _log = logging.getLogger("bstar_client")
 
@@ -42,60 +43,56 @@ Kind = Literal["partial", "final", "failure", "replay", "refusal", "expired"]
 Result = tuple[Job, list[bytes], Kind]
 
 
-class Shell(Protocol):
-    """What threads and asyncio do each their own way."""
+class Dispatcher(ABC):
+    """Base of both worker loops: what stands between one worker's core and everything else.
 
-    def begin(self, jobs: list[Job], *, are_one_clients: bool) -> None:
-        """Call the handler for these requests."""
-        ...
+    Only the leader performs and answers.
+    """
 
-    def abandon(self, job: Job) -> None:
-        """Make room for another handler: this one is stuck."""
-        ...
-
-    def open_link(self, node: int) -> None:
-        """Connect to this node."""
-        ...
-
-    def close_link(self, node: int) -> None:
-        """Close the socket to this node."""
-        ...
-
-    def end(self, error: BstarError | None) -> None:
-        """The worker has ended."""
-        ...
-
-
-class Dispatcher:
-    """Stands between one worker's core and everything else. Only the leader performs and answers."""
-
-    def __init__(self, worker: object, core: WorkerCore, shell: Shell, settings: WorkerSettings) -> None:
+    def __init__(self, worker: object, settings: WorkerSettings, core: WorkerCore) -> None:
         self.links: Links
         self.journal: WorkJournal | None = None
         self.handler: Callable[[Request], object] | None = None
         # The thread in which the leader calls a hook, which therefore must not wait for the worker; else 0.
         self.announcing_in = 0
-        self.service = settings.service
+        self.settings = settings
         self._worker = worker
         self._core = core
-        self._shell = shell
-        self._hooks = settings.hooks
-        self._handler_timeout_s = settings.limits.handler_timeout_s
+
+    @abstractmethod
+    def _begin(self, output: Begin) -> None:
+        """Call the handler for these requests."""
+
+    @abstractmethod
+    def _abandon(self, job: Job) -> None:
+        """Make room for another handler: this one is stuck."""
+
+    @abstractmethod
+    def _end(self, error: BstarError | None) -> None:
+        """The worker has ended."""
+
+    def _open(self, node: int) -> None:
+        """Connect to this node."""
+        self.links[node].open()
+
+    def _close(self, node: int) -> None:
+        """Close the socket to this node."""
+        self.links[node].close()
 
     def perform(self, outputs: list[WorkerOutput]) -> None:
         """Carry them out, in their order."""
-        journal, hooks = self.journal, self._hooks
+        journal, hooks, service = self.journal, self.settings.hooks, self.settings.service
         for output in outputs:
             match output:
                 case Send():
                     self.links[output.node].send(output.frames)
                 case Begin():
-                    self._shell.begin(output.jobs, are_one_clients=output.are_one_clients)
+                    self._begin(output)
                 case Abandon(job):
                     if journal is not None:
                         journal.given_up(job)
-                    report_given_up(self.service, job, self._handler_timeout_s)
-                    self._shell.abandon(job)
+                    report_given_up(service, job, self.settings.limits.handler_timeout_s)
+                    self._abandon(job)
                     self._announce(hooks.handler_stuck, job.identity)
                 case Registered(endpoint):
                     if journal is not None:
@@ -112,13 +109,13 @@ class Dispatcher:
                 case KeepAlive(node, routing_id, interval_ms, ttl_ms):
                     self.links[node].keep_alive(routing_id, interval_ms, ttl_ms)
                 case Late():
-                    warn_late(output, self.service, self.handler)
+                    warn_late(output, service, self.handler)
                 case Close(node):
-                    self._shell.close_link(node)
+                    self._close(node)
                 case Open(node):
-                    self._shell.open_link(node)
+                    self._open(node)
                 case Ended(error):
-                    self._shell.end(error)
+                    self._end(error)
                 case _:
                     assert_never(output)
 
@@ -170,7 +167,7 @@ class Dispatcher:
     def request_of(self, job: Job) -> Request:
         """What the handler gets."""
         return Request(
-            self.service,
+            self.settings.service,
             tuple(job.body),
             job.identity,
             job.is_redelivered,
@@ -181,13 +178,13 @@ class Dispatcher:
 
     def failed(self, job: Job, request: Request, error: BaseException) -> Result:
         """Report what the handler raised."""
-        told = report(self.service, job, error)
-        self.call_hook(self._hooks.request_failed, request, error)
+        told = report(self.settings.service, job, error)
+        self.call_hook(self.settings.hooks.request_failed, request, error)
         return job, told, "failure"
 
     def refused(self, job: Job, error: BaseException) -> Result:
         """Report what the store of replies raised instead of letting the request be executed."""
-        return job, report(self.service, job, error, "was not executed"), "refusal"
+        return job, report(self.settings.service, job, error, "was not executed"), "refusal"
 
     def call_hook(self, hook: Callable[..., None], *arguments: object) -> None:
         """Call one of the observer's methods."""

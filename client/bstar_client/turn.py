@@ -3,35 +3,16 @@
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
+from bstar_client.core.outputs import ClientCore
+from bstar_client.core.worker_session import WorkerCore
 from bstar_client.link import Links
 
 __all__ = ["Core", "take_in", "timeout_ms"]
 
 
-class Core(Protocol):
-    """What a client's core and a worker's core have in common. Outputs are each its own."""
-
-    def connected(self, node: int, now: float) -> list[Any]:
-        """A connection is ready."""
-        ...
-
-    def disconnected(self, node: int, now: float) -> list[Any]:
-        """A connection broke."""
-        ...
-
-    def receive(self, node: int, frames: list[bytes], now: float) -> list[Any]:
-        """A message came."""
-        ...
-
-    def handle_timer(self, now: float) -> list[Any]:
-        """A deadline passed."""
-        ...
-
-    def next_deadline(self) -> float | None:
-        """When to call ``handle_timer``."""
-        ...
+Core = ClientCore | WorkerCore
 
 
 def timeout_ms(due: float | None) -> int:

@@ -3,26 +3,29 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 import zmq
 
 from bstar.errors import BstarError, ConfigurationError
 from bstar.printable import printable
-from bstar_client.aio.executor import Executor
 from bstar_client.aio.loop import Holdings, LinkLoop
+from bstar_client.bodies import Body, to_reply
 from bstar_client.core.worker_dialects import Job
+from bstar_client.core.worker_outputs import Begin
 from bstar_client.core.worker_session import WorkerCore
 from bstar_client.dispatch import Dispatcher, Result
+from bstar_client.failures import drop, is_interrupt
 from bstar_client.handlers import Request
 from bstar_client.link import Transport
 from bstar_client.registration import LINGER_MS, WorkerSettings
+from bstar_client.replies import ReplyStore
 from bstar_client.unclosed import Guard
 
 __all__ = ["WorkerLoop"]
 
 
-class WorkerLoop:
+class WorkerLoop(Dispatcher):
     """One worker at work. Made and used in the event loop's thread; ``serve`` is called once."""
 
     def __init__(
@@ -34,16 +37,14 @@ class WorkerLoop:
         *,
         takes_signals: bool,
     ) -> None:
-        self._settings = settings
-        self._core = core
+        super().__init__(worker, settings, core)
+        self.handler = handler
         self._loop = asyncio.get_running_loop()
         self._transport = Transport(settings.endpoints, settings.link, settings.context)
         self._holdings = Holdings(self._loop, self._transport)
-        self._dispatcher = dispatcher = Dispatcher(worker, core, self, settings)
-        dispatcher.links = self._holdings.links
-        dispatcher.handler = handler
-        self._link_loop = LinkLoop(self._loop, dispatcher.links, core, dispatcher.perform, self._answer_all)
-        self._executor = Executor(dispatcher, self, settings, takes_signals=takes_signals)
+        self.links = self._holdings.links
+        self._takes_signals = takes_signals
+        self._link_loop = LinkLoop(self._loop, self.links, core, self.perform, self._answer_all)
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         # Final replies that leave together with the next turn: they may go to one client.
         self._results: deque[Result] = deque()
@@ -55,10 +56,9 @@ class WorkerLoop:
 
     async def serve(self) -> None:
         """Serve until the worker has ended; raises what ended it."""
-        settings = self._settings
+        settings = self.settings
         try:
-            self._dispatcher.journal = settings.open_journal()
-            self._holdings.journal = self._dispatcher.journal
+            self.journal = self._holdings.journal = settings.open_journal()
             try:
                 self._link_loop.open_all()
             except zmq.ZMQError as error:
@@ -73,74 +73,159 @@ class WorkerLoop:
 
     def stop(self) -> None:
         """Begin to drain."""
-        self._dispatcher.perform(self._core.stop(time.monotonic()))
+        self.perform(self._core.stop(time.monotonic()))
         self._link_loop.soon()
 
     async def _finish(self, reason: str) -> None:
         """Leave the nodes, cancel what runs, release everything."""
         self._answer_all(time.monotonic())
-        self._dispatcher.perform(self._core.end(time.monotonic()))
+        self.perform(self._core.end(time.monotonic()))
         self._link_loop.end(LINGER_MS)
         for task in list(self._tasks.values()):
             task.cancel()
         # It takes as long as the last words need to leave, at most the linger.
         await asyncio.shield(asyncio.to_thread(self._transport.close))
-        journal = self._dispatcher.journal
-        if journal is not None:
-            await asyncio.shield(asyncio.to_thread(journal.close, self._core.unfinished, reason))
+        if self.journal is not None:
+            await asyncio.shield(asyncio.to_thread(self.journal.close, self._core.unfinished, reason))
         self._guard.close()
 
     def _answer_all(self, now: float) -> None:
-        self._dispatcher.answer_all(self._results, now)
+        self.answer_all(self._results, now)
 
-    # --- the executor's outbox ----------------------------------------------------------------------------
-
-    def post(self, result: Result) -> None:
+    def _post(self, result: Result) -> None:
         """Send a result: a final reply with the next turn, anything else at once."""
         if result[2] == "final":
             self._results.append(result)
         else:
-            self._dispatcher.answer(result, time.monotonic())
+            self.answer(result, time.monotonic())
         self._link_loop.soon()
 
-    async def wait_for_room(self) -> None:
-        """Wait while the network takes nothing."""
-        await self._link_loop.room()
-
     @property
-    def is_ending(self) -> bool:
+    def _is_ending(self) -> bool:
         """True if the worker, or its event loop, is about to end."""
         serving = self._serving
         assert serving is not None, "it is made in a task"
         is_ending = self._ended.done() or serving.done() or serving.cancelling() > 0
         return is_ending or not self._loop.is_running()
 
-    # --- the dispatcher's shell ---------------------------------------------------------------------------
+    # --- the dispatcher's ---------------------------------------------------------------------------------
 
-    def begin(self, jobs: list[Job], *, are_one_clients: bool) -> None:
+    def _begin(self, output: Begin) -> None:
         """Make a task for each request."""
-        for job in jobs:
+        for job in output.jobs:
             self._core.claim(job)
-            task = self._tasks[job] = self._loop.create_task(self._executor.execute(job))
+            task = self._tasks[job] = self._loop.create_task(self._execute(job))
             task.add_done_callback(lambda _, job=job: self._tasks.pop(job))  # type: ignore[misc]
 
-    def abandon(self, job: Job) -> None:
+    def _abandon(self, job: Job) -> None:
         """Cancel a stuck handler."""
         self._tasks[job].cancel()
 
-    def open_link(self, node: int) -> None:
-        """Connect to this node."""
+    def _open(self, node: int) -> None:
         self._link_loop.open(node)
 
-    def close_link(self, node: int) -> None:
-        """Close the socket to this node."""
+    def _close(self, node: int) -> None:
         self._link_loop.close(node)
 
-    def end(self, error: BstarError | None) -> None:
-        """The worker has ended."""
+    def _end(self, error: BstarError | None) -> None:
         if self._ended.done():
             return
         if error is not None:
             self._ended.set_exception(error)
         else:
             self._ended.set_result(None)
+
+    # --- requests -----------------------------------------------------------------------------------------
+
+    async def _execute(self, job: Job) -> None:
+        request, store = self.request_of(job), self.settings.dedupe
+        try:
+            if store is not None and await self._is_replayed(store, job, request):
+                return
+            body = await self._call(job, request)
+        except BaseException as error:  # noqa: BLE001 - whatever the handler raises is its answer
+            self._raise_at_end(error)
+            job.ended_at = job.ended_at or time.monotonic()
+            self._post(self.failed(job, request, error))
+            self._raise_interrupt(error)
+        else:
+            self.call_hook(self.settings.hooks.request_finished, request)
+            self._post((job, body, "final"))
+
+    async def _is_replayed(self, store: ReplyStore, job: Job, request: Request) -> bool:
+        """Answer from the store, if the request was executed before."""
+        # In a thread: it may wait for another execution, or for a disk.
+        beginning = asyncio.ensure_future(
+            asyncio.to_thread(store.begin, job.identity, request.frames, job.deadline)
+        )
+        try:
+            kept = await asyncio.shield(beginning)
+        except BaseException as error:  # noqa: BLE001 - whatever the store raises is the answer
+            beginning.add_done_callback(lambda done: self._forget(store, job, done))
+            self._raise_at_end(error)
+            self._post(self.refused(job, error))
+            self._raise_interrupt(error)
+            return True
+        if kept is None:
+            return False
+        self.call_hook(self.settings.hooks.request_replayed, request)
+        self._post((job, kept, "replay"))
+        return True
+
+    def _forget(self, store: ReplyStore, job: Job, beginning: "asyncio.Future[list[bytes] | None]") -> None:
+        """Nobody executes the request any more: undo the store's "execute it"."""
+        if not beginning.cancelled() and beginning.exception() is None and beginning.result() is None:
+            beginning.get_loop().run_in_executor(None, drop, store, self.settings.service, job)
+
+    async def _call(self, job: Job, request: Request) -> list[bytes]:
+        """Call the handler; keep its reply before anybody gets it."""
+        handler, store, service = self.handler, self.settings.dedupe, self.settings.service
+        assert handler is not None, "checked before the start"
+        self.call_hook(self.settings.hooks.request_started, request)
+        job.began_at = time.monotonic()
+        try:
+            answer = handler(request)
+            if is_stream := isinstance(answer, AsyncIterator):
+                await self._stream(job, answer)
+                body = [b""]
+            elif isinstance(answer, Awaitable):
+                body = to_reply(await answer, self.settings.link.message_bytes_max)
+            else:
+                raise TypeError(  # noqa: TRY301 - a wrong handler fails as the handler
+                    f"the handler returned {type(answer).__name__}: make it async, or use Worker"
+                )
+        except BaseException:
+            job.ended_at = time.monotonic()
+            if store is not None:
+                await asyncio.shield(asyncio.to_thread(drop, store, service, job))
+            raise
+        job.ended_at = time.monotonic()
+        if store is not None:
+            if is_stream:
+                await asyncio.shield(asyncio.to_thread(drop, store, service, job))
+            else:
+                await asyncio.shield(asyncio.to_thread(store.keep, job.identity, body))
+        return body
+
+    async def _stream(self, job: Job, parts: AsyncIterator[Body]) -> None:
+        """Post each part that the handler yields."""
+        try:
+            async for part in parts:
+                body = to_reply(part, self.settings.link.message_bytes_max)
+                if job.is_ended:
+                    return  # nobody waits for the rest
+                self._post((job, body, "partial"))
+                await self._link_loop.room()
+        finally:
+            if isinstance(parts, AsyncGenerator):
+                await parts.aclose()
+
+    def _raise_at_end(self, error: BaseException) -> None:
+        """The worker's own end cancels a handler without an answer: its node gives the request to another."""
+        if isinstance(error, asyncio.CancelledError | GeneratorExit) and self._is_ending:
+            raise error
+
+    def _raise_interrupt(self, error: BaseException) -> None:
+        """Without ``run`` Ctrl-C is the program's, whichever task it happens to hit."""
+        if is_interrupt(error) and not self._takes_signals:
+            raise error

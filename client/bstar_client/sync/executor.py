@@ -8,7 +8,6 @@ from bstar_client.core.worker_dialects import Job
 from bstar_client.dispatch import Dispatcher
 from bstar_client.failures import drop
 from bstar_client.handlers import Request, WorkerHooks
-from bstar_client.registration import WorkerSettings
 from bstar_client.replies import ReplyStore
 from bstar_client.sync.mailboxes import Outbox
 from bstar_client.sync.policy import Policy
@@ -29,10 +28,10 @@ class Executor:
         dispatcher: Dispatcher,
         outbox: Outbox,
         policy: Policy,
-        settings: WorkerSettings,
         urge: Callable[[], None],
     ) -> None:
         self._dispatcher = dispatcher
+        settings = dispatcher.settings
         self._hooks = settings.hooks
         # A worker without hooks of its own calls none: saves two calls per request.
         self._is_observed = type(settings.hooks) is not WorkerHooks
@@ -98,11 +97,11 @@ class Executor:
             body = to_reply(answer, self._reply_bytes_max)
         except BaseException:
             if store is not None:
-                drop(store, self._dispatcher.service, job)
+                drop(store, self._dispatcher.settings.service, job)
             raise
         if store is not None:
             if is_stream:
-                drop(store, self._dispatcher.service, job)
+                drop(store, self._dispatcher.settings.service, job)
             else:
                 store.keep(job.identity, body)
         return body

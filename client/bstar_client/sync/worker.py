@@ -147,8 +147,7 @@ class Worker:
         self.endpoints, self.service = settings.endpoints, settings.service
         self._core = settings.new_core()
         self._loop = WorkerLoop(self, settings, self._core)
-        self._dispatcher = self._loop.dispatcher
-        self._dispatcher.handler = handler
+        self._loop.handler = handler
         self._has_begun = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -158,7 +157,7 @@ class Worker:
     def handler(self, function: _HandlerT) -> _HandlerT:
         """Decorator: ``@worker.handler`` makes the function the worker's handler."""
         check_handler(function)
-        self._dispatcher.handler = function
+        self._loop.handler = function
         return function
 
     @property
@@ -243,16 +242,16 @@ class Worker:
 
     @property
     def _is_in_hook(self) -> bool:
-        return self._dispatcher.announcing_in == threading.get_ident()
+        return self._loop.announcing_in == threading.get_ident()
 
     def _begin(self) -> None:
         if self._pid != os.getpid():
             raise ForkedError("this worker was made before fork(): make a new Worker in the child process")
         if self._has_begun:
             raise ClosedError("a worker runs once: make a new one")
-        if self._dispatcher.handler is None:
+        if self._loop.handler is None:
             raise ConfigurationError("the worker has no handler: pass one or use @worker.handler")
-        self._dispatcher.journal = self._settings.open_journal()
+        self._loop.journal = self._settings.open_journal()
         self._has_begun = True
 
     def _leave(self, is_exit: bool) -> None:

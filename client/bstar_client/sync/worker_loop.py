@@ -17,6 +17,7 @@ from bstar.errors import BstarError, ConfigurationError
 from bstar.printable import printable
 from bstar_client.core.lanes import Lanes
 from bstar_client.core.worker_dialects import Job
+from bstar_client.core.worker_outputs import Begin
 from bstar_client.core.worker_session import WorkerCore
 from bstar_client.dispatch import Dispatcher
 from bstar_client.link import Transport
@@ -42,21 +43,19 @@ _TAKE_BACK_S = 2.0
 _GONE: Final = object()
 
 
-class WorkerLoop:
+class WorkerLoop(Dispatcher):
     """One worker at work. ``serve`` is called once, in the thread that becomes the standby."""
 
     def __init__(self, worker: object, settings: WorkerSettings, core: WorkerCore) -> None:
+        super().__init__(worker, settings, core)
         self.is_stopping = False
         self.is_ended = False
-        self.dispatcher = Dispatcher(worker, core, self, settings)
-        self._core = core
-        self._settings = settings
         self._wakeup = WakeUp()
         self._inbox = Inbox()
         self._outbox = Outbox(self._wakeup)
         self._lead = Leadership(lambda: self._inbox.tell(Word.LEAD))
         self._policy = Policy(settings.threads, settings.limits.handler_timeout_s)
-        self._executor = Executor(self.dispatcher, self._outbox, self._policy, settings, self._lead.urge)
+        self._executor = Executor(self, self._outbox, self._policy, self._lead.urge)
         self._standby = 0
         # Requests that the leader calls the handlers for.
         self._own = Lanes()
@@ -73,9 +72,9 @@ class WorkerLoop:
 
     def serve(self) -> None:
         """Serve until the worker has ended; raises what ended it."""
-        settings, dispatcher = self._settings, self.dispatcher
+        settings = self.settings
         transport = Transport(settings.endpoints, settings.link, settings.context)
-        links = dispatcher.links = transport.new_links(self._wakeup)
+        links = self.links = transport.new_links(self._wakeup)
         self._standby = threading.get_ident()
         self._lead.acquire()
         for _ in range(settings.threads):
@@ -105,8 +104,8 @@ class WorkerLoop:
                     'a hook does not return: the sockets of the worker for "%s" stay open',
                     printable(settings.service),
                 )
-            if dispatcher.journal is not None:
-                dispatcher.journal.close(self._core.unfinished, reason)
+            if self.journal is not None:
+                self.journal.close(self._core.unfinished, reason)
 
     def _stand_by(self) -> None:
         while True:
@@ -198,14 +197,14 @@ class WorkerLoop:
         False: the calling thread's place was given to another.
         """
         core, outbox, policy, own = self._core, self._outbox, self._policy, self._own
-        results, dispatcher, links = outbox.results, self.dispatcher, self.dispatcher.links
+        results, links = outbox.results, self.links
         while True:
             now = _clock()
             if results and not links.is_congested:
-                dispatcher.answer_all(results, now)
+                self.answer_all(results, now)
                 outbox.note_taken()
             if self.is_stopping and not core.is_stopping:
-                dispatcher.perform(core.stop(now))
+                self.perform(core.stop(now))
             if self.is_ended:
                 if not is_standby:
                     self._lead.end()
@@ -226,7 +225,7 @@ class WorkerLoop:
             messages = links.poll(wait_ms)
             outbox.is_asleep = False
             is_due_at = asked_at if due is not None and asked_at >= due else None
-            take_in(core, links, messages, dispatcher.perform, is_due_at)
+            take_in(core, links, messages, self.perform, is_due_at)
             if own:
                 if not policy.may_call(core.running):
                     self._lead.give_back()
@@ -234,31 +233,22 @@ class WorkerLoop:
                 if (has_place := self._call_own(_clock())) is not None:
                     return has_place
 
-    # --- the dispatcher's shell ---------------------------------------------------------------------------
+    # --- the dispatcher's ---------------------------------------------------------------------------------
 
-    def begin(self, jobs: list[Job], *, are_one_clients: bool) -> None:
+    def _begin(self, output: Begin) -> None:
         """Keep requests for the leader if it calls handlers, else put them into the inbox."""
         if threading.get_ident() == self._standby:
-            self._inbox.put(jobs, are_one_clients=are_one_clients)
+            self._inbox.put(output.jobs, are_one_clients=output.are_one_clients)
         else:
-            self._own.push(jobs, are_one_clients=are_one_clients)
+            self._own.push(output.jobs, are_one_clients=output.are_one_clients)
 
-    def abandon(self, job: Job) -> None:
+    def _abandon(self, job: Job) -> None:
         """Give the place of a stuck handler's thread to a new thread."""
         assert self._places is not None, "without a limit nothing runs past its time"
         if self._places.pop(job, _GONE) is not _GONE:
             self._add_thread()
 
-    def open_link(self, node: int) -> None:
-        """Connect to this node."""
-        self.dispatcher.links[node].open()
-
-    def close_link(self, node: int) -> None:
-        """Close the socket to this node."""
-        self.dispatcher.links[node].close()
-
-    def end(self, error: BstarError | None) -> None:
-        """The worker has ended."""
+    def _end(self, error: BstarError | None) -> None:
         self.is_ended = True
         if error is not None:
             raise error
