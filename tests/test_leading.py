@@ -90,6 +90,19 @@ def test_a_handler_that_returns_to_an_offer_leaves_it_to_who_accepts(
     assert lead.accept()
 
 
+def test_an_offer_stands_until_somebody_leads(lead: Leadership, pool: ThreadPoolExecutor) -> None:
+    """A thread that tries in vain must not withdraw it, or who resumes leaves requests waiting."""
+    lead.leave(LONG_AGO)
+    assert taken(pool, lead)
+    pool.submit(lead.offer).result(WAIT_S)
+    with ThreadPoolExecutor(1) as second:
+        assert second.submit(lead.acquire).result(WAIT_S)
+        assert not lead.accept()
+        second.submit(lead.release).result(WAIT_S)
+    assert not lead.resume()
+    assert lead.accept()
+
+
 def test_the_standby_does_not_wait_when_it_is_urged(lead: Leadership, pool: ThreadPoolExecutor) -> None:
     lead.leave(NOT_YET)
     lead.urge()

@@ -34,8 +34,8 @@ class Leadership:
     """The right to lead. ``promote`` wakes one follower, if there is any; ``bell`` wakes the standby.
 
     ``acquire`` and ``release`` are functions of C: an interrupt comes before or after them, not within.
-    ``changes`` counts how often the lead was released. ``is_offered``: any follower may ``accept`` it.
-    ``is_unwatched``: the standby sleeps until the lead is released.
+    ``changes`` counts how often the lead was released. ``is_offered``: a follower may ``accept`` the
+    lead; only a leader changes it. ``is_unwatched``: the standby sleeps until the lead is released.
     """
 
     def __init__(self, promote: Callable[[], object]) -> None:
@@ -106,8 +106,11 @@ class Leadership:
 
     def accept(self) -> bool:
         """Take the lead that is offered. False: another thread did."""
+        if not self.acquire():
+            return False
         self.is_offered = False
-        return self.resume()
+        self._left_at = math.inf
+        return True
 
     # --- the standby --------------------------------------------------------------------------------------
 

@@ -1,10 +1,7 @@
 """The worker: a handler for one service, offered to every node of the pair.
 
-One of its threads at a time attends to the sockets, sends the heartbeats and drives the core
-(``bstar_client.core.worker_session``), which decides everything; ``leading`` says which. Handlers always run
-in the handlers' threads. A quick one is called by the thread that has just received its request and will
-send its reply, so nobody waits for another thread; one that lasts is left alone after some milliseconds, and
-starves no heartbeat. Code that holds the interpreter lock for seconds does starve it: give such work a
+The core (``bstar_client.core.worker_session``) decides everything; ``worker_loop`` has the threads.
+Heartbeats wait for no handler, but they need the interpreter's lock: code that holds it for seconds needs a
 process of its own.
 """
 
