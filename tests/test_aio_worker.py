@@ -204,7 +204,7 @@ def test_stopping_finishes_what_runs(broker: ScriptedBroker) -> None:
         worker.stop()
         gate.set()
         await serving
-        assert finals(broker) == [[b"finished"]]
+        await until(broker, lambda: finals(broker) == [[b"finished"]])
         with pytest.raises(ClosedError):
             await worker.run()
 
