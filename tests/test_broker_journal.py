@@ -355,6 +355,7 @@ def test_a_request_s_times_add_up(stand: Stand) -> None:
     sizes=st.tuples(st.integers(0, 1 << 40), st.integers(0, 1 << 40)),
     times=st.tuples(st.floats(0, 1e5), st.floats(0, 1e3), st.floats(0, 1e3)),
     sample=st.sampled_from([1.0, 0.3, 1 / 3]),
+    rest=st.tuples(st.booleans(), st.integers(0, 3), st.booleans(), st.integers(0, 2)),
 )
 def test_the_line_that_is_written_in_haste_is_the_record_s(
     identity: bytes,
@@ -363,7 +364,11 @@ def test_the_line_that_is_written_in_haste_is_the_record_s(
     sizes: tuple[int, int],
     times: tuple[float, float, float],
     sample: float,
+    rest: tuple[bool, int, bool, int],
 ) -> None:
+    is_plain, deliveries, is_repeated, partials = rest
+    if is_plain:
+        identity = NODE_ID + identity[16:]
     with tempfile.TemporaryDirectory() as folder:
         stand = Stand(Path(folder), sample=sample)
         accepted_at, queued_s, busy_s = times
@@ -380,19 +385,39 @@ def test_the_line_that_is_written_in_haste_is_the_record_s(
             accepted_at,
             0.0,
             False,
-            deliveries=1,
+            deliveries=deliveries,
+            is_repeated=is_repeated,
+            partials=partials,
             dispatched_at=accepted_at + queued_s,
             worker=b"\x00worker",
         )
         stamp = {**stand.journal.who, "seq": 7, "at": 1 << 50, "mono": 1 << 40}
-        given_ = (stamp, request, outcome, 3, sizes[1], accepted_at + queued_s + busy_s)
-        line, record = stand.written.lines._line(*given_), stand.written.lines._request(*given_)
+        now = accepted_at + queued_s + busy_s
+        line = stand.written.lines._line(stamp, request, outcome, 3, sizes[1], now)
+        weight = stand.journal.weight
         stand.written.close(None)
 
-    assert isinstance(line, bytes)
-    assert records.decode(line) == record
-    assert record.total_us == record.queued_us + record.busy_us
-    assert record.number < 1 << 63
+    total_us = int((now - accepted_at) * 1e6)
+    queued_us = int((accepted_at + queued_s - accepted_at) * 1e6) if deliveries else total_us
+    assert records.decode(line) == records.Request(
+        **stamp,
+        client="mdp-" + request.sender.hex() if is_plain else identity[:16].hex(),
+        number=int.from_bytes(identity[16:], "big") & ((1 << 63) - 1),
+        service=service.decode("utf-8", "backslashreplace"),
+        sender=request.sender.hex(),
+        outcome=outcome,
+        epoch=3,
+        total_us=total_us,
+        queued_us=queued_us,
+        busy_us=total_us - queued_us,
+        worker=request.worker.hex() if deliveries else "",
+        deliveries=deliveries,
+        is_repeated=is_repeated,
+        partials=partials,
+        bytes_in=sizes[0],
+        bytes_out=sizes[1],
+        weight=weight,
+    )
 
 
 def test_a_redelivered_request_tells_its_last_worker(stand: Stand) -> None:

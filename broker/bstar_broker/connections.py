@@ -1,7 +1,7 @@
 """Hangs up on machines that are gone, while something that was sent to them is unacknowledged.
 
 TCP notices a dead machine in two ways. Keepalive does it within half a minute, but only while everything that
-was sent is acknowledged, and a broker's heartbeats soon are not. Otherwise TCP sends again for a quarter of
+was sent is acknowledged, and heartbeats to a dead machine are not. Otherwise TCP sends again for a quarter of
 an hour. TCP_USER_TIMEOUT (ZMQ_TCP_MAXRT) would end that earlier. It would also end the connection of a live
 client that sends everything before it reads the first reply, because its window is closed meanwhile. ZMTP's
 PING would as well, and peers of ZMTP 3.0 do not know it.

@@ -17,9 +17,9 @@ __all__ = ["LOOK_INTERVAL_S", "MemoryWatch", "bytes_needed"]
 _log = logging.getLogger("bstar.broker")
 
 LOOK_INTERVAL_S = 0.25
-# What freed memory costs to return is paid at most this often; for a heap of 1 GiB that is some 50 ms.
+# To return freed memory takes some 50 ms for a heap of 1 GiB, so it is done at most this often.
 _GIVE_BACK_INTERVAL_S = 5.0
-# A node at its limit says so this often at most.
+# A node at its limit logs a warning at most this often.
 _WARNING_INTERVAL_S = 60.0
 # An idle node, its libraries and its threads.
 _NODE_BYTES = 64 << 20
@@ -28,7 +28,7 @@ _NODE_BYTES = 64 << 20
 _MESSAGES_BESIDE = 4
 
 _MIB = 1 << 20
-# Whatever is left, a node reads this much: batches, and all that is needed to ask how it is.
+# A node always reads frames of this size: batches, and all that is needed to ask how it is.
 _FRAME_BYTES_MIN = 2 * _MIB
 
 
@@ -78,7 +78,7 @@ class MemoryWatch:
     def frame_bytes_max(self, wanted: int) -> int:
         """The largest frame to receive: half of what is left, so that one alone cannot end the node.
 
-        Whoever sends a larger one is disconnected before any memory is taken for it, here and at the peer.
+        The sender of a larger one is disconnected before any memory is taken for it, here and at the peer.
         """
         left = self._memory.left()
         return wanted if left is None else min(wanted, max(left // 2, _FRAME_BYTES_MIN))
@@ -89,7 +89,7 @@ class MemoryWatch:
         if left is None:
             return
         if left <= 0 and now - self._gave_back_at >= _GIVE_BACK_INTERVAL_S:
-            # What the queues have freed still counts as used, and would keep the node refusing for ever.
+            # What the queues have freed still counts as used, so the node would refuse for ever.
             self._gave_back_at = now
             self._give_back()
             left = self._memory.left() or 0

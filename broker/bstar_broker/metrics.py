@@ -1,14 +1,14 @@
 """A node's metrics for Prometheus, made from one ``NodeState`` when it is scraped.
 
-The core counts in plain integers and knows nothing of Prometheus; nothing is counted here. A scrape asks
-for a snapshot once and turns it into families, so all figures of a scrape belong to the same moment. If the
-snapshot does not come in time the scrape fails (and ``up`` is 0): half a page of metrics looks like health.
+The core counts in plain integers and knows nothing of Prometheus; nothing is counted here. A scrape makes one
+snapshot, so all its figures belong to the same moment. If the snapshot does not come in time the scrape fails
+and ``up`` is 0, because half a page of metrics looks like health.
 
-Labels are bounded: ``from``, ``to``, ``outcome`` and ``reason`` come from closed sets of ours. A service's
-name is chosen by whoever registers a worker, so at most ``services_max`` of them get series of their own. A
-service keeps its series; one that the broker has forgotten lends them to one that needs them. All others are
-summed as ``service="other"``, and so is a service of that very name. No counter ever goes down: ``other``
-grows by what its services count while they are part of it, whoever joins or leaves.
+Labels are bounded: ``from``, ``to``, ``outcome`` and ``reason`` come from closed sets of ours. Workers choose
+the names of services, so at most ``services_max`` services get series of their own. A service keeps its
+series; one that the broker has forgotten gives them up to one that needs them. All others are summed as
+``service="other"``, and so is a service of that very name. No counter goes down: ``other`` grows by what its
+services count while they are part of it.
 
 Nothing that is unknown is invented: ``bstar_peer_age_seconds`` is absent until the peer was heard once, and
 ``bstar_peer_state`` is then UNKNOWN. ``bstar_peer_fresh`` is always there, for alerts.

@@ -6,12 +6,11 @@
     /status    the whole state as JSON
     /metrics   for Prometheus
 
-A server in a thread of its own asks for the node's state through a callable, so it knows neither sockets nor
-the event loop, and a loop that hangs shows as 503 instead of as silence. It speaks to the curious and the
-careless: requests are bounded in size, number and time, and it writes no access log. When all connections are
-taken, the one that has been slowest to say what it wants makes room, so whoever sends a whole request at once
-is answered, however many others do not. There is no
-authentication, which is why it listens on a loopback address unless told otherwise.
+A server in a thread of its own asks for the node's state through a callable, so a loop that hangs shows as
+503 and not as silence. Requests are bounded in size, number and time, and there is no access log. When all
+connections are taken, the oldest one without a whole request makes room: a peer that sends its request at
+once is always answered. There is no authentication, so it listens on a loopback address unless told
+otherwise.
 """
 
 import contextlib
@@ -43,9 +42,9 @@ _log = logging.getLogger("bstar_broker.status")
 
 # Two Prometheus servers, two load balancers and a person, several times over.
 CONNECTIONS_MAX = 32
-# A connection carries one request; who needs longer for it is not a probe.
+# A connection carries one request; a probe needs no longer for it.
 CONNECTION_S_MAX = 10.0
-# Who has been answered for so long does not read.
+# A peer that takes longer to read its answer does not read.
 _ANSWER_S_MAX = 2.0
 # Request line and headers together.
 REQUEST_BYTES_MAX = 16 * 1024
@@ -184,7 +183,7 @@ def _probe(status: HTTPStatus, why: str, **details: object) -> _Page:
 
 
 class _BoundedReader:
-    """Lines of a request until they are too many octets; then the parser is told so (it answers 431)."""
+    """Lines of a request, until they have too many octets; the parser then answers 431."""
 
     def __init__(self, file: BufferedIOBase) -> None:
         self._file = file
@@ -230,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.has_asked(self.connection)
         try:
             page = self.server.pages.page(path, self.headers.get("Accept", ""))
-        except Exception:  # noqa: BLE001 - our bug; the asker must not wait for the timeout to learn of it
+        except Exception:  # noqa: BLE001 - our bug; the peer hears of it at once
             _log.exception("%s failed; this is a defect of bstar", path)
             page = _probe(HTTPStatus.INTERNAL_SERVER_ERROR, "see the node's log")
         self._send(page, with_body=with_body)
@@ -239,7 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
         # What came with the request is read, or the connection's reset could overtake our answer.
         length = self.headers.get("Content-Length", "0")
         if length.isdecimal():
-            # Of more digits than it needs to be too much, the first ones will do.
+            # The first nine digits show that a length is too large.
             self.rfile.read(min(int(length[:9]), REQUEST_BYTES_MAX))
         page = _probe(HTTPStatus.METHOD_NOT_ALLOWED, f"{self.command} is not possible here; GET and HEAD are")
         self._send(page, with_body=True, allow="GET, HEAD")
@@ -269,7 +268,7 @@ class _Connection(msgspec.Struct, eq=False):
     has_asked: bool = False
 
     def is_slow(self, now: float) -> bool:
-        """Has it not said what it wants yet, or does it not read what it is told?"""
+        """True if it has not sent its whole request, or does not read its answer."""
         return not self.has_asked or now - self.began_at >= _ANSWER_S_MAX
 
 
@@ -284,7 +283,7 @@ class _Server(HTTPServer):
         super().__init__(("" if host == "*" else host, port), _Handler)
 
     def server_bind(self) -> None:
-        """As the base class does, but without asking a name server who we are."""
+        """As the base class does, but without a query to a name server."""
         socketserver.TCPServer.server_bind(self)
         host, port = self.server_address[:2]
         self.server_name = str(host)
@@ -325,14 +324,14 @@ class _Server(HTTPServer):
         try:
             self.finish_request(request, client_address)
         except OSError:
-            pass  # the asker went away, or took too long and was cut off
+            pass  # the peer went away, or took too long and was cut off
         finally:
             with self._lock:
                 self._connections.pop(request, None)
             self.shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Called every turn of ``serve_forever``: cut off who takes too long."""
+        """Called every turn of ``serve_forever``: cut connections that take too long."""
         now = time.monotonic()
         with self._lock:
             late = [each for each in self._connections.values() if now >= each.began_at + CONNECTION_S_MAX]

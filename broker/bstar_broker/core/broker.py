@@ -7,7 +7,7 @@
     endings     ends requests that get no reply, or redelivers them
 
 All parts share the ``Ledger``. Each accepted request ends once: with one final reply, or in a way that is
-counted and that a native client is told. Plain MDP has no words for that, so its clients rely on timeouts.
+counted and that a native client hears of. Plain MDP has no words for that, so its clients rely on timeouts.
 
 The broker does not decide whether this node may serve: ``Node`` asks the Binary Star and calls ``activate``
 and ``deactivate``.
@@ -18,23 +18,7 @@ Sources: 7/MDP, 18/MDP, 8/MMI, the native dialect's specification in docs/protoc
 from collections.abc import Callable
 
 from bstar.errors import RemoteProtocolError
-from bstar.wire import CODECS, native
-from bstar.wire.messages import (
-    Disconnect,
-    ErrorCode,
-    Failure,
-    Final,
-    Finals,
-    FromPeer,
-    Heartbeat,
-    NodeStatus,
-    Partial,
-    Ping,
-    Ready,
-    Request,
-    Requests,
-    StaleEpoch,
-)
+from bstar.wire import CODECS, messages, native
 from bstar_broker.core import refusals
 from bstar_broker.core.admission import Admission
 from bstar_broker.core.bundles import Bundles
@@ -68,7 +52,7 @@ class Broker:
         settings: BrokerSettings,
         *,
         node_id: bytes,
-        describe: Callable[[float], NodeStatus],
+        describe: Callable[[float], messages.NodeStatus],
         now: float,
         observer: Observer | None = None,
     ) -> None:
@@ -88,22 +72,22 @@ class Broker:
         self._next_expiry = ledger.waiting.deadlines.next_deadline
         self._tidy_at = now + _TIDY_INTERVAL_S
         self._handlers: dict[type, Callable[..., list[Output]]] = {
-            Request: admission.receive,
-            Requests: admission.receive_batch,
-            Final: replies.receive_final,
-            Finals: replies.receive_finals,
-            Partial: replies.receive_partial,
-            Failure: replies.receive_final,
-            Ready: registry.register,
-            Heartbeat: registry.heartbeat,
-            Disconnect: registry.disconnect,
-            StaleEpoch: registry.refuse_epoch,
-            Ping: self._answer_ping,
+            messages.Request: admission.receive,
+            messages.Requests: admission.receive_batch,
+            messages.Final: replies.receive_final,
+            messages.Finals: replies.receive_finals,
+            messages.Partial: replies.receive_partial,
+            messages.Failure: replies.receive_final,
+            messages.Ready: registry.register,
+            messages.Heartbeat: registry.heartbeat,
+            messages.Disconnect: registry.disconnect,
+            messages.StaleEpoch: registry.refuse_epoch,
+            messages.Ping: self._answer_ping,
         }
 
     # --- messages -------------------------------------------------------------------------------------------
 
-    def receive(self, message: FromPeer, now: float) -> list[Output]:
+    def receive(self, message: messages.FromPeer, now: float) -> list[Output]:
         """A message of a client (admitted by the Binary Star) or a worker."""
         return self._handlers[type(message)](message, now)
 
@@ -118,7 +102,7 @@ class Broker:
         if worker is not None and (error.from_worker or error.reason in _BROKEN_BOUNDS):
             outputs += self._registry.expel_invalid(worker, now)
         elif (identity := native.request_identity(frames)) is not None:
-            code, text, epoch = ErrorCode.INVALID, error.text.encode(), self.ledger.epoch
+            code, text, epoch = messages.ErrorCode.INVALID, error.text.encode(), self.ledger.epoch
             outputs.append(Send(native.CODEC.failure(frames[0], (), identity, epoch, code, text)))
         return outputs
 
@@ -133,7 +117,7 @@ class Broker:
             outputs.append(Send(busy))
         return outputs
 
-    def refuse(self, request: Request, now: float) -> list[Output]:
+    def refuse(self, request: messages.Request, now: float) -> list[Output]:
         """A request that this node may not serve: tell its client if the dialect can."""
         self.ledger.drop("not-active")
         frames = CODECS[request.dialect].not_active(
@@ -141,7 +125,7 @@ class Broker:
         )
         return [Send(frames)] if frames is not None else []
 
-    def _answer_ping(self, message: Ping, now: float) -> list[Output]:
+    def _answer_ping(self, message: messages.Ping, now: float) -> list[Output]:
         return [Send(native.CODEC.pong(message.sender, message.identity, self.ledger.status(now)))]
 
     def unreachable(self, routing_id: bytes, now: float, *, is_gone: bool = True) -> list[Output]:
@@ -156,7 +140,7 @@ class Broker:
         self.ledger.is_serving = True
 
     def deactivate(self, now: float) -> list[Output]:
-        """This node stops serving: native clients are told of each request of theirs that is here.
+        """This node stops serving: native clients hear of each request of theirs that is here.
 
         A plain client cannot be told. What a worker has of it is answered when the worker answers. What waits
         goes on waiting, until this node serves again (``resume``) or the other node does (``release``).

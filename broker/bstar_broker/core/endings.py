@@ -1,8 +1,8 @@
 """How a request ends without a reply of a worker, and when a lost one is redelivered instead.
 
 A request expires in the queue, its worker is lost for the last time, its client is gone, or this node gives
-up its role. Each way is counted, the observer learns of it, and the client is told if its dialect can say it.
-A client of plain MDP hears nothing, so its timeout applies.
+up its role. Each way is counted and reported to the observer. The client hears of it if its dialect
+can say it. A client of plain MDP hears nothing, so its timeout applies.
 """
 
 from collections.abc import Callable
@@ -46,14 +46,19 @@ class Endings:
         self, request: Accepted, outcome: Outcome, code: ErrorCode, text: str, now: float
     ) -> list[Output]:
         """The request ends with an error."""
-        ledger = self._ledger
-        ledger.report(request, outcome, (), now)
-        ledger.forget(request)
+        epoch = self._ledger.epoch
         frames = request.codec.failure(
-            request.sender, request.envelope, request.identity, ledger.epoch, code, text.encode()
+            request.sender, request.envelope, request.identity, epoch, code, text.encode()
         )
+        return self._end(request, outcome, frames, now)
+
+    def _end(
+        self, request: Accepted, outcome: Outcome, frames: list[bytes] | None, now: float
+    ) -> list[Output]:
         outputs: list[Output] = []
-        ledger.answer(request, frames, outputs)
+        self._ledger.report(request, outcome, (), now)
+        self._ledger.forget(request)
+        self._ledger.answer(request, frames, outputs)
         return outputs
 
     def expire(self, request: Accepted, now: float) -> list[Output]:
@@ -68,20 +73,16 @@ class Endings:
         return self.fail(request, "expired", ErrorCode.EXPIRED, _why_it_waited(request.service), now)
 
     def _send_back(self, request: Accepted, reason: str, now: float) -> list[Output]:
-        """A request that no worker had leaves the queue; its client, if it is there, may send it again."""
+        """A request that no worker had leaves the queue. Its client, if it is there, may send it again."""
         ledger = self._ledger
         ledger.drop(reason)
         request.service.tally.returned += 1
-        ledger.report(request, "returned", (), now)
-        ledger.forget(request)
         waited_s = ledger.settings.request_ttl_s
         text = f"waited for {waited_s:g} s, as long as a request may; it was not executed"
         frames = request.codec.busy(
             request.sender, request.envelope, request.identity, ledger.epoch, QUEUE_RETRY_MS, text.encode()
         )
-        outputs: list[Output] = []
-        ledger.answer(request, frames, outputs)
-        return outputs
+        return self._end(request, "returned", frames, now)
 
     # --- a lost worker --------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from bstar_broker.core.records import WorkerRecord
 
 __all__ = ["Keepalives"]
 
-# One stuck worker in a second is told in the log; the others are in the metrics.
+# The log names one stuck worker in a second; the others are in the metrics.
 _NOTICE_INTERVAL_S = 1.0
 
 

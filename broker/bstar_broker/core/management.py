@@ -1,7 +1,6 @@
-"""The broker's own services (8/MMI): answered at once, in every state of the node, never queued, never a
-vote.
+"""The broker's own services (8/MMI): answered at once in every state of the node, never queued, never a vote.
 
-Looking at a node must not change it, so nothing here touches a queue or a worker's deadline.
+A look at a node does not change it: nothing here touches a queue or a worker's deadline.
 """
 
 import math
@@ -31,8 +30,7 @@ def answer(
 ) -> list[bytes]:
     """The body of the reply to a request for ``service``, a name that begins with ``mmi.``.
 
-    Of several body frames the last counts. ``state`` makes the node's snapshot, if that is what was asked
-    for.
+    Of several body frames the last counts. ``state`` makes the node's snapshot, for ``mmi.state``.
     """
     try:
         asked = mmi.Service(service)
@@ -59,7 +57,7 @@ def answer(
 
 
 def _has_live_worker(ledger: Ledger, record: ServiceRecord, now: float) -> bool:
-    """Is there a worker, idle or busy, whose deadline has not passed? (MMI-B-05)"""
+    """True if a worker, idle or busy, has a deadline that has not passed (MMI-B-05)."""
     if not record.workers:
         return False
     return any(worker.service is record and now < worker.expires_at for worker in ledger.workers.values())

@@ -1,7 +1,7 @@
-"""What the broker tells somebody who keeps a record of it, at the moment when it happens.
+"""What the broker reports to an observer at the moment when it happens.
 
-An observer is handed in; it must be quick, must not raise, and must change nothing. Without one the broker
-works as fast as if there were no such thing. Counters are not told: whoever wants them reads them.
+An observer is quick, does not raise and changes nothing. A broker without one pays nothing for it. Counters
+are not reported: an observer reads them when it wants them.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ class Observer(Protocol):
         """
 
     def registered(self, worker: WorkerRecord, now: float) -> None:
-        """A worker is on the list."""
+        """A worker registered."""
 
     def lost(self, worker: WorkerRecord, reason: LostBecause, now: float) -> None:
-        """It is off the list. ``in_flight`` are the requests that it still held."""
+        """A worker is gone. Its ``in_flight`` are the requests that it still held."""
 
     def forgotten(self, service: ServiceRecord, now: float) -> None:
-        """A service that has been forgotten for long is gone, and its counters with it."""
+        """The record of a service that was forgotten long ago is dropped, and its counters with it."""

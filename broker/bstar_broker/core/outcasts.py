@@ -1,14 +1,14 @@
-"""Who was sent DISCONNECT a moment ago and hears nothing more until it registers anew (MDP1-B-04, MDP2-B-04).
+"""Peers that were sent DISCONNECT and hear nothing more until they register again (MDP1-B-04, MDP2-B-04).
 
-It is not silence for ever: a worker that missed the word, because its connection broke at that moment, and
-goes on as if it were registered, is told again after ``quiet_s``.
+A worker may miss the DISCONNECT because its connection breaks at that moment. It goes on as if it were
+registered, so it is sent another one after ``quiet_s``.
 """
 
 __all__ = ["Outcasts"]
 
 
 class Outcasts:
-    """Routing ids, at most ``count_max``: whoever makes more is told again."""
+    """Routing ids, at most ``count_max``: a new one replaces the oldest."""
 
     def __init__(self, *, quiet_s: float, count_max: int) -> None:
         self._quiet_s = quiet_s

@@ -92,9 +92,9 @@ class Bundle(msgspec.Struct, eq=False):
     """Requests that came in one batch and have shared their fate so far (``bundles``).
 
     The columns and the rest are those of ``Requests`` and ``Accepted``; ``expires_at`` is when the first of
-    them expires. Of one that is queued, the rows before ``given`` have gone to workers, and so many octets of
-    the blob (``given_bytes``) with them; those became bundles of their own, with their ``worker``. ``left``
-    counts the requests that are still here: waiting, or without a reply.
+    them expires. Of a queued bundle, the rows before ``given``, and the first ``given_bytes`` octets of the
+    blob, have gone to workers as bundles of their own, each with its ``worker``. ``left`` counts the requests
+    that are still here: waiting, or without a reply.
     """
 
     sender: bytes

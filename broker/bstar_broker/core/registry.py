@@ -107,8 +107,8 @@ class WorkerRegistry:
     def _record(self, message: Ready, codec: BrokerCodec, service: ServiceRecord, now: float) -> WorkerRecord:
         is_native = message.dialect == Dialect.NATIVE
         lease = self._native_lease if is_native else self._mdp_lease
-        # Workers that come at the same moment, as all do after a failover, are not to be due at the same one
-        # for ever: each has its first heartbeat in another sweep.
+        # Workers that come at the same moment, as all do after a failover, get their heartbeats in different
+        # sweeps.
         self._registrations += 1
         slots = max(1, int(lease.heartbeat_s / self._sweep_interval_s))
         return WorkerRecord(

@@ -100,7 +100,7 @@ class Replies:
             self._has_room(worker, now, outputs)
         if request.is_abandoned:
             ledger.drop("late-reply")
-            # Counted all the same, so that a client who comes back for the rest sees the gap (BSN-B-15).
+            # Counted all the same: a client that comes back for the rest sees the gap (BSN-B-15).
             request.partials += request.codec.is_streaming
             return outputs
         if not request.codec.is_streaming:

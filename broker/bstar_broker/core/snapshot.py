@@ -1,8 +1,7 @@
-"""What a node looks like at one moment, for people and monitors: the answer of mmi.state, and the metrics'
-source.
+"""A node at one moment, for people and monitors: the answer of mmi.state, and the source of the metrics.
 
-Made in the broker's own thread on request, so that nobody reads tables while they change. Everything is a
-plain number or a text that was checked; ids are hexadecimal.
+The broker's own thread makes it on request, so no table changes while it is read. Everything is a plain
+number or a text that was checked; ids are hexadecimal.
 """
 
 import enum
@@ -23,15 +22,15 @@ __all__ = [
 
 
 class ServiceState(msgspec.Struct, frozen=True):
-    """One service. Counters count requests since the node started, ``workers_lost`` the workers that went
-    away and held some.
+    """One service. Counters count requests since the node started; ``workers_lost`` counts workers that went
+    away and held requests.
 
     ``oldest_waiting_s`` is how long ago the oldest request in the queue was accepted. ``oldest_running_s`` is
     how long a worker has held the oldest request that workers hold. Each is 0 if there is none. ``recent``
     counts outcomes of the last four to five minutes; one that did not occur is missing.
 
-    ``stuck``: workers that hold requests and do not answer although their processes live; ``stalls``: how
-    often one was.
+    ``stuck`` workers hold requests and do not answer although their processes live; ``stalls`` counts how
+    often a worker became stuck.
     """
 
     service: str

@@ -1,11 +1,11 @@
 """What waits in all queues together: how much, of which client, and whether there is room for more.
 
-The bounds are fair: the last tenth of a queue's length, and of the octets in all queues, is for clients that
-have less than that here. Who floods is refused before the others are.
+The bounds are fair. The last tenth of a queue's length, and of the octets in all queues, is for clients that
+hold less than that here, so a client that floods is refused before the others are.
 
-A client that is gone must not keep its place. Its routing id says nothing about that, so a client whose
-requests wait is sent a PONG now and then, which finds no connection if there is none. Only clients of the
-native dialect are asked: a plain Majordomo client would not know what to make of it.
+A client that is gone must not keep its place. A client whose requests wait is therefore sent a PONG at
+intervals; if its connection is gone, the shell finds that out and tells the broker. Only native clients get
+one: plain Majordomo has no PONG.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from bstar_broker.core.settings import BrokerSettings
 
 __all__ = ["Waiting"]
 
-# This part of each bound, one in so many, is for clients that have less than that part.
+# One part in ten of each bound is for clients that hold less than that part.
 _RESERVE_PART = 10
 
 
 class _Share(msgspec.Struct, gc=False):
-    """What waits of one client; ``asked_at``: when it was last asked whether it is there."""
+    """What waits of one client; ``asked_at`` is when it was last sent a PONG."""
 
     count: int
     octets: int
@@ -33,7 +33,7 @@ class _Share(msgspec.Struct, gc=False):
 
 
 class Waiting:
-    """Counts of what waits. Whoever puts a request into a queue or takes one out says so here."""
+    """Counts of what waits. A part that queues a request or takes it out calls ``enter`` or ``leave``."""
 
     __slots__ = ("_settings", "_shares", "count", "deadlines", "octets")
 
@@ -45,13 +45,13 @@ class Waiting:
         self.deadlines: Deadlines[Accepted | Bundle] = Deadlines(_is_due)
 
     def is_long(self, length: int, held: int) -> bool:
-        """Is a queue of this length too long, with so many requests, here and elsewhere, of one client?"""
+        """True if a queue may not have ``length`` requests when their client holds ``held`` at this node."""
         limit = self._settings.queue_length_max
         reserve = limit // _RESERVE_PART
         return length > (limit - reserve if held > reserve else limit)
 
     def is_heavy(self, client: bytes, octets: int) -> bool:
-        """Are so many octets more too many, if they are this client's? A first request may be of any size."""
+        """True if the queues may not hold ``octets`` more of this client. A tenth is kept for the others."""
         limit = self._settings.queue_bytes_max
         total = self.octets + octets
         reserve = limit // _RESERVE_PART
@@ -83,7 +83,7 @@ class Waiting:
         self.deadlines.tidy(self.count)
 
     def leave(self, client: bytes, count: int, octets: int) -> None:
-        """So many requests of this client, of so many octets, wait no more."""
+        """``count`` requests of this client, ``octets`` in all, have left their queue."""
         self.count -= count
         self.octets -= octets
         share = self._shares[client]
@@ -94,12 +94,12 @@ class Waiting:
             del self._shares[client]
 
     def is_native(self, client: bytes) -> bool:
-        """Does anything wait here of this client, and does it speak the native dialect?"""
+        """True if a request of this client waits and the client speaks the native dialect."""
         share = self._shares.get(client)
         return share is not None and share.is_native
 
     def clients_to_ask(self, now: float) -> Iterator[bytes]:
-        """Those that have waited for ``client_check_interval_s`` since they were last asked."""
+        """Clients whose requests wait and that were last asked ``client_check_interval_s`` ago."""
         interval_s = self._settings.client_check_interval_s
         if not interval_s:
             return
