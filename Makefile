@@ -146,7 +146,7 @@ $(BIN)/python:
 
 $(PROGRAM): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "make: installing bstar into $(VENV) (the first time takes about half a minute)"
-	@$(PIP_INSTALL) --editable . $(NEWS_ONLY)
+	@$(PIP_INSTALL) --editable '.[server]' $(NEWS_ONLY)
 	@touch $@
 
 # Before Spark: who lacks Java should know it before a gigabyte is there.
@@ -156,10 +156,10 @@ $(JAVA): tools/install-java | $(BIN)/python
 
 $(SPARK): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "make: installing bstar and Spark into $(VENV), 1 GB (the first time takes a minute or more)"
-	@$(PIP_INSTALL) --editable '.[bench,spark]' $(NEWS_ONLY)
+	@$(PIP_INSTALL) --editable '.[bench,server,spark]' $(NEWS_ONLY)
 	@touch $@ $(PROGRAM)
 
 $(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "make: installing bstar, Spark and the tools for checks and tests into $(VENV) (the first time takes two minutes or more)"
-	@$(PIP_INSTALL) --editable '.[bench,dev,spark]' $(NEWS_ONLY)
+	@$(PIP_INSTALL) --editable '.[bench,dev,server,spark]' $(NEWS_ONLY)
 	@touch $@ $(PROGRAM) $(SPARK)

@@ -126,7 +126,9 @@ def test_the_image_is_built_from_all_that_the_package_is_made_of() -> None:
     assert {package.partition("/")[0] for package in packages} <= let_in
     assert {"pyproject.toml", "constraints.txt", "README.md", *project["project"]["license-files"]} <= let_in
     # The layer of the dependencies, which is kept while only the program changes.
-    names = {re.split(r"[<>=~! ]", each)[0] for each in project["project"]["dependencies"]}
+    table = project["project"]
+    listed = [*table["dependencies"], *table["optional-dependencies"]["server"]]
+    names = {re.split(r"[<>=~! ]", each)[0] for each in listed}
     layer = re.search(r"constraints\.txt \\\n +([\w -]+)\n", DOCKERFILE)
     assert layer is not None
     assert set(layer[1].split()) == names

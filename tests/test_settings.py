@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from bstar.endpoints import parse_endpoint, parse_http_bind
 from bstar.errors import ConfigurationError
 from bstar.settings import (
     PROFILES,
@@ -24,8 +25,6 @@ from bstar.settings import (
     from_mapping,
     load,
     pair_problems,
-    parse_endpoint,
-    parse_http_bind,
     sample_configuration,
     sample_settings,
     variable_of,

@@ -20,9 +20,9 @@ from itertools import islice
 from socket import IPPROTO_TCP, SHUT_RDWR, socket
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from bstar.reactor import Reactor
+from bstar.sockets import receive_event
 
 __all__ = ["HAS_TCP_INFO", "LIMIT_S", "Acknowledgements", "Connections"]
 
@@ -82,10 +82,9 @@ class Connections:
 
     def _follow(self, now: float) -> None:
         while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-            descriptor = event["value"]
+            event, descriptor = receive_event(self._monitor)
             self._open.pop(descriptor, None)
-            if event["event"] == zmq.EVENT_ACCEPTED:
+            if event == zmq.EVENT_ACCEPTED:
                 self._open[descriptor] = Acknowledgements()
 
     def _look(self, now: float) -> None:

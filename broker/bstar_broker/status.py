@@ -31,8 +31,8 @@ from typing import Self, cast
 import msgspec
 from prometheus_client.exposition import choose_encoder
 
+from bstar.endpoints import parse_http_bind
 from bstar.errors import BstarError, ConfigurationError
-from bstar.settings import parse_http_bind
 from bstar_broker.core.snapshot import NodeState
 from bstar_broker.metrics import make_registry
 

@@ -4,7 +4,6 @@ The error classes are here at once. What needs sockets or the state machine libr
 asked for (PEP 562), so a client that only wants to catch an error loads neither.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from bstar.errors import (
@@ -32,6 +31,7 @@ from bstar.errors import (
     StreamInterruptedError,
     WorkerError,
 )
+from bstar.on_demand import on_demand
 
 if TYPE_CHECKING:
     from bstar.pair import BinaryStar
@@ -71,22 +71,15 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_LOADED_WHEN_ASKED_FOR = {
-    "BinaryStar": "bstar.pair",
-    "Reactor": "bstar.reactor",
-    "Role": "bstar.star",
-    "State": "bstar.star",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Load what is not needed by everyone on its first use; afterwards it is an ordinary attribute."""
-    module = _LOADED_WHEN_ASKED_FOR.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
+__getattr__ = on_demand(
+    __name__,
+    {
+        "BinaryStar": "bstar.pair",
+        "Reactor": "bstar.reactor",
+        "Role": "bstar.star",
+        "State": "bstar.star",
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -16,10 +16,10 @@ import sys
 from pathlib import Path
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from bstar.connections import hang_up, hold_off, place_of, watch
 from bstar.reactor import Reactor
+from bstar.sockets import receive_event
 
 __all__ = ["DescriptorGuard", "raise_limit"]
 
@@ -72,7 +72,7 @@ class DescriptorGuard:
             socket.bind(endpoint)
             self._place = place_of(socket)
             if self._monitor.poll(0 if self._place is None else _LISTENING_MS):
-                self._listener = recv_monitor_message(self._monitor)["value"]
+                self._listener = receive_event(self._monitor)[1]
         except BaseException:
             self._close_monitor()
             raise
@@ -96,7 +96,7 @@ class DescriptorGuard:
         for _ in range(_EVENTS_MAX):
             if not self._monitor.poll(0):
                 return
-            descriptor = recv_monitor_message(self._monitor, zmq.NOBLOCK)["value"]
+            descriptor = receive_event(self._monitor)[1]
             if descriptor >= self._threshold:
                 self._hold_off(now)
                 # It waited in the kernel's queue; while that is not empty the listener does not rest.

@@ -14,13 +14,12 @@ import logging
 from collections.abc import Callable, Iterator
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
+from bstar.endpoints import parse_endpoint
 from bstar.io_threads import keep_apart
 from bstar.reactor import Reactor
 from bstar.refusal import RefusalProbe
-from bstar.settings.endpoints import parse_endpoint
-from bstar.sockets import receive
+from bstar.sockets import receive, receive_event
 from bstar.wire.peer import TOPICS_HEARD
 
 __all__ = ["PeerLink", "reconnect_interval_ms"]
@@ -145,7 +144,7 @@ class PeerLink:
         if self._monitor is None or self._probe is None:
             return is_news
         while self._monitor.poll(0):
-            if recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if receive_event(self._monitor)[0] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 is_news = True
                 self._is_heard = False
                 self._probe.cancel()

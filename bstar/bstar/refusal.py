@@ -22,9 +22,9 @@ from errno import ECONNREFUSED, EINPROGRESS, ENOTCONN
 from functools import partial
 from ipaddress import IPv6Address
 
+from bstar.endpoints import Endpoint
 from bstar.errors import ClosedError
 from bstar.reactor import Reactor, Timer
-from bstar.settings.endpoints import Endpoint
 
 __all__ = ["PROBE_S", "RefusalProbe"]
 

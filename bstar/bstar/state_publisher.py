@@ -19,11 +19,11 @@ import logging
 from collections.abc import Callable
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from bstar.connections import hang_up, place_of, watch
 from bstar.io_threads import keep_apart
 from bstar.reactor import DRAIN_MAX, Reactor
+from bstar.sockets import receive_event
 from bstar.wire.peer import CODES, TOPIC, TOPICS_HEARD, PeerState, encode
 
 __all__ = ["StatePublisher"]
@@ -133,10 +133,9 @@ class StatePublisher:
     def _follow_connections(self) -> None:
         assert self._monitor is not None
         while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-            descriptor = event["value"]
+            event, descriptor = receive_event(self._monitor)
             self._connections.pop(descriptor, None)
-            if event["event"] == zmq.EVENT_ACCEPTED:
+            if event == zmq.EVENT_ACCEPTED:
                 self._connections[descriptor] = 0
                 if len(self._connections) > _CONNECTIONS_MAX:
                     self._hang_up(next(iter(self._connections)), f"more than {_CONNECTIONS_MAX} subscribe")

@@ -7,8 +7,8 @@ import structlog
 import typer
 
 import bstar
+from bstar.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
-from bstar.settings import parse_endpoint
 from bstar_cli.logs import configure_logs
 
 __all__ = ["arbiter"]

@@ -1,17 +1,23 @@
 """Where the ``bstar`` command begins, before anything that takes time to import.
 
 Ctrl-C ends the command without a traceback from its first moment on. While the imports last it ends at once.
-After that each command decides what Ctrl-C means; at the very end the signal ends the process again. To
-import this module is to begin: only the program itself does.
+After that each command decides what Ctrl-C means; at the very end the signal ends the process again. The
+import of this module begins the program: nothing else imports it.
+
+What only the command and the nodes need is the extra ``server``; applications do without it.
 """
 
 import os
 import signal
+import sys
 
 __all__ = ["main"]
 
-# ``exits.INTERRUPTED``: to import it takes as long as the rest.
+# ``exits.INTERRUPTED`` and ``exits.USAGE``: their import takes as long as the rest.
 _INTERRUPTED = 130
+_USAGE = 2
+
+_EXTRA_MODULES = frozenset({"prometheus_client", "rich", "structlog", "typer", "yaml"})
 
 # Not where the parent has chosen that the signal is ignored, as nohup and a shell's & do.
 _is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -21,8 +27,13 @@ if _is_ours:
 
 def main() -> int:
     """Run the command of the process's arguments; its exit code."""
-    from bstar_cli.main import main as run  # noqa: PLC0415 - this is what takes the time
-
+    try:
+        from bstar_cli.main import main as run  # noqa: PLC0415 - this is what takes the time
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA_MODULES:
+            raise
+        sys.stderr.write(f"bstar: {error.name} is not installed: pip install 'bstar[server]'\n")
+        return _USAGE
     try:
         if _is_ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -33,7 +33,7 @@ OK = 0
 FAILED = 1
 """What was asked for did not succeed, and it is said why: a handler failed, a node is missing."""
 USAGE = 2
-"""The command line, an environment variable or a configuration is wrong; nothing was begun."""
+"""The command line, a variable or a configuration is wrong, or an extra is missing; nothing was begun."""
 NOT_EXECUTED = 3
 """``call``: no worker began the request; sending it again is safe."""
 UNKNOWN = 4

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
+from bstar.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet
-from bstar.settings import load_fleet, parse_endpoint
+from bstar.settings import load_fleet
 from bstar_client import JournalSettings
 
 __all__ = [

@@ -8,9 +8,9 @@ from typing import Annotated, Final
 import typer
 import zmq
 
+from bstar.endpoints import Endpoint, parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar.settings import Settings, load
-from bstar.settings.endpoints import Endpoint, parse_endpoint
 from bstar_cli import exits
 from bstar_cli.options import parse_set
 

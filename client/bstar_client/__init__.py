@@ -11,7 +11,6 @@ The package is named ``bstar_client`` so that a program's own ``client.py`` cann
 on pyzmq and msgspec alone: neither the state machine library nor YAML nor metrics come along.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from bstar.errors import (
@@ -33,6 +32,7 @@ from bstar.errors import (
     StreamInterruptedError,
     WorkerError,
 )
+from bstar.on_demand import on_demand
 
 if TYPE_CHECKING:
     from bstar.fleet import Fleet, Pair
@@ -93,43 +93,36 @@ __all__ = [
     "node_states",
 ]
 
-_LOADED_WHEN_ASKED_FOR = {
-    "Fleet": "bstar.fleet",
-    "Pair": "bstar.fleet",
-    "AsyncHAClient": "bstar_client.aio.client",
-    "AsyncHandler": "bstar_client.aio.worker",
-    "AsyncWorker": "bstar_client.aio.worker",
-    "Ask": "bstar_client.core.calls",
-    "CallFailed": "bstar_client.core.calls",
-    "Reply": "bstar_client.core.calls",
-    "ActiveFound": "bstar_client.core.events",
-    "ActiveLost": "bstar_client.core.events",
-    "Connected": "bstar_client.core.events",
-    "Disconnected": "bstar_client.core.events",
-    "Event": "bstar_client.core.events",
-    "FailedOver": "bstar_client.core.events",
-    "Handler": "bstar_client.handlers",
-    "Request": "bstar_client.handlers",
-    "WorkerHooks": "bstar_client.handlers",
-    "JournalSettings": "bstar_client.journal",
-    "ReplyMemory": "bstar_client.replies",
-    "ReplyStore": "bstar_client.replies",
-    "LinkSettings": "bstar_client.settings",
-    "NodeReport": "bstar_client.status",
-    "node_states": "bstar_client.status",
-    "HAClient": "bstar_client.sync.client",
-    "Worker": "bstar_client.sync.worker",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Load a class on its first use (PEP 562): a program with a client loads no worker and no asyncio."""
-    module = _LOADED_WHEN_ASKED_FOR.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
+__getattr__ = on_demand(
+    __name__,
+    {
+        "Fleet": "bstar.fleet",
+        "Pair": "bstar.fleet",
+        "AsyncHAClient": "bstar_client.aio.client",
+        "AsyncHandler": "bstar_client.aio.worker",
+        "AsyncWorker": "bstar_client.aio.worker",
+        "Ask": "bstar_client.core.calls",
+        "CallFailed": "bstar_client.core.calls",
+        "Reply": "bstar_client.core.calls",
+        "ActiveFound": "bstar_client.core.events",
+        "ActiveLost": "bstar_client.core.events",
+        "Connected": "bstar_client.core.events",
+        "Disconnected": "bstar_client.core.events",
+        "Event": "bstar_client.core.events",
+        "FailedOver": "bstar_client.core.events",
+        "Handler": "bstar_client.handlers",
+        "Request": "bstar_client.handlers",
+        "WorkerHooks": "bstar_client.handlers",
+        "JournalSettings": "bstar_client.journal",
+        "ReplyMemory": "bstar_client.replies",
+        "ReplyStore": "bstar_client.replies",
+        "LinkSettings": "bstar_client.settings",
+        "NodeReport": "bstar_client.status",
+        "node_states": "bstar_client.status",
+        "HAClient": "bstar_client.sync.client",
+        "Worker": "bstar_client.sync.worker",
+    },
+)
 
 
 def __dir__() -> list[str]:

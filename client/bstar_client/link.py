@@ -7,14 +7,13 @@ that order is kept.
 """
 
 import select
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 
 import zmq
 
 from bstar.io_threads import keep_apart, new_context
-from bstar.sockets import is_readable, receive, send
+from bstar.sockets import is_readable, receive, receive_event, send
 from bstar_client.settings import LinkSettings
 from bstar_client.wakeup import WakeUp
 
@@ -192,8 +191,7 @@ class Link:
             return changes
         try:
             while True:
-                # Two octets of the first frame (zmq_socket_monitor). pyzmq's own reader loads asyncio: 7 MiB.
-                event = int.from_bytes(receive(monitor)[0][:2], sys.byteorder)
+                event = receive_event(monitor)[0]
                 if event == zmq.EVENT_CLOSED:
                     # What was closed was never connected; EVENT_CONNECT_RETRIED comes next.
                     self.is_refused = True

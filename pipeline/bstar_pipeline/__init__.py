@@ -5,8 +5,9 @@ It is the only package that may import pyspark (extra ``spark``), and it reaches
 workers import this package too, and a task that calls a service needs none of it.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from bstar.on_demand import on_demand
 
 if TYPE_CHECKING:
     from bstar_pipeline.calls import call
@@ -14,12 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BstarDataSource", "call"]
 
-_LOADED_WHEN_ASKED_FOR = {"BstarDataSource": "bstar_pipeline.source", "call": "bstar_pipeline.calls"}
-
-
-def __getattr__(name: str) -> object:
-    """Load a name on its first use."""
-    module = _LOADED_WHEN_ASKED_FOR.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(module), name)
+__getattr__ = on_demand(
+    __name__, {"BstarDataSource": "bstar_pipeline.source", "call": "bstar_pipeline.calls"}
+)

@@ -188,8 +188,13 @@ class Images:
 
 def _download_wheels(folder: Path, version: str) -> None:
     """What the program needs, to build it and to run it, for that version of Python on Linux."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = tables["project"]
+    wanted = [
+        *project["dependencies"],
+        *project["optional-dependencies"]["server"],
+        *tables["build-system"]["requires"],
+    ]
     machine = platform.machine()
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(36, 4, -1)]
     platforms += [f"manylinux2014_{machine}", f"manylinux2010_{machine}"]

@@ -6,10 +6,17 @@ of strength) and returns :class:`Settings`. Whatever is wrong is reported in one
 it came from and what to do about it. ``check_pair`` says whether two configurations belong together. The
 schema is the one source of the documentation: the sample configurations and ``docs/configuration.md`` are
 written from it. ``load_fleet`` reads what clients and workers are told: where the pairs are.
+
+An application that gets its endpoints elsewhere needs nothing of this package, which reads YAML.
 """
 
+try:
+    import yaml as _yaml  # noqa: F401 - the first import tells what is missing
+except ModuleNotFoundError as error:
+    text = "a configuration needs PyYAML, which is not installed: pip install 'bstar[server]'"
+    raise ModuleNotFoundError(text, name="yaml") from error
+
 from bstar.settings.client import load_fleet, sample_client_configuration
-from bstar.settings.endpoints import Endpoint, parse_endpoint, parse_http_bind
 from bstar.settings.load import from_mapping, load, variable_of
 from bstar.settings.relations import check_pair, pair_problems
 from bstar.settings.sample import sample_configuration, sample_settings
@@ -31,7 +38,6 @@ from bstar.settings.schema import (
 __all__ = [
     "PROFILES",
     "RESERVED_VARIABLES",
-    "Endpoint",
     "Endpoints",
     "Http",
     "Journal",
@@ -47,8 +53,6 @@ __all__ = [
     "load",
     "load_fleet",
     "pair_problems",
-    "parse_endpoint",
-    "parse_http_bind",
     "sample_client_configuration",
     "sample_configuration",
     "sample_settings",

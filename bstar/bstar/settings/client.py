@@ -15,10 +15,10 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from bstar.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet, Pair
 from bstar.settings.document import Problems, read_document, shown
-from bstar.settings.endpoints import parse_endpoint
 
 __all__ = ["load_fleet", "sample_client_configuration"]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from bstar.endpoints import Endpoint, parse_endpoint, parse_http_bind
 from bstar.errors import ConfigurationError
-from bstar.settings.endpoints import Endpoint, parse_endpoint, parse_http_bind
 from bstar.settings.schema import FIELDS, Settings, flatten
 
 __all__ = ["RELATIONS", "Problem", "Relation", "check_pair", "node_problems", "pair_problems"]
