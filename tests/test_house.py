@@ -47,8 +47,6 @@ EXCEPTIONS = {
     "bstar_client.sync.worker:Worker.__init__": "a public constructor: keyword options and their meaning",
     "bstar_pipeline.bronze": "still to be split",
     "bstar_pipeline.bronze:ranges": "still to be split",
-    "bstar_pipeline.gold.audit": "still to be split",
-    "bstar_pipeline.gold.audit:_findings": "still to be split",
     "bstar_pipeline.gold.faults:ends": "still to be split",
     "bstar_pipeline.gold.faults:partitions": "still to be split",
     "bstar_pipeline.gold.impact:impact": "still to be split",

@@ -1,0 +1,221 @@
+"""What the journals prove about single requests: a table of rules over facts, both in SQL.
+
+A finding is *violated* if the journals prove that a promise of docs/guarantees.md was broken. It is *excused*
+if the guarantees allow a repetition or an unknown outcome and somebody was told of it. It is *unproven* if
+these journals cannot tell. Of the rules of one name the first whose condition holds makes the finding.
+
+Requests of plain Majordomo clients have no identity that lasts (``client`` begins with "mdp-"): no rule
+judges them.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import reduce
+from itertools import groupby
+from typing import NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+__all__ = ["FACTS", "LATE_US", "RULES", "Rule", "findings"]
+
+LATE_US = 1_000_000
+"""A reply that a node sent so long before the client gave up should have reached it."""
+
+
+class Rule(NamedTuple):
+    """``when`` is a condition over facts and columns; ``text`` shows those in braces."""
+
+    name: str
+    verdict: str
+    when: str
+    text: str
+
+
+def _overlaps(gaps: str, until: str = "ended_at_us") -> str:
+    """Whether a journal lacks something between the request's acceptance and ``until``."""
+    touches = f"gap -> gap.since <= {until} AND gap.until >= accepted_at_us"
+    return f"coalesce(exists({gaps}, {touches}), false)"
+
+
+# Each may use those before it. The bits of ``evidence`` say who recorded the request.
+FACTS = {
+    "executions": "coalesce(executions, 0)",
+    "answers": "coalesce(answers, 0)",
+    "deliveries": "coalesce(deliveries, 0)",
+    "has_node": "evidence & 1 != 0",
+    "has_call": "evidence & 2 != 0",
+    "has_worker": "evidence & 4 != 0",
+    # BSN-G-14: these numbers belong to requests that are named by a key.
+    "is_keyed": f"number >= {1 << 62}",
+    "is_forbidden": "NOT coalesce(is_idempotent, true)",
+    "was_sent_once": "coalesce(attempts, 1) <= 1",
+    "is_executed_again": "executions > 1",
+    # A killed worker records nothing, so the nodes' deliveries count as well.
+    "is_delivered_again": "deliveries > 1 AND executions <= 1 AND NOT is_keyed",
+    "crcs": "filter(execution_crcs, crc -> crc IS NOT NULL)",
+    "is_crossed": "reply_crc IS NOT NULL AND size(crcs) > 0 AND NOT array_contains(crcs, reply_crc)",
+    "client_may_lack": _overlaps("client_gaps"),
+    "worker_may_lack": _overlaps("worker_gaps"),
+    "node_may_lack": f"{_overlaps('node_ends')} OR {_overlaps('node_gaps')}",
+    "node_lived_on": f"NOT {_overlaps('node_ends', 'accepted_at_us + call_total_us')}",
+    "at_node": "if(has_node, format_string('%s recorded it as %s', node, coalesce(outcome, '?')), "
+    "'no node recorded it')",
+    "by_worker": "format_string('%d executions by workers are recorded', executions)",
+    "after": "format_string('%.1f ms', total_us / 1000)",
+    "call_after": "format_string('%.1f ms', call_total_us / 1000)",
+    "reply": "hex(reply_crc)",
+    "replies": "array_join(transform(crcs, crc -> hex(crc)), ', ')",
+}
+
+RULES = (
+    # Guarantee 1: each accepted request has one outcome. A caller that went away (abandoned) lost nothing.
+    Rule(
+        "lost",
+        "violated",
+        "NOT has_call AND keeps AND NOT is_keyed AND NOT client_may_lack",
+        "{at_node}; {by_worker}; its client's journal is whole and knows no outcome",
+    ),
+    Rule(
+        "lost",
+        "unproven",
+        "NOT has_call AND keeps AND NOT is_keyed",
+        "no outcome in the client's journal, which may lack something there",
+    ),
+    Rule(
+        "lost",
+        "violated",
+        "call_outcome = 'timeout' AND answers > 0 AND was_sent_once AND NOT is_keyed AND node_lived_on "
+        f"AND call_total_us - total_us > {LATE_US}",
+        "a node answered it after {after} and lived on; its client, which had sent it once, "
+        "was told timeout after {call_after}",
+    ),
+    # A worker did it, and the node that had dispatched it never had an end of it.
+    Rule(
+        "lost",
+        "violated",
+        "call_outcome = 'timeout' AND executions > 0 AND NOT has_node AND was_sent_once AND NOT is_keyed "
+        "AND NOT node_may_lack",
+        "{by_worker}; no node recorded its end, and its client was told timeout",
+    ),
+    Rule(
+        "lost",
+        "violated",
+        "call_outcome IN ('busy', 'rejected', 'no-active') AND executions + answers > 0 AND NOT is_keyed",
+        "its client was told {call_outcome}, so not executed, but {by_worker} and {answers} answers by nodes",
+    ),
+    Rule(
+        "lost",
+        "excused",
+        "call_outcome IN ('timeout', 'unknown', 'interrupted', 'closed') AND (has_node OR has_worker)",
+        "the client was told that the outcome is not known: {call_outcome}",
+    ),
+    Rule(
+        "lost",
+        "unproven",
+        "NOT has_call AND has_node AND outcome IN ('returned', 'late')",
+        "given back by a node, never seen at the other: only the client's journal could tell",
+    ),
+    # A request is executed again only as a marked repetition, and never if its caller forbade that.
+    Rule("executed-twice", "excused", "is_executed_again AND is_keyed", "asked again by its key"),
+    Rule(
+        "executed-twice",
+        "violated",
+        "is_executed_again AND is_forbidden",
+        "executed {executions} times, although its caller forbade to repeat it",
+    ),
+    Rule(
+        "executed-twice",
+        "violated",
+        "unmarked > 0",
+        "executed {executions} times; {unmarked} runs after the first were not marked as repetitions",
+    ),
+    Rule(
+        "executed-twice",
+        "excused",
+        "is_executed_again AND has_call",
+        "a marked repetition of an idempotent call",
+    ),
+    Rule(
+        "executed-twice",
+        "unproven",
+        "is_executed_again",
+        "a marked repetition: only the client's journal could tell whether it was allowed",
+    ),
+    Rule(
+        "executed-twice",
+        "violated",
+        "is_delivered_again AND is_forbidden",
+        "given to workers {deliveries} times, although its caller forbade to repeat it; {by_worker}",
+    ),
+    Rule(
+        "executed-twice",
+        "excused",
+        "is_delivered_again AND has_call",
+        "an idempotent call, given to another worker",
+    ),
+    Rule(
+        "executed-twice",
+        "unproven",
+        "is_delivered_again",
+        "given to another worker: only the client's journal could tell whether it was allowed",
+    ),
+    # Guarantee 2: a reply is delivered once. Of two marked answers the client delivers one.
+    Rule("answered-twice", "excused", "answers > 1 AND is_keyed", "asked again by its key"),
+    Rule(
+        "answered-twice",
+        "excused",
+        "answers > 1 AND is_repeated",
+        "a marked repetition: the first answer had been lost",
+    ),
+    Rule(
+        "answered-twice",
+        "violated",
+        "answers > 1",
+        "nodes recorded {answers} answers to it, none of them marked as a repetition",
+    ),
+    # Guarantee 2: replies are never crossed. The CRC-32 of a delivered reply is one that a worker gave.
+    Rule(
+        "crossed",
+        "violated",
+        "is_crossed AND NOT worker_may_lack",
+        "its client got a reply with CRC-32 {reply}; what workers answered to it has {replies}",
+    ),
+    Rule(
+        "crossed",
+        "unproven",
+        "is_crossed",
+        "no recorded reply, but a worker's journal is incomplete there",
+    ),
+)
+
+
+def findings(requests: DataFrame) -> DataFrame:
+    """One row for each request and name of rules that has a finding."""
+    named = requests.where("NOT startswith(client, 'mdp-')")
+    facts = reduce(lambda frame, fact: frame.withColumn(fact[0], F.expr(fact[1])), FACTS.items(), named)
+    of_names = [_first(rules) for _, rules in groupby(RULES, lambda rule: rule.name)]
+    found = F.filter(F.array(*of_names), lambda one: one.isNotNull())
+    at_us = F.coalesce("ended_at_us", "accepted_at_us").alias("at_us")
+    rows = facts.select(
+        "day", "pair", "client", "number", "service", "node", at_us, F.explode(found).alias("found")
+    )
+    return rows.select("*", "found.*").drop("found")
+
+
+def _first(rules: Iterator[Rule]) -> Column:
+    """What the first rule says whose condition holds; null if there is none."""
+    cases = " ".join(f"WHEN {rule.when} THEN {_finding(rule)}" for rule in rules)
+    return F.expr(f"CASE {cases} END")
+
+
+def _finding(rule: Rule) -> str:
+    """A struct of name, verdict and text, in SQL."""
+    parts = [part for part in re.split(r"(\{\w+\})", rule.text) if part]
+    shown = [part[1:-1] if part.startswith("{") else _literal(part) for part in parts]
+    values = [_literal(rule.name), _literal(rule.verdict), f"concat({', '.join(shown)})"]
+    return "named_struct('rule', {}, 'verdict', {}, 'text', {})".format(*values)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "\\'") + "'"
