@@ -1,7 +1,7 @@
 """``bstar arbiter``: the third voter, for any number of pairs."""
 
 import os
-from typing import Annotated, Literal
+from typing import Annotated
 
 import structlog
 import typer
@@ -9,7 +9,8 @@ import typer
 import bstar
 from bstar.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
-from bstar_cli.logs import configure_logs
+from bstar_cli.logs import LogOptions
+from bstar_cli.options import refuse
 
 __all__ = ["arbiter"]
 
@@ -25,12 +26,8 @@ def arbiter(
             help="Allow an address that others can reach: there is no encryption and no authentication yet.",
         ),
     ] = False,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option("--log-level", help="The least important.")
-    ] = "info",
-    log_format: Annotated[
-        Literal["console", "json"], typer.Option("--log-format", help="For people or for programs.")
-    ] = "console",
+    *,
+    logs: LogOptions,
 ) -> None:
     """Run the optional third voter of one or many pairs until SIGTERM or Ctrl-C.
 
@@ -50,12 +47,12 @@ def arbiter(
         endpoint = parse_endpoint(bind, bind=True)
     except ValueError as error:
         raise ConfigurationError(f"--bind: {error}") from error
-    if not (endpoint.is_loopback or insecure):
-        raise ConfigurationError(
-            f"--bind {bind}: others can reach this address, and there is no encryption or authentication "
-            "yet: bind 127.0.0.1, or say --insecure if the network itself keeps strangers out"
-        )
-    configure_logs(log_level, log_format)
+    refuse(
+        not (endpoint.is_loopback or insecure),
+        f"--bind {bind}: others can reach this address, and there is no encryption or authentication "
+        "yet: bind 127.0.0.1, or say --insecure if the network itself keeps strangers out",
+    )
+    logs.configure()
     log = structlog.get_logger("bstar")
     # A wrong option is found without the sockets.
     from bstar.arbiter import ArbiterServer  # noqa: PLC0415

@@ -3,26 +3,52 @@
 import base64
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import structs
 
 from bstar.errors import CallError, ConfigurationError
-from bstar_cli.options import (
-    ClientConfigOption,
-    DialectOption,
-    EndpointsOption,
-    JournalNameOption,
-    JournalOption,
-    JournalPairOption,
-    fleet_of,
-    journal_of,
-)
+from bstar_cli.options import DialectOption, KeptJournal, Nodes, refuse
 from bstar_cli.terminal import json_line, lines
 from bstar_client import HAClient, Reply
 
 __all__ = ["call"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shown:
+    """How replies are printed."""
+
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Print the octets as they are, without a newline anywhere.")
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each reply.")] = False
+
+    def reply(self, reply: Reply, seconds: float, *, is_alone: bool = False) -> None:
+        """Print one; ``is_alone``: neither PARTIALs nor other replies come with it."""
+        if self.as_json:
+            typer.echo(_as_json(reply, seconds))
+        elif self.raw or (is_alone and len(reply.frames) == 1 and not sys.stdout.isatty()):
+            _write(b"".join(reply.frames))
+        elif sys.stdout.isatty():
+            for frame in reply.frames:
+                typer.echo(lines(frame))
+        else:
+            _write(b"".join(frame + b"\n" for frame in reply.frames))
+
+    def error(self, error: CallError, seconds: float) -> None:
+        """Print it as JSON if all is; otherwise the end of the command tells it."""
+        if self.as_json:
+            problem = {
+                "error": type(error).__name__,
+                "text": str(error),
+                "may_have_executed": error.may_have_executed,
+                "seconds": round(seconds, 6),
+            }
+            typer.echo(json_line(problem))
 
 
 def call(
@@ -35,8 +61,8 @@ def call(
             "None is one empty frame.",
         ),
     ] = None,
-    endpoints: EndpointsOption = None,
-    config: ClientConfigOption = None,
+    *,
+    nodes: Nodes,
     timeout: Annotated[
         float, typer.Option("--timeout", "-t", min=0.001, help="Seconds for everything, failover included.")
     ] = 10.0,
@@ -49,14 +75,9 @@ def call(
         str | None,
         typer.Option("--key", help="Name the request: whoever asks with this key asks for the same one."),
     ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Print the octets as they are, without a newline anywhere.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each reply.")] = False,
+    shown: _Shown,
     dialect: DialectOption = "native",
-    journal: JournalOption = None,
-    journal_pair: JournalPairOption = None,
-    journal_name: JournalNameOption = None,
+    journal: KeptJournal,
 ) -> None:
     """Send one request and print its reply.
 
@@ -84,52 +105,23 @@ def call(
         bstar call mmi.service echo
     """
     frames = [_frame(text) for text in body or ()] or [b""]
-    if raw and as_json:
-        raise ConfigurationError("--raw and --json exclude each other")
-    if stream and key is not None:
-        raise ConfigurationError("--stream and --key exclude each other: a stream is never repeated")
-    kept = journal_of(journal, journal_pair, journal_name)
+    refuse(shown.raw and shown.as_json, "--raw and --json exclude each other")
+    refuse(stream and key, "--stream and --key exclude each other: a stream is never repeated")
+    kept = journal.settings()
     started = time.monotonic()
-
-    def show(reply: Reply, *, is_alone: bool = False) -> None:
-        if as_json:
-            typer.echo(_as_json(reply, time.monotonic() - started))
-        elif raw or (is_alone and len(reply.frames) == 1 and not sys.stdout.isatty()):
-            _write(b"".join(reply.frames))
-        elif sys.stdout.isatty():
-            for frame in reply.frames:
-                typer.echo(lines(frame))
-        else:
-            _write(b"".join(frame + b"\n" for frame in reply.frames))
-
     try:
-        with HAClient(fleet_of(endpoints, config), dialect=dialect, timeout=timeout, journal=kept) as client:
+        with HAClient(nodes.fleet(), dialect=dialect, timeout=timeout, journal=kept) as client:
             if stream:
                 for reply in client.stream(service, frames, idempotent=not once):
-                    show(reply)
+                    shown.reply(reply, time.monotonic() - started)
             else:
                 reply = client.request(service, frames, idempotent=not once, key=key)
+                seconds = time.monotonic() - started
                 for index, partial in enumerate(reply.partials):
-                    show(
-                        Reply(
-                            partial,
-                            index=index,
-                            attempts=reply.attempts,
-                            epoch=reply.epoch,
-                            endpoint=reply.endpoint,
-                            is_final=False,
-                        )
-                    )
-                show(reply, is_alone=not reply.partials)
+                    shown.reply(structs.replace(reply, frames=partial, index=index, is_final=False), seconds)
+                shown.reply(reply, seconds, is_alone=not reply.partials)
     except CallError as error:
-        if as_json:
-            problem = {
-                "error": type(error).__name__,
-                "text": str(error),
-                "may_have_executed": error.may_have_executed,
-                "seconds": round(time.monotonic() - started, 6),
-            }
-            typer.echo(json_line(problem))
+        shown.error(error, time.monotonic() - started)
         raise
 
 

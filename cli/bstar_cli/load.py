@@ -20,15 +20,7 @@ from bstar.fleet import Fleet
 from bstar.printable import printable
 from bstar_cli import exits
 from bstar_cli.gaps import Gaps, Settled
-from bstar_cli.options import (
-    ClientConfigOption,
-    EndpointsOption,
-    JournalNameOption,
-    JournalOption,
-    JournalPairOption,
-    fleet_of,
-    journal_of,
-)
+from bstar_cli.options import KeptJournal, Nodes
 from bstar_cli.steady import SteadyCalls
 from bstar_cli.streams import OutputLostError
 from bstar_cli.terminal import json_line
@@ -106,8 +98,8 @@ def load(
     service: Annotated[
         str, typer.Argument(metavar="SERVICE", help="A service that answers with the body, as echo does.")
     ] = "echo",
-    endpoints: EndpointsOption = None,
-    config: ClientConfigOption = None,
+    *,
+    nodes: Nodes,
     rate: Annotated[float, typer.Option("--rate", min=0.1, max=5000, help="Calls per second.")] = 50.0,
     seconds: Annotated[
         float | None, typer.Option("--seconds", min=0.1, help="End after so long; otherwise when told to.")
@@ -119,9 +111,7 @@ def load(
         int, typer.Option("--window", "-w", min=1, max=_WINDOW_MAX, help="Calls outstanding at most.")
     ] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
-    journal: JournalOption = None,
-    journal_pair: JournalPairOption = None,
-    journal_name: JournalNameOption = None,
+    journal: KeptJournal,
 ) -> None:
     """Call a service at a steady rate until SIGTERM or Ctrl-C, and show how the calls fare.
 
@@ -138,7 +128,7 @@ def load(
 
         bstar load -e tcp://10.0.0.1:5001,tcp://10.0.0.2:5001 --json | jq 'select(.type == "failover")'
     """
-    kept = journal_of(journal, journal_pair, journal_name)
+    kept = journal.settings()
     stop = threading.Event()
     report = _Report(as_json, stop)
 
@@ -149,7 +139,7 @@ def load(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     # It calls one service, so what happens at other pairs is no business of its report.
-    fleet = Fleet([fleet_of(endpoints, config).pair_of(service)])
+    fleet = Fleet([nodes.fleet().pair_of(service)])
     with HAClient(fleet, timeout=timeout, on_event=report.event, journal=kept) as client:
         began = time.monotonic()
         calls = SteadyCalls(

@@ -2,18 +2,36 @@
 
 import logging
 import sys
+from dataclasses import dataclass
 from io import StringIO
-from typing import TextIO
+from typing import Annotated, Literal, TextIO
 
 import structlog
+import typer
 from structlog.typing import EventDict, ExcInfo, Processor
 
 from bstar.printable import printable
 from bstar_cli.terminal import has_colours, lines
 
-__all__ = ["configure_logs"]
+__all__ = ["LogOptions", "configure_logs"]
 
 _VALUE_CHARS_MAX = 5_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """What a long-running command logs, and how."""
+
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option("--log-level", help="The least important.")
+    ] = "info"
+    log_format: Annotated[
+        Literal["console", "json"], typer.Option("--log-format", help="For people or for programs.")
+    ] = "console"
+
+    def configure(self) -> None:
+        """Send the log to standard error from now on."""
+        configure_logs(self.log_level, self.log_format)
 
 
 def configure_logs(level: str, form: str) -> None:

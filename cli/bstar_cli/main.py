@@ -20,6 +20,7 @@ from bstar_cli.call import call
 from bstar_cli.configuration import check_config, sample_config
 from bstar_cli.demo import demo
 from bstar_cli.load import load
+from bstar_cli.options import grouped
 from bstar_cli.pipeline import pipeline
 from bstar_cli.promote import promote
 from bstar_cli.serve import serve
@@ -79,7 +80,7 @@ for _command in (
     demo,
     version,
 ):
-    app.command()(_command)
+    app.command()(grouped(_command))
 app.add_typer(pipeline)
 
 

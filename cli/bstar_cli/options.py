@@ -1,9 +1,15 @@
-"""Options that several commands share, and what is made of them."""
+"""Groups of options that several commands share, and what is made of them.
 
+A group is a dataclass whose fields are options. A command that takes a group has all of them (``grouped``).
+"""
+
+import functools
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 import typer
@@ -11,105 +17,164 @@ import typer
 from bstar.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet
-from bstar.settings import load_fleet
+from bstar.settings import Settings, load, load_fleet
 from bstar_client import JournalSettings
 
 __all__ = [
     "DEFAULT_ENDPOINTS",
-    "ClientConfigOption",
     "Dialect",
     "DialectOption",
-    "EndpointsOption",
-    "JournalNameOption",
-    "JournalOption",
-    "JournalPairOption",
+    "KeptJournal",
+    "NodeConfiguration",
+    "Nodes",
     "fleet_of",
-    "journal_of",
+    "grouped",
     "parse_set",
+    "refuse",
 ]
 
 DEFAULT_ENDPOINTS = "tcp://127.0.0.1:5001,tcp://127.0.0.1:5002"
 
 Dialect = Literal["native", "mdp02"]
 
-EndpointsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--endpoints",
-        "-e",
-        metavar="A,B[;C,D]",
-        help="Where the nodes are, the primary first, separated by commas; semicolons part pairs. "
-        f"Otherwise BSTAR_ENDPOINTS, otherwise {DEFAULT_ENDPOINTS}.",
-        show_default=False,
-    ),
-]
-ClientConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        metavar="FILE",
-        help="A client's configuration, which names the pairs. Otherwise BSTAR_CLIENT_CONFIG.",
-        show_default=False,
-    ),
-]
 DialectOption = Annotated[
     Dialect, typer.Option("--dialect", help="native, or mdp02 for any broker of plain Majordomo 0.2.")
 ]
 
-JournalOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--journal", metavar="DIR", help="Keep a journal in this directory, which is made when missing."
-    ),
-]
-JournalPairOption = Annotated[
-    str | None,
-    typer.Option(
-        "--journal-pair",
-        metavar="PAIR",
-        help="What the nodes call their pair, for the journal. Otherwise bstar.",
-        show_default=False,
-    ),
-]
-JournalNameOption = Annotated[
-    str | None,
-    typer.Option(
-        "--journal-name",
-        metavar="NAME",
-        help="What this process is called in the journal. Otherwise what it is, and the machine's name.",
-        show_default=False,
-    ),
-]
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """``command`` as Typer takes it: in the place of each group of options its fields."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            parameters += inspect.signature(groups[name], eval_str=True).parameters.values()
+        else:
+            only = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(parameter.replace(annotation=hints[name], kind=only))
+
+    @functools.wraps(command)
+    def run(**options: Any) -> None:
+        for name, kind in groups.items():
+            options[name] = kind(**{field.name: options.pop(field.name) for field in fields(kind)})
+        command(**options)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect looks there
+    return run
 
 
-def journal_of(directory: Path | None, pair: str | None, name: str | None) -> JournalSettings | None:
-    """Where to keep a journal, if anywhere."""
-    if directory is None:
-        for option, value in (("--journal-pair", pair), ("--journal-name", name)):
-            if value is not None:
-                raise ConfigurationError(f"{option} says something about the journal: add --journal DIR")
-        return None
-    settings = JournalSettings(str(directory), name=name or "")
-    return settings if pair is None else msgspec.structs.replace(settings, pair=pair)
+def refuse(condition: object, text: str) -> None:
+    """ConfigurationError with ``text`` if the options are wrong."""
+    if condition:
+        raise ConfigurationError(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """Where the nodes of all pairs are."""
+
+    endpoints: Annotated[
+        str | None,
+        typer.Option(
+            "--endpoints",
+            "-e",
+            metavar="A,B[;C,D]",
+            help="Where the nodes are, the primary first, separated by commas; semicolons part pairs. "
+            f"Otherwise BSTAR_ENDPOINTS, otherwise {DEFAULT_ENDPOINTS}.",
+            show_default=False,
+        ),
+    ] = None
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="A client's configuration, which names the pairs. Otherwise BSTAR_CLIENT_CONFIG.",
+            show_default=False,
+        ),
+    ] = None
+
+    def fleet(self) -> Fleet:
+        """The pairs. Raises ConfigurationError."""
+        return fleet_of(self.endpoints, self.config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptJournal:
+    """Where a client or a worker keeps a journal, if anywhere."""
+
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            "--journal", metavar="DIR", help="Keep a journal in this directory, which is made when missing."
+        ),
+    ] = None
+    journal_pair: Annotated[
+        str | None,
+        typer.Option(
+            "--journal-pair",
+            metavar="PAIR",
+            help="What the nodes call their pair, for the journal. Otherwise bstar.",
+            show_default=False,
+        ),
+    ] = None
+    journal_name: Annotated[
+        str | None,
+        typer.Option(
+            "--journal-name",
+            metavar="NAME",
+            help="What this process is called in the journal. Otherwise what it is, and the machine's name.",
+            show_default=False,
+        ),
+    ] = None
+
+    def settings(self) -> JournalSettings | None:
+        """What clients and workers take. Raises ConfigurationError."""
+        if self.journal is None:
+            for option, value in (("pair", self.journal_pair), ("name", self.journal_name)):
+                text = f"--journal-{option} says something about the journal: add --journal DIR"
+                refuse(value is not None, text)
+            return None
+        settings = JournalSettings(str(self.journal), name=self.journal_name or "")
+        pair = self.journal_pair
+        return settings if pair is None else msgspec.structs.replace(settings, pair=pair)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfiguration:
+    """A node's configuration, with keys overridden."""
+
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", envvar="BSTAR_CONFIG", metavar="FILE", help="The node's configuration."
+        ),
+    ] = None
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as log.level=debug."),
+    ] = None
+
+    def settings(self) -> Settings:
+        """Raises ConfigurationError naming all that is wrong."""
+        return load(self.config, options=parse_set(self.assignments or ()))
 
 
 def fleet_of(endpoints: str | None, config: Path | None) -> Fleet:
     """The pairs: of one of the options, else of one of the variables, else the default."""
-    if endpoints is not None and config is not None:
-        raise ConfigurationError("--endpoints and --config both say where the nodes are: give one of them")
+    both = "both say where the nodes are"
+    refuse(endpoints is not None and config, f"--endpoints and --config {both}: give one of them")
     if config is not None:
         return load_fleet(config)
     file, text = os.environ.get("BSTAR_CLIENT_CONFIG"), os.environ.get("BSTAR_ENDPOINTS")
     if endpoints is None and file:
-        if text:
-            raise ConfigurationError(
-                "BSTAR_CLIENT_CONFIG and BSTAR_ENDPOINTS both say where the nodes are: set one of them"
-            )
+        refuse(text, f"BSTAR_CLIENT_CONFIG and BSTAR_ENDPOINTS {both}: set one of them")
         return load_fleet(file)
-    where, text = (
-        ("BSTAR_ENDPOINTS", text or DEFAULT_ENDPOINTS) if endpoints is None else ("--endpoints", endpoints)
-    )
+    where, text = ("BSTAR_ENDPOINTS", text or DEFAULT_ENDPOINTS)
+    if endpoints is not None:
+        where, text = "--endpoints", endpoints
     try:
         for part in text.split(";"):
             _check(where, part)
@@ -121,10 +186,8 @@ def fleet_of(endpoints: str | None, config: Path | None) -> Fleet:
 def _check(where: str, text: str) -> None:
     """One pair's endpoints; what is wrong with them is told with the place where they stand."""
     endpoints = [part.strip() for part in text.split(",") if part.strip()]
-    if not endpoints:
-        raise ConfigurationError(f"{where} names no endpoint: write tcp://ADDRESS:PORT,tcp://ADDRESS:PORT")
-    if len(set(endpoints)) != len(endpoints):
-        raise ConfigurationError(f"{where} names an endpoint twice: {text}")
+    refuse(not endpoints, f"{where} names no endpoint: write tcp://ADDRESS:PORT,tcp://ADDRESS:PORT")
+    refuse(len(set(endpoints)) != len(endpoints), f"{where} names an endpoint twice: {text}")
     for endpoint in endpoints:
         try:
             parse_endpoint(endpoint, bind=False)
@@ -137,7 +200,7 @@ def parse_set(assignments: Sequence[str]) -> dict[str, object]:
     options: dict[str, object] = {}
     for assignment in assignments:
         path, separator, value = assignment.partition("=")
-        if not separator or not path:
-            raise ConfigurationError(f"--set {assignment}: write --set KEY=VALUE, such as log.level=debug")
+        is_wrong = not separator or not path
+        refuse(is_wrong, f"--set {assignment}: write --set KEY=VALUE, such as log.level=debug")
         options[path.strip()] = value
     return options

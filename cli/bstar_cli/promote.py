@@ -2,17 +2,15 @@
 
 import socket
 import time
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 import zmq
 
 from bstar.endpoints import Endpoint, parse_endpoint
-from bstar.errors import ConfigurationError
-from bstar.settings import Settings, load
+from bstar.settings import Settings
 from bstar_cli import exits
-from bstar_cli.options import parse_set
+from bstar_cli.options import NodeConfiguration, refuse
 
 __all__ = ["promote"]
 
@@ -32,16 +30,7 @@ _UNREACHABLE: Final = (
 
 
 def promote(
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", "-c", envvar="BSTAR_CONFIG", metavar="FILE", help="The backup's configuration."
-        ),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key as for serve."),
-    ] = None,
+    node: NodeConfiguration,
     force: Annotated[
         bool, typer.Option("--force", help="You have made sure that the primary does not run.")
     ] = False,
@@ -62,13 +51,13 @@ def promote(
 
         docker compose exec backup bstar promote --config /etc/bstar/compose-backup.yaml
     """
-    if config is None and not assignments:
-        raise ConfigurationError("no configuration: name the backup's with --config FILE or BSTAR_CONFIG")
-    settings = load(config, options=parse_set(assignments or ()))
-    if settings.role != "backup":
-        raise ConfigurationError(
-            "role is primary: a primary that is alone serves with the next request and needs no promotion"
-        )
+    is_nothing_given = node.config is None and not node.assignments
+    refuse(is_nothing_given, "no configuration: name the backup's with --config FILE or BSTAR_CONFIG")
+    settings = node.settings()
+    refuse(
+        settings.role != "backup",
+        "role is primary: a primary that is alone serves with the next request and needs no promotion",
+    )
     refusal = _ask(settings, is_forced=force)
     if refusal is not None:
         typer.echo(f"not promoted: {refusal}", err=True)

@@ -2,18 +2,16 @@
 
 import os
 import signal
-from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import structlog
-import typer
 
 import bstar
-from bstar.errors import ConfigurationError, PairError
-from bstar.settings import RESERVED_VARIABLES, load
+from bstar.errors import PairError
+from bstar.settings import RESERVED_VARIABLES
 from bstar_cli.logs import configure_logs
-from bstar_cli.options import parse_set
+from bstar_cli.options import NodeConfiguration, refuse
 
 __all__ = ["serve"]
 
@@ -23,16 +21,7 @@ class _Stopped(BaseException):
 
 
 def serve(
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", "-c", envvar="BSTAR_CONFIG", metavar="FILE", help="The node's configuration."
-        ),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as log.level=debug."),
-    ] = None,
+    node: NodeConfiguration,
 ) -> None:
     """Run one node of the pair until SIGTERM or Ctrl-C.
 
@@ -50,12 +39,12 @@ def serve(
 
         bstar serve -c configs/primary.yaml --set http.bind=127.0.0.1:0 --set log.format=json
     """
-    if config is None and not assignments and not _has_variables():
-        raise ConfigurationError(
-            "no configuration: name one with --config FILE or BSTAR_CONFIG; "
-            "bstar sample-config --role primary prints a complete one"
-        )
-    settings = load(config, options=parse_set(assignments or ()))
+    refuse(
+        node.config is None and not node.assignments and not _has_variables(),
+        "no configuration: name one with --config FILE or BSTAR_CONFIG; "
+        "bstar sample-config --role primary prints a complete one",
+    )
+    settings = node.settings()
     configure_logs(settings.log.level, settings.log.format)
     log = structlog.get_logger("bstar")
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,6 +1,7 @@
 """``bstar status``: the nodes of all pairs side by side, and whether that is how pairs should look."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -14,6 +15,8 @@ from bstar_cli.diagnosis import (
     NodeView,
     PairView,
     Seen,
+    Stray,
+    Verdict,
     find_troubles,
     judge,
     judge_all,
@@ -21,17 +24,17 @@ from bstar_cli.diagnosis import (
     judge_strays,
     strays,
 )
-from bstar_cli.options import ClientConfigOption, EndpointsOption, fleet_of
+from bstar_cli.options import Nodes
 from bstar_cli.streams import OutputLostError, forgive_reader
 from bstar_cli.terminal import cell, json_line, print_tables, sentence
+from bstar_cli.trouble import Trouble
 from bstar_client.status import NodeReport, node_states
 
 __all__ = ["status"]
 
 
 def status(
-    endpoints: EndpointsOption = None,
-    config: ClientConfigOption = None,
+    nodes: Nodes,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", "-t", min=0.001, help="Seconds to wait for the nodes.")
@@ -62,67 +65,90 @@ def status(
 
         bstar status --json | jq '.nodes[].state.pair.state'
     """
-    fleet = fleet_of(endpoints, config)
-    reports = node_states(fleet.endpoints, timeout)
-    nodes = [Seen.of(report) for report in reports]
-    views = [seen.view for seen in nodes]
-    names = _names(fleet)
-    by_pair: dict[str, list[Seen]] = {name: [] for name in names}
-    for name, seen in zip(names, nodes, strict=True):
-        by_pair[name].append(seen)
-    named = [pair.name for pair in fleet.pairs]
-    verdicts = {
-        title: judge(of_pair, name) for (title, of_pair), name in zip(by_pair.items(), named, strict=True)
-    }
-    astray = strays(fleet, by_pair)
-    troubled = find_troubles(by_pair)
-    verdict = judge_services(judge_strays(judge_all(verdicts), astray), troubled)
-    homes = {each: names[_first_node(fleet, each)] for each in service or ()}
+    findings = _look(nodes.fleet(), timeout, service or ())
     if as_json:
-        document = {
-            "healthy": verdict.code == exits.OK,
-            "reason": verdict.reason,
-            "why": verdict.why,
-            "pairs": [
-                {
-                    "pair": name,
-                    "healthy": of_pair.code == exits.OK,
-                    "reason": of_pair.reason,
-                    "why": of_pair.why,
-                }
-                for name, of_pair in verdicts.items()
-            ],
-            "troubles": troubled,
-            "strays": astray,
-            "homes": homes,
-            "nodes": [
-                {
-                    "pair": name,
-                    "endpoint": report.endpoint,
-                    "state": report.state,
-                    "reason": seen.reason,
-                    "error": seen.error,
-                }
-                for name, report, seen in zip(names, reports, nodes, strict=True)
-            ],
-        }
-        _print(lambda: typer.echo(json_line(document)))
+        _print(lambda: typer.echo(json_line(_document(findings))))
     else:
-        tables = [_nodes_table(names, reports, views)]
-        services = _services_table(names, views)
-        if services is not None:
-            tables.append(services)
-        _print(lambda: print_tables(*tables, titles=2 if len(by_pair) > 1 else 1))
-        talk = Console(stderr=True, soft_wrap=True)
-        for seen in nodes:
-            if seen.view is None:
-                talk.print(sentence(f"{seen.endpoint}: {seen.error}"))
-        for told in (*astray, *troubled):
-            talk.print(sentence(told, style="yellow"))
-        for each, home in homes.items():
-            talk.print(sentence(f"{each} belongs to {home}: {', '.join(fleet.pair_of(each).endpoints)}"))
-        talk.print(sentence(verdict.why, style="green" if verdict.code == exits.OK else "bold red"))
-    raise typer.Exit(verdict.code)
+        _show(findings)
+    raise typer.Exit(findings.verdict.code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """What was seen of all nodes, and what it means; ``titles``: what each node's pair is called here."""
+
+    fleet: Fleet
+    titles: list[str]
+    reports: list[NodeReport]
+    nodes: list[Seen]
+    by_pair: dict[str, Verdict]
+    verdict: Verdict
+    strays: list[Stray]
+    troubles: list[Trouble]
+    homes: dict[str, str]
+
+
+def _look(fleet: Fleet, timeout_s: float, services: Sequence[str]) -> _Findings:
+    """Ask all nodes, and judge."""
+    reports = node_states(fleet.endpoints, timeout_s)
+    nodes = [Seen.of(report) for report in reports]
+    titles = _titles(fleet)
+    of_pairs: dict[str, list[Seen]] = {title: [] for title in titles}
+    for title, seen in zip(titles, nodes, strict=True):
+        of_pairs[title].append(seen)
+    by_pair = {
+        title: judge(seen, pair.name)
+        for (title, seen), pair in zip(of_pairs.items(), fleet.pairs, strict=True)
+    }
+    astray = strays(fleet, of_pairs)
+    troubles = find_troubles(of_pairs)
+    verdict = judge_services(judge_strays(judge_all(by_pair), astray), troubles)
+    homes = {service: titles[_first_node(fleet, service)] for service in services}
+    return _Findings(fleet, titles, reports, nodes, by_pair, verdict, astray, troubles, homes)
+
+
+def _document(findings: _Findings) -> dict[str, object]:
+    def told(verdict: Verdict) -> dict[str, object]:
+        return {"healthy": verdict.code == exits.OK, "reason": verdict.reason, "why": verdict.why}
+
+    nodes = zip(findings.titles, findings.reports, findings.nodes, strict=True)
+    return {
+        **told(findings.verdict),
+        "pairs": [{"pair": title, **told(verdict)} for title, verdict in findings.by_pair.items()],
+        "troubles": findings.troubles,
+        "strays": findings.strays,
+        "homes": findings.homes,
+        "nodes": [
+            {
+                "pair": title,
+                "endpoint": report.endpoint,
+                "state": report.state,
+                "reason": seen.reason,
+                "error": seen.error,
+            }
+            for title, report, seen in nodes
+        ],
+    }
+
+
+def _show(findings: _Findings) -> None:
+    views = [seen.view for seen in findings.nodes]
+    tables = [_nodes_table(findings.titles, findings.reports, views)]
+    services = _services_table(findings.titles, views)
+    if services is not None:
+        tables.append(services)
+    _print(lambda: print_tables(*tables, titles=2 if len(findings.by_pair) > 1 else 1))
+    talk = Console(stderr=True, soft_wrap=True)
+    for seen in findings.nodes:
+        if seen.view is None:
+            talk.print(sentence(f"{seen.endpoint}: {seen.error}"))
+    for told in (*findings.strays, *findings.troubles):
+        talk.print(sentence(told, style="yellow"))
+    for service, home in findings.homes.items():
+        endpoints = ", ".join(findings.fleet.pair_of(service).endpoints)
+        talk.print(sentence(f"{service} belongs to {home}: {endpoints}"))
+    verdict = findings.verdict
+    talk.print(sentence(verdict.why, style="green" if verdict.code == exits.OK else "bold red"))
 
 
 def _print(show: Callable[[], None]) -> None:
@@ -133,7 +159,7 @@ def _print(show: Callable[[], None]) -> None:
         forgive_reader(error)
 
 
-def _names(fleet: Fleet) -> list[str]:
+def _titles(fleet: Fleet) -> list[str]:
     """For each node what its pair is called here: its name, or its number in the list."""
     return [pair.name or f"#{number}" for number, pair in enumerate(fleet.pairs, 1) for _ in pair.endpoints]
 

@@ -5,24 +5,15 @@ import os
 import sys
 import time
 import traceback
-from typing import Annotated, Literal, cast
+from typing import Annotated, cast
 
 import structlog
 import typer
 
 from bstar.errors import ConfigurationError
 from bstar.wire.limits import CREDIT_MAX
-from bstar_cli.logs import configure_logs
-from bstar_cli.options import (
-    ClientConfigOption,
-    DialectOption,
-    EndpointsOption,
-    JournalNameOption,
-    JournalOption,
-    JournalPairOption,
-    fleet_of,
-    journal_of,
-)
+from bstar_cli.logs import LogOptions
+from bstar_cli.options import DialectOption, KeptJournal, Nodes, refuse
 from bstar_client import Handler, ReplyMemory, ReplyStore, Request, Worker, WorkerHooks
 from bstar_client.checks import check_handler
 from bstar_client.reply_file import ReplyFile
@@ -39,8 +30,8 @@ def worker(
         str,
         typer.Argument(metavar="[echo|sleep|fail|MODULE:FUNCTION]", help="What handles the requests."),
     ] = "echo",
-    endpoints: EndpointsOption = None,
-    config: ClientConfigOption = None,
+    *,
+    nodes: Nodes,
     seconds: Annotated[
         float | None,
         typer.Option("--seconds", min=0, help="sleep: how long; otherwise the request's body says it."),
@@ -71,15 +62,8 @@ def worker(
         ),
     ] = None,
     dialect: DialectOption = "native",
-    journal: JournalOption = None,
-    journal_pair: JournalPairOption = None,
-    journal_name: JournalNameOption = None,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option("--log-level", help="What to log.")
-    ] = "info",
-    log_format: Annotated[
-        Literal["console", "json"], typer.Option("--log-format", help="For people or for programs.")
-    ] = "console",
+    journal: KeptJournal,
+    logs: LogOptions,
 ) -> None:
     """Offer a service to every node of the pair, or of the pair it belongs to, until SIGTERM or Ctrl-C.
 
@@ -100,13 +84,11 @@ def worker(
 
         bstar worker --service price shop.pricing:quote -e tcp://10.0.0.1:5001,tcp://10.0.0.2:5001
     """
-    configure_logs(log_level, log_format)
-    if seconds is not None and handler != "sleep":
-        raise ConfigurationError("--seconds is for the handler sleep")
-    fleet = fleet_of(endpoints, config)
+    logs.configure()
+    refuse(seconds is not None and handler != "sleep", "--seconds is for the handler sleep")
     log = structlog.get_logger("bstar.worker")
     instance = Worker(
-        fleet,
+        nodes.fleet(),
         service,
         find_handler(handler, seconds=seconds),
         dialect=dialect,
@@ -115,7 +97,7 @@ def worker(
         handler_timeout_s=handler_timeout,
         dedupe=_store(keep_replies),
         hooks=_Reports(log),
-        journal=journal_of(journal, journal_pair, journal_name),
+        journal=journal.settings(),
     )
     log.info("started", service=service, handler=handler, endpoints=instance.endpoints, pid=os.getpid())
     instance.run()

@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -31,7 +32,7 @@ from bstar_cli.bench.plan import (
 )
 from bstar_cli.bench.report import Asked, Document, as_csv, as_table
 from bstar_cli.bench.rounds import Rounds
-from bstar_cli.options import ClientConfigOption, EndpointsOption, fleet_of
+from bstar_cli.options import Nodes, fleet_of, refuse
 from bstar_cli.terminal import json_line, print_tables
 
 __all__ = ["bench", "numbers_of"]
@@ -47,6 +48,128 @@ _RATE_MAX = 1_000_000.0
 _NAMES_TRIED_MAX = 1_000
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Load:
+    """What the clients do, and for how long."""
+
+    dialect: Annotated[Dialect, typer.Option("--dialect", help="What clients and echo workers speak.")] = (
+        "native"
+    )
+    size: Annotated[
+        str, typer.Option("--size", metavar="N,…", help="Octets of a body; each size is measured.")
+    ] = "16"
+    window: Annotated[
+        str,
+        typer.Option(
+            "--window", "-w", metavar="N,…", help="Requests in flight per client; each one is measured."
+        ),
+    ] = "100"
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            "--clients",
+            min=1,
+            max=64,
+            help="Client processes of each side. Otherwise one for each service.",
+            show_default=False,
+        ),
+    ] = None
+    client: Annotated[ClientKind, typer.Option("--client", help="sync: HAClient; async: AsyncHAClient.")] = (
+        "sync"
+    )
+    means: Annotated[
+        Means,
+        typer.Option(
+            "--call",
+            help="map: one call of map with the window; request: as many threads or tasks as the window, "
+            "each waiting for its reply.",
+        ),
+    ] = "map"
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=0.1, max=3600, help="Length of one turn. Otherwise 5.")
+    ] = None
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "--count", "-n", min=1, max=100_000_000, help="End a turn after so many requests instead."
+        ),
+    ] = None
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate",
+            min=0.01,
+            max=_RATE_MAX,
+            help="Requests per second of all clients, at fixed moments; latency counts from that moment.",
+        ),
+    ] = None
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", min=1, max=1000, help="Turns of each side. Otherwise 1, with --against 5."),
+    ] = None
+    warm_up: Annotated[
+        float, typer.Option("--warm-up", min=0, max=60, help="Seconds before each case that do not count.")
+    ] = 0.5
+    timeout: Annotated[
+        float, typer.Option("--timeout", "-t", min=0.01, max=600, help="Deadline of each request, seconds.")
+    ] = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Echo:
+    """The workers that the command starts itself."""
+
+    echo: Annotated[
+        int, typer.Option("--echo", min=0, max=64, help="Echo workers to start for each service and side.")
+    ] = 0
+    credit: Annotated[
+        int | None,
+        typer.Option("--credit", min=1, max=10_000, help="What each echo worker takes. Otherwise 1,000."),
+    ] = None
+    worker: Annotated[
+        ClientKind, typer.Option("--worker", help="Echo workers: Worker with one thread, or AsyncWorker.")
+    ] = "sync"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Others:
+    """The side that is measured in turns with the first."""
+
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against", metavar="A,B[;C,D]", help="Measure these endpoints in turns with the others."
+        ),
+    ] = None
+    against_config: Annotated[
+        Path | None,
+        typer.Option("--against-config", metavar="FILE", help="The same for the pairs of a configuration."),
+    ] = None
+    against_dialect: Annotated[
+        Dialect | None, typer.Option("--against-dialect", help="Otherwise that of --dialect.")
+    ] = None
+    against_client: Annotated[
+        ClientKind | None, typer.Option("--against-client", help="Otherwise that of --client.")
+    ] = None
+    cpu_of_pid: Annotated[
+        int | None,
+        typer.Option("--cpu-of", metavar="PID", min=1, help="The broker's process, if it cannot tell."),
+    ] = None
+    against_cpu_of_pid: Annotated[
+        int | None, typer.Option("--against-cpu-of", metavar="PID", min=1, help="The same of --against.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Figures:
+    """How the figures are printed."""
+
+    as_csv_text: Annotated[bool, typer.Option("--csv", help="Print CSV, a line per case and side.")] = False
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, with every round and the histograms.")
+    ] = False
+
+
 def bench(
     services: Annotated[
         list[str] | None,
@@ -57,106 +180,12 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    endpoints: EndpointsOption = None,
-    config: ClientConfigOption = None,
-    dialect: Annotated[Dialect, typer.Option("--dialect", help="What clients and echo workers speak.")] = (
-        "native"
-    ),
-    size: Annotated[
-        str, typer.Option("--size", metavar="N,…", help="Octets of a body; each size is measured.")
-    ] = "16",
-    window: Annotated[
-        str,
-        typer.Option(
-            "--window", "-w", metavar="N,…", help="Requests in flight per client; each one is measured."
-        ),
-    ] = "100",
-    clients: Annotated[
-        int | None,
-        typer.Option(
-            "--clients",
-            min=1,
-            max=64,
-            help="Client processes of each side. Otherwise one for each service.",
-            show_default=False,
-        ),
-    ] = None,
-    client: Annotated[
-        ClientKind, typer.Option("--client", help="sync: HAClient; async: AsyncHAClient.")
-    ] = "sync",
-    means: Annotated[
-        Means,
-        typer.Option(
-            "--call",
-            help="map: one call of map with the window; request: as many threads or tasks as the window, "
-            "each waiting for its reply.",
-        ),
-    ] = "map",
-    seconds: Annotated[
-        float | None, typer.Option("--seconds", min=0.1, max=3600, help="Length of one turn. Otherwise 5.")
-    ] = None,
-    count: Annotated[
-        int | None,
-        typer.Option(
-            "--count", "-n", min=1, max=100_000_000, help="End a turn after so many requests instead."
-        ),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            "--rate",
-            min=0.01,
-            max=_RATE_MAX,
-            help="Requests per second of all clients, at fixed moments; latency counts from that moment.",
-        ),
-    ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option("--rounds", min=1, max=1000, help="Turns of each side. Otherwise 1, with --against 5."),
-    ] = None,
-    warm_up: Annotated[
-        float, typer.Option("--warm-up", min=0, max=60, help="Seconds before each case that do not count.")
-    ] = 0.5,
-    timeout: Annotated[
-        float, typer.Option("--timeout", "-t", min=0.01, max=600, help="Deadline of each request, seconds.")
-    ] = 10.0,
-    echo: Annotated[
-        int, typer.Option("--echo", min=0, max=64, help="Echo workers to start for each service and side.")
-    ] = 0,
-    credit: Annotated[
-        int | None,
-        typer.Option("--credit", min=1, max=10_000, help="What each echo worker takes. Otherwise 1,000."),
-    ] = None,
-    worker: Annotated[
-        ClientKind, typer.Option("--worker", help="Echo workers: Worker with one thread, or AsyncWorker.")
-    ] = "sync",
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against", metavar="A,B[;C,D]", help="Measure these endpoints in turns with the others."
-        ),
-    ] = None,
-    against_config: Annotated[
-        Path | None,
-        typer.Option("--against-config", metavar="FILE", help="The same for the pairs of a configuration."),
-    ] = None,
-    against_dialect: Annotated[
-        Dialect | None, typer.Option("--against-dialect", help="Otherwise that of --dialect.")
-    ] = None,
-    against_client: Annotated[
-        ClientKind | None, typer.Option("--against-client", help="Otherwise that of --client.")
-    ] = None,
-    cpu_of_pid: Annotated[
-        int | None,
-        typer.Option("--cpu-of", metavar="PID", min=1, help="The broker's process, if it cannot tell."),
-    ] = None,
-    against_cpu_of_pid: Annotated[
-        int | None, typer.Option("--against-cpu-of", metavar="PID", min=1, help="The same of --against.")
-    ] = None,
-    as_csv_text: Annotated[bool, typer.Option("--csv", help="Print CSV, a line per case and side.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object, with every round and the histograms.")
-    ] = False,
+    *,
+    nodes: Nodes,
+    load: _Load,
+    echo: _Echo,
+    others: _Others,
+    figures: _Figures,
 ) -> None:
     """Measure a pair, or several: requests per second, latency, and the brokers' CPU time per request.
 
@@ -192,41 +221,29 @@ def bench(
         bstar bench price stock --config two-pairs.yaml --against-config one-pair.yaml
     """
     histogram.require()
-    if as_csv_text and as_json:
-        raise ConfigurationError("--csv and --json exclude each other")
-    if count is not None and seconds is not None:
-        raise ConfigurationError("--count and --seconds exclude each other")
-    is_alone = against is None and against_config is None
-    if is_alone and (against_dialect or against_client or against_cpu_of_pid):
-        raise ConfigurationError("--against-… says something about the other side: add --against A,B")
-    if against is not None and against_config is not None:
-        raise ConfigurationError("--against and --against-config both say where the other nodes are")
-    if credit is not None and not echo:
-        raise ConfigurationError("--credit is for the echo workers: add --echo N")
-    cases = cases_of(numbers_of("--size", size, 0, _SIZE_MAX), numbers_of("--window", window, 1, _WINDOW_MAX))
-    sides = [_side("A", fleet_of(endpoints, config), dialect, client, services, echo, cpu_of_pid)]
-    if not is_alone:
-        their_dialect, their_client = against_dialect or dialect, against_client or client
-        theirs = fleet_of(against, against_config)
-        sides.append(_side("B", theirs, their_dialect, their_client, services, echo, against_cpu_of_pid))
-    clients = clients or max(len(side.services) for side in sides)
-    _check(cases, clients, sides, means, rate, count)
-    load = Asked(
+    refuse(figures.as_csv_text and figures.as_json, "--csv and --json exclude each other")
+    refuse(load.count is not None and load.seconds is not None, "--count and --seconds exclude each other")
+    refuse(echo.credit is not None and not echo.echo, "--credit is for the echo workers: add --echo N")
+    sizes = numbers_of("--size", load.size, 0, _SIZE_MAX)
+    cases = cases_of(sizes, numbers_of("--window", load.window, 1, _WINDOW_MAX))
+    sides = _sides(services, nodes, load, echo, others)
+    clients = load.clients or max(len(side.services) for side in sides)
+    _check(cases, clients, sides, load)
+    asked = Asked(
         clients,
-        means,
-        rate,
-        None if count is not None else seconds or 5.0,
-        count,
-        rounds or (1 if is_alone else 5),
-        echo,
+        load.means,
+        load.rate,
+        None if load.count is not None else load.seconds or 5.0,
+        load.count,
+        load.rounds or (1 if len(sides) == 1 else 5),
+        echo.echo,
     )
-    credit = credit or 1_000
-    measurement = Rounds(sides, cases, load, timeout, warm_up, worker, credit)
+    measurement = Rounds(sides, cases, asked, load.timeout, load.warm_up, echo.worker, echo.credit or 1_000)
     with _ending_early(measurement.stop):
         document = measurement.run()
-    if as_json:
+    if figures.as_json:
         typer.echo(json_line(document))
-    elif as_csv_text:
+    elif figures.as_csv_text:
         typer.echo(as_csv(document), nl=False)
     else:
         print_tables(as_table(document))
@@ -245,56 +262,66 @@ def numbers_of(option: str, text: str, low: int, high: int) -> list[int]:
     return list(dict.fromkeys(numbers))
 
 
-def _check(
-    cases: Sequence[Case],
-    clients: int,
-    sides: Sequence[Side],
-    means: Means,
-    rate: float | None,
-    count: int | None,
-) -> None:
+def _sides(
+    services: Sequence[str] | None, nodes: Nodes, load: _Load, echo: _Echo, others: _Others
+) -> list[Side]:
+    """The side of ``nodes`` and the other one, if there is one. Raises ConfigurationError."""
+
+    def side(name: str, fleet: Fleet, dialect: Dialect, client: ClientKind, pid: int | None) -> Side:
+        asked = list(services or (_own_services(fleet) if echo.echo else ["echo"]))
+        return Side(name, list(fleet.pairs), dialect, client, asked, pid, fleet.pins)
+
+    is_alone = others.against is None and others.against_config is None
+    refuse(
+        is_alone and (others.against_dialect or others.against_client or others.against_cpu_of_pid),
+        "--against-… says something about the other side: add --against A,B",
+    )
+    refuse(
+        others.against is not None and others.against_config is not None,
+        "--against and --against-config both say where the other nodes are",
+    )
+    ours = side("A", nodes.fleet(), load.dialect, load.client, others.cpu_of_pid)
+    if is_alone:
+        return [ours]
+    fleet = fleet_of(others.against, others.against_config)
+    dialect, client = others.against_dialect or load.dialect, others.against_client or load.client
+    return [ours, side("B", fleet, dialect, client, others.against_cpu_of_pid)]
+
+
+def _check(cases: Sequence[Case], clients: int, sides: Sequence[Side], load: _Load) -> None:
     """Raise ConfigurationError if the load would not be what it seems."""
-    if len(cases) > _CASES_MAX:
-        raise ConfigurationError(f"{len(cases)} sizes and windows are to be measured, at most {_CASES_MAX}")
+    refuse(
+        len(cases) > _CASES_MAX,
+        f"{len(cases)} sizes and windows are to be measured, at most {_CASES_MAX}",
+    )
     most = max(len(side.services) for side in sides)
-    if most > min(clients, _SERVICES_MAX):
-        raise ConfigurationError(
-            f"{most} services need as many clients at least (at most {_SERVICES_MAX}): each client "
-            f"calls one; say --clients {most}"
-        )
+    refuse(
+        most > min(clients, _SERVICES_MAX),
+        f"{most} services need as many clients at least (at most {_SERVICES_MAX}): each client "
+        f"calls one; say --clients {most}",
+    )
     for side in sides:
-        if side.pid is not None and len(side.pairs_used) > 1:
-            raise ConfigurationError(
-                f"--cpu-of tells one broker's CPU time, but the services belong to {len(side.pairs_used)} "
-                "pairs; brokers of bstar tell it themselves"
-            )
-    if count is not None and count < clients:
-        raise ConfigurationError(f"{count} requests cannot be shared by {clients} clients")
-    has_threads = any(side.client == "sync" for side in sides) and (means == "request" or rate is not None)
+        refuse(
+            side.pid is not None and len(side.pairs_used) > 1,
+            f"--cpu-of tells one broker's CPU time, but the services belong to {len(side.pairs_used)} "
+            "pairs; brokers of bstar tell it themselves",
+        )
+    refuse(
+        load.count is not None and load.count < clients,
+        f"{load.count} requests cannot be shared by {clients} clients",
+    )
+    is_sync = any(side.client == "sync" for side in sides)
+    has_threads = is_sync and (load.means == "request" or load.rate is not None)
     for case in cases:
-        if has_threads and case.window > _THREADS_MAX:
-            raise ConfigurationError(
-                f"a window of {case.window} would be as many threads; at most {_THREADS_MAX}: use "
-                "--client async"
-            )
-        if case.size * case.window * clients > BYTES_IN_FLIGHT_MAX:
-            raise ConfigurationError(
-                f"{clients} × {case.window} requests of {case.size} octets are more than 1 GiB in flight: "
-                "use a smaller window"
-            )
-
-
-def _side(
-    name: str,
-    fleet: Fleet,
-    dialect: Dialect,
-    client: ClientKind,
-    services: Sequence[str] | None,
-    echo: int,
-    pid: int | None,
-) -> Side:
-    asked = list(services or (_own_services(fleet) if echo else ["echo"]))
-    return Side(name, list(fleet.pairs), dialect, client, asked, pid, fleet.pins)
+        refuse(
+            has_threads and case.window > _THREADS_MAX,
+            f"a window of {case.window} would be as many threads; at most {_THREADS_MAX}: use --client async",
+        )
+        refuse(
+            case.size * case.window * clients > BYTES_IN_FLIGHT_MAX,
+            f"{clients} × {case.window} requests of {case.size} octets are more than 1 GiB in flight: "
+            "use a smaller window",
+        )
 
 
 def _own_services(fleet: Fleet) -> list[str]:

@@ -2,6 +2,7 @@
 
 import typer
 
+from bstar_cli.options import grouped
 from bstar_cli.pipeline.answers import audit, incidents, objectives, report
 from bstar_cli.pipeline.jobs import run
 from bstar_cli.pipeline.watch import watch
@@ -19,4 +20,4 @@ pipeline = typer.Typer(
 )
 
 for _command in (run, watch, report, audit, incidents, objectives, generate, tables):
-    pipeline.command()(_command)
+    pipeline.command()(grouped(_command))

@@ -1,35 +1,46 @@
 """``bstar pipeline report``, ``audit``, ``incidents`` and ``objectives``: what the tables answer."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from bstar.errors import ConfigurationError
 from bstar_cli import exits
+from bstar_cli.options import refuse
 from bstar_cli.pipeline.spark import (
     NOTHING,
-    ConfOption,
-    FromOption,
     JsonOption,
-    MasterOption,
-    PairOption,
-    RemoteOption,
     RootArgument,
-    UntilOption,
+    Selection,
+    SparkOptions,
     print_json,
     print_table,
-    progress,
-    spark_session,
-    time_of,
 )
 from bstar_cli.terminal import sentence
+
+if TYPE_CHECKING:
+    from bstar_pipeline.report.reading import Tables
 
 __all__ = ["audit", "incidents", "objectives", "report"]
 
 _STYLES = {"violated": "bold red", "unproven": "yellow", "passed": "green", "empty": "yellow"}
+
+
+@contextmanager
+def _tables(
+    what: str, spark: SparkOptions, root: str, selection: Selection
+) -> "Iterator[tuple[Tables, Callable[[str], None]]]":
+    """The tables that a question is about, and what tells people its progress."""
+    keywords = selection.keywords()
+    with spark.session(what) as (session, tell):
+        from bstar_pipeline.report.reading import open_tables
+
+        yield open_tables(session, root, **keywords), tell
 
 
 def report(
@@ -37,13 +48,10 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write.")] = Path(
         "report.html"
     ),
-    pair: PairOption = None,
-    since: FromOption = None,
-    until: UntilOption = None,
+    *,
+    selection: Selection,
     as_json: JsonOption = False,
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
+    spark: SparkOptions,
 ) -> None:
     """Write one HTML page about a pair: what happened, and what will be needed.
 
@@ -59,15 +67,15 @@ def report(
 
         bstar pipeline report s3a://ops/tables --pair orders --from 2026-11-21T02:00 --to 2026-11-21T04:00
     """
-    period = (time_of("--from", since), time_of("--to", until))
-    if not out.resolve().parent.is_dir():
-        raise ConfigurationError(f"--out {out}: there is no folder {out.resolve().parent}")
-    with progress("starting Spark") as tell, spark_session("report", master, remote, conf) as spark:
+    keywords = selection.keywords()
+    folder = out.resolve().parent
+    refuse(not folder.is_dir(), f"--out {out}: there is no folder {folder}")
+    with spark.session("report") as (session, tell):
         from bstar_pipeline.report import write
         from bstar_pipeline.report.words import judge
 
         try:
-            content = write(spark, root, out, pair=pair, from_us=period[0], until_us=period[1], progress=tell)
+            content = write(session, root, out, **keywords, progress=tell)
         except OSError as error:
             raise ConfigurationError(f"--out {out}: {error.strerror or error}") from error
     verdict = judge(content.verdicts, content.requests)
@@ -82,9 +90,8 @@ def report(
 
 def audit(
     root: RootArgument,
-    pair: PairOption = None,
-    since: FromOption = None,
-    until: UntilOption = None,
+    *,
+    selection: Selection,
     strict: Annotated[
         bool,
         typer.Option(
@@ -94,9 +101,7 @@ def audit(
     ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Print so many findings.")] = 100,
     as_json: JsonOption = False,
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
+    spark: SparkOptions,
 ) -> None:
     """Judge whether the pair kept its promises, and exit with 1 if not.
 
@@ -115,13 +120,10 @@ def audit(
 
         bstar pipeline audit tables --json | jq -r 'select(.rule) | .text'
     """
-    period = (time_of("--from", since), time_of("--to", until))
-    with progress("starting Spark") as tell, spark_session("audit", master, remote, conf) as spark:
+    with _tables("audit", spark, root, selection) as (tables, tell):
         from bstar_pipeline.report import events
-        from bstar_pipeline.report.reading import open_tables
         from bstar_pipeline.report.words import date_and_time, duration, judge
 
-        tables = open_tables(spark, root, pair=pair, from_us=period[0], until_us=period[1])
         tell("reading the audit")
         verdicts = events.verdicts(tables)
         findings, cut = events.findings(tables, limit)
@@ -169,14 +171,11 @@ def audit(
 
 def incidents(
     root: RootArgument,
-    pair: PairOption = None,
-    since: FromOption = None,
-    until: UntilOption = None,
+    *,
+    selection: Selection,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Print so many: the longest outages.")] = 200,
     as_json: JsonOption = False,
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
+    spark: SparkOptions,
 ) -> None:
     """List what moved the role or ended a node, and what clients noticed.
 
@@ -192,13 +191,10 @@ def incidents(
 
         bstar pipeline incidents tables --json | jq 'select(.outage_us > 1e6)'
     """
-    period = (time_of("--from", since), time_of("--to", until))
-    with progress("starting Spark") as tell, spark_session("incidents", master, remote, conf) as spark:
+    with _tables("incidents", spark, root, selection) as (tables, tell):
         from bstar_pipeline.report import events
-        from bstar_pipeline.report.reading import open_tables
         from bstar_pipeline.report.words import KINDS, date_and_time, duration
 
-        tables = open_tables(spark, root, pair=pair, from_us=period[0], until_us=period[1])
         tell("reading the incidents")
         found, cut = events.incidents(tables, limit)
     if as_json:
@@ -236,13 +232,10 @@ def incidents(
 
 def objectives(
     root: RootArgument,
-    pair: PairOption = None,
-    since: FromOption = None,
-    until: UntilOption = None,
+    *,
+    selection: Selection,
     as_json: JsonOption = False,
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
+    spark: SparkOptions,
 ) -> None:
     """Show each service against its objectives.
 
@@ -257,10 +250,8 @@ def objectives(
 
         bstar pipeline objectives tables --from 2026-11-14 --to 2026-11-21 --json
     """
-    period = (time_of("--from", since), time_of("--to", until))
-    with progress("starting Spark") as tell, spark_session("objectives", master, remote, conf) as spark:
+    with _tables("objectives", spark, root, selection) as (tables, tell):
         from bstar_pipeline.report import services
-        from bstar_pipeline.report.reading import open_tables
         from bstar_pipeline.report.words import (
             alerts,
             budget_used,
@@ -270,7 +261,6 @@ def objectives(
             share,
         )
 
-        tables = open_tables(spark, root, pair=pair, from_us=period[0], until_us=period[1])
         tell("adding up the minutes")
         found, cut, _ = services.objectives(tables)
     if as_json:

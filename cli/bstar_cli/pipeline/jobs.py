@@ -10,18 +10,14 @@ from rich.console import Console
 
 from bstar.errors import ConfigurationError
 from bstar_cli.pipeline.spark import (
-    ConfOption,
     JsonOption,
-    MasterOption,
-    RemoteOption,
+    SparkOptions,
     print_json,
     print_table,
-    progress,
-    spark_session,
 )
 from bstar_cli.terminal import sentence
 
-__all__ = ["ClockErrorOption", "ObjectivesOption", "OutOption", "run"]
+__all__ = ["ObjectivesOption", "OutOption", "run"]
 
 OutOption = Annotated[
     str, typer.Option("--out", "-o", metavar="ROOT", help="Where the tables are: any path of Spark.")
@@ -35,15 +31,6 @@ ObjectivesOption = Annotated[
         show_default=False,
     ),
 ]
-ClockErrorOption = Annotated[
-    float,
-    typer.Option(
-        "--clock-error-ms",
-        min=0,
-        help="How far the clocks of machines may be apart: two nodes that serve for less are no finding.",
-    ),
-]
-
 _VERDICTS = {
     "passed": "passed",
     "violated": "violated",
@@ -59,15 +46,21 @@ def run(
     ],
     out: OutOption,
     objectives: ObjectivesOption = None,
-    clock_error_ms: ClockErrorOption = 10.0,
+    clock_error_ms: Annotated[
+        float,
+        typer.Option(
+            "--clock-error-ms",
+            min=0,
+            help="How far the clocks of machines may be apart: two nodes that serve for less are no finding.",
+        ),
+    ] = 10.0,
     since: Annotated[
         str | None,
         typer.Option("--since", metavar="DATE", help="Only this day (UTC) and later ones; older days stay."),
     ] = None,
     as_json: JsonOption = False,
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
+    *,
+    spark: SparkOptions,
 ) -> None:
     """Make tables of journals: incidents, audit, objectives, capacity, clients.
 
@@ -86,12 +79,12 @@ def run(
         bstar pipeline run journal --out tables --objectives slo.yaml --since 2026-11-21
     """
     first_day = _day_of(since)
-    with progress("starting Spark") as tell, spark_session("run", master, remote, conf) as spark:
+    with spark.session("run") as (session, tell):
         from bstar_pipeline import job, slo
 
         promises = None if objectives is None else slo.load(objectives)
         summary = job.run(
-            spark,
+            session,
             inputs,
             out,
             slo=promises,

@@ -9,7 +9,8 @@ import datetime as dt
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,6 +19,7 @@ from rich.table import Table
 
 from bstar.errors import ConfigurationError
 from bstar_cli import exits
+from bstar_cli.options import refuse
 from bstar_cli.terminal import json_line, sentence
 
 if TYPE_CHECKING:
@@ -25,54 +27,91 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOTHING",
-    "ConfOption",
-    "FromOption",
     "JsonOption",
-    "MasterOption",
-    "PairOption",
-    "RemoteOption",
     "RootArgument",
-    "UntilOption",
+    "Selection",
+    "SparkOptions",
     "missing_spark",
     "print_json",
     "print_table",
-    "progress",
-    "spark_session",
     "time_of",
 ]
 
 RootArgument = Annotated[
     str, typer.Argument(metavar="ROOT", help="Where bstar pipeline run wrote the tables: any path of Spark.")
 ]
-PairOption = Annotated[str | None, typer.Option("--pair", metavar="PAIR", help="Only this pair.")]
-FromOption = Annotated[
-    str | None,
-    typer.Option(
-        "--from", metavar="TIME", help="Not before: 2026-11-21T08:00, UTC unless it says otherwise."
-    ),
-]
-UntilOption = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Before this time.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
-MasterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--master",
-        metavar="URL",
-        help="Where Spark runs: local[4], spark://HOST:7077, yarn, … Otherwise what spark-submit or Spark's "
-        "configuration says, otherwise all cores of this machine.",
-        show_default=False,
-    ),
-]
-RemoteOption = Annotated[
-    str | None,
-    typer.Option("--remote", metavar="URL", help="A Spark Connect server instead: sc://HOST:15002."),
-]
-ConfOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--conf", metavar="KEY=VALUE", help="A setting of Spark, such as spark.driver.memory=8g; repeatable."
-    ),
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkOptions:
+    """Where Spark runs."""
+
+    master: Annotated[
+        str | None,
+        typer.Option(
+            "--master",
+            metavar="URL",
+            help="Where Spark runs: local[4], spark://HOST:7077, yarn, … Otherwise what spark-submit or "
+            "Spark's configuration says, otherwise all cores of this machine.",
+            show_default=False,
+        ),
+    ] = None
+    remote: Annotated[
+        str | None,
+        typer.Option("--remote", metavar="URL", help="A Spark Connect server instead: sc://HOST:15002."),
+    ] = None
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--conf",
+            metavar="KEY=VALUE",
+            help="A setting of Spark, such as spark.driver.memory=8g; repeatable.",
+        ),
+    ] = None
+
+    @contextmanager
+    def session(self, what: str) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
+        """A session for one command, and what tells people its progress. Ctrl-C ends the command."""
+        settings = {}
+        for assignment in self.conf or ():
+            key, separator, value = assignment.partition("=")
+            refuse(not separator or not key.strip(), f"--conf {assignment}: write --conf KEY=VALUE")
+            settings[key.strip()] = value
+        name = f"bstar pipeline {what}"
+        with _progress("starting Spark") as tell:
+            try:
+                from bstar_pipeline.console import session
+            except ModuleNotFoundError as error:
+                told = missing_spark(error)
+                if told is None:
+                    raise
+                raise told from error
+            try:
+                with session(name, master=self.master, remote=self.remote, settings=settings) as spark:
+                    yield spark, tell
+            except KeyboardInterrupt:
+                raise typer.Exit(exits.INTERRUPTED) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which rows of the tables a question is about."""
+
+    pair: Annotated[str | None, typer.Option("--pair", metavar="PAIR", help="Only this pair.")] = None
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="TIME", help="Not before: 2026-11-21T08:00, UTC unless it says otherwise."
+        ),
+    ] = None
+    until: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Before this time.")] = None
+
+    def keywords(self) -> dict[str, Any]:
+        """The selection as ``bstar_pipeline.report`` takes it. Raises ConfigurationError."""
+        from_us, until_us = time_of("--from", self.since), time_of("--to", self.until)
+        return {"pair": self.pair, "from_us": from_us, "until_us": until_us}
+
 
 # Not a terminal: nothing is cut, so that a script finds whole words.
 _WIDTH = 240
@@ -92,32 +131,7 @@ def missing_spark(error: ModuleNotFoundError) -> ConfigurationError | None:
 
 
 @contextmanager
-def spark_session(
-    what: str, master: str | None, remote: str | None, conf: Sequence[str] | None
-) -> Iterator[SparkSession]:
-    """A session for one command. Ctrl-C within ends the command with its exit code."""
-    settings = {}
-    for assignment in conf or ():
-        key, separator, value = assignment.partition("=")
-        if not separator or not key.strip():
-            raise ConfigurationError(f"--conf {assignment}: write --conf KEY=VALUE")
-        settings[key.strip()] = value
-    try:
-        from bstar_pipeline.console import session
-    except ModuleNotFoundError as error:
-        told = missing_spark(error)
-        if told is None:
-            raise
-        raise told from error
-    try:
-        with session(f"bstar pipeline {what}", master=master, remote=remote, settings=settings) as spark:
-            yield spark
-    except KeyboardInterrupt:
-        raise typer.Exit(exits.INTERRUPTED) from None
-
-
-@contextmanager
-def progress(first: str) -> Iterator[Callable[[str], None]]:
+def _progress(first: str) -> Iterator[Callable[[str], None]]:
     """Tell people at a terminal what is going on, and for how long, on stderr; scripts hear nothing."""
     if not sys.stderr.isatty():
         yield lambda _: None

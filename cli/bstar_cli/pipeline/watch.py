@@ -1,12 +1,12 @@
 """``bstar pipeline watch``: the journals as a stream."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bstar.printable import printable
-from bstar_cli.pipeline.spark import ConfOption, MasterOption, RemoteOption, progress, spark_session
+from bstar_cli.pipeline.jobs import ObjectivesOption, OutOption
+from bstar_cli.pipeline.spark import SparkOptions
 
 __all__ = ["watch"]
 
@@ -18,11 +18,8 @@ def watch(
     journals: Annotated[
         str, typer.Argument(metavar="JOURNAL", help="The directory of journals, or a pattern of them.")
     ],
-    out: Annotated[str, typer.Option("--out", "-o", metavar="ROOT", help="Where the tables are written.")],
-    objectives: Annotated[
-        Path | None,
-        typer.Option("--objectives", metavar="FILE", help="What services promise (YAML or JSON)."),
-    ] = None,
+    out: OutOption,
+    objectives: ObjectivesOption = None,
     interval: Annotated[
         float, typer.Option("--interval", min=0, metavar="SECONDS", help="Between two looks.")
     ] = 10.0,
@@ -34,9 +31,8 @@ def watch(
     checkpoint: Annotated[
         str, typer.Option("--checkpoint", metavar="PATH", help="Otherwise below ROOT.", show_default=False)
     ] = "",
-    master: MasterOption = None,
-    remote: RemoteOption = None,
-    conf: ConfOption = None,
+    *,
+    spark: SparkOptions,
 ) -> None:
     """Read journals as they are written, keep the objectives up to date, and tell what is new.
 
@@ -51,7 +47,7 @@ def watch(
 
         bstar pipeline watch '/journals/*' --out live --once
     """
-    with progress("starting Spark") as tell, spark_session("watch", master, remote, conf) as spark:
+    with spark.session("watch") as (session, tell):
         from bstar_pipeline.slo import Objectives, load
         from bstar_pipeline.watch import Watch, WatchSettings, stopped_by_signals
 
@@ -65,7 +61,7 @@ def watch(
             copies_within=copies_within,
         )
         tell("watching")
-        stream = Watch(spark, settings, available_now=once, tell=_tell)
+        stream = Watch(session, settings, available_now=once, tell=_tell)
         with stream, stopped_by_signals(stream):
             stream.run()
 

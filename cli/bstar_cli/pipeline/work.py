@@ -1,5 +1,6 @@
 """``bstar pipeline generate`` and ``tables``: what needs no Spark."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,33 +14,39 @@ from bstar_cli.pipeline.spark import JsonOption, print_json, print_table
 __all__ = ["generate", "tables"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Invented:
+    """What is invented, and how much of it."""
+
+    pairs: Annotated[int, typer.Option("--pairs", min=1, help="How many pairs.")] = 1
+    days: Annotated[float, typer.Option("--days", help="How long; fractions of a day are fine.")] = 1.0
+    requests: Annotated[
+        int, typer.Option("--requests", min=0, help="In all; 0: as --rate gives.", show_default=False)
+    ] = 0
+    rate: Annotated[float, typer.Option("--rate", help="Requests per second of each pair, in the mean.")] = (
+        10.0
+    )
+    services: Annotated[int, typer.Option("--services", min=1)] = 3
+    clients: Annotated[int, typer.Option("--clients", min=1)] = 20
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Over all services.")] = 6
+    incidents: Annotated[int, typer.Option("--incidents", min=0, help="Of each pair, drawn by the seed.")] = 0
+    violations: Annotated[
+        int, typer.Option("--violations", min=0, help="Broken promises to plant in each pair.")
+    ] = 0
+    everybody: Annotated[
+        bool,
+        typer.Option("--everybody", help="Journals of clients and workers, too: the audit can prove more."),
+    ] = False
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same bytes.")] = 1
+    start: Annotated[str, typer.Option("--start", metavar="TIME")] = "2026-01-05T00:00:00Z"
+
+
 def generate(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="FOLDER/journal and FOLDER/truth.json are written.")
     ],
-    pairs: Annotated[int, typer.Option("--pairs", min=1, help="How many pairs.")] = 1,
-    days: Annotated[float, typer.Option("--days", help="How long; fractions of a day are fine.")] = 1.0,
-    requests: Annotated[
-        int, typer.Option("--requests", min=0, help="In all; 0: as --rate gives.", show_default=False)
-    ] = 0,
-    rate: Annotated[
-        float, typer.Option("--rate", help="Requests per second of each pair, in the mean.")
-    ] = 10.0,
-    services: Annotated[int, typer.Option("--services", min=1)] = 3,
-    clients: Annotated[int, typer.Option("--clients", min=1)] = 20,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Over all services.")] = 6,
-    incidents: Annotated[
-        int, typer.Option("--incidents", min=0, help="Of each pair, drawn by the seed.")
-    ] = 0,
-    violations: Annotated[
-        int, typer.Option("--violations", min=0, help="Broken promises to plant in each pair.")
-    ] = 0,
-    everybody: Annotated[
-        bool,
-        typer.Option("--everybody", help="Journals of clients and workers, too: the audit can prove more."),
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same bytes.")] = 1,
-    start: Annotated[str, typer.Option("--start", metavar="TIME")] = "2026-01-05T00:00:00Z",
+    *,
+    invented: _Invented,
     as_json: JsonOption = False,
 ) -> None:
     """Write the journals of pairs that never were, with the truth beside them.
@@ -61,19 +68,19 @@ def generate(
     from bstar_pipeline.synth import generate as write
 
     settings = SynthSettings(
-        seed=seed,
-        pairs=pairs,
-        start=start,
-        days=days,
-        requests=requests,
-        requests_per_s=rate,
-        services=services,
-        clients=clients,
-        workers=workers,
-        has_client_journals=everybody,
-        has_worker_journals=everybody,
-        incidents=incidents,
-        violations=violations,
+        seed=invented.seed,
+        pairs=invented.pairs,
+        start=invented.start,
+        days=invented.days,
+        requests=invented.requests,
+        requests_per_s=invented.rate,
+        services=invented.services,
+        clients=invented.clients,
+        workers=invented.workers,
+        has_client_journals=invented.everybody,
+        has_worker_journals=invented.everybody,
+        incidents=invented.incidents,
+        violations=invented.violations,
     )
     console = Console(stderr=True)
     columns = (TextColumn("records"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
