@@ -31,7 +31,7 @@ import msgspec
 import zmq
 
 from bstar.settings import ProfileName
-from bstar.settings.schema import PROFILES, timing_of
+from bstar.settings.timing import PROFILES, timing_of
 from bstar.sockets import receive, send
 from bstar.wire import native
 from bstar_broker.core.snapshot import NodeState

@@ -30,7 +30,6 @@ EXCEPTIONS = {
     "bstar.records:Load": "the fields of a journal record",
     "bstar.settings.relations:node_problems": "one `if` for each relation of two keys",
     "bstar.settings.sample:reference": "the generated page from top to bottom",
-    "bstar.settings.schema": "still to be split",
     "bstar.star.rules:Facts": "the facts that a rule may name",
     "bstar.wire.native": "still to be split",
     "bstar.wire.native:decode_peer": "still to be split",

@@ -30,8 +30,9 @@ from bstar.settings import (
     variable_of,
 )
 from bstar.settings.document import FILE_BYTES_MAX
+from bstar.settings.fields import FIELDS
 from bstar.settings.relations import RELATIONS
-from bstar.settings.schema import FIELDS, RoleName
+from bstar.settings.schema import RoleName
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -24,7 +24,7 @@ from typing import cast, get_args
 
 import zmq
 
-from bstar.settings.schema import ProfileName
+from bstar.settings.timing import ProfileName
 from failover import lanes, overload, report
 from failover.stand import FAULTS
 

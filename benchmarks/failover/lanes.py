@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bstar.settings.schema import ProfileName
+from bstar.settings.timing import ProfileName
 from bstar_testing.processes import HarnessError
 from chaos.netns import what_is_missing
 from chaos.network import Network

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from bstar.settings import RoleName
-from bstar.settings.schema import ProfileName, timing_of
+from bstar.settings.timing import ProfileName, timing_of
 from bstar_testing.hosts import Host
 from bstar_testing.nodes import Node
 from bstar_testing.pairs import Route, direct

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from bstar.settings import RoleName
-from bstar.settings.schema import PROFILES
+from bstar.settings.timing import PROFILES
 from bstar_testing.hosts import Host
 from bstar_testing.pairs import ROLES, Route, direct
 from bstar_testing.processes import HarnessError, Process

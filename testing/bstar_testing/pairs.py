@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bstar.settings import ProfileName, RoleName
-from bstar.settings.schema import FIELDS
+from bstar.settings.fields import FIELDS
 from bstar_client import HAClient
 from bstar_testing.hosts import Host, LoopbackHost
 from bstar_testing.nodes import COMMAND, Node

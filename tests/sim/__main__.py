@@ -14,7 +14,7 @@ from itertools import count
 
 import msgspec
 
-from bstar.settings.schema import PROFILES
+from bstar.settings.timing import PROFILES
 from sim.checks import Violation
 from sim.faults import Mood
 from sim.growth import Growth

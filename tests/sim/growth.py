@@ -14,7 +14,7 @@ from collections import Counter
 import msgspec
 
 from bstar.fleet import Fleet
-from bstar.settings.schema import timing_of
+from bstar.settings.timing import timing_of
 from bstar_client.core.worker_session import WorkerCore
 from sim.checks import Checks
 from sim.client import Load, SimClient

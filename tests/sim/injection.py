@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from bstar.settings.schema import Timing
+from bstar.settings.timing import Timing
 from bstar.wire import native
 from sim.arbiter import SimArbiter
 from sim.client import SimClient

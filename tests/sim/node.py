@@ -14,7 +14,7 @@ import msgspec
 
 from bstar.errors import PairError, RemoteProtocolError
 from bstar.pair_shell import LAST_WORD_S
-from bstar.settings.schema import Timing
+from bstar.settings.timing import Timing
 from bstar.star import (
     Activated,
     ArbiterAnswer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bstar.pair_shell import LAST_WORD_S
-from bstar.settings.schema import Timing
+from bstar.settings.timing import Timing
 from bstar.star import Role
 from bstar_broker.core import BrokerSettings
 from sim.arbiter import ArbiterLink, SimArbiter

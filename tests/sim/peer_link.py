@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bstar.peer_link import reconnect_interval_ms
 from bstar.refusal import _ATTEMPTS_AT_S, PROBE_S
-from bstar.settings.schema import Timing
+from bstar.settings.timing import Timing
 from sim.network import Frames, Path
 
 if TYPE_CHECKING:

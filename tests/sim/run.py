@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from bstar.settings.schema import Timing, timing_of
+from bstar.settings.timing import Timing, timing_of
 from bstar_client.core.worker_session import WorkerCore
 from sim.checks import Checks, Violation
 from sim.client import Load, SimClient

@@ -9,7 +9,7 @@ from collections import Counter
 import msgspec
 
 from bstar.fleet import Fleet, Pair
-from bstar.settings.schema import ProfileName, timing_of
+from bstar.settings.timing import ProfileName, timing_of
 from bstar.star.settings import OnDualActive
 from sim.dialects import Dialect
 from sim.faults import Fault, Mood, lies, plan

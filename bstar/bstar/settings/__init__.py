@@ -17,23 +17,21 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(text, name="yaml") from error
 
 from bstar.settings.client import load_fleet, sample_client_configuration
+from bstar.settings.fields import flatten
 from bstar.settings.load import from_mapping, load, variable_of
 from bstar.settings.relations import check_pair, pair_problems
 from bstar.settings.sample import sample_configuration, sample_settings
 from bstar.settings.schema import (
-    PROFILES,
     RESERVED_VARIABLES,
     Endpoints,
     Http,
     Journal,
     Limits,
     Log,
-    ProfileName,
     RoleName,
     Settings,
-    Timing,
-    flatten,
 )
+from bstar.settings.timing import PROFILES, ProfileName, Timing
 
 __all__ = [
     "PROFILES",

@@ -14,9 +14,11 @@ from typing import Any
 import msgspec
 
 from bstar.settings.document import Problems, kind, read_document, shown
+from bstar.settings.fields import FIELDS, SECTIONS, Field
 from bstar.settings.relations import node_problems
 from bstar.settings.sample import sample_values
-from bstar.settings.schema import FIELDS, PROFILES, RESERVED_VARIABLES, SECTIONS, Field, Settings
+from bstar.settings.schema import RESERVED_VARIABLES, Settings
+from bstar.settings.timing import PROFILES
 
 __all__ = ["from_mapping", "load", "variable_of"]
 

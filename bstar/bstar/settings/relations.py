@@ -11,7 +11,8 @@ import msgspec
 
 from bstar.endpoints import Endpoint, parse_endpoint, parse_http_bind
 from bstar.errors import ConfigurationError
-from bstar.settings.schema import FIELDS, Settings, flatten
+from bstar.settings.fields import FIELDS, flatten
+from bstar.settings.schema import Settings
 
 __all__ = ["RELATIONS", "Problem", "Relation", "check_pair", "node_problems", "pair_problems"]
 

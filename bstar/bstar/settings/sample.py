@@ -10,8 +10,10 @@ import msgspec
 import yaml
 
 from bstar.generated import wrapped
+from bstar.settings.fields import FIELDS, SECTIONS, Field
 from bstar.settings.relations import RELATIONS
-from bstar.settings.schema import FIELDS, PROFILES, RESERVED_VARIABLES, SECTIONS, Field, RoleName, Settings
+from bstar.settings.schema import RESERVED_VARIABLES, RoleName, Settings
+from bstar.settings.timing import PROFILES
 
 __all__ = ["reference", "sample_configuration", "sample_settings", "sample_values"]
 

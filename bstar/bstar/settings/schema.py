@@ -1,35 +1,25 @@
 """Every key of a node's configuration: its type, its bounds, its default and what it means.
 
 The texts here are what users read: the comments of the sample configurations and the reference are made of
-them. A text tells meaning, unit, relation to other keys, and what zero or null means. ``timing`` is special
-in one way: null there means "what the profile says", and the loader puts the profile's number in, so that
-code never meets a null.
+them. A text tells meaning, unit, relation to other keys, and what zero or null means.
 """
 
-from collections.abc import Iterator
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from bstar.settings.timing import ProfileName, Timing
+
 __all__ = [
-    "FIELDS",
-    "PROFILES",
     "RESERVED_VARIABLES",
-    "SECTIONS",
     "Endpoints",
-    "Field",
     "Http",
     "Journal",
     "Limits",
     "Log",
-    "ProfileName",
     "RoleName",
     "Settings",
-    "Timing",
-    "flatten",
-    "timing_of",
 ]
 
 RESERVED_VARIABLES = {
@@ -40,16 +30,10 @@ RESERVED_VARIABLES = {
 """``BSTAR_…`` variables that name no key."""
 
 RoleName = Literal["primary", "backup"]
-ProfileName = Literal["lan", "wan", "guide"]
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
-
-# Below 10 ms the scheduler of an ordinary machine is louder than the heartbeat; above 30 s nobody calls it
-# available.
-HEARTBEAT_S_MIN = 0.01
-HEARTBEAT_S_MAX = 30.0
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,133 +74,6 @@ class Endpoints(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "cut."
         ),
     ] = None
-
-
-class Timing(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast things are noticed. Times in seconds; null takes what the profile says."""
-
-    heartbeat_interval_s: Annotated[
-        float,
-        Meta(
-            ge=HEARTBEAT_S_MIN,
-            le=HEARTBEAT_S_MAX,
-            description="Seconds between two state messages to the peer. Must be the same on both nodes.",
-        ),
-    ]
-    failover_timeout_s: Annotated[
-        float,
-        Meta(
-            ge=2 * HEARTBEAT_S_MIN,
-            le=600,
-            description="Seconds of silence after which the peer counts as dead, so that the next client "
-            "request makes the passive node active. It is also the longest pause of this "
-            "process after which it may go on as active. It must be the same on both nodes and "
-            "at least 2 × heartbeat_interval_s. Shorter fails over faster, and more often "
-            "without cause. Clients need a longer deadline than this, or their calls end before "
-            "the other node may serve them.",
-        ),
-    ]
-    expire_on_refused: Annotated[
-        bool,
-        Meta(
-            description="Whether a peer counts as dead at once if its connection breaks and its "
-            "endpoints.state then refuses connections. A killed process is then noticed in "
-            "milliseconds, not after failover_timeout_s. Say false if anything between the "
-            "nodes could refuse in the name of a process that lives: a proxy, a NAT, a firewall "
-            "that rejects, a service address of a container platform. Otherwise both nodes may "
-            "serve.",
-        ),
-    ]
-    worker_heartbeat_interval_s: Annotated[
-        float,
-        Meta(
-            ge=HEARTBEAT_S_MIN,
-            le=HEARTBEAT_S_MAX,
-            description="Seconds between heartbeats with workers of the native dialect. The node tells "
-            "workers when they register, so set it here only.",
-        ),
-    ]
-    worker_liveness: Annotated[
-        int,
-        Meta(
-            ge=2,
-            le=100,
-            description="How many intervals without any message a native worker may miss before it counts "
-            "as gone and its requests go to another one. Its expiry is "
-            "worker_heartbeat_interval_s × worker_liveness. A worker whose process lives keeps "
-            "its requests for busy_timeout_s.",
-        ),
-    ]
-    mdp_heartbeat_interval_s: Annotated[
-        float,
-        Meta(
-            ge=HEARTBEAT_S_MIN,
-            le=HEARTBEAT_S_MAX,
-            description="Seconds between heartbeats with plain Majordomo workers (MDP/0.1 and 0.2). The "
-            "node cannot tell them: set what they are built with. Published ones use 2.5.",
-        ),
-    ]
-    mdp_liveness: Annotated[
-        int,
-        Meta(
-            ge=2,
-            le=100,
-            description="How many intervals without any message a plain Majordomo worker may miss before it "
-            "counts as gone: its expiry is mdp_heartbeat_interval_s × mdp_liveness.",
-        ),
-    ]
-    busy_timeout_s: Annotated[
-        float,
-        Meta(
-            ge=0.02,
-            le=86_400,
-            description="Seconds that a worker may be silent while it works on a request, if its process "
-            "lives. That is for a native worker whose handler holds the GIL or blocks the event "
-            "loop. It is also for a plain Majordomo worker: published ones send no heartbeats "
-            "while they work. One that does is held to mdp_liveness. A worker whose process or "
-            "machine dies is noticed earlier, by its connection.",
-        ),
-    ]
-    request_ttl_s: Annotated[
-        float,
-        Meta(
-            ge=0.1,
-            le=86_400,
-            description="Seconds that a request may wait in a queue. One without a deadline of its own "
-            "(plain Majordomo clients cannot set one) is then dropped and counted. One with a "
-            "longer deadline goes back to its client as busy, and the client sends it again. It "
-            "must be longer than both worker expiries.",
-        ),
-    ]
-    client_check_interval_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=3_600,
-            description="Seconds between messages to a native client whose requests wait in a queue. If its "
-            "connection is gone, its requests leave the queue and are not executed. 0 never "
-            "checks: they are executed although nobody takes the reply.",
-        ),
-    ]
-    service_ttl_s: Annotated[
-        float,
-        Meta(
-            ge=0.1,
-            le=86_400,
-            description="Seconds after which the node forgets a service that has neither workers nor "
-            "requests. It must be longer than both worker expiries, or a service vanishes while "
-            "its workers come back.",
-        ),
-    ]
-    drain_timeout_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=3_600,
-            description="Seconds that a stopping node gives its workers to finish what they execute, before "
-            "it hands the role over. 0 stops at once.",
-        ),
-    ]
 
 
 class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -496,134 +353,3 @@ class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     http: Http = Http()
     log: Log = Log()
     journal: Journal = Journal()
-
-
-# What `profile` stands for. Plain Majordomo workers are what they are, whatever the link between the nodes is
-# like.
-_COMMON = {
-    "mdp_heartbeat_interval_s": 2.5,
-    "mdp_liveness": 3,
-    "busy_timeout_s": 60.0,
-    "request_ttl_s": 60.0,
-    "client_check_interval_s": 10.0,
-    "service_ttl_s": 60.0,
-    "drain_timeout_s": 5.0,
-}
-PROFILES: dict[ProfileName, dict[str, float]] = {
-    "lan": {
-        "heartbeat_interval_s": 0.1,
-        "failover_timeout_s": 0.3,
-        "expire_on_refused": True,
-        "worker_heartbeat_interval_s": 0.25,
-        "worker_liveness": 4,
-        **_COMMON,
-    },
-    "wan": {
-        "heartbeat_interval_s": 1.0,
-        "failover_timeout_s": 4.0,
-        # What lies between two sites is rarely a cable.
-        "expire_on_refused": False,
-        "worker_heartbeat_interval_s": 2.0,
-        "worker_liveness": 3,
-        **_COMMON,
-    },
-    "guide": {
-        "heartbeat_interval_s": 1.0,
-        "failover_timeout_s": 2.0,
-        "expire_on_refused": True,
-        "worker_heartbeat_interval_s": 2.5,
-        "worker_liveness": 3,
-        **_COMMON,
-    },
-}
-
-
-def timing_of(profile: ProfileName) -> Timing:
-    """The timing of a profile with nothing changed."""
-    return msgspec.convert(PROFILES[profile], Timing)
-
-
-class Field(msgspec.Struct, frozen=True):
-    """One key, as the loader, the sample and the reference see it."""
-
-    path: str
-    annotation: Any  # what msgspec converts to; type expressions have no better type
-    description: str
-    may_be_null: bool
-    from_profile: bool
-    has_default: bool
-    default: object
-    expected: str
-    """What a right value is, for a message: "a number from 0.01 to 30"."""
-
-    @property
-    def section(self) -> str:
-        """The part before the last dot, empty at the top."""
-        return self.path.rpartition(".")[0]
-
-    @property
-    def name(self) -> str:
-        """The part after the last dot."""
-        return self.path.rpartition(".")[2]
-
-
-def _expected(bare: Any, meta: Meta) -> str:
-    members = [member for member in get_args(bare) if member is not NoneType]
-    if get_origin(bare) is Annotated:
-        return _expected(*get_args(bare))
-    if get_origin(bare) in (Union, UnionType):
-        return f"{_expected(members[0], meta)} or null"
-    if get_origin(bare) is Literal:
-        return f"one of {', '.join(str(member) for member in members)}"
-    if bare is bool:
-        return "true or false"
-    if bare is str:
-        return "a text of letters, digits, '.', '_', '-', at most 64" if meta.pattern else "a text"
-    kind = "a whole number" if bare is int else "a number"
-    return (
-        f"{kind} from {meta.ge:g} to {meta.le:g}" if bare is float else f"{kind} from {meta.ge} to {meta.le}"
-    )
-
-
-def _fields(section: type[msgspec.Struct], prefix: str) -> Iterator[Field]:
-    for field in msgspec.structs.fields(section):
-        path = prefix + field.name
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield from _fields(field.type, f"{path}.")
-            continue
-        assert get_origin(field.type) is Annotated, f"{path} has no Meta"
-        bare, meta = get_args(field.type)
-        assert isinstance(meta, Meta)
-        assert meta.description, f"{path} is not described"
-        yield Field(
-            path=path,
-            annotation=field.type,
-            description=meta.description,
-            may_be_null=NoneType in get_args(bare) or section is Timing,
-            from_profile=section is Timing,
-            has_default=field.default is not msgspec.NODEFAULT,
-            default=field.default,
-            expected=_expected(bare, meta),
-        )
-
-
-def _sections() -> Iterator[tuple[str, str]]:
-    for field in msgspec.structs.fields(Settings):
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield field.name, field.type.__doc__ or ""
-
-
-FIELDS: dict[str, Field] = {field.path: field for field in _fields(Settings, "")}
-"""Every key by its dotted path, in the order of the schema."""
-
-SECTIONS: dict[str, str] = dict(_sections())
-"""Every section and what it is about."""
-
-
-def flatten(settings: Settings) -> dict[str, object]:
-    """Every key's value by its dotted path, profiles resolved: what the node will really use."""
-    found: dict[str, object] = {}
-    for path, field in FIELDS.items():
-        owner: object = getattr(settings, field.section) if field.section else settings
-        found[path] = getattr(owner, field.name)
-    return found

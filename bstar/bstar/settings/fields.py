@@ -1,0 +1,99 @@
+"""The keys of a configuration one by one, as the loader, the samples and the reference see them."""
+
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from bstar.settings.schema import Settings
+from bstar.settings.timing import Timing
+
+__all__ = ["FIELDS", "SECTIONS", "Field", "flatten"]
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One key, as the loader, the sample and the reference see it."""
+
+    path: str
+    annotation: Any  # what msgspec converts to; type expressions have no better type
+    description: str
+    may_be_null: bool
+    from_profile: bool
+    has_default: bool
+    default: object
+    expected: str
+    """What a right value is, for a message: "a number from 0.01 to 30"."""
+
+    @property
+    def section(self) -> str:
+        """The part before the last dot, empty at the top."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """The part after the last dot."""
+        return self.path.rpartition(".")[2]
+
+
+def _expected(bare: Any, meta: Meta) -> str:
+    members = [member for member in get_args(bare) if member is not NoneType]
+    if get_origin(bare) is Annotated:
+        return _expected(*get_args(bare))
+    if get_origin(bare) in (Union, UnionType):
+        return f"{_expected(members[0], meta)} or null"
+    if get_origin(bare) is Literal:
+        return f"one of {', '.join(str(member) for member in members)}"
+    if bare is bool:
+        return "true or false"
+    if bare is str:
+        return "a text of letters, digits, '.', '_', '-', at most 64" if meta.pattern else "a text"
+    kind = "a whole number" if bare is int else "a number"
+    return (
+        f"{kind} from {meta.ge:g} to {meta.le:g}" if bare is float else f"{kind} from {meta.ge} to {meta.le}"
+    )
+
+
+def _fields(section: type[msgspec.Struct], prefix: str) -> Iterator[Field]:
+    for field in msgspec.structs.fields(section):
+        path = prefix + field.name
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from _fields(field.type, f"{path}.")
+            continue
+        assert get_origin(field.type) is Annotated, f"{path} has no Meta"
+        bare, meta = get_args(field.type)
+        assert isinstance(meta, Meta)
+        assert meta.description, f"{path} is not described"
+        yield Field(
+            path=path,
+            annotation=field.type,
+            description=meta.description,
+            may_be_null=NoneType in get_args(bare) or section is Timing,
+            from_profile=section is Timing,
+            has_default=field.default is not msgspec.NODEFAULT,
+            default=field.default,
+            expected=_expected(bare, meta),
+        )
+
+
+def _sections() -> Iterator[tuple[str, str]]:
+    for field in msgspec.structs.fields(Settings):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield field.name, field.type.__doc__ or ""
+
+
+FIELDS: dict[str, Field] = {field.path: field for field in _fields(Settings, "")}
+"""Every key by its dotted path, in the order of the schema."""
+
+SECTIONS: dict[str, str] = dict(_sections())
+"""Every section and what it is about."""
+
+
+def flatten(settings: Settings) -> dict[str, object]:
+    """Every key's value by its dotted path, profiles resolved: what the node will really use."""
+    found: dict[str, object] = {}
+    for path, field in FIELDS.items():
+        owner: object = getattr(settings, field.section) if field.section else settings
+        found[path] = getattr(owner, field.name)
+    return found
