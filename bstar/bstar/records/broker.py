@@ -1,0 +1,104 @@
+"""The work of a broker: its workers, its requests, its load."""
+
+from typing import Literal
+
+from bstar.records.base import Base
+
+__all__ = ["BrokerRecord", "Load", "Refused", "Request", "WorkerLost", "WorkerRegistered"]
+
+
+class WorkerRegistered(Base, frozen=True, tag="worker-registered"):
+    """``worker`` is its routing id; ``credit`` how many requests it takes at once."""
+
+    worker: str
+    service: str
+    dialect: str
+    credit: int = 1
+
+
+class WorkerLost(Base, frozen=True, tag="worker-lost"):
+    """A worker is off the list, and ``held`` requests went back to the queue.
+
+    ``reason``: "drained" (it said goodbye and held nothing), "left" (it said goodbye with work in hand),
+    "expired" (silent), "stuck" (silent for longer than its handler may keep it from answering),
+    "unreachable" (its connection was gone), "invalid" or "unexpected" (sent away).
+    """
+
+    worker: str
+    service: str
+    reason: Literal["drained", "left", "expired", "stuck", "unreachable", "invalid", "unexpected"]
+    held: int = 0
+
+
+class Request(Base, frozen=True, tag="request"):
+    """An accepted request has ended at this node; ``at`` and ``mono`` are that moment.
+
+    Its identity is ``client`` (32 hex digits) and ``number``, the same at both nodes, in every repetition
+    and in the records of client and worker. A plain Majordomo client has no numbers: then ``client`` is
+    "mdp-" with its routing id, and ``number`` this process's own. ``sender`` is the routing id it came from,
+    ``worker`` the one that had it last. A ``number`` of 2^62 or more comes from a key of the caller
+    (BSN-G-14): all requests with that key have the same identity.
+
+    ``outcome``: "answered"; "failed" (the handler raised); "expired", "poison". "lost": the worker died after
+    PARTIALs, at the request's end, or with a request that must not be executed twice. "returned": the node
+    gave up its role, or the request left the queue for its client to send it again; ``worker`` is empty if
+    no worker had it. "late": a worker answered after "returned", and nobody got the reply.
+
+    ``total_us`` counts from acceptance to the end, ``queued_us`` until the last dispatch, ``busy_us`` after
+    it. ``deliveries`` counts those to workers, 0 if none. ``is_repeated``: the client said that an earlier
+    attempt may have been executed. ``weight``: for how many requests this record stands (sampling).
+    """
+
+    client: str
+    number: int
+    service: str
+    sender: str
+    outcome: Literal["answered", "failed", "expired", "poison", "lost", "returned", "late"]
+    epoch: int
+    total_us: int
+    queued_us: int = 0
+    busy_us: int = 0
+    worker: str = ""
+    deliveries: int = 1
+    is_repeated: bool = False
+    partials: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    weight: float = 1.0
+
+
+class Refused(Base, frozen=True, tag="refused"):
+    """``count`` messages led to nothing for ``reason`` since the last such record; ``service`` if known."""
+
+    reason: str
+    count: int
+    service: str = ""
+
+
+class Load(Base, frozen=True, tag="load"):
+    """One service in the ``interval_us`` that ends now. The counts are exact whatever the sampling.
+
+    ``queued``, ``in_flight``, ``workers`` and ``credit`` (the requests that all workers take at once) are of
+    this moment, ``busy_us`` is the time that workers held requests, summed over workers.
+    """
+
+    service: str
+    interval_us: int
+    workers: int
+    credit: int
+    queued: int
+    in_flight: int
+    busy_us: int
+    accepted: int = 0
+    answered: int = 0
+    failed: int = 0
+    refused: int = 0
+    expired: int = 0
+    poisoned: int = 0
+    lost: int = 0
+    returned: int = 0
+    redelivered: int = 0
+    duplicates: int = 0
+
+
+BrokerRecord = WorkerRegistered | WorkerLost | Request | Refused | Load

@@ -1,0 +1,113 @@
+"""Who serves, and what the nodes of a pair and its arbiter learn of each other."""
+
+from typing import Literal
+
+from bstar.records.base import Base
+
+__all__ = [
+    "Activated", "ArbiterLost", "ArbiterSeen", "Claimed", "ClientsCutOff", "Deactivated", "Fatal",
+    "HandoverRefused", "PairRecord", "PeerAsked", "PeerLost", "PeerRejected", "PeerSeen", "StateChanged",
+]  # fmt: skip
+
+
+class StateChanged(Base, frozen=True, tag="state"):
+    """The node went from state ``old`` to ``new`` on ``event``; ``text`` is the rule's sentence.
+
+    ``peer`` is what the peer last said it was, ``votes`` how many client requests have been votes so far.
+    """
+
+    old: str
+    new: str
+    event: str
+    text: str
+    epoch: int
+    votes: int = 0
+    peer: str = ""
+
+
+class Activated(Base, frozen=True, tag="active"):
+    """The node serves from now on, in ``epoch``; again, with a higher epoch, while it serves already."""
+
+    epoch: int
+    text: str
+
+
+class Deactivated(Base, frozen=True, tag="inactive"):
+    """The node has stopped serving."""
+
+    epoch: int
+    text: str
+
+
+class PeerSeen(Base, frozen=True, tag="peer-seen"):
+    """The node hears its peer: for the first time, again, or as a new process."""
+
+    peer: str
+    peer_boot: str = ""
+
+
+class PeerLost(Base, frozen=True, tag="peer-lost"):
+    """The peer was last heard ``silent_us`` ago. ``reason``: it is "silent", has "left", or is "gone"."""
+
+    reason: Literal["silent", "left", "gone"]
+    silent_us: int
+
+
+class PeerAsked(Base, frozen=True, tag="peer-asked"):
+    """The node asked its peer whether it serves."""
+
+    text: str
+
+
+class PeerRejected(Base, frozen=True, tag="peer-rejected"):
+    """A node that cannot be the peer spoke."""
+
+    reason: str
+    text: str
+
+
+class HandoverRefused(Base, frozen=True, tag="handover-refused"):
+    """An operator wanted to move the role, and it stayed."""
+
+    text: str
+
+
+class ClientsCutOff(Base, frozen=True, tag="clients-cut-off"):
+    """``clients`` clients have reached the passive node and not the active one for ``for_us``.
+
+    ``unserved`` others ask for what no worker there offers. ``text`` is what the node does about it.
+    """
+
+    clients: int
+    unserved: int
+    for_us: int
+    text: str
+
+
+class Claimed(Base, frozen=True, tag="claimed"):
+    """The node claims the majority."""
+
+    text: str
+
+
+class ArbiterSeen(Base, frozen=True, tag="arbiter-seen"):
+    """The arbiter answers."""
+
+
+class ArbiterLost(Base, frozen=True, tag="arbiter-lost"):
+    """The arbiter has been silent for ``silent_us``."""
+
+    silent_us: int
+
+
+class Fatal(Base, frozen=True, tag="fatal"):
+    """The node cannot go on; its process ends with ``exit_code``."""
+
+    exit_code: int
+    text: str
+
+
+PairRecord = (
+    StateChanged | Activated | Deactivated | PeerSeen | PeerLost | PeerAsked | PeerRejected |
+    HandoverRefused | Claimed | ClientsCutOff | ArbiterSeen | ArbiterLost | Fatal
+)  # fmt: skip

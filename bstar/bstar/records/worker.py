@@ -1,0 +1,57 @@
+"""Executions by a worker, and the nodes that know it."""
+
+from typing import Literal
+
+from bstar.records.base import Base
+
+__all__ = ["Execution", "Fenced", "Registered", "Unregistered", "WorkerRecord"]
+
+
+class Registered(Base, frozen=True, tag="registered"):
+    """A node has this worker on its list."""
+
+    endpoint: str
+
+
+class Unregistered(Base, frozen=True, tag="unregistered"):
+    """The worker's session with a node ended."""
+
+    endpoint: str
+    reason: str
+
+
+class Execution(Base, frozen=True, tag="execution"):
+    """A handler has ended: once for each time that a request was executed.
+
+    ``outcome``: "answered", "failed" (it raised), "stuck" (it ran past its time and was given up).
+    ``is_repeated``: the worker was told that the request may have been executed before. ``reply_crc`` is the
+    CRC-32 of the reply's frames joined. Of a plain MDP request, which has no identity, ``client`` begins with
+    "mdp-", as in Call, and cannot be joined to what others recorded.
+    """
+
+    client: str
+    number: int
+    service: str
+    outcome: Literal["answered", "failed", "stuck"]
+    epoch: int
+    busy_us: int
+    endpoint: str = ""
+    is_repeated: bool = False
+    bytes_in: int = 0
+    bytes_out: int = 0
+    reply_crc: int | None = None
+    weight: float = 1.0
+
+
+class Fenced(Base, frozen=True, tag="fenced"):
+    """The worker refused a request of a node that has been superseded: ``epoch_seen`` is higher."""
+
+    client: str
+    number: int
+    service: str
+    epoch: int
+    epoch_seen: int
+    endpoint: str = ""
+
+
+WorkerRecord = Registered | Unregistered | Execution | Fenced
