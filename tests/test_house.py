@@ -41,8 +41,6 @@ EXCEPTIONS = {
     "bstar_client.core.calls:Call": "the fields of one request on its way",
     "bstar_client.core.worker_dialects:Job": "the fields of one request on its way",
     "bstar_client.sync.worker:Worker.__init__": "a public constructor: keyword options and their meaning",
-    "bstar_pipeline.bronze": "still to be split",
-    "bstar_pipeline.bronze:ranges": "still to be split",
     "bstar_pipeline.gold.faults:ends": "still to be split",
     "bstar_pipeline.gold.faults:partitions": "still to be split",
     "bstar_pipeline.gold.impact:impact": "still to be split",

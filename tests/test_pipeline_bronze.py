@@ -86,15 +86,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bronze(spark: SparkSession, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bronze:
     """What ``bronze.read`` does, but parsed once, as the batch job has it."""
     from bstar_pipeline import bronze as module
+    from bstar_pipeline import copies, journal_files
 
     paths = [str(folder), str(folder / "*.open")]
     parsed = str(tmp_path_factory.mktemp("parsed"))
-    module.typed(module.lines(spark, paths)).write.mode("overwrite").parquet(parsed)
+    module.typed(journal_files.lines(spark, paths)).write.mode("overwrite").parquet(parsed)
     typed = spark.read.parquet(parsed)
-    found = module.ranges(typed)
-    unique = module.once(typed, found)
+    found = copies.ranges(typed)
+    unique = copies.once(typed, found)
     return module.Bronze(
-        module.records(unique), module.rejected(unique), module.files(found, module.listing(spark, paths))
+        module.records(unique),
+        module.rejected(unique),
+        copies.files(found, journal_files.listing(spark, paths)),
     )
 
 
@@ -192,9 +195,10 @@ def test_a_field_that_was_left_out_has_its_default_where_its_kind_has_one(record
 
 def test_a_line_is_parsed_once_and_by_no_python(spark: SparkSession, folder: Path) -> None:
     from bstar_pipeline import bronze as module
+    from bstar_pipeline import journal_files
     from support.plans import plan_of
 
-    typed = module.typed(module.lines(spark, [str(folder)]))
+    typed = module.typed(journal_files.lines(spark, [str(folder)]))
     plan = plan_of(module.records(typed).where("kind = 'request'").select("seq"))
     # Once as one of the common kinds, or once as any other: the conditions exclude one another.
     assert plan.count("from_json(") == 2
@@ -205,11 +209,12 @@ def test_a_stream_reads_what_a_batch_reads_except_files_that_are_still_written(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     from bstar_pipeline import bronze as module
+    from bstar_pipeline import journal_files
 
     run = _history()
     write(tmp_path / run.name(), [*run.lines(), b"torn"])
     write(tmp_path / run.name(2, suffix=".ndjson.open"), run.lines())
-    typed = module.typed(module.lines(spark, [str(tmp_path)], is_stream=True))
+    typed = module.typed(journal_files.lines(spark, [str(tmp_path)], is_stream=True))
     counts = typed.groupBy("topic", "rejection").count()
     query = (
         counts.writeStream.outputMode("complete")

@@ -71,7 +71,7 @@ def rows_of(path: Path, *filters: Any, **options: Any) -> list[dict[str, Any]]:
 def test_journals_are_the_rows_that_bronze_has_of_them_and_filters_are_taken(
     spark: SparkSession, journals: Path
 ) -> None:
-    from bstar_pipeline import BstarDataSource, bronze
+    from bstar_pipeline import BstarDataSource, bronze, journal_files
     from bstar_pipeline.schema import LINE
 
     spark.dataSource.register(BstarDataSource)
@@ -79,7 +79,7 @@ def test_journals_are_the_rows_that_bronze_has_of_them_and_filters_are_taken(
     for cut in journals.glob("*cdcdcdcd*"):
         cut.unlink()  # of a file that is cut off the two read differently far
     (journals / "stray.ndjson").unlink()
-    expected = bronze.typed(bronze.lines(spark, [str(journals)])).select(*columns).collect()
+    expected = bronze.typed(journal_files.lines(spark, [str(journals)])).select(*columns).collect()
     frame = spark.read.format("bstar").load(str(journals))
     got = frame.select(*columns).collect()
     assert Counter(map(tuple, got)) == Counter(map(tuple, expected))

@@ -22,15 +22,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline import bronze, silver, store
-from bstar_pipeline.bronze import REJECTED, REJECTION
+from bstar_pipeline import bronze, copies, journal_files, silver, store
+from bstar_pipeline.bronze import REJECTION
 from bstar_pipeline.gold.audit import audit
 from bstar_pipeline.gold.capacity import capacity
 from bstar_pipeline.gold.clients import clients
 from bstar_pipeline.gold.incidents import incidents
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 from bstar_pipeline.gold.serving import CLOCK_ERROR_US
-from bstar_pipeline.schema import table_schema
+from bstar_pipeline.schema import REJECTED, table_schema
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.store import Part
 
@@ -156,7 +156,7 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
     """Write the first layer; returns the records. Sets the job's days and pairs."""
     spark, root = job.spark, job.root
     job.tell(f"reading journals at {', '.join(inputs)}")
-    typed = bronze.typed(bronze.lines(spark, inputs, since=since))
+    typed = bronze.typed(journal_files.lines(spark, inputs, since=since))
     if since is not None:
         is_older = F.col("day") < F.lit(since)
         typed = typed.withColumns(
@@ -177,12 +177,12 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
     parsed = store.read(spark, root, "bronze.records", job.seen, more=REJECTION)
     parsed = parsed.where(F.col("topic").isin(REJECTED, _OUTSIDE) | store.within(scope))
     job.tell("looking for files that came twice or lost their end")
-    ranges = bronze.ranges(parsed).persist()
+    ranges = copies.ranges(parsed).persist()
     try:
-        _files(job, bronze.listing(spark, inputs, since), ranges, since)
+        _files(job, journal_files.listing(spark, inputs, since), ranges, since)
         job.tell("writing bronze.rejected")
         if any(leaf.endswith(REJECTED) for leaf in aside):
-            rejected = bronze.rejected(bronze.rejected_once(parsed, ranges))
+            rejected = bronze.rejected(copies.rejected_once(parsed, ranges))
         else:
             rejected = store.nothing(spark, table_schema("bronze.rejected"))
         store.replace(rejected, root, "bronze.rejected", job.seen)
@@ -190,7 +190,7 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
         if mixed:
             pairs = sorted({row.pair for row in mixed})
             job.tell(f"leaving out what came twice of {', '.join(pairs)}")
-            of_pairs = bronze.records(bronze.records_once(parsed, ranges)).where(F.col("pair").isin(*pairs))
+            of_pairs = bronze.records(copies.records_once(parsed, ranges)).where(F.col("pair").isin(*pairs))
             store.write(of_pairs, root, "bronze.records")
     finally:
         ranges.unpersist()
@@ -214,11 +214,11 @@ def _why(job: _Job, aside: Mapping[str, Part]) -> str:
 
 def _files(job: _Job, listing: DataFrame, ranges: DataFrame, since: dt.date | None) -> None:
     """Write the table of files, after a second look at packed ones without a last record."""
-    found = bronze.files(ranges, listing)
+    found = copies.files(ranges, listing)
     doubtful = found.where((F.col("state") == "truncated") & (F.col("lines") > 0)).select("file").collect()
     packed = [row.file for row in doubtful if row.file.endswith(".gz")]
     if packed:
-        found = bronze.files(ranges, listing, bronze.unpacked(job.spark, packed))
+        found = copies.files(ranges, listing, journal_files.unpacked(job.spark, packed))
     if since is not None:
         of_last = F.expr("date_from_unix_date(CAST(last_at_us DIV 86400000000 AS INT))")
         last_day = F.coalesce(of_last, F.col("day"))

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline import bronze
 from bstar_pipeline.gold.objectives import objectives, sketches
-from bstar_pipeline.schema import table_schema
+from bstar_pipeline.schema import REJECTED, table_schema
 from bstar_pipeline.silver import runs, states
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.store import location
@@ -31,7 +31,7 @@ __all__ = ["MicroBatch", "read"]
 # Nothing else makes a node serve, or shows that it did not.
 _CHANGES = ("started", "state", "active", "inactive", "stall")
 _OF_STATE = ("node", "boot", "epoch", "since_at_us", "until_at_us")
-_TOPICS = ("requests", "calls", "executions", "events", bronze.REJECTED)
+_TOPICS = ("requests", "calls", "executions", "events", REJECTED)
 
 
 def read(spark: SparkSession, root: str, name: str, days: Sequence[date] = ()) -> DataFrame:
@@ -78,7 +78,7 @@ class MicroBatch:
         spark = rows.sparkSession
         batch = F.lit(number).cast("bigint").alias("batch")
         came, days = _arrivals(rows)
-        if came[bronze.REJECTED]:
+        if came[REJECTED]:
             _write(bronze.rejected(rows).select("*", batch), self.root, "stream.rejected")
         records = bronze.records(rows)
         if came["events"]:
@@ -163,7 +163,7 @@ class MicroBatch:
 def _arrivals(rows: DataFrame) -> tuple[dict[str, int | None], list[date]]:
     """What came, and the days of what is counted and told."""
     topic = F.col("topic")
-    is_record = topic != bronze.REJECTED
+    is_record = topic != REJECTED
     (row,) = rows.agg(
         F.count_distinct("file").alias("files"),
         *(F.count_if(topic == name).alias(name) for name in _TOPICS),

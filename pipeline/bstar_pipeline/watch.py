@@ -26,8 +26,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bstar_pipeline import bronze
+from bstar_pipeline import bronze, journal_files
 from bstar_pipeline.micro_batch import MicroBatch, read
+from bstar_pipeline.schema import REJECTED
 from bstar_pipeline.slo import Objectives
 
 __all__ = ["Watch", "WatchSettings", "stopped_by_signals"]
@@ -176,7 +177,7 @@ def once(lines: DataFrame, within: str) -> DataFrame:
     """``bronze.typed`` of a stream of lines, without records that came before."""
     rows = bronze.typed(lines).withColumn("arrived", F.current_timestamp())
     # Lines that are no records have no number, and are all different.
-    is_record = F.col("topic") != bronze.REJECTED
+    is_record = F.col("topic") != REJECTED
     writer = F.when(is_record, F.col("boot")).otherwise(F.expr("uuid()"))
     rows = rows.withColumns({"writer": writer, "place": F.col("seq")})
     return rows.withWatermark("arrived", within).dropDuplicatesWithinWatermark(["writer", "place"])
@@ -201,7 +202,7 @@ def stopped_by_signals(watch: Watch) -> Iterator[None]:
 
 def _lines(spark: SparkSession, settings: WatchSettings) -> DataFrame:
     options = {"maxFilesPerTrigger": str(settings.files_max), "maxFileAge": _FILE_AGE_MAX}
-    return bronze.lines(spark, [settings.journals], is_stream=True, options=options)
+    return journal_files.lines(spark, [settings.journals], is_stream=True, options=options)
 
 
 def _clock(at_us: int) -> str:

@@ -1,0 +1,149 @@
+"""The files of journals as Spark reads them: which there are, their lines, and what their names say.
+
+A packed file without its end makes Spark stop reading that file (``ignoreCorruptFiles``) and go on with the
+next; that its last record, which says how many lines there are, is missing is how ``copies.files`` knows.
+
+Nothing here starts a Spark job, except what a path's listing takes.
+"""
+
+import datetime as dt
+import re
+from collections.abc import Mapping, Sequence
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from bstar.errors import ConfigurationError
+
+__all__ = ["day_of_file", "find_files", "lines", "listing", "pair_of_file", "unpacked"]
+
+_SEALED = "*.{ndjson,ndjson.gz}"
+_ALL = "*.{ndjson,ndjson.gz,ndjson.open}"
+_OPTIONS = {
+    # The journals of several machines may lie in folders below the one that is named.
+    "recursiveFileLookup": "true",
+    # A packed file without its end is read as far as it goes.
+    "ignoreCorruptFiles": "true",
+    # A file that is sealed while the job runs is gone under its old name: it counts as one without lines.
+    "ignoreMissingFiles": "true",
+}
+# <pair>.<node>.<opened>.<boot>.<segment>.ndjson…: what the name of a file says about the lines in it.
+_FILE_NAME = r"([^/]+?)\.[^/.]+\.(\d{8})T\d{6}Z\.[0-9a-f]{8}\.\d+\.ndjson[^/]*$"
+# No writer keeps a file open for longer than a day; another one for clocks that are set wrong.
+_OPEN_DAYS_MAX = 2
+
+
+def find_files(spark: SparkSession, paths: Sequence[str], since: dt.date | None = None) -> list[str]:
+    """The journal files at ``paths``, as Spark spells them. Raises ConfigurationError if a path has none.
+
+    With ``since``, those are left out that were opened so long before that day that nothing of it is in them.
+    """
+    if not paths:
+        raise ConfigurationError("no journals to read: name at least one directory, file or pattern")
+    found: dict[str, None] = {}
+    for path in paths:
+        try:
+            here = _reader(spark, _ALL).text(path).inputFiles()
+        except AnalysisException as error:
+            if error.getCondition() != "PATH_NOT_FOUND":
+                raise
+            raise ConfigurationError(
+                f"no journals to read: {path} does not exist. Brokers write journals if journal.directory is "
+                "set in their configuration"
+            ) from error
+        if not here:
+            raise ConfigurationError(
+                f"no journals to read: {path} holds no file named *.ndjson, *.ndjson.gz or *.ndjson.open. "
+                "Name the directory that journal.directory names in the brokers' configuration"
+            )
+        # Spark spells local files in two ways; this is how rows of them have it.
+        found.update((re.sub("^file:/+", "file:/", file), None) for file in here)
+    wanted = [file for file in found if since is None or not _is_before(file, since)]
+    if not wanted:
+        raise ConfigurationError(
+            f"no journals to read: all files at {', '.join(paths)} are older than {since}"
+        )
+    return wanted
+
+
+def _is_before(file: str, since: dt.date) -> bool:
+    """Was the file's last record written before that day? By its name; a file of another name never was."""
+    opened = re.search(_FILE_NAME, file)
+    return opened is not None and opened[2] < f"{since - dt.timedelta(days=_OPEN_DAYS_MAX):%Y%m%d}"
+
+
+def _reader(spark: SparkSession, names: str) -> DataFrameReader:
+    return spark.read.options(**_OPTIONS).option("pathGlobFilter", names).option("lineSep", "\n")
+
+
+def lines(
+    spark: SparkSession,
+    paths: Sequence[str],
+    *,
+    is_stream: bool = False,
+    since: dt.date | None = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Every line of the journals at ``paths``: ``value`` (its text), ``file``.
+
+    A path is whatever Spark reads: a directory, a file, a pattern, ``s3a://bucket/…``. ``is_stream``: new
+    files as they come, and only sealed ones, which have all their lines; one path, a directory or a pattern.
+    ``since`` as for ``find_files``; ``options`` are more of Spark's for a stream of files.
+    """
+    if is_stream:
+        (path,) = paths
+        stream = (
+            spark.readStream.options(**_OPTIONS).option("pathGlobFilter", _SEALED).option("lineSep", "\n")
+        )
+        text = stream.options(**(options or {})).text(path)
+    else:
+        # By file: a file that two of the paths lead to is read once.
+        text = _reader(spark, _ALL).text([_literal(file) for file in find_files(spark, paths, since)])
+    return text.select("value", F.col("_metadata.file_path").alias("file"))
+
+
+def _literal(file: str) -> str:
+    """A path that names this file, as ``inputFiles`` gives it (percent-encoded), and no pattern."""
+    path = unquote(file) if urlsplit(file).scheme else file
+    return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in path)
+
+
+def pair_of_file() -> Column:
+    """The pair that the name of the file in column ``file`` says, or "unknown"."""
+    found = F.regexp_extract("file", _FILE_NAME, 1)
+    return F.when(found == "", "unknown").otherwise(found)
+
+
+def day_of_file() -> Column:
+    """The day (UTC) on which that file was opened, or the first one of all."""
+    day = F.try_to_date(F.regexp_extract("file", _FILE_NAME, 2), "yyyyMMdd")
+    return F.coalesce(day, F.lit("1970-01-01").cast("date"))
+
+
+def unpacked(spark: SparkSession, packed: Sequence[str]) -> DataFrame:
+    """Those of some packed files (few) that can be unpacked to their end: ``file``.
+
+    Their writer was killed, and its successor packed what it had left. The last four octets of a packed file
+    are its length unpacked (RFC 1952, 2.3.1); a file that was cut has anything there.
+    """
+    paths = [_literal(file) for file in packed]
+    text = _reader(spark, _ALL).text(paths).select("value", F.col("_metadata.file_path").alias("file"))
+    lengths = text.groupBy("file").agg(F.sum(F.octet_length("value") + 1).alias("length"))
+    tail = F.hex(F.expr("substring(content, -4, 4)"))
+    octets = [F.substring(tail, 7 - 2 * place, 2) for place in range(4)]
+    told = F.conv(F.concat(*octets), 16, 10).cast("bigint")
+    raw = spark.read.format("binaryFile").options(**_OPTIONS).load(paths)
+    tails = raw.select(F.col("_metadata.file_path").alias("file"), told.alias("told"))
+    length = F.col("length") % 2**32
+    # The last line may be torn, and then has no end.
+    is_whole = (F.col("told") == length) | (F.col("told") == length - 1)
+    return tails.join(lengths, "file").where(is_whole).select("file")
+
+
+def listing(spark: SparkSession, paths: Sequence[str], since: dt.date | None = None) -> DataFrame:
+    """The files at ``paths``: ``file``; those without a byte, which Spark does not open, among them."""
+    # By Arrow: of a list of Python's, Spark makes rows in Python processes on the executors.
+    return spark.createDataFrame(pa.table({"file": pa.array(find_files(spark, paths, since), pa.string())}))
