@@ -112,7 +112,7 @@ class Stand:
 
     def kill(self, journal: Journal, torn: bytes = b"") -> Segment:
         """Leave it as SIGKILL would: what it wrote last is torn, its file is open and no longer locked."""
-        segment = journal._segment
+        segment = journal._writer.segment
         assert segment is not None
         os.write(segment.descriptor, torn)
         segment.close()
@@ -167,8 +167,8 @@ def claim(journal: Journal, stand: Stand, text: str = "why") -> None:
 def drain(journal: Journal) -> None:
     """Turn until nothing is left to pack."""
     journal.turn()
-    while journal._jobs:
-        journal._step_job()
+    while journal._writer.upkeep.jobs:
+        journal._writer.upkeep.step()
 
 
 def test_the_first_record_says_who_writes(stand: Stand) -> None:
@@ -362,10 +362,10 @@ def test_a_closed_file_is_packed_and_appears_whole(stand: Stand) -> None:
     plain = stand.lines()
     stand.clocks.pass_(400)
     journal.turn()
-    assert journal._jobs
+    assert journal._writer.upkeep.jobs
     seen = []
-    while journal._jobs:
-        journal._step_job()
+    while journal._writer.upkeep.jobs:
+        journal._writer.upkeep.step()
         seen.append([name.rpartition(".ndjson")[2] for name in stand.files()])
 
     assert seen[0] == [".gz.part", ".open", ".open"]
@@ -756,8 +756,8 @@ def test_whatever_happens_a_number_is_written_or_counted_as_dropped(steps: list[
                 stand.disk.room = None
             elif step == "pass":
                 stand.clocks.pass_(2)
-            elif journal._jobs:
-                journal._step_job()
+            elif journal._writer.upkeep.jobs:
+                journal._writer.upkeep.step()
         stand.disk.room = None
         stand.clocks.pass_(2)
         journal.turn()

@@ -2,8 +2,8 @@
 
 A file may come twice: as a copy, or once while it was written and again sealed. Every record has a number in
 its run (``boot``, ``seq``), so ``ranges`` finds that out from the first and the last number in each file,
-without comparing rows. ``once`` then leaves whole copies out by a broadcast join, and compares row by row only
-runs whose files overlap in part.
+without comparing rows. ``once`` then leaves whole copies out by a broadcast join, and compares row by row
+only runs whose files overlap in part.
 """
 
 from pyspark.sql import Column, DataFrame, Window

@@ -8,8 +8,9 @@ nothing from the path of a request but about a microsecond, it never blocks and 
 keep it counts, and says so in the journal itself.
 """
 
+from bstar.journal.buffer import JournalCounters, Make
+from bstar.journal.journal import Journal
 from bstar.journal.options import JournalOptions
 from bstar.journal.segments import SegmentName
-from bstar.journal.writer import Journal, JournalCounters, Make
 
 __all__ = ["Journal", "JournalCounters", "JournalOptions", "Make", "SegmentName"]

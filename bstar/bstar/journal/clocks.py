@@ -40,7 +40,7 @@ class Anchor:
         self, source: Callable[[], float] | None, *, mono: NsClock = mono_ns, wall: NsClock = wall_ns
     ) -> None:
         self._source = source
-        self._mono = mono
+        self.mono = mono
         self._wall = wall
         self.shift_us = 0.0
         self.offset_us = 0
@@ -63,15 +63,23 @@ class Anchor:
         """How far a clock is ahead of the monotonic one; read again if this thread was away in between."""
         best: tuple[int, float] | None = None
         for _ in range(_READS_MAX):
-            before = self._mono()
+            before = self.mono()
             read_us = clock_us()
-            took = self._mono() - before
+            took = self.mono() - before
             if best is None or took < best[0]:
                 best = (took, read_us - (before + took / 2) / 1e3)
             if took <= _READ_NS_MAX:
                 break
         assert best is not None
         return best[1]
+
+    def now(self) -> float:
+        """The time of the source, in seconds."""
+        return self.mono() / 1e9 if self._source is None else self._source()
+
+    def wall_s(self) -> float:
+        """The time of day as the monotonic clock tells it since the last ``update``."""
+        return (self.mono() / 1e3 + self.offset_us) / 1e6
 
     def mono_us(self, now: float) -> int:
         """The monotonic time of a moment on the source's clock."""
