@@ -52,7 +52,6 @@ EXCEPTIONS = {
     "bstar_pipeline.synth.process:Process": "still to be split",
     "bstar_pipeline.synth.settings:SynthSettings": "one field for each option",
     "bstar_pipeline.synth.specials:Specials._interrupt": "still to be split",
-    "bstar_pipeline.synth.timeline": "still to be split",
     "bstar_pipeline.synth.timeline:Timeline": "still to be split",
     "bstar_cli.bench.results:Row": "one field for each column",
     "bstar_cli.pipeline.answers:audit": "a command: its options, one by one",

@@ -4,19 +4,18 @@ The order and the sentences of the records are those of the Binary Star's rules;
 """
 
 import random
-from typing import Any, Literal
+from typing import Any
 
 from bstar import records
 from bstar.errors import ConfigurationError
-from bstar_pipeline.synth.process import Machine, Phase, Process, Stretch
+from bstar_pipeline.synth.cast import ROLES, Cast
+from bstar_pipeline.synth.process import Phase, Process, Stretch
 from bstar_pipeline.synth.settings import CALM_S, EDGE_S, Incident, SynthSettings
 from bstar_pipeline.synth.traffic import Rate, Traffic
 from bstar_pipeline.synth.truth import TruthIncident
 
 __all__ = ["Interruption", "Timeline"]
 
-_ROLES = ("primary", "backup")
-_PORT = 5555
 # How long a written record may wait in a process's buffer, and is lost with a kill.
 _UNFLUSHED_US = 40_000
 
@@ -51,23 +50,12 @@ class Timeline:
         self.pair = settings.pair_name if settings.pairs == 1 else f"{settings.pair_name}-{number}"
         self.start_us = Rate(settings).start_us
         self.end_us = self.start_us + round(settings.span_s * 1e6)
-        self.processes: list[Process] = []
         self.stretches: list[Stretch] = []
         self.truth: list[TruthIncident] = []
         self.interruptions: list[Interruption] = []
         self._chance = random.Random(f"{settings.seed}/{number}/timeline")  # noqa: S311 - data for tests
-        self._machines = {
-            role: Machine(
-                self._hex(16),
-                f"{self.pair}-{role}",
-                self.start_us - self._chance.randrange(10**9, 10**13),
-                settings.clock_skew_us if role == "backup" else 0,
-            )
-            for role in _ROLES
-        }
-        self._others = Machine(
-            self._hex(16), f"{self.pair}-apps", self.start_us - self._chance.randrange(10**13)
-        )
+        self._cast = Cast(settings, self.pair, self.start_us, self._chance)
+        self.processes = self._cast.processes
         self._up: dict[str, Process] = {}
         self._active = "primary"
         self._epoch = 0
@@ -106,19 +94,22 @@ class Timeline:
         self._serving_since = t + 80_000
         if self.settings.has_client_journals:
             self.clients = [
-                self._app(f"client-{k}", "client", t + 100_000 + k, k)
+                self._cast.app(f"client-{k}", "client", t + 100_000 + k, k)
                 for k in range(self.settings.client_processes)
             ]
         if self.settings.has_worker_journals:
             self.workers = [
-                self._app(one.name, "worker", t + 100_000 + k, k, self.traffic.services[one.service])
+                self._cast.app(one.name, "worker", t + 100_000 + k, k, self.traffic.services[one.service])
                 for k, one in enumerate(self.traffic.workers)
             ]
-        for role in _ROLES:
+        for role in ROLES:
             self._meet(role, t + 120_000)
         for client in self.clients:
             client.note(
-                t + 130_000, records.ActiveFound, endpoint=self._endpoint(self._active), epoch=self._epoch
+                t + 130_000,
+                records.ActiveFound,
+                endpoint=self._cast.endpoint(self._active),
+                epoch=self._epoch,
             )
         self._tell("start", primary, t, taken=t + 80_000, detected=t + 80_000, ended=t + 81_000)
 
@@ -275,49 +266,8 @@ class Timeline:
     # --- what the pair does ---------------------------------------------------------------------------------
 
     def _start(self, role: str, at: int) -> Process:
-        process = Process(self.pair, role, self._hex(16), "broker", self._machines[role], at)
-        self.processes.append(process)
-        self._up[role] = process
-        settings = self.settings
-        process.note(
-            at,
-            records.Started,
-            **self._birth(process),
-            sample=settings.sample,
-            endpoints=f"tcp://*:{_PORT}",
-            epoch=self._epoch,
-            heartbeat_us=settings.heartbeat_us,
-            failover_timeout_us=settings.failover_timeout_us,
-        )
-        process.phases.append(Phase(at, role.upper(), self._epoch))
+        process = self._up[role] = self._cast.node(role, at, self._epoch)
         return process
-
-    def _app(
-        self, name: str, source: Literal["client", "worker"], at: int, rank: int, service: str = ""
-    ) -> Process:
-        process = Process(self.pair, name, self._hex(16), source, self._others, at, service, rank)
-        self.processes.append(process)
-        endpoints = ",".join(self._endpoint(role) for role in _ROLES)
-        process.note(
-            at,
-            records.Started,
-            **self._birth(process),
-            sample=self.settings.sample,
-            service=service,
-            endpoints=endpoints,
-        )
-        return process
-
-    def _birth(self, process: Process) -> dict[str, Any]:
-        machine = process.machine
-        return {
-            "source": process.source,
-            "version": "synthetic",
-            "machine": machine.id,
-            "host": machine.host,
-            "pid": self._chance.randrange(2, 2**15),
-            "config": self._hex(8),
-        }
 
     def _restart(self, dead: Process, incident: Incident) -> int | None:
         """Start the node again, as the passive one."""
@@ -349,26 +299,22 @@ class Timeline:
                 credit=self.settings.credit,
             )
         for process in self.workers:
-            process.note(at, records.Registered, endpoint=self._endpoint(role))
+            process.note(at, records.Registered, endpoint=self._cast.endpoint(role))
         for process in self.clients:
-            process.note(at, records.Connected, endpoint=self._endpoint(role))
+            process.note(at, records.Connected, endpoint=self._cast.endpoint(role))
 
     def _break_connections(self, role: str, at: int, reason: str = "the connection was reset") -> None:
-        for process in self.workers:
-            process.note(
-                at + self._moment() // 4, records.Unregistered, endpoint=self._endpoint(role), reason=reason
-            )
-        for process in self.clients:
-            process.note(
-                at + self._moment() // 4, records.Disconnected, endpoint=self._endpoint(role), reason=reason
-            )
+        endpoint = self._cast.endpoint(role)
+        for kind, processes in ((records.Unregistered, self.workers), (records.Disconnected, self.clients)):
+            for process in processes:
+                process.note(at + self._moment() // 4, kind, endpoint=endpoint, reason=reason)
 
     def _lose_peer(self, node: Process, at: int, heard: int, reason: str) -> None:
         node.note(at, records.PeerLost, reason=reason, silent_us=at - heard)
 
     def _silence(self, at: int, healed: int) -> None:
         """The nodes do not hear each other from ``at`` to ``healed``."""
-        for role in _ROLES:
+        for role in ROLES:
             heard = at - self._chance.randrange(self.settings.heartbeat_us)
             self._lose_peer(self._up[role], heard + self.settings.failover_timeout_us, heard, "silent")
             peer = self._up[_other(role)]
@@ -406,7 +352,7 @@ class Timeline:
         return taken
 
     def _follow(self, old: Process, new: Process, lost: int, found: int) -> None:
-        was, now = self._endpoint(old.node), self._endpoint(new.node)
+        was, now = self._cast.endpoint(old.node), self._cast.endpoint(new.node)
         for client in self.clients:
             lost_at = min(lost, found)
             reason = "the node does not answer"
@@ -457,7 +403,7 @@ class Timeline:
         step = self.settings.clock_step_us
         if not step:
             return
-        machine = self._machines["primary"]
+        machine = self._cast.machines["primary"]
         span = self.end_us - self.start_us
         machine.steps = [(self.start_us + span // 2, step), (self.start_us + span * 3 // 4, -step)]
 
@@ -481,14 +427,8 @@ class Timeline:
             )
         )
 
-    def _endpoint(self, role: str) -> str:
-        return f"tcp://{self.pair}-{role}:{_PORT}"
-
     def _moment(self) -> int:
         return self._chance.randrange(2_000, 20_000)
-
-    def _hex(self, count: int) -> str:
-        return self._chance.randbytes(count).hex()
 
 
 def _other(role: str) -> str:
