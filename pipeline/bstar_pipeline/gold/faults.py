@@ -5,7 +5,7 @@ there again, or the link), lost_at_us (the peer missed the node) and text. How t
 ``incidents``.
 """
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline.gold.serving import both_serving
@@ -47,6 +47,24 @@ def ends(told: Told) -> DataFrame:
     exact = F.when(is_fatal, F.col("fatal_at_us")).when(
         is_stop, F.least("left_at_us", F.coalesce("stopped_at_us", "last_at_us"))
     )
+    return bounded.join(near, ["pair", "boot"], "left").select(
+        "pair",
+        F.when(is_stop & ~is_fatal, F.lit("stop")).otherwise(F.lit("crash")).alias("kind"),
+        "node",
+        "boot",
+        F.coalesce(exact, F.when(is_refused, until), "broken_at_us", middle(F.col("alive_us"), until)).alias(
+            "began_at_us"
+        ),
+        F.when(exact.isNotNull(), F.lit(0)).otherwise(half(F.col("alive_us"), until)).alias("began_error_us"),
+        F.col("next_started_us").alias("ended_at_us"),
+        F.col("loss.lost_at_us").alias("lost_at_us"),
+        _text_of_end(exact).alias("text"),
+    )
+
+
+def _text_of_end(exact: Column) -> Column:
+    """How a node ended, who missed it, and when it came back; ``exact`` is null if nobody knows when."""
+    is_fatal, is_stop = F.col("fatal_at_us").isNotNull(), F.col("is_clean")
     learned = (
         F.when(F.col("loss").isNull(), F.lit(""))
         .when(
@@ -93,19 +111,7 @@ def ends(told: Told) -> DataFrame:
         )
         .otherwise(F.lit(" ended without a word: killed, crashed, or its machine went down."))
     )
-    return bounded.join(near, ["pair", "boot"], "left").select(
-        "pair",
-        F.when(is_stop & ~is_fatal, F.lit("stop")).otherwise(F.lit("crash")).alias("kind"),
-        "node",
-        "boot",
-        F.coalesce(exact, F.when(is_refused, until), "broken_at_us", middle(F.col("alive_us"), until)).alias(
-            "began_at_us"
-        ),
-        F.when(exact.isNotNull(), F.lit(0)).otherwise(half(F.col("alive_us"), until)).alias("began_error_us"),
-        F.col("next_started_us").alias("ended_at_us"),
-        F.col("loss.lost_at_us").alias("lost_at_us"),
-        F.concat("node", head, learned, back).alias("text"),
-    )
+    return F.concat("node", head, learned, back)
 
 
 def pauses(told: Told) -> DataFrame:
@@ -131,50 +137,14 @@ def pauses(told: Told) -> DataFrame:
 
 def partitions(told: Told) -> DataFrame:
     """Losses that neither an end nor a pause of the peer explains."""
-    deaths = told.deaths.where("is_over").select(
-        "pair",
-        "node",
-        F.col("last_at_us"),
-        F.coalesce("next_started_us", F.lit(FOREVER)).alias("back_us"),
-        "started_at_us",
-    )
-    stalls = told.stalls.select("pair", "node", "began_at_us", "ended_at_us", "heartbeat_us")
-    error = told.clock_error_us
-    loss = told.losses.where("how <> 'left'").alias("loss")
-    is_death = (
-        (F.col("loss.pair") == F.col("death.pair"))
-        & (F.col("loss.witness") != F.col("death.node"))
-        & (F.col("loss.lost_at_us") >= F.col("death.last_at_us") - error)
-        & (F.col("loss.lost_at_us") <= F.col("death.back_us") + error)
-    )
-    heartbeat = F.coalesce(F.col("stall.heartbeat_us"), F.lit(0))
-    is_pause = (
-        (F.col("loss.pair") == F.col("stall.pair"))
-        & (F.col("loss.witness") != F.col("stall.node"))
-        & (F.col("loss.lost_at_us") >= F.col("stall.began_at_us"))
-        & (F.col("loss.lost_at_us") <= F.col("stall.ended_at_us") + heartbeat + error)
-    )
-    both_there = (
-        (F.col("loss.pair") == F.col("run.pair"))
-        & (F.col("loss.witness") != F.col("run.node"))
-        & (F.col("run.started_at_us") <= F.col("loss.heard_at_us") + error)
-        & (F.col("run.last_at_us") >= F.col("loss.heard_at_us") - error)
-    )
-    unexplained = (
-        loss.join(deaths.alias("death"), is_death, "left_anti")
-        .join(stalls.alias("stall"), is_pause, "left_anti")
-        .join(told.runs.alias("run"), both_there, "left_semi")
-        .join(
-            told.runs.select("pair", F.col("boot").alias("witness_boot"), "heartbeat_us"),
-            ["pair", "witness_boot"],
-        )
-    )
     in_order = Window.partitionBy("pair").orderBy("heard_at_us", "witness")
     so_far = in_order.rowsBetween(Window.unboundedPreceding, -1)
     until = F.coalesce("seen_at_us", F.lit(FOREVER))
     is_new = F.col("heard_at_us") > F.coalesce(F.max(until).over(so_far), F.lit(-1))
-    groups = unexplained.select("*", is_new.cast("int").alias("is_new")).select(
-        "*", F.sum("is_new").over(in_order.rowsBetween(Window.unboundedPreceding, 0)).alias("turn")
+    groups = (
+        _unexplained(told)
+        .select("*", is_new.cast("int").alias("is_new"))
+        .select("*", F.sum("is_new").over(in_order.rowsBetween(Window.unboundedPreceding, 0)).alias("turn"))
     )
     # The first loss of each node; later ones of a link that comes and goes are part of it.
     first = (
@@ -212,6 +182,48 @@ def partitions(told: Told) -> DataFrame:
         text.alias("text"),
     )
     return _at_the_active(told, dated).withColumn("kind", F.lit("partition"))
+
+
+def _unexplained(told: Told) -> DataFrame:
+    """Losses of a peer that lived and was awake."""
+    deaths = told.deaths.where("is_over").select(
+        "pair",
+        "node",
+        F.col("last_at_us"),
+        F.coalesce("next_started_us", F.lit(FOREVER)).alias("back_us"),
+        "started_at_us",
+    )
+    stalls = told.stalls.select("pair", "node", "began_at_us", "ended_at_us", "heartbeat_us")
+    error = told.clock_error_us
+    loss = told.losses.where("how <> 'left'").alias("loss")
+    is_death = (
+        (F.col("loss.pair") == F.col("death.pair"))
+        & (F.col("loss.witness") != F.col("death.node"))
+        & (F.col("loss.lost_at_us") >= F.col("death.last_at_us") - error)
+        & (F.col("loss.lost_at_us") <= F.col("death.back_us") + error)
+    )
+    heartbeat = F.coalesce(F.col("stall.heartbeat_us"), F.lit(0))
+    is_pause = (
+        (F.col("loss.pair") == F.col("stall.pair"))
+        & (F.col("loss.witness") != F.col("stall.node"))
+        & (F.col("loss.lost_at_us") >= F.col("stall.began_at_us"))
+        & (F.col("loss.lost_at_us") <= F.col("stall.ended_at_us") + heartbeat + error)
+    )
+    both_there = (
+        (F.col("loss.pair") == F.col("run.pair"))
+        & (F.col("loss.witness") != F.col("run.node"))
+        & (F.col("run.started_at_us") <= F.col("loss.heard_at_us") + error)
+        & (F.col("run.last_at_us") >= F.col("loss.heard_at_us") - error)
+    )
+    return (
+        loss.join(deaths.alias("death"), is_death, "left_anti")
+        .join(stalls.alias("stall"), is_pause, "left_anti")
+        .join(told.runs.alias("run"), both_there, "left_semi")
+        .join(
+            told.runs.select("pair", F.col("boot").alias("witness_boot"), "heartbeat_us"),
+            ["pair", "witness_boot"],
+        )
+    )
 
 
 def _at_the_active(told: Told, dated: DataFrame) -> DataFrame:

@@ -29,6 +29,33 @@ def impact(incidents: DataFrame, requests: DataFrame, refusals: DataFrame) -> Da
         "began_at_us", "taken_over_at_us", F.least("detected_at_us", F.col("began_at_us") + WINDOW_US)
     )
     spans = incidents.select("id", "pair", since.alias("since_us"), served.alias("served_us"))
+    counts = _counts(_around(spans, requests))
+    refused = (
+        spans.join(refusals, "pair")
+        .where(F.col("at_us").between(F.col("since_us"), F.col("served_us") + _REFUSED_LATE_US))
+        .groupBy("id")
+        .agg(F.sum("count").alias("refused_at_nodes"))
+    )
+    none = F.lit(0).cast("bigint")
+    by_calls = F.coalesce("has_calls", F.lit(False))
+    return (
+        incidents.join(counts, "id", "left")
+        .join(refused, "id", "left")
+        .select(
+            *incidents.columns,
+            "outage_us",
+            F.coalesce("retried", none).alias("retried"),
+            F.when(by_calls, F.col("refused_calls"))
+            .otherwise(F.coalesce("refused_at_nodes", none))
+            .alias("refused"),
+            F.coalesce("unknown", none).alias("unknown"),
+            F.coalesce("affected", none).alias("affected"),
+        )
+    )
+
+
+def _around(spans: DataFrame, requests: DataFrame) -> DataFrame:
+    """The requests that ended near an incident: those of clients if a client recorded any, else of nodes."""
     minutes = F.sequence(
         F.expr(f"(since_us - {WINDOW_US}) DIV {_MINUTE_US}"),
         F.expr(f"(served_us + {WINDOW_US}) DIV {_MINUTE_US}"),
@@ -51,9 +78,13 @@ def impact(incidents: DataFrame, requests: DataFrame, refusals: DataFrame) -> Da
         .where(F.col("ended_at_us").between(F.col("since_us") - WINDOW_US, F.col("served_us") + WINDOW_US))
     )
     of_incident = Window.partitionBy("id")
-    told = near.select("*", F.max("is_call").over(of_incident).alias("has_calls")).where(
-        ~F.col("has_calls") | F.col("is_call")
-    )
+    told = near.select("*", F.max("is_call").over(of_incident).alias("has_calls"))
+    return told.where(~F.col("has_calls") | F.col("is_call"))
+
+
+def _counts(told: DataFrame) -> DataFrame:
+    """The outage and the counts of each incident, of the requests near it."""
+    of_incident = Window.partitionBy("id")
     is_answer = F.col("outcome").isin("answered", "failed")
     answer_us = F.when(is_answer, F.col("ended_at_us"))
     before = F.max(answer_us).over(
@@ -73,35 +104,13 @@ def impact(incidents: DataFrame, requests: DataFrame, refusals: DataFrame) -> Da
         "timeout", "unknown", "interrupted", "closed", "returned", "late", "lost"
     )
     is_delayed = (F.col("accepted_at_us") <= F.col("since_us")) & (F.col("ended_at_us") >= F.col("served_us"))
-    counts = gaps.groupBy("id").agg(
+    return gaps.groupBy("id").agg(
         F.max(F.when(is_around, F.col("ended_at_us") - F.col("before_us"))).alias("outage_us"),
         _count(is_within & is_retried).alias("retried"),
         _count(is_within & is_refused).alias("refused_calls"),
         _count(is_within & is_unknown).alias("unknown"),
         _count(is_within & (is_retried | is_refused | is_unknown | is_delayed)).alias("affected"),
         F.max("has_calls").alias("has_calls"),
-    )
-    refused = (
-        spans.join(refusals, "pair")
-        .where(F.col("at_us").between(F.col("since_us"), F.col("served_us") + _REFUSED_LATE_US))
-        .groupBy("id")
-        .agg(F.sum("count").alias("refused_at_nodes"))
-    )
-    none = F.lit(0).cast("bigint")
-    by_calls = F.coalesce("has_calls", F.lit(False))
-    return (
-        incidents.join(counts, "id", "left")
-        .join(refused, "id", "left")
-        .select(
-            *incidents.columns,
-            "outage_us",
-            F.coalesce("retried", none).alias("retried"),
-            F.when(by_calls, F.col("refused_calls"))
-            .otherwise(F.coalesce("refused_at_nodes", none))
-            .alias("refused"),
-            F.coalesce("unknown", none).alias("unknown"),
-            F.coalesce("affected", none).alias("affected"),
-        )
     )
 
 
