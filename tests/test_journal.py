@@ -1,6 +1,7 @@
 """The journal's writer, turn by turn: its thread is not started, its clocks and its disk are the test's."""
 
 import errno
+import fcntl
 import gzip
 import os
 import tempfile
@@ -169,6 +170,20 @@ def drain(journal: Journal) -> None:
     journal.turn()
     while journal._writer.upkeep.jobs:
         journal._writer.upkeep.step()
+
+
+def test_a_segment_has_its_name_only_once_it_is_locked(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[list[Path]] = []
+    flock = fcntl.flock
+
+    def look(descriptor: int, operation: int) -> None:
+        named.append(list(stand.folder.glob("*.open")))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", look)
+    stand.journal()
+
+    assert named == [[]], "another journal would take it for an orphan"
 
 
 def test_the_first_record_says_who_writes(stand: Stand) -> None:

@@ -31,6 +31,8 @@ _NAME = re.compile(
 )
 _TIME = "%Y%m%dT%H%M%SZ"
 
+# Not yet locked, and so not yet anybody's to look at.
+_UNLOCKED = ".new"
 OPEN = ".open"
 PART = ".gz.part"
 PACKED = ".gz"
@@ -169,12 +171,18 @@ class Folder:
         self.path.mkdir(parents=True, exist_ok=True)
         time = datetime.fromtimestamp(at_s, UTC).strftime(_TIME)
         name = SegmentName(self._pair, self._node, time, self._boot, self._number + 1)
-        path = self.path / (name.stem + OPEN)
-        descriptor = self._disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        path, unlocked = self.path / (name.stem + OPEN), self.path / (name.stem + _UNLOCKED)
+        descriptor = self._disk.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         self._number += 1
         # A file system without locks keeps journals all the same; nobody then takes this one for an orphan.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # It has its name when it is locked: between the two another journal would take it for an orphan.
+        try:
+            unlocked.rename(path)
+        except OSError:
+            os.close(descriptor)
+            raise
         return Segment(path, descriptor, self._disk)
 
     def orphans(self) -> Iterator[Segment]:
