@@ -22,9 +22,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from bstar_broker.core.snapshot import NodeState
 from bstar_cli import exits
 from bstar_cli.demo_load import Outcome
-from bstar_cli.demo_stage import DemoError, Node, Stage
+from bstar_cli.demo_stage import Stage
+from bstar_testing import HarnessError, Node
 
 __all__ = ["EventReport", "Report", "demo", "outage"]
 
@@ -98,7 +100,7 @@ def demo(
         with stage, Live(show, console=console, refresh_per_second=8) if is_live else nullcontext():
             show.begin(stage, None if is_live else console)
             report = _play(stage, show, seconds, rate)
-    except DemoError as error:
+    except HarnessError as error:
         console.print(Text(f"the demo failed: {error}", style="bold red"), soft_wrap=True)
         console.print(Text(f"logs: {stage.folder}"), soft_wrap=True)
         raise typer.Exit(exits.FAILED) from None
@@ -132,34 +134,34 @@ def _play(stage: Stage, show: "_Show", seconds: float, rate: float) -> Report:
 
     show.say("starting the primary, the backup and two workers")
     for node in stage.nodes:
-        stage.start_node(node)
-    stage.start_workers(rate)
+        node.launch()
+    stage.launch_demo_workers(rate)
     active, passive = _wait_pair(stage)
     show.say(f"the {active.role} serves; the client sends {rate:g} requests per second")
     started = time.monotonic()
-    stage.start_load(rate)
+    stage.launch_load(rate)
     stage.wait_answers(steady[0], "the client gets answers")
 
     happens(f"kill -9 of the active {active.role}")
-    stage.kill(active)
+    active.kill()
     _wait_takeover(stage, passive)
     show.say(f"the {passive.role} has taken over")
     stage.wait_answers(steady[1], "the client gets answers after the failover")
 
     happens(f"restart of the {active.role}")
-    stage.start_node(active)
+    active.launch()
     active, passive = _wait_pair(stage)
     show.say(f"the {passive.role} is back and stands by")
     stage.wait_answers(steady[2], "the client gets answers after the node's return")
 
     happens(f"handover: SIGTERM to the active {active.role}")
-    stage.stop(active)
+    stage.finish_node(active)
     _wait_takeover(stage, passive)
     show.say(f"the {passive.role} serves again")
     stage.wait_answers(steady[3], "the client gets answers after the handover")
 
     happens(f"restart of the {active.role}")
-    stage.start_node(active)
+    active.launch()
     _wait_pair(stage)
     show.say("the pair is complete again")
     stage.wait_answers(steady[4], "the client gets answers at the end")
@@ -179,15 +181,18 @@ def _wait_pair(stage: Stage) -> tuple[Node, Node]:
     """
 
     def is_pair() -> bool:
-        return sorted(node.is_in("ACTIVE") - node.is_in("PASSIVE") for node in stage.nodes) == [-1, 1]
+        return sorted(stage.is_in(node, "ACTIVE") - stage.is_in(node, "PASSIVE") for node in stage.nodes) == [
+            -1,
+            1,
+        ]
 
     stage.wait("one node is active and one passive, both with every worker", is_pair)
-    active, passive = sorted(stage.nodes, key=lambda node: node.is_in("PASSIVE"))
+    active, passive = sorted(stage.nodes, key=lambda node: stage.is_in(node, "PASSIVE"))
     return active, passive
 
 
 def _wait_takeover(stage: Stage, node: Node) -> None:
-    stage.wait(f"the {node.role} takes over", lambda: node.is_in("ACTIVE"))
+    stage.wait(f"the {node.role} takes over", lambda: stage.is_in(node, "ACTIVE"))
 
 
 # --- counting -----------------------------------------------------------------------------------------------
@@ -279,7 +284,7 @@ class _Show:
         for heading in ("NODE", "STATE", "EPOCH", "WORKERS", "IN FLIGHT", "ANSWERED", "PID"):
             nodes.add_column(heading, min_width=9)
         for node in stage.nodes:
-            nodes.add_row(*_cells(node))
+            nodes.add_row(*_cells(node, stage.states.get(node.role)))
         progress = stage.progress
         waiting = progress.sent - progress.answered - progress.failed
         counts = Text(
@@ -295,9 +300,8 @@ class _Show:
         return (last - first) / max(0.001, max(ended, time.monotonic() - 0.2) - began)
 
 
-def _cells(node: Node) -> list[Text]:
-    state, process = node.state, node.process
-    if state is None or process is None:
+def _cells(node: Node, state: NodeState | None) -> list[Text]:
+    if state is None:
         words = "starting" if node.is_running else "down"
         return [Text(node.role), Text(words, style="red"), *(Text("-") for _ in range(5))]
     pair, broker = state.pair, state.broker
@@ -307,7 +311,7 @@ def _cells(node: Node) -> list[Text]:
         broker.workers,
         broker.in_flight,
         sum(s.answered for s in broker.services),
-        process.pid,
+        node.pid,
     )
     return [Text(node.role), Text(pair.state, style=style), *(Text(str(number)) for number in numbers)]
 

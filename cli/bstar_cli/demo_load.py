@@ -1,6 +1,6 @@
 """The demo's client: a process that calls a service at a steady rate until its standard input ends.
 
-It prints a line of progress ten times a second. When told to stop it waits for what is outstanding and
+It writes a file of progress ten times a second. When told to stop it waits for what is outstanding and
 writes when each call was sent and answered, on the monotonic clock, which all processes of a machine share.
 """
 
@@ -36,8 +36,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str]) -> int:
-    """``ENDPOINTS SERVICE RATE FILE [JOURNALS PAIR]``: the outcome goes to the file."""
-    endpoints, service, rate, file, *journaled = arguments
+    """``ENDPOINTS SERVICE RATE FOLDER [JOURNALS PAIR]``: ``progress`` and ``outcome`` go to the folder."""
+    endpoints, service, rate, place, *journaled = arguments
+    folder = Path(place)
     journal: JournalSettings | None = None
     if journaled:
         directory, pair = journaled
@@ -58,10 +59,10 @@ def main(arguments: list[str]) -> int:
             on_failure=failed,
         )
         while not select.select([sys.stdin], [], [], PROGRESS_S)[0] or os.read(0, 1024):
-            _tell(load.counts())
+            _tell(load.counts(), folder)
         load.finish()
         counts = load.counts()
-        _tell(counts)
+        _tell(counts, folder)
         outcome = Outcome(
             counts.sent,
             counts.crossed,
@@ -70,13 +71,15 @@ def main(arguments: list[str]) -> int:
             client.counters.resends,
             client.counters.failovers,
         )
-    Path(file).write_bytes(msgspec.json.encode(outcome))
+    (folder / "outcome").write_bytes(msgspec.json.encode(outcome))
     return 0
 
 
-def _tell(counts: Counts) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(counts) + b"\n")
-    sys.stdout.buffer.flush()
+def _tell(counts: Counts, folder: Path) -> None:
+    new = folder / "progress.new"
+    new.write_bytes(msgspec.json.encode(counts))
+    # A rename is one step, so nobody reads half a file.
+    new.replace(folder / "progress")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from bstar.settings.fields import FIELDS
 from bstar_client import HAClient
 from bstar_testing.hosts import Host, LoopbackHost
 from bstar_testing.nodes import COMMAND, Node
-from bstar_testing.processes import HarnessError, NoteTaker, Process, ignore_note, wait_until
+from bstar_testing.processes import LIMIT_S, HarnessError, NoteTaker, Process, ignore_note, wait_until
 
 __all__ = ["ARBITER_LINK", "ROLES", "STATE_LINKS", "Pair", "Route", "direct", "pair"]
 
@@ -217,21 +217,32 @@ class Pair:
         self._clients.append(client)
         return client
 
-    def start_workers(
+    def start_workers(self, count: int = 1, handler: str = "echo", **options: Any) -> tuple[Process, ...]:
+        """``launch_workers``, and wait until every node that runs lists them."""
+        service = options.setdefault("service", "echo")
+        before = {node: _workers_of(node, service) for node in self.nodes if node.is_running}
+        workers = self.launch_workers(count, handler, **options)
+        for worker in workers:
+            worker.wait_until(
+                lambda: all(_workers_of(node, service) >= had + count for node, had in before.items()),
+                "listed by every node that runs",
+            )
+        return workers
+
+    def launch_workers(
         self,
-        count: int = 1,
-        handler: str = "echo",
+        count: int,
+        handler: str,
         *,
-        service: str = "echo",
+        service: str,
         credit: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> tuple[Process, ...]:
-        """Start ``bstar worker`` so many times and wait until every node that runs lists them.
+        """Start ``bstar worker`` so many times; returns at once.
 
         ``handler`` is a built-in of the command (echo, sleep, fail) or MODULE:FUNCTION, which the test
         itself must be able to import.
         """
-        before = {node: _workers_of(node, service) for node in self.nodes if node.is_running}
         workers = []
         for number in range(len(self.workers) + 1, len(self.workers) + 1 + count):
             name = f"worker{number}"
@@ -240,14 +251,10 @@ class Pair:
             if self.journals is not None:
                 argv += ["--journal", str(self.journals), "--journal-pair", self.name, "--journal-name", name]
             options: dict[str, Any] = {"folder": self.folder, "note": self.note, "environment": environment}
-            workers.append(Process(name, [*argv, handler], **options))
-            workers[-1].launch()
-            self.workers += (workers[-1],)
-        for worker in workers:
-            worker.wait_until(
-                lambda: all(_workers_of(node, service) >= had + count for node, had in before.items()),
-                "listed by every node that runs",
-            )
+            worker = Process(name, [*argv, handler], **options)
+            workers.append(worker)
+            self.workers += (worker,)
+            worker.launch()
         return tuple(workers)
 
     def start_process(self, name: str, argv: Sequence[str]) -> Process:
@@ -269,6 +276,14 @@ class Pair:
     def odd_ends(self) -> list[Process]:
         """The processes that ended by themselves."""
         return [each for each in self.processes if each.is_noted_running and not each.is_running]
+
+    def stop(self, limit_s: float = LIMIT_S) -> None:
+        """SIGTERM every process that runs, and wait for the ends."""
+        running = [process for process in self.processes if process.is_running]
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait_exit(limit_s)
 
     def close(self) -> None:
         """Close the clients and kill every process. Idempotent."""

@@ -35,13 +35,15 @@ class HarnessError(Exception):
     """An expected event did not come, or a process ended that should live."""
 
 
-def wait_until(happened: Callable[[], object], what: str, *, limit_s: float = LIMIT_S) -> float:
+def wait_until(
+    happened: Callable[[], object], what: str, *, limit_s: float = LIMIT_S, look_s: float = _LOOK_S
+) -> float:
     """Ask until the answer is true. Returns the seconds it took; raises HarnessError after ``limit_s``."""
     began = time.monotonic()
     while not happened():
         if time.monotonic() > began + limit_s:
             raise HarnessError(f"did not come within {limit_s:g} s: {what}")
-        time.sleep(_LOOK_S)
+        time.sleep(look_s)
     return time.monotonic() - began
 
 
