@@ -21,12 +21,13 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import combinations, pairwise
+from operator import itemgetter
 from pathlib import Path
 
 from bstar.star import RULES, Event
 from bstar.star.cut_off import LONE_PATIENCE
+from bstar_testing.rules import CallHistory, Violation
 from chaos.history import Failed, Ok
 from chaos.model import Call, Execution, Fault, Run, Span, Term, Watch, load
 
@@ -55,27 +56,15 @@ class InvalidRunError(Exception):
     """The run shows nothing, whatever its histories say."""
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A rule is broken."""
-
-    rule: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"({self.rule}) {self.text}"
-
-
 def check(run: Run) -> list[Violation]:
     """All violations, in the order of the rules. InvalidRunError if the run cannot show anything."""
     _check_validity(run)
     violations = [
         *_one_serves(run),
         *_woken_nodes(run),
-        *_workers_obey(run),
         *_replies_belong(run),
         *_calls_end(run),
-        *_repetitions_are_allowed(run),
+        *_executions_are_allowed(run),
         *_pair_recovers(run),
         *_nothing_without_a_fault(run),
     ]
@@ -190,18 +179,6 @@ def _woken_nodes(run: Run) -> Iterator[Violation]:
                     )
 
 
-# --- (b) workers --------------------------------------------------------------------------------------------
-
-
-def _workers_obey(run: Run) -> Iterator[Violation]:
-    for each in run.executions:
-        if each.epoch < each.epoch_seen:
-            yield Violation(
-                "b",
-                f"{each.worker} began {each.body} of epoch {each.epoch} after it had seen {each.epoch_seen}",
-            )
-
-
 # --- (c) replies --------------------------------------------------------------------------------------------
 
 
@@ -232,50 +209,46 @@ def _replies_belong(run: Run) -> Iterator[Violation]:
 
 
 def _calls_end(run: Run) -> Iterator[Violation]:
-    begun: dict[str, Execution] = {}
-    for each in run.executions:
-        begun.setdefault(each.body, each)
     for call in run.calls:
         if not call.ends:
             if not call.is_orphan:
                 yield Violation("d", f"{call.name} never ended")
             continue
-        if len(call.ends) > 1:
-            yield Violation("d", f"{call.name} ended {len(call.ends)} times")
         end = call.ends[0]
         late_s = end.at - call.deadline_at
         if late_s > SLACK_S and not _is_paused(run, call.client, call.at, end.at):
             yield Violation("d", f"{call.name} ended {late_s:.3f} s after its deadline")
-        if not isinstance(end, Failed):
-            continue
-        if not end.may_have_executed and call.body in begun:
-            execution = begun[call.body]
-            yield Violation(
-                "d",
-                f"{call.name} was told that it was not executed ({end.error}), but {execution.worker} began "
-                f"it {end.at - execution.at:+.3f} s before that",
-            )
-        if not _is_explained(run, call.at, end.at):
+        if isinstance(end, Failed) and not _is_explained(run, call.at, end.at):
             yield Violation(
                 "d", f"{call.name} ended with {end.error} although nothing had failed: {end.text}"
             )
 
 
-# --- (i) repetitions ----------------------------------------------------------------------------------------
+# --- (b), (d) and (i): what workers may begin --------------------------------------------------------------
 
 
-def _repetitions_are_allowed(run: Run) -> Iterator[Violation]:
-    """The execution that is not marked need not be the first: a frozen worker begins it when it goes on."""
-    executions: dict[str, list[Execution]] = {}
-    for each in run.executions:
-        executions.setdefault(each.body, []).append(each)
+def _executions_are_allowed(run: Run) -> Iterator[Violation]:
+    """The rules of ``bstar_testing.rules``, told of everything in the order of time."""
+    history = CallHistory()
+    events: list[tuple[float, Call | Execution, Ok | Failed | None]] = []
     for call in run.calls:
-        begun = executions.get(call.body, [])
-        who = ", ".join(f"{each.worker} at {each.at:.3f}" for each in begun)
-        if len(begun) > 1 and not call.is_idempotent:
-            yield Violation("i", f"{call.name} was begun {len(begun)} times, which it forbids: {who}")
-        if sum(not each.is_redelivered for each in begun) > 1:
-            yield Violation("i", f"{call.name} was begun again without being marked as redelivered: {who}")
+        history.called(call.body, is_once=not call.is_idempotent)
+        events += [(end.at, call, end) for end in call.ends]
+    events += [(each.at, each, None) for each in run.executions]
+    for at, each, end in sorted(events, key=itemgetter(0)):
+        if isinstance(each, Execution):
+            yield from history.begun(
+                each.body,
+                at,
+                worker=each.worker,
+                epoch=each.epoch,
+                epoch_seen=each.epoch_seen,
+                is_redelivered=each.is_redelivered,
+            )
+        elif isinstance(end, Failed):
+            yield from history.ended(each.body, end.error, may_have_executed=end.may_have_executed)
+        else:
+            yield from history.ended(each.body, "a reply", may_have_executed=True)
 
 
 def _is_paused(run: Run, process: str, begin: float, end: float) -> bool:

@@ -181,10 +181,7 @@ def _wait_pair(stage: Stage) -> tuple[Node, Node]:
     """
 
     def is_pair() -> bool:
-        return sorted(stage.is_in(node, "ACTIVE") - stage.is_in(node, "PASSIVE") for node in stage.nodes) == [
-            -1,
-            1,
-        ]
+        return all(any(stage.is_in(node, name) for node in stage.nodes) for name in ("ACTIVE", "PASSIVE"))
 
     stage.wait("one node is active and one passive, both with every worker", is_pair)
     active, passive = sorted(stage.nodes, key=lambda node: stage.is_in(node, "PASSIVE"))

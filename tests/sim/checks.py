@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bstar.errors import (
     BstarError,
@@ -19,6 +19,8 @@ from bstar.errors import (
 from bstar_broker.core import BrokerSettings
 from bstar_client.core.calls import Reply
 from bstar_client.core.worker_dialects import Job
+from bstar_testing import rules
+from bstar_testing.rules import CallHistory
 from sim.client import Issued, SimClient
 from sim.dialects import service_asked
 from sim.faults import Mood
@@ -75,11 +77,7 @@ class Checks:
         self._dual_since: float | None = None
         self._dual_number = 0
         self._calls: dict[str, Issued] = {}
-        self._begun: dict[str, int] = {}
-        # Of native calls: those that may begin once only, and those that began without being redelivered.
-        self._once: set[str] = set()
-        self._unmarked: dict[str, bool] = {}
-        self._never: set[str] = set()
+        self._history = CallHistory()
         # When a client's pipe last had no room for what may have been the end of a call.
         self._deprived_at: dict[str, float] = {}
 
@@ -87,6 +85,10 @@ class Checks:
     def outstanding(self) -> dict[str, Issued]:
         """Calls that have not ended."""
         return self._calls
+
+    def _judge(self, violations: Iterable[rules.Violation]) -> None:
+        for violation in violations:
+            self._fail(violation.rule, violation.text)
 
     def _fail(self, rule: str, text: str) -> None:
         self.world.note(f"VIOLATION ({rule}) {text}")
@@ -220,55 +222,41 @@ class Checks:
         self.counts["executions"] += 1
         if self.services is not None and not token.startswith(f"{worker.service}/"):
             self._fail("h", f"{worker.name}, a worker of {worker.service}, began {token}")
-        if worker.is_native and job.epoch < worker.epoch_seen:
-            self._fail(
-                "b",
-                f"{worker.name} began {token} of epoch {job.epoch} after it had seen {worker.epoch_seen}",
+        self._judge(
+            self._history.begun(
+                token,
+                self.world.now,
+                worker=worker.name,
+                epoch=job.epoch,
+                # Plain MDP has words neither for epochs nor for redelivery.
+                epoch_seen=worker.epoch_seen if worker.is_native else job.epoch,
+                is_redelivered=job.is_redelivered or not worker.is_native,
             )
-        if token in self._never:
-            self._fail("d", f"{worker.name} began {token}, of which its caller was told that it never would")
-        self._check_repetition(worker, token, job)
-        if token in self._calls or token in self._begun:
-            self._begun[token] = self._begun.get(token, 0) + 1
-            if self._begun[token] > 1:
-                self.counts["repeated executions"] += 1
-                # With its client gone, nobody is left who could be troubled.
-                if not self.is_struck and token in self._calls and not self._is_explained(self._calls[token]):
-                    self._fail("h", f"{token} was begun again although its pair was spared")
-
-    def _check_repetition(self, worker: SimWorker, token: str, job: Job) -> None:
-        """(i) at most one run of a call is not redelivered, and some calls have one run only.
-
-        Plain MDP has no words for either. The run that is not redelivered need not be the first: a frozen
-        worker begins it when it goes on, after another worker was given the request.
-        """
-        if token in self._once and token in self._begun:
-            self._fail("i", f"{worker.name} began {token} again, which its caller had forbidden")
-        if token not in self._unmarked or not worker.is_native or job.is_redelivered:
-            return
-        if self._unmarked[token]:
-            self._fail("i", f"{worker.name} began {token} again, and it was not marked as redelivered")
-        self._unmarked[token] = True
+        )
+        if self._history.begins_of(token) > 1:
+            self.counts["repeated executions"] += 1
+            # With its client gone, nobody is left who could be troubled.
+            if not self.is_struck and token in self._calls and not self._is_explained(self._calls[token]):
+                self._fail("h", f"{token} was begun again although its pair was spared")
 
     # --- (c) and (d): calls ---------------------------------------------------------------------------------
 
     def call_made(self, issued: Issued) -> None:
         self.counts["calls"] += 1
         self._calls[issued.token] = issued
-        if issued.dialect == "native":
-            self._unmarked[issued.token] = False
-            if issued.is_once:
-                self._once.add(issued.token)
+        is_native = issued.dialect == "native"
+        self._history.called(issued.token, is_once=is_native and issued.is_once, is_marked=is_native)
 
     def call_partial(self, issued: Issued, reply: Reply) -> None:
-        self._check_open(issued)
+        if issued.outcome:
+            self._fail("c", f"{issued.token} was handed a part after its end: {issued.outcome}")
         expected = (issued.token.encode(), b"%d" % issued.parts)
         if reply.frames != expected or reply.index != issued.parts:
             self._fail("c", f"{issued.token} was handed the part {reply.frames!r} instead of {expected!r}")
         issued.parts += 1
 
     def call_answered(self, issued: Issued, reply: Reply) -> None:
-        self._check_open(issued)
+        self._judge(self._history.ended(issued.token, "a reply", may_have_executed=True))
         if all(reply.endpoint != node.name for node in self.nodes):
             self._fail("h", f"{issued.token} was answered by {reply.endpoint}, which is of another pair")
         self._check_reply(issued, reply)
@@ -311,22 +299,14 @@ class Checks:
         if pairs != [(token, b"%d" % number) for number in range(len(pairs))]:
             self._fail("c", f"{issued.token} was handed {frames!r}")
 
-    def _check_open(self, issued: Issued) -> None:
-        if issued.outcome:
-            self._fail("c", f"{issued.token} had ended already: {issued.outcome}")
-
     def call_failed(self, issued: Issued, error: BstarError) -> None:
-        self._check_open(issued)
         name = type(error).__name__
         if isinstance(error, CallError):
             may_have_executed = error.may_have_executed
         else:
             # ClosedError says that it was not sent; a full client refuses at once.
             may_have_executed = not isinstance(error, ClosedError | BusyError)
-        if not may_have_executed:
-            if issued.token in self._begun:
-                self._fail("d", f"{issued.token} was begun, but its caller was told otherwise: {error}")
-            self._never.add(issued.token)
+        self._judge(self._history.ended(issued.token, str(error), may_have_executed=may_have_executed))
         self._end(issued, name)
         if isinstance(error, HandlerError):
             if issued.kind != "fail" and "did not return within" not in error.text:

@@ -34,6 +34,7 @@ import zmq
 
 from bstar_client import BstarError, Event, HAClient
 from bstar_testing.processes import Process, wait_until
+from bstar_testing.rules import CallHistory
 from support.brokers import Broker, BrokerPair, Profile, Timing
 from support.rawpeers import CLIENT_01, EMPTY
 
@@ -388,10 +389,18 @@ class Pair(BrokerPair):
         assert answered <= {execution.body for execution in begun}
         epochs = [execution.epoch for execution in begun]
         assert epochs == sorted(epochs), "a request was begun under an epoch that was over"
-        seen: set[str] = set()
-        for execution in begun:
-            assert execution.is_redelivered or execution.identity not in seen, execution
-            seen.add(execution.identity)
+        history = CallHistory()
+        for each in begun:
+            history.called(each.identity)
+            objections = history.begun(
+                each.identity,
+                each.at,
+                worker=f"worker-{each.worker}",
+                epoch=each.epoch,
+                epoch_seen=each.epoch,
+                is_redelivered=each.is_redelivered,
+            )
+            assert list(objections) == []
 
 
 @contextmanager

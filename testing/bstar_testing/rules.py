@@ -1,0 +1,97 @@
+"""What a history of calls may show: one definition for the simulator, the chaos tests and tests of your own.
+
+Tell ``CallHistory`` what happened, in the order of time. It answers with the rules that this event breaks,
+under the letters of docs/simulation.md:
+
+(b) No worker begins a request of a lower epoch than the highest that has reached it. (d) A call ends once.
+One whose caller was told that it was not executed is not begun, neither before nor after. (i) A call that
+forbids a second execution has one at most; of all executions of a call at most one is not marked as
+redelivered.
+
+What a reply must look like is the matter of whoever wrote the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+__all__ = ["CallHistory", "Violation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A rule is broken. ``rule`` is its letter."""
+
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"({self.rule}) {self.text}"
+
+
+@dataclass(slots=True)
+class _Call:
+    is_once: bool = False
+    is_marked: bool = False  # executions after the first carry the mark "redelivered"
+    begins: list[str] = field(default_factory=list)  # who began it, and when
+    unmarked: int = 0
+    end: str = ""
+    is_denied: bool = False  # the caller was told that nothing was executed
+
+
+class CallHistory:
+    """Remembers every call by its name, which is unique in the whole run."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, _Call] = {}
+
+    def called(self, call: str, *, is_once: bool = False, is_marked: bool = True) -> None:
+        """A call begins. ``is_once``: its caller forbids a second execution.
+
+        ``is_marked`` False: a plain client makes a new request of each attempt, so nothing can be marked.
+        """
+        known = self._of(call)
+        known.is_once, known.is_marked = is_once, is_marked
+
+    def begun(
+        self, call: str, at: float, *, worker: str, epoch: int, epoch_seen: int, is_redelivered: bool
+    ) -> Iterator[Violation]:
+        """A worker begins to execute it. ``epoch_seen`` is the highest epoch that has reached the worker.
+
+        A frozen worker begins a request when it goes on, after another one was given it. So the execution
+        without a mark need not be the first.
+        """
+        known = self._of(call)
+        known.begins.append(f"{worker} at {at:.3f}")
+        known.unmarked += not is_redelivered
+        who = ", ".join(known.begins)
+        if epoch < epoch_seen:
+            yield Violation("b", f"{worker} began {call} of epoch {epoch} after it had seen {epoch_seen}")
+        if known.is_denied:
+            yield Violation("d", f"{worker} began {call}, which was told that it was not executed")
+        if known.is_once and len(known.begins) > 1:
+            yield Violation("i", f"{call} was begun {len(known.begins)} times, which it forbids: {who}")
+        if known.is_marked and known.unmarked > 1 and not is_redelivered:
+            yield Violation("i", f"{call} was begun again without being marked as redelivered: {who}")
+
+    def ended(self, call: str, outcome: str, *, may_have_executed: bool) -> Iterator[Violation]:
+        """The call ends. ``may_have_executed`` is what its caller was told."""
+        known = self._of(call)
+        if known.end:
+            yield Violation("d", f"{call} ended with {outcome}, but it had ended already: {known.end}")
+        known.end = outcome
+        if not may_have_executed:
+            known.is_denied = True
+            if known.begins:
+                who = ", ".join(known.begins)
+                yield Violation(
+                    "d", f"{call} was told that it was not executed ({outcome}), but it was begun: {who}"
+                )
+
+    def begins_of(self, call: str) -> int:
+        """How often workers have begun to execute it."""
+        return len(self._of(call).begins)
+
+    def _of(self, call: str) -> _Call:
+        return self._calls.setdefault(call, _Call())
