@@ -13,7 +13,6 @@ medians of the rounds' ratios. What beside costs is the machine's, what flooded 
 
 import argparse
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -134,18 +133,14 @@ def greedy(endpoint: str, window: int) -> Iterator[list[float]]:
     """The other client's process while it floods; its requests per second, once it has ended."""
     told = [0.0]
     command = [sys.executable, __file__, "--greedy", endpoint, "--window", str(window)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
+    with child(command) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
         if process.stdout.readline() != b"floods\n":
             raise SystemExit("the greedy client did not start")
         yield told
         process.stdin.close()
         told[0] = float(process.stdout.readline())
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def flood(endpoint: str, window: int) -> int:

@@ -15,20 +15,20 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
 from bstar_client import HAClient
-from run import BODY, child, cpu_seconds, free_port
+from run import BODY, bstar_server, child, cpu_seconds
 
 HERE = Path(__file__).parent
 WINDOW = 1_000
 WARM_REQUESTS = 3_000
 # Small files, so that each round packs some of them.
-_PACKING = f"rotate_bytes: {1 << 20}"
+_PACKING = {"journal.rotate_bytes": 1 << 20}
 
 
 class Server(NamedTuple):
@@ -59,7 +59,10 @@ def main() -> int:
     asked = parser.parse_args()
     with ExitStack() as stack:
         journal = stack.enter_context(
-            server(asked.workers, f"sample: {asked.sample}, gzip: {asked.gzip}, {_PACKING}")
+            server(
+                asked.workers,
+                {"journal.sample": asked.sample, "journal.gzip": asked.gzip == "true", **_PACKING},
+            )
         )
         plain = stack.enter_context(server(asked.workers, None))
         for one in (journal, plain):
@@ -115,23 +118,12 @@ def quartiles(values: list[float]) -> tuple[float, float]:
 
 
 @contextmanager
-def server(workers: int, journal: str | None) -> Iterator[Server]:
+def server(workers: int, keys: Mapping[str, object] | None) -> Iterator[Server]:
     """A primary alone with native echo workers, warm, and a client."""
-    ports = [free_port() for _ in range(3)]
-    endpoint = f"tcp://127.0.0.1:{ports[0]}"
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        config = Path(folder) / "primary.yaml"
         directory = Path(folder) / "journal"
-        section = "" if journal is None else f"journal: {{directory: {directory}, {journal}}}\n"
-        config.write_text(
-            "pair: bench\nrole: primary\nprofile: lan\n"
-            f"endpoints:\n  clients: {endpoint}\n  state: tcp://127.0.0.1:{ports[1]}\n"
-            f"  peer_state: tcp://127.0.0.1:{ports[2]}\n"
-            f"http: {{bind: null}}\nlog: {{level: warning}}\n{section}"
-        )
-        broker = stack.enter_context(
-            child([sys.executable, "-m", "bstar_cli", "serve", "--config", str(config)])
-        )
+        settings = {} if keys is None else {"journal.directory": str(directory), **keys}
+        pid, endpoint = stack.enter_context(bstar_server(settings=settings))
         for _ in range(workers):
             command = [
                 sys.executable,
@@ -151,7 +143,7 @@ def server(workers: int, journal: str | None) -> Iterator[Server]:
         with HAClient([endpoint], timeout=60) as client:
             for _ in client.map("echo", repeat(BODY, WARM_REQUESTS), window=100):
                 pass
-            yield Server(broker.pid, client, directory)
+            yield Server(pid, client, directory)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,16 @@ process.
 
 import argparse
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from bstar.settings import ProfileName
+from bstar_testing import LoopbackHost, Pair
 from plain import PlainClient
 
 HERE = Path(__file__).parent
@@ -105,29 +106,24 @@ def cpu_seconds(pid: int) -> float:
 @contextmanager
 def floor_server(dialect: str = "mdp02") -> Iterator[tuple[int, str]]:
     """The minimal ROUTER loop in a process of its own."""
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
-    with child([sys.executable, str(HERE / "floor.py"), endpoint, dialect]) as process:
-        yield process.pid, endpoint
+    with LoopbackHost() as host:
+        endpoint = f"tcp://127.0.0.1:{host.ports(1)[0]}"
+        with child([sys.executable, str(HERE / "floor.py"), endpoint, dialect]) as process:
+            yield process.pid, endpoint
 
 
 @contextmanager
-def bstar_server(profile: str = "lan") -> Iterator[tuple[int, str]]:
+def bstar_server(
+    profile: ProfileName = "lan", settings: Mapping[str, object] | None = None
+) -> Iterator[tuple[int, str]]:
     """One primary alone, as ``bstar serve`` runs it; its first request makes it active."""
-    ports = [free_port() for _ in range(3)]
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "primary.yaml"
-        config.write_text(
-            f"pair: bench\nrole: primary\nprofile: {profile}\n"
-            f"endpoints:\n  clients: tcp://127.0.0.1:{ports[0]}\n  state: tcp://127.0.0.1:{ports[1]}\n"
-            f"  peer_state: tcp://127.0.0.1:{ports[2]}\n"
-            "timing: {mdp_heartbeat_interval_s: 2.5}\nhttp: {bind: null}\nlog: {level: warning}\n"
-        )
-        command = [sys.executable, "-m", "bstar_cli", "serve", "--config", str(config)]
-        with child(command) as process:
-            try:
-                yield process.pid, f"tcp://127.0.0.1:{ports[0]}"
-            finally:
-                process.terminate()
+    quiet = {"state_dir": None, "log.level": "warning", "timing.mdp_heartbeat_interval_s": 2.5}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Pair(Path(folder), name="bench", profile=profile, settings={**quiet, **(settings or {})}) as pair,
+    ):
+        pair.primary.start()
+        yield pair.primary.pid, pair.primary.endpoint
 
 
 @contextmanager
@@ -157,13 +153,6 @@ def child(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
         assert process.stdout is not None
         process.stdout.close()
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago."""
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        return int(holder.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from run import free_port
-
 __all__ = ["NotUp", "nats", "rabbitmq"]
 
 _START_S_MAX = 90.0
@@ -24,6 +22,13 @@ _SAID_MAX = 2_000
 
 class NotUp(Exception):  # noqa: N818 - that it is an error goes without saying
     """A server of others does not come up; the text says what it printed."""
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that was free a moment ago. These servers take no held one."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        return int(holder.getsockname()[1])
 
 
 @contextmanager
