@@ -21,8 +21,8 @@ from bstar.errors import (
     OutcomeUnknownError,
     StreamInterruptedError,
 )
-from bstar.wire import native
 from bstar.wire.messages import ErrorCode, Request
+from bstar.wire.native_broker import CODEC
 from bstar_client import Ask, AsyncHAClient, CallFailed, Event, FailedOver, HAClient
 from support.scripted import PASSIVE, WAIT_S, ScriptedBroker, final, partial, status
 
@@ -62,7 +62,7 @@ def silent(request: Request) -> list[list[bytes]]:
 
 def failure(request: Request) -> list[list[bytes]]:
     text = b"ValueError: no"
-    return [native.CODEC.failure(request.sender, (), request.identity, 1, ErrorCode.HANDLER_FAILED, text)]
+    return [CODEC.failure(request.sender, (), request.identity, 1, ErrorCode.HANDLER_FAILED, text)]
 
 
 def test_it_has_the_words_of_the_client_with_a_thread() -> None:

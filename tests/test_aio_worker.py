@@ -16,6 +16,7 @@ import pytest
 from bstar.errors import ClosedError, ConfigurationError, LocalProtocolError, WorkerError
 from bstar.wire import native
 from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, Heartbeat, Partial, Ready
+from bstar.wire.native_broker import CODEC
 from bstar_client import AsyncWorker, ReplyMemory, Request, Worker
 from support.scripted import WAIT_S, ScriptedBroker
 
@@ -52,7 +53,7 @@ async def dispatch(
     worker = broker.received(Ready)[-1].sender
     for number, body in enumerate(bodies, first):
         identity = native.identity(b"c" * 16, number)
-        broker.send(native.CODEC.request(worker, (), b"", identity, [body], 0, epoch, redelivered, b""))
+        broker.send(CODEC.request(worker, (), b"", identity, [body], 0, epoch, redelivered, b""))
 
 
 def finals(broker: ScriptedBroker) -> list[list[bytes]]:

@@ -19,7 +19,7 @@ from bstar.journal import JournalOptions
 from bstar.records import Load, Pulse, Record, Refused, Request, WorkerLost, WorkerRegistered
 from bstar.settings import from_mapping, sample_settings
 from bstar.star import PeerMessage, Role, StarMachine, StarSettings, Tick
-from bstar.wire import native
+from bstar.wire import native, native_broker
 from bstar.wire.messages import ErrorCode, Finals
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Node, Send
@@ -375,7 +375,7 @@ def test_the_line_that_is_written_in_haste_is_the_record_s(
         request = Accepted(
             b"\x00client",
             (),
-            native.CODEC,
+            native_broker.CODEC,
             b"",
             ServiceRecord(service, 0.0),
             [],

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from bstar.errors import BulkCallError, ConfigurationError
-from bstar.wire import native
+from bstar.wire import native, native_broker
 from bstar.wire.messages import ErrorCode, Request
 from bstar_pipeline.bulk import BATCHES_MAX, BODY, KEY, BulkPlan, call_batches
 from support.bulk_pair import SERVICE, bulk_pair
@@ -54,7 +54,7 @@ def fail_if_told(request: Request) -> list[list[bytes]]:
     if not body.startswith(b"fail"):
         return [final(request, body.upper())]
     code = ErrorCode.HANDLER_FAILED
-    return [native.CODEC.failure(request.sender, (), request.identity, 1, code, body)]
+    return [native_broker.CODEC.failure(request.sender, (), request.identity, 1, code, body)]
 
 
 @pytest.mark.loopback

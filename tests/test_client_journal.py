@@ -31,7 +31,7 @@ from bstar.journal import JournalOptions, SegmentName
 from bstar.journal.segments import Disk
 from bstar.records import Base, Call, Execution, Record
 from bstar.sampling import is_sampled, limit_of
-from bstar.wire import native
+from bstar.wire import native, native_broker
 from bstar.wire.messages import ErrorCode, Ready, Request, StaleEpoch
 from bstar_client import AsyncHAClient, HAClient, JournalSettings, Worker
 from bstar_client import Request as Work
@@ -103,7 +103,7 @@ def in_vain(client: HAClient, error: type[BstarError]) -> threading.Thread:
 @pytest.mark.loopback
 def test_each_call_is_recorded_once_as_it_ended(tmp_path: Path) -> None:
     def answer(request: Request) -> list[list[bytes]]:
-        codec, sender, identity = native.CODEC, request.sender, request.identity
+        codec, sender, identity = native_broker.CODEC, request.sender, request.identity
         match request.service:
             case b"echo":
                 return [partial(request, 0, b"12"), final(request, *request.body, partials=1, epoch=3)]
@@ -317,7 +317,7 @@ def dispatch(
     broker.wait_for(lambda: bool(broker.received(Ready)))
     sender = broker.received(Ready)[-1].sender
     identity = native.identity(b"c" * 16, number)
-    broker.send(native.CODEC.request(sender, (), b"", identity, [body], 0, epoch, again, b""))
+    broker.send(native_broker.CODEC.request(sender, (), b"", identity, [body], 0, epoch, again, b""))
 
 
 def wait_executed(worker: Worker, count: int) -> None:

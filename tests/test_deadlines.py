@@ -98,14 +98,21 @@ def test_ended_items_leave_though_one_before_them_goes_on() -> None:
     assert list(deadlines.pop_due(30.0)) == [first]
 
 
-def test_ended_items_in_order_leave_with_the_next_look() -> None:
+def test_ended_items_behind_one_that_is_due_leave_with_it() -> None:
+    deadlines = deadlines_of(*map(float, range(100)))
+    for item in deadlines:
+        item.deadline = math.inf
+    deadlines.add(Item(100.0), 100.0)
+    assert list(deadlines.pop_due(0.0)) == []
+    assert (len(deadlines), deadlines.next_deadline()) == (1, 100.0)
+
+
+def test_ended_items_in_order_leave_with_the_next_that_comes() -> None:
     deadlines = empty()
-    pending = [Item(100.0 + number) for number in range(50)]
-    for item in pending:
-        deadlines.add(item, item.deadline)
-    for number in range(50, 10_000):
-        pending.pop(0).deadline = math.inf
+    pending: list[Item] = []
+    for number in range(10_000):
+        if len(pending) == 50:
+            pending.pop(0).deadline = math.inf
         pending.append(Item(100.0 + number))
         deadlines.add(pending[-1], 100.0 + number)
-        assert deadlines.next_deadline() == pending[0].deadline
-        assert len(deadlines) <= 50
+        assert len(deadlines) <= 51

@@ -11,7 +11,7 @@ import pytest
 
 from bstar.errors import ConfigurationError, LocalProtocolError, NoActiveNodeError
 from bstar.fleet import Endpoints, Fleet
-from bstar.wire import native
+from bstar.wire import native, native_broker
 from bstar.wire.messages import NEVER_MS, NodeStatus
 from bstar_client.client import Client
 from bstar_client.core.calls import Ask, Call
@@ -31,7 +31,7 @@ ENDPOINTS = {
 EAST, WEST, NORTH = (0, 1), (2, 3), (4,)
 PINS = {"e.*": "east", "w.*": "west", "n.*": "north"}
 ACTIVE, PASSIVE = 3, 4
-CODEC = native.CODEC
+CODEC = native_broker.CODEC
 
 
 def fleet(endpoints: Endpoints = ENDPOINTS, pins: dict[str, str] | None = None, **options: Any) -> Client:

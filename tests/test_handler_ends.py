@@ -21,6 +21,7 @@ import pytest
 
 from bstar.wire import native
 from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, Partial, Ready
+from bstar.wire.native_broker import CODEC
 from bstar_client import AsyncWorker, LinkSettings, ReplyMemory, Request, Worker, WorkerHooks
 from support.scripted import WAIT_S, ScriptedBroker
 
@@ -184,7 +185,7 @@ class Desk:
         worker = self.broker.received(Ready)[-1].sender
         identity = native.identity(b"c" * 16, next(self._numbers))
         self.identities.append(identity)
-        self.broker.send(native.CODEC.request(worker, (), b"", identity, [body], 0, 1, redelivered, b""))
+        self.broker.send(CODEC.request(worker, (), b"", identity, [body], 0, 1, redelivered, b""))
 
     def ends(self) -> list[Failure | Final]:
         return [message for message in self.broker.messages if isinstance(message, Failure | Final)]

@@ -27,8 +27,6 @@ EXCEPTIONS = {
     "bstar.settings.relations:node_problems": "one `if` for each relation of two keys",
     "bstar.settings.sample:reference": "the generated page from top to bottom",
     "bstar.star.rules:Facts": "the facts that a rule may name",
-    "bstar.wire.native": "still to be split",
-    "bstar.wire.native:decode_peer": "still to be split",
     "bstar.wire.peer:_Detail": "the fields of a message",
     "bstar.wire.peer:PeerState": "the fields of a message",
     "bstar_broker.core.records:Accepted": "the fields of one request on its way",

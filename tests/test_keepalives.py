@@ -2,7 +2,7 @@
 
 import pytest
 
-from bstar.wire import native
+from bstar.wire import native, native_broker
 from bstar.wire.messages import NodeStatus
 from bstar_broker.core import Notice
 from bstar_broker.core.management import broker_state, worker_state
@@ -187,7 +187,7 @@ def test_a_stuck_worker_is_told_in_the_log_with_its_service_and_its_seconds() ->
     assert (state.stuck, state.stalls) == (1, 1)
     assert worker_state(it.ledger.workers[b"w"], it.now).silent_s == pytest.approx(it.now, abs=0.1)
     message = native.encode_final(ident(1), 7, 0, [b"done"])
-    outputs = it.broker.receive(native.decode_peer([b"w", *message]), it.now)
+    outputs = it.broker.receive(native_broker.decode_peer([b"w", *message]), it.now)
     (text,) = (each.text for each in outputs if isinstance(each, Notice))
     assert "answers again, after 10." in text
 
@@ -212,7 +212,7 @@ def worker(dialect: WorkerDialect | None = None, name: bytes = b"\x01" * 20) -> 
 def welcome(core: WorkerCore, node: int, now: float) -> list[WorkerOutput]:
     outputs = core.connected(node, now)
     told = NodeStatus(3, 7, 0, 0, 0, 100, 300)
-    return outputs + core.receive(node, native.CODEC.welcome(b"", (), told, 250, 1000)[1:], now)
+    return outputs + core.receive(node, native_broker.CODEC.welcome(b"", (), told, 250, 1000)[1:], now)
 
 
 @pytest.mark.requirement("BSN-W-13")
@@ -238,7 +238,7 @@ def test_a_worker_of_plain_mdp_has_no_keepalive() -> None:
 
 
 def take(core: WorkerCore, now: float) -> Begin:
-    request = native.CODEC.request(b"", (), b"", ident(1), [b"body"], 0, 7, False, b"")
+    request = native_broker.CODEC.request(b"", (), b"", ident(1), [b"body"], 0, 7, False, b"")
     (begin,) = core.receive(0, request[1:], now)
     assert isinstance(begin, Begin)
     core.claim(begin.jobs[0])

@@ -13,7 +13,7 @@ from bstar.errors import RemoteProtocolError
 from bstar.reactor import DRAIN_S_MAX, Reactor
 from bstar.settings import Settings, from_mapping
 from bstar.sockets import VIEW_BYTES_MIN
-from bstar.wire import native
+from bstar.wire import native, native_broker
 from bstar_broker.core import Node, Output
 from bstar_broker.core.admission import is_same_body
 from bstar_broker.core.management import answer
@@ -50,7 +50,7 @@ def with_a_large_frame(frames: list[bytes]) -> Iterator[tuple[list[bytes], list[
 def test_a_codec_reads_a_view_as_it_reads_bytes(frames: list[bytes]) -> None:
     for as_bytes, as_view in with_a_large_frame(frames):
         assert read(as_view) == read(as_bytes)
-        assert native.request_identity(as_view) == native.request_identity(as_bytes)
+        assert native_broker.request_identity(as_view) == native_broker.request_identity(as_bytes)
 
 
 @pytest.mark.parametrize("frames", [each for each in BROKER_HEARS if "mmi" not in str(each.id)])

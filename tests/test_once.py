@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from bstar.errors import CallTimeoutError, OutcomeUnknownError, RejectedError, StreamInterruptedError
-from bstar.wire import native
+from bstar.wire import native, native_broker
 from bstar.wire.messages import NEVER_MS, ErrorCode, Reason
 from bstar_client.core.calls import Call
 from support import client_desk
@@ -452,7 +452,7 @@ def test_the_status_tells_what_the_node_can() -> None:
     for obeys_once in (False, True):
         for takes_batches in (False, True):
             changed = msgspec.structs.replace(told, obeys_once=obeys_once, takes_batches=takes_batches)
-            pong = native.decode(native.CODEC.pong(b"c", ident(1), changed)[1:])
+            pong = native.decode(native_broker.CODEC.pong(b"c", ident(1), changed)[1:])
             assert native.decode_status(pong) == changed
-    old = native.CODEC.pong(b"c", ident(1), told)[1:]
+    old = native_broker.CODEC.pong(b"c", ident(1), told)[1:]
     assert not native.decode_status(native.decode([old[0], old[1][:18]])).obeys_once

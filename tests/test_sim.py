@@ -14,7 +14,7 @@ import pytest
 
 from bstar.star import StarMachine
 from bstar.star.cut_off import LONE_PATIENCE, PATIENCE, SETTLING
-from bstar.wire import native
+from bstar.wire import native_broker
 from bstar_broker.core.endings import Endings
 from bstar_broker.core.records import Accepted
 from bstar_client.core.reply_reader import ReplyReader
@@ -199,14 +199,14 @@ def test_a_build_that_redelivers_what_must_not_be_executed_twice_is_caught(
 
 @pytest.mark.storm
 def test_a_build_that_does_not_mark_what_it_redelivers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = native.CODEC.request
+    sound = native_broker.CODEC.request
 
     def marks_nothing(codec: object, *arguments: Any) -> list[bytes]:
         told = [*arguments]
         told[7] = False
         return sound(*told)
 
-    monkeypatch.setattr(type(native.CODEC), "request", marks_nothing)
+    monkeypatch.setattr(type(native_broker.CODEC), "request", marks_nothing)
     assert first_violation(Mood.PROCESSES, range(1, 41)).rule == "i"
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bstar import wire
 from bstar.errors import RemoteProtocolError
-from bstar.wire import batches, native
+from bstar.wire import batches, native, native_broker
 from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 from bstar.wire.messages import Finals, NodeStatus, Ready, Requests
 
@@ -53,7 +53,7 @@ def test_a_batch_of_replies_is_laid_out_as_specified() -> None:
 
 
 def test_what_a_worker_gets_is_the_client_s_table_with_an_age() -> None:
-    made = native.CODEC.requests(b"w", CLIENT_ID, REQUEST_TABLE, b"hi", 10, 3, True)
+    made = native_broker.CODEC.requests(b"w", CLIENT_ID, REQUEST_TABLE, b"hi", 10, 3, True)
     assert made[:1] + made[2:] == [b"w", REQUEST_TABLE, b"hi"]
     message = native.decode(made[1:])
     assert (message.command, message.flags, message.epoch, message.value) == (native.REQUESTS, 1, 3, 10)
@@ -140,7 +140,7 @@ def test_who_takes_batches_says_so() -> None:
     )
     assert wire.decode([b"w", *native.encode_ready(b"s")]) == Ready(b"w", 3, (), b"s")
     status = NodeStatus(3, 1, 0, 0, 0, 1, 1)
-    pong = native.decode(native.CODEC.pong(b"", CLIENT_ID + bytes(8), status)[1:])
+    pong = native.decode(native_broker.CODEC.pong(b"", CLIENT_ID + bytes(8), status)[1:])
     assert native.decode_status(pong) == status
     assert status.takes_batches
     earlier = msgspec.structs.replace(pong, body=[pong.body[0][:18]])

@@ -187,9 +187,7 @@ def test_an_envelope_of_too_many_frames_is_refused() -> None:
 
 
 def test_extensions_beyond_their_room_are_refused() -> None:
-    head = native.header(
-        native.REQUEST, identity=bytes(range(24)), service=b"s" * 255, extensions=bytes(8_192)
-    )
+    head = native.header(native.REQUEST, identity=bytes(range(24)), service=b"s" * 255) + bytes(8_192)
     assert check("broker", [b"id", head, b""])
     assert not check("broker", [b"id", head + b"\x00", b""])
     assert not check("native", [head + b"\x00", b""])
@@ -228,11 +226,6 @@ def test_a_huge_message_is_refused_without_being_read(
         times_s.append(time.perf_counter() - started)
     # Copying or parsing ten million of anything takes longer than this; refusing takes microseconds.
     assert min(times_s) < 0.002
-
-
-def test_extensions_are_read_in_linear_time() -> None:
-    pairs = list(native.iter_extensions(b"\x40\x00\x00" * 100_000))
-    assert len(pairs) == 100_000
 
 
 # The fuzzer itself ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bstar import wire
 from bstar.errors import LocalProtocolError, RemoteProtocolError
-from bstar.wire import limits, native
+from bstar.wire import limits, native, native_broker
 from bstar.wire.messages import (
     NEVER_MS,
     Disconnect,
@@ -51,7 +51,7 @@ body = st.lists(st.binary(max_size=20), min_size=1, max_size=4)
 service = st.binary(min_size=1, max_size=255)
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
-extensions = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=40)), max_size=5)
+extensions = st.binary(max_size=40)
 statuses = st.builds(
     NodeStatus,
     state=st.integers(1, 5),
@@ -62,6 +62,11 @@ statuses = st.builds(
     heartbeat_ms=st.integers(1, 2**32 - 1),
     failover_timeout_ms=st.integers(1, 2**32 - 1),
 )
+
+
+def extended(frames: list[bytes], extensions: bytes) -> list[bytes]:
+    """The message with these octets behind the service's name."""
+    return [frames[0] + extensions, *frames[1:]]
 
 
 # The header -----------------------------------------------------------------------------------------------
@@ -96,9 +101,7 @@ SAID: list[tuple[str, list[bytes], object]] = [
     ),
     (
         f"b5010100.{ID}.0000000000000000.00000000.04.6563686f.40.0002.beef -",
-        native.encode_request(
-            IDENTITY, b"echo", [b""], extensions=native.encode_extension(0x40, b"\xbe\xef")
-        ),
+        extended(native.encode_request(IDENTITY, b"echo", [b""]), b"\x40\x00\x02\xbe\xef"),
         Request(b"id", 3, (), b"echo", [b""], IDENTITY, 0, 0, b"\x40\x00\x02\xbe\xef"),
     ),
     (
@@ -173,7 +176,7 @@ def test_what_peers_say_is_as_specified(text: str, made: list[bytes], read: obje
 
 # What the broker says -------------------------------------------------------------------------------------
 
-CODEC = native.CODEC
+CODEC = native_broker.CODEC
 ANSWERED: list[tuple[str, list[bytes]]] = [
     (
         f"b5010101.{ID}.0000000000000003.00000bae.00.40.0001.ee 6869",
@@ -301,34 +304,17 @@ def test_further_frames_of_a_message_without_body_are_ignored(command: str) -> N
 
 
 @pytest.mark.requirement("BSN-G-12")
-def test_extensions_are_type_length_value() -> None:
-    octets = native.encode_extension(0x40, b"ab") + native.encode_extension(0xFF, b"")
-    assert octets == bytes.fromhex("40000261 62ff0000".replace(" ", ""))
-    assert list(native.iter_extensions(octets)) == [(0x40, b"ab"), (0xFF, b"")]
-    assert list(native.iter_extensions(b"")) == []
-
-
-@pytest.mark.requirement("BSN-G-12")
-@pytest.mark.parametrize("torn", ["01", "0100", "010001", "4000026162.01", "4000026162.010003.6162"])
-def test_a_torn_extension_is_refused_by_its_reader(torn: str) -> None:
-    with pytest.raises(RemoteProtocolError, match="extension"):
-        list(native.iter_extensions(bytes.fromhex(torn.replace(".", ""))))
-
-
 @pytest.mark.requirement("BSN-B-14")
-def test_the_broker_hands_extensions_on_unread() -> None:
-    torn = b"\x01\xff\xff"
-    request = wire.decode([b"id", *native.encode_request(IDENTITY, b"echo", [b""], extensions=torn)])
+@pytest.mark.parametrize(
+    "octets", ["40000261 62ff0000", "01", "0100", "010001", "01ffff", "4000026162 010003 6162"]
+)
+def test_the_broker_hands_extensions_on_unread_also_torn_ones(octets: str) -> None:
+    sent = bytes.fromhex(octets)
+    request = wire.decode([b"id", *extended(native.encode_request(IDENTITY, b"echo", [b""]), sent)])
     assert isinstance(request, Request)
-    assert request.extensions == torn
+    assert request.extensions == sent
     passed_on = CODEC.request(b"w", (), b"", IDENTITY, [b""], 0, 1, False, request.extensions)
-    assert native.decode(passed_on[1:]).extensions == torn
-
-
-def test_an_extension_that_does_not_fit_is_not_made() -> None:
-    for kind, value in ((256, b""), (-1, b""), (1, b"x" * 65_536)):
-        with pytest.raises(LocalProtocolError):
-            native.encode_extension(kind, value)
+    assert native.decode(passed_on[1:]).extensions == sent
 
 
 # What is refused ------------------------------------------------------------------------------------------
@@ -415,7 +401,7 @@ def test_a_welcome_without_sane_timers_is_refused(heartbeat: str, expiry: str) -
 def test_a_refused_request_is_named_if_its_header_shows_its_identity() -> None:
     head = f"b5010100.{ID}.0000000000000003.00000bb8"
     for text in (f"{head}.00", f"{head}.04.6563", f"{head}.04.6563686f", f"{head}.04.6563686f 6869"):
-        assert native.request_identity([b"id", *frames(text)]) == IDENTITY
+        assert native_broker.request_identity([b"id", *frames(text)]) == IDENTITY
     for text in (
         "",
         "-",
@@ -425,9 +411,10 @@ def test_a_refused_request_is_named_if_its_header_shows_its_identity() -> None:
         f"- {head}.00",
         "4d4450433032",
     ):
-        assert native.request_identity([b"id", *frames(text)]) is None
+        assert native_broker.request_identity([b"id", *frames(text)]) is None
     assert (
-        native.request_identity([b"id", *frames(f"b5010100.{NOBODY}.0000000000000003.00000bb8.00")]) is None
+        native_broker.request_identity([b"id", *frames(f"b5010100.{NOBODY}.0000000000000003.00000bb8.00")])
+        is None
     )
 
 
@@ -437,7 +424,6 @@ REFUSED_TO_SEND: list[Callable[[], object]] = [
     lambda: native.encode_request(IDENTITY, b"echo", []),
     lambda: native.encode_request(IDENTITY, b"echo", [b""], ttl_ms=-1),
     lambda: native.encode_request(IDENTITY, b"echo", [b""], ttl_ms=2**32),
-    lambda: native.encode_request(IDENTITY, b"echo", [b""], extensions=bytes(8_193)),
     lambda: native.encode_ready(b""),
     lambda: native.encode_ready(b"echo", credit=0),
     lambda: native.encode_ready(b"echo", credit=65_536),
@@ -494,12 +480,10 @@ def test_the_numbers_on_the_wire() -> None:
 
 @given(identity, service, body, u32, u64, extensions)
 def test_a_request_reaches_the_broker_as_it_was_said(
-    name: bytes, wanted: bytes, parts: list[bytes], ttl_ms: int, epoch: int, pairs: list[tuple[int, bytes]]
+    name: bytes, wanted: bytes, parts: list[bytes], ttl_ms: int, epoch: int, octets: bytes
 ) -> None:
-    octets = b"".join(native.encode_extension(kind, value) for kind, value in pairs)
-    said = native.encode_request(name, wanted, parts, ttl_ms=ttl_ms, epoch=epoch, extensions=octets)
+    said = extended(native.encode_request(name, wanted, parts, ttl_ms=ttl_ms, epoch=epoch), octets)
     assert wire.decode([b"id", *said]) == Request(b"id", 3, (), wanted, parts, name, ttl_ms, epoch, octets)
-    assert list(native.iter_extensions(octets)) == pairs
 
 
 @given(identity, body, u32, u64, u32)

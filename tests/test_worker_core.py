@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bstar.errors import WorkerError
-from bstar.wire import native
+from bstar.wire import native, native_broker
 from bstar.wire.batches import final_rows, pack_requests
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.messages import ErrorCode, NodeStatus, Reason
@@ -30,7 +30,7 @@ from bstar_client.core.worker_outputs import (
 from bstar_client.core.worker_session import WorkerCore
 
 ENDPOINTS = ("tcp://primary", "tcp://backup")
-CODEC = native.CODEC
+CODEC = native_broker.CODEC
 ONE = native.identity(b"c" * 16, 1)
 TWO = native.identity(b"c" * 16, 2)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bstar.wire import native
+from bstar.wire import native, native_broker
 from bstar_client.core.lanes import Lanes
 from bstar_client.core.worker_dialects import Job, NativeWorker
 from bstar_client.core.worker_jobs import WorkerLimits
@@ -151,8 +151,8 @@ def test_what_waits_in_the_core_is_fair_as_well() -> None:
     table, blob = native.encode_requests(
         b"g" * 16, b"echo", range(1, 51), [0] * 50, [b"g%d" % number for number in range(1, 51)]
     )[1:]
-    hear(native.CODEC.requests(b"w", b"g" * 16, table, blob, 0, 1, False))
-    hear(native.CODEC.request(b"w", (), b"", native.identity(b"q" * 16, 1), [b"q1"], 0, 1, False, b""))
+    hear(native_broker.CODEC.requests(b"w", b"g" * 16, table, blob, 0, 1, False))
+    hear(native_broker.CODEC.request(b"w", (), b"", native.identity(b"q" * 16, 1), [b"q1"], 0, 1, False, b""))
     for _ in range(3):
         for output in core.finished(begun[-1], [b"done"], 0.0):
             begun.extend(output.jobs if isinstance(output, Begin) else ())

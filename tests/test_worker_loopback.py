@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from bstar.errors import ClosedError, ConfigurationError, LocalProtocolError, WorkerError
-from bstar.wire import native
+from bstar.wire import native, native_broker
 from bstar.wire.messages import (
     Disconnect,
     ErrorCode,
@@ -51,7 +51,7 @@ def dispatch(
     broker: ScriptedBroker, body: bytes = b"x", number: int = 1, *, epoch: int = 1, ttl_ms: int = 0
 ) -> None:
     identity = native.identity(b"c" * 16, number)
-    codec = native.CODEC
+    codec = native_broker.CODEC
     broker.send(codec.request(worker_of(broker), (), b"", identity, [body], ttl_ms, epoch, True, b""))
 
 
@@ -214,7 +214,7 @@ def test_heartbeats_go_on_while_a_handler_runs(broker: ScriptedBroker) -> None:
         broker.welcome_ms = (100, 60_000)
         for _ in range(3):
             before = len(broker.received(Heartbeat))
-            broker.send(native.CODEC.heartbeat(worker_of(broker), (), 3, 1))
+            broker.send(native_broker.CODEC.heartbeat(worker_of(broker), (), 3, 1))
             broker.wait_for(lambda before=before: len(broker.received(Heartbeat)) > before)  # type: ignore[misc]
         go_on.set()
         broker.wait_for(lambda: finals(broker) == [[b"done"]])
@@ -237,7 +237,7 @@ def test_it_registers_with_both_nodes_and_again_with_one_that_restarts(broker: S
 def test_after_disconnect_it_comes_back_on_a_new_socket(broker: ScriptedBroker) -> None:
     with Worker(broker.endpoint, "echo", echo, backoff_min_s=0.01):
         first = worker_of(broker)
-        broker.send(native.CODEC.disconnect(first, (), Reason.UNKNOWN, 1))
+        broker.send(native_broker.CODEC.disconnect(first, (), Reason.UNKNOWN, 1))
         broker.wait_for(lambda: len(broker.received(Ready)) == 2)
         assert worker_of(broker) != first
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bstar.errors import WorkerError
-from bstar.wire import native
+from bstar.wire import native, native_broker
 from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, Heartbeat, Partial, Ready
 from bstar_client import HAClient, Request, Worker, WorkerHooks
 from bstar_testing import wait_until
@@ -45,7 +45,7 @@ class Desk:
         worker = self.worker
         for body in bodies:
             identity = native.identity(client, next(self._numbers))
-            self.broker.send(native.CODEC.request(worker, (), b"", identity, [body], 0, 1, False, b""))
+            self.broker.send(native_broker.CODEC.request(worker, (), b"", identity, [body], 0, 1, False, b""))
 
     def finals(self) -> list[bytes]:
         return [message.body[0] for message in self.broker.messages if isinstance(message, Final)]
@@ -308,7 +308,7 @@ def test_a_hook_may_close_its_worker_but_not_wait_for_it(
     worker = Worker(desk.broker.endpoint, "echo", lambda request: b"", hooks=Hooks()).start()
     desk.give(b"x")
     desk.wait_for(b"")
-    desk.broker.send(native.CODEC.disconnect(desk.worker, (), 0, 1))
+    desk.broker.send(native_broker.CODEC.disconnect(desk.worker, (), 0, 1))
     assert worker.join(WAIT_S)
     assert len(closed) == 1
     assert "a hook cannot wait" in caplog.text
@@ -369,7 +369,7 @@ def test_a_second_signal_ends_a_worker_whose_hook_never_returns(desk: Desk) -> N
         assert process.stdout is not None
         desk.give(b"x")
         desk.wait_for(b"")
-        desk.broker.send(native.CODEC.disconnect(desk.worker, (), 0, 1))
+        desk.broker.send(native_broker.CODEC.disconnect(desk.worker, (), 0, 1))
         assert process.stdout.readline() == b"False\n"
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)

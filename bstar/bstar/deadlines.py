@@ -1,8 +1,8 @@
 """Items in the order of their deadlines, at a cost that does not grow with their number.
 
 Most items have the same time to live, so most come in the order of their deadlines: those stand in a line,
-the others in a heap. An item that ends early stays until it is the first, or until such items are the
-majority: most end early, and to find each of them would cost more.
+the others in a heap. Most items end early. They leave the line when they are the first and another one comes
+or is due, or when they are the majority: to find each of them at once would cost more.
 """
 
 import math
@@ -44,6 +44,8 @@ class Deadlines(Generic[T]):
     def add(self, item: T, deadline: float) -> None:
         """The item is due at ``deadline``, unless it ends before."""
         line = self._line
+        while line and not self._is_due(line[0][1], line[0][0]):
+            line.popleft()
         if not line or line[-1][0] <= deadline:
             line.append((deadline, item))
         else:
@@ -51,15 +53,12 @@ class Deadlines(Generic[T]):
             heappush(self._heap, (deadline, self._number, item))
 
     def next_deadline(self) -> float:
-        """The first deadline of an item that has not ended, or an earlier moment; inf without items."""
+        """The first deadline, perhaps of an item that has ended; inf without items.
+
+        To look whether it has ended would cost each turn of a loop 0.2 µs, and save a turn now and then.
+        """
         line, heap = self._line, self._heap
-        first = math.inf
-        while line:
-            first, item = line[0]
-            if self._is_due(item, first):
-                break
-            line.popleft()
-            first = math.inf
+        first = line[0][0] if line else math.inf
         return heap[0][0] if heap and heap[0][0] < first else first
 
     def pop_due(self, now: float) -> Iterator[T]:
@@ -74,6 +73,9 @@ class Deadlines(Generic[T]):
                 item = heappop(self._heap)[2]
             if self._is_due(item, deadline):
                 yield item
+        line = self._line
+        while line and not self._is_due(line[0][1], line[0][0]):
+            line.popleft()
 
     def tidy(self, pending: int) -> None:
         """Forget the items that have ended, if they are the majority; ``pending`` have not."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from bstar.errors import BstarError
-from bstar.wire import decode, native
+from bstar.wire import decode, native, native_broker
 from bstar.wire.batches import bodies_of
 from bstar.wire.messages import NEVER_MS, NodeStatus, Requests
 from bstar_client.core.calls import Call
@@ -33,7 +33,7 @@ __all__ = [
 PRIMARY, BACKUP, ACTIVE, PASSIVE, SILENT = 1, 2, 3, 4, 0
 ENDPOINTS = ("tcp://primary", "tcp://backup")
 CLIENT_ID = bytes(range(16))
-CODEC = native.CODEC
+CODEC = native_broker.CODEC
 
 
 def status(

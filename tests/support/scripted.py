@@ -17,8 +17,9 @@ from typing import Self
 import zmq
 
 from bstar.errors import RemoteProtocolError
-from bstar.wire import decode, native
+from bstar.wire import decode
 from bstar.wire.messages import FromPeer, NodeStatus, Ping, Ready, Request
+from bstar.wire.native_broker import CODEC
 
 WAIT_S = 30.0
 ACTIVE, PASSIVE, SILENT = 3, 4, 0
@@ -35,12 +36,12 @@ def status(
 
 def final(request: Request, *body: bytes, partials: int = 0, epoch: int = 1) -> list[bytes]:
     """A FINAL for the request."""
-    return native.CODEC.final(request.sender, (), b"", request.identity, epoch, partials, list(body), b"")
+    return CODEC.final(request.sender, (), b"", request.identity, epoch, partials, list(body), b"")
 
 
 def partial(request: Request, index: int, *body: bytes) -> list[bytes]:
     """A PARTIAL for the request."""
-    return native.CODEC.partial(request.sender, (), b"", request.identity, 1, index, list(body), b"")
+    return CODEC.partial(request.sender, (), b"", request.identity, 1, index, list(body), b"")
 
 
 def echo(request: Request) -> list[list[bytes]]:
@@ -161,7 +162,7 @@ class ScriptedBroker:
             socket.send_multipart(answer)
 
     def _answer(self, message: FromPeer) -> list[list[bytes]]:
-        codec = native.CODEC
+        codec = CODEC
         if isinstance(message, Ping):
             return [codec.pong(message.sender, message.identity, self.status)]
         if isinstance(message, Ready):

@@ -6,7 +6,7 @@ the answer of the one that is here.
 
 from collections.abc import Callable, Sequence
 
-from bstar.wire import CODECS, mmi, native
+from bstar.wire import CODECS, mmi, native, native_broker
 from bstar.wire.batches import REQUEST_ROW_BYTES, bodies_of
 from bstar.wire.dialect import BrokerCodec, Dialect
 from bstar.wire.messages import ErrorCode, Request, Requests
@@ -240,7 +240,7 @@ class Admission:
             if len(body) > limit:
                 self._ledger.drop("invalid-size")
                 text = f"the message has more than {limit} octets".encode()
-                failure = native.CODEC.failure(
+                failure = native_broker.CODEC.failure(
                     message.sender, (), identity, self._ledger.epoch, ErrorCode.INVALID, text
                 )
                 outputs.append(Send(failure))

@@ -18,7 +18,7 @@ Sources: 7/MDP, 18/MDP, 8/MMI, the native dialect's specification in docs/protoc
 from collections.abc import Callable
 
 from bstar.errors import RemoteProtocolError
-from bstar.wire import CODECS, messages, native
+from bstar.wire import CODECS, messages, native, native_broker
 from bstar_broker.core import refusals
 from bstar_broker.core.admission import Admission
 from bstar_broker.core.bundles import Bundles
@@ -101,18 +101,18 @@ class Broker:
         worker = self.ledger.workers.get(frames[0])
         if worker is not None and (error.from_worker or error.reason in _BROKEN_BOUNDS):
             outputs += self._registry.expel_invalid(worker, now)
-        elif (identity := native.request_identity(frames)) is not None:
+        elif (identity := native_broker.request_identity(frames)) is not None:
             code, text, epoch = messages.ErrorCode.INVALID, error.text.encode(), self.ledger.epoch
-            outputs.append(Send(native.CODEC.failure(frames[0], (), identity, epoch, code, text)))
+            outputs.append(Send(native_broker.CODEC.failure(frames[0], (), identity, epoch, code, text)))
         return outputs
 
     def refuse_unread(self, frames: list[bytes]) -> list[Output]:
         """A message for which there was no memory; ``frames`` are those that could be read."""
         refusal = refusals.MEMORY_UNREAD
         outputs = self.ledger.note(refusal.reason, refusal.text)
-        identity = native.request_identity(frames)
+        identity = native_broker.request_identity(frames)
         if identity is not None:
-            busy = refusal.frames(native.CODEC, frames[0], (), identity, self.ledger.epoch)
+            busy = refusal.frames(native_broker.CODEC, frames[0], (), identity, self.ledger.epoch)
             assert busy is not None
             outputs.append(Send(busy))
         return outputs
@@ -126,7 +126,7 @@ class Broker:
         return [Send(frames)] if frames is not None else []
 
     def _answer_ping(self, message: messages.Ping, now: float) -> list[Output]:
-        return [Send(native.CODEC.pong(message.sender, message.identity, self.ledger.status(now)))]
+        return [Send(native_broker.CODEC.pong(message.sender, message.identity, self.ledger.status(now)))]
 
     def unreachable(self, routing_id: bytes, now: float, *, is_gone: bool = True) -> list[Output]:
         """A Send found no connection to this peer; or, not ``is_gone``, no room in it."""
@@ -151,12 +151,12 @@ class Broker:
         ledger.is_serving = False
         ledger.is_suspended = True
         outputs: list[Output] = []
-        self._endings.return_queued(lambda request: request.codec is native.CODEC, now, outputs)
+        self._endings.return_queued(lambda request: request.codec is native_broker.CODEC, now, outputs)
         status = ledger.status(now)
         for worker in ledger.workers.values():
             self.bundles.unfold_worker(worker)
             for request in worker.in_flight.values():
-                if not request.is_abandoned and request.codec is native.CODEC:
+                if not request.is_abandoned and request.codec is native_broker.CODEC:
                     self._endings.give_back(request, status, True, outputs, now)
                     request.is_abandoned = True
         return outputs
@@ -216,7 +216,7 @@ class Broker:
                     ledger.observer.forgotten(service, now)
             status = ledger.status(now)
             outputs += [
-                Send(native.CODEC.pong(client, native.NO_IDENTITY, status))
+                Send(native_broker.CODEC.pong(client, native.NO_IDENTITY, status))
                 for client in ledger.waiting.clients_to_ask(now)
             ]
         return outputs

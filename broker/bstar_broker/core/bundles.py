@@ -11,7 +11,7 @@ decided for every single request, so there is one set of rules.
 
 import msgspec
 
-from bstar.wire import native
+from bstar.wire import native_broker
 from bstar.wire.batches import REQUEST_ROW_BYTES, bodies_of
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.records import Accepted, Bundle, WorkerRecord
@@ -100,7 +100,7 @@ class Bundles:
                 Accepted(
                     sender,
                     (),
-                    native.CODEC,
+                    native_broker.CODEC,
                     sender,
                     service,
                     [body],

@@ -3,7 +3,7 @@
 A bundle is dealt out in slices, as equal as the credit of the workers allows.
 """
 
-from bstar.wire import native
+from bstar.wire import native_broker
 from bstar_broker.core.bundles import Bundles, empty
 from bstar_broker.core.endings import Endings
 from bstar_broker.core.ledger import Ledger
@@ -135,7 +135,7 @@ class Dispatcher:
         worker.last_bundle = part
         worker.sent_at = now
         return Dispatch(
-            native.CODEC.requests(
+            native_broker.CODEC.requests(
                 worker.routing_id,
                 part.client_id,
                 part.table,

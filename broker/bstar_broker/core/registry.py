@@ -3,7 +3,7 @@
 Workers may register at any time, so a passive node knows them when it takes over.
 """
 
-from bstar.wire import CODECS, mmi, native
+from bstar.wire import CODECS, mmi, native_broker
 from bstar.wire.dialect import BrokerCodec, Dialect, Envelope
 from bstar.wire.messages import (
     Disconnect,
@@ -132,7 +132,7 @@ class WorkerRegistry:
         if sender in self._outcasts:
             self._ledger.drop("unknown-worker")
             return []
-        codec: BrokerCodec = native.CODEC
+        codec: BrokerCodec = native_broker.CODEC
         envelope: Envelope = ()
         if isinstance(message, Final | Heartbeat | Partial):
             codec, envelope = CODECS[message.dialect], message.envelope

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from bstar.deadlines import Deadlines
-from bstar.wire import native
+from bstar.wire import native_broker
 from bstar_broker.core.records import Accepted, Bundle
 from bstar_broker.core.settings import BrokerSettings
 
@@ -68,7 +68,7 @@ class Waiting:
             client, is_native = item.sender, True
         else:
             assert type(item) is Accepted
-            client, is_native = item.lane, item.codec is native.CODEC
+            client, is_native = item.lane, item.codec is native_broker.CODEC
         share = self._shares.get(client)
         if share is None:
             self._shares[client] = _Share(count, octets, is_native, now)

@@ -14,7 +14,7 @@ a client yesterday may be a worker today.
 """
 
 from bstar.errors import RemoteProtocolError
-from bstar.wire import mdp01, mdp02, native
+from bstar.wire import mdp01, mdp02, native, native_broker
 from bstar.wire.dialect import BrokerCodec, Dialect, Envelope, Frames
 from bstar.wire.limits import ENVELOPE_FRAMES_MAX, FRAMES_MAX, MESSAGE_BYTES_MAX
 from bstar.wire.messages import Finals, FromPeer
@@ -22,7 +22,7 @@ from bstar.wire.messages import Finals, FromPeer
 __all__ = ["CODECS", "BrokerCodec", "Dialect", "Envelope", "Frames", "decode"]
 
 # Indexed by Dialect's number; 0 is nobody's.
-CODECS: tuple[BrokerCodec, ...] = (mdp01.CODEC, mdp01.CODEC, mdp02.CODEC, native.CODEC)
+CODECS: tuple[BrokerCodec, ...] = (mdp01.CODEC, mdp01.CODEC, mdp02.CODEC, native_broker.CODEC)
 
 _NO_ENVELOPE: Envelope = ()
 
@@ -32,7 +32,7 @@ _NATIVE_BYTES = native.HEADER_BYTES
 _BATCHES = (native.MAGIC + bytes([native.REQUESTS]), native.MAGIC + bytes([native.FINALS]))
 _MDP02_CLIENT = mdp02.CLIENT
 _MDP02_WORKER = mdp02.WORKER
-_decode_native = native.decode_peer
+_decode_native = native_broker.decode_peer
 _decode_mdp02_client = mdp02.decode_client
 _decode_mdp02_worker = mdp02.decode_worker
 

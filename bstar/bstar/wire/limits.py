@@ -14,6 +14,9 @@ ENVELOPE_FRAMES_MAX = 8
 # The default of the configurable limit on one message, all frames together.
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 
+# Extensions of one header: room for a trace context and its state many times over.
+EXTENSIONS_BYTES_MAX = 8_192
+
 # A text that travels in an ERROR or BUSY message is for people.
 TEXT_BYTES_MAX = 4_096
 

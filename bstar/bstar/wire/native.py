@@ -8,43 +8,28 @@ fixed part, so that one unpack reads it:
                                      octets 4-27  identity           octet 40      length of the service name
     then the service name, then extensions (type, 2-octet length, value) up to the end of the frame.
 
-An identity is a client id (16 octets, random, one per client object) and a message number (8 octets). It
-comes back on every reply and it goes to the worker, on every node and in every repetition of the same
-request. A request with a key of its caller has one that is derived from service and key instead, so that
-whoever repeats the key repeats the request (BSN-G-14). Numbers are big-endian.
+Numbers are big-endian. An identity is a client id (16 octets, random, one per client object) and a message
+number (8 octets). It comes back on every reply, and the same request has the same identity at every node and
+in every attempt. The identity of a request with a key is derived from service and key (BSN-G-14).
+
+Here are the frames, and what clients and workers read and write. The broker's side is ``native_broker``.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 import msgspec
 
 from bstar.errors import LocalProtocolError, RemoteProtocolError
-from bstar.wire.batches import KEYED_NUMBER_MIN, final_rows, pack_finals, pack_requests, request_rows
-from bstar.wire.dialect import Dialect, Envelope, Frames
-from bstar.wire.limits import CREDIT_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX
+from bstar.wire.batches import KEYED_NUMBER_MIN, pack_finals, pack_requests
+from bstar.wire.dialect import Frames
+from bstar.wire.limits import CREDIT_MAX, EXTENSIONS_BYTES_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX, TTL_MS_MAX
 from bstar.wire.mdp02 import check_body, check_service
-from bstar.wire.messages import (
-    Disconnect,
-    Failure,
-    Final,
-    Finals,
-    FromPeer,
-    Heartbeat,
-    NodeStatus,
-    Partial,
-    Ping,
-    Ready,
-    Reason,
-    Request,
-    Requests,
-    StaleEpoch,
-)
+from bstar.wire.messages import NEVER_MS, NodeStatus, Reason
 
 __all__ = [
     "BUSY",
-    "CODEC",
     "DISCONNECT",
     "ERROR",
     "FINAL",
@@ -57,12 +42,14 @@ __all__ = [
     "FLAG_URGENT",
     "FLAG_WHOLE",
     "HEADER_BYTES",
+    "HEADER_BYTES_MAX",
     "HEARTBEAT",
     "IDENTITY_BYTES",
     "KEYED_NUMBER_MIN",
     "MAGIC",
     "NOT_ACTIVE",
     "NO_IDENTITY",
+    "NO_NUMBER",
     "PARTIAL",
     "PING",
     "PONG",
@@ -71,15 +58,14 @@ __all__ = [
     "REQUESTS",
     "STALE_EPOCH",
     "WELCOME",
+    "Fields",
     "Message",
     "Welcome",
     "decode",
-    "decode_peer",
     "decode_status",
     "decode_welcome",
     "encode_disconnect",
     "encode_error",
-    "encode_extension",
     "encode_final",
     "encode_finals",
     "encode_heartbeat",
@@ -89,11 +75,13 @@ __all__ = [
     "encode_request",
     "encode_requests",
     "encode_stale_epoch",
+    "encode_status",
+    "header",
     "identity",
     "is_keyed",
-    "iter_extensions",
     "keyed_identity",
-    "request_identity",
+    "pack_header",
+    "unpack_header",
 ]
 
 MAGIC = b"\xb5\x01"
@@ -127,24 +115,17 @@ NO_IDENTITY = bytes(IDENTITY_BYTES)
 
 _HEADER = struct.Struct(">BBBB24sQIB")
 HEADER_BYTES = _HEADER.size
-# Octets of extensions in one header: room for a trace context and its state many times over.
-_EXTENSIONS_BYTES_MAX = 8_192
-_HEADER_BYTES_MAX = HEADER_BYTES + SERVICE_BYTES_MAX + _EXTENSIONS_BYTES_MAX
-# The same without magic, version and flags, which say nothing to a broker that has come so far.
-_PEER_HEADER = struct.Struct(">2xBx24sQIB")
+HEADER_BYTES_MAX = HEADER_BYTES + SERVICE_BYTES_MAX + EXTENSIONS_BYTES_MAX
+# Magic, version, command, flags, identity, epoch, value, length of the service name.
+Fields = tuple[int, int, int, int, bytes, int, int, int]
+pack_header = _HEADER.pack
+unpack_header: Callable[[bytes], Fields] = _HEADER.unpack_from
 _STATUS = struct.Struct(">BBIIII")
 # The octet behind it, which nodes of earlier releases do not send.
 _FEATURE_BATCHES = 0x01
 _FEATURE_ONCE = 0x02
-_NO_NUMBER = bytes(8)
-_NO_CLIENT = bytes(16)
-_EXTENSION = struct.Struct(">BH")
-_U32_MAX = 0xFFFF_FFFF
+NO_NUMBER = bytes(8)
 _STATES = range(1, 6)
-
-_pack = _HEADER.pack
-_unpack_from = _HEADER.unpack_from
-_unpack_peer_from = _PEER_HEADER.unpack_from
 
 
 def identity(client_id: bytes, number: int) -> bytes:
@@ -178,259 +159,9 @@ def header(
     epoch: int = 0,
     value: int = 0,
     service: bytes = b"",
-    extensions: bytes = b"",
 ) -> bytes:
     """One header frame."""
-    return _pack(0xB5, 0x01, command, flags, identity, epoch, value, len(service)) + service + extensions
-
-
-# --- extensions ---------------------------------------------------------------------------------------------
-
-
-def encode_extension(kind: int, value: bytes) -> bytes:
-    """``[type] [2-octet length] [value]``"""
-    if not 0 <= kind <= 0xFF or len(value) > 0xFFFF:
-        raise LocalProtocolError("an extension has a type of one octet and at most 65535 octets of value")
-    return _EXTENSION.pack(kind, len(value)) + value
-
-
-def iter_extensions(octets: bytes) -> Iterator[tuple[int, bytes]]:
-    """The (type, value) pairs in a header's extension part; the reader skips the types it does not know."""
-    at = 0
-    while at < len(octets):
-        if at + _EXTENSION.size > len(octets):
-            raise RemoteProtocolError("extension", "an extension is cut off")
-        kind, size = _EXTENSION.unpack_from(octets, at)
-        at += _EXTENSION.size
-        if at + size > len(octets):
-            raise RemoteProtocolError("extension", "an extension is longer than its header")
-        yield kind, octets[at : at + size]
-        at += size
-
-
-# --- the broker hears ---------------------------------------------------------------------------------------
-
-
-def decode_peer(frames: Frames) -> FromPeer:
-    """Read ``[routing id] [header] [body…]`` from a client or worker."""
-    head = frames[1]
-    size = len(head)
-    if size < HEADER_BYTES or size > _HEADER_BYTES_MAX:
-        raise RemoteProtocolError(
-            "native-header", f"a header has {HEADER_BYTES} to {_HEADER_BYTES_MAX} octets"
-        )
-    _, _, command, flags, ident, epoch, value, service_size = _unpack_from(head)
-    end = HEADER_BYTES + service_size
-    if end > size:
-        raise RemoteProtocolError("native-header", "the service name is longer than its header")
-    if command == REQUEST:
-        if not service_size:
-            raise RemoteProtocolError("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} octets")
-        if len(frames) < 3:
-            raise RemoteProtocolError("client-frames", "a REQUEST is [header] [body…]")
-        if ident == NO_IDENTITY:
-            raise RemoteProtocolError("identity", "a REQUEST names itself; 24 zero octets name nothing")
-        return Request(
-            frames[0],
-            3,
-            (),
-            head[HEADER_BYTES:end],
-            frames[2:],
-            ident,
-            value,
-            epoch,
-            head[end:] if size > end else b"",
-            flags & FLAG_REDELIVERED != 0,
-            flags & FLAG_URGENT != 0,
-            flags & FLAG_ONCE != 0,
-            flags & FLAG_WHOLE != 0,
-        )
-    if command == FINAL:
-        if len(frames) < 3:
-            raise RemoteProtocolError("worker-frames", "a FINAL is [header] [body…]", from_worker=True)
-        return Final(frames[0], 3, (), ident, frames[2:], head)
-    if command == REQUESTS:
-        if not service_size:
-            raise RemoteProtocolError("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} octets")
-        if ident[:16] == _NO_CLIENT:
-            raise RemoteProtocolError("identity", "a batch names its client; 16 zero octets name nobody")
-        numbers, ttls_ms, lengths = request_rows(frames, 2)
-        return Requests(
-            frames[0],
-            ident[:16],
-            head[HEADER_BYTES:end],
-            numbers,
-            ttls_ms,
-            lengths,
-            frames[2],
-            frames[3],
-            epoch,
-            flags & FLAG_REDELIVERED != 0,
-            flags & FLAG_ONCE != 0,
-            flags & FLAG_WHOLE != 0,
-        )
-    if command == FINALS:
-        try:
-            numbers, lengths = final_rows(frames, 2)
-        except RemoteProtocolError as error:
-            raise RemoteProtocolError(error.reason, error.text, from_worker=True) from None
-        return Finals(frames[0], ident[:16], numbers, lengths, frames[2], frames[3], head)
-    if command == PARTIAL:
-        if len(frames) < 3:
-            raise RemoteProtocolError("worker-frames", "a PARTIAL is [header] [body…]", from_worker=True)
-        return Partial(frames[0], 3, (), ident, frames[2:], head)
-    if command == PING:
-        return Ping(frames[0], ident, epoch)
-    if command == HEARTBEAT:
-        return Heartbeat(frames[0], 3, (), epoch)
-    if command == ERROR:
-        text = bytes(frames[2][:TEXT_BYTES_MAX]) if len(frames) > 2 else b""
-        return Failure(frames[0], ident, value, text, head)
-    if command == READY:
-        if not service_size:
-            raise RemoteProtocolError("service-name", "a READY names its service", from_worker=True)
-        if not 0 < value <= CREDIT_MAX:
-            raise RemoteProtocolError("credit", f"a worker's credit is 1 to {CREDIT_MAX}", from_worker=True)
-        keepalive = ident if ident != NO_IDENTITY else b""
-        batches = flags & FLAG_BATCHES != 0
-        return Ready(frames[0], 3, (), head[HEADER_BYTES:end], value, epoch, batches, keepalive)
-    if command == DISCONNECT:
-        return Disconnect(frames[0], 3, flags & FLAG_UNBEGUN != 0)
-    if command == STALE_EPOCH:
-        return StaleEpoch(frames[0], ident, epoch)
-    raise RemoteProtocolError("native-command", f"no command of a client or worker: {command:#04x}")
-
-
-def request_identity(frames: Frames) -> bytes | None:
-    """The identity of a REQUEST that ``decode_peer`` refused, if that much of it can be read."""
-    if len(frames) < 2 or frames[1][:3] != MAGIC + b"\x01" or len(frames[1]) < HEADER_BYTES:
-        return None
-    found = bytes(frames[1][4 : 4 + IDENTITY_BYTES])
-    return found if found != NO_IDENTITY else None
-
-
-# --- the broker says ----------------------------------------------------------------------------------------
-
-
-def _encode_status(status: NodeStatus) -> bytes:
-    features = _FEATURE_BATCHES * status.takes_batches | _FEATURE_ONCE * status.obeys_once
-    return _STATUS.pack(
-        status.state,
-        status.peer_state,
-        min(status.peer_age_ms, _U32_MAX),
-        min(status.retry_after_ms, _U32_MAX),
-        min(status.heartbeat_ms, _U32_MAX),
-        min(status.failover_timeout_ms, _U32_MAX),
-    ) + features.to_bytes(1, "big")
-
-
-class NativeCodec:
-    """The broker's side; see ``BrokerCodec`` and the specification."""
-
-    dialect = Dialect.NATIVE
-    label = "native"
-    is_streaming = True
-
-    def request(
-        self,
-        to: bytes,
-        envelope: Envelope,
-        address: bytes,
-        identity: bytes,
-        body: Frames,
-        ttl_ms: int,
-        epoch: int,
-        is_redelivered: bool,
-        extensions: bytes,
-    ) -> Frames:
-        return [
-            to,
-            _pack(0xB5, 0x01, REQUEST, is_redelivered, identity, epoch, ttl_ms, 0) + extensions,
-            *body,
-        ]
-
-    def requests(
-        self,
-        to: bytes,
-        client_id: bytes,
-        table: bytes,
-        blob: bytes,
-        age_ms: int,
-        epoch: int,
-        is_redelivered: bool,
-    ) -> Frames:
-        """Give a worker these rows; ``age_ms`` is how much of their times to live has passed meanwhile."""
-        head = _pack(0xB5, 0x01, REQUESTS, is_redelivered, client_id + _NO_NUMBER, epoch, age_ms, 0)
-        return [to, head, table, blob]
-
-    def welcome(
-        self, to: bytes, envelope: Envelope, status: NodeStatus, heartbeat_ms: int, expiry_ms: int
-    ) -> Frames:
-        head = header(WELCOME, epoch=status.epoch, value=heartbeat_ms)
-        return [to, head, _encode_status(status), expiry_ms.to_bytes(4, "big")]
-
-    def heartbeat(self, to: bytes, envelope: Envelope, state: int, epoch: int) -> Frames:
-        return [to, header(HEARTBEAT, epoch=epoch, value=state)]
-
-    def disconnect(self, to: bytes, envelope: Envelope, reason: int, epoch: int) -> Frames:
-        return [to, header(DISCONNECT, epoch=epoch, value=reason)]
-
-    def partial(
-        self,
-        to: bytes,
-        envelope: Envelope,
-        service: bytes,
-        identity: bytes,
-        epoch: int,
-        index: int,
-        body: Frames,
-        header: bytes,
-    ) -> Frames:
-        return [to, header or _pack(0xB5, 0x01, PARTIAL, 0, identity, epoch, index, 0), *body]
-
-    def final(
-        self,
-        to: bytes,
-        envelope: Envelope,
-        service: bytes,
-        identity: bytes,
-        epoch: int,
-        partials: int,
-        body: Frames,
-        header: bytes,
-    ) -> Frames:
-        return [to, header or _pack(0xB5, 0x01, FINAL, 0, identity, epoch, partials, 0), *body]
-
-    def failure(
-        self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, code: int, text: bytes
-    ) -> Frames:
-        return [to, header(ERROR, identity=identity, epoch=epoch, value=code), text]
-
-    def busy(
-        self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, retry_after_ms: int, text: bytes
-    ) -> Frames:
-        return [to, header(BUSY, identity=identity, epoch=epoch, value=retry_after_ms), text]
-
-    def not_active(
-        self, to: bytes, envelope: Envelope, identity: bytes, status: NodeStatus, was_dispatched: bool
-    ) -> Frames:
-        flags = FLAG_DISPATCHED if was_dispatched else 0
-        head = header(
-            NOT_ACTIVE,
-            flags=flags,
-            identity=identity,
-            epoch=status.epoch,
-            value=min(status.retry_after_ms, _U32_MAX),
-        )
-        return [to, head, _encode_status(status)]
-
-    def pong(self, to: bytes, identity: bytes, status: NodeStatus) -> Frames:
-        """``[header] [status]``: the answer to PING in every state."""
-        head = header(PONG, identity=identity, epoch=status.epoch, value=min(status.retry_after_ms, _U32_MAX))
-        return [to, head, _encode_status(status)]
-
-
-CODEC = NativeCodec()
+    return pack_header(0xB5, 0x01, command, flags, identity, epoch, value, len(service)) + service
 
 
 # --- clients and workers hear -------------------------------------------------------------------------------
@@ -478,11 +209,11 @@ def decode(frames: Frames) -> Message:
     if not frames or frames[0][:2] != MAGIC:
         raise RemoteProtocolError("native-header", "a broker's message begins with B5 01")
     head = frames[0]
-    if not HEADER_BYTES <= len(head) <= _HEADER_BYTES_MAX:
+    if not HEADER_BYTES <= len(head) <= HEADER_BYTES_MAX:
         raise RemoteProtocolError(
-            "native-header", f"a header has {HEADER_BYTES} to {_HEADER_BYTES_MAX} octets"
+            "native-header", f"a header has {HEADER_BYTES} to {HEADER_BYTES_MAX} octets"
         )
-    _, _, command, flags, ident, epoch, value, service_size = _unpack_from(head)
+    _, _, command, flags, ident, epoch, value, service_size = unpack_header(head)
     end = HEADER_BYTES + service_size
     if end > len(head):
         raise RemoteProtocolError("service-name", "the service name is longer than its header")
@@ -494,6 +225,19 @@ def decode(frames: Frames) -> Message:
             "broker-frames", f"command {command:#04x} has {frames_min} frames of body or more"
         )
     return Message(command, flags, ident, epoch, value, head[HEADER_BYTES:end], head[end:], frames[1:])
+
+
+def encode_status(status: NodeStatus) -> bytes:
+    """The status frame."""
+    features = _FEATURE_BATCHES * status.takes_batches | _FEATURE_ONCE * status.obeys_once
+    return _STATUS.pack(
+        status.state,
+        status.peer_state,
+        min(status.peer_age_ms, NEVER_MS),
+        min(status.retry_after_ms, NEVER_MS),
+        min(status.heartbeat_ms, NEVER_MS),
+        min(status.failover_timeout_ms, NEVER_MS),
+    ) + features.to_bytes(1, "big")
 
 
 def decode_status(message: Message) -> NodeStatus:
@@ -544,7 +288,6 @@ def encode_request(
     is_urgent: bool = False,
     is_once: bool = False,
     is_whole: bool = False,
-    extensions: bytes = b"",
 ) -> Frames:
     """``[header 01] [body…]``; ``ttl_ms`` is the time the caller goes on waiting, 0 for no limit.
 
@@ -556,15 +299,13 @@ def encode_request(
     assert len(identity) == IDENTITY_BYTES
     check_service(service)
     check_body(body)
-    if len(extensions) > _EXTENSIONS_BYTES_MAX:
-        raise LocalProtocolError(f"a header has room for {_EXTENSIONS_BYTES_MAX} octets of extensions")
-    if not 0 <= ttl_ms <= _U32_MAX:
-        raise LocalProtocolError(f"a time to live is 0 to {_U32_MAX} ms, not {ttl_ms}")
+    if not 0 <= ttl_ms <= TTL_MS_MAX:
+        raise LocalProtocolError(f"a time to live is 0 to {TTL_MS_MAX} ms, not {ttl_ms}")
     flags = (
         FLAG_REDELIVERED * is_repeated | FLAG_URGENT * is_urgent | FLAG_ONCE * is_once | FLAG_WHOLE * is_whole
     )
     return [
-        _pack(0xB5, 0x01, REQUEST, flags, identity, epoch, ttl_ms, len(service)) + service + extensions,
+        pack_header(0xB5, 0x01, REQUEST, flags, identity, epoch, ttl_ms, len(service)) + service,
         *body,
     ]
 
@@ -584,7 +325,7 @@ def encode_requests(
     """``[header 0E] [table] [blob]``; see ``encode_request`` for what each request has."""
     check_service(service)
     flags = FLAG_REDELIVERED * is_repeated | FLAG_ONCE * is_once | FLAG_WHOLE * is_whole
-    head = header(REQUESTS, flags=flags, identity=client_id + _NO_NUMBER, epoch=epoch, service=service)
+    head = header(REQUESTS, flags=flags, identity=client_id + NO_NUMBER, epoch=epoch, service=service)
     return [head, *pack_requests(numbers, ttls_ms, bodies)]
 
 
@@ -619,18 +360,18 @@ def encode_ready(
 def encode_partial(identity: bytes, epoch: int, index: int, body: Frames) -> Frames:
     """``[header 02] [body…]``; ``index`` counts the request's PARTIALs from 0."""
     check_body(body)
-    return [_pack(0xB5, 0x01, PARTIAL, 0, identity, epoch, index, 0), *body]
+    return [pack_header(0xB5, 0x01, PARTIAL, 0, identity, epoch, index, 0), *body]
 
 
 def encode_final(identity: bytes, epoch: int, partials: int, body: Frames) -> Frames:
     """``[header 03] [body…]``; ``partials`` is how many PARTIALs came before it."""
     check_body(body)
-    return [_pack(0xB5, 0x01, FINAL, 0, identity, epoch, partials, 0), *body]
+    return [pack_header(0xB5, 0x01, FINAL, 0, identity, epoch, partials, 0), *body]
 
 
 def encode_finals(client_id: bytes, epoch: int, numbers: Sequence[int], bodies: Sequence[bytes]) -> Frames:
     """``[header 0F] [table] [blob]``: the replies to these requests of one client, one frame each."""
-    return [header(FINALS, identity=client_id + _NO_NUMBER, epoch=epoch), *pack_finals(numbers, bodies)]
+    return [header(FINALS, identity=client_id + NO_NUMBER, epoch=epoch), *pack_finals(numbers, bodies)]
 
 
 def encode_error(identity: bytes, epoch: int, code: int, text: bytes) -> Frames:

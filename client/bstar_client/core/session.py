@@ -118,12 +118,13 @@ class Session:
         if outputs is not None:
             return outputs
         outputs = []
+        target = self._target
+        if target is None:
+            self._seek(len(self._calls.by_identity) == 1, outputs, now)
+            return outputs
         if len(self._calls.by_identity) == 1:
-            self._wake(now)
-        if self._target is not None:
-            self._sender.send(call, self._target, outputs, now)
-        else:
-            self._elect(outputs, now)
+            self._nodes.ping_soon(now)
+        self._sender.send(call, target, outputs, now)
         return outputs
 
     def submit_all(self, calls: Sequence[Call], now: float) -> list[Output]:
@@ -139,20 +140,19 @@ class Session:
                 outputs += instead
         if not entered:
             return outputs
+        if self._target is None:
+            self._seek(was_idle, outputs, now)
+            return outputs
         if was_idle:
-            self._wake(now)
-        if self._target is not None:
-            self._sender.send_all(entered, self._target, outputs, now)
-        else:
-            self._elect(outputs, now)
+            self._nodes.ping_soon(now)
+        self._sender.send_all(entered, self._target, outputs, now)
         return outputs
 
-    def _wake(self, now: float) -> None:
-        """Something is outstanding again."""
-        if self._target is None:
+    def _seek(self, was_idle: bool, outputs: list[Output], now: float) -> None:
+        """A call came while no node is followed."""
+        if was_idle:
             self._nodes.search(now)
-        else:
-            self._nodes.ping_soon(now)
+        self._elect(outputs, now)
 
     def abandon(self, call: Call, now: float) -> list[Output]:
         """Nobody waits for this call any more. What it started is not recalled: there is no word for it."""
