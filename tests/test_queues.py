@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bstar_broker.core.queues import FRESH_IN_A_ROW_MAX, URGENT_IN_A_ROW_MAX, FairQueue
+from bstar.wire.limits import FRESH_IN_A_ROW_MAX
+from bstar_broker.core.queues import URGENT_IN_A_ROW_MAX, FairQueue
 
 
 def drained(queue: FairQueue[str]) -> list[str]:

@@ -3,26 +3,30 @@
 Each client has a lane of its own; the lanes take turns, so one client's thousand requests delay another
 client's single one by one request, not by a thousand. Within a lane the order is that of arrival.
 
-Who asks now and then does not even wait for a round of all the others: a lane that was empty for a whole
-round is *fresh*, and has its first turn before the round goes on. Who comes back sooner waits for its turn in
-the round, so being served one by one is no way to have more than one's share. (Flow queueing schedulers do
-the same with packets: RFC 8290, 4.2.) What is urgent has lanes of its own, which take turns before the
-others. However much there is of either, after so many in a row (``URGENT_IN_A_ROW_MAX``,
-``FRESH_IN_A_ROW_MAX``) one of those behind is next, so nobody starves.
+A client that asks now and then does not wait for a round of all the others: a lane that was empty for a whole
+round is *fresh*, and has its first turn before the round goes on. A lane that is filled again sooner
+waits for its turn in the round, so no client gains more than its share by sending one by one. (Flow queueing
+does the same with packets: RFC 8290, 4.2.) Urgent items have lanes of their own, which come first. After
+``URGENT_IN_A_ROW_MAX`` or ``FRESH_IN_A_ROW_MAX`` turns in a row one of those behind is next, so nobody
+starves.
 
 An item may stand for several requests that came together; ``length`` counts requests.
+
+A worker's queue (``bstar_client.core.lanes``) has the same rule and no part of this one. It needs no urgent
+lanes and takes nothing out of the middle, so a plain deque does: 0.14 µs a request, against 2.1 µs here.
 """
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-__all__ = ["FRESH_IN_A_ROW_MAX", "URGENT_IN_A_ROW_MAX", "FairQueue"]
+from bstar.wire.limits import FRESH_IN_A_ROW_MAX
+
+__all__ = ["URGENT_IN_A_ROW_MAX", "FairQueue"]
 
 T = TypeVar("T", bound=Hashable)
 
 URGENT_IN_A_ROW_MAX = 15
-FRESH_IN_A_ROW_MAX = 15
 
 
 class FairQueue(Generic[T]):
@@ -114,14 +118,14 @@ class FairQueue(Generic[T]):
 
     @property
     def is_shared(self) -> bool:
-        """Are there several lanes, or were there until a moment ago?"""
+        """True if several lanes have something, or had until a moment ago."""
         return len(self._round) + len(self._fresh) + len(self._urgent) > 1
 
     def replace(self, lane: bytes, item: T, items: Sequence[T], gone: int = 0) -> None:
         """Put those that the item stands for in its place, one by one, but for ``gone`` that do not wait.
 
-        Of a lane without urgent items: those stand for one request each. O(1) for each of them if it is the
-        first of its lane; otherwise the whole lane is made anew.
+        Only in a lane without urgent items: those stand for one request each. O(1) for each item if it is the
+        first of its lane; otherwise the whole lane is made again.
         """
         self.length -= gone
         queue = self._fresh[lane] if lane in self._fresh else self._round[lane]
@@ -143,7 +147,7 @@ class FairQueue(Generic[T]):
         queue.update(dict.fromkeys((*before, *items, *after)))
 
     def remove(self, lane: bytes, item: T, count: int = 1, *, is_urgent: bool = False) -> None:
-        """Take one item out, wherever it stands in its lane; that is nobody's turn."""
+        """Take one item out, wherever it stands in its lane. It is nobody's turn."""
         lanes = self._urgent if is_urgent else self._fresh if lane in self._fresh else self._round
         queue = lanes[lane]
         del queue[item]

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX
+
 __all__ = ["BrokerSettings"]
 
 
@@ -22,6 +24,6 @@ class BrokerSettings(msgspec.Struct, frozen=True):
     queue_bytes_max: int = 1 << 30
     requests_per_client_max: int = 100_000
     deliveries_max: int = 5
-    message_bytes_max: int = 64 * 1024 * 1024
-    message_frames_max: int = 65_536
+    message_bytes_max: int = MESSAGE_BYTES_MAX
+    message_frames_max: int = FRAMES_MAX
     partials_buffer_bytes_max: int = 16 * 1024 * 1024

@@ -8,8 +8,8 @@ bodies, one behind the other:
     REQUESTS  [header 0E] [number, time to live, length]… [body body …]      16 octets a row
     FINALS    [header 0F] [number, length]… [body body …]                    12 octets a row
 
-A reader gets columns, not messages: whoever only passes a batch on makes nothing of its single rows. Nothing
-is taken apart before its size is known to be within the bounds.
+A reader gets columns, not messages: a broker that passes a batch on makes no objects of its rows. Nothing is
+taken apart before its size is known to be within the bounds.
 """
 
 import struct

@@ -20,15 +20,18 @@ EXTENSIONS_BYTES_MAX = 8_192
 # A text that travels in an ERROR or BUSY message is for people.
 TEXT_BYTES_MAX = 4_096
 
-# Rows of one batch: with so many the cost of a message is spread thin enough, and those at its end should not
-# wait for long for those at its beginning.
+# Rows of one batch. Each has a thousandth of a message's cost; more would only make the last ones wait.
 BATCH_ROWS_MAX = 1_024
 
-# Octets of all bodies in one batch. Whoever has larger ones gains nothing by sending them together.
+# Octets of all bodies in one batch. Larger bodies gain nothing by travelling together.
 BATCH_BYTES_MAX = 1 << 20
 
 # A larger body is sent alone: what is gained is a share of the cost of a message, not of its octets.
 BATCHED_BODY_BYTES_MAX = 16_384
+
+# Turns in a row of clients that had nothing waiting, in a queue of the broker or of a worker. Then one of the
+# others is next, so nobody starves (BSN-B-19, BSN-W-11).
+FRESH_IN_A_ROW_MAX = 15
 
 # Requests that one worker may hold at once.
 CREDIT_MAX = 65_535

@@ -135,7 +135,7 @@ def identity(client_id: bytes, number: int) -> bytes:
 
 
 def keyed_identity(service: bytes, key: bytes) -> bytes:
-    """The identity of every request to ``service`` with this key, whoever sends it (BSN-G-14).
+    """The identity of every request to ``service`` with this key, of any client (BSN-G-14).
 
     The first 24 octets of BLAKE2b over the service's length, its name and the key. The number's two highest
     bits are 01: it cannot be a counted number, and fits into 63 bits.
@@ -147,7 +147,7 @@ def keyed_identity(service: bytes, key: bytes) -> bytes:
 
 
 def is_keyed(identity: bytes) -> bool:
-    """Was it derived from a key, so that others may ask for the same request?"""
+    """True if it was derived from a key: others may ask for the same request."""
     return identity[16] & 0xC0 == 0x40
 
 

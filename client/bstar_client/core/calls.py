@@ -84,8 +84,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
     caller asked, ``elapsed_s`` how long it took (set by the shell when the call has failed). ``pair`` is the
     place in the client's fleet of the pair it belongs to.
 
-    The garbage collector does not look at calls, whose number would make it slow; so whoever ends one lets go
-    of what may lead back to it (``sink``, ``leader``).
+    The garbage collector does not look at calls: their number would make it slow. So each end of a call lets
+    go of what may lead back to it (``sink``, ``leader``).
     """
 
     service: bytes

@@ -24,7 +24,7 @@ __all__ = ["FleetSession"]
 
 
 class FleetSession:
-    """The sessions of pairs with so many ``nodes``. See ``ClientCore``.
+    """The sessions of all pairs; ``nodes`` counts those of each. See ``ClientCore``.
 
     ``begin`` makes the session of a pair, at a time, with the ``Counters`` that all of them share. A Reset
     opens the sockets of the pair's nodes; before that they are not open.
@@ -39,8 +39,8 @@ class FleetSession:
         # Of each pair its first node among all; of each node its pair.
         self._first = [sum(nodes[:pair]) for pair in range(len(nodes))]
         self._pair_of = [pair for pair, count in enumerate(nodes) for _ in range(count)]
-        # A session's deadline changes only when it is told something: asking a hundred each time would cost
-        # more than the message that came.
+        # A session's deadline changes only with an input: to ask a hundred sessions each time would cost more
+        # than the message.
         self._due = [math.inf] * len(nodes)
         self._is_closed = False
 

@@ -21,9 +21,8 @@ _STATE_NAMES = {1: "PRIMARY, starting", 2: "BACKUP, starting", 3: "ACTIVE", 4: "
 _PING_INTERVAL_S = 0.25
 _SILENCE_LIMIT_S = 1.0
 PINGS_PER_SILENCE = 4
-# When the active node was lost its successor may be found in milliseconds, or when a drain has ended: ask at
-# once, then at growing distances, so that looking costs at most half of what has passed already, and at most
-# ten PINGs a second. What a node told before the loss is no longer true.
+# A successor of a lost node may be there in milliseconds, or when a drain has ended. So PING at once, then at
+# growing distances, at most ten times a second: the search adds at most half of the time that has passed.
 _SEARCH_PAUSE_MIN_S = 0.005
 _SEARCH_PAUSE_MAX_S = 0.1
 _SEARCH_GROWTH = 1.5
