@@ -1,7 +1,7 @@
-"""What a program hands to clients and workers, looked at once and for all of them in the same words.
+"""Checks of the arguments of clients and workers, each in one place and with one text.
 
-A value of a wrong type is a TypeError that names the argument; one that is out of range is a
-ConfigurationError, where it is a setting. A bool is no number here.
+A value of a wrong type is a TypeError that names the argument. A setting that is out of range is a
+ConfigurationError. A bool is not a number here.
 """
 
 import inspect
@@ -34,7 +34,7 @@ __all__ = [
     "to_timeout",
 ]
 
-# Thirty years and infinity are the same to a caller, but not to the calls of the system that wait.
+# A longer timeout is none: the system's calls refuse times of more than some decades.
 _TIMEOUT_S_MAX = 1e9
 _ENDPOINT = re.compile(r"tcp://[^/]+:(?P<port>[0-9]{1,5})|(?:ipc|inproc)://.+")
 
@@ -51,7 +51,7 @@ def to_count(value: object, name: str, low: int, high: int | None = None) -> int
 
 
 def to_seconds(value: object, name: str, *, may_be_zero: bool = False, may_be_endless: bool = False) -> float:
-    """Seconds, as a setting has them."""
+    """A setting in seconds."""
     try:
         seconds = _to_number(value, name)
     except OverflowError:
@@ -64,7 +64,7 @@ def to_seconds(value: object, name: str, *, may_be_zero: bool = False, may_be_en
 
 
 def to_timeout(value: object) -> float | None:
-    """A call's own timeout; None is no limit. CallTimeoutError if nothing is left of it: nothing is sent."""
+    """A call's own timeout; None is no limit. CallTimeoutError if it is over: nothing is sent."""
     if value is None:
         return None
     try:
@@ -86,7 +86,7 @@ def _to_number(value: object, name: str) -> float:
 
 
 def check_endpoints(endpoints: Iterable[str]) -> None:
-    """ConfigurationError for what is no endpoint: nodes are connected to when they are needed."""
+    """ConfigurationError for what is no endpoint: connecting, which comes later, would fail."""
     for endpoint in endpoints:
         match = _ENDPOINT.fullmatch(endpoint)
         if match is None:
@@ -98,19 +98,19 @@ def check_endpoints(endpoints: Iterable[str]) -> None:
 
 
 def check_flag(value: object, name: str) -> None:
-    """True or False, and nothing that merely counts as one of them."""
+    """True or False; nothing else counts as one of them."""
     if type(value) is not bool:
         raise TypeError(f"{name} is True or False, not {type(value).__name__}")
 
 
 def check_function(value: object, name: str) -> None:
-    """What can be called."""
+    """Anything callable."""
     if not callable(value):
         raise TypeError(f"{name} is a function, not {type(value).__name__}")
 
 
 def check_map(bodies: object, window: object, ordered: object, errors: object) -> int:
-    """The arguments of ``map`` that are its own; the window."""
+    """The arguments that only ``map`` has. Returns the window."""
     if isinstance(bodies, str | bytes | bytearray | memoryview):
         raise TypeError(f"bodies are an iterable of bodies, not one {type(bodies).__name__}")
     check_flag(ordered, "ordered")
@@ -130,10 +130,10 @@ def check_instance(value: object, kind: type, name: str) -> None:
 
 
 def check_sockets(link: object, context: object, journal: object) -> None:
-    """What clients and workers have in common."""
+    """The arguments that clients and workers share."""
     check_instance(link, LinkSettings, "link")
     check_instance(context, zmq.Context, "context")
-    # Its sockets answer with futures, and nobody would await them.
+    # The sockets of such a context return futures.
     other = sys.modules.get("zmq.asyncio")
     if other is not None and isinstance(context, other.Context):
         raise TypeError("context is a zmq.Context, not one of zmq.asyncio: zmq.Context(context) shares it")
@@ -157,14 +157,14 @@ def check_store(value: object) -> None:
 
 
 def check_handler(handler: object) -> None:
-    """What ``Worker`` calls; TypeError for what it cannot."""
+    """TypeError for what ``Worker`` cannot call."""
     _check_call(handler)
     if _is_any(handler, inspect.iscoroutinefunction) or _is_any(handler, inspect.isasyncgenfunction):
         raise TypeError(f"the handler {_name_of(handler)} is async: AsyncWorker takes it")
 
 
 def check_async_handler(handler: object) -> None:
-    """What ``AsyncWorker`` calls; TypeError for what it cannot."""
+    """TypeError for what ``AsyncWorker`` cannot call."""
     _check_call(handler)
     if _is_any(handler, inspect.isgeneratorfunction):
         raise TypeError(f"the handler {_name_of(handler)} is a plain generator: Worker takes it")
@@ -176,13 +176,13 @@ def _check_call(handler: object) -> None:
     try:
         inspect.signature(handler).bind(None)
     except ValueError:
-        pass  # it does not tell what it takes
+        pass  # it has no signature to check
     except TypeError as error:
         raise TypeError(f"the handler {_name_of(handler)} gets one argument, the request: {error}") from None
 
 
 def _is_any(handler: object, is_kind: Callable[[Any], bool]) -> bool:
-    """Is it such a function, or a partial or a method of one, or does its ``__call__`` make it one?"""
+    """True for such a function, a partial or a method of one, and an object whose ``__call__`` is one."""
     while isinstance(handler, partial):
         handler = handler.func
     return is_kind(handler) or is_kind(getattr(type(handler), "__call__", None))  # noqa: B004

@@ -1,4 +1,4 @@
-"""What both clients are without a thread or an event loop: settings, a core, and what they tell about it."""
+"""The base of both clients: it checks the arguments, makes the core and answers questions about it."""
 
 import os
 import time
@@ -33,7 +33,7 @@ __all__ = ["Client"]
 
 
 class Client:
-    """Base of ``HAClient`` and ``AsyncHAClient``, which explain the arguments.
+    """Base of ``HAClient``, which explains the arguments, and ``AsyncHAClient``.
 
     Raises ConfigurationError for settings that cannot work.
     """
@@ -93,7 +93,7 @@ class Client:
         self._start()
 
     def _start(self) -> None:
-        """Begin what the shell has: its sockets, a thread."""
+        """Make what the shell has: its loop, its sockets."""
 
     def _open_journal(self) -> None:
         """Begin the journal, if there is to be one."""
@@ -108,9 +108,9 @@ class Client:
 
     @property
     def active(self) -> str | None:
-        """The endpoint of the node that is followed now, None while none is known to be active.
+        """The endpoint of the node that the client follows, None while it knows of no active node.
 
-        Of one pair. Several have several: LocalProtocolError, see ``actives``.
+        With several pairs: LocalProtocolError, read ``actives``.
         """
         if isinstance(self._core, FleetSession):
             raise LocalProtocolError("each of several pairs has an active node: read actives")
@@ -118,9 +118,9 @@ class Client:
 
     @property
     def actives(self) -> dict[str, str | None]:
-        """The same for each pair, by its name, or by its endpoints, sorted and joined by commas.
+        """The same for each pair, by its name or else by its endpoints, sorted and joined by commas.
 
-        A client connects to one of several pairs with the first call that belongs there.
+        A client of several pairs connects to a pair with the first call that belongs there.
         """
         core = self._core
         actives = core.actives if isinstance(core, FleetSession) else [core.active]
@@ -128,11 +128,11 @@ class Client:
 
     @property
     def counters(self) -> Counters:
-        """What happened so far, as plain integers."""
+        """Counts of what happened so far."""
         return self._core.counters
 
     def observe(self, observer: Callable[[Event], object]) -> None:
-        """Call ``observer`` with each event from now on, as ``on_event``. It must not block."""
+        """Call ``observer`` with each event from now on, like ``on_event``. It must not block."""
         check_function(observer, "an observer")
         self._delivery.observers.append(observer)
 

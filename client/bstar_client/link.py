@@ -1,9 +1,8 @@
-"""One DEALER to one endpoint, with the monitor that tells when its connection is up and when it breaks.
+"""Links: a DEALER to each endpoint, with the monitor that tells when its connection is up and when it breaks.
 
-``ZMQ_IMMEDIATE`` makes the socket refuse messages while there is no connection, instead of keeping them
-for one that may never come (PROTOCOLS: a DEALER buffers for connections that are not up yet). A message
-that the socket does not take although the connection is up waits in ``backlog`` until there is room, so
-that order is kept.
+``ZMQ_IMMEDIATE`` makes the socket refuse messages while there is no connection; without it they would wait
+for one that may never come. A message that the socket refuses although the connection is up waits in
+``backlog`` until there is room, so that order is kept.
 """
 
 import select
@@ -39,8 +38,8 @@ _EVENTS = (
 class Link:
     """A DEALER and its monitor. Everything is called from the thread that owns it.
 
-    ``is_refused``: the last attempt to connect found nobody, which is another thing than a connection that
-    broke or a node too busy to shake hands.
+    ``is_refused``: nobody listened at the last attempt to connect. A connection that broke, or a node too
+    busy to shake hands, is not refused.
     """
 
     def __init__(
@@ -130,13 +129,13 @@ class Link:
             socket.close(linger_ms)
 
     def descriptors(self) -> tuple[int, int] | None:
-        """Of the socket and of its monitor: what tells of something to read (ZMQ_FD). None while closed."""
+        """The descriptors of the socket and of its monitor (ZMQ_FD). None if closed."""
         if self.socket is None or self.monitor is None:
             return None
         return int(self.socket.getsockopt(zmq.FD)), int(self.monitor.getsockopt(zmq.FD))
 
     def send(self, frames: list[bytes]) -> None:
-        """Send, or keep it until the socket takes it; without a socket it is dropped."""
+        """Send the message, or keep it until the socket takes it. A closed link drops it."""
         socket = self.socket
         if socket is None:
             return
@@ -145,7 +144,7 @@ class Link:
             self.backlog.append(frames)
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it."""
+        """Send the backlog, as far as the socket takes it."""
         socket = self.socket
         if socket is None:
             return
@@ -158,7 +157,7 @@ class Link:
         try:
             send(socket, frames)
         except zmq.Again:
-            # A connection that has just come up is noticed when the socket is asked about its events.
+            # libzmq notices a connection that has just come up when the socket is asked about its events.
             if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
                 return False
             try:
@@ -168,14 +167,14 @@ class Link:
         return True
 
     def receive(self, limit: int, *, is_ready: bool) -> list[list[bytes]]:
-        """The messages that are there, at most ``limit``. ``is_ready``: there should be one."""
+        """The messages that have come, at most ``limit``. ``is_ready``: one probably has."""
         messages: list[list[bytes]] = []
         socket = self.socket
         if socket is None:
             return messages
         try:
             while len(messages) < limit:
-                # Asking is cheaper than running into zmq.Again, but not many times.
+                # Asking costs less than zmq.Again, but not many times.
                 if (messages or not is_ready) and len(messages) < _ASKS_MAX and not is_readable(socket):
                     break
                 messages.append(receive(socket))
@@ -184,7 +183,7 @@ class Link:
         return messages
 
     def changes(self) -> list[bool]:
-        """What the monitor tells, in order: True the connection is up, False it broke or was refused."""
+        """The changes of the connection, in order: True if it is up, False if it broke or was refused."""
         changes: list[bool] = []
         monitor = self.monitor
         if monitor is None:
@@ -193,7 +192,7 @@ class Link:
             while True:
                 event = receive_event(monitor)[0]
                 if event == zmq.EVENT_CLOSED:
-                    # What was closed was never connected; EVENT_CONNECT_RETRIED comes next.
+                    # The closed connection was never up; EVENT_CONNECT_RETRIED comes next.
                     self.is_refused = True
                     continue
                 if event != zmq.EVENT_CONNECT_RETRIED:
@@ -208,21 +207,21 @@ class Link:
 
 
 class _Notes:
-    """What the links of one session tell about themselves: by their places."""
+    """What the links of one owner note about themselves, by their places."""
 
     def __init__(self) -> None:
-        # Whose sockets are others than before, and whose may have something that no descriptor tells of.
+        # Links with other sockets than before, and links that may have a message that no descriptor shows.
         self.changed: dict[int, None] = {}
         self.touched: dict[int, None] = {}
 
 
 class Links:
-    """The links of one session, polled together with the descriptor that wakes their owner.
+    """The links of one owner, polled together with the descriptor that wakes it.
 
-    What is polled are the sockets' descriptors (ZMQ_FD), not the sockets: one system call where ``zmq_poll``
-    makes several for each socket. A descriptor tells of a change once. Sending may swallow what it tells,
-    and of a socket's first message it tells only after somebody has tried to read. So a socket is read until
-    it has nothing, and one that is new or was sent to is asked before waiting.
+    It polls the sockets' descriptors (ZMQ_FD), not the sockets: one system call where ``zmq_poll`` makes
+    several for each socket. A descriptor shows a change once. Sending may reset it, and it shows a socket's
+    first message only after a read. So a socket is read until it is empty, and one that is new or was sent to
+    is read before waiting.
     """
 
     def __init__(
@@ -239,11 +238,10 @@ class Links:
         self._wakeup = wakeup
         self._poller = select.poll()
         self._poller.register(wakeup.fd, select.POLLIN)
-        # The link of each descriptor, and whether it is its monitor's; the descriptors of each open link.
+        # The link of each descriptor, and True for its monitor's; the descriptors of each open link.
         self._places: dict[int, tuple[int, bool]] = {}
         self._watched: dict[int, tuple[int, ...]] = {}
-        # What ``wait`` found; messages that were read, with the sockets they came from; links whose monitors
-        # have something to tell.
+        # What ``wait`` found; messages that were read, with their sockets; links whose monitors are readable.
         self._ready: list[tuple[int, int]] = []
         self._read: list[tuple[int, zmq.Socket[bytes], list[list[bytes]]]] = []
         self._told: dict[int, None] = {}
@@ -256,16 +254,16 @@ class Links:
 
     @property
     def is_congested(self) -> bool:
-        """Does any link wait for room in its socket?"""
+        """True if any link has a backlog."""
         return any(self._links[index].backlog for index in self._watched)
 
     @property
     def is_quiet(self) -> bool:
-        """Is everything read, so that a descriptor tells of whatever comes next?"""
+        """True if everything is read, so that a descriptor shows whatever comes next."""
         return not (self._notes.touched or self._told or self._read or self._notes.changed)
 
     def descriptors(self) -> list[int]:
-        """What somebody else can wait for, while everything is read, to learn that there is more."""
+        """What another thread can wait for while everything is read."""
         if self._notes.changed:
             self._watch()
         return list(self._places)
@@ -295,17 +293,17 @@ class Links:
         self.wait(timeout_ms)
         return self.messages()
 
-    # The three steps of ``poll``, for an owner that may be interrupted while it waits.
+    # The steps of ``poll``, for an owner that may be interrupted while it waits.
 
     def prepare(self) -> None:
-        """Read what is there of which no descriptor tells."""
+        """Read the messages that no descriptor shows."""
         if self._notes.changed:
             self._watch()
         if self._notes.touched:
             self._take_in(is_ready=False)
 
     def wait(self, timeout_ms: int) -> None:
-        """Wait, -1 for ever, until there is something; an exception out of this loses nothing."""
+        """Wait for a message or a change, -1 for ever. An exception in here loses nothing."""
         self._ready = self._poller.poll(timeout_ms if self.is_quiet else 0)
 
     def messages(self) -> Iterator[tuple[int, list[bytes]]]:
@@ -326,12 +324,12 @@ class Links:
         for index, socket, messages in read:
             link = self._links[index]
             for frames in messages:
-                # What is yielded may lead to a link being opened anew: what the old socket had is void then.
+                # The owner may reset the link meanwhile: the old socket's messages are void then.
                 if link.socket is socket:
                     yield index, frames
 
     def changes(self) -> Iterator[tuple[int, bool]]:
-        """Yield (index of the link, is it up) for what the monitors tell."""
+        """Yield (index of the link, True if it is up) for what the monitors report."""
         if not self._told:
             return
         told, self._told = self._told, {}
@@ -340,7 +338,7 @@ class Links:
                 yield index, is_up
 
     def _take_in(self, *, is_ready: bool) -> None:
-        """Send what waits and read what is there, of the links that may have something."""
+        """Send the backlogs and read the messages of the links that may have some."""
         touched = self._notes.touched
         for index in list(touched):
             link = self._links[index]
@@ -354,7 +352,7 @@ class Links:
                 touched.pop(index, None)
 
     def _watch(self) -> None:
-        """Sockets were opened or closed: poll what is there now."""
+        """Poll the sockets that are open now."""
         changed = list(self._notes.changed)
         self._notes.changed.clear()
         for index in changed:

@@ -1,8 +1,8 @@
-"""Clients and workers that nobody closed: a ResourceWarning names each, and what it has open is ended.
+"""Clients and workers that nobody closed: a ResourceWarning names each, and its sockets are closed.
 
-Python collects objects in any thread and calls their finalizers in any order, and a ZeroMQ context that goes
-before its sockets waits for them for ever. So what has to be ended is kept here, out of the collector's
-reach, until its owner is gone.
+Python collects objects in any thread and calls their finalizers in any order. A ZeroMQ context that is
+collected before its sockets waits for them for ever. So what must be closed is kept here, out of the
+collector's reach, until its owner is gone.
 """
 
 import atexit
@@ -23,8 +23,8 @@ _keys = itertools.count()
 class Guard:
     """Calls ``end(is_exit)`` if ``owner`` is collected, or the process exits, before ``close`` is called.
 
-    ``end`` must not lead back to the owner. With ``is_exit`` other threads may still be at work for it.
-    Otherwise none is, and ``end`` runs in whichever thread the collector does: it must not wait for others.
+    ``end`` must not refer to the owner. With ``is_exit`` other threads may still work for it. Without, none
+    does, and ``end`` runs in the collector's thread, any thread: it must not wait for others.
     """
 
     def __init__(self, owner: object, name: str, remedy: str, end: Callable[[bool], object]) -> None:
@@ -34,7 +34,7 @@ class Guard:
         self._finalizer.atexit = False
 
     def close(self) -> None:
-        """Everything was ended as it should be. Idempotent."""
+        """The owner is closed. Idempotent."""
         _unclosed.pop(self._key, None)
         self._finalizer.detach()
 
@@ -53,7 +53,7 @@ def _exit() -> None:
 
 def _end(text: str, end: Callable[[bool], object], pid: int, *, is_exit: bool) -> None:
     if pid != os.getpid():
-        return  # a child has none of its parent's threads, and its parent's sockets are not its own
+        return  # a child has none of its parent's threads and must leave its parent's sockets alone
     try:
         warnings.warn(text, ResourceWarning, stacklevel=2)
     finally:

@@ -1,4 +1,4 @@
-"""A descriptor by which one thread wakes another out of its poll: an eventfd, or else a pipe."""
+"""A descriptor with which one thread wakes another from its poll: an eventfd, or else a pipe."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ __all__ = ["WakeUp"]
 
 
 class WakeUp:
-    """``set`` makes ``fd`` readable until ``clear``; any thread and any signal handler may call it."""
+    """``set`` makes ``fd`` readable until ``clear``. Any thread and any signal handler may call ``set``."""
 
     def __init__(self) -> None:
         if sys.platform == "linux":
@@ -20,24 +20,24 @@ class WakeUp:
             os.set_blocking(self._write_fd, False)
 
     def set(self) -> None:
-        """Wake the other side."""
-        with contextlib.suppress(BlockingIOError):  # it is readable already
+        """Make it readable."""
+        with contextlib.suppress(BlockingIOError):  # it is already
             os.write(self._write_fd, _ONE)
 
     def clear(self) -> None:
-        """Make it quiet again."""
+        """Make it unreadable."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4_096)
 
     def wait(self, limit_s: float | None) -> None:
-        """Wait until it is set, or for ``limit_s``, and make it quiet again."""
+        """Wait until it is set, or for ``limit_s``, and clear it."""
         poller = select.poll()
         poller.register(self.fd, select.POLLIN)
         poller.poll(None if limit_s is None else limit_s * 1000)
         self.clear()
 
     def __del__(self) -> None:
-        # Not earlier: another thread may be about to use them.
+        # Not in a ``close``: another thread may be about to use them.
         os.close(self.fd)
         if self._write_fd != self.fd:
             os.close(self._write_fd)

@@ -30,13 +30,12 @@ __all__ = ["AsyncHAClient"]
 class AsyncHAClient(Client):
     """A client of a pair of brokers for asyncio; the arguments are ``HAClient``'s and mean the same.
 
-    It belongs to the event loop in which it is first used, and to no other thread: use it in
-    ``async with``, or call ``close`` at the end. Any number of tasks may share it. A task that is cancelled,
-    by itself or by ``asyncio.timeout``, gives its request up; what it started is not recalled, there is no
-    word for it.
+    It belongs to the event loop in which it is first used, and to no other thread: use it in ``async with``,
+    or call ``close`` at the end. Any number of tasks may share it. A task that is cancelled, by itself or by
+    ``asyncio.timeout``, gives its request up; the worker still executes it.
 
-    ``outstanding_max`` bounds the requests without a reply: ``request`` waits its turn beyond it (the other
-    client raises BusyError, because it cannot know whether its caller may wait).
+    ``outstanding_max`` bounds the requests without a reply: beyond it ``request`` waits until one ends, where
+    HAClient raises BusyError.
     """
 
     def _start(self) -> None:
@@ -77,9 +76,9 @@ class AsyncHAClient(Client):
     ) -> AsyncGenerator[Reply, None]:
         """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
 
-        A stream that breaks after its first PARTIAL is never repeated: it ends with StreamInterruptedError.
-        Leaving the loop early frees what the client keeps once the iterator is closed; the worker is not
-        told.
+        A stream that breaks after its first PARTIAL is not sent again: it ends with StreamInterruptedError.
+        Leaving the loop early frees what the client keeps, once the iterator is closed; the worker goes on.
+        Arguments are those of ``HAClient.stream``.
         """
         loop = self._open()
         feed = Feed(loop.event_loop)
@@ -134,8 +133,8 @@ class AsyncHAClient(Client):
     ) -> AsyncGenerator[Reply, None] | AsyncGenerator[Reply | CallFailed, None]:
         """Send a request for each body, ``window`` of them at a time, and yield the replies.
 
-        As ``HAClient.map``. ``bodies`` may be an async iterable, too; it is asked for the next body while
-        replies are awaited. Use the result in ``async for``; to leave it early, ``aclose`` it
+        As ``HAClient.map``. ``bodies`` may also be an async iterable: its next body is fetched while replies
+        are awaited. Use the result in ``async for``. To leave it early, ``aclose`` it
         (``contextlib.aclosing``), or what is in flight is given up only when it is collected.
         """
         size = check_map(bodies, window, ordered, errors)
@@ -186,13 +185,13 @@ class AsyncHAClient(Client):
                 loop.end(call)
 
     async def discover(self, service: str | bytes, *, timeout: Timeout = DEFAULT) -> bool:
-        """Does a worker offer the service? A hint: the worker can be dead for up to its expiry (MMI-C-01)."""
+        """True if a worker offers the service. A hint: a dead worker counts until it expires (MMI-C-01)."""
         return (await self.request(Service.SERVICE.value, to_name(service), timeout=timeout)).body == OK
 
     async def services(self, *, timeout: Timeout = DEFAULT) -> list[dict[str, object]]:
-        """What the active broker offers: a dict with ``service``, ``workers`` and ``queued`` for each.
+        """The services of the active broker: a dict with ``service``, ``workers`` and ``queued`` for each.
 
-        Of several pairs what all of them offer, with the ``pair`` of each; the first that fails is raised.
+        With several pairs, the services of all, each with its ``pair``; the first failure is raised.
         """
         loop = self._open()
         calls = self._requests.services_calls(timeout, lambda: Answer(loop.event_loop))
@@ -211,7 +210,7 @@ class AsyncHAClient(Client):
     # --- the end ------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End outstanding calls with what is known of them; release everything. Idempotent."""
+        """End outstanding calls, each with what is known of it, and release everything. Idempotent."""
         self._is_closed = True
         if self._loop is not None and self._pid == os.getpid():
             await self._loop.close()

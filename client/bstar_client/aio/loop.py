@@ -1,7 +1,7 @@
 """Drives a core from an asyncio event loop: the links' descriptors and the core's deadlines wake a *turn*.
 
-A ZeroMQ socket's descriptor tells of a change once, and sending may swallow what it tells (``link.Links``
-keeps count). So a turn that sent something, or left something to read, is followed by another.
+A ZeroMQ socket's descriptor shows a change once, and sending may reset it (see ``link.Links``). So a turn
+that sent something, or left something to read, is followed by another.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ __all__ = ["Holdings", "LinkLoop"]
 
 
 class LinkLoop:
-    """``perform`` carries out what the core says. Everything happens in the loop's thread.
+    """Everything happens in the loop's thread. ``perform`` carries the core's outputs out.
 
-    ``begin(now)`` is called first in every turn: what was collected since the last one may go out together.
+    Every turn begins with ``begin(now)``, which may send together what was collected since the last one.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LinkLoop:
         self.open(node)
 
     def close(self, node: int, linger_ms: int = 0) -> None:
-        """Close the link. Its descriptors are let go first: the next socket may get the same numbers."""
+        """Close the link, after its descriptors are forgotten: the next socket may get the same numbers."""
         for descriptor in self._watched.pop(node, ()):
             self._loop.remove_reader(descriptor)
         self._links[node].close(linger_ms)
@@ -76,15 +76,15 @@ class LinkLoop:
                 handle.cancel()
         for node in list(self._watched):
             self.close(node, linger_ms)
-        self._let_go()
+        self._end_waiting()
 
     def soon(self) -> None:
-        """Take a turn as soon as the loop comes to it: something was sent, or told to the core."""
+        """Take a turn in the next round of the event loop."""
         if self._next is None and not self._is_closed:
             self._next = self._loop.call_soon(self._turn)
 
     async def room(self) -> None:
-        """Wait until the sockets have taken all that was sent."""
+        """Wait until no link has a backlog."""
         while self._links.is_congested and not self._is_closed:
             if self._room is None:
                 self._room = self._loop.create_future()
@@ -102,7 +102,7 @@ class LinkLoop:
             self._take_in()
 
     def _take_in(self) -> None:
-        """Take in all that the sockets and the clock have, and see to it that the next of it wakes us."""
+        """Give the core what the sockets and the clock have. What comes next wakes the loop."""
         core, perform = self._core, self._perform
         now = time.monotonic()
         due = core.next_deadline()
@@ -113,10 +113,10 @@ class LinkLoop:
         if not self._links.is_quiet:
             self.soon()
         if self._room is not None and not self._links.is_congested:
-            self._let_go()
+            self._end_waiting()
         self._set_timer()
 
-    def _let_go(self) -> None:
+    def _end_waiting(self) -> None:
         room, self._room = self._room, None
         if room is not None:
             room.set_result(None)
@@ -127,7 +127,7 @@ class LinkLoop:
             return
         if self._timer is not None:
             if self._timer_at <= due:
-                return  # it comes early enough, and looks again then
+                return  # the timer is early enough, and is set again then
             self._timer.cancel()
         self._timer_at = due
         self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._on_timer)

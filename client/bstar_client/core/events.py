@@ -1,4 +1,4 @@
-"""What a client tells its observers: one event per change, none per message."""
+"""The events that a client's observers get: one for each change, none for a message."""
 
 import msgspec
 
@@ -39,9 +39,8 @@ class ActiveLost(msgspec.Struct, frozen=True, gc=False):
 class FailedOver(msgspec.Struct, frozen=True, gc=False):
     """Another node took over.
 
-    ``reason`` is why the first was left (disconnected, silent, not active, stale,
-    interrupted), ``outstanding`` how many
-    requests were waiting for their replies then, and ``gap_s`` how long no node was known to be active.
+    ``reason``: why the client left the first (disconnected, silent, not active, stale, interrupted).
+    ``outstanding``: how many requests had no reply then. ``gap_s``: how long it knew of no active node.
     """
 
     from_endpoint: str

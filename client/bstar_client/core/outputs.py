@@ -1,4 +1,4 @@
-"""What a client's core asks its shell to do. Small, frozen, to be carried out in order."""
+"""What a client's core asks its shell to do: small, frozen and ordered."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -20,14 +20,14 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class Deliver(msgspec.Struct, frozen=True, gc=False):
-    """Hand a reply out; if it is final the call is over."""
+    """Deliver a reply to its caller. A final one ends the call."""
 
     call: Call
     reply: Reply
 
 
 class DeliverAll(msgspec.Struct, frozen=True, gc=False):
-    """Hand final replies out, to many calls at once."""
+    """Deliver the final replies of many calls."""
 
     outcomes: list[tuple[Call, Reply]]
 
@@ -40,13 +40,13 @@ class Fail(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reset(msgspec.Struct, frozen=True, gc=False):
-    """Close the node's socket, with everything in it, and open a new one."""
+    """Close the node's socket, with all that is in it, and open a new one."""
 
     node: int
 
 
 class Announce(msgspec.Struct, frozen=True, gc=False):
-    """Tell the observers."""
+    """Call the observers."""
 
     event: Event
 
@@ -66,7 +66,7 @@ class ClientCore(Protocol):
         ...
 
     def abandon(self, call: Call, now: float) -> list[Output]:
-        """Nobody waits for this call any more. If it comes before ``submit``, that does nothing."""
+        """Nobody waits for this call any more. ``submit`` ignores it, should it come later."""
         ...
 
     def connected(self, node: int, now: float) -> list[Output]:
@@ -90,11 +90,11 @@ class ClientCore(Protocol):
         ...
 
     def restart(self, calls: Iterable[Call], now: float) -> list[Output]:
-        """Begin anew with these calls, which were begun and have no outcome yet.
+        """Start over with these calls, which were begun and have no outcome yet.
 
-        For a shell that was interrupted within one of these methods, or before it had carried out what one
-        gave: whatever else the core knows may be half-done. The shell has new sockets, as at the beginning.
-        A call that may have been executed and must not be repeated fails; the others are sent again.
+        An interrupted shell calls this: one of these methods, or the execution of its outputs, stopped half
+        way, so nothing else that the core knows is trusted. The shell has new sockets. A call that may have
+        been executed and must not be sent again fails; the others are sent again.
         """
         ...
 

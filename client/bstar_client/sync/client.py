@@ -33,32 +33,31 @@ __all__ = ["HAClient"]
 class HAClient(Client):
     """A client of a pair of brokers, of one broker, or of several pairs.
 
-    ``endpoints`` in order of preference, the primary first. For several pairs a list of such lists, or a
-    mapping from the pairs' names to such lists, or a Fleet; each service then belongs to one of the pairs,
-    which is computed (``bstar.fleet``) or, for the services in ``pins``, told: ``{"billing": "PAIR"}``. A
-    pair that is down concerns its own services alone (docs/fleet.md).
+    ``endpoints``: those of a pair, the primary first. For several pairs: a list of such lists, a mapping from
+    the pairs' names to such lists, or a Fleet. Each service then belongs to one pair, by a hash
+    (``bstar.fleet``) or by ``pins``: ``{"billing": "PAIR"}``. A pair that is down affects its own services
+    only (docs/fleet.md).
 
-    ``timeout`` is the default deadline of a call in seconds and covers everything: connecting, failing over,
-    waiting; None waits for ever. ``dialect`` is ``"native"`` or ``"mdp02"`` (plain MDP/0.2 to any broker, one
-    request at a time). ``on_event`` is called with each event of ``bstar_client.core.events``, in
-    whichever thread is at work for the client: one that waits for a reply, or the client's own. It must not
-    wait for the client; what it raises is logged.
+    ``timeout``: the default deadline of a call in seconds. It covers connecting, failing over and waiting;
+    None waits for ever. ``dialect``: ``"native"``, or ``"mdp02"`` for plain MDP/0.2 to any broker, one
+    request at a time. ``on_event`` is called with each event of ``bstar_client.core.events``, in a thread
+    that waits for a reply or in the client's own. It must not wait for the client; what it raises is logged.
 
-    One object serves any number of threads. It does not survive ``fork``: in the child every call raises
+    Any number of threads may share one object. It does not survive ``fork``: in the child every call raises
     ForkedError; make a new client there.
 
-    ``outstanding_max`` bounds the requests without a reply, at each pair, ``partials_max`` the PARTIALs that
-    wait in one stream or are kept for one reply. The protocol has no flow control between worker and client,
-    so a stream whose reader is slower than its worker for so long that the bound is reached ends with
+    ``outstanding_max`` bounds the requests without a reply at each pair. ``partials_max`` bounds the PARTIALs
+    that wait in one stream or are kept for one reply: there is no flow control between worker and client. A
+    stream that reaches the bound, because its reader is slower than its worker, ends with
     StreamInterruptedError.
 
-    ``ping_interval_s`` and ``silence_limit_s``: how often the node that is followed is asked for a sign of
-    life while nothing comes from it, and after how much silence it counts as lost; None: as the nodes tell of
-    their own timing. ``attempt_timeout_s`` and ``settle_delay_s`` are of plain MDP: silence after which a
+    ``ping_interval_s``: how often the client pings the node that it follows while that node sends nothing.
+    ``silence_limit_s``: after how much silence the node counts as lost. None: as the nodes say about their
+    own timing. ``attempt_timeout_s`` and ``settle_delay_s`` are for plain MDP: the silence after which a
     request is sent again, and the pause before the other node is asked, at least the pair's failover timeout.
-    ``link``: socket options. ``context``: a ZeroMQ context to share, which is not ended with the client.
+    ``link``: socket options. ``context``: a ZeroMQ context to share; the client does not end it.
 
-    ``journal``: a directory in which the client notes how each call ended and which node it followed, or
+    ``journal``: a directory in which the client records how each call ended and which node it followed, or
     JournalSettings; see docs/journal.md. It never makes a call wait or fail.
     """
 
@@ -103,17 +102,17 @@ class HAClient(Client):
     ) -> Reply:
         """Send a request and wait for its reply.
 
-        ``body``: bytes, or a sequence of bytes for several frames. ``timeout`` in seconds, None for no
-        limit. ``idempotent=False``: execute it at most once. Where a worker may have begun it and its reply
-        is lost, neither this client nor a broker repeats it; OutcomeUnknownError is raised.
+        ``body``: bytes, or a sequence of bytes for several frames. ``timeout``: in seconds, None for no
+        limit. ``idempotent=False``: execute it at most once. If a worker may have begun it and its reply is
+        lost, it is not sent again, and OutcomeUnknownError is raised.
 
-        ``key``: the caller's own name for this request (text is UTF-8). Whoever asks the service with the
-        same key asks for the same request: while it is under way all of them get its one answer, and a worker
-        that keeps its replies (``Worker(dedupe=…)``) answers later ones with it, too. A key belongs to one
-        body and one value of ``idempotent``; with another it is rejected as far as that is noticed.
+        ``key``: the caller's own name for this request (text is UTF-8). Requests to a service with the same
+        key are the same request: while it is in flight, all callers get its one answer. A worker that keeps
+        its replies (``Worker(dedupe=…)``) also answers later ones with it. A key belongs to one body and one
+        value of ``idempotent``; another one is rejected where the broker or the worker sees both.
 
-        ``urgent``: in the broker's queue it goes before requests that are not, but after what workers have
-        already; of many urgent ones in a row one in 16 gives way.
+        ``urgent``: it overtakes requests that are not urgent in the broker's queue, but not those that
+        workers have already. Of many urgent requests in a row, one in 16 lets another go first.
 
         Raises BusyError, RejectedError (not executed), NoActiveNodeError (deadline, not executed),
         CallTimeoutError (deadline), HandlerError (the service's handler failed), OutcomeUnknownError,
@@ -142,8 +141,8 @@ class HAClient(Client):
     ) -> Generator[Reply, None, None]:
         """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
 
-        A stream that breaks after its first PARTIAL is never repeated: it ends with StreamInterruptedError.
-        Leaving the loop early frees what the client keeps; the worker is not told. ``body``, ``timeout``,
+        A stream that breaks after its first PARTIAL is not sent again: it ends with StreamInterruptedError.
+        Leaving the loop early frees what the client keeps; the worker goes on. ``body``, ``timeout``,
         ``idempotent`` and ``urgent`` are those of ``request``.
         """
         sink: Sink = queue.SimpleQueue()
@@ -208,16 +207,15 @@ class HAClient(Client):
     ) -> Generator[Reply, None, None] | Generator[Reply | CallFailed, None, None]:
         """Send a request for each body, ``window`` of them at a time, and yield the replies.
 
-        While the broker says BUSY fewer are under way, so that a short queue is not run against.
-        ``Reply.index`` is the body's position. With ``ordered`` the replies come in the order of the
-        bodies, and replies that wait for their turn count against the window. ``timeout`` is each
-        request's own deadline, from the moment it is sent; ``idempotent`` is as in ``request``. ``bodies`` is
-        read as the window moves; an ``Ask`` in place of a body brings a key, urgency, a timeout or a service
-        of its own.
+        While the broker says BUSY, fewer are in flight. ``Reply.index`` is the body's position. With
+        ``ordered`` the replies come in the order of the bodies, and a reply that waits for an earlier one
+        counts against the window. ``timeout`` is each request's own deadline, from the moment it is sent;
+        ``idempotent`` is as in ``request``. ``bodies`` is read as the window moves. An ``Ask`` in place of a
+        body brings a key, urgency, a timeout or a service of its own.
 
-        ``errors="raise"``: the first failure is raised (with the body's position in a note), and what is in
-        flight then is given up. ``errors="return"``: a CallFailed takes the place of the reply, and the
-        others go on; what is raised then is no single call's failure (ClosedError, a body of a wrong type).
+        ``errors="raise"``: the first failure is raised, with the body's position in a note, and all that is
+        in flight is given up. ``errors="return"``: a CallFailed takes the place of the reply, and the others
+        go on; only what concerns no single call is raised (ClosedError, a body of a wrong type).
         """
         size = check_map(bodies, window, ordered, errors)
         is_returning = errors == "return"
@@ -256,13 +254,13 @@ class HAClient(Client):
             self._abandon([call for call in in_flight.values() if not call.is_done])
 
     def discover(self, service: str | bytes, *, timeout: Timeout = DEFAULT) -> bool:
-        """Does a worker offer the service? A hint: the worker can be dead for up to its expiry (MMI-C-01)."""
+        """True if a worker offers the service. A hint: a dead worker counts until it expires (MMI-C-01)."""
         return self.request(Service.SERVICE.value, to_name(service), timeout=timeout).body == OK
 
     def services(self, *, timeout: Timeout = DEFAULT) -> list[dict[str, object]]:
-        """What the active broker offers: a dict with ``service``, ``workers`` and ``queued`` for each.
+        """The services of the active broker: a dict with ``service``, ``workers`` and ``queued`` for each.
 
-        Of several pairs what all of them offer, with the ``pair`` of each; the first that fails is raised.
+        With several pairs, the services of all, each with its ``pair``; the first failure is raised.
         """
         self._check()
         calls = self._requests.services_calls(timeout, queue.SimpleQueue)
@@ -278,7 +276,7 @@ class HAClient(Client):
     # --- the end ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End outstanding calls with what is known of them; release everything. Idempotent."""
+        """End outstanding calls, each with what is known of it, and release everything. Idempotent."""
         if self._pid != os.getpid():
             return
         with self._close_lock:
