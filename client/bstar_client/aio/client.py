@@ -16,7 +16,7 @@ from typing import Literal, Self, cast, overload
 from bstar.errors import ClosedError, ForkedError, LocalProtocolError
 from bstar.wire.mmi import OK, Service
 from bstar_client.aio.client_loop import ClientLoop
-from bstar_client.aio.feeds import Answer, Feed, Source
+from bstar_client.aio.feeds import Feed, Source
 from bstar_client.bodies import Body, to_name
 from bstar_client.checks import check_map
 from bstar_client.client import Client
@@ -56,12 +56,12 @@ class AsyncHAClient(Client):
     ) -> Reply:
         """Send a request and wait for its reply. Arguments and errors are those of ``HAClient.request``."""
         loop = self._open()
-        answer = Answer(loop.event_loop)
+        feed = Feed(loop.event_loop)
         ask = Ask(body, key, timeout, service, urgent)
-        call = self._requests.call(ask, answer, idempotent=idempotent)
+        call = self._requests.call(ask, feed, idempotent=idempotent)
         await loop.begin(call)
         try:
-            return await answer.reply()
+            return await feed.reply()
         finally:
             loop.end(call)
 
@@ -159,9 +159,9 @@ class AsyncHAClient(Client):
         try:
             while True:
                 for _ in range(window.room):
-                    if not source.has_next() or (loop.is_full and in_flight):
+                    if (loop.is_full and in_flight) or not (batch := source.pull()):
                         break
-                    for call in window.begin([source.take()], make_call):
+                    for call in window.begin(batch, make_call):
                         try:
                             await loop.begin(call)
                         except BaseException:
@@ -194,14 +194,14 @@ class AsyncHAClient(Client):
         With several pairs, the services of all, each with its ``pair``; the first failure is raised.
         """
         loop = self._open()
-        calls = self._requests.services_calls(timeout, lambda: Answer(loop.event_loop))
-        answers: list[Answer] = [call.sink for call in calls]
+        calls = self._requests.services_calls(timeout, lambda: Feed(loop.event_loop))
+        feeds: list[Feed] = [call.sink for call in calls]
         begun: list[Call] = []
         try:
             for call in calls:
                 await loop.begin(call)
                 begun.append(call)
-            replies = [await answer.reply() for answer in answers]
+            replies = [await feed.reply() for feed in feeds]
         finally:
             for call in begun:
                 loop.end(call)

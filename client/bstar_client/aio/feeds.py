@@ -2,38 +2,16 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable
 
 from bstar.errors import BstarError
 from bstar_client.core.calls import Ask, Body, Outcome, Reply
 
-__all__ = ["Answer", "Feed", "Source"]
-
-
-class Answer:
-    """The sink of a call with one outcome: a future."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._future: asyncio.Future[Outcome] = loop.create_future()
-
-    def put(self, outcomes: tuple[Outcome, ...]) -> None:
-        """The outcome; a second one, or one that nobody waits for any more, is dropped."""
-        if not self._future.done():
-            self._future.set_result(outcomes[0])
-
-    def qsize(self) -> int:
-        """How many outcomes have not been read: such a call has no PARTIALs to count."""
-        return 0
-
-    async def reply(self) -> Reply:
-        """Wait for the reply; raises the error if that is the outcome."""
-        return _reply_of(await self._future)
+__all__ = ["Feed", "Source"]
 
 
 class Feed:
-    """The sink of several calls, or of a stream: a queue with one reader."""
+    """The sink of one call or of several: a queue with one reader."""
 
     __slots__ = ("_loop", "_outcomes", "_waiter")
 
@@ -59,7 +37,10 @@ class Feed:
     async def reply(self) -> Reply:
         """Wait for the next reply; raises the error if that is the outcome."""
         await self.wait()
-        return _reply_of(self._outcomes.popleft())
+        _, reply = self._outcomes.popleft()
+        if isinstance(reply, BstarError):
+            raise reply
+        return reply
 
     def wake(self) -> None:
         """Let ``wait`` return."""
@@ -76,17 +57,10 @@ class Feed:
                 self._waiter = None
 
 
-def _reply_of(outcome: Outcome) -> Reply:
-    reply = outcome[1]
-    if isinstance(reply, BstarError):
-        raise reply
-    return reply
-
-
 class Source:
     """The bodies of ``map``, one after the other, from an iterable of either kind.
 
-    An async one is asked for the next body ahead, in a task of its own; ``wake`` is called when it came.
+    A task of its own fetches the next body of an async one ahead, and calls ``wake`` when it has come.
     """
 
     def __init__(
@@ -94,45 +68,27 @@ class Source:
     ) -> None:
         self.is_exhausted = False
         self._wake = wake
-        self._plain: Iterator[Body | Ask] | None = None
-        self._async: AsyncIterator[Body | Ask] | None = None
-        self._task: asyncio.Task[Body | Ask] | None = None
-        self._next: list[Body | Ask] = []
-        if isinstance(bodies, AsyncIterable):
-            self._async = aiter(bodies)
-        else:
-            self._plain = iter(bodies)
+        self._plain = iter(()) if isinstance(bodies, AsyncIterable) else iter(bodies)
+        self._async = aiter(bodies) if isinstance(bodies, AsyncIterable) else None
+        self._task: asyncio.Future[Body | Ask] | None = None
 
-    def has_next(self) -> bool:
-        """Is there a body now? Raises what the iterable raised."""
-        if self._next:
-            return True
+    def pull(self) -> list[Body | Ask]:
+        """The next body, or none if it has not come yet or there is none. Raises what the iterable raised."""
         if self.is_exhausted:
-            return False
+            return []
         try:
-            if self._plain is not None:
-                self._next.append(next(self._plain))
-                return True
-            return self._ask()
+            if self._async is None:
+                return [next(self._plain)]
+            if self._task is None:
+                self._task = asyncio.ensure_future(anext(self._async))
+                self._task.add_done_callback(lambda _: self._wake())
+            if not self._task.done():
+                return []
+            task, self._task = self._task, None
+            return [task.result()]
         except (StopIteration, StopAsyncIteration):
             self.is_exhausted = True
-            return False
-
-    def take(self) -> Body | Ask:
-        """The body that ``has_next`` told of."""
-        return self._next.pop()
-
-    def _ask(self) -> bool:
-        assert self._async is not None
-        task = self._task
-        if task is None:
-            self._task = task = asyncio.ensure_future(_next_of(self._async))
-            task.add_done_callback(lambda _: self._wake())
-        if not task.done():
-            return False
-        self._task = None
-        self._next.append(task.result())
-        return True
+            return []
 
     async def close(self) -> None:
         """Ask for no more."""
@@ -140,7 +96,3 @@ class Source:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-
-
-async def _next_of(bodies: AsyncIterator[Body | Ask]) -> Body | Ask:
-    return await anext(bodies)
