@@ -95,15 +95,6 @@ class Client:
     def _start(self) -> None:
         """Make what the shell has: its loop, its sockets."""
 
-    def _open_journal(self) -> None:
-        """Begin the journal, if there is to be one."""
-        settings = self._settings
-        if settings.journal is not None:
-            from bstar_client.journal import CallJournal  # noqa: PLC0415 - most programs keep none: 1.5 MiB
-
-            is_plain = settings.dialect == "mdp02"
-            self._delivery.journal = CallJournal(settings.journal, self.fleet, is_plain=is_plain)
-
     # --- observing ----------------------------------------------------------------------------------------
 
     @property

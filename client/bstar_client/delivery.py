@@ -15,6 +15,7 @@ from bstar_client.core.calls import Call, Outcome, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.outputs import Announce, ClientCore, Deliver, DeliverAll, Fail, Output, Reset, Send
 from bstar_client.link import Links
+from bstar_client.settings import ClientSettings
 
 if TYPE_CHECKING:  # most programs keep none
     from bstar_client.journal import CallJournal
@@ -29,8 +30,7 @@ _NOTHING: list[bytes] = []
 class Delivery:
     """``perform`` is called by one thread at a time, the one that drives the core.
 
-    Its owner sets ``links``; ``reset``, if closing and opening a node's link takes more than the link; and
-    ``journal``.
+    Its owner sets ``links``, and ``reset`` if more than the link is to be closed and opened then.
     """
 
     def __init__(
@@ -47,6 +47,14 @@ class Delivery:
         self.waiting: dict[Any, None] = {}
         self._core = core
         self._partials_max = partials_max
+
+    def open_journal(self, settings: ClientSettings) -> None:
+        """Begin the journal, if there is to be one."""
+        if settings.journal is not None:
+            from bstar_client.journal import CallJournal  # noqa: PLC0415 - most programs keep none: 1.5 MiB
+
+            is_plain = settings.dialect == "mdp02"
+            self.journal = CallJournal(settings.journal, settings.fleet, is_plain=is_plain)
 
     def perform(self, outputs: list[Output]) -> None:
         """Carry the outputs out, in their order."""

@@ -236,7 +236,7 @@ class AsyncHAClient(Client):
         loop = self._loop
         if loop is None:
             self._is_closed = True  # unless all of it can be opened
-            loop = ClientLoop(self, self._settings, self._core, self._delivery, self._open_journal)
+            loop = ClientLoop(self, self._settings, self._core, self._delivery)
             self._loop, self._is_closed = loop, False
         elif loop.event_loop is not event_loop:
             raise LocalProtocolError("the client belongs to another event loop: make one for each loop")

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import zmq
 
@@ -21,16 +20,11 @@ __all__ = ["ClientLoop"]
 class ClientLoop:
     """One client at work. Made and used in the thread of ``event_loop``.
 
-    ConfigurationError if an endpoint is none or ``open_journal``, which begins the journal, says so.
+    ConfigurationError if an endpoint is none or the journal cannot be written.
     """
 
     def __init__(
-        self,
-        client: object,
-        settings: ClientSettings,
-        core: ClientCore,
-        delivery: Delivery,
-        open_journal: Callable[[], None],
+        self, client: object, settings: ClientSettings, core: ClientCore, delivery: Delivery
     ) -> None:
         self.event_loop = asyncio.get_running_loop()
         self.is_closed = False
@@ -53,7 +47,7 @@ class ClientLoop:
         try:
             if len(settings.fleet.pairs) == 1:
                 self._links.open_all()
-            open_journal()
+            delivery.open_journal(settings)
         except zmq.ZMQError as error:
             self._release()
             raise ConfigurationError(f"cannot connect to {list(endpoints)}: {error}") from error

@@ -12,20 +12,15 @@ from itertools import islice
 from types import TracebackType
 from typing import Literal, Self, cast, overload
 
-import zmq
-
-from bstar.errors import BstarError, ClosedError, ConfigurationError, ForkedError
+from bstar.errors import BstarError, ClosedError, ForkedError
 from bstar.wire.mmi import OK, Service
 from bstar_client.bodies import Body, to_name
 from bstar_client.checks import check_map
 from bstar_client.client import Client
 from bstar_client.core.calls import Ask, Call, CallFailed, Reply
 from bstar_client.core.window import Window
-from bstar_client.link import Links, Transport
 from bstar_client.requests import DEFAULT, Timeout
 from bstar_client.sync.client_loop import ClientLoop, Sink
-from bstar_client.unclosed import Guard
-from bstar_client.wakeup import WakeUp
 
 __all__ = ["HAClient"]
 
@@ -62,31 +57,8 @@ class HAClient(Client):
     """
 
     def _start(self) -> None:
-        settings = self._settings
-        transport = Transport(self.endpoints, settings.link, settings.context)
         self._close_lock = threading.Lock()
-
-        def connect(wakeup: WakeUp) -> Links:
-            links = transport.new_links(wakeup)
-            if not is_fleet:
-                links.open()
-            return links
-
-        is_fleet = len(self.fleet.pairs) > 1
-        try:
-            loop = self._loop = ClientLoop(self._core, self._delivery, connect, transport.close)
-        except zmq.ZMQError as error:
-            transport.close()
-            raise ConfigurationError(f"cannot connect to {list(self.endpoints)}: {error}") from error
-        try:
-            self._open_journal()
-        except ConfigurationError:
-            loop.discard()
-            raise
-        loop.start()
-        name = f"HAClient({', '.join(self.endpoints)})"
-        remedy = "use it in 'with', or call close()"
-        self._guard = Guard(self, name, remedy, lambda is_exit: loop.close() if is_exit else loop.stop())
+        self._loop = ClientLoop(self, self._settings, self._core, self._delivery)
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -280,7 +252,6 @@ class HAClient(Client):
         if self._pid != os.getpid():
             return
         with self._close_lock:
-            self._guard.close()
             self._loop.close()
 
     def __enter__(self) -> Self:

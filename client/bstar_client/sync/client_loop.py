@@ -28,13 +28,15 @@ from itertools import islice
 
 import zmq
 
-from bstar.errors import CallTimeoutError, ClosedError, LocalProtocolError
+from bstar.errors import CallTimeoutError, ClosedError, ConfigurationError, LocalProtocolError
 from bstar_client.core.calls import Call, Outcome
 from bstar_client.core.outputs import ClientCore
 from bstar_client.delivery import Delivery
-from bstar_client.link import Links
+from bstar_client.link import Transport
+from bstar_client.settings import ClientSettings
 from bstar_client.sync.leader import Leadership
 from bstar_client.turn import take_in, timeout_ms
+from bstar_client.unclosed import Guard
 from bstar_client.wakeup import WakeUp
 
 __all__ = ["ClientLoop", "Sink"]
@@ -54,23 +56,17 @@ _LOOK_S = 0.02
 
 
 class ClientLoop:
-    """Runs ``core``. ``connect(wakeup)`` makes its links and opens what is to be open from the start.
+    """One client at work.
 
-    ``release()`` is called once, in the standby, when all is over. Nothing here refers to the client, so
-    a client that nobody holds can be collected, and the thread ends with it.
+    Nothing here refers to ``client``, so a client that nobody holds can be collected, and the thread ends
+    with it. ConfigurationError if an endpoint is none or the journal cannot be written.
     """
 
     def __init__(
-        self,
-        core: ClientCore,
-        delivery: Delivery,
-        connect: Callable[[WakeUp], Links],
-        release: Callable[[], None],
+        self, client: object, settings: ClientSettings, core: ClientCore, delivery: Delivery
     ) -> None:
         self._core = core
         self._delivery = delivery
-        self._connect = connect
-        self._release = release
         self._inbox: deque[Call] = deque()
         self._abandoned: deque[Call] = deque()
         self._lead = Leadership(self._promote)
@@ -83,21 +79,35 @@ class ClientLoop:
         self._standby_until = 0.0
         self.is_closing = False
         self._has_ended = False
-        delivery.links = connect(self._wakeup)
+        self._is_fleet = len(settings.fleet.pairs) > 1
+        endpoints = settings.fleet.endpoints
+        self._transport = Transport(endpoints, settings.link, settings.context)
         self._thread = threading.Thread(target=self._run, name="bstar-client", daemon=True)
-
-    def start(self) -> None:
-        """Start the standby."""
         try:
+            self._connect()
+            delivery.open_journal(settings)
             self._thread.start()
-        except RuntimeError:
-            self.discard()  # the system has no more threads
+        except zmq.ZMQError as error:
+            self._release()
+            raise ConfigurationError(f"cannot connect to {list(endpoints)}: {error}") from error
+        except (ConfigurationError, RuntimeError):  # RuntimeError: the system has no more threads
+            self._release()
             raise
+        name = f"HAClient({', '.join(endpoints)})"
+        remedy = "use it in 'with', or call close()"
+        self._guard = Guard(client, name, remedy, lambda is_exit: self.close() if is_exit else self.stop())
 
-    def discard(self) -> None:
-        """Close what was opened; ``start`` was not called."""
+    def _connect(self) -> None:
+        """Make the links. Those of a fleet are opened by its core."""
+        self._delivery.links = links = self._transport.new_links(self._wakeup)
+        if not self._is_fleet:
+            links.open()
+
+    def _release(self) -> None:
         self._delivery.links.close()
-        self._release()
+        self._transport.close()
+        if self._delivery.journal is not None:
+            self._delivery.journal.close()
 
     # --- in the callers' threads --------------------------------------------------------------------------
 
@@ -208,6 +218,7 @@ class ClientLoop:
 
     def close(self) -> None:
         """End everything and wait until it has ended. Any thread may call it, also within an observer."""
+        self._guard.close()
         self.stop()
         here = threading.get_ident()
         if here in (self._thread.ident, self._delivery.announcing_in):
@@ -277,7 +288,7 @@ class ClientLoop:
         delivery, inbox = self._delivery, self._inbox
         delivery.announcing_in = 0
         delivery.links.close()
-        delivery.links = self._connect(self._wakeup)
+        self._connect()
         while inbox and inbox[0].is_begun:
             inbox.popleft()
         delivery.perform(self._core.restart(self._begun(), time.monotonic()))
@@ -310,10 +321,7 @@ class ClientLoop:
         finally:
             self._has_ended = True
             self._fail_inbox()
-            delivery.links.close()
             self._release()
-            if delivery.journal is not None:
-                delivery.journal.close()
             self._lead.release()
 
     def _fail_inbox(self) -> None:
