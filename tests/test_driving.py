@@ -311,7 +311,7 @@ def test_an_interruption_anywhere_costs_nobody_else_a_reply(
         assert comes.acquire(timeout=WAIT_S)
         return client.request("echo", b"%d" % number)
 
-    interrupted = 0
+    interrupted = shorter = 0
     for number in itertools.count(1):
         follower = pool.submit(follow, number)
         interruption = Interruption(number)
@@ -323,7 +323,9 @@ def test_an_interruption_anywhere_costs_nobody_else_a_reply(
             comes.release()  # it may not have been sent
         assert follower.result(WAIT_S).body == b"%d" % number
         comes = threading.Semaphore(0)
-        if interruption.passed < number:
+        # Once alone the standby may have led, so that the main thread passed few points.
+        shorter = shorter + 1 if interruption.passed < number else 0
+        if shorter == 3:
             break
     assert interrupted > 100
     assert client.request("echo", b"and after all").body == b"and after all"
