@@ -31,6 +31,7 @@ class Requests:
 
     def __init__(self, settings: ClientSettings) -> None:
         self._fleet = settings.fleet
+        self._is_fleet = len(settings.fleet.pairs) > 1
         self._timeout = settings.timeout
         self._is_native = settings.dialect == "native"
         self._message_bytes_max = settings.link.message_bytes_max
@@ -72,7 +73,7 @@ class Requests:
             ask.urgent,
             now,
             bytes_in=size,
-            pair=self._place(name, frames) if pair is None else pair,
+            pair=(self._place(name, frames) if self._is_fleet else 0) if pair is None else pair,
         )
 
     def call_maker(
@@ -136,7 +137,7 @@ class Requests:
     def _place(self, service: bytes, frames: list[bytes]) -> int:
         """The pair of a request; what is asked of a broker about a service goes to the service's pair."""
         fleet = self._fleet
-        if len(fleet.pairs) == 1 or not service.startswith(PREFIX):
+        if not service.startswith(PREFIX):
             return fleet.place(service)
         if frames[-1] and service in (Service.SERVICE.value, Service.WORKERS.value):
             return fleet.place(frames[-1])

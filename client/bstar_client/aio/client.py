@@ -16,7 +16,7 @@ from typing import Literal, Self, cast, overload
 from bstar.errors import ClosedError, ForkedError, LocalProtocolError
 from bstar.wire.mmi import OK, Service
 from bstar_client.aio.client_loop import ClientLoop
-from bstar_client.aio.feeds import Feed, Source
+from bstar_client.aio.feeds import Answer, Feed, Source, reply_of
 from bstar_client.bodies import Body, to_name
 from bstar_client.checks import check_map
 from bstar_client.client import Client
@@ -56,12 +56,12 @@ class AsyncHAClient(Client):
     ) -> Reply:
         """Send a request and wait for its reply. Arguments and errors are those of ``HAClient.request``."""
         loop = self._open()
-        feed = Feed(loop.event_loop)
+        answer = Answer(loop.event_loop)
         ask = Ask(body, key, timeout, service, urgent)
-        call = self._requests.call(ask, feed, idempotent=idempotent)
+        call = self._requests.call(ask, answer, idempotent=idempotent)
         await loop.begin(call)
         try:
-            return await feed.reply()
+            return reply_of(await answer.future)
         finally:
             loop.end(call)
 
@@ -194,14 +194,14 @@ class AsyncHAClient(Client):
         With several pairs, the services of all, each with its ``pair``; the first failure is raised.
         """
         loop = self._open()
-        calls = self._requests.services_calls(timeout, lambda: Feed(loop.event_loop))
-        feeds: list[Feed] = [call.sink for call in calls]
+        calls = self._requests.services_calls(timeout, lambda: Answer(loop.event_loop))
+        answers: list[Answer] = [call.sink for call in calls]
         begun: list[Call] = []
         try:
             for call in calls:
                 await loop.begin(call)
                 begun.append(call)
-            replies = [await feed.reply() for feed in feeds]
+            replies = [reply_of(await answer.future) for answer in answers]
         finally:
             for call in begun:
                 loop.end(call)
@@ -229,15 +229,17 @@ class AsyncHAClient(Client):
     def _open(self) -> ClientLoop:
         """The loop, which the first call makes. Raises what is wrong with a call here and now."""
         event_loop = asyncio.get_running_loop()
+        loop = self._loop
+        is_usable = not self._is_closed and self._pid == os.getpid()
+        if is_usable and loop is not None and loop.event_loop is event_loop:
+            return loop
         if self._pid != os.getpid():
             raise ForkedError("this client was made before fork(): make a new AsyncHAClient in the child")
         if self._is_closed:
             raise ClosedError("the client is closed")
-        loop = self._loop
-        if loop is None:
-            self._is_closed = True  # unless all of it can be opened
-            loop = ClientLoop(self, self._settings, self._core, self._delivery)
-            self._loop, self._is_closed = loop, False
-        elif loop.event_loop is not event_loop:
+        if loop is not None:
             raise LocalProtocolError("the client belongs to another event loop: make one for each loop")
-        return loop
+        self._is_closed = True  # unless all of it can be opened
+        self._loop = ClientLoop(self, self._settings, self._core, self._delivery)
+        self._is_closed = False
+        return self._loop
