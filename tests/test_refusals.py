@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from bstar_broker.core.refusals import REFUSALS
+from bstar_pipeline import slo
 
 PAGE = Path(__file__).parents[1] / "docs/operations.md"
 
@@ -18,3 +19,7 @@ def test_operators_read_every_reason_as_clients_hear_it() -> None:
         for each in REFUSALS
     ]
     assert sorted(told) == sorted(heard)
+
+
+def test_objectives_count_every_reason_that_clients_hear_as_busy() -> None:
+    assert set(slo.REFUSALS) == {each.reason for each in REFUSALS if each.code is None}

@@ -23,7 +23,9 @@ from bstar.settings.document import Problems, read_document
 __all__ = ["ERRORS", "REFUSALS", "Objective", "Objectives", "load"]
 
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
-Refusal = Literal["queue-full", "client-full", "bytes-full", "services-full", "memory-full"]
+Refusal = Literal[
+    "queue-full", "client-full", "bytes-full", "services-full", "memory-full", "askers-full", "askers-late"
+]
 Outcome = Literal["failed", "expired", "poison", "lost", Refusal]
 
 REFUSALS: tuple[Outcome, ...] = get_args(Refusal)

@@ -257,6 +257,8 @@ class Peer:
         """
         self.send(EMPTY, CLIENT_01, name, *body)
         frames = self.recv()
+        while WORKER_01 in frames[:2] or WORKER_02 in frames[:2]:  # the broker's heartbeat to this peer
+            frames = self.recv()
         assert frames[:3] == [EMPTY, CLIENT_01, name], frames
         return frames[3:]
 
