@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import pytest
 
 from bstar_client import AsyncHAClient, AsyncWorker, HAClient, Request, Worker
-from bstar_client.core.worker_session import WorkerCore
 from bstar_testing import wait_until
 from support.brokers import Broker, lone_broker
 
@@ -102,21 +101,28 @@ def test_a_worker_without_batches_serves_a_client_with_them(
 ) -> None:
     """As one of an earlier release does."""
     from bstar.wire import native
-    from bstar_client.core.worker_dialects import NativeWorker
+    from bstar_client.core.worker_dialects import Heard, Hearing, NativeWorker
 
     def ready(self: NativeWorker, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
         return native.encode_ready(service, credit=credit, epoch=epoch)
 
-    def no_batches(*_: object) -> None:
-        raise AssertionError("it was sent a batch")
+    kinds: Counter[Hearing] = Counter()
+    read = NativeWorker.read
+
+    def counting(self: NativeWorker, frames: list[bytes]) -> Heard:
+        heard = read(self, frames)
+        kinds[heard.kind] += 1
+        return heard
 
     monkeypatch.setattr(NativeWorker, "ready", ready)
-    monkeypatch.setattr(WorkerCore, "_take_all", no_batches)
+    monkeypatch.setattr(NativeWorker, "read", counting)
     with (
         Worker(broker.endpoint, "earlier", double, credit=10),
         HAClient(broker.endpoint, timeout=WAIT_S) as client,
     ):
         assert [reply.body for reply in client.map("earlier", [b"x"] * 100, window=50)] == [b"xx"] * 100
+    assert kinds[Hearing.REQUEST] == 100
+    assert kinds[Hearing.REQUESTS] == 0
 
 
 def test_tasks_and_their_cancellation_with_batches(broker: Broker) -> None:

@@ -66,6 +66,7 @@ def test_the_archive_holds_what_runs_on_an_executor_and_no_spark(shipped: Path) 
         "zmq",
         "pyarrow",
         "yaml",
+        "typer",
     } <= tops
     assert not tops & {"pyspark", "py4j", "pandas", "duckdb", "pytest", "mypy"}
     assert not [name for name in names if name.startswith(("/", "..")) or "__pycache__" in name]

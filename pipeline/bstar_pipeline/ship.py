@@ -78,9 +78,9 @@ def _wanted(entries: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, Path]]:
 
 
 def _distributions() -> list[str]:
-    """What bstar needs without its extras, with what that needs, and so on."""
+    """What bstar and its command need, with what that needs, and so on."""
     found: dict[str, None] = {}
-    needed = [*_needs("bstar"), *_ALSO]
+    needed = [*_needs("bstar", extra="server"), *_ALSO]
     while needed:
         name = needed.pop()
         if name in found:
@@ -99,10 +99,15 @@ def _distributions() -> list[str]:
     return list(found)
 
 
-def _needs(name: str) -> list[str]:
-    requirements = metadata.requires(name) or ()
-    matches = (re.match(r"[\w.-]+", text) for text in requirements if "extra ==" not in text)
-    return [found[0] for found in matches if found]
+def _needs(name: str, *, extra: str = "") -> list[str]:
+    """What a distribution requires, also for one of its extras."""
+    wanted = []
+    for text in metadata.requires(name) or ():
+        required = re.match(r"[\w.-]+", text)
+        of = re.search(r"extra == ['\"]([\w.-]+)", text)
+        if required and (of is None or of[1] == extra):
+            wanted.append(required[0])
+    return wanted
 
 
 if __name__ == "__main__":
