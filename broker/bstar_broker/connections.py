@@ -22,7 +22,6 @@ from socket import IPPROTO_TCP, SHUT_RDWR, socket
 import zmq
 
 from bstar.reactor import Reactor
-from bstar.sockets import receive_event
 
 __all__ = ["HAS_TCP_INFO", "LIMIT_S", "Acknowledgements", "Connections"]
 
@@ -60,35 +59,25 @@ class Acknowledgements:
 
 
 class Connections:
-    """The TCP connections that a bound socket has accepted. Made before it is bound; the reactor's thread."""
+    """The TCP connections that a bound socket has accepted. Its ``DescriptorGuard`` calls ``follow``."""
 
-    def __init__(self, router: "zmq.Socket[bytes]", reactor: Reactor) -> None:
-        self._router = router
-        self._reactor = reactor
+    def __init__(self, reactor: Reactor) -> None:
         # By descriptor, those that were looked at longest ago first.
         self._open: dict[int, Acknowledgements] = {}
         self.hang_ups = 0
-        self._monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._monitor.linger = 0
-        reactor.add_source(self._monitor, self._follow)
         self._timer = reactor.add_timer(_INTERVAL_S, self._look)
 
     def close(self) -> None:
-        """Look no more. Before the socket and the reactor are closed."""
+        """Look no more. Before the reactor is closed."""
         self._timer.cancel()
-        self._reactor.remove(self._monitor)
-        self._router.disable_monitor()
-        self._monitor.close(0)
 
-    def _follow(self, now: float) -> None:
-        while self._monitor.poll(0):
-            event, descriptor = receive_event(self._monitor)
-            self._open.pop(descriptor, None)
-            if event == zmq.EVENT_ACCEPTED:
-                self._open[descriptor] = Acknowledgements()
+    def follow(self, event: int, descriptor: int) -> None:
+        """A connection has come or gone, as the monitor of the socket tells."""
+        self._open.pop(descriptor, None)
+        if event == zmq.EVENT_ACCEPTED:
+            self._open[descriptor] = Acknowledgements()
 
     def _look(self, now: float) -> None:
-        self._follow(now)
         hung_up: list[str] = []
         for descriptor in list(islice(self._open, _LOOKS_MAX)):
             acknowledgements = self._open.pop(descriptor)

@@ -197,9 +197,11 @@ class BrokerServer:
         socket.tcp_keepalive_idle = 10
         socket.tcp_keepalive_intvl = 5
         socket.tcp_keepalive_cnt = 3
-        self._connections = Connections(socket, self._reactor) if HAS_TCP_INFO else None
-        with _explained("endpoints.clients", self.settings.endpoints.clients):
-            self._guard = DescriptorGuard(self._reactor, socket, self.settings.endpoints.clients)
+        self._connections = Connections(self._reactor) if HAS_TCP_INFO else None
+        follow = self._connections.follow if self._connections is not None else None
+        endpoint = self.settings.endpoints.clients
+        with _explained("endpoints.clients", endpoint):
+            self._guard = DescriptorGuard(self._reactor, socket, endpoint, follow)
         return socket
 
     # --- running ------------------------------------------------------------------------------------------

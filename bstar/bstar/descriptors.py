@@ -13,6 +13,7 @@ import logging
 import os
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
@@ -50,9 +51,18 @@ class DescriptorGuard:
 
     ``maximum`` is how many this process may have, ``is_short`` whether connections are held off now, and
     ``shortages`` how often that began.
+
+    A socket has one monitor, and it is the guard's: ``follow`` gets each EVENT_ACCEPTED and
+    EVENT_DISCONNECTED with the connection's descriptor.
     """
 
-    def __init__(self, reactor: Reactor, socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+    def __init__(
+        self,
+        reactor: Reactor,
+        socket: "zmq.Socket[bytes]",
+        endpoint: str,
+        follow: Callable[[int, int], object] | None = None,
+    ) -> None:
         """Raises zmq.ZMQError if the socket cannot be bound to ``endpoint``."""
         self._reactor = reactor
         self._socket = socket
@@ -67,7 +77,8 @@ class DescriptorGuard:
         self._threshold = self.maximum - min(RESERVE, self.maximum // 4)
         self._listener: int | None = None
         self._is_closed = False
-        self._monitor = watch(socket, zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED)
+        self._follow = follow
+        self._monitor = watch(socket, zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         try:
             socket.bind(endpoint)
             self._place = place_of(socket)
@@ -76,7 +87,7 @@ class DescriptorGuard:
         except BaseException:
             self._close_monitor()
             raise
-        reactor.add_source(self._monitor, self._on_accepted)
+        reactor.add_source(self._monitor, self._on_events)
         self._timer = reactor.add_timer(_LOOK_INTERVAL_S, self._look)
 
     def close(self) -> None:
@@ -92,12 +103,14 @@ class DescriptorGuard:
         self._socket.disable_monitor()
         self._monitor.close(0)
 
-    def _on_accepted(self, now: float) -> None:
+    def _on_events(self, now: float) -> None:
         for _ in range(_EVENTS_MAX):
             if not self._monitor.poll(0):
                 return
-            descriptor = receive_event(self._monitor)[1]
-            if descriptor >= self._threshold:
+            event, descriptor = receive_event(self._monitor)
+            if self._follow is not None:
+                self._follow(event, descriptor)
+            if event == zmq.EVENT_ACCEPTED and descriptor >= self._threshold:
                 self._hold_off(now)
                 # It waited in the kernel's queue; while that is not empty the listener does not rest.
                 hang_up(descriptor, self._place)
