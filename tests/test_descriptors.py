@@ -16,7 +16,7 @@ import zmq
 
 from bstar import Reactor
 from bstar.descriptors import RESERVE, DescriptorGuard
-from bstar_testing import LoopbackHost, wait_until
+from bstar_testing import LoopbackHost
 from bstar_testing.nodes import COMMAND
 from support.brokers import Broker, BrokerPair, lone_broker
 from support.rawpeers import ZmtpPeer
@@ -80,7 +80,7 @@ def test_a_broker_without_descriptors_serves_whom_it_has_and_lets_in_who_waits(t
     with lone_broker(tmp_path, command=LIMITED) as broker, broker.peers() as peers:
         worker, client = peers.worker01(b"echo"), peers.client01()
         with crowd(broker.endpoint, 500) as strangers:
-            wait_until(lambda: "descriptors are short" in log_of(broker), "the broker says so")
+            peers.wait_until(lambda: "descriptors are short" in log_of(broker), "the broker says so")
             shake_hands(strangers)
             assert f"{DESCRIPTORS - DESCRIPTORS // 4} of the {DESCRIPTORS}" in log_of(broker)
             assert "ulimit -n" in log_of(broker)
@@ -95,7 +95,7 @@ def test_a_broker_without_descriptors_serves_whom_it_has_and_lets_in_who_waits(t
             assert client.recv() == [b"", b"MDPC01", b"echo", b"there"]
             assert metric(broker, "bstar_descriptors_short") == 1
             assert metric(broker, "bstar_descriptors_max") == DESCRIPTORS
-        wait_until(lambda: metric(broker, "bstar_descriptors_short") == 0, "descriptors are free again")
+        peers.wait_until(lambda: metric(broker, "bstar_descriptors_short") == 0, "descriptors are free again")
         late, newcomer = peers.worker01(b"late"), peers.client01()
         newcomer.request(b"late", b"hi")
         late.finish(late.take(), b"again")

@@ -10,8 +10,10 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from bstar.settings import Settings, from_mapping
+from bstar_broker.connections import HAS_TCP_INFO
 from bstar_broker.server import BrokerServer
 from bstar_testing import LoopbackHost
+from bstar_testing.processes import wait_until
 from support.waiting import LIMIT_S, Socket
 
 pytestmark = pytest.mark.loopback
@@ -48,3 +50,22 @@ def test_a_node_that_has_handed_over_hangs_up_before_it_is_closed(settings: Sett
             assert next_event(monitor) == zmq.EVENT_DISCONNECTED
             client.disable_monitor()
             monitor.close()
+
+
+@pytest.mark.skipif(not HAS_TCP_INFO, reason="elsewhere the system's own TCP notices a dead machine")
+def test_a_node_watches_each_connection_for_as_long_as_it_lives(settings: Settings) -> None:
+    """So that it can hang up on a machine that is gone."""
+    with zmq.Context() as context, BrokerServer(settings) as server:
+        connections = server._connections
+        assert connections is not None
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            with context.socket(zmq.DEALER) as client:
+                client.linger = 0
+                client.connect(settings.endpoints.clients)
+                wait_until(lambda: len(connections._open) == 1, "the connection is watched")
+            wait_until(lambda: not connections._open, "the connection is forgotten")
+        finally:
+            server.stop()
+            thread.join(LIMIT_S)
