@@ -126,9 +126,11 @@ def test_a_worker_without_batches_serves_a_client_with_them(
 
 
 def test_tasks_and_their_cancellation_with_batches(broker: Broker) -> None:
+    may_end = asyncio.Event()
+
     async def work(request: Request) -> bytes:
         if request.body == b"slow":
-            await asyncio.sleep(WAIT_S)
+            await may_end.wait()
         return request.body
 
     async def main() -> None:
@@ -146,5 +148,6 @@ def test_tasks_and_their_cancellation_with_batches(broker: Broker) -> None:
             await asyncio.wait([slow])
             assert slow.cancelled()
             assert (await client.request("tasks", b"after")).body == b"after"
+            may_end.set()
 
     asyncio.run(main())

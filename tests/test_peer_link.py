@@ -177,7 +177,8 @@ def test_a_name_is_looked_up_beside_the_loop(monkeypatch: pytest.MonkeyPatch) ->
         asking.probe.prepare()
         assert asking.ask() == 0, "the loop turned although the name server did not answer"
         may_answer.set()
-        turn_until(asking.reactor, lambda: asking.ask() == 1)
+        turn_until(asking.reactor, lambda: asking.probe._targets)
+        assert asking.ask() == 1
 
 
 def test_of_a_name_with_several_addresses_all_must_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
