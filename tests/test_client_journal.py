@@ -200,7 +200,9 @@ def test_calls_that_never_left_are_told_apart(tmp_path: Path) -> None:
                 with pytest.raises(BusyError):
                     client.request("silent", b"")
         waiting.join(WAIT_S)
-    refused = [call for call in of(Call, tmp_path) if call.outcome == "busy"]
+    ended = of(Call, tmp_path)
+    assert len({(call.client, call.number) for call in ended}) == len(ended), "a call ends once"
+    refused = [call for call in ended if call.outcome == "busy"]
     assert len({(call.client, call.number) for call in refused}) == 2
     assert {(call.attempts, call.endpoint) for call in refused} == {(0, "")}
 

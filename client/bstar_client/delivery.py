@@ -114,6 +114,7 @@ class Delivery:
             call.sink = None
 
     def _fail(self, call: Call, error: BstarError) -> None:
+        call.is_done = True  # also if the core refused it: its caller is not to abandon it as well
         if self.journal is not None:
             self.journal.failed(call, error)
         self._put(call.sink, (call, error))
