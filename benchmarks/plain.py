@@ -19,8 +19,6 @@ import zmq
 from bstar.sockets import is_readable, receive, send
 from bstar_broker.core.snapshot import NodeState
 
-__all__ = ["Kept", "PlainClient"]
-
 READY_TIMEOUT_S = 20.0
 SILENCE_S = 5.0
 # A server that is silent again and again does not do what it is measured for.

@@ -144,11 +144,7 @@ def test_what_a_harness_has_started_ends_even_if_the_harness_is_killed(tmp_path:
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     harness = subprocess.run(
-        (sys.executable, "-c", script),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        timeout=60,
-        check=False,
+        (sys.executable, "-c", script), env=environment(), stdout=subprocess.PIPE, timeout=60, check=False
     )
     pid = int(harness.stdout)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bstar.errors import RemoteProtocolError
-from bstar.wire import decode, native
+from bstar.wire import batches, decode, native
 from bstar.wire.messages import ErrorCode, Reason
 from bstar_broker.core import NodeState, Notice
 from bstar_broker.core.admission import ASKERS_MAX
@@ -548,7 +548,7 @@ def test_a_worker_that_remembers_an_epoch_too_far_above_gets_no_requests_until_i
     assert desk.send(b"w", *native.encode_heartbeat(2**60)) == []
     asked = desk.send(b"w", *native.encode_heartbeat(7))
     assert [(heard(frames).command, heard(frames).identity) for frames in asked] == [
-        (native.REQUEST, ident(1)),
+        (native.REQUEST, ident(1))
     ]
 
 
@@ -768,7 +768,7 @@ def test_a_keyed_identity_fits_into_63_bits_and_is_no_counted_number() -> None:
     assert native.is_keyed(KEYED)
     assert not native.is_keyed(ident(1))
     number = int.from_bytes(KEYED[16:], "big")
-    assert native.KEYED_NUMBER_MIN <= number < 1 << 63
+    assert batches.KEYED_NUMBER_MIN <= number < 1 << 63
     assert native.keyed_identity(b"echo", b"order 8") != KEYED != native.keyed_identity(b"ech", b"oorder 7")
 
 

@@ -223,8 +223,7 @@ def test_a_small_queue_slows_a_job_down_and_loses_nothing(spark: SparkSession) -
 
     with bulk_pair(workers=1, store="none", limits={"queue_length_max": 3}) as bulk:
         rows = spark.range(600, numPartitions=2).withColumn(
-            "body",
-            F.when(F.col("id") % 100 == 99, F.lit("fail")).otherwise(F.concat(F.lit("slow "), "id")),
+            "body", F.when(F.col("id") % 100 == 99, F.lit("fail")).otherwise(F.concat(F.lit("slow "), "id"))
         )
         with_octets = rows.withColumn("body", F.col("body").cast("binary"))
         called = call(

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bstar_testing.rules import Violation
 from chaos import waits as kernel
 from chaos.history import (
     Begin,
@@ -27,7 +28,7 @@ from chaos.history import (
     read,
 )
 from chaos.model import Call, Execution, Fault, Manifest, Round, Run, Span, Term, Watch, load, terms_of
-from chaos.validate import InvalidRunError, Violation, check
+from chaos.validate import InvalidRunError, check
 
 INFINITE = float("inf")
 FAULT_AT = 10.0
@@ -133,9 +134,7 @@ def test_a_run_in_which_the_wall_clock_was_set_shows_nothing() -> None:
 
 def test_two_that_serve_at_once_with_a_sound_link_are_found() -> None:
     run = replace(
-        good(),
-        terms=(Term("primary", 1, 0.05, INFINITE), Term("backup", 2, 4.0, 6.0)),
-        processes={},
+        good(), terms=(Term("primary", 1, 0.05, INFINITE), Term("backup", 2, 4.0, 6.0)), processes={}
     )
     assert rules(run) == ["a", "g"]
     assert "both served for 2.000 s" in check(run)[0].text

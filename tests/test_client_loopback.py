@@ -558,10 +558,7 @@ def test_endpoints_that_cannot_be_used_are_told(endpoints: list[str]) -> None:
 
 def mdp_echo(frames: list[bytes]) -> list[list[bytes]]:
     """[id] [MDPC02] [01] [service] [body…] → one PARTIAL and the FINAL."""
-    return [
-        [frames[0], b"MDPC02", b"\x02", frames[3], b"part"],
-        [frames[0], b"MDPC02", b"\x03", *frames[3:]],
-    ]
+    return [[frames[0], b"MDPC02", b"\x02", frames[3], b"part"], [frames[0], b"MDPC02", b"\x03", *frames[3:]]]
 
 
 @pytest.mark.requirement("MDP2-C-01")

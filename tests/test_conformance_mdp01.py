@@ -332,10 +332,7 @@ def test_a_message_too_large_is_dropped(tight: Broker, tight_peers: Peers, servi
 
 @pytest.mark.parametrize(
     "command",
-    [
-        pytest.param([b"\x04"], id="HEARTBEAT"),
-        pytest.param([b"\x03", b"client", b"", b"body"], id="REPLY"),
-    ],
+    [pytest.param([b"\x04"], id="HEARTBEAT"), pytest.param([b"\x03", b"client", b"", b"body"], id="REPLY")],
 )
 @requirement("MDP1-B-04")
 def test_a_worker_that_has_not_registered_is_disconnected(peers: Peers, command: list[bytes]) -> None:

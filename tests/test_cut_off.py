@@ -51,20 +51,11 @@ class Two:
 
     def _node(self, role: Role, settings: dict[str, Any]) -> Node:
         star = StarSettings(
-            pair="p",
-            role=role,
-            heartbeat_interval_s=HEARTBEAT_S,
-            failover_timeout_s=TIMEOUT_S,
-            **settings,
+            pair="p", role=role, heartbeat_interval_s=HEARTBEAT_S, failover_timeout_s=TIMEOUT_S, **settings
         )
         machine = StarMachine(star, node=role.value, epoch=0, now=0.0)
         return Node(
-            machine,
-            BROKER,
-            node_id=role.value.encode().ljust(16),
-            drain_timeout_s=1.0,
-            version="1",
-            now=0.0,
+            machine, BROKER, node_id=role.value.encode().ljust(16), drain_timeout_s=1.0, version="1", now=0.0
         )
 
     @property

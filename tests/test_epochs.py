@@ -233,9 +233,7 @@ def test_nothing_that_a_client_says_raises_an_epoch(node: Node, frames: list[byt
 
 @pytest.mark.requirement("BSN-B-02")
 @pytest.mark.parametrize(
-    "frames",
-    [native.encode_heartbeat(9), native.encode_stale_epoch(IDENTITY, 9)],
-    ids=["heartbeat", "stale"],
+    "frames", [native.encode_heartbeat(9), native.encode_stale_epoch(IDENTITY, 9)], ids=["heartbeat", "stale"]
 )
 def test_what_a_registered_worker_remembers_is_climbed_above(node: Node, frames: list[bytes]) -> None:
     """A pair restarted without its state must not be locked out."""

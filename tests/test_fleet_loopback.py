@@ -86,10 +86,7 @@ class Registrations(WorkerHooks):
 
 @contextmanager
 def two_pairs(folder: Path) -> Iterator[Stand]:
-    with (
-        broker_pair(folder / "east", pair="east") as east,
-        broker_pair(folder / "west", pair="west") as west,
-    ):
+    with broker_pair(folder / "east", pair="east") as east, broker_pair(folder / "west", pair="west") as west:
         yield Stand(east, west)
 
 
@@ -235,10 +232,7 @@ def test_a_pin_moves_client_and_worker_alike(stand: Stand) -> None:
 def test_a_fleet_may_come_without_names_in_any_order(stand: Stand) -> None:
     listed = list(stand.nodes.values())
     turned = [list(reversed(nodes)) for nodes in reversed(listed)]
-    with (
-        Worker(listed, "unnamed", named),
-        HAClient(turned, timeout=LIMIT_S) as client,
-    ):
+    with Worker(listed, "unnamed", named), HAClient(turned, timeout=LIMIT_S) as client:
         assert client.request("unnamed", b"x").body == b"unnamed:x"
 
 

@@ -190,11 +190,7 @@ journal.close()
 print(journal.counters.errors > 0, journal.counters.dropped)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=60, check=True
     )
 
     found = read(folder)

@@ -53,10 +53,7 @@ def system(root: Path, cgroup: str, limits: dict[str, str], resident: int = 0) -
         ("0::/", {"sys/fs/cgroup/memory.max": "104857600"}),
         ("0::/of/the/host", {"sys/fs/cgroup/memory.max": "104857600"}),
         ("4:cpu,memory:/x\n0::/", {"sys/fs/cgroup/memory/x/memory.limit_in_bytes": "104857600"}),
-        (
-            "4:memory:/docker/123",
-            {"sys/fs/cgroup/memory/memory.limit_in_bytes": "104857600"},
-        ),
+        ("4:memory:/docker/123", {"sys/fs/cgroup/memory/memory.limit_in_bytes": "104857600"}),
     ],
 )
 def test_a_control_group_s_limit_is_found_wherever_it_is_set(

@@ -354,10 +354,7 @@ def test_a_broken_epoch_file_is_explained(places: Places, tmp_path: Path, text: 
     (tmp_path / "epoch").write_text(text)
     with pytest.raises(ConfigurationError, match=rf"holds '{text[:5]}.*delete it"):
         BinaryStar(
-            "primary",
-            local=places.state[Role.PRIMARY],
-            remote=places.state[Role.BACKUP],
-            state_dir=tmp_path,
+            "primary", local=places.state[Role.PRIMARY], remote=places.state[Role.BACKUP], state_dir=tmp_path
         )
 
 
@@ -385,10 +382,7 @@ def test_a_node_that_cannot_store_its_epoch_serves_and_says_so(
 
 
 def star_at(places: Places, **changes: object) -> BinaryStar:
-    fields: dict[str, object] = {
-        "local": places.state[Role.PRIMARY],
-        "remote": places.state[Role.BACKUP],
-    }
+    fields: dict[str, object] = {"local": places.state[Role.PRIMARY], "remote": places.state[Role.BACKUP]}
     return BinaryStar("primary", **(fields | changes))  # type: ignore[arg-type]
 
 

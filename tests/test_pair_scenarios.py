@@ -20,16 +20,7 @@ from bstar_client import FailedOver, HAClient, NoActiveNodeError
 from bstar_client.status import node_states
 from bstar_testing import wait_until
 from support.brokers import Broker, BrokerPair, Profile
-from support.pairs import (
-    NEVER,
-    PATIENT,
-    SERVICE,
-    Answered,
-    Load,
-    Pair,
-    new_pair,
-    standing_pair,
-)
+from support.pairs import NEVER, PATIENT, SERVICE, Answered, Load, Pair, new_pair, standing_pair
 from support.rawpeers import EMPTY
 
 pytestmark = pytest.mark.loopback
@@ -403,9 +394,7 @@ def second_of(pair: Pair, role: RoleName) -> Iterator[Broker]:
     """A node on ports of its own that names the peer of the pair's node of this role. It is not started."""
     peer = pair.backup if role == "primary" else pair.primary
     other = BrokerPair(
-        pair.folder / "second",
-        Profile(pair.timing),
-        settings={"endpoints.peer_state": peer.state_endpoint},
+        pair.folder / "second", Profile(pair.timing), settings={"endpoints.peer_state": peer.state_endpoint}
     )
     with other:
         yield other.primary if role == "primary" else other.backup

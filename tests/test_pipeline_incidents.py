@@ -102,9 +102,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> Fo
     requests = kept("requests", silver.requests(records, runs))
     states = kept("states", silver.states(records, runs))
     return Found(
-        incidents(records, runs, states, requests).collect(),
-        audit(requests, runs, states).collect(),
-        truths,
+        incidents(records, runs, states, requests).collect(), audit(requests, runs, states).collect(), truths
     )
 
 

@@ -187,14 +187,7 @@ def done(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Done:
     again = [str(journals / "copies"), f"{journals}/*.gz", str(journals)]
     second = job.run(spark, again, str(root), since=DAYS[1])
     return Done(
-        root,
-        first,
-        second,
-        (tables, all_rows(root)),
-        (files, files_of(root, DAYS[0])),
-        told,
-        plans,
-        readable,
+        root, first, second, (tables, all_rows(root)), (files, files_of(root, DAYS[0])), told, plans, readable
     )
 
 
@@ -209,12 +202,7 @@ def test_whatever_is_wrong_with_the_input_is_counted(done: Done) -> None:
     assert first.parts == PARTS
     # Of each day: the first files of three processes and the backup's second; a killed run's and two of the
     # newer program; and the second files of three, which one day has open.
-    assert first.files == {
-        "whole": 3 * 4 + 2 * 3,
-        "open": 3 * 3 + 3,
-        "duplicate": 3 * 2,
-        "truncated": 3,
-    }
+    assert first.files == {"whole": 3 * 4 + 2 * 3, "open": 3 * 3 + 3, "duplicate": 3 * 2, "truncated": 3}
     # Garbage, and what a kill tore; the last line of an open file. What copies have is in the original, too.
     assert first.rejected == {"unreadable": 3 * 2 + 3, "newer-version": 3 * 2}
     of_first_file = 1 + 2 + IN_FIRST + 1

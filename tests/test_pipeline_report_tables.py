@@ -175,11 +175,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
     )
     promise = {"availability": 0.999, "latency_us": 250_000, "latency_share": 0.99, "is_kept": True}
-    _save(
-        root,
-        "gold.budgets",
-        [{"service": "echo", "budget_used": 0.25, "slow_budget_used": 0.5} | promise],
-    )
+    _save(root, "gold.budgets", [{"service": "echo", "budget_used": 0.25, "slow_budget_used": 0.5} | promise])
     _save(
         root,
         "gold.capacity",

@@ -110,9 +110,4 @@ def test_the_worker_and_the_client_run_as_they_stand_there(place: Place) -> None
             stack.enter_context(place.running(*BSTAR, "serve", "--config", f"{role}.yaml", until="ready"))
         stack.enter_context(place.running(sys.executable, "worker.py"))
         done = place.run(sys.executable, "client.py")
-    assert done.stdout.splitlines() == [
-        "b'HELLO'",
-        "0 b'A'",
-        "1 b'B'",
-        "2 b'C'",
-    ], done.stderr
+    assert done.stdout.splitlines() == ["b'HELLO'", "0 b'A'", "1 b'B'", "2 b'C'"], done.stderr

@@ -29,10 +29,7 @@ from test_sim import NATIVE, befall
 pytestmark = pytest.mark.storm
 
 FLEET = FleetSetup(
-    pairs=("a", "b", "c"),
-    pins=(("p.*", "b"),),
-    services=("s1", "s2", "s2", "s7", "s7", "p.1"),
-    struck=("b",),
+    pairs=("a", "b", "c"), pins=(("p.*", "b"),), services=("s1", "s2", "s2", "s7", "s7", "p.1"), struck=("b",)
 )
 THREE = msgspec.structs.replace(
     NATIVE,

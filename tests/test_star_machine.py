@@ -1133,8 +1133,7 @@ def test_a_stranger_does_not_harm_a_settled_node(state: State, changes: dict[str
 
 
 @pytest.mark.parametrize(
-    ("epoch", "node", "state"),
-    [(0, "z", ACTIVE), (1, "a", ACTIVE), (1, "z", ERROR), (2, "a", ERROR)],
+    ("epoch", "node", "state"), [(0, "z", ACTIVE), (1, "a", ACTIVE), (1, "z", ERROR), (2, "a", ERROR)]
 )
 def test_of_two_active_strangers_the_lower_claim_ends(epoch: int, node: str, state: State) -> None:
     machine = in_state(ACTIVE, peer=Peer())

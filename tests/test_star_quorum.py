@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bstar.star.arbiter import (
-    ArbiterMachine,
-    ArbiterOutput,
-    BallotGiven,
-    BallotReturned,
-    Reply,
-    TableFull,
-)
+from bstar.star.arbiter import ArbiterMachine, ArbiterOutput, BallotGiven, BallotReturned, Reply, TableFull
 from bstar.star.quorum import DRIFT_MAX, Quorum
 from bstar.wire.arbiter import Answer, Question, Verb
 

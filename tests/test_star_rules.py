@@ -5,17 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bstar.star import (
-    RULES,
-    Effect,
-    Event,
-    Facts,
-    Guard,
-    Role,
-    State,
-    diagram,
-    holds,
-)
+from bstar.star import RULES, Effect, Event, Facts, Guard, Role, State, diagram, holds
 from bstar.star.chart import Chart
 from bstar.star.rules import rule_for
 
@@ -46,10 +36,7 @@ TWIN: dict[tuple[str, str], Choices] = {
     ),
     ("BACKUP", "PEER_MISMATCH"): (("", ERROR, "MISMATCH"),),
     ("BACKUP", "PEER_TAKEN"): (("", ERROR, "MISMATCH"),),
-    ("BACKUP", "PROMOTE"): (
-        ("peer_silent majority_missing", BACKUP, "CLAIM"),
-        ("peer_silent", ACTIVE, ""),
-    ),
+    ("BACKUP", "PROMOTE"): (("peer_silent majority_missing", BACKUP, "CLAIM"), ("peer_silent", ACTIVE, "")),
     ("BACKUP", "MAJORITY_WON"): (("", ACTIVE, ""),),
     ("ACTIVE", "PEER_ACTIVE"): (
         ("policy_exit", ERROR, "DUAL_ACTIVE"),

@@ -117,48 +117,24 @@ SAID: list[tuple[str, list[bytes], object]] = [
     (
         f"b5010200.{ID}.0000000000000003.00000001.00 6869",
         native.encode_partial(IDENTITY, 3, 1, [b"hi"]),
-        Partial(
-            b"id",
-            3,
-            (),
-            IDENTITY,
-            [b"hi"],
-            octets(f"b5010200.{ID}.0000000000000003.00000001.00"),
-        ),
+        Partial(b"id", 3, (), IDENTITY, [b"hi"], octets(f"b5010200.{ID}.0000000000000003.00000001.00")),
     ),
     (
         f"b5010300.{ID}.0000000000000003.00000002.00 6869",
         native.encode_final(IDENTITY, 3, 2, [b"hi"]),
-        Final(
-            b"id",
-            3,
-            (),
-            IDENTITY,
-            [b"hi"],
-            octets(f"b5010300.{ID}.0000000000000003.00000002.00"),
-        ),
+        Final(b"id", 3, (), IDENTITY, [b"hi"], octets(f"b5010300.{ID}.0000000000000003.00000002.00")),
     ),
     (
         f"b5010400.{ID}.0000000000000003.00000001.00 626164",
         native.encode_error(IDENTITY, 3, 1, b"bad"),
-        Failure(
-            b"id",
-            IDENTITY,
-            1,
-            b"bad",
-            octets(f"b5010400.{ID}.0000000000000003.00000001.00"),
-        ),
+        Failure(b"id", IDENTITY, 1, b"bad", octets(f"b5010400.{ID}.0000000000000003.00000001.00")),
     ),
     (
         f"b5010b00.{NOBODY}.0000000000000003.00000000.00",
         native.encode_heartbeat(3),
         Heartbeat(b"id", 3, (), 3),
     ),
-    (
-        f"b5010c00.{NOBODY}.0000000000000000.00000000.00",
-        native.encode_disconnect(),
-        Disconnect(b"id", 3),
-    ),
+    (f"b5010c00.{NOBODY}.0000000000000000.00000000.00", native.encode_disconnect(), Disconnect(b"id", 3)),
     (
         f"b5010d00.{ID}.0000000000000004.00000000.00",
         native.encode_stale_epoch(IDENTITY, 4),

@@ -28,8 +28,6 @@ from bstar.settings.timing import ProfileName
 from failover import lanes, overload, report
 from failover.stand import FAULTS
 
-__all__ = ["main"]
-
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(

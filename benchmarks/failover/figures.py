@@ -21,8 +21,6 @@ import msgspec
 
 from chaos.history import Begin, Failed, Invoke, Line, Ok
 
-__all__ = ["Losses", "Trial", "count_losses", "longest_gap", "percentile"]
-
 
 class Trial(msgspec.Struct):
     """One fault: when it was made (monotonic clock), and how long this client then went without a reply."""

@@ -26,8 +26,6 @@ from chaos.network import Network
 from failover.figures import Losses, Trial
 from failover.stand import Stand
 
-__all__ = ["Campaign", "Plan", "run"]
-
 # Calls a second. Several pairs side by side must not make the machine their bottleneck.
 RATES: dict[ProfileName, float] = {"lan": 250.0, "wan": 100.0, "guide": 100.0}
 LANES: dict[ProfileName, int] = {"lan": 1, "wan": 4, "guide": 4}

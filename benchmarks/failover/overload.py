@@ -27,8 +27,6 @@ from chaos.toxiproxy import Server
 from failover.figures import longest_gap
 from failover.stand import Stand
 
-__all__ = ["Overload", "run"]
-
 BUSY_PER_CORE = 2
 LATENCY_MS, JITTER_MS = 50, 50
 RATE = 100.0

@@ -24,8 +24,6 @@ from failover import published
 from failover.figures import longest_gap, percentile
 from failover.stand import Stand
 
-__all__ = ["Lane", "Measured", "draw", "main"]
-
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs" / "failover-kill.json"
 PICTURE = ROOT / "docs" / "failover-kill.svg"

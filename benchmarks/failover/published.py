@@ -21,8 +21,6 @@ from pathlib import Path
 
 import zmq
 
-__all__ = ["main", "trial"]
-
 STATE_INTERVAL_S = 1.0
 PEER_EXPIRY_S = 2.0
 CLIENT_TIMEOUT_MS = 1_000

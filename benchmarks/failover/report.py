@@ -9,8 +9,6 @@ from failover.figures import Losses, percentile
 from failover.lanes import Campaign
 from failover.overload import Overload
 
-__all__ = ["BEGIN", "END", "misses", "replace_between_markers", "table"]
-
 BEGIN = "<!-- begin of the generated part: make bench-failover -->"
 END = "<!-- end of the generated part -->"
 
@@ -56,10 +54,7 @@ def table(
 ) -> str:
     """Everything between the markers."""
     lines = [*(f"- {line}" for line in circumstances), ""]
-    lines += [
-        f"| {' | '.join(COLUMNS)} |",
-        "|" + "---|" * len(COLUMNS),
-    ]
+    lines += [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
     lines += [_row(campaign, profile, fault) for profile in profiles for fault in faults]
     lines += ["", *_overload_lines(overload)]
     missed = [*misses(campaign, overload, profiles, faults), *troubles]

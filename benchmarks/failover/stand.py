@@ -28,8 +28,6 @@ from chaos.history import ClientSaw, Ok, Tail, read
 from chaos.traffic import ClientLoad, ClientProcess, WorkerLoad
 from failover.figures import Losses, Trial, count_losses, longest_gap
 
-__all__ = ["FAULTS", "Follower", "Stand"]
-
 WORKERS = 2
 # Short executions, all of them idempotent: what is measured is the pair, not the work.
 WORKER_LOAD = WorkerLoad(credit=4, work_ms=2.0)

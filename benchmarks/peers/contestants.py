@@ -19,8 +19,6 @@ from peers import servers
 from peers.install import Peers
 from run import bstar_server, child, cpu_seconds, echo_workers, floor_server
 
-__all__ = ["Contestant", "Figures", "all_of"]
-
 HERE = Path(__file__).parent
 NATIVE = "echo-native"
 # What our worker takes at once; more than one client ever has in flight here.

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Peers", "find_or_install"]
-
 CONSTRAINTS = Path(__file__).with_name("constraints.txt")
 # The clients' libraries, and what is imported of them.
 _CLIENTS = {"nats-py": "nats", "pika": "pika", "uvloop": "uvloop"}

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["NotUp", "nats", "rabbitmq"]
-
 _START_S_MAX = 90.0
 _STOP_S_MAX = 30.0
 # Characters of its output that are shown if it does not come up.

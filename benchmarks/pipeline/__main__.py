@@ -25,8 +25,6 @@ from pipeline import events
 from pipeline.compare import Difference, compare
 from pipeline.measure import Cost, run
 
-__all__ = ["main"]
-
 PAIRS = 2
 # Of each pair; so 50 million requests are a day of two pairs.
 RATE = 290.0

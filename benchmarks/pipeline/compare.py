@@ -5,8 +5,6 @@ from pathlib import Path
 
 import duckdb
 
-__all__ = ["Difference", "compare"]
-
 # Sums of doubles depend on their order; whole numbers, words and times must be equal.
 RELATIVE_ERROR_MAX = 1e-9
 

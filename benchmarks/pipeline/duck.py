@@ -21,8 +21,6 @@ from bstar_pipeline.gold.objectives import ENDED, FINISHED, MEASURES, SHARES
 from bstar_pipeline.sketch import bucket_of, bucket_sql, value_sql
 from bstar_pipeline.slo import ERRORS, REFUSALS, Objectives
 
-__all__ = ["COMPARED", "TABLES", "main"]
-
 SLO = Objectives()
 
 # Every field that one of the tables below needs.

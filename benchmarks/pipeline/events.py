@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PYTHON_OPERATOR", "SETTINGS", "WRITTEN_TABLE", "Application", "Step", "read"]
-
 SETTINGS = {
     "spark.eventLog.enabled": "true",
     "spark.eventLog.compress": "false",

@@ -12,8 +12,6 @@ from bstar_pipeline import job
 from bstar_pipeline.session import open_session
 from pipeline.events import SETTINGS
 
-__all__ = ["main"]
-
 # Far less than a thousandth of the data: a driver that collected records would fail.
 _RESULT_MAX = "64m"
 

@@ -23,8 +23,6 @@ import zmq
 
 from bstar.reactor import Reactor
 
-__all__ = ["HAS_TCP_INFO", "LIMIT_S", "Acknowledgements", "Connections"]
-
 _log = logging.getLogger("bstar.broker")
 
 HAS_TCP_INFO = sys.platform == "linux"

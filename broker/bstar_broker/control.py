@@ -22,8 +22,6 @@ from bstar.reactor import Reactor
 from bstar.settings import Settings
 from bstar.sockets import send
 
-__all__ = ["CLAIMING", "FORCE", "MAY", "PROMOTE", "QUESTION", "SERVES", "ControlSocket", "control_path"]
-
 QUESTION: Final = b"may it be promoted"
 PROMOTE: Final = b"promote"
 FORCE: Final = b"promote by force"
@@ -63,11 +61,7 @@ class ControlSocket:
     """Answers requests with what ``promote`` says. A node that cannot listen says so and goes on."""
 
     def __init__(
-        self,
-        context: "zmq.Context[zmq.Socket[bytes]]",
-        reactor: Reactor,
-        path: Path,
-        promote: Promote,
+        self, context: "zmq.Context[zmq.Socket[bytes]]", reactor: Reactor, path: Path, promote: Promote
     ) -> None:
         self._promote = promote
         self._path = path

@@ -12,8 +12,6 @@ from bstar.settings import Settings
 from bstar_broker.core.admission import REQUEST_BYTES
 from bstar_broker.core.ledger import Ledger
 
-__all__ = ["LOOK_INTERVAL_S", "MemoryWatch", "bytes_needed"]
-
 _log = logging.getLogger("bstar.broker")
 
 LOOK_INTERVAL_S = 0.25

@@ -39,8 +39,6 @@ from bstar_broker.core.snapshot import (
     ServiceState,
 )
 
-__all__ = ["OTHER", "SERVICES_MAX", "NodeCollector", "make_registry"]
-
 # A service has some thirty series, so this is a page that a Prometheus server takes without a thought.
 SERVICES_MAX = 200
 

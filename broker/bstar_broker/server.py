@@ -37,8 +37,6 @@ from bstar_broker.journal import NodeJournal, open_journal, options_of
 from bstar_broker.memory import LOOK_INTERVAL_S, MemoryWatch
 from bstar_broker.status import StatusServer
 
-__all__ = ["BrokerServer"]
-
 _log = logging.getLogger("bstar.broker")
 
 # A client's pipe has room for the answers to all that it may have asked for, and for some more; what does not

@@ -36,8 +36,6 @@ from bstar.errors import BstarError, ConfigurationError
 from bstar_broker.core.snapshot import NodeState
 from bstar_broker.metrics import make_registry
 
-__all__ = ["StatusServer"]
-
 _log = logging.getLogger("bstar_broker.status")
 
 # Two Prometheus servers, two load balancers and a person, several times over.

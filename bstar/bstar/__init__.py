@@ -73,12 +73,7 @@ __version__ = "0.1.0"
 
 __getattr__ = on_demand(
     __name__,
-    {
-        "BinaryStar": "bstar.pair",
-        "Reactor": "bstar.reactor",
-        "Role": "bstar.star",
-        "State": "bstar.star",
-    },
+    {"BinaryStar": "bstar.pair", "Reactor": "bstar.reactor", "Role": "bstar.star", "State": "bstar.star"},
 )
 
 

@@ -5,8 +5,6 @@ from collections.abc import Callable
 
 from bstar.lag import Lag
 
-__all__ = ["Agenda", "TimeHandler", "Timer"]
-
 TimeHandler = Callable[[float], None]
 
 

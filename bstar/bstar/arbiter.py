@@ -15,17 +15,8 @@ from bstar.descriptors import DescriptorGuard
 from bstar.errors import ConfigurationError, RemoteProtocolError
 from bstar.reactor import Reactor
 from bstar.sockets import receive, send
-from bstar.star.arbiter import (
-    ArbiterMachine,
-    ArbiterOutput,
-    BallotGiven,
-    BallotReturned,
-    Reply,
-    TableFull,
-)
+from bstar.star.arbiter import ArbiterMachine, ArbiterOutput, BallotGiven, BallotReturned, Reply, TableFull
 from bstar.wire.arbiter import decode_question, encode_answer
-
-__all__ = ["ArbiterServer"]
 
 _log = logging.getLogger("bstar.arbiter")
 

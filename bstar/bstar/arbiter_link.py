@@ -24,8 +24,6 @@ from bstar.reactor import Reactor
 from bstar.sockets import receive, send
 from bstar.wire.arbiter import Answer, Question, decode_answer, encode_question
 
-__all__ = ["Arbiter", "ArbiterLink"]
-
 _log = logging.getLogger("bstar.pair")
 
 # Questions that wait for a slow network. Older than a few heartbeats none of them is of use.

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 
 import zmq
 
-__all__ = ["hang_up", "hold_off", "place_of", "watch"]
-
 # Linux: attach a filter to a socket, and take it away (socket(7)).
 _SO_ATTACH_FILTER = 26
 _SO_DETACH_FILTER = 27

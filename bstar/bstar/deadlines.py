@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-__all__ = ["Deadlines"]
-
 T = TypeVar("T")
 
 # Below this number of items, those that have ended cost less memory than a look at all of them costs time.

@@ -22,8 +22,6 @@ from bstar.connections import hang_up, hold_off, place_of, watch
 from bstar.reactor import Reactor
 from bstar.sockets import receive_event
 
-__all__ = ["DescriptorGuard", "raise_limit"]
-
 _log = logging.getLogger("bstar.descriptors")
 
 # Kept for the state link with those who may watch it, for HTTP, and for files; a quarter of a very low limit.

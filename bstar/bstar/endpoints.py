@@ -8,8 +8,6 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import msgspec
 
-__all__ = ["Endpoint", "parse_endpoint", "parse_http_bind"]
-
 # A Unix socket's path has 108 octets on Linux and 104 elsewhere, the closing zero included.
 _IPC_PATH_BYTES_MAX = 103
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from bstar.errors import ConfigurationError
 from bstar.wire.epochs import EPOCH_MAX
 
-__all__ = ["EpochFile", "EpochKeeper"]
-
 _log = logging.getLogger("bstar.pair")
 
 _DIGITS_MAX = len(str(EPOCH_MAX))

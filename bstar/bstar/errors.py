@@ -30,32 +30,6 @@ restart a node. Edge code turns foreign errors (of a socket, a file, a parser) i
 
 from typing import ClassVar
 
-__all__ = [
-    "BstarError",
-    "BulkCallError",
-    "BusyError",
-    "CallError",
-    "CallTimeoutError",
-    "ClosedError",
-    "ConfigurationError",
-    "DualActiveError",
-    "DualPassiveError",
-    "ForkedError",
-    "HandlerError",
-    "LocalProtocolError",
-    "NoActiveNodeError",
-    "OutcomeUnknownError",
-    "PairError",
-    "PeerMismatchError",
-    "PipelineError",
-    "ProtocolError",
-    "RefusedError",
-    "RejectedError",
-    "RemoteProtocolError",
-    "StreamInterruptedError",
-    "WorkerError",
-]
-
 
 class BstarError(Exception):
     """The root: ``except BstarError`` catches everything that bstar raises on purpose."""

@@ -26,8 +26,6 @@ import msgspec
 
 from bstar.errors import ConfigurationError
 
-__all__ = ["Endpoints", "Fleet", "Pair", "weight"]
-
 # As the nodes' setting ``pair`` has it. It keeps commas and slashes out, so no name looks like endpoints.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Services whose pair is remembered; finding it costs about a microsecond per pair.

@@ -9,8 +9,6 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["END", "begin_of", "replace", "run", "wrapped"]
-
 _WIDTH = 100
 END = "<!-- end of the generated part -->"
 

@@ -11,8 +11,6 @@ user hands in is left as it is.
 
 import zmq
 
-__all__ = ["THREADS_MAX", "keep_apart", "new_context"]
-
 # Pairs have two nodes. A list of many more shares these; each thread costs a stack and two descriptors.
 THREADS_MAX = 8
 # A socket, the two ends of its monitor, and as much again while it is replaced.

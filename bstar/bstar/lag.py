@@ -2,8 +2,6 @@
 
 from bisect import bisect_left
 
-__all__ = ["LAG_BOUNDS_S", "Lag"]
-
 # Upper bounds of the lag histogram.
 LAG_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 

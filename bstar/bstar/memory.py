@@ -17,8 +17,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Memory", "MemoryLimit", "give_back"]
-
 # This part of a limit is never planned with: what the interpreter and libzmq need while they say no.
 RESERVE = 0.1
 

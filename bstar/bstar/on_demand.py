@@ -4,8 +4,6 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
-__all__ = ["on_demand"]
-
 
 def on_demand(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
     """The ``__getattr__`` of ``package``; ``modules`` names the module that each such name comes from.

@@ -28,8 +28,6 @@ from bstar.pair_shell import PairLinks, PairShell
 from bstar.reactor import Reactor
 from bstar.star import Activated, Deactivated, Handover, Output, Role, StarMachine, StarSettings, Vote
 
-__all__ = ["BinaryStar"]
-
 Voter = Callable[["zmq.Socket[bytes]", list[bytes]], None]
 Handler = Callable[[], None]
 

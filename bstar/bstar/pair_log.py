@@ -9,8 +9,6 @@ import math
 
 from bstar.star import ArbiterSeen, Claimed, PeerSeen, Report, StateChanged
 
-__all__ = ["FIRST_S", "REMIND_S", "PairLog"]
-
 _log = logging.getLogger("bstar.pair")
 
 # Two nodes that are started together, by hand or by a supervisor, have met by then.

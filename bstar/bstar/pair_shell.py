@@ -48,8 +48,6 @@ from bstar.state_publisher import StatePublisher
 from bstar.wire.arbiter import Answer
 from bstar.wire.peer import PeerState, decode
 
-__all__ = ["LAST_WORD_S", "PairLinks", "PairMachine", "PairShell"]
-
 _log = logging.getLogger("bstar.pair")
 
 # A node that cannot go on stays for this long, without serving, so that its peer hears who it was: a peer

@@ -22,8 +22,6 @@ from bstar.refusal import RefusalProbe
 from bstar.sockets import receive, receive_event
 from bstar.wire.peer import TOPICS_HEARD
 
-__all__ = ["PeerLink", "reconnect_interval_ms"]
-
 _log = logging.getLogger("bstar.pair")
 
 # State messages read in one turn; more than a stale burst of a healed link brings.

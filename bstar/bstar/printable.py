@@ -4,8 +4,6 @@ A service's name and an error's text may hold anything. Characters that a termin
 newlines, changes of direction) are written as escapes, and so are octets that are no UTF-8.
 """
 
-__all__ = ["printable"]
-
 # As much as people read; a log line stays one line.
 _CHARS_MAX = 500
 

@@ -32,8 +32,6 @@ from bstar.sockets import is_readable, receive, receive_routed
 from bstar.stop_signals import StopSignals
 from bstar.thread_calls import ThreadCalls
 
-__all__ = ["Reactor", "Timer"]
-
 T = TypeVar("T")
 
 Clock = Callable[[], float]

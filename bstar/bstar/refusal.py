@@ -22,11 +22,10 @@ from errno import ECONNREFUSED, EINPROGRESS, ENOTCONN
 from functools import partial
 from ipaddress import IPv6Address
 
+from bstar.agenda import Timer
 from bstar.endpoints import Endpoint
 from bstar.errors import ClosedError
-from bstar.reactor import Reactor, Timer
-
-__all__ = ["PROBE_S", "RefusalProbe"]
+from bstar.reactor import Reactor
 
 _log = logging.getLogger("bstar.pair")
 

@@ -7,8 +7,6 @@ larger one does.
 
 from zlib import crc32
 
-__all__ = ["EVERYTHING", "is_sampled", "limit_of"]
-
 EVERYTHING = 1 << 32
 """The limit above every request."""
 

@@ -15,17 +15,6 @@ from zmq.backend import Socket as _Backend
 
 from bstar.wire.limits import BATCH_BYTES_MAX
 
-__all__ = [
-    "VIEW_BYTES_MIN",
-    "NoMemoryError",
-    "is_readable",
-    "receive",
-    "receive_bodies",
-    "receive_event",
-    "receive_routed",
-    "send",
-]
-
 # Above this size handing the buffer over is cheaper than copying it; below, the bookkeeping costs more.
 _COPY_BYTES_MAX = 65_536
 

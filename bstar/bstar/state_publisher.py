@@ -26,8 +26,6 @@ from bstar.reactor import DRAIN_MAX, Reactor
 from bstar.sockets import receive_event
 from bstar.wire.peer import CODES, TOPIC, TOPICS_HEARD, PeerState, encode
 
-__all__ = ["StatePublisher"]
-
 _log = logging.getLogger("bstar.pair")
 
 # A handshake of some dozens of octets is the longest message of a peer, and its topics have at most five.

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-__all__ = ["StopSignals"]
-
 
 class StopSignals:
     """While entered, in the main thread, SIGTERM and SIGINT call ``stop``, and from the second on ``end``

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 from bstar.errors import ClosedError
 
-__all__ = ["ThreadCalls"]
-
 T = TypeVar("T")
 
 

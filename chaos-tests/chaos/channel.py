@@ -18,8 +18,6 @@ from typing import Self
 
 import msgspec
 
-__all__ = ["QUEUE_PACKETS_MAX", "Counts", "Delivery", "Quality", "Switch"]
-
 # A queue of this length is what the usual network emulators have; with 1500 octets it is 1.5 MB a channel.
 QUEUE_PACKETS_MAX = 1000
 _IPV4 = 4

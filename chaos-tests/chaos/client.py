@@ -19,8 +19,6 @@ from pathlib import Path
 from bstar_client import BstarError, CallError, ClosedError, Event, FailedOver, HAClient, JournalSettings
 from chaos.history import PAIR, ClientSaw, Failed, Invoke, Ok, Started, Stopped, Writer
 
-__all__ = ["main"]
-
 
 class _Caller:
     def __init__(

@@ -25,8 +25,6 @@ from bstar_testing.processes import Process
 from chaos.history import PAIR, Writer
 from chaos.traffic import BOTH, ClientLoad, ClientProcess, WorkerLoad, WorkerProcess
 
-__all__ = ["Cluster", "Profile"]
-
 
 @dataclass(frozen=True, slots=True)
 class Profile:

@@ -22,8 +22,6 @@ from chaos.toxiproxy import ToxiproxyMissingError, get_binary, say
 from chaos.traffic import BOTH, WorkerLoad
 from chaos.validate import InvalidRunError
 
-__all__ = ["Act", "Plan", "draw", "main", "play"]
-
 _PROCESSES = ("active", "passive", "active", "passive", "worker1", "worker2", "client1")
 # At most one of each row at a time, so that no link is given the same toxic twice.
 _LINKS = (

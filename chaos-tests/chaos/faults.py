@@ -23,8 +23,6 @@ from chaos.cluster import Cluster
 from chaos.stage import Stage
 from chaos.toxics import BOTH, DOWN, UP, Link, Stream
 
-__all__ = ["LINK_KINDS", "PROCESS_KINDS", "Kind", "Step", "apply"]
-
 
 class Kind(StrEnum):
     """What can be done to a process or a link."""

@@ -19,8 +19,6 @@ from typing import Literal
 
 from chaos.netns import NetnsHost
 
-__all__ = ["Action", "Firewall"]
-
 Action = Literal["drop", "reset"]
 
 

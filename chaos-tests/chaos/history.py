@@ -20,29 +20,6 @@ from typing import Self
 
 import msgspec
 
-__all__ = [
-    "KEPT_WAITING",
-    "PAIR",
-    "Begin",
-    "ClientSaw",
-    "End",
-    "EpochSeen",
-    "Failed",
-    "Invoke",
-    "Line",
-    "Lost",
-    "Note",
-    "Ok",
-    "Refused",
-    "Registered",
-    "Started",
-    "Stopped",
-    "Tail",
-    "Writer",
-    "read",
-]
-
-
 PAIR = "chaos"
 """What every run's pair is called."""
 

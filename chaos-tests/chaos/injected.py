@@ -14,8 +14,6 @@ from pathlib import Path
 from bstar_testing.pairs import ROLES
 from chaos.history import Note, read
 
-__all__ = ["Injected", "boottime_ahead_us", "injected"]
-
 # By what the harness did: what an operator would call it, and the note that says that it has been done.
 _KINDS = {
     "kill": ("crash", "kill sent"),

@@ -23,18 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from bstar import records
-from bstar.records import (
-    Call,
-    Execution,
-    Record,
-    Request,
-    SegmentClosed,
-    Started,
-    StateChanged,
-    Stopped,
-)
-
-__all__ = ["PLANTS", "Finding", "Journals", "Plant", "read", "write"]
+from bstar.records import Call, Execution, Record, Request, SegmentClosed, Started, StateChanged, Stopped
 
 R = TypeVar("R", bound=Record)
 

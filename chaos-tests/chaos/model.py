@@ -34,20 +34,6 @@ from chaos.history import (
     read,
 )
 
-__all__ = [
-    "Call",
-    "Execution",
-    "Fault",
-    "Manifest",
-    "Round",
-    "Run",
-    "Span",
-    "Term",
-    "Watch",
-    "load",
-    "terms_of",
-]
-
 
 class Manifest(msgspec.Struct, frozen=True):
     """``run.json``: what cannot be read from histories. ``plan`` and ``repeat`` are for people."""

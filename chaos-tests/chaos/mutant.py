@@ -21,8 +21,6 @@ from bstar_client.core.reply_reader import ReplyReader
 from chaos.client import main as client
 from chaos.worker import main as worker
 
-__all__ = ["MUTATIONS", "main"]
-
 
 def _without_the_stall_rule() -> None:
     """A node does not notice that it was away."""

@@ -16,8 +16,6 @@ import pytest
 from chaos.toxiproxy import ToxiproxyMissingError, get_binary, say
 from chaos.validate import InvalidRunError
 
-__all__ = ["CHAOS", "need_toxiproxy", "until_valid"]
-
 P = ParamSpec("P")
 
 _ATTEMPTS_MAX = 3

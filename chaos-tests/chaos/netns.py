@@ -29,8 +29,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-__all__ = ["Namespace", "NetnsHost", "enter", "remove_leftovers", "what_is_missing"]
-
 T = TypeVar("T")
 
 _CLONE_NEWNET = 0x40000000

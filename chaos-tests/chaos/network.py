@@ -23,8 +23,6 @@ from chaos.firewall import Firewall
 from chaos.netns import Namespace, NetnsHost, remove_leftovers, what_is_missing
 from chaos.wire import Wire
 
-__all__ = ["By", "Network", "require_namespaces"]
-
 By = Literal["wire", "drop", "reset"]
 """Who keeps packets back: the wire, silently; the receiver's firewall, silently; or that with a TCP reset."""
 

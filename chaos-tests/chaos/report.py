@@ -14,11 +14,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from bstar_testing.rules import Violation
 from chaos.history import Note, read
 from chaos.model import Run
-from chaos.validate import Violation
-
-__all__ = ["RunFailedError", "describe", "new_folder", "remove"]
 
 RUNS = Path(__file__).resolve().parent.parent.parent / ".cache" / "chaos" / "runs"
 _SHOWN_MAX = 8

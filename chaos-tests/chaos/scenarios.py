@@ -12,16 +12,6 @@ from chaos.stage import Cast, Stage, stage
 from chaos.toxics import DOWN
 from chaos.traffic import ClientLoad, WorkerLoad
 
-__all__ = [
-    "arbiter_decides",
-    "arbiter_dies",
-    "clients_on_both_sides",
-    "plain_traffic",
-    "refused_for_a_living_peer",
-    "stalled_node_wakes_up",
-    "worker_dies_at_work",
-]
-
 PRIMARY, BACKUP = ("primary",), ("backup",)
 
 
@@ -158,9 +148,7 @@ def arbiter_dies(name: str) -> Stage:
 def worker_dies_at_work(name: str, cast: Cast | None = None, *, is_judged: bool = True) -> Stage:
     """A worker is killed with requests that it has begun, none of which may be executed twice."""
     cast = replace(
-        cast or Cast(),
-        worker_load=WorkerLoad(credit=4, work_ms=100.0),
-        client_load=ClientLoad(bound_every=1),
+        cast or Cast(), worker_load=WorkerLoad(credit=4, work_ms=100.0), client_load=ClientLoad(bound_every=1)
     )
     with stage(name, cast=cast, is_judged=is_judged) as run:
         worker = run.cluster.process("worker1")

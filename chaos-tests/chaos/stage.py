@@ -28,6 +28,7 @@ from bstar.settings.timing import PROFILES
 from bstar_testing.hosts import Host
 from bstar_testing.pairs import ROLES, Route, direct
 from bstar_testing.processes import HarnessError, Process
+from bstar_testing.rules import Violation
 from chaos.cluster import Cluster, Profile
 from chaos.history import Writer
 from chaos.model import Manifest, Run, load
@@ -36,10 +37,8 @@ from chaos.report import RunFailedError, describe, new_folder, remove
 from chaos.toxics import Links
 from chaos.toxiproxy import Server
 from chaos.traffic import BOTH, ClientLoad, ClientProcess, WorkerLoad, WorkerProcess
-from chaos.validate import InvalidRunError, Violation, check, is_machine_noise
+from chaos.validate import InvalidRunError, check, is_machine_noise
 from chaos.waits import WaitWatch
-
-__all__ = ["Cast", "Stage", "stage"]
 
 _WARM_UP_ANSWERS = 50
 _FINAL_ANSWERS = 15

@@ -32,8 +32,6 @@ from bstar_testing.hosts import LoopbackHost
 from chaos.history import Writer
 from chaos.toxiproxy import Server
 
-__all__ = ["BOTH", "DOWN", "UP", "Link", "Links", "Stream", "ToxicError"]
-
 T = TypeVar("T")
 
 _CONTROL_S_MAX = 5.0

@@ -24,8 +24,6 @@ from bstar_testing.hosts import LoopbackHost
 from bstar_testing.processes import Process
 from chaos.history import Writer
 
-__all__ = ["VERSION", "Server", "ToxiproxyMissingError", "get_binary"]
-
 VERSION = "2.12.0"
 MODULE = "github.com/Shopify/toxiproxy/v2"
 PROJECT = Path(__file__).resolve().parent.parent.parent

@@ -11,8 +11,6 @@ from bstar_testing.pairs import ROLES, Pair
 from bstar_testing.processes import LIMIT_S, Process
 from chaos.history import Failed, Invoke, Line, Ok, Registered, Started, Tail, read
 
-__all__ = ["BOTH", "ClientLoad", "ClientProcess", "Historian", "WorkerLoad", "WorkerProcess"]
-
 BOTH: tuple[str, ...] = ROLES
 
 
@@ -41,12 +39,7 @@ class Historian(Process):
     """A process of a pair that writes a history, and the product's journal if the pair keeps journals."""
 
     def __init__(
-        self,
-        name: str,
-        pair: Pair,
-        module: Sequence[str],
-        options: Sequence[str],
-        host: Host | None,
+        self, name: str, pair: Pair, module: Sequence[str], options: Sequence[str], host: Host | None
     ) -> None:
         self.history_path = pair.folder / f"{name}.jsonl"
         argv = (sys.executable, "-m", *module, "--name", name, "--history", str(self.history_path), *options)

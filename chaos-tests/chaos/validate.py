@@ -31,8 +31,6 @@ from bstar_testing.rules import CallHistory, Violation
 from chaos.history import Failed, Ok
 from chaos.model import Call, Execution, Fault, Run, Span, Term, Watch, load
 
-__all__ = ["InvalidRunError", "Violation", "check", "is_machine_noise"]
-
 # What scheduling on a busy machine may add to any of these times.
 SLACK_S = 1.0
 # After a resume: until a node has looked at its clock and written what it decided.

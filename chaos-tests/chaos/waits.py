@@ -21,8 +21,6 @@ from typing import Self
 
 from chaos.history import KEPT_WAITING, Writer
 
-__all__ = ["WaitWatch", "waits_of"]
-
 # Half a heartbeat of the fastest profile: as much as a node tells of its own loop.
 _WAIT_S_MIN = 0.05
 _LOOK_S = 0.1

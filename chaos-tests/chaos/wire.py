@@ -31,8 +31,6 @@ from chaos.channel import Counts, Quality
 from chaos.netns import NetnsHost
 from chaos.wire_process import INTERFACE, Answer, Ask, Command, Join, Set
 
-__all__ = ["Hosts", "Wire", "WireError"]
-
 Hosts = str | Collection[str] | None
 """A host, several, or all of them."""
 

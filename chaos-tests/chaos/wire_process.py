@@ -21,8 +21,6 @@ import msgspec
 from chaos.channel import Counts, Quality, Switch
 from chaos.netns import enter
 
-__all__ = ["Answer", "Ask", "ChannelCounts", "Command", "Join", "Set", "main"]
-
 INTERFACE = "wire0"
 
 _TUNSETIFF = 0x400454CA

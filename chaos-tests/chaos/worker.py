@@ -26,8 +26,6 @@ from bstar_client import JournalSettings, Request, Worker, WorkerHooks
 from bstar_client.core.worker_dialects import Job
 from chaos.history import PAIR, Begin, End, EpochSeen, Lost, Refused, Registered, Started, Stopped, Writer
 
-__all__ = ["main"]
-
 
 class _Hooks(WorkerHooks):
     def __init__(self, history: Writer) -> None:

@@ -12,8 +12,6 @@ from bstar.errors import ConfigurationError
 from bstar_cli.logs import LogOptions
 from bstar_cli.options import refuse
 
-__all__ = ["arbiter"]
-
 
 def arbiter(
     bind: Annotated[

@@ -15,8 +15,6 @@ from bstar_cli.options import DialectOption, KeptJournal, Nodes, refuse
 from bstar_cli.terminal import json_line, lines
 from bstar_client import HAClient, Reply
 
-__all__ = ["call"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Shown:
@@ -68,8 +66,7 @@ def call(
     ] = 10.0,
     stream: Annotated[bool, typer.Option("--stream", help="Print PARTIALs as they come.")] = False,
     once: Annotated[
-        bool,
-        typer.Option("--once", help="Never send it again when it may have been executed already."),
+        bool, typer.Option("--once", help="Never send it again when it may have been executed already.")
     ] = False,
     key: Annotated[
         str | None,

@@ -6,15 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from bstar.errors import ConfigurationError
-from bstar.settings import (
-    check_pair,
-    load,
-    load_fleet,
-    sample_client_configuration,
-    sample_configuration,
-)
-
-__all__ = ["check_config", "sample_config"]
+from bstar.settings import check_pair, load, load_fleet, sample_client_configuration, sample_configuration
 
 
 def check_config(

@@ -28,8 +28,6 @@ from bstar_cli.demo_load import Outcome
 from bstar_cli.demo_stage import Stage
 from bstar_testing import HarnessError, Node
 
-__all__ = ["EventReport", "Report", "demo", "outage"]
-
 # Of the time under load, the share before the kill, after the takeover, after the primary's return, after the
 # handover, and after the backup's return.
 _SHARES = (0.25, 0.25, 0.1, 0.25, 0.15)

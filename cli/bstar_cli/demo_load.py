@@ -15,8 +15,6 @@ from bstar.errors import BstarError
 from bstar_cli.steady import Counts, SteadyCalls
 from bstar_client import HAClient, JournalSettings
 
-__all__ = ["CALL_TIMEOUT_S", "Outcome", "main"]
-
 PROGRESS_S = 0.1
 # Requests outstanding at most: when nobody answers, the load waits instead of piling up.
 WINDOW = 64
@@ -64,12 +62,7 @@ def main(arguments: list[str]) -> int:
         counts = load.counts()
         _tell(counts, folder)
         outcome = Outcome(
-            counts.sent,
-            counts.crossed,
-            calls,
-            failures,
-            client.counters.resends,
-            client.counters.failovers,
+            counts.sent, counts.crossed, calls, failures, client.counters.resends, client.counters.failovers
         )
     (folder / "outcome").write_bytes(msgspec.json.encode(outcome))
     return 0

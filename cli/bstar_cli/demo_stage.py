@@ -14,8 +14,6 @@ from bstar_cli.demo_load import CALL_TIMEOUT_S, Outcome
 from bstar_cli.steady import Counts
 from bstar_testing import HarnessError, Node, Pair, Process, wait_until
 
-__all__ = ["PAIR", "SERVICE", "WORKERS", "Stage"]
-
 PAIR = "demo"
 SERVICE = "demo"
 WORKERS = 2

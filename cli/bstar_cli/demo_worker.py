@@ -11,8 +11,6 @@ from functools import cache
 
 from bstar_client import Request
 
-__all__ = ["WORK_S", "handle"]
-
 # Long enough that requests are always being executed when a broker is killed.
 WORK_S = 0.02
 

@@ -16,20 +16,6 @@ from bstar_cli import exits
 from bstar_cli.trouble import ServiceView, Trouble, troubles
 from bstar_client.status import NodeReport
 
-__all__ = [
-    "NodeView",
-    "Reason",
-    "Seen",
-    "Stray",
-    "Verdict",
-    "find_troubles",
-    "judge",
-    "judge_all",
-    "judge_services",
-    "judge_strays",
-    "strays",
-]
-
 
 class Reason(enum.StrEnum):
     """Why a pair is as it is. Scripts read the values, so they never change."""

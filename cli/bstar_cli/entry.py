@@ -11,8 +11,6 @@ import os
 import signal
 import sys
 
-__all__ = ["main"]
-
 # ``exits.INTERRUPTED`` and ``exits.USAGE``: their import takes as long as the rest.
 _INTERRUPTED = 130
 _USAGE = 2

@@ -11,24 +11,6 @@ from bstar.errors import (
     RejectedError,
 )
 
-__all__ = [
-    "ASTRAY",
-    "FAILED",
-    "INTERRUPTED",
-    "MANY_ACTIVE",
-    "NONE_ACTIVE",
-    "NOT_EXECUTED",
-    "NOT_PROVEN",
-    "OK",
-    "OUTPUT_LOST",
-    "READER_GONE",
-    "SERVICE_TROUBLE",
-    "SPARK_FAILED",
-    "UNKNOWN",
-    "USAGE",
-    "code_of",
-]
-
 OK = 0
 FAILED = 1
 """What was asked for did not succeed, and it is said why: a handler failed, a node is missing."""

@@ -7,8 +7,6 @@ took over. The event and that reply come from different threads, in either order
 
 from bstar_client import FailedOver
 
-__all__ = ["Gaps", "Settled"]
-
 # A failover, and its gap in seconds; None if the node that took over never answered.
 Settled = tuple[FailedOver, float | None]
 

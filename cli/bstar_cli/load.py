@@ -26,8 +26,6 @@ from bstar_cli.streams import OutputLostError
 from bstar_cli.terminal import json_line
 from bstar_client import ActiveFound, Event, FailedOver, HAClient
 
-__all__ = ["load", "percentile"]
-
 _PERIOD_S = 1.0
 # Enough for a failover of a second and a half at the greatest rate there is use for; each is a thread.
 _WINDOW_MAX = 1_000

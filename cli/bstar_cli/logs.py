@@ -13,8 +13,6 @@ from structlog.typing import EventDict, ExcInfo, Processor
 from bstar.printable import printable
 from bstar_cli.terminal import has_colours, lines
 
-__all__ = ["LogOptions", "configure_logs"]
-
 _VALUE_CHARS_MAX = 5_000
 
 

@@ -29,8 +29,6 @@ from bstar_cli.streams import OutputLostError, guarded
 from bstar_cli.terminal import lines
 from bstar_cli.worker import worker
 
-__all__ = ["app", "main"]
-
 _OWN_ERRORS = (ConfigurationError, PairError, PipelineError)
 _TEXT_CHARS_MAX = 5_000
 
@@ -51,8 +49,7 @@ def _print_version(is_wanted: bool) -> None:
 @app.callback()
 def _bstar(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Two Majordomo brokers that stand in for each other, and their clients and workers.

@@ -20,19 +20,6 @@ from bstar.fleet import Fleet
 from bstar.settings import Settings, load, load_fleet
 from bstar_client import JournalSettings
 
-__all__ = [
-    "DEFAULT_ENDPOINTS",
-    "Dialect",
-    "DialectOption",
-    "KeptJournal",
-    "NodeConfiguration",
-    "Nodes",
-    "fleet_of",
-    "grouped",
-    "parse_set",
-    "refuse",
-]
-
 DEFAULT_ENDPOINTS = "tcp://127.0.0.1:5001,tcp://127.0.0.1:5002"
 
 Dialect = Literal["native", "mdp02"]

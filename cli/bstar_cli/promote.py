@@ -12,8 +12,6 @@ from bstar.settings import Settings
 from bstar_cli import exits
 from bstar_cli.options import NodeConfiguration, refuse
 
-__all__ = ["promote"]
-
 # A peer on the same network answers or refuses within milliseconds.
 _PROBE_S = 2.0
 _ANSWER_S = 5.0

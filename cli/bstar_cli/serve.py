@@ -13,16 +13,12 @@ from bstar.settings import RESERVED_VARIABLES
 from bstar_cli.logs import configure_logs
 from bstar_cli.options import NodeConfiguration, refuse
 
-__all__ = ["serve"]
-
 
 class _Stopped(BaseException):
     """SIGTERM or Ctrl-C before the event loop was there to take it."""
 
 
-def serve(
-    node: NodeConfiguration,
-) -> None:
+def serve(node: NodeConfiguration) -> None:
     """Run one node of the pair until SIGTERM or Ctrl-C.
 
     A stopping active node finishes what its workers hold and hands over to its peer. Logs go to stderr; the

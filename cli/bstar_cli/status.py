@@ -30,8 +30,6 @@ from bstar_cli.terminal import cell, json_line, print_tables, sentence
 from bstar_cli.trouble import Trouble
 from bstar_client.status import NodeReport, node_states
 
-__all__ = ["status"]
-
 
 def status(
     nodes: Nodes,

@@ -14,8 +14,6 @@ import msgspec
 from bstar.errors import BstarError
 from bstar_client import HAClient
 
-__all__ = ["Counts", "SteadyCalls"]
-
 Answered = Callable[[float, float, str], None]
 Failed = Callable[[int, BstarError], None]
 

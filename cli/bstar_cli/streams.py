@@ -18,8 +18,6 @@ from typing import Any, TextIO, cast
 
 from bstar_cli import exits
 
-__all__ = ["OutputLostError", "forgive_reader", "guarded"]
-
 
 class OutputLostError(Exception):
     """Standard output cannot be written; ``code`` is how the command ends."""

@@ -16,8 +16,6 @@ from rich.text import Text
 
 from bstar.printable import printable
 
-__all__ = ["cell", "has_colours", "json_line", "lines", "print_tables", "sentence"]
-
 # Not a terminal: nothing is cut and nothing is folded, so that a script finds whole words and lines.
 _PIPE_COLUMNS = 200
 # To learn how wide a table would be.

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-__all__ = ["ServiceView", "Sign", "Trouble", "troubles"]
-
 # The thresholds of the alerts BstarNoWorkers, BstarRequestStuck, BstarRequestsWait and BstarServiceFails.
 UNSERVED_MIN = 3
 RUNNING_S_MAX = 300.0

@@ -18,8 +18,6 @@ from bstar_client import Handler, ReplyMemory, ReplyStore, Request, Worker, Work
 from bstar_client.checks import check_handler
 from bstar_client.reply_file import ReplyFile
 
-__all__ = ["find_handler", "worker"]
-
 # time.sleep of more is an OverflowError; a year is long enough for a test.
 _SLEEP_S_MAX = 366 * 86_400.0
 
@@ -27,8 +25,7 @@ _SLEEP_S_MAX = 366 * 86_400.0
 def worker(
     service: Annotated[str, typer.Option("--service", "-s", help="The service to offer.")],
     handler: Annotated[
-        str,
-        typer.Argument(metavar="[echo|sleep|fail|MODULE:FUNCTION]", help="What handles the requests."),
+        str, typer.Argument(metavar="[echo|sleep|fail|MODULE:FUNCTION]", help="What handles the requests.")
     ] = "echo",
     *,
     nodes: Nodes,

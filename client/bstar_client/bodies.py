@@ -4,9 +4,6 @@ from collections.abc import Coroutine, Sequence
 
 from bstar.errors import LocalProtocolError
 from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX, SERVICE_BYTES_MAX
-from bstar_client.core.calls import Body
-
-__all__ = ["REPLY_HEAD_BYTES", "Body", "to_frames", "to_name", "to_octets", "to_reply"]
 
 # The routing id, the header and an envelope stand before the body.
 _BODY_FRAMES_MAX = FRAMES_MAX - 8

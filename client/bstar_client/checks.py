@@ -19,21 +19,6 @@ import zmq
 from bstar.errors import CallTimeoutError, ConfigurationError, LocalProtocolError
 from bstar_client.settings import LinkSettings
 
-__all__ = [
-    "check_async_handler",
-    "check_endpoints",
-    "check_flag",
-    "check_function",
-    "check_handler",
-    "check_instance",
-    "check_map",
-    "check_sockets",
-    "check_store",
-    "to_count",
-    "to_seconds",
-    "to_timeout",
-]
-
 # A longer timeout is none: the system's calls refuse times of more than some decades.
 _TIMEOUT_S_MAX = 1e9
 _ENDPOINT = re.compile(r"tcp://[^/]+:(?P<port>[0-9]{1,5})|(?:ipc|inproc)://.+")

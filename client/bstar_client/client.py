@@ -29,8 +29,6 @@ from bstar_client.settings import ClientSettings, Dialect, LinkSettings
 if TYPE_CHECKING:
     from bstar_client.journal import JournalPlace
 
-__all__ = ["Client"]
-
 
 class Client:
     """Base of ``HAClient``, which explains the arguments, and ``AsyncHAClient``.

@@ -20,8 +20,6 @@ from bstar_client.settings import ClientSettings
 if TYPE_CHECKING:  # most programs keep none
     from bstar_client.journal import CallJournal
 
-__all__ = ["Delivery"]
-
 _log = logging.getLogger("bstar_client")
 
 _NOTHING: list[bytes] = []

@@ -33,8 +33,6 @@ from bstar_client.journal import WorkJournal
 from bstar_client.link import Links
 from bstar_client.registration import WorkerSettings
 
-__all__ = ["Dispatcher", "Kind", "Result"]
-
 _log = logging.getLogger("bstar_client")
 
 # "replay", "refusal" and "expired" answer requests that were not executed.

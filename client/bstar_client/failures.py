@@ -16,8 +16,6 @@ from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_outputs import Late
 from bstar_client.replies import ReplyStore
 
-__all__ = ["call_hook", "drop", "is_interrupt", "report", "report_given_up", "warn_late"]
-
 _log = logging.getLogger("bstar_client")
 
 

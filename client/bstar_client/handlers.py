@@ -6,9 +6,7 @@ from typing import Any
 
 import msgspec
 
-from bstar_client.bodies import Body
-
-__all__ = ["Handler", "Request", "WorkerHooks"]
+from bstar_client.core.calls import Body
 
 
 class Request(msgspec.Struct, frozen=True, eq=False, gc=False):

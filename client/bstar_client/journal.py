@@ -41,8 +41,6 @@ from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
 from bstar_client.core.worker_dialects import Job
 
-__all__ = ["CallJournal", "JournalPlace", "JournalSettings", "WorkJournal", "named_after", "open_journal"]
-
 # Of an identity's 24 octets the first name the client; the rest is the request's number.
 _CLIENT_BYTES = 16
 _PLAIN = "mdp-"

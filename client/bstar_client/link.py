@@ -16,8 +16,6 @@ from bstar.sockets import is_readable, receive, receive_event, send
 from bstar_client.settings import LinkSettings
 from bstar_client.wakeup import WakeUp
 
-__all__ = ["Link", "Links", "Transport"]
-
 # Messages read from one node before the others and the timers have their turn.
 _DRAIN_MAX = 512
 # Messages of a burst before which the socket is asked for more.

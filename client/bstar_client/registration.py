@@ -29,8 +29,6 @@ from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_jo
 from bstar_client.replies import ReplyStore
 from bstar_client.settings import LinkSettings
 
-__all__ = ["LINGER_MS", "WorkerSettings"]
-
 # How long a DISCONNECT or a last reply may take to leave the process; with no linger it vanishes (T-09).
 LINGER_MS = 300
 

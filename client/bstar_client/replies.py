@@ -20,8 +20,6 @@ import msgspec
 
 from bstar.errors import ConfigurationError, LocalProtocolError, OutcomeUnknownError
 
-__all__ = ["ReplyMemory", "ReplyStore", "digest_of", "other_body", "still_running"]
-
 
 class ReplyStore(Protocol):
     """Where a worker keeps replies. Handlers' threads call it at the same time."""

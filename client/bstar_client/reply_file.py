@@ -26,8 +26,6 @@ import msgspec
 from bstar.errors import ConfigurationError, OutcomeUnknownError
 from bstar_client.replies import digest_of, other_body, still_running
 
-__all__ = ["ReplyFile"]
-
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS replies (
     identity BLOB PRIMARY KEY, digest BLOB NOT NULL, owner TEXT NOT NULL, at REAL NOT NULL, reply BLOB

@@ -12,12 +12,10 @@ import msgspec
 
 from bstar.errors import CallTimeoutError, LocalProtocolError, RemoteProtocolError
 from bstar.wire.mmi import OK, PREFIX, Service
-from bstar_client.bodies import Body, to_frames, to_name, to_octets
+from bstar_client.bodies import to_frames, to_name, to_octets
 from bstar_client.checks import check_flag, to_timeout
-from bstar_client.core.calls import Ask, Call, Reply
+from bstar_client.core.calls import Ask, Body, Call, Reply
 from bstar_client.settings import ClientSettings
-
-__all__ = ["DEFAULT", "Requests", "Timeout", "to_key"]
 
 # A call's own timeout; not set, the client's applies.
 Timeout: TypeAlias = float | msgspec.UnsetType | None

@@ -13,8 +13,6 @@ from bstar_client.core.events import Event
 if TYPE_CHECKING:  # the journal's writer is loaded by programs that keep one
     from bstar_client.journal import JournalPlace
 
-__all__ = ["ClientSettings", "Dialect", "LinkSettings"]
-
 Dialect = Literal["native", "mdp02"]
 
 # Heads and error texts are within this.

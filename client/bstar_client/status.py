@@ -20,9 +20,6 @@ from bstar_client.link import Links
 from bstar_client.settings import LinkSettings
 from bstar_client.wakeup import WakeUp
 
-__all__ = ["NodeReport", "node_states"]
-
-
 # No connection is given up for being slow before the asker's own time is over.
 _SPARE_MS = 1_000
 

@@ -9,9 +9,6 @@ from bstar_client.core.outputs import ClientCore
 from bstar_client.core.worker_session import WorkerCore
 from bstar_client.link import Links
 
-__all__ = ["Core", "take_in", "timeout_ms"]
-
-
 Core = ClientCore | WorkerCore
 
 

@@ -13,8 +13,6 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 
-__all__ = ["Guard"]
-
 # The text, what ends it, and the process that has it.
 _unclosed: dict[int, tuple[str, Callable[[bool], object], int]] = {}
 _keys = itertools.count()

@@ -5,8 +5,6 @@ import os
 import select
 import sys
 
-__all__ = ["WakeUp"]
-
 
 class WakeUp:
     """``set`` makes ``fd`` readable until ``clear``. Any thread and any signal handler may call ``set``."""

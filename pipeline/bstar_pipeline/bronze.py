@@ -18,8 +18,6 @@ from bstar_pipeline.copies import files, once, ranges
 from bstar_pipeline.journal_files import day_of_file, lines, listing, pair_of_file
 from bstar_pipeline.schema import BASE, COMMON, DEFAULTS, LINE, REJECTED, REQUIRED, TOPICS, table_schema
 
-__all__ = ["REJECTION", "Bronze", "read", "records", "rejected", "typed"]
-
 # Times beyond the year 2100 are no times: adding to them would overflow and stop the whole job for one line.
 _TIME_US_MAX = 4_102_444_800_000_000
 _DAY_US = 86_400_000_000
@@ -110,10 +108,7 @@ def _rejection() -> Column:
     is_corrupt = _told(_CORRUPT).isNotNull()
     return (
         F.when(_told("v") > VERSION, "newer-version")
-        .when(
-            is_nothing | (is_corrupt & _told("v").isNull()) | ~F.is_valid_utf8("value"),
-            "unreadable",
-        )
+        .when(is_nothing | (is_corrupt & _told("v").isNull()) | ~F.is_valid_utf8("value"), "unreadable")
         .when(is_corrupt | ~is_whole | ~kind_has, "incomplete")
         .when((_told("v") < VERSION) | ~is_in_range, "unreadable")
     )

@@ -29,8 +29,6 @@ from bstar.errors import (
 )
 from bstar_client import Ask, CallFailed, HAClient, Reply
 
-__all__ = ["BODY", "KEY", "OUTCOME", "BulkPlan", "Status", "call_batches"]
-
 BODY = "__bstar_body"
 KEY = "__bstar_key"
 """The columns that bring each row's body and key; they are not given back."""

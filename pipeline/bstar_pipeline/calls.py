@@ -33,8 +33,6 @@ from pyspark.sql.types import (
 from bstar.errors import ConfigurationError
 from bstar_pipeline.bulk import BODY, KEY, OUTCOME, BulkPlan
 
-__all__ = ["HOW_TO_SHIP", "call"]
-
 HOW_TO_SHIP = (
     "the Python of Spark's workers lacks bstar, or what it needs (pyzmq, msgspec, pyarrow). Install it there,"
     " or pack it with `python -m bstar_pipeline.ship FOLDER` and ship it: spark-submit --archives"

@@ -21,8 +21,6 @@ from pyspark.sql import SparkSession
 from bstar.errors import PipelineError
 from bstar_pipeline.session import open_session, starts_driver
 
-__all__ = ["session"]
-
 _SETTINGS = {
     "spark.log.level": "ERROR",
     # Nobody asked for a page on a port of this machine; --conf spark.ui.enabled=true does.

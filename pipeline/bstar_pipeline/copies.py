@@ -12,8 +12,6 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from bstar_pipeline.journal_files import day_of_file, pair_of_file
 from bstar_pipeline.schema import REJECTED, table_schema
 
-__all__ = ["files", "once", "ranges", "records_once", "rejected_once"]
-
 _DAY_US = 86_400_000_000
 _HALF_BITS = 26
 _HALF = 1 << _HALF_BITS

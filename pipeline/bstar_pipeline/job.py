@@ -34,8 +34,6 @@ from bstar_pipeline.schema import REJECTED, table_schema
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.store import Part
 
-__all__ = ["Progress", "Summary", "run"]
-
 Progress = Callable[[str], None]
 """Gets a line of text when a step begins."""
 

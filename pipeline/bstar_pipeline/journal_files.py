@@ -18,8 +18,6 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from bstar.errors import ConfigurationError
 
-__all__ = ["day_of_file", "find_files", "lines", "listing", "pair_of_file", "unpacked"]
-
 _SEALED = "*.{ndjson,ndjson.gz}"
 _ALL = "*.{ndjson,ndjson.gz,ndjson.open}"
 _OPTIONS = {

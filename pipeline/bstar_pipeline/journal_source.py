@@ -48,8 +48,6 @@ from bstar.errors import ConfigurationError
 from bstar.records import KINDS, VERSION
 from bstar_pipeline.schema import BASE, RECORDS, TOPICS
 
-__all__ = ["ROWS", "JournalReader", "PushingReader"]
-
 ROWS = StructType(
     [*RECORDS.fields, StructField("rejection", StringType()), StructField("line", StringType())]
 )

@@ -26,8 +26,6 @@ from bstar_pipeline.slo import Objectives
 from bstar_pipeline.store import location
 from bstar_pipeline.tables import TABLES
 
-__all__ = ["MicroBatch", "read"]
-
 # Nothing else makes a node serve, or shows that it did not.
 _CHANGES = ("started", "state", "active", "inactive", "stall")
 _OF_STATE = ("node", "boot", "epoch", "since_at_us", "until_at_us")

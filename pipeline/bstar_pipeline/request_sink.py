@@ -18,25 +18,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
-from pyspark.sql.types import (
-    BinaryType,
-    ByteType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructType,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, ByteType, IntegerType, LongType, ShortType, StringType, StructType
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline.bulk import BODY, KEY, OUTCOME, BulkPlan, call_batches
-
-__all__ = ["RequestStreamWriter", "RequestWriter", "SinkPlan"]
 
 _TEMPORARY = "_temporary"
 

@@ -28,8 +28,6 @@ from pyspark.sql.types import (
 from bstar.records import KINDS
 from bstar_pipeline.tables import TABLES
 
-__all__ = ["BASE", "COMMON", "DEFAULTS", "LINE", "RECORDS", "REJECTED", "REQUIRED", "TOPICS", "table_schema"]
-
 TOPICS = {"request": "requests", "call": "calls", "execution": "executions"}
 """The kinds that come by the million, each with a topic of its own; all others are of topic "events"."""
 

@@ -17,8 +17,6 @@ from pyspark.sql import SparkSession
 
 from bstar.errors import ConfigurationError
 
-__all__ = ["JAVA_MIN", "find_java", "open_session", "starts_driver"]
-
 JAVA_MIN = 17
 """Spark 4 runs on Java 17 and newer."""
 

@@ -20,8 +20,6 @@ from pathlib import Path
 
 from bstar.errors import ConfigurationError
 
-__all__ = ["ARCHIVE", "PROGRAM", "ship"]
-
 ARCHIVE = "bstar-spark.tar.gz"
 PROGRAM = "bstar_job.py"
 

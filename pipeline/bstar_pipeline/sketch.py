@@ -21,20 +21,6 @@ import math
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-__all__ = [
-    "ERROR",
-    "GAMMA",
-    "bucket",
-    "bucket_of",
-    "bucket_sql",
-    "millionths",
-    "percentile",
-    "total",
-    "value",
-    "value_of",
-    "value_sql",
-]
-
 ERROR = 0.01
 """A percentile is at most this share of it away from the exact one."""
 

@@ -20,8 +20,6 @@ import msgspec
 from bstar.errors import ConfigurationError
 from bstar.settings.document import Problems, read_document
 
-__all__ = ["ERRORS", "REFUSALS", "Objective", "Objectives", "load"]
-
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Refusal = Literal[
     "queue-full", "client-full", "bytes-full", "services-full", "memory-full", "askers-full", "askers-late"

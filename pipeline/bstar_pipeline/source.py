@@ -12,20 +12,13 @@ reads the same files with ``bronze.read``, which is Spark's own reader and many 
 
 from collections.abc import Mapping
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline.bulk import BulkPlan
 from bstar_pipeline.journal_source import ROWS, JournalReader, PushingReader
 from bstar_pipeline.request_sink import RequestStreamWriter, RequestWriter, SinkPlan
-
-__all__ = ["BstarDataSource"]
 
 _READ_OPTIONS = ("path", "pushdown", "clockSlackSeconds")
 _WRITE_OPTIONS = (

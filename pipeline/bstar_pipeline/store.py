@@ -23,8 +23,6 @@ from bstar.errors import ConfigurationError
 from bstar_pipeline.schema import table_schema
 from bstar_pipeline.tables import TABLES
 
-__all__ = ["Part", "Written", "clear", "location", "read", "replace", "within", "write"]
-
 Part = tuple[dt.date, str]
 """A day and a pair: what a job replaces."""
 

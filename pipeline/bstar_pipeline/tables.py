@@ -15,8 +15,6 @@ nothing of Spark, so that anybody may read it; ``bstar_pipeline.store`` reads an
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["TABLES", "Table"]
-
 
 @dataclass(frozen=True, slots=True)
 class Table:

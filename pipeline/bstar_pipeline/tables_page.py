@@ -13,8 +13,6 @@ import sys
 from bstar import generated
 from bstar_pipeline.tables import TABLES, Table
 
-__all__ = ["columns_of", "generate", "main", "replace"]
-
 _MODULE = "bstar_pipeline.tables_page"
 BEGIN, END = generated.begin_of(_MODULE), generated.END
 LAYERS = {

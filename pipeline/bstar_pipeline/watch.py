@@ -31,8 +31,6 @@ from bstar_pipeline.micro_batch import MicroBatch, read
 from bstar_pipeline.schema import REJECTED
 from bstar_pipeline.slo import Objectives
 
-__all__ = ["Watch", "WatchSettings", "stopped_by_signals"]
-
 _SETTINGS = {
     # One entry for each record that is remembered: too many for the memory of the JVM.
     "spark.sql.streaming.stateStore.providerClass": (

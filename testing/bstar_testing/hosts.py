@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-__all__ = ["Host", "LoopbackHost"]
-
 
 class Host(Protocol):
     """A place for processes."""

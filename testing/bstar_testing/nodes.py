@@ -17,8 +17,6 @@ from bstar_broker.core.snapshot import NodeState
 from bstar_testing.hosts import Host
 from bstar_testing.processes import HarnessError, NoteTaker, Process, ignore_note
 
-__all__ = ["COMMAND", "Node"]
-
 COMMAND = (sys.executable, "-m", "bstar_cli")
 """Runs the ``bstar`` of this installation."""
 

@@ -25,8 +25,6 @@ from bstar_testing.hosts import Host, LoopbackHost
 from bstar_testing.nodes import COMMAND, Node
 from bstar_testing.processes import LIMIT_S, HarnessError, NoteTaker, Process, ignore_note, wait_until
 
-__all__ = ["ARBITER_LINK", "ROLES", "STATE_LINKS", "Pair", "Route", "direct", "pair"]
-
 Route = Callable[[str, str], str]
 ARBITER_LINK = "nodes-arbiter"
 STATE_LINKS = ("primary-backup", "backup-primary")

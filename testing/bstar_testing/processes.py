@@ -20,8 +20,6 @@ from typing import Self
 from bstar_testing.hosts import Host, LoopbackHost
 from bstar_testing.reaper import REAPER
 
-__all__ = ["LIMIT_S", "HarnessError", "NoteTaker", "Process", "environment", "ignore_note", "wait_until"]
-
 # It ends a hang. No test measures it.
 LIMIT_S = 60.0
 _LOOK_S = 0.01

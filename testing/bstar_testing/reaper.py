@@ -14,8 +14,6 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["REAPER", "Reaper"]
-
 
 class Reaper:
     """The harness's side. The process starts with the first group."""

@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["CallHistory", "Violation"]
-
 
 @dataclass(frozen=True, slots=True)
 class Violation:

@@ -99,12 +99,7 @@ class Images:
         with tempfile.TemporaryDirectory(prefix="bstar-toxiproxy-") as folder:
             root = Path(folder) / "root"
             root.mkdir()
-            environment = {
-                **os.environ,
-                "CGO_ENABLED": "0",
-                "GOBIN": str(root),
-                "GOFLAGS": "",
-            }
+            environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(root), "GOFLAGS": ""}
             run([_go(Path(folder)), "install", _TOXIPROXY], env=environment)
             (root / "server").rename(root / "toxiproxy")
             self._import(name, root, ['ENTRYPOINT ["/toxiproxy"]', "EXPOSE 8474"])

@@ -10,8 +10,6 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["Network", "removals"]
-
 _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 _LINKS = Path("/sys/class/net")
 _BRIDGE = "docker0"

@@ -11,8 +11,6 @@ from __future__ import annotations
 from explorer.canonical import canonical
 from explorer.model import FROZEN, HEAL, TICK, UNBOUNDED, Action, Budget, Model, Situation, serves
 
-__all__ = ["CALM", "Calm"]
-
 # No faults, but workers that tell what they know.
 CALM = Budget(learns=UNBOUNDED)
 # Without an end long before that, there is none.

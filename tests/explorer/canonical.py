@@ -12,8 +12,6 @@ from __future__ import annotations
 from explorer.memory import NOBODY, Memory, Word
 from explorer.model import FROZEN, Configuration, Line, Process, Situation
 
-__all__ = ["canonical"]
-
 _Words = tuple[tuple[int, Word], ...]
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from explorer.model import SETTLED, UNBOUNDED, Budget, Configuration, Finding
 
-__all__ = ["CONFIGURATIONS", "configuration_of"]
-
 _MESSAGE = frozenset({Finding.TWO_SERVE_FOR_A_MESSAGE})
 _UNHEARD = frozenset({Finding.TWO_SERVE_UNHEARD})
 
@@ -51,10 +49,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     ),
     Configuration(name="crashes", about="2 crashes", budget=Budget(crashes=2), expected=_MESSAGE),
     Configuration(
-        name="crash-pause",
-        about="1 crash, 1 pause",
-        budget=Budget(crashes=1, freezes=1),
-        expected=_MESSAGE,
+        name="crash-pause", about="1 crash, 1 pause", budget=Budget(crashes=1, freezes=1), expected=_MESSAGE
     ),
     Configuration(
         name="operator",

@@ -41,22 +41,6 @@ from bstar.star.cut_off import CutOff, Evidence
 from bstar.star.peer import Streak
 from bstar.wire.peer import PeerState
 
-__all__ = [
-    "INTERVAL_S",
-    "NEVER",
-    "NOBODY",
-    "ROLES",
-    "Done",
-    "Event",
-    "LiveMachines",
-    "Machines",
-    "Memory",
-    "Vessels",
-    "Word",
-    "message_of",
-    "word_of",
-]
-
 ROLES = (Role.PRIMARY, Role.BACKUP)
 INTERVAL_S = 1.0
 NEVER = float("inf")

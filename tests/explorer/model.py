@@ -26,24 +26,6 @@ import msgspec
 from bstar.star import State
 from explorer.memory import INTERVAL_S, Done, Event, Machines, Memory, Word
 
-__all__ = [
-    "AWAKE",
-    "DOWN",
-    "FROZEN",
-    "HEAL",
-    "SETTLED",
-    "TICK",
-    "UNBOUNDED",
-    "Action",
-    "Budget",
-    "Configuration",
-    "Finding",
-    "Line",
-    "Model",
-    "Process",
-    "Situation",
-]
-
 DOWN, AWAKE, FROZEN = range(3)
 # The connection broke; the reader was told, and tries to connect; it was refused.
 _BROKE, _MISSED, _REFUSED = 1, 2, 3

@@ -19,8 +19,6 @@ from explorer.model import HEAL, TICK, Action, Configuration, Finding, Model, Si
 from explorer.search import Found
 from support.starwire import describe
 
-__all__ = ["FOLDER", "Replay", "act_out", "read", "write"]
-
 FOLDER = Path(__file__).parent / "scripts"
 _NUMBERS_MAX = 8
 _STEP = re.compile(r" *\d+  (?P<text>\S.*)")

@@ -17,8 +17,6 @@ from explorer.canonical import canonical
 from explorer.memory import Vessels
 from explorer.model import Action, Configuration, Finding, Model, Situation
 
-__all__ = ["Found", "Outcome", "explore"]
-
 # Situations between two looks at the clock.
 _TELL_EVERY = 2_000
 STATES_MAX = 3_000_000

@@ -21,8 +21,6 @@ from bstar import wire
 from bstar.errors import RemoteProtocolError
 from bstar.wire import arbiter, batches, limits, mdp01, mdp02, messages, native, native_broker, peer
 
-__all__ = ["CORPUS", "TARGETS", "Mutator", "check", "describe", "frames_from", "main", "read_corpus"]
-
 Frames = list[bytes]
 
 CORPUS = Path(__file__).with_name("wire_corpus.txt")
@@ -86,7 +84,7 @@ def _fuzz_broker(frames: Frames) -> None:
             assert 0 < len(message.numbers) == len(message.lengths) <= limits.BATCH_ROWS_MAX
             assert sum(message.lengths) == len(message.blob) <= limits.BATCH_BYTES_MAX
             assert len(set(message.numbers)) == len(message.numbers)
-            assert max(message.numbers) < native.KEYED_NUMBER_MIN
+            assert max(message.numbers) < batches.KEYED_NUMBER_MIN
             if isinstance(message, messages.Finals):
                 native.decode([message.header, message.table, message.blob])
             else:

@@ -17,8 +17,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["CATALOGUE", "ROOT", "Mutant", "faults_of", "read_catalogue"]
-
 ROOT = Path(__file__).parents[2]
 _FOLDER = Path(__file__).parent
 

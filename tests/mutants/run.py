@@ -21,8 +21,6 @@ import msgspec
 
 from mutants.catalogue import ROOT, Mutant
 
-__all__ = ["Verdict", "judge_all"]
-
 # One mutant's tests take seconds; a mutant that makes one wait for ever is ended here. All tests together,
 # before any mutant, get longer.
 TIMEOUT_S = 300.0

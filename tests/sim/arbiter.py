@@ -15,8 +15,6 @@ from sim.world import Process, World
 if TYPE_CHECKING:
     from sim.node import SimNode
 
-__all__ = ["ArbiterLink", "SimArbiter"]
-
 
 class ArbiterLink:
     """One node's DEALER. In order and without loss while a connection lasts; a new one knows nothing of what

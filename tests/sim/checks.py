@@ -30,8 +30,6 @@ from sim.tables import bounds_of, left_of
 from sim.worker import SimWorker
 from sim.world import World
 
-__all__ = ["Checks", "Violation"]
-
 # A call ends at its deadline, not much later.
 LATE_MAX_S = 0.25
 

@@ -20,8 +20,6 @@ from sim.dialects import Dialect, for_mdp01, from_mdp01
 from sim.network import Frames, Link, LinkOwner
 from sim.world import World
 
-__all__ = ["CallWatcher", "Issued", "SimClient"]
-
 OUTSTANDING_MAX = 40
 # Some calls are begun several at a time, and travel together where they may.
 BURSTS = 0.2

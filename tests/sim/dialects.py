@@ -13,8 +13,6 @@ from bstar.wire import mdp01, mdp02, mmi, native
 from bstar_client.core.worker_dialects import Heard, Hearing, Job, Mdp02Worker, NativeWorker, WorkerDialect
 from sim.network import Frames
 
-__all__ = ["Dialect", "Mdp01Worker", "for_mdp01", "from_mdp01", "service_asked", "worker_dialect"]
-
 Dialect = Literal["native", "mdp02", "mdp01"]
 
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-__all__ = ["ARBITER_KINDS", "KINDS", "LIES", "Fault", "Kind", "Mood", "lies", "plan"]
-
 
 class Mood(enum.Enum):
     """What kind of faults a run has."""

@@ -27,8 +27,6 @@ from sim.setup import FleetSetup, Setup
 from sim.worker import SimWorker
 from sim.world import World
 
-__all__ = ["Growth", "Spread"]
-
 # Services of a pair on average, and clients that ask for all of them.
 SERVICES_PER_PAIR = 4
 CLIENTS = 2

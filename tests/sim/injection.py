@@ -18,8 +18,6 @@ from sim.pair import SimPair
 from sim.worker import SimWorker
 from sim.world import World
 
-__all__ = ["Injection", "Startable"]
-
 Startable = SimNode | SimWorker | SimClient | SimArbiter
 
 

@@ -13,8 +13,6 @@ from bstar_client.core.worker_outputs import KeepAlive
 if TYPE_CHECKING:
     from sim.network import Link
 
-__all__ = ["Keepalive"]
-
 
 class Keepalive:
     """One of them, until ``end``."""

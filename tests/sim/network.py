@@ -19,8 +19,6 @@ from sim.world import Process, World
 if TYPE_CHECKING:
     from sim.node import SimNode
 
-__all__ = ["Connection", "Link", "LinkOwner", "Path", "Paths"]
-
 Frames = list[bytes]
 
 # What TCP waits before it sends again what was not acknowledged.

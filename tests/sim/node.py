@@ -49,8 +49,6 @@ from sim.network import Connection, Frames, Link
 from sim.peer_link import PeerLink
 from sim.world import Process, World
 
-__all__ = ["NodeWatcher", "SimNode"]
-
 # What a supervisor waits before it starts a process again that ended with an error.
 RESTART_MIN_S = 0.1
 RESTART_MAX_S = 1.0

@@ -14,8 +14,6 @@ from sim.peer_link import PeerLink
 from sim.setup import Setup, names_of
 from sim.world import World
 
-__all__ = ["SimPair", "small_limits"]
-
 
 class SimPair:
     """One pair of a run. ``name`` is empty where it is the only one."""

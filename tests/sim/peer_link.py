@@ -17,8 +17,6 @@ from sim.network import Frames, Path
 if TYPE_CHECKING:
     from sim.node import SimNode
 
-__all__ = ["PeerLink"]
-
 
 class PeerLink:
     """From one node's publisher to the other's subscriber, which connects and connects again, and asks for

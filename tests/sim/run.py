@@ -24,8 +24,6 @@ from sim.setup import Setup
 from sim.worker import SimWorker
 from sim.world import World
 
-__all__ = ["Outcome", "Simulation", "play", "shrink"]
-
 TICK_S = 0.5
 # What workers offer and clients ask for where there is one pair.
 SERVICE = "work"

@@ -14,8 +14,6 @@ from bstar.star.settings import OnDualActive
 from sim.dialects import Dialect
 from sim.faults import Fault, Mood, lies, plan
 
-__all__ = ["FleetSetup", "Setup", "names_of", "setup_of"]
-
 STORM_TIMEOUTS = 220
 # Of all runs, those in which pairs have an arbiter, and those with several pairs.
 ARBITER_SHARE = 1 / 3

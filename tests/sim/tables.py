@@ -6,8 +6,6 @@ from bstar_broker.core import BrokerSettings
 from bstar_broker.core.services import PAST_MAX
 from sim.node import SimNode
 
-__all__ = ["bounds_of", "left_of"]
-
 PEER_RUNS_MAX = 16
 CREDIT_MAX = 4  # of a simulated worker
 

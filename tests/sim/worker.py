@@ -17,8 +17,6 @@ from sim.dialects import Dialect, worker_dialect
 from sim.network import Frames, LinkOwner
 from sim.world import World
 
-__all__ = ["SimWorker", "WorkWatcher"]
-
 DRAIN_TIMEOUT_S = 2.0
 HANDLER_TIMEOUT_S = 4.0
 PARTS_MAX = 4

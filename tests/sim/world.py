@@ -13,8 +13,6 @@ from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
 
-__all__ = ["Process", "World"]
-
 Action = Callable[[], None]
 
 # Monotonic clocks are slewed by up to 500 parts in a million.

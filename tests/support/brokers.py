@@ -15,19 +15,6 @@ from bstar_testing.pairs import Pair
 from bstar_testing.processes import LIMIT_S
 from support.rawpeers import CLIENT_01, EMPTY, NothingArrivedError, Peers
 
-__all__ = [
-    "FORGETFUL",
-    "MORTAL",
-    "STEADY",
-    "TIGHT",
-    "Broker",
-    "BrokerPair",
-    "Profile",
-    "Timing",
-    "broker_pair",
-    "lone_broker",
-]
-
 
 @dataclass(frozen=True)
 class Timing:

@@ -19,8 +19,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Browser", "Page", "chromium"]
-
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 LIMIT_S = 60.0
 

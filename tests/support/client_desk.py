@@ -16,20 +16,6 @@ from bstar_client.core.outputs import Output, Send
 from bstar_client.core.session import Session, SessionSettings
 from support.client_outputs import ClientOutputs
 
-__all__ = [
-    "ACTIVE",
-    "BACKUP",
-    "CLIENT_ID",
-    "CODEC",
-    "ENDPOINTS",
-    "PASSIVE",
-    "PRIMARY",
-    "SILENT",
-    "Desk",
-    "read",
-    "status",
-]
-
 PRIMARY, BACKUP, ACTIVE, PASSIVE, SILENT = 1, 2, 3, 4, 0
 ENDPOINTS = ("tcp://primary", "tcp://backup")
 CLIENT_ID = bytes(range(16))

@@ -7,8 +7,6 @@ from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.outputs import Announce, Deliver, DeliverAll, Fail, Output, Reset, Send
 
-__all__ = ["ClientOutputs"]
-
 
 class ClientOutputs:
     """Every output so far, each kind in its order."""

@@ -16,11 +16,7 @@ def service_state(name: str, **changes: Any) -> ServiceState:
     values: dict[str, Any] = dict.fromkeys(
         (field.name for field in msgspec.structs.fields(ServiceState) if field.type is int), 0
     )
-    values |= {
-        "service": name,
-        "latency_counts": [0] * (len(LATENCY_BOUNDS_S) + 1),
-        "latency_sum_s": 0.0,
-    }
+    values |= {"service": name, "latency_counts": [0] * (len(LATENCY_BOUNDS_S) + 1), "latency_sum_s": 0.0}
     return ServiceState(**(values | changes))
 
 

@@ -179,13 +179,7 @@ class Load:
             result = Failed(body, started_at, time.monotonic(), error)
         else:
             result = Answered(
-                body,
-                started_at,
-                time.monotonic(),
-                reply.body,
-                reply.attempts,
-                reply.epoch,
-                reply.endpoint,
+                body, started_at, time.monotonic(), reply.body, reply.attempts, reply.epoch, reply.endpoint
             )
         with self._lock:
             self._history.append(result)

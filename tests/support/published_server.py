@@ -17,8 +17,6 @@ from bstar.star import Role
 from support.star_nodes import Places
 from support.waiting import Bell, Socket
 
-__all__ = ["PublishedServer"]
-
 PRIMARY, BACKUP, ACTIVE, PASSIVE = b"1", b"2", b"3", b"4"
 HEARTBEAT_S = 1.0
 EXPIRY_S = 2 * HEARTBEAT_S

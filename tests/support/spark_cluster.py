@@ -18,8 +18,6 @@ import pyspark
 
 from pipeline.events import SETTINGS, Application, read
 
-__all__ = ["Cluster", "Done"]
-
 EXECUTORS = 2
 # Starting three JVMs takes a loaded machine its time.
 LIMIT_S = 400.0

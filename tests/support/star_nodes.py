@@ -24,8 +24,6 @@ from bstar.wire.peer import TOPICS_HEARD
 from bstar_testing import LoopbackHost
 from support.waiting import LIMIT_S, Bell, Socket, receive, receive_until
 
-__all__ = ["HEARTBEAT_S", "TIMEOUT_S", "Places", "RunningNode", "ScriptedPeer"]
-
 # Long enough that a busy machine does not stall a node for it.
 HEARTBEAT_S = 0.1
 TIMEOUT_S = 1.0

@@ -13,8 +13,6 @@ from typing import Self
 
 from support.waiting import LIMIT_S, Bell
 
-__all__ = ["Program"]
-
 
 class Program:
     """A Python program; what it prints is kept. ``with`` it: its process ends with the block."""

@@ -18,8 +18,6 @@ from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord
 from bstar_broker.core.refusals import Refusal
 
-__all__ = ["ASKERS_MAX", "REQUEST_BYTES", "Admission", "is_same_body"]
-
 # What a request costs beside its body: its record, its places in tables and in a queue (700 octets measured),
 # and its client's if it is the only one (500 more).
 REQUEST_BYTES = 1_200

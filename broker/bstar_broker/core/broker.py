@@ -31,8 +31,6 @@ from bstar_broker.core.registry import WorkerRegistry
 from bstar_broker.core.replies import Replies
 from bstar_broker.core.settings import BrokerSettings
 
-__all__ = ["Broker"]
-
 # How often services that are out of use are looked for.
 _TIDY_INTERVAL_S = 1.0
 # RemoteProtocolError's reasons for messages that are readable but larger than allowed.

@@ -16,8 +16,6 @@ from bstar.wire.batches import REQUEST_ROW_BYTES, bodies_of
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.records import Accepted, Bundle, WorkerRecord
 
-__all__ = ["Bundles", "empty"]
-
 
 class Bundles:
     """The bundles of one broker. ``by_number``: per client id, its requests in bundles by their number."""

@@ -10,8 +10,6 @@ from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.outputs import Dispatch, Output
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 
-__all__ = ["Dispatcher"]
-
 # What a client's batch gets in one turn while other clients wait as well.
 _TURN_ROWS = 32
 

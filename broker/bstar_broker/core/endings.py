@@ -15,8 +15,6 @@ from bstar_broker.core.outputs import Notice, Output
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord
 from bstar_broker.core.refusals import QUEUE_RETRY_MS
 
-__all__ = ["Endings"]
-
 # Log lines for each service and kind: a lost worker may have held tens of thousands of requests.
 _NOTICES_MAX = 10
 

@@ -16,8 +16,6 @@ from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.outputs import Notice, Output, Send
 from bstar_broker.core.records import WorkerRecord
 
-__all__ = ["Keepalives"]
-
 # The log names one stuck worker in a second; the others are in the metrics.
 _NOTICE_INTERVAL_S = 1.0
 

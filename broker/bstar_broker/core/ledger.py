@@ -17,8 +17,6 @@ from bstar_broker.core.services import ServiceTable
 from bstar_broker.core.settings import BrokerSettings
 from bstar_broker.core.waiting import Waiting
 
-__all__ = ["Ledger"]
-
 
 class Ledger:
     """The tables of one broker. Parts may keep a reference to a table: none is ever replaced."""

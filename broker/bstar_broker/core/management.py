@@ -15,8 +15,6 @@ from bstar_broker.core.records import COUNTERS, Held, ServiceRecord, WorkerRecor
 from bstar_broker.core.services import recent
 from bstar_broker.core.snapshot import BrokerState, NodeState, ServiceState, WorkerState
 
-__all__ = ["answer", "broker_state"]
-
 # A listing longer than this is cut; the counters in mmi.state are whole.
 _LISTED_MAX = 1_000
 

@@ -34,8 +34,6 @@ from bstar_broker.core.readiness import readiness
 from bstar_broker.core.settings import BrokerSettings
 from bstar_broker.core.snapshot import JournalState, LoopState, NodeState, PairState, QuorumState
 
-__all__ = ["Node"]
-
 # Workers alone are fenced, so only what they remember matters. Nothing that a client says raises an epoch.
 _EPOCH_CARRIERS = frozenset((Heartbeat, Ready, StaleEpoch))
 # A node that has handed over goes on refusing requests for so long before it ends. Clients send until they

@@ -10,8 +10,6 @@ from typing import Literal, Protocol
 from bstar.wire.messages import Finals
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 
-__all__ = ["LostBecause", "Observer", "Outcome"]
-
 Outcome = Literal["answered", "failed", "expired", "poison", "lost", "returned", "late"]
 LostBecause = Literal["drained", "left", "expired", "stuck", "unreachable", "invalid", "unexpected"]
 

@@ -4,8 +4,6 @@ A worker may miss the DISCONNECT because its connection breaks at that moment. I
 registered, so it is sent another one after ``quiet_s``.
 """
 
-__all__ = ["Outcasts"]
-
 
 class Outcasts:
     """Routing ids, at most ``count_max``: a new one replaces the oldest."""

@@ -7,8 +7,6 @@ import msgspec
 
 from bstar import star
 
-__all__ = ["Dispatch", "Notice", "Output", "Send"]
-
 
 class Send(msgspec.Struct, gc=False):
     """Send these frames through the ROUTER; the first is the routing id.

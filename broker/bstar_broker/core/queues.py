@@ -22,8 +22,6 @@ from typing import Generic, TypeVar
 
 from bstar.wire.limits import FRESH_IN_A_ROW_MAX
 
-__all__ = ["URGENT_IN_A_ROW_MAX", "FairQueue"]
-
 T = TypeVar("T", bound=Hashable)
 
 URGENT_IN_A_ROW_MAX = 15

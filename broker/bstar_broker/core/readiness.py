@@ -4,8 +4,6 @@ that ``bstar status`` reads, and what its diagnosis of the pair is made of.
 
 from bstar_broker.core.snapshot import PairState, Readiness, Standing
 
-__all__ = ["readiness"]
-
 
 def readiness(pair: PairState, *, is_draining: bool) -> Readiness:
     """A node is ready if it serves or if requests may be sent to it, because it would take over when it must.

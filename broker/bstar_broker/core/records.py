@@ -17,20 +17,6 @@ from bstar.printable import printable
 from bstar.wire.dialect import BrokerCodec, Envelope
 from bstar_broker.core.queues import FairQueue
 
-__all__ = [
-    "COUNTERS",
-    "LATENCY_BOUNDS_S",
-    "OUTCOMES",
-    "STEP_S",
-    "Accepted",
-    "Bundle",
-    "Held",
-    "Lease",
-    "ServiceRecord",
-    "Tally",
-    "WorkerRecord",
-]
-
 # How a request ends at a node; a service counts each under this name.
 OUTCOMES = ("answered", "failed", "refused", "expired", "poisoned", "lost", "returned")
 # All that a service counts, but for its latencies.

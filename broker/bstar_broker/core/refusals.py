@@ -9,8 +9,6 @@ import msgspec
 from bstar.wire.dialect import BrokerCodec, Envelope
 from bstar.wire.messages import ErrorCode
 
-__all__ = ["REFUSALS", "Refusal"]
-
 # A full queue has room again after about this time.
 QUEUE_RETRY_MS = 50
 # Memory takes longer to become free.

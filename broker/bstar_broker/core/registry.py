@@ -5,16 +5,7 @@ Workers may register at any time, so a passive node knows them when it takes ove
 
 from bstar.wire import CODECS, mmi, native_broker
 from bstar.wire.dialect import BrokerCodec, Dialect, Envelope
-from bstar.wire.messages import (
-    Disconnect,
-    Final,
-    FromWorker,
-    Heartbeat,
-    Partial,
-    Ready,
-    Reason,
-    StaleEpoch,
-)
+from bstar.wire.messages import Disconnect, Final, FromWorker, Heartbeat, Partial, Ready, Reason, StaleEpoch
 from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.dispatch import Dispatcher
 from bstar_broker.core.endings import Endings
@@ -24,8 +15,6 @@ from bstar_broker.core.observer import LostBecause
 from bstar_broker.core.outcasts import Outcasts
 from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.records import Lease, ServiceRecord, WorkerRecord
-
-__all__ = ["WorkerRegistry"]
 
 # Workers are looked at in steps of a fraction of the shortest interval. Thousands of workers with different
 # deadlines then cost one pass for each step and not one pass each.

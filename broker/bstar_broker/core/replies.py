@@ -12,8 +12,6 @@ from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.records import Accepted
 from bstar_broker.core.registry import WorkerRegistry
 
-__all__ = ["Replies"]
-
 # Frames of PARTIALs held for one reply. Each costs an object, even one without an octet.
 _HELD_FRAMES_MAX = 100_000
 

@@ -12,8 +12,6 @@ from collections import OrderedDict
 
 from bstar_broker.core.records import OUTCOMES, STEP_S, ServiceRecord
 
-__all__ = ["PAST_MAX", "ServiceTable", "recent"]
-
 # A record is some 3 KB.
 PAST_MAX = 1_000
 

@@ -4,8 +4,6 @@ import msgspec
 
 from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX
 
-__all__ = ["BrokerSettings"]
-
 
 class BrokerSettings(msgspec.Struct, frozen=True):
     """Times in seconds, bounds in counts and octets; docs/configuration.md tells operators more."""

@@ -8,18 +8,6 @@ import enum
 
 import msgspec
 
-__all__ = [
-    "BrokerState",
-    "JournalState",
-    "LoopState",
-    "NodeState",
-    "PairState",
-    "Readiness",
-    "ServiceState",
-    "Standing",
-    "WorkerState",
-]
-
 
 class ServiceState(msgspec.Struct, frozen=True):
     """One service. Counters count requests since the node started; ``workers_lost`` counts workers that went

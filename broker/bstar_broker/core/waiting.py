@@ -17,8 +17,6 @@ from bstar.wire import native_broker
 from bstar_broker.core.records import Accepted, Bundle
 from bstar_broker.core.settings import BrokerSettings
 
-__all__ = ["Waiting"]
-
 # One part in ten of each bound is for clients that hold less than that part.
 _RESERVE_PART = 10
 

@@ -9,8 +9,6 @@ from bstar.records import Load, Refused
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.records import Held, ServiceRecord
 
-__all__ = ["Loads"]
-
 # The counters of a service that a record of its load has, under the same names.
 _COUNTERS = (
     "accepted", "answered", "failed", "refused", "expired", "poisoned", "lost", "returned", "redelivered",

@@ -18,8 +18,6 @@ from bstar_broker.core.snapshot import JournalState
 from bstar_broker.journal.loads import Loads
 from bstar_broker.journal.request_lines import RequestLines
 
-__all__ = ["PAIR_RECORDS", "NodeJournal"]
-
 _US = 1e6
 
 _Record = tuple[type[records.Base], dict[str, Any]]
@@ -38,10 +36,7 @@ PAIR_RECORDS: dict[type, Callable[[Any, StarMachine], _Record]] = {
         },
     ),
     star.Activated: lambda it, _: (records.Activated, {"epoch": it.epoch, "text": it.reason}),
-    star.Deactivated: lambda it, machine: (
-        records.Deactivated,
-        {"epoch": machine.epoch, "text": it.reason},
-    ),
+    star.Deactivated: lambda it, machine: (records.Deactivated, {"epoch": machine.epoch, "text": it.reason}),
     star.PeerSeen: lambda it, _: (records.PeerSeen, {"peer": it.state.name, "peer_boot": it.node or ""}),
     star.PeerLost: lambda it, _: (
         records.PeerLost,
@@ -56,12 +51,7 @@ PAIR_RECORDS: dict[type, Callable[[Any, StarMachine], _Record]] = {
     star.Claimed: lambda it, _: (records.Claimed, {"text": it.reason}),
     star.ClientsCutOff: lambda it, _: (
         records.ClientsCutOff,
-        {
-            "clients": it.clients,
-            "unserved": it.unserved,
-            "for_us": round(it.for_s * _US),
-            "text": it.verdict,
-        },
+        {"clients": it.clients, "unserved": it.unserved, "for_us": round(it.for_s * _US), "text": it.verdict},
     ),
     star.ArbiterSeen: lambda it, _: (records.ArbiterSeen, {}),
     star.ArbiterLost: lambda it, _: (records.ArbiterLost, {"silent_us": round(it.silent_s * _US)}),

@@ -8,8 +8,6 @@ import msgspec
 from bstar.journal import Journal, JournalOptions
 from bstar.settings import Settings, flatten
 
-__all__ = ["config_digest", "open_journal", "options_of"]
-
 _US = 1e6
 
 

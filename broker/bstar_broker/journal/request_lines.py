@@ -18,8 +18,6 @@ from bstar.wire.messages import Finals
 from bstar_broker.core.observer import Outcome
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord
 
-__all__ = ["RequestLines"]
-
 # Readers of a number have a signed one of 64 bits; an identity's second part could be larger.
 _NUMBER_MAX = (1 << 63) - 1
 _identity = struct.Struct(">16sQ").unpack

@@ -16,8 +16,6 @@ import msgspec
 
 from bstar.records import Base
 
-__all__ = ["Buffer", "JournalCounters", "Make"]
-
 Make = Callable[..., Base | bytes | tuple[bytes, int] | None]
 """Makes a record of what ``Journal.offer`` was given: ``make(stamp, *args)`` returns
 ``Kind(**stamp, field=…)``, or None for nothing. It runs in the journal's thread. Where each microsecond

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-__all__ = ["Anchor", "mono_ns", "wall_ns"]
-
 NsClock = Callable[[], int]
 
 mono_ns: NsClock = (

@@ -21,8 +21,6 @@ from bstar.journal.writer import Writer
 from bstar.records import Started, Stopped
 from bstar.sampling import is_sampled, limit_of
 
-__all__ = ["Journal"]
-
 _log = logging.getLogger("bstar.journal")
 
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")

@@ -4,8 +4,6 @@ import msgspec
 
 from bstar.errors import ConfigurationError
 
-__all__ = ["JournalOptions"]
-
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 

@@ -17,8 +17,6 @@ import msgspec
 from bstar import generated
 from bstar.records import KINDS, Base
 
-__all__ = ["generate", "main", "replace"]
-
 _MODULE = "bstar.journal.page"
 BEGIN, END = generated.begin_of(_MODULE), generated.END
 _WORDS: dict[object, str] = {int: "integer", float: "number", str: "text", bool: "true or false"}

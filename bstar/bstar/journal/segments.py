@@ -21,8 +21,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Disk", "Folder", "Pruned", "Segment", "SegmentName", "is_name"]
-
 _PAIR_OR_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _NAME = re.compile(
     r"(?P<pair>[A-Za-z0-9][A-Za-z0-9._-]*)\.(?P<node>[A-Za-z0-9][A-Za-z0-9_-]*)\.(?P<time>\d{8}T\d{6}Z)"

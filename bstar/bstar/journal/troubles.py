@@ -4,8 +4,6 @@ import logging
 
 from bstar.journal.buffer import JournalCounters
 
-__all__ = ["Troubles"]
-
 _log = logging.getLogger("bstar.journal")
 
 

@@ -8,8 +8,6 @@ from bstar.journal.options import JournalOptions
 from bstar.journal.segments import Folder, Segment
 from bstar.journal.troubles import Troubles
 
-__all__ = ["Upkeep"]
-
 _log = logging.getLogger("bstar.journal")
 
 _DAY_S = 86_400

@@ -21,8 +21,6 @@ from bstar.journal.troubles import Troubles
 from bstar.journal.upkeep import Upkeep
 from bstar.records import Base, ClockStepped, Dropped, SegmentClosed
 
-__all__ = ["Writer"]
-
 _log = logging.getLogger("bstar.journal")
 
 # Made at once: a millisecond during which no other thread of the process runs. Smaller portions are no

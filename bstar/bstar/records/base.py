@@ -2,8 +2,6 @@
 
 import msgspec
 
-__all__ = ["VERSION", "Base"]
-
 VERSION = 1
 
 

@@ -4,8 +4,6 @@ from typing import Literal
 
 from bstar.records.base import Base
 
-__all__ = ["BrokerRecord", "Load", "Refused", "Request", "WorkerLost", "WorkerRegistered"]
-
 
 class WorkerRegistered(Base, frozen=True, tag="worker-registered"):
     """``worker`` is its routing id; ``credit`` how many requests it takes at once."""

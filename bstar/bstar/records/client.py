@@ -4,8 +4,6 @@ from typing import Literal
 
 from bstar.records.base import Base
 
-__all__ = ["ActiveFound", "ActiveLost", "Call", "ClientRecord", "Connected", "Disconnected", "FailedOver"]
-
 
 class Call(Base, frozen=True, tag="call"):
     """A client's request has ended for its caller; ``at`` and ``mono`` are that moment.

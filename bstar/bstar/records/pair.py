@@ -4,11 +4,6 @@ from typing import Literal
 
 from bstar.records.base import Base
 
-__all__ = [
-    "Activated", "ArbiterLost", "ArbiterSeen", "Claimed", "ClientsCutOff", "Deactivated", "Fatal",
-    "HandoverRefused", "PairRecord", "PeerAsked", "PeerLost", "PeerRejected", "PeerSeen", "StateChanged",
-]  # fmt: skip
-
 
 class StateChanged(Base, frozen=True, tag="state"):
     """The node went from state ``old`` to ``new`` on ``event``; ``text`` is the rule's sentence.

@@ -4,11 +4,6 @@ from typing import Literal
 
 from bstar.records.base import Base
 
-__all__ = [
-    "ClockStepped", "Dropped", "ProcessRecord", "Pulse", "SegmentClosed", "Stalled", "Started", "Stopped",
-    "Stopping",
-]  # fmt: skip
-
 
 class Started(Base, frozen=True, tag="started"):
     """A process begins its journal.

@@ -4,8 +4,6 @@ from typing import Literal
 
 from bstar.records.base import Base
 
-__all__ = ["Execution", "Fenced", "Registered", "Unregistered", "WorkerRecord"]
-
 
 class Registered(Base, frozen=True, tag="registered"):
     """A node has this worker on its list."""

@@ -20,8 +20,6 @@ from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet, Pair
 from bstar.settings.document import Problems, read_document, shown
 
-__all__ = ["load_fleet", "sample_client_configuration"]
-
 _KEYS = ("pairs", "pins")
 
 _SAMPLE = """\

@@ -12,8 +12,6 @@ import yaml
 from bstar.errors import ConfigurationError
 from bstar.settings.yaml_loader import BoundError, Loader
 
-__all__ = ["FILE_BYTES_MAX", "Problems", "kind", "read_document", "shown"]
-
 # A configuration is a page or two; whatever is larger is some other file.
 FILE_BYTES_MAX = 1 << 20
 

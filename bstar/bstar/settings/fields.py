@@ -10,8 +10,6 @@ from msgspec import Meta
 from bstar.settings.schema import Settings
 from bstar.settings.timing import Timing
 
-__all__ = ["FIELDS", "SECTIONS", "Field", "flatten"]
-
 
 class Field(msgspec.Struct, frozen=True):
     """One key, as the loader, the sample and the reference see it."""

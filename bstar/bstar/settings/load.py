@@ -20,8 +20,6 @@ from bstar.settings.sample import sample_values
 from bstar.settings.schema import RESERVED_VARIABLES, Settings
 from bstar.settings.timing import PROFILES
 
-__all__ = ["from_mapping", "load", "variable_of"]
-
 PREFIX = "BSTAR_"
 
 # A variable or option with one of these texts sets a key that may be null to null.

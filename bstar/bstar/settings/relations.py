@@ -14,8 +14,6 @@ from bstar.errors import ConfigurationError
 from bstar.settings.fields import FIELDS, flatten
 from bstar.settings.schema import Settings
 
-__all__ = ["RELATIONS", "Problem", "Relation", "check_pair", "node_problems", "pair_problems"]
-
 # Two numbers written as decimals and multiplied may differ by less than anyone meant.
 _ROUNDING = 1e-9
 

@@ -15,8 +15,6 @@ from bstar.settings.relations import RELATIONS
 from bstar.settings.schema import RESERVED_VARIABLES, RoleName, Settings
 from bstar.settings.timing import PROFILES
 
-__all__ = ["reference", "sample_configuration", "sample_settings", "sample_values"]
-
 _WIDTH = 100
 
 # A pair on one machine. Whoever moves a node to a machine of its own changes these, and says insecure: true.

@@ -11,17 +11,6 @@ from msgspec import Meta
 
 from bstar.settings.timing import ProfileName, Timing
 
-__all__ = [
-    "RESERVED_VARIABLES",
-    "Endpoints",
-    "Http",
-    "Journal",
-    "Limits",
-    "Log",
-    "RoleName",
-    "Settings",
-]
-
 RESERVED_VARIABLES = {
     "BSTAR_CONFIG": "the configuration file of commands that take one",
     "BSTAR_CLIENT_CONFIG": "the file that tells client commands where the pairs are",
@@ -89,8 +78,7 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 1_000
     workers_max: Annotated[
-        int,
-        Meta(ge=1, le=1_000_000, description="Workers registered at once. One more is sent away."),
+        int, Meta(ge=1, le=1_000_000, description="Workers registered at once. One more is sent away.")
     ] = 10_000
     queue_length_max: Annotated[
         int,
@@ -206,7 +194,7 @@ class Journal(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
             description="Directory of the journal, made when missing. A relative path starts where bstar is "
-            "started. Nodes, clients and workers may share one. null keeps no journal.",
+            "started. Nodes, clients and workers may share one. null keeps no journal."
         ),
     ] = None
     sample: Annotated[
@@ -267,8 +255,7 @@ class Journal(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 300.0
     gzip: Annotated[
-        bool,
-        Meta(description="Whether closed files are packed, to about a tenth of their size."),
+        bool, Meta(description="Whether closed files are packed, to about a tenth of their size.")
     ] = True
     keep_bytes: Annotated[
         int,
@@ -280,8 +267,7 @@ class Journal(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 10 * GIB
     keep_days: Annotated[
-        float,
-        Meta(ge=0, le=3_650, description="Days that this node's closed files are kept. 0 keeps all."),
+        float, Meta(ge=0, le=3_650, description="Days that this node's closed files are kept. 0 keeps all.")
     ] = 30.0
 
 
@@ -328,7 +314,7 @@ class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             description="Directory in which the node keeps its epoch across restarts, one per node, made "
             "when missing. A relative path starts where bstar is started. null keeps nothing: "
             "after a restart of both nodes they learn the epoch from the workers that are still "
-            "there.",
+            "there."
         ),
     ] = None
     on_dual_active: Annotated[

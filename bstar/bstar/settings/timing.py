@@ -8,8 +8,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-__all__ = ["PROFILES", "ProfileName", "Timing", "timing_of"]
-
 ProfileName = Literal["lan", "wan", "guide"]
 
 # Below 10 ms the scheduler of an ordinary machine is louder than the heartbeat; above 30 s nobody calls it
@@ -50,7 +48,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "milliseconds, not after failover_timeout_s. Say false if anything between the "
             "nodes could refuse in the name of a process that lives: a proxy, a NAT, a firewall "
             "that rejects, a service address of a container platform. Otherwise both nodes may "
-            "serve.",
+            "serve."
         ),
     ]
     worker_heartbeat_interval_s: Annotated[

@@ -10,8 +10,6 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError
 
-__all__ = ["NODES_MAX", "BoundError", "Loader"]
-
 # Keys and values of a document, and the keys that its merges add up to. A fleet of a hundred pairs with a
 # thousand pins has some 2,500; this many take a second.
 NODES_MAX = 10_000

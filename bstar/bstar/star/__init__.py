@@ -7,7 +7,6 @@ claim is better, ``questions`` what is asked and answered, ``quorum`` who has th
 whether clients reach one node only, ``texts`` what people are told. ``arbiter`` is the third voter.
 """
 
-from bstar.star.epochs import EPOCH_MAX, EPOCH_STEP_MAX
 from bstar.star.machine import StarMachine
 from bstar.star.outputs import (
     Activated,
@@ -57,6 +56,7 @@ from bstar.star.rules import (
     holds,
 )
 from bstar.star.settings import StarSettings
+from bstar.wire.epochs import EPOCH_MAX, EPOCH_STEP_MAX
 
 __all__ = [
     "EPOCH_MAX",

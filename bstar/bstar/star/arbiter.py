@@ -17,16 +17,6 @@ import msgspec
 
 from bstar.wire.arbiter import Answer, Question
 
-__all__ = [
-    "PAIRS_MAX",
-    "ArbiterMachine",
-    "ArbiterOutput",
-    "BallotGiven",
-    "BallotReturned",
-    "Reply",
-    "TableFull",
-]
-
 # Ballots at once. A stranger that invents pairs must not grow the table; a record has some 300 octets.
 PAIRS_MAX = 10_000
 

@@ -11,8 +11,6 @@ from transitions import Machine
 
 from bstar.star.rules import RULES, Event, Facts, Guard, Rule, State, holds
 
-__all__ = ["Chart"]
-
 
 class Chart:
     """One node's place in the chart: ``state``. It is the model that ``transitions`` moves."""

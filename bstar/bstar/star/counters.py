@@ -5,8 +5,6 @@ from collections import Counter
 from bstar.star.peer import Ignored
 from bstar.star.rules import State
 
-__all__ = ["Counters"]
-
 
 class Counters:
     """``votes`` and ``requests_refused`` are the client requests that came while the node was not active."""

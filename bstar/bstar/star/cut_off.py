@@ -23,8 +23,6 @@ import msgspec
 from bstar.star.outputs import ClientsCutOff
 from bstar.wire.peer import PeerState
 
-__all__ = ["LONE_PATIENCE", "PATIENCE", "SETTLING", "CutOff", "Evidence"]
-
 # In failover timeouts. Longer than a client needs to find the active node when it starts, fails over or comes
 # back after a full accept queue; shorter than most callers' patience.
 PATIENCE = 10

@@ -13,8 +13,6 @@ from bstar import generated
 from bstar.star.chart import Chart
 from bstar.star.rules import RULES, Effect, Event, Guard, Role, Rule, State
 
-__all__ = ["generate", "main", "replace"]
-
 _MODULE = "bstar.star.diagram"
 BEGIN, END = generated.begin_of(_MODULE), generated.END
 
@@ -55,10 +53,7 @@ def _label(rule: Rule) -> str:
 
 
 def _rules() -> list[str]:
-    lines = [
-        "| in | on | if | then | and | because |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = ["| in | on | if | then | and | because |", "|---|---|---|---|---|---|"]
     for rule in RULES:
         guards = [guard for guard in (rule.guard, rule.also) if guard is not Guard.ALWAYS]
         guard = " and ".join(f"`{guard.name}`" for guard in guards)

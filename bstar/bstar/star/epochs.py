@@ -13,20 +13,6 @@ from bstar.star.rules import Role, State
 from bstar.wire.epochs import EPOCH_FAR, EPOCH_MAX, EPOCH_REFILL_S, EPOCH_STEP_MAX
 from bstar.wire.peer import PeerState
 
-__all__ = [
-    "EPOCH_FAR",
-    "EPOCH_MAX",
-    "EPOCH_STEP_MAX",
-    "Allowance",
-    "Epochs",
-    "does_peer_outrank",
-    "does_peer_win",
-    "is_better_claim",
-    "is_highest_claim",
-    "is_of",
-    "next_epoch",
-]
-
 
 class Allowance:
     """How far claims may raise an epoch: by ``step`` at once, and by ``step`` in EPOCH_REFILL_S in the long

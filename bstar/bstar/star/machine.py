@@ -23,8 +23,6 @@ from bstar.star.texts import mismatch, rivalry
 from bstar.wire.arbiter import Answer
 from bstar.wire.peer import PeerState
 
-__all__ = ["StarMachine"]
-
 # In ERROR a node still counts whom it refuses and tells the operator why; everything else is over.
 _HEARD_IN_ERROR = frozenset({rules.Vote, rules.Handover, rules.Promotion})
 

@@ -18,27 +18,6 @@ from bstar.star.rules import Event, State
 from bstar.wire.arbiter import Question
 from bstar.wire.peer import PeerState
 
-__all__ = [
-    "Activated",
-    "ArbiterLost",
-    "ArbiterSeen",
-    "AskArbiter",
-    "Claimed",
-    "ClientsCutOff",
-    "Deactivated",
-    "Fatal",
-    "HandoverRefused",
-    "Output",
-    "PeerAsked",
-    "PeerLost",
-    "PeerRejected",
-    "PeerSeen",
-    "PersistEpoch",
-    "Publish",
-    "Report",
-    "StateChanged",
-]
-
 # What moves the role although nobody asked for it: away from this node, or to it.
 _GIVEN_UP = frozenset(
     {Event.PEER_ACTIVE, Event.STALL, Event.MAJORITY_LOST, Event.EPOCH_LEARNED, Event.CLIENTS_CUT_OFF}

@@ -8,8 +8,6 @@ import msgspec
 
 from bstar.star.settings import StarSettings
 
-__all__ = ["Pace", "paces_of"]
-
 PUBLISHED_HEARTBEAT_S = 1.0
 PUBLISHED_TIMEOUT_S = 2.0
 

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from bstar.wire.peer import PeerState
 
-__all__ = ["Ignored", "PeerRuns", "Rival", "Strangers"]
-
 # A peer tells of a run of ours that is dead for one failover timeout, and for the time that its words travel.
 RIVAL_TIMEOUTS = 3
 

@@ -9,15 +9,14 @@ to a peer that was heard breaks (``LinkLost``) and its endpoint then refuses a n
 (``PeerRefused``), the peer counts as silent at once. The shell decides whether it reports either.
 """
 
-from bstar.star.epochs import EPOCH_MAX, Epochs, is_highest_claim
+from bstar.star.epochs import Epochs, is_highest_claim
 from bstar.star.outputs import PeerLost, PeerRejected, PeerSeen
 from bstar.star.pace import paces_of
 from bstar.star.peer import Ignored, PeerRuns, Rival, Strangers
 from bstar.star.rules import State
 from bstar.star.settings import StarSettings
+from bstar.wire.epochs import EPOCH_MAX
 from bstar.wire.peer import PeerState
-
-__all__ = ["PeerView"]
 
 # A broken link leads to a verdict within this time (``bstar.peer_link`` asks for 0.2 s), or the failover
 # timeout decides as always. Clients that are refused meanwhile are told to ask again soon: the verdict takes

@@ -17,8 +17,6 @@ from bstar.wire.arbiter import Question, Verb
 from bstar.wire.messages import NEVER_MS
 from bstar.wire.peer import PeerState
 
-__all__ = ["Publisher", "milliseconds"]
-
 
 def milliseconds(seconds: float) -> int:
     """A duration as it travels."""

@@ -10,8 +10,6 @@ from zlib import crc32
 from bstar.star.epochs import is_better_claim
 from bstar.wire.peer import PeerState
 
-__all__ = ["Questions"]
-
 
 class Questions:
     """Our question (``asking``, 0: none) and the peer's that we answer (``answers``, 0: none)."""

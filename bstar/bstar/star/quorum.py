@@ -22,8 +22,6 @@ from bstar.star.outputs import ArbiterLost, ArbiterSeen
 from bstar.wire.arbiter import Answer
 from bstar.wire.peer import PeerState
 
-__all__ = ["DRIFT_MAX", "Lease", "Quorum"]
-
 # How much faster than the holder's clock a voter's may run. Quartz differs by 100 parts in a million and NTP
 # slews by 500, but chrony may by its defaults slew by 8.3 % while it makes up for a second or more.
 DRIFT_MAX = 0.1

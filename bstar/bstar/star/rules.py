@@ -25,34 +25,6 @@ from bstar.errors import RemoteProtocolError
 from bstar.wire.arbiter import Answer
 from bstar.wire.peer import PeerState
 
-__all__ = [
-    "RULES",
-    "ArbiterAnswer",
-    "Effect",
-    "EpochHeard",
-    "Event",
-    "Facts",
-    "Guard",
-    "Handover",
-    "Input",
-    "Leave",
-    "LinkLost",
-    "PeerGarbage",
-    "PeerMessage",
-    "PeerRefused",
-    "Promotion",
-    "Refusal",
-    "Role",
-    "Rule",
-    "Stall",
-    "State",
-    "Subscription",
-    "Tick",
-    "Vote",
-    "holds",
-    "rule_for",
-]
-
 
 class Role(enum.Enum):
     """Which of the two nodes this is; configured, and it never changes."""

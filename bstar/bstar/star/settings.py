@@ -10,8 +10,6 @@ import msgspec
 from bstar.errors import ConfigurationError
 from bstar.star.rules import Role
 
-__all__ = ["OnClientsCutOff", "OnDualActive", "StarSettings"]
-
 HEARTBEAT_INTERVAL_MIN_S = 0.01
 HEARTBEAT_INTERVAL_MAX_S = 30.0
 

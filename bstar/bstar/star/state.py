@@ -11,15 +11,7 @@ import math
 from bstar.star.counters import Counters
 from bstar.star.cut_off import CutOff, Evidence
 from bstar.star.epochs import Epochs, does_peer_outrank, does_peer_win, is_of
-from bstar.star.outputs import (
-    Activated,
-    Claimed,
-    Deactivated,
-    Fatal,
-    Output,
-    PeerAsked,
-    StateChanged,
-)
+from bstar.star.outputs import Activated, Claimed, Deactivated, Fatal, Output, PeerAsked, StateChanged
 from bstar.star.peer_view import PeerView
 from bstar.star.publisher import Publisher, milliseconds
 from bstar.star.questions import Questions
@@ -29,8 +21,6 @@ from bstar.star.settings import StarSettings
 from bstar.star.texts import fatal_error, trouble
 from bstar.wire.messages import NEVER_MS, NodeStatus
 from bstar.wire.peer import PeerState
-
-__all__ = ["StarState"]
 
 
 class StarState:

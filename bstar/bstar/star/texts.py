@@ -9,8 +9,6 @@ from bstar.star.rules import Effect, State
 from bstar.star.settings import StarSettings
 from bstar.wire.peer import PeerState
 
-__all__ = ["fatal_error", "mismatch", "rivalry", "trouble"]
-
 # Of what a stranger says, in a text for people.
 _TEXT_MAX = 100
 

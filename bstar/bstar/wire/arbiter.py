@@ -13,17 +13,6 @@ import msgspec
 
 from bstar.errors import RemoteProtocolError
 
-__all__ = [
-    "HEADER",
-    "Answer",
-    "Question",
-    "Verb",
-    "decode_answer",
-    "decode_question",
-    "encode_answer",
-    "encode_question",
-]
-
 HEADER = b"BSTA01"
 # Every version's header begins so.
 _FAMILY = b"BSTA"

@@ -19,18 +19,6 @@ from itertools import accumulate
 from bstar.errors import RemoteProtocolError
 from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 
-__all__ = [
-    "FINAL_ROW_BYTES",
-    "KEYED_NUMBER_MIN",
-    "REQUEST_ROW_BYTES",
-    "Column",
-    "bodies_of",
-    "final_rows",
-    "pack_finals",
-    "pack_requests",
-    "request_rows",
-]
-
 Column = tuple[int, ...]
 
 # Message numbers count from 1 and never come near; what is above was derived from a key (BSN-G-14).

@@ -10,8 +10,6 @@ from typing import Protocol
 
 from bstar.wire.messages import NodeStatus
 
-__all__ = ["BrokerCodec", "Dialect", "Envelope", "Frames", "PlainMdp"]
-
 # A frame that is larger than any batch may come as a read-only memoryview (``bstar.sockets.receive_bodies``):
 # codecs ask of it only what both can do, and pass it on.
 Frames = list[bytes]

@@ -9,8 +9,6 @@ The numbers last (docs/adr/0013). A worker's claims raise a node's epoch by ``EP
 raise it by ``EPOCH_FAR`` in that time, 2^30 a second: 2^62 / 2^30 s = 2^32 s, or 136 years.
 """
 
-__all__ = ["EPOCH_FAR", "EPOCH_MAX", "EPOCH_REFILL_S", "EPOCH_STEP_MAX"]
-
 # No node takes, keeps or believes an epoch above this one. The header of a message has 64 bits for it.
 EPOCH_MAX = 2**62
 

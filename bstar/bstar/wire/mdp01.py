@@ -17,21 +17,6 @@ from bstar.wire.limits import SERVICE_BYTES_MAX
 from bstar.wire.mdp02 import ClientReply, WorkerCommand, WorkerVerb, check_body, check_service, reply_body
 from bstar.wire.messages import Disconnect, Final, FromPeer, Heartbeat, Ready, Request
 
-__all__ = [
-    "CLIENT",
-    "CODEC",
-    "WORKER",
-    "decode_client",
-    "decode_for_client",
-    "decode_for_worker",
-    "decode_worker",
-    "encode_disconnect",
-    "encode_heartbeat",
-    "encode_ready",
-    "encode_reply",
-    "encode_request",
-]
-
 CLIENT = b"MDPC01"
 WORKER = b"MDPW01"
 

@@ -21,26 +21,6 @@ from bstar.wire.dialect import Dialect, Envelope, Frames, PlainMdp
 from bstar.wire.limits import SERVICE_BYTES_MAX
 from bstar.wire.messages import Disconnect, Final, FromPeer, Heartbeat, Partial, Ready, Request
 
-__all__ = [
-    "CLIENT",
-    "CODEC",
-    "WORKER",
-    "ClientReply",
-    "WorkerCommand",
-    "WorkerVerb",
-    "decode_client",
-    "decode_for_client",
-    "decode_for_worker",
-    "decode_worker",
-    "encode_disconnect",
-    "encode_final",
-    "encode_heartbeat",
-    "encode_partial",
-    "encode_ready",
-    "encode_request",
-    "reply_body",
-]
-
 CLIENT = b"MDPC02"
 WORKER = b"MDPW02"
 

@@ -11,28 +11,6 @@ import enum
 
 import msgspec
 
-__all__ = [
-    "ANY",
-    "NEVER_MS",
-    "Disconnect",
-    "ErrorCode",
-    "Failure",
-    "Final",
-    "Finals",
-    "FromClient",
-    "FromPeer",
-    "FromWorker",
-    "Heartbeat",
-    "NodeStatus",
-    "Partial",
-    "Ping",
-    "Ready",
-    "Reason",
-    "Request",
-    "Requests",
-    "StaleEpoch",
-]
-
 # "Never" and "no time limit known" in fields of milliseconds.
 NEVER_MS = 0xFFFF_FFFF
 ANY = b""

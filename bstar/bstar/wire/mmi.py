@@ -13,8 +13,6 @@ answer has no more frames than the table says (the published brokers disagree on
 
 import enum
 
-__all__ = ["NOT_FOUND", "NOT_IMPLEMENTED", "OK", "PREFIX", "Service"]
-
 PREFIX = b"mmi."
 
 OK = b"200"

@@ -28,62 +28,6 @@ from bstar.wire.limits import CREDIT_MAX, EXTENSIONS_BYTES_MAX, SERVICE_BYTES_MA
 from bstar.wire.mdp02 import check_body, check_service
 from bstar.wire.messages import NEVER_MS, NodeStatus, Reason
 
-__all__ = [
-    "BUSY",
-    "DISCONNECT",
-    "ERROR",
-    "FINAL",
-    "FINALS",
-    "FLAG_BATCHES",
-    "FLAG_DISPATCHED",
-    "FLAG_ONCE",
-    "FLAG_REDELIVERED",
-    "FLAG_UNBEGUN",
-    "FLAG_URGENT",
-    "FLAG_WHOLE",
-    "HEADER_BYTES",
-    "HEADER_BYTES_MAX",
-    "HEARTBEAT",
-    "IDENTITY_BYTES",
-    "KEYED_NUMBER_MIN",
-    "MAGIC",
-    "NOT_ACTIVE",
-    "NO_IDENTITY",
-    "NO_NUMBER",
-    "PARTIAL",
-    "PING",
-    "PONG",
-    "READY",
-    "REQUEST",
-    "REQUESTS",
-    "STALE_EPOCH",
-    "WELCOME",
-    "Fields",
-    "Message",
-    "Welcome",
-    "decode",
-    "decode_status",
-    "decode_welcome",
-    "encode_disconnect",
-    "encode_error",
-    "encode_final",
-    "encode_finals",
-    "encode_heartbeat",
-    "encode_partial",
-    "encode_ping",
-    "encode_ready",
-    "encode_request",
-    "encode_requests",
-    "encode_stale_epoch",
-    "encode_status",
-    "header",
-    "identity",
-    "is_keyed",
-    "keyed_identity",
-    "pack_header",
-    "unpack_header",
-]
-
 MAGIC = b"\xb5\x01"
 
 REQUEST = 0x01
@@ -304,10 +248,7 @@ def encode_request(
     flags = (
         FLAG_REDELIVERED * is_repeated | FLAG_URGENT * is_urgent | FLAG_ONCE * is_once | FLAG_WHOLE * is_whole
     )
-    return [
-        pack_header(0xB5, 0x01, REQUEST, flags, identity, epoch, ttl_ms, len(service)) + service,
-        *body,
-    ]
+    return [pack_header(0xB5, 0x01, REQUEST, flags, identity, epoch, ttl_ms, len(service)) + service, *body]
 
 
 def encode_requests(

@@ -27,8 +27,6 @@ from bstar.wire.messages import (
     StaleEpoch,
 )
 
-__all__ = ["CODEC", "decode_peer", "request_identity"]
-
 _NO_CLIENT = bytes(16)
 
 _pack = native.pack_header
@@ -232,11 +230,7 @@ class NativeCodec:
         body: Frames,
         header: bytes,
     ) -> Frames:
-        return [
-            to,
-            header or _pack(0xB5, 0x01, native.PARTIAL, 0, identity, epoch, index, 0),
-            *body,
-        ]
+        return [to, header or _pack(0xB5, 0x01, native.PARTIAL, 0, identity, epoch, index, 0), *body]
 
     def final(
         self,
@@ -249,11 +243,7 @@ class NativeCodec:
         body: Frames,
         header: bytes,
     ) -> Frames:
-        return [
-            to,
-            header or _pack(0xB5, 0x01, native.FINAL, 0, identity, epoch, partials, 0),
-            *body,
-        ]
+        return [to, header or _pack(0xB5, 0x01, native.FINAL, 0, identity, epoch, partials, 0), *body]
 
     def failure(
         self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, code: int, text: bytes

@@ -18,8 +18,6 @@ import msgspec
 
 from bstar.errors import RemoteProtocolError
 
-__all__ = ["CODES", "HEADER", "TOPIC", "TOPICS_HEARD", "PeerState", "decode", "encode"]
-
 HEADER = b"BSTP01"
 # What a native node subscribes to: every version's header begins so.
 TOPIC = b"BSTP"

@@ -40,8 +40,6 @@ from bstar_cli.bench.plan import (
 )
 from bstar_client import AsyncHAClient, CallFailed, HAClient, Reply
 
-__all__ = ["main"]
-
 _PROGRESS_S = 0.2
 
 _clock = time.monotonic

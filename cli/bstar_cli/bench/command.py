@@ -21,21 +21,11 @@ from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet
 from bstar_cli import exits
 from bstar_cli.bench import histogram
-from bstar_cli.bench.plan import (
-    BYTES_IN_FLIGHT_MAX,
-    Case,
-    ClientKind,
-    Dialect,
-    Means,
-    Side,
-    cases_of,
-)
+from bstar_cli.bench.plan import BYTES_IN_FLIGHT_MAX, Case, ClientKind, Dialect, Means, Side, cases_of
 from bstar_cli.bench.report import Asked, Document, as_csv, as_table
 from bstar_cli.bench.rounds import Rounds
 from bstar_cli.options import Nodes, fleet_of, refuse
 from bstar_cli.terminal import json_line, print_tables
-
-__all__ = ["bench", "numbers_of"]
 
 _SIZE_MAX = 16 * 1024 * 1024
 _WINDOW_MAX = 100_000
@@ -291,8 +281,7 @@ def _sides(
 def _check(cases: Sequence[Case], clients: int, sides: Sequence[Side], load: _Load) -> None:
     """Raise ConfigurationError if the load would not be what it seems."""
     refuse(
-        len(cases) > _CASES_MAX,
-        f"{len(cases)} sizes and windows are to be measured, at most {_CASES_MAX}",
+        len(cases) > _CASES_MAX, f"{len(cases)} sizes and windows are to be measured, at most {_CASES_MAX}"
     )
     most = max(len(side.services) for side in sides)
     refuse(

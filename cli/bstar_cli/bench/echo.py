@@ -16,8 +16,6 @@ import msgspec
 from bstar_cli.bench.plan import EchoPlan
 from bstar_client import AsyncWorker, Request, Worker, WorkerHooks
 
-__all__ = ["main"]
-
 
 class _Told(WorkerHooks):
     def registered(self, worker: Worker, endpoint: str) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 
 from bstar.errors import ConfigurationError
 
-__all__ = ["PERCENTILES", "Histogram", "require"]
-
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 _MAX_US = 3_600_000_000
 _DIGITS = 3

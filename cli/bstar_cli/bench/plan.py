@@ -20,31 +20,6 @@ import msgspec
 
 from bstar.fleet import Fleet, Pair
 
-__all__ = [
-    "BUCKETS_EXACT",
-    "BYTES_IN_FLIGHT_MAX",
-    "Case",
-    "ClientKind",
-    "Dialect",
-    "EchoPlan",
-    "FromClient",
-    "Job",
-    "Means",
-    "Progress",
-    "Ready",
-    "Side",
-    "Stop",
-    "Tally",
-    "ToClient",
-    "Trouble",
-    "Turn",
-    "bucket_of",
-    "cases_of",
-    "due_at",
-    "due_count",
-    "shares_of",
-]
-
 Dialect = Literal["native", "mdp02"]
 ClientKind = Literal["sync", "async"]
 Means = Literal["map", "request"]

@@ -14,8 +14,6 @@ import bstar
 from bstar_cli.bench.plan import Means, Side
 from bstar_cli.bench.results import Ratio, Row
 
-__all__ = ["CSV_COLUMNS", "Document", "as_csv", "as_table", "document_of"]
-
 CSV_COLUMNS = (
     "side",
     "pair",

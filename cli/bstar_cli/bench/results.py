@@ -14,8 +14,6 @@ import msgspec
 from bstar_cli.bench.histogram import PERCENTILES, Histogram
 from bstar_cli.bench.plan import Case, Side, Tally
 
-__all__ = ["RATIOS", "Ratio", "Record", "Result", "Row", "ratio_of", "row_of"]
-
 
 class Result(msgspec.Struct, frozen=True):
     """One turn of one side, all its clients together. ``cpu_s`` is the broker's, None if it cannot be had."""

@@ -20,8 +20,6 @@ from bstar_cli.bench.results import Result, ratio_of, row_of
 from bstar_cli.bench.stage import BenchError, Stage, cpu_of
 from bstar_cli.terminal import lines
 
-__all__ = ["Rounds"]
-
 
 class Rounds:
     """All turns of a measurement. Setting ``stop`` ends the turn that runs, and with it the measurement."""

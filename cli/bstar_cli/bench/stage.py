@@ -33,8 +33,6 @@ from bstar_cli.bench.plan import (
 )
 from bstar_client import node_states
 
-__all__ = ["BenchError", "Stage", "cpu_of"]
-
 _START_S_MAX = 30.0
 _LOOK_S = 0.1
 _STATUS_S_MAX = 2.0

@@ -26,8 +26,6 @@ from bstar_cli.terminal import sentence
 if TYPE_CHECKING:
     from bstar_pipeline.report.reading import Tables
 
-__all__ = ["audit", "incidents", "objectives", "report"]
-
 _STYLES = {"violated": "bold red", "unproven": "yellow", "passed": "green", "empty": "yellow"}
 
 
@@ -231,11 +229,7 @@ def incidents(
 
 
 def objectives(
-    root: RootArgument,
-    *,
-    selection: Selection,
-    as_json: JsonOption = False,
-    spark: SparkOptions,
+    root: RootArgument, *, selection: Selection, as_json: JsonOption = False, spark: SparkOptions
 ) -> None:
     """Show each service against its objectives.
 
@@ -252,14 +246,7 @@ def objectives(
     """
     with _tables("objectives", spark, root, selection) as (tables, tell):
         from bstar_pipeline.report import services
-        from bstar_pipeline.report.words import (
-            alerts,
-            budget_used,
-            date_and_time,
-            duration,
-            promised,
-            share,
-        )
+        from bstar_pipeline.report.words import alerts, budget_used, date_and_time, duration, promised, share
 
         tell("adding up the minutes")
         found, cut, _ = services.objectives(tables)

@@ -9,15 +9,8 @@ import typer
 from rich.console import Console
 
 from bstar.errors import ConfigurationError
-from bstar_cli.pipeline.spark import (
-    JsonOption,
-    SparkOptions,
-    print_json,
-    print_table,
-)
+from bstar_cli.pipeline.spark import JsonOption, SparkOptions, print_json, print_table
 from bstar_cli.terminal import sentence
-
-__all__ = ["ObjectivesOption", "OutOption", "run"]
 
 OutOption = Annotated[
     str, typer.Option("--out", "-o", metavar="ROOT", help="Where the tables are: any path of Spark.")

@@ -25,18 +25,6 @@ from bstar_cli.terminal import json_line, sentence
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "NOTHING",
-    "JsonOption",
-    "RootArgument",
-    "Selection",
-    "SparkOptions",
-    "missing_spark",
-    "print_json",
-    "print_table",
-    "time_of",
-]
-
 RootArgument = Annotated[
     str, typer.Argument(metavar="ROOT", help="Where bstar pipeline run wrote the tables: any path of Spark.")
 ]

@@ -8,8 +8,6 @@ from bstar.printable import printable
 from bstar_cli.pipeline.jobs import ObjectivesOption, OutOption
 from bstar_cli.pipeline.spark import SparkOptions
 
-__all__ = ["watch"]
-
 # A line names services, workers and texts of others.
 _LINE_CHARS_MAX = 2_000
 

@@ -11,8 +11,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from bstar.errors import ConfigurationError
 from bstar_cli.pipeline.spark import JsonOption, print_json, print_table
 
-__all__ = ["generate", "tables"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Invented:

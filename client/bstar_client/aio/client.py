@@ -17,14 +17,12 @@ from bstar.errors import ClosedError, ForkedError, LocalProtocolError
 from bstar.wire.mmi import OK, Service
 from bstar_client.aio.client_loop import ClientLoop
 from bstar_client.aio.feeds import Answer, Feed, Source, reply_of
-from bstar_client.bodies import Body, to_name
+from bstar_client.bodies import to_name
 from bstar_client.checks import check_map
 from bstar_client.client import Client
-from bstar_client.core.calls import Ask, Call, CallFailed, Reply
+from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
 from bstar_client.requests import DEFAULT, Timeout
-
-__all__ = ["AsyncHAClient"]
 
 
 class AsyncHAClient(Client):

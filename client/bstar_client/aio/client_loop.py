@@ -14,8 +14,6 @@ from bstar_client.link import Transport
 from bstar_client.settings import ClientSettings
 from bstar_client.unclosed import Guard
 
-__all__ = ["ClientLoop"]
-
 
 class ClientLoop:
     """One client at work. Made and used in the thread of ``event_loop``.

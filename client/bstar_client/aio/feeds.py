@@ -7,8 +7,6 @@ from collections.abc import AsyncIterable, Callable, Iterable
 from bstar.errors import BstarError
 from bstar_client.core.calls import Ask, Body, Outcome, Reply
 
-__all__ = ["Answer", "Feed", "Source", "reply_of"]
-
 
 def reply_of(outcome: Outcome) -> Reply:
     """The reply; raises the error if that is the outcome."""

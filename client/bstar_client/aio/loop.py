@@ -14,8 +14,6 @@ from bstar_client.link import Links, Transport
 from bstar_client.turn import Core, take_in
 from bstar_client.wakeup import WakeUp
 
-__all__ = ["Holdings", "LinkLoop"]
-
 
 class LinkLoop:
     """Everything happens in the loop's thread. ``perform`` carries the core's outputs out.

@@ -24,8 +24,8 @@ from bstar.errors import ClosedError, ConfigurationError, ForkedError
 from bstar.fleet import Endpoints
 from bstar.wire.limits import CREDIT_MAX
 from bstar_client.aio.worker_loop import WorkerLoop
-from bstar_client.bodies import Body
 from bstar_client.checks import check_async_handler
+from bstar_client.core.calls import Body
 from bstar_client.core.node_sessions import WorkerCounters
 from bstar_client.core.worker_jobs import WorkerLimits
 from bstar_client.handlers import Request, WorkerHooks
@@ -33,8 +33,6 @@ from bstar_client.journal import JournalPlace
 from bstar_client.registration import WorkerSettings
 from bstar_client.replies import ReplyStore
 from bstar_client.settings import LinkSettings
-
-__all__ = ["AsyncHandler", "AsyncWorker"]
 
 AsyncHandler = Callable[[Request], Awaitable[Body | None] | AsyncIterator[Body]]
 _AsyncHandlerT = TypeVar("_AsyncHandlerT", bound=AsyncHandler)

@@ -10,7 +10,8 @@ import zmq
 from bstar.errors import BstarError, ConfigurationError
 from bstar.printable import printable
 from bstar_client.aio.loop import Holdings, LinkLoop
-from bstar_client.bodies import Body, to_reply
+from bstar_client.bodies import to_reply
+from bstar_client.core.calls import Body
 from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_outputs import Begin
 from bstar_client.core.worker_session import WorkerCore
@@ -21,8 +22,6 @@ from bstar_client.link import Transport
 from bstar_client.registration import LINGER_MS, WorkerSettings
 from bstar_client.replies import ReplyStore
 from bstar_client.unclosed import Guard
-
-__all__ = ["WorkerLoop"]
 
 
 class WorkerLoop(Dispatcher):

@@ -12,19 +12,6 @@ from bstar.errors import (
 from bstar.printable import printable
 from bstar_client.core.calls import Call
 
-__all__ = [
-    "INTERRUPTED",
-    "already_closed",
-    "broken",
-    "closed",
-    "expired",
-    "not_begun",
-    "overdue",
-    "too_late",
-    "too_many_outstanding",
-    "too_many_partials",
-]
-
 INTERRUPTED = "the client was interrupted at work (by Ctrl-C, a signal) while the request was outstanding"
 
 

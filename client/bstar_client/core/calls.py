@@ -12,8 +12,6 @@ import msgspec
 
 from bstar.errors import BstarError
 
-__all__ = ["Ask", "Body", "Call", "CallFailed", "Outcome", "Reply", "is_pending"]
-
 # Of a request or a reply: one frame, or several.
 Body: TypeAlias = bytes | Sequence[bytes]
 

@@ -1,7 +1,5 @@
 """What happened in a client, as plain integers."""
 
-__all__ = ["Counters"]
-
 
 class Counters:
     """Plain integers that only grow; any thread may read them at any time."""

@@ -2,8 +2,6 @@
 
 import msgspec
 
-__all__ = ["ActiveFound", "ActiveLost", "Connected", "Disconnected", "Event", "FailedOver"]
-
 
 class Connected(msgspec.Struct, frozen=True, gc=False):
     """The connection to a node is up. Says nothing about its state."""

@@ -14,8 +14,6 @@ import math
 
 from bstar.wire.epochs import EPOCH_STEP_MAX
 
-__all__ = ["Fence", "Moved"]
-
 
 class Moved(enum.Enum):
     """What a node's word did to the fence."""

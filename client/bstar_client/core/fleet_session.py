@@ -20,8 +20,6 @@ from bstar_client.core.mdp02_session import Mdp02Session
 from bstar_client.core.outputs import Fail, Output, Reset, Send
 from bstar_client.core.session import Session
 
-__all__ = ["FleetSession"]
-
 
 class FleetSession:
     """The sessions of all pairs; ``nodes`` counts those of each. See ``ClientCore``.

@@ -16,8 +16,6 @@ from bstar.wire.limits import FRESH_IN_A_ROW_MAX
 from bstar.wire.native import IDENTITY_BYTES, is_keyed
 from bstar_client.core.worker_dialects import Job
 
-__all__ = ["Lanes"]
-
 _KEYED = b"keyed"
 
 

@@ -39,8 +39,6 @@ from bstar_client.core.nodes import Endpoint
 from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Reset, Send
 from bstar_client.core.reply_reader import collect_partial, stream_partial
 
-__all__ = ["Mdp02Session", "Mdp02Settings"]
-
 
 class Mdp02Settings(msgspec.Struct, frozen=True):
     """Bounds and timing of a plain MDP/0.2 session.

@@ -14,8 +14,6 @@ from bstar_client.core.worker_dialects import Heard, Job, WorkerDialect
 from bstar_client.core.worker_jobs import WorkerLimits
 from bstar_client.core.worker_outputs import Close, KeepAlive, Late, Lost, Registered, WorkerOutput
 
-__all__ = ["NodeSession", "NodeSessions", "WorkerCounters"]
-
 # PINGs within the time to live of a keepalive.
 _PINGS = 4
 # libzmq counts that time in tenths of a second.

@@ -12,8 +12,6 @@ from bstar.wire.messages import NEVER_MS, NodeStatus
 from bstar_client.core.events import Disconnected
 from bstar_client.core.outputs import Announce, Output, Send
 
-__all__ = ["ACTIVE", "IDLE_PING_INTERVAL_S", "PINGS_PER_SILENCE", "Endpoint", "Node", "Nodes"]
-
 ACTIVE = 3
 _STATE_NAMES = {1: "PRIMARY, starting", 2: "BACKUP, starting", 3: "ACTIVE", 4: "PASSIVE", 5: "ERROR"}
 

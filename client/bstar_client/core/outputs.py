@@ -9,8 +9,6 @@ from bstar.errors import BstarError
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import Event
 
-__all__ = ["Announce", "ClientCore", "Deliver", "DeliverAll", "Fail", "Output", "Reset", "Send"]
-
 
 class Send(msgspec.Struct, frozen=True, gc=False):
     """Send ``frames`` to the node with this index."""

@@ -26,8 +26,6 @@ from bstar_client.core.calls import Call, is_pending
 from bstar_client.core.counters import Counters
 from bstar_client.core.outputs import Fail, Output
 
-__all__ = ["Outstanding"]
-
 
 class Outstanding:
     """The calls without a reply. ``by_identity`` has the leaders, in the order in which they were begun."""

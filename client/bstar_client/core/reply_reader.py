@@ -16,8 +16,6 @@ from bstar_client.core.outputs import Deliver, DeliverAll, Output
 from bstar_client.core.outstanding import Outstanding
 from bstar_client.core.sender import TTL_MARGIN_MAX_S
 
-__all__ = ["REFUSED_PAUSE_S", "ReplyReader", "collect_partial", "stream_partial"]
-
 # A BUSY broker's hint grows by this factor with each BUSY for the same request, up to the limit.
 _BUSY_GROWTH = 1.5
 _BUSY_PAUSE_MIN_S = 0.005

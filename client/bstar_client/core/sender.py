@@ -18,8 +18,6 @@ from bstar_client.core.nodes import Node
 from bstar_client.core.outputs import Output, Send
 from bstar_client.core.outstanding import Outstanding
 
-__all__ = ["TTL_MARGIN_MAX_S", "Sender"]
-
 # A request's time ends at the broker a moment before its caller stops waiting, so that the caller can
 # still be told that it was not executed.
 _TTL_MARGIN = 0.02

@@ -33,8 +33,6 @@ from bstar_client.core.outstanding import Outstanding
 from bstar_client.core.reply_reader import REFUSED_PAUSE_S, ReplyReader
 from bstar_client.core.sender import Sender
 
-__all__ = ["Session", "SessionSettings"]
-
 # What a node that serves sends in answer to a vote.
 _PROOFS = frozenset({native.FINAL, native.PARTIAL, native.ERROR, native.BUSY})
 

@@ -6,8 +6,6 @@ from bstar.errors import BstarError, CallTimeoutError, LocalProtocolError
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Outcome, Reply
 from bstar_client.core.counters import Counters
 
-__all__ = ["Pace", "Window"]
-
 # What a window shrinks by when the broker says BUSY.
 _BUSY_SHRINK = 0.75
 

@@ -17,8 +17,6 @@ from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.messages import Reason
 from bstar_client.core.nodes import ACTIVE
 
-__all__ = ["Heard", "Hearing", "Job", "Mdp02Worker", "NativeWorker", "WorkerDialect", "jobs_of", "number_of"]
-
 
 class Hearing(enum.Enum):
     """What a broker may tell a worker."""

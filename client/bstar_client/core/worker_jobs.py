@@ -13,8 +13,6 @@ from bstar_client.core.lanes import Lanes
 from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_outputs import Begin
 
-__all__ = ["Jobs", "ReplyBatch", "WorkerLimits"]
-
 # What ``pop`` tells of a request that is not there; one that is has None.
 _TAKEN_BACK = object()
 

@@ -6,20 +6,6 @@ from bstar.errors import BstarError
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Job
 
-__all__ = [
-    "Abandon",
-    "Begin",
-    "Close",
-    "Ended",
-    "Fenced",
-    "KeepAlive",
-    "Late",
-    "Lost",
-    "Open",
-    "Registered",
-    "WorkerOutput",
-]
-
 
 class Open(msgspec.Struct, frozen=True, gc=False):
     """Make a new socket to this node and connect it."""

@@ -24,8 +24,6 @@ from bstar_client.core.worker_dialects import Heard, Hearing, Job, WorkerDialect
 from bstar_client.core.worker_jobs import Jobs, ReplyBatch, WorkerLimits
 from bstar_client.core.worker_outputs import Abandon, Ended, Fenced, Open, WorkerOutput
 
-__all__ = ["WorkerCore"]
-
 # The first octet of a number that was derived from a key, or larger.
 _KEYED = 0x40
 

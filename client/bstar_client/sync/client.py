@@ -14,15 +14,13 @@ from typing import Literal, Self, cast, overload
 
 from bstar.errors import BstarError, ClosedError, ForkedError
 from bstar.wire.mmi import OK, Service
-from bstar_client.bodies import Body, to_name
+from bstar_client.bodies import to_name
 from bstar_client.checks import check_map
 from bstar_client.client import Client
-from bstar_client.core.calls import Ask, Call, CallFailed, Reply
+from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
 from bstar_client.requests import DEFAULT, Timeout
 from bstar_client.sync.client_loop import ClientLoop, Sink
-
-__all__ = ["HAClient"]
 
 
 class HAClient(Client):

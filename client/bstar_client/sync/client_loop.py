@@ -39,8 +39,6 @@ from bstar_client.turn import take_in, timeout_ms
 from bstar_client.unclosed import Guard
 from bstar_client.wakeup import WakeUp
 
-__all__ = ["ClientLoop", "Sink"]
-
 # Where a caller waits for its outcomes, one or more at a time; None promotes it.
 Sink = queue.SimpleQueue[tuple[Outcome, ...] | None]
 

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Generator, Iterator
 
-from bstar_client.bodies import REPLY_HEAD_BYTES, Body, to_reply
+from bstar_client.bodies import REPLY_HEAD_BYTES, to_reply
+from bstar_client.core.calls import Body
 from bstar_client.core.worker_dialects import Job
 from bstar_client.dispatch import Dispatcher
 from bstar_client.failures import drop
@@ -11,8 +12,6 @@ from bstar_client.handlers import Request, WorkerHooks
 from bstar_client.replies import ReplyStore
 from bstar_client.sync.mailboxes import Outbox
 from bstar_client.sync.policy import Policy
-
-__all__ = ["Executor"]
 
 _clock = time.monotonic
 
@@ -24,11 +23,7 @@ class Executor:
     """Executes the requests of one worker. ``urge`` is called when a handler begins to yield."""
 
     def __init__(
-        self,
-        dispatcher: Dispatcher,
-        outbox: Outbox,
-        policy: Policy,
-        urge: Callable[[], None],
+        self, dispatcher: Dispatcher, outbox: Outbox, policy: Policy, urge: Callable[[], None]
     ) -> None:
         self._dispatcher = dispatcher
         settings = dispatcher.settings

@@ -22,8 +22,6 @@ from functools import partial
 
 from bstar_client.wakeup import WakeUp
 
-__all__ = ["Leadership"]
-
 # A handler that runs for so long loses the lead.
 _LASTING_S = 0.005
 # After so many looks at an unchanged lead the standby sleeps until it changes.

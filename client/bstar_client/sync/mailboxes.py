@@ -15,8 +15,6 @@ from bstar_client.core.worker_dialects import Job
 from bstar_client.dispatch import Result
 from bstar_client.wakeup import WakeUp
 
-__all__ = ["UNSENT_S_MAX", "Inbox", "Outbox", "Word"]
-
 # Finished replies wait no longer than this for a handler that still runs.
 UNSENT_S_MAX = 0.001
 # Handlers go on after this pause, even if the network takes nothing.

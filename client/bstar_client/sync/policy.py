@@ -5,8 +5,6 @@ though, for as long as the handler runs. The gains beside the constants are of r
 echo handler, against a standby that always leads (docs/adr/0011-leader-followers.md).
 """
 
-__all__ = ["Policy"]
-
 # One thread leads and calls the handlers if they take less in the mean: 22 % more requests per second.
 _QUICK_S = 0.002
 # Of several threads one does so if they take less than a request's way to another thread: 70 % more.

@@ -30,8 +30,6 @@ from bstar_client.settings import LinkSettings
 from bstar_client.sync.worker_loop import WorkerLoop
 from bstar_client.unclosed import Guard
 
-__all__ = ["Worker"]
-
 _HandlerT = TypeVar("_HandlerT", bound=Handler)
 
 _log = logging.getLogger("bstar_client")

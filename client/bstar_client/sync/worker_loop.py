@@ -29,8 +29,6 @@ from bstar_client.sync.policy import Policy
 from bstar_client.turn import take_in, timeout_ms
 from bstar_client.wakeup import WakeUp
 
-__all__ = ["WorkerLoop"]
-
 _log = logging.getLogger("bstar_client")
 
 _clock = time.monotonic

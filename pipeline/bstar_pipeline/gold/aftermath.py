@@ -8,8 +8,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline.gold.told import Told
 
-__all__ = ["detections", "recoveries", "refusals", "takeovers"]
-
 # An incident's first sign elsewhere comes within this time, or it is another incident's.
 _SIGN_MAX_US = 60_000_000
 

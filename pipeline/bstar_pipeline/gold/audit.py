@@ -17,8 +17,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from bstar_pipeline.gold.rules import findings
 from bstar_pipeline.gold.serving import CLOCK_ERROR_US, both_serving
 
-__all__ = ["audit"]
-
 # Bits of silver.requests.evidence.
 _CLIENT, _WORKER = 2, 4
 # What the end of a journal may lack: records that waited to be written ...

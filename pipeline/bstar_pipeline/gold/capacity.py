@@ -13,8 +13,6 @@ of a day looks like a trend.
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-__all__ = ["HOURS_MIN", "capacity"]
-
 HOURS_MIN = 48
 """With fewer hours there is no forecast."""
 

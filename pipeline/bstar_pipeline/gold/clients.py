@@ -11,8 +11,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline import sketch
 
-__all__ = ["FLOOD_FACTOR", "FLOOD_SHARE", "RETRIES_MIN", "RETRY_SHARE", "clients"]
-
 FLOOD_SHARE = 0.5
 FLOOD_FACTOR = 10.0
 """A client floods if, in its busiest minute, it sent at least ``FLOOD_SHARE`` of all requests of the pair,

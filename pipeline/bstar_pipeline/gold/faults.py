@@ -11,8 +11,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from bstar_pipeline.gold.serving import both_serving
 from bstar_pipeline.gold.told import FOREVER, Told, half, middle, seconds
 
-__all__ = ["both_active", "ends", "handovers", "partitions", "pauses", "starts"]
-
 
 def ends(told: Told) -> DataFrame:
     """Crashes and stops."""

@@ -7,8 +7,6 @@ its surroundings, and requests meet them by pair and minute.
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-__all__ = ["WINDOW_US", "impact"]
-
 WINDOW_US = 30_000_000
 """How far before and after an incident an answer is looked for."""
 

@@ -32,23 +32,11 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline.gold import faults
 from bstar_pipeline.gold.aftermath import detections, recoveries, refusals, takeovers
-from bstar_pipeline.gold.impact import WINDOW_US, impact
+from bstar_pipeline.gold.impact import impact
 from bstar_pipeline.gold.serving import CLOCK_ERROR_US
 from bstar_pipeline.gold.told import Told, seconds, settled
 
-__all__ = ["WINDOW_US", "incidents"]
-
-_BASE = (
-    "pair",
-    "kind",
-    "node",
-    "boot",
-    "began_at_us",
-    "began_error_us",
-    "ended_at_us",
-    "lost_at_us",
-    "text",
-)
+_BASE = ("pair", "kind", "node", "boot", "began_at_us", "began_error_us", "ended_at_us", "lost_at_us", "text")
 
 
 def incidents(

@@ -18,8 +18,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from bstar_pipeline import sketch
 from bstar_pipeline.slo import REFUSALS, Objective, Objectives
 
-__all__ = ["budgets", "objectives", "sketches"]
-
 MEASURES = ("queued", "busy", "total")
 SHARES = (0.5, 0.95, 0.99)
 FINISHED = ("answered", "failed")
@@ -193,9 +191,7 @@ def _minutes(sketches: DataFrame, slo: Objectives, with_percentiles: bool = True
     whole = Window.partitionBy(*_KEY, "measure")
     running = whole.orderBy("bucket").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     ranked = sums.select(
-        "*",
-        F.sum("finished").over(running).alias("running"),
-        F.sum("finished").over(whole).alias("whole"),
+        "*", F.sum("finished").over(running).alias("running"), F.sum("finished").over(whole).alias("whole")
     )
     quantiles = [
         sketch.percentile(

@@ -17,8 +17,6 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-__all__ = ["FACTS", "LATE_US", "RULES", "Rule", "findings"]
-
 LATE_US = 1_000_000
 """A reply that a node sent so long before the client gave up should have reached it."""
 
@@ -182,10 +180,7 @@ RULES = (
         "its client got a reply with CRC-32 {reply}; what workers answered to it has {replies}",
     ),
     Rule(
-        "crossed",
-        "unproven",
-        "is_crossed",
-        "no recorded reply, but a worker's journal is incomplete there",
+        "crossed", "unproven", "is_crossed", "no recorded reply, but a worker's journal is incomplete there"
     ),
 )
 

@@ -7,8 +7,6 @@ the clock error that the caller states.
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-__all__ = ["CLOCK_ERROR_US", "SAME_CLOCK_ERROR_US", "both_serving"]
-
 CLOCK_ERROR_US = 10_000
 """What the wall clocks of two machines may differ by, unless told otherwise."""
 
@@ -59,8 +57,7 @@ def both_serving(states: DataFrame, runs: DataFrame, clock_error_us: int = CLOCK
             F.col("new_since_at_us").alias("since_at_us"),
             F.least("old_until_at_us", "new_until_at_us").alias("until_at_us"),
             F.when(
-                F.col("old_machine") == F.col("new_machine"),
-                F.lit(min(SAME_CLOCK_ERROR_US, clock_error_us)),
+                F.col("old_machine") == F.col("new_machine"), F.lit(min(SAME_CLOCK_ERROR_US, clock_error_us))
             )
             .otherwise(F.lit(clock_error_us))
             .alias("allowed_us"),

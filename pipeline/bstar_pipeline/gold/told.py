@@ -8,8 +8,6 @@ The frames in here are small and asked for again and again. So each is computed 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-__all__ = ["FOREVER", "Told", "half", "middle", "seconds", "settled"]
-
 FOREVER = 1 << 62
 """Later than anything."""
 

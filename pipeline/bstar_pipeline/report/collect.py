@@ -12,8 +12,6 @@ from bstar_pipeline.report.reading import open_tables
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["collect"]
-
 
 def collect(
     spark: SparkSession,

@@ -8,23 +8,6 @@ hosts and the texts of events come from the wire and are as they came: whoever s
 
 from dataclasses import dataclass, field
 
-__all__ = [
-    "Capacity",
-    "Client",
-    "Content",
-    "Cut",
-    "Finding",
-    "Heat",
-    "Incident",
-    "Interval",
-    "Objective",
-    "Promise",
-    "Quality",
-    "Rate",
-    "Run",
-    "Verdicts",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:

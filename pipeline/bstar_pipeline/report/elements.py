@@ -8,9 +8,6 @@ from typing import Literal
 from bstar_pipeline.report.content import Cut
 from bstar_pipeline.report.words import count
 
-__all__ = ["Cell", "Column", "cut", "plot", "table"]
-
-
 Cell = str | tuple[str, str]
 """A text, or a text and a note beneath it."""
 

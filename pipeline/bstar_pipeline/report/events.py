@@ -17,8 +17,6 @@ from bstar_pipeline.report.reading import Tables, cut_of, is_within, rows_of, st
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["findings", "incidents", "intervals", "quality", "rates", "requests", "runs", "verdicts"]
-
 INTERVALS_MAX = 2_000
 INCIDENTS_MAX = 200
 FINDINGS_MAX = 100

@@ -27,8 +27,6 @@ from bstar_pipeline.report.words import (
     worst_outage,
 )
 
-__all__ = ["render"]
-
 
 def render(content: Content, *, made_at_us: int) -> str:
     """The page, as text in UTF-8; ``made_at_us`` is told in its footer."""
@@ -133,12 +131,7 @@ def _tiles(content: Content) -> str:
             "",
         ),
         ("Incidents", count(content.incidents_cut.total), _kinds(content.incidents), ""),
-        (
-            "p99 of requests",
-            duration(content.p99_us),
-            "from acceptance to the end",
-            "",
-        ),
+        ("p99 of requests", duration(content.p99_us), "from acceptance to the end", ""),
         ("Sent again", count(content.retried), "requests with more than one attempt", ""),
     ]
     return (

@@ -15,8 +15,6 @@ from typing import Any
 from bstar_pipeline.report.content import Capacity, Content, Heat, Interval, Objective
 from bstar_pipeline.report.words import KINDS, clock, count, date_and_time, duration, is_one_day, share
 
-__all__ = ["STATES", "Figure", "burn", "capacity", "describe", "heat", "timeline"]
-
 Figure = dict[str, Any]
 """``data`` and ``layout`` of plotly.js."""
 

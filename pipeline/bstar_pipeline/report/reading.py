@@ -21,18 +21,6 @@ from bstar_pipeline.schema import table_schema
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = [
-    "MINUTE_US",
-    "STEPS_MAX",
-    "Tables",
-    "cut_of",
-    "is_within",
-    "open_tables",
-    "rows_of",
-    "step_of",
-    "step_us",
-]
-
 STEPS_MAX = 240
 """Columns of the plots over time: more than a phone can show."""
 MINUTE_US = 60_000_000

@@ -21,19 +21,6 @@ from bstar_pipeline.report.words import (
     share,
 )
 
-__all__ = [
-    "Section",
-    "audit",
-    "capacity",
-    "clients",
-    "incidents",
-    "latency",
-    "objectives",
-    "processes",
-    "quality",
-    "timeline",
-]
-
 Section = tuple[str, str, str]
 """Key, heading, HTML."""
 
@@ -54,12 +41,7 @@ def timeline(content: Content, figures: dict[str, plots.Figure]) -> Section:
         ]
         for each in content.intervals
     ]
-    columns = [
-        Column("state", "head"),
-        Column("since", "when"),
-        Column("for", "n"),
-        Column("epoch", "n"),
-    ]
+    columns = [Column("state", "head"), Column("since", "when"), Column("for", "n"), Column("epoch", "n")]
     return (
         "timeline",
         "Timeline",

@@ -19,8 +19,6 @@ from bstar_pipeline.report.reading import MINUTE_US, Tables, cut_of, is_within, 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["capacity", "clients", "heats", "objectives"]
-
 SERVICES_MAX = 30
 CLIENTS_MAX = 25
 PLOTTED_SERVICES_MAX = 5

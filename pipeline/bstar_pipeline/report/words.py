@@ -11,25 +11,6 @@ from typing import Literal
 
 from bstar_pipeline.report.content import Content, Incident, Objective, Promise, Verdicts
 
-__all__ = [
-    "KINDS",
-    "RULES",
-    "Verdict",
-    "alerts",
-    "budget_note",
-    "budget_used",
-    "clock",
-    "count",
-    "date_and_time",
-    "duration",
-    "is_one_day",
-    "judge",
-    "plural",
-    "promised",
-    "share",
-    "worst_outage",
-]
-
 RULES = {
     "lost": (
         "request was lost",

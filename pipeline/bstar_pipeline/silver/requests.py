@@ -16,8 +16,6 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from bstar_pipeline.schema import table_schema
 
-__all__ = ["repeated", "requests"]
-
 # What a node says of a request's end, the best last.
 _OUTCOMES = ("returned", "lost", "poison", "expired", "late", "failed", "answered")
 # The digest first: rows are sorted by whole numbers, and looked at further only where those are equal.

@@ -12,8 +12,6 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from bstar_pipeline.schema import table_schema
 
-__all__ = ["runs", "timeline_us"]
-
 _ABOUT = ("source", "machine", "host", "version", "config", "service", "heartbeat_us", "failover_timeout_us")
 
 

@@ -16,8 +16,6 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from bstar_pipeline.schema import table_schema
 
-__all__ = ["states"]
-
 # No chance: nodes write a record every few seconds.
 _SILENT_MIN_US = 15_000_000
 _AWAY = "STALL"

@@ -7,13 +7,7 @@ and exact totals. The same settings give the same bytes. It needs no Spark.
 """
 
 from bstar_pipeline.synth.generate import JOURNAL, TRUTH, Progress, generate
-from bstar_pipeline.synth.settings import (
-    INCIDENT_KINDS,
-    VIOLATION_KINDS,
-    Incident,
-    SynthSettings,
-    Violation,
-)
+from bstar_pipeline.synth.settings import INCIDENT_KINDS, VIOLATION_KINDS, Incident, SynthSettings, Violation
 from bstar_pipeline.synth.truth import Truth, TruthIncident, TruthViolation, read_truth
 
 __all__ = [

@@ -12,8 +12,6 @@ from bstar import records
 from bstar_pipeline.synth.process import Process
 from bstar_pipeline.synth.traffic import Ints, Traffic
 
-__all__ = ["Bulk", "Chunk", "call_lines", "execution_lines", "node_lines"]
-
 # No request of a chunk ends so near its edges that a record of another process would lie in the next one.
 _EDGE_US = 1_000
 _NET_US = 100

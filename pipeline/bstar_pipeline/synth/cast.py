@@ -7,8 +7,6 @@ from bstar import records
 from bstar_pipeline.synth.process import Machine, Phase, Process
 from bstar_pipeline.synth.settings import SynthSettings
 
-__all__ = ["ROLES", "Cast"]
-
 ROLES = ("primary", "backup")
 _PORT = 5555
 

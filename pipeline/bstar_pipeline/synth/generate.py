@@ -14,8 +14,6 @@ from bstar_pipeline.synth.settings import SynthSettings
 from bstar_pipeline.synth.truth import Truth, TruthIncident, TruthViolation
 from bstar_pipeline.synth.write import Written, write_segment
 
-__all__ = ["JOURNAL", "TRUTH", "Progress", "generate"]
-
 JOURNAL = "journal"
 TRUTH = "truth.json"
 

@@ -28,8 +28,6 @@ from bstar_pipeline.synth.specials import Specials, needs_of
 from bstar_pipeline.synth.timeline import Timeline
 from bstar_pipeline.synth.traffic import Bools, Rate, Traffic
 
-__all__ = ["PairPlan", "Segment", "mine_of", "plan_pairs", "traffic_of"]
-
 # What a drawn incident and the calm around it need.
 _SLOT_MIN_S = 60.0
 

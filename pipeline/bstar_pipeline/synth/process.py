@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 from bstar import records
 
-__all__ = ["Event", "Machine", "Phase", "Process", "Stretch"]
-
 
 @dataclass(slots=True)
 class Machine:

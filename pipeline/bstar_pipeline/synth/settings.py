@@ -10,8 +10,6 @@ from typing import Literal, get_args
 
 from bstar.errors import ConfigurationError
 
-__all__ = ["INCIDENT_KINDS", "VIOLATION_KINDS", "Incident", "SynthSettings", "Violation"]
-
 IncidentKind = Literal["crash", "stop", "pause", "handover", "partition", "both-active"]
 INCIDENT_KINDS: tuple[IncidentKind, ...] = get_args(IncidentKind)
 

@@ -19,8 +19,6 @@ from bstar_pipeline.synth.timeline import Interruption, Timeline
 from bstar_pipeline.synth.traffic import Ints, Traffic
 from bstar_pipeline.synth.truth import TruthViolation
 
-__all__ = ["RULES", "Specials", "needs_of"]
-
 RULES = {
     "lost-reply": "lost",
     "lost-work": "lost",

@@ -14,8 +14,6 @@ from bstar_pipeline.synth.settings import CALM_S, EDGE_S, Incident, SynthSetting
 from bstar_pipeline.synth.traffic import Rate, Traffic
 from bstar_pipeline.synth.truth import TruthIncident
 
-__all__ = ["Interruption", "Timeline"]
-
 # How long a written record may wait in a process's buffer, and is lost with a kill.
 _UNFLUSHED_US = 40_000
 

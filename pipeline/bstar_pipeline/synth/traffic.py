@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from bstar_pipeline.synth.settings import SynthSettings
 
-__all__ = ["Bools", "Ints", "Rate", "Traffic", "Worker"]
-
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 

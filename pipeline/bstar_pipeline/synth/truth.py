@@ -9,8 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Truth", "TruthIncident", "TruthViolation", "read_truth"]
-
 
 class TruthIncident(msgspec.Struct, frozen=True, kw_only=True):
     """One incident: ``kind`` as in gold.incidents. ``node`` and ``boot`` of the run that was hit (of a

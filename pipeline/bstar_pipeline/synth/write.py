@@ -15,8 +15,6 @@ from bstar_pipeline.synth.process import Event, Process
 from bstar_pipeline.synth.settings import SynthSettings
 from bstar_pipeline.synth.traffic import Bools, Ints, Traffic
 
-__all__ = ["Written", "write_segment"]
-
 _FATES = ("answered", "failed", "expired")
 _CALL_OF = {"answered": "answered", "failed": "failed", "expired": "timeout"}
 
@@ -90,12 +88,7 @@ def _mine(process: Process, bulk: Bulk) -> Bools:
 
 
 def _tally(
-    settings: SynthSettings,
-    traffic: Traffic,
-    written: Written,
-    process: Process,
-    bulk: Bulk,
-    fates: Ints,
+    settings: SynthSettings, traffic: Traffic, written: Written, process: Process, bulk: Bulk, fates: Ints
 ) -> None:
     counts = {_FATES[fate]: int(n) for fate, n in enumerate(np.bincount(fates, minlength=3)) if n}
     if process.source == "client":
