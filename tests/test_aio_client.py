@@ -62,7 +62,7 @@ def silent(request: Request) -> list[list[bytes]]:
 
 def failure(request: Request) -> list[list[bytes]]:
     text = b"ValueError: no"
-    return [CODEC.failure(request.sender, (), request.identity, 1, ErrorCode.HANDLER_FAILED, text)]
+    return [CODEC.failure(request, 1, ErrorCode.HANDLER_FAILED, text)]
 
 
 def test_it_has_the_words_of_the_client_with_a_thread() -> None:

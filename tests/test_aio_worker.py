@@ -19,6 +19,7 @@ from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, Heartbeat
 from bstar.wire.native_broker import CODEC
 from bstar_client import AsyncWorker, ReplyMemory, Request, Worker
 from support.scripted import WAIT_S, ScriptedBroker
+from support.work import asked
 
 pytestmark = pytest.mark.loopback
 
@@ -53,7 +54,7 @@ async def dispatch(
     worker = broker.received(Ready)[-1].sender
     for number, body in enumerate(bodies, first):
         identity = native.identity(b"c" * 16, number)
-        broker.send(CODEC.request(worker, (), b"", identity, [body], 0, epoch, redelivered, b""))
+        broker.send(CODEC.request(worker, (), asked([body]), identity, 0, epoch, redelivered))
 
 
 def finals(broker: ScriptedBroker) -> list[list[bytes]]:

@@ -54,7 +54,7 @@ def fail_if_told(request: Request) -> list[list[bytes]]:
     if not body.startswith(b"fail"):
         return [final(request, body.upper())]
     code = ErrorCode.HANDLER_FAILED
-    return [native_broker.CODEC.failure(request.sender, (), request.identity, 1, code, body)]
+    return [native_broker.CODEC.failure(request, 1, code, body)]
 
 
 @pytest.mark.loopback

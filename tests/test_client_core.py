@@ -25,6 +25,7 @@ from bstar.errors import (
 )
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode, NodeStatus
+from bstar.wire.native_broker import NativeAsker
 from bstar_client.core.calls import Call
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, FailedOver
 from bstar_client.core.outputs import Deliver
@@ -665,7 +666,9 @@ def test_beginning_anew_sends_again_what_may_be_repeated(served: Desk) -> None:
     calls = [served.call(b"%d" % number) for number in range(3)]
     bound = served.call(b"once", idempotent=False)
     ended = served.call(b"its outcome was lost")
-    served.session.receive(0, CODEC.final(b"", (), b"", ended.identity, 1, 0, [b"lost"], b"")[1:], served.now)
+    served.session.receive(
+        0, CODEC.final(NativeAsker(b"", ended.identity), b"", 1, 0, [b"lost"], b"")[1:], served.now
+    )
     before = len(served.sent)
     served.take(served.session.restart([*calls, bound, ended], served.now))
     assert served.session.active is None
@@ -860,6 +863,7 @@ class World:
         if not self.inboxes[node]:
             return
         message = self.inboxes[node].pop(how % len(self.inboxes[node]))
+        asker = NativeAsker(b"", message.identity)
         desk = self.desk
         if message.command == native.PING:
             desk.pong(node, self.state(node))
@@ -868,19 +872,14 @@ class World:
             self.epoch += 1
             self.inboxes[node].append(message)
         elif self.active != node:
-            desk.hear(node, CODEC.not_active(b"", (), message.identity, self.state(node), how % 3 == 0))
+            desk.hear(node, CODEC.not_active(asker, self.state(node), how % 3 == 0))
         elif how % 5 == 0:
-            desk.hear(node, CODEC.busy(b"", (), message.identity, self.epoch, 10, b"full"))
+            desk.hear(node, CODEC.busy(asker, self.epoch, 10, b"full"))
         elif how % 7 == 0:
             self.inboxes[node].clear()  # the worker is slow for ever
         else:
             for _ in range(2 if how % 4 == 0 else 1):
-                desk.hear(
-                    node,
-                    CODEC.final(
-                        b"", (), b"", message.identity, self.epoch, 0, [b"re " + message.body[0]], b""
-                    ),
-                )
+                desk.hear(node, CODEC.final(asker, b"", self.epoch, 0, [b"re " + message.body[0]], b""))
 
     def toggle(self, node: int) -> None:
         self.collect()

@@ -33,10 +33,12 @@ from bstar.records import Base, Call, Execution, Record
 from bstar.sampling import is_sampled, limit_of
 from bstar.wire import native, native_broker
 from bstar.wire.messages import ErrorCode, Ready, Request, StaleEpoch
+from bstar.wire.native_broker import NativeAsker
 from bstar_client import AsyncHAClient, HAClient, JournalSettings, Worker
 from bstar_client import Request as Work
 from bstar_client.journal import outcome_of
 from support.scripted import WAIT_S, ScriptedBroker, final, partial, status
+from support.work import asked
 
 R = TypeVar("R", bound=Base)
 
@@ -108,11 +110,11 @@ def test_each_call_is_recorded_once_as_it_ended(tmp_path: Path) -> None:
             case b"echo":
                 return [partial(request, 0, b"12"), final(request, *request.body, partials=1, epoch=3)]
             case b"fail":
-                return [codec.failure(sender, (), identity, 3, ErrorCode.HANDLER_FAILED, b"no")]
+                return [codec.failure(NativeAsker(sender, identity), 3, ErrorCode.HANDLER_FAILED, b"no")]
             case b"reject":
-                return [codec.failure(sender, (), identity, 3, ErrorCode.INVALID, b"no")]
+                return [codec.failure(NativeAsker(sender, identity), 3, ErrorCode.INVALID, b"no")]
             case b"busy":
-                return [codec.busy(sender, (), identity, 3, 5, b"full")]
+                return [codec.busy(NativeAsker(sender, identity), 3, 5, b"full")]
             case b"parts":
                 return [partial(request, 0, b"12345")]
         return []
@@ -319,7 +321,7 @@ def dispatch(
     broker.wait_for(lambda: bool(broker.received(Ready)))
     sender = broker.received(Ready)[-1].sender
     identity = native.identity(b"c" * 16, number)
-    broker.send(native_broker.CODEC.request(sender, (), b"", identity, [body], 0, epoch, again, b""))
+    broker.send(native_broker.CODEC.request(sender, (), asked([body]), identity, 0, epoch, again))
 
 
 def wait_executed(worker: Worker, count: int) -> None:

@@ -120,7 +120,7 @@ def test_many_threads_share_a_client_and_get_their_own_replies(client: HAClient)
 
 def test_a_handlers_error_reaches_the_caller(client: HAClient, broker: ScriptedBroker) -> None:
     broker.on_request = lambda request: [
-        CODEC.failure(request.sender, (), request.identity, 1, ErrorCode.HANDLER_FAILED, b"ValueError: no")
+        CODEC.failure(request, 1, ErrorCode.HANDLER_FAILED, b"ValueError: no")
     ]
     with pytest.raises(HandlerError, match="ValueError: no"):
         client.request("echo", b"")
@@ -294,7 +294,7 @@ def test_map_raises_the_first_failure_and_gives_the_rest_up(client: HAClient, br
     def fail_at_three(request: Request) -> list[list[bytes]]:
         if request.body != [b"3"]:
             return [final(request, *request.body)]
-        return [CODEC.failure(request.sender, (), request.identity, 1, ErrorCode.HANDLER_FAILED, b"three")]
+        return [CODEC.failure(request, 1, ErrorCode.HANDLER_FAILED, b"three")]
 
     broker.on_request = fail_at_three
     with pytest.raises(HandlerError) as caught:
@@ -311,7 +311,7 @@ def test_map_that_returns_errors_goes_on_after_each(
     def fail_every_third(request: Request) -> list[list[bytes]]:
         if int(request.body[0]) % 3:
             return [final(request, *request.body)]
-        failure = CODEC.failure(request.sender, (), request.identity, 1, ErrorCode.HANDLER_FAILED, b"three")
+        failure = CODEC.failure(request, 1, ErrorCode.HANDLER_FAILED, b"three")
         return [failure]
 
     broker.on_request = fail_every_third
@@ -342,7 +342,7 @@ def test_map_waits_as_a_busy_broker_says_and_every_body_is_answered(
     def mostly_busy(request: Request) -> list[list[bytes]]:
         turns[request.identity] += 1
         if turns[request.identity] % 4:
-            return [CODEC.busy(request.sender, (), request.identity, 1, 1, b"full")]
+            return [CODEC.busy(request, 1, 1, b"full")]
         return [final(request, *request.body)]
 
     broker.on_request = mostly_busy

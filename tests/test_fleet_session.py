@@ -13,6 +13,7 @@ from bstar.errors import ConfigurationError, LocalProtocolError, NoActiveNodeErr
 from bstar.fleet import Endpoints, Fleet
 from bstar.wire import native, native_broker
 from bstar.wire.messages import NEVER_MS, NodeStatus
+from bstar.wire.native_broker import NativeAsker
 from bstar_client.client import Client
 from bstar_client.core.calls import Ask, Call
 from bstar_client.core.events import FailedOver
@@ -78,7 +79,7 @@ class Desk(ClientOutputs):
         return [(node, frames[0][native.HEADER_BYTES :]) for node, frames in sent if frames[0][2] in kinds]
 
     def answer(self, node: int, call: Call) -> None:
-        frames = CODEC.final(b"", (), b"", call.identity, 1, 0, [b"y"], b"")[1:]
+        frames = CODEC.final(NativeAsker(b"", call.identity), b"", 1, 0, [b"y"], b"")[1:]
         self.take(self.session.receive(node, frames, self.now))
 
 

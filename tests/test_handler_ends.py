@@ -24,6 +24,7 @@ from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, Partial, 
 from bstar.wire.native_broker import CODEC
 from bstar_client import AsyncWorker, LinkSettings, ReplyMemory, Request, Worker, WorkerHooks
 from support.scripted import WAIT_S, ScriptedBroker
+from support.work import asked
 
 pytestmark = pytest.mark.loopback
 
@@ -185,7 +186,7 @@ class Desk:
         worker = self.broker.received(Ready)[-1].sender
         identity = native.identity(b"c" * 16, next(self._numbers))
         self.identities.append(identity)
-        self.broker.send(CODEC.request(worker, (), b"", identity, [body], 0, 1, redelivered, b""))
+        self.broker.send(CODEC.request(worker, (), asked([body]), identity, 0, 1, redelivered))
 
     def ends(self) -> list[Failure | Final]:
         return [message for message in self.broker.messages if isinstance(message, Failure | Final)]

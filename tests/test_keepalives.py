@@ -11,6 +11,7 @@ from bstar_client.core.worker_dialects import Mdp02Worker, NativeWorker, WorkerD
 from bstar_client.core.worker_outputs import Begin, KeepAlive, Late, Lost, WorkerOutput
 from bstar_client.core.worker_session import WorkerCore
 from support.desk import Desk, heard, ident
+from support.work import asked
 
 KEEPALIVE = b"\x01" * 24
 OTHER = b"\x02" * 24
@@ -238,7 +239,7 @@ def test_a_worker_of_plain_mdp_has_no_keepalive() -> None:
 
 
 def take(core: WorkerCore, now: float) -> Begin:
-    request = native_broker.CODEC.request(b"", (), b"", ident(1), [b"body"], 0, 7, False, b"")
+    request = native_broker.CODEC.request(b"", (), asked([b"body"]), ident(1), 0, 7, False)
     (begin,) = core.receive(0, request[1:], now)
     assert isinstance(begin, Begin)
     core.claim(begin.jobs[0])

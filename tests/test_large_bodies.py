@@ -50,7 +50,7 @@ def with_a_large_frame(frames: list[bytes]) -> Iterator[tuple[list[bytes], list[
 def test_a_codec_reads_a_view_as_it_reads_bytes(frames: list[bytes]) -> None:
     for as_bytes, as_view in with_a_large_frame(frames):
         assert read(as_view) == read(as_bytes)
-        assert native_broker.request_identity(as_view) == native_broker.request_identity(as_bytes)
+        assert native_broker.asker_of(as_view) == native_broker.asker_of(as_bytes)
 
 
 @pytest.mark.parametrize("frames", [each for each in BROKER_HEARS if "mmi" not in str(each.id)])

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bstar import wire
 from bstar.errors import RemoteProtocolError
-from bstar.wire import limits, mdp01, mdp02, native, peer
+from bstar.wire import limits, native, peer
+from bstar.wire.mdp import MDP01, MDP02
 from bstar.wire.messages import Failure, Request
 from fuzz.fuzz_wire import CORPUS, TARGETS, TOKENS, check, describe, frames_from, read_corpus, run
 
@@ -116,7 +117,7 @@ def test_a_name_of_a_peer_that_is_no_text_is_refused(text: bytes) -> None:
 
 @pytest.mark.parametrize("request_id", [b"\xb5\x01\x00\x00", b"\xb5\x01\xff\xff", b"\xb5\x01\x02\x03"])
 @pytest.mark.parametrize(
-    ("rest", "dialect"), [([mdp01.CLIENT, b"echo", b"hi"], 1), ([mdp02.CLIENT, b"\x01", b"echo", b"hi"], 2)]
+    ("rest", "dialect"), [([MDP01.client, b"echo", b"hi"], 1), ([MDP02.client, b"\x01", b"echo", b"hi"], 2)]
 )
 def test_a_correlated_request_whose_id_looks_native_is_still_mdp(
     request_id: bytes, rest: list[bytes], dialect: int
@@ -147,8 +148,8 @@ def test_a_native_request_without_identity_is_refused() -> None:
 @pytest.mark.parametrize(
     "frames",
     [
-        [b"id", b"", mdp01.WORKER, b"\x01", b"x" * 256],
-        [b"id", mdp02.WORKER, b"\x01", b"x" * 256],
+        [b"id", b"", MDP01.worker, b"\x01", b"x" * 256],
+        [b"id", MDP02.worker, b"\x01", b"x" * 256],
         [b"id", native.header(native.READY, value=1)],
         [b"id", native.header(native.READY, value=0, service=b"echo")],
     ],
@@ -163,14 +164,14 @@ def test_a_ready_that_cannot_be_served_tells_whose_fault_it_is(frames: list[byte
 
 
 def test_a_message_of_too_many_frames_is_refused() -> None:
-    head = [b"id", mdp02.CLIENT, b"\x01", b"echo"]
+    head = [b"id", MDP02.client, b"\x01", b"echo"]
     assert check("broker", head + [b""] * (limits.FRAMES_MAX - len(head)))
     with pytest.raises(RemoteProtocolError, match="frames"):
         wire.decode(head + [b""] * (limits.FRAMES_MAX - len(head) + 1))
 
 
 def test_a_message_of_too_many_octets_is_refused() -> None:
-    frames = [b"id", mdp02.CLIENT, b"\x01", b"echo", b"12345", b"67890"]
+    frames = [b"id", MDP02.client, b"\x01", b"echo", b"12345", b"67890"]
     size = sum(map(len, frames))
     assert isinstance(wire.decode(frames, size), Request)
     with pytest.raises(RemoteProtocolError, match="size"):
@@ -178,7 +179,7 @@ def test_a_message_of_too_many_octets_is_refused() -> None:
 
 
 def test_an_envelope_of_too_many_frames_is_refused() -> None:
-    rest = [b"", mdp01.CLIENT, b"echo", b"hi"]
+    rest = [b"", MDP01.client, b"echo", b"hi"]
     message = wire.decode([b"id", *[b"x"] * limits.ENVELOPE_FRAMES_MAX, *rest])
     assert isinstance(message, Request)
     assert len(message.envelope) == limits.ENVELOPE_FRAMES_MAX + 1

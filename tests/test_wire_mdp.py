@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from bstar import wire
 from bstar.errors import LocalProtocolError, RemoteProtocolError
-from bstar.wire import mdp01, mdp02, mmi
+from bstar.wire import mmi
+from bstar.wire.mdp import MDP01, MDP02, ClientReply, Mdp, WorkerCommand, WorkerVerb
 from bstar.wire.messages import Disconnect, Final, Heartbeat, NodeStatus, Partial, Ready, Request
+from bstar.wire.native_broker import NativeAsker
+from support.work import asked
 
 STATUS = NodeStatus(3, 1, 4, 10, 0, 1000, 2000)
 
@@ -165,38 +168,38 @@ def test_a_message_without_any_frame_is_refused() -> None:
 
 @pytest.mark.requirement("MDP1-B-08")
 def test_a_request_of_mdp01_carries_one_address_and_one_empty_frame() -> None:
-    made = mdp01.CODEC.request(b"w", (b"",), b"\x00\xa1", b"", [b"hi", b""], 9, 9, True, b"")
+    made = MDP01.request(b"w", (b"",), asked([b"hi", b""], sender=b"\x00\xa1"), b"", 9, 9, True)
     assert made == frames("77 - 4d4450573031 02 00a1 - 6869 -")
 
 
 @pytest.mark.requirement("MDP2-B-08")
 def test_a_request_of_mdp02_carries_one_address_and_one_empty_frame() -> None:
-    made = mdp02.CODEC.request(b"w", (), b"\x00\xa1", b"", [b"hi", b""], 9, 9, True, b"")
+    made = MDP02.request(b"w", (), asked([b"hi", b""], sender=b"\x00\xa1"), b"", 9, 9, True)
     assert made == frames("77 4d4450573032 02 00a1 - 6869 -")
 
 
 @pytest.mark.requirement("MDP1-B-11")
 def test_a_reply_of_mdp01_repeats_the_service() -> None:
-    made = mdp01.CODEC.final(b"c", (b"\x2a", b""), b"echo", b"", 1, 0, [b"hi"], b"")
+    made = MDP01.final(NativeAsker(b"c", b"", (b"\x2a", b"")), b"echo", 1, 0, [b"hi"], b"")
     assert made == frames("63 2a - 4d4450433031 6563686f 6869")
 
 
 @pytest.mark.requirement("MDP2-G-02")
 def test_replies_of_mdp02_are_coded_for_the_client() -> None:
-    assert mdp02.CODEC.partial(b"c", (), b"echo", b"", 1, 0, [b"hi"], b"") == frames(
+    assert MDP02.partial(NativeAsker(b"c", b""), b"echo", 1, 0, [b"hi"], b"") == frames(
         "63 4d4450433032 02 6563686f 6869"
     )
-    assert mdp02.CODEC.final(b"c", (), b"echo", b"", 1, 1, [b"hi"], b"") == frames(
+    assert MDP02.final(NativeAsker(b"c", b""), b"echo", 1, 1, [b"hi"], b"") == frames(
         "63 4d4450433032 03 6563686f 6869"
     )
 
 
 def test_a_peer_that_put_an_empty_frame_first_is_answered_in_kind() -> None:
-    codec = mdp02.CODEC
-    assert codec.final(b"c", (b"",), b"echo", b"", 1, 0, [b"hi"], b"") == frames(
+    codec = MDP02
+    assert codec.final(NativeAsker(b"c", b"", (b"",)), b"echo", 1, 0, [b"hi"], b"") == frames(
         "63 - 4d4450433032 03 6563686f 6869"
     )
-    assert codec.request(b"w", (b"",), b"a", b"", [b""], 0, 1, False, b"") == frames(
+    assert codec.request(b"w", (b"",), asked([b""], sender=b"a"), b"", 0, 1, False) == frames(
         "77 - 4d4450573032 02 61 - -"
     )
     assert codec.heartbeat(b"w", (b"",), 3, 1) == frames("77 - 4d4450573032 05")
@@ -204,19 +207,19 @@ def test_a_peer_that_put_an_empty_frame_first_is_answered_in_kind() -> None:
 
 
 def test_heartbeat_and_disconnect_are_as_published() -> None:
-    assert mdp01.CODEC.heartbeat(b"w", (b"",), 3, 1) == frames("77 - 4d4450573031 04")
-    assert mdp01.CODEC.disconnect(b"w", (b"",), 1, 1) == frames("77 - 4d4450573031 05")
-    assert mdp02.CODEC.heartbeat(b"w", (), 3, 1) == frames("77 4d4450573032 05")
-    assert mdp02.CODEC.disconnect(b"w", (), 1, 1) == frames("77 4d4450573032 06")
+    assert MDP01.heartbeat(b"w", (b"",), 3, 1) == frames("77 - 4d4450573031 04")
+    assert MDP01.disconnect(b"w", (b"",), 1, 1) == frames("77 - 4d4450573031 05")
+    assert MDP02.heartbeat(b"w", (), 3, 1) == frames("77 4d4450573032 05")
+    assert MDP02.disconnect(b"w", (), 1, 1) == frames("77 4d4450573032 06")
 
 
-@pytest.mark.parametrize("codec", [mdp01.CODEC, mdp02.CODEC])
-def test_plain_mdp_has_no_word_for_trouble(codec: mdp01.Mdp01Codec | mdp02.Mdp02Codec) -> None:
+@pytest.mark.parametrize("codec", [MDP01, MDP02])
+def test_plain_mdp_has_no_word_for_trouble(codec: wire.BrokerCodec) -> None:
     said: list[object] = [
         codec.welcome(b"w", (), STATUS, 1, 3),
-        codec.failure(b"c", (), b"", 1, 1, b"x"),
-        codec.busy(b"c", (), b"", 1, 50, b"x"),
-        codec.not_active(b"c", (), b"", STATUS, True),
+        codec.failure(NativeAsker(b"c", b""), 1, 1, b"x"),
+        codec.busy(NativeAsker(b"c", b""), 1, 50, b"x"),
+        codec.not_active(NativeAsker(b"c", b""), STATUS, True),
     ]
     assert said == [None] * 4
 
@@ -226,55 +229,55 @@ def test_plain_mdp_has_no_word_for_trouble(codec: mdp01.Mdp01Codec | mdp02.Mdp02
 
 @pytest.mark.requirement("MDP1-C-01")
 def test_a_client_of_mdp01_supplies_the_empty_frame() -> None:
-    assert mdp01.encode_request(b"echo", [b"hi"]) == frames("- 4d4450433031 6563686f 6869")
+    assert MDP01.encode_request(b"echo", [b"hi"]) == frames("- 4d4450433031 6563686f 6869")
 
 
 @pytest.mark.requirement("MDP1-W-07")
 def test_a_reply_of_mdp01_carries_one_address_and_one_empty_frame() -> None:
-    assert mdp01.encode_reply(b"\x00\xa1", [b"hi"]) == frames("- 4d4450573031 03 00a1 - 6869")
+    assert MDP01.encode_final(b"\x00\xa1", [b"hi"]) == frames("- 4d4450573031 03 00a1 - 6869")
 
 
 @pytest.mark.requirement("MDP2-W-08")
 def test_replies_of_mdp02_carry_one_address_and_one_empty_frame() -> None:
-    assert mdp02.encode_partial(b"\x00\xa1", [b"hi"]) == frames("4d4450573032 03 00a1 - 6869")
-    assert mdp02.encode_final(b"\x00\xa1", [b"hi"]) == frames("4d4450573032 04 00a1 - 6869")
+    assert MDP02.encode_partial(b"\x00\xa1", [b"hi"]) == frames("4d4450573032 03 00a1 - 6869")
+    assert MDP02.encode_final(b"\x00\xa1", [b"hi"]) == frames("4d4450573032 04 00a1 - 6869")
 
 
 @pytest.mark.requirement("MDP2-G-02")
 def test_everything_else_a_peer_says_is_as_published() -> None:
-    assert mdp02.encode_request(b"echo", [b"hi"]) == frames("4d4450433032 01 6563686f 6869")
-    assert mdp02.encode_ready(b"echo") == frames("4d4450573032 01 6563686f")
-    assert mdp02.encode_heartbeat() == frames("4d4450573032 05")
-    assert mdp02.encode_disconnect() == frames("4d4450573032 06")
-    assert mdp01.encode_ready(b"echo") == frames("- 4d4450573031 01 6563686f")
-    assert mdp01.encode_heartbeat() == frames("- 4d4450573031 04")
-    assert mdp01.encode_disconnect() == frames("- 4d4450573031 05")
+    assert MDP02.encode_request(b"echo", [b"hi"]) == frames("4d4450433032 01 6563686f 6869")
+    assert MDP02.encode_ready(b"echo") == frames("4d4450573032 01 6563686f")
+    assert MDP02.encode_heartbeat() == frames("4d4450573032 05")
+    assert MDP02.encode_disconnect() == frames("4d4450573032 06")
+    assert MDP01.encode_ready(b"echo") == frames("- 4d4450573031 01 6563686f")
+    assert MDP01.encode_heartbeat() == frames("- 4d4450573031 04")
+    assert MDP01.encode_disconnect() == frames("- 4d4450573031 05")
 
 
 def test_what_a_client_is_sent_is_read() -> None:
-    reply = mdp01.decode_for_client(frames("- 4d4450433031 6563686f 6869 -"))
-    assert reply == mdp02.ClientReply(True, b"echo", [b"hi", b""])
-    partial = mdp02.decode_for_client(frames("4d4450433032 02 6563686f 6869"))
-    assert partial == mdp02.ClientReply(False, b"echo", [b"hi"])
-    final = mdp02.decode_for_client(frames("4d4450433032 03 6563686f 6869"))
-    assert final == mdp02.ClientReply(True, b"echo", [b"hi"])
+    reply = MDP01.decode_for_client(frames("- 4d4450433031 6563686f 6869 -"))
+    assert reply == ClientReply(True, b"echo", [b"hi", b""])
+    partial = MDP02.decode_for_client(frames("4d4450433032 02 6563686f 6869"))
+    assert partial == ClientReply(False, b"echo", [b"hi"])
+    final = MDP02.decode_for_client(frames("4d4450433032 03 6563686f 6869"))
+    assert final == ClientReply(True, b"echo", [b"hi"])
 
 
 @pytest.mark.parametrize(
     ("decode", "prefix", "codes"),
     [
-        (mdp01.decode_for_worker, "- 4d4450573031", ("02", "04", "05")),
-        (mdp02.decode_for_worker, "4d4450573032", ("02", "05", "06")),
+        (MDP01.decode_for_worker, "- 4d4450573031", ("02", "04", "05")),
+        (MDP02.decode_for_worker, "4d4450573032", ("02", "05", "06")),
     ],
 )
 def test_what_a_worker_is_sent_is_read(
-    decode: Callable[[list[bytes]], mdp02.WorkerCommand], prefix: str, codes: tuple[str, str, str]
+    decode: Callable[[list[bytes]], WorkerCommand], prefix: str, codes: tuple[str, str, str]
 ) -> None:
     request, heartbeat, disconnect = (f"{prefix} {code}" for code in codes)
-    verb = mdp02.WorkerVerb
-    assert decode(frames(f"{request} 00a1 - 6869")) == mdp02.WorkerCommand(verb.REQUEST, b"\x00\xa1", [b"hi"])
-    assert decode(frames(heartbeat)) == mdp02.WorkerCommand(verb.HEARTBEAT)
-    assert decode(frames(disconnect)) == mdp02.WorkerCommand(verb.DISCONNECT)
+    verb = WorkerVerb
+    assert decode(frames(f"{request} 00a1 - 6869")) == WorkerCommand(verb.REQUEST, b"\x00\xa1", [b"hi"])
+    assert decode(frames(heartbeat)) == WorkerCommand(verb.HEARTBEAT)
+    assert decode(frames(disconnect)) == WorkerCommand(verb.DISCONNECT)
     for broken in (
         prefix, f"{prefix} 09", f"{prefix} 01 6563686f", request, f"{request} 00a1 -", f"{request} - - 6869",
         f"{request} 00a1 6869 6869", f"{heartbeat} 78", f"{disconnect} 78",
@@ -287,33 +290,33 @@ def test_what_a_worker_is_sent_is_read(
     ("decode", "texts"),
     [
         (
-            mdp01.decode_for_client,
+            MDP01.decode_for_client,
             ["", "-", "- 4d4450433031 6563686f", "4d4450433031 6563686f 6869 6869", "- 4d4450433032 02 78"],
         ),
         (
-            mdp02.decode_for_client,
+            MDP02.decode_for_client,
             ["", "4d4450433032 03 6563686f", "4d4450433032 04 6563686f 6869", "- 4d4450433032 03 6563686f"],
         ),
     ],
 )
 def test_what_no_client_should_be_sent_is_refused(
-    decode: Callable[[list[bytes]], mdp02.ClientReply], texts: list[str]
+    decode: Callable[[list[bytes]], ClientReply], texts: list[str]
 ) -> None:
     for text in texts:
         with pytest.raises(RemoteProtocolError):
             decode(frames(text))
 
 
-@pytest.mark.parametrize("module", [mdp01, mdp02])
-def test_we_are_not_made_to_send_what_no_broker_takes(module: object) -> None:
+@pytest.mark.parametrize("mdp", [MDP01, MDP02])
+def test_we_are_not_made_to_send_what_no_broker_takes(mdp: Mdp) -> None:
     for name in (b"", b"x" * 256):
-        for encode in ("encode_ready", "encode_request"):
-            arguments = (name, [b"hi"]) if encode == "encode_request" else (name,)
-            with pytest.raises(LocalProtocolError):
-                getattr(module, encode)(*arguments)
-    for encode in {"encode_request", "encode_reply", "encode_partial", "encode_final"} & set(dir(module)):
         with pytest.raises(LocalProtocolError):
-            getattr(module, encode)(b"x", [])
+            mdp.encode_ready(name)
+        with pytest.raises(LocalProtocolError):
+            mdp.encode_request(name, [b"hi"])
+    for encode in (mdp.encode_request, mdp.encode_final, MDP02.encode_partial):
+        with pytest.raises(LocalProtocolError):
+            encode(b"x", [])
 
 
 # There and back -------------------------------------------------------------------------------------------
@@ -323,56 +326,56 @@ def test_we_are_not_made_to_send_what_no_broker_takes(module: object) -> None:
 def test_what_our_clients_say_is_what_the_broker_hears(
     sender: bytes, name: bytes, parts: list[bytes]
 ) -> None:
-    assert wire.decode([sender, *mdp01.encode_request(name, parts)]) == Request(
+    assert wire.decode([sender, *MDP01.encode_request(name, parts)]) == Request(
         sender, 1, (b"",), name, parts
     )
-    assert wire.decode([sender, *mdp02.encode_request(name, parts)]) == Request(sender, 2, (), name, parts)
+    assert wire.decode([sender, *MDP02.encode_request(name, parts)]) == Request(sender, 2, (), name, parts)
 
 
 @given(address, address, service, body)
 def test_what_our_workers_say_is_what_the_broker_hears(
     sender: bytes, client: bytes, name: bytes, parts: list[bytes]
 ) -> None:
-    assert wire.decode([sender, *mdp01.encode_reply(client, parts)]) == Final(
+    assert wire.decode([sender, *MDP01.encode_final(client, parts)]) == Final(
         sender, 1, (b"",), client, parts
     )
-    assert wire.decode([sender, *mdp02.encode_partial(client, parts)]) == Partial(
+    assert wire.decode([sender, *MDP02.encode_partial(client, parts)]) == Partial(
         sender, 2, (), client, parts
     )
-    assert wire.decode([sender, *mdp02.encode_final(client, parts)]) == Final(sender, 2, (), client, parts)
-    assert wire.decode([sender, *mdp01.encode_ready(name)]) == Ready(sender, 1, (b"",), name)
-    assert wire.decode([sender, *mdp02.encode_ready(name)]) == Ready(sender, 2, (), name)
+    assert wire.decode([sender, *MDP02.encode_final(client, parts)]) == Final(sender, 2, (), client, parts)
+    assert wire.decode([sender, *MDP01.encode_ready(name)]) == Ready(sender, 1, (b"",), name)
+    assert wire.decode([sender, *MDP02.encode_ready(name)]) == Ready(sender, 2, (), name)
 
 
 @given(address, service, body)
 def test_what_the_broker_says_is_what_our_peers_hear(client: bytes, name: bytes, parts: list[bytes]) -> None:
     for codec, envelope_, client_hears, worker_hears in (
-        (mdp01.CODEC, (b"",), mdp01.decode_for_client, mdp01.decode_for_worker),
-        (mdp02.CODEC, (), mdp02.decode_for_client, mdp02.decode_for_worker),
+        (MDP01, (b"",), MDP01.decode_for_client, MDP01.decode_for_worker),
+        (MDP02, (), MDP02.decode_for_client, MDP02.decode_for_worker),
     ):
-        final = codec.final(b"c", envelope_, name, b"", 1, 0, parts, b"")
-        assert client_hears(final[1:]) == mdp02.ClientReply(True, name, parts)
-        request = codec.request(b"w", envelope_, client, b"", parts, 0, 1, False, b"")
-        assert worker_hears(request[1:]) == mdp02.WorkerCommand(mdp02.WorkerVerb.REQUEST, client, parts)
+        final = codec.final(NativeAsker(b"c", b"", envelope_), name, 1, 0, parts, b"")
+        assert client_hears(final[1:]) == ClientReply(True, name, parts)
+        request = codec.request(b"w", envelope_, asked(parts, sender=client), b"", 0, 1, False)
+        assert worker_hears(request[1:]) == WorkerCommand(WorkerVerb.REQUEST, client, parts)
 
 
-@given(envelope, service, body, st.sampled_from([mdp01.CODEC, mdp02.CODEC]))
+@given(envelope, service, body, st.sampled_from([MDP01, MDP02]))
 def test_an_envelope_goes_back_as_it_came(
-    envelope_: tuple[bytes, ...], name: bytes, parts: list[bytes], codec: mdp01.Mdp01Codec | mdp02.Mdp02Codec
+    envelope_: tuple[bytes, ...], name: bytes, parts: list[bytes], codec: Mdp
 ) -> None:
-    head = [mdp01.CLIENT] if codec is mdp01.CODEC else [mdp02.CLIENT, b"\x01"]
+    head = [MDP01.client] if codec is MDP01 else [MDP02.client, b"\x01"]
     request = wire.decode([b"id", *envelope_, *head, name, *parts])
     assert isinstance(request, Request)
     assert request.envelope == envelope_
-    reply = wire.CODECS[request.dialect].final(b"id", request.envelope, name, b"", 1, 0, parts, b"")
+    reply = wire.CODECS[request.dialect].final(request, name, 1, 0, parts, b"")
     assert tuple(reply[1 : 1 + len(envelope_)]) == envelope_
 
 
 @given(body)
 def test_body_frames_are_the_very_objects_that_came(parts: list[bytes]) -> None:
-    message = wire.decode([b"id", mdp02.CLIENT, b"\x01", b"echo", *parts])
+    message = wire.decode([b"id", MDP02.client, b"\x01", b"echo", *parts])
     assert isinstance(message, Request)
-    made = mdp02.CODEC.request(b"w", (), b"id", b"", message.body, 0, 1, False, b"")
+    made = MDP02.request(b"w", (), asked(message.body, sender=b"id"), b"", 0, 1, False)
     assert all(ours is theirs for ours, theirs in zip(made[-len(parts) :], parts, strict=True))
 
 

@@ -26,10 +26,13 @@ from bstar.wire.messages import (
     Request,
     StaleEpoch,
 )
+from bstar.wire.native_broker import NativeAsker
 from fuzz.fuzz_wire import check
+from support.work import asked
 
 CLIENT_ID = bytes(range(16))
 IDENTITY = CLIENT_ID + b"\0\0\0\0\0\0\0\x07"
+ASKER = NativeAsker(b"id", IDENTITY)
 ID = "000102030405060708090a0b0c0d0e0f.0000000000000007"
 NOBODY = "00000000000000000000000000000000.0000000000000000"
 STATUS = NodeStatus(4, 3, 3, 120, NEVER_MS, 1000, 2000)
@@ -156,34 +159,19 @@ CODEC = native_broker.CODEC
 ANSWERED: list[tuple[str, list[bytes]]] = [
     (
         f"b5010101.{ID}.0000000000000003.00000bae.00.40.0001.ee 6869",
-        CODEC.request(b"id", (), b"x", IDENTITY, [b"hi"], 2990, 3, True, b"\x40\x00\x01\xee"),
+        CODEC.request(b"id", (), asked([b"hi"], extensions=b"\x40\x00\x01\xee"), IDENTITY, 2990, 3, True),
     ),
     (
         f"b5010100.{ID}.0000000000000003.00000000.00 -",
-        CODEC.request(b"id", (), b"x", IDENTITY, [b""], 0, 3, False, b""),
+        CODEC.request(b"id", (), asked([b""], sender=b"x"), IDENTITY, 0, 3, False),
     ),
-    (
-        f"b5010200.{ID}.0000000000000003.00000001.00 6869",
-        CODEC.partial(b"id", (), b"echo", IDENTITY, 3, 1, [b"hi"], b""),
-    ),
-    (
-        f"b5010300.{ID}.0000000000000003.00000002.00 6869",
-        CODEC.final(b"id", (), b"echo", IDENTITY, 3, 2, [b"hi"], b""),
-    ),
-    ("abcd 6869", CODEC.final(b"id", (), b"echo", IDENTITY, 3, 2, [b"hi"], b"\xab\xcd")),
-    (
-        f"b5010400.{ID}.0000000000000003.00000005.00 6c617465",
-        CODEC.failure(b"id", (), IDENTITY, 3, 5, b"late"),
-    ),
-    (f"b5010500.{ID}.0000000000000003.00000032.00 66756c6c", CODEC.busy(b"id", (), IDENTITY, 3, 50, b"full")),
-    (
-        f"b5010600.{ID}.0000000000000003.ffffffff.00 {STATUS_HEX}",
-        CODEC.not_active(b"id", (), IDENTITY, STATUS, False),
-    ),
-    (
-        f"b5010602.{ID}.0000000000000003.ffffffff.00 {STATUS_HEX}",
-        CODEC.not_active(b"id", (), IDENTITY, STATUS, True),
-    ),
+    (f"b5010200.{ID}.0000000000000003.00000001.00 6869", CODEC.partial(ASKER, b"echo", 3, 1, [b"hi"], b"")),
+    (f"b5010300.{ID}.0000000000000003.00000002.00 6869", CODEC.final(ASKER, b"echo", 3, 2, [b"hi"], b"")),
+    ("abcd 6869", CODEC.final(ASKER, b"echo", 3, 2, [b"hi"], b"\xab\xcd")),
+    (f"b5010400.{ID}.0000000000000003.00000005.00 6c617465", CODEC.failure(ASKER, 3, 5, b"late")),
+    (f"b5010500.{ID}.0000000000000003.00000032.00 66756c6c", CODEC.busy(ASKER, 3, 50, b"full")),
+    (f"b5010600.{ID}.0000000000000003.ffffffff.00 {STATUS_HEX}", CODEC.not_active(ASKER, STATUS, False)),
+    (f"b5010602.{ID}.0000000000000003.ffffffff.00 {STATUS_HEX}", CODEC.not_active(ASKER, STATUS, True)),
     (f"b5010800.{ID}.0000000000000003.ffffffff.00 {STATUS_HEX}", CODEC.pong(b"id", IDENTITY, STATUS)),
     (
         f"b5010a00.{NOBODY}.0000000000000003.000001f4.00 {STATUS_HEX} 000007d0",
@@ -289,7 +277,7 @@ def test_the_broker_hands_extensions_on_unread_also_torn_ones(octets: str) -> No
     request = wire.decode([b"id", *extended(native.encode_request(IDENTITY, b"echo", [b""]), sent)])
     assert isinstance(request, Request)
     assert request.extensions == sent
-    passed_on = CODEC.request(b"w", (), b"", IDENTITY, [b""], 0, 1, False, request.extensions)
+    passed_on = CODEC.request(b"w", (), asked([b""], extensions=request.extensions), IDENTITY, 0, 1, False)
     assert native.decode(passed_on[1:]).extensions == sent
 
 
@@ -377,7 +365,7 @@ def test_a_welcome_without_sane_timers_is_refused(heartbeat: str, expiry: str) -
 def test_a_refused_request_is_named_if_its_header_shows_its_identity() -> None:
     head = f"b5010100.{ID}.0000000000000003.00000bb8"
     for text in (f"{head}.00", f"{head}.04.6563", f"{head}.04.6563686f", f"{head}.04.6563686f 6869"):
-        assert native_broker.request_identity([b"id", *frames(text)]) == IDENTITY
+        assert native_broker.asker_of([b"id", *frames(text)]) == ASKER
     for text in (
         "",
         "-",
@@ -387,11 +375,8 @@ def test_a_refused_request_is_named_if_its_header_shows_its_identity() -> None:
         f"- {head}.00",
         "4d4450433032",
     ):
-        assert native_broker.request_identity([b"id", *frames(text)]) is None
-    assert (
-        native_broker.request_identity([b"id", *frames(f"b5010100.{NOBODY}.0000000000000003.00000bb8.00")])
-        is None
-    )
+        assert native_broker.asker_of([b"id", *frames(text)]) is None
+    assert native_broker.asker_of([b"id", *frames(f"b5010100.{NOBODY}.0000000000000003.00000bb8.00")]) is None
 
 
 REFUSED_TO_SEND: list[Callable[[], object]] = [
@@ -468,11 +453,11 @@ def test_a_reply_of_a_native_worker_passes_through_unchanged(
 ) -> None:
     partial = wire.decode([b"w", *native.encode_partial(name, epoch, index, parts)])
     assert isinstance(partial, Partial)
-    passed = CODEC.partial(b"c", (), b"echo", name, 0, 0, partial.body, partial.header)
+    passed = CODEC.partial(NativeAsker(b"c", name), b"echo", 0, 0, partial.body, partial.header)
     assert passed[1:] == native.encode_partial(name, epoch, index, parts)
     final = wire.decode([b"w", *native.encode_final(name, epoch, index, parts)])
     assert isinstance(final, Final)
-    heard = native.decode(CODEC.final(b"c", (), b"echo", name, 0, 0, final.body, final.header)[1:])
+    heard = native.decode(CODEC.final(NativeAsker(b"c", name), b"echo", 0, 0, final.body, final.header)[1:])
     assert heard == native.Message(native.FINAL, 0, name, epoch, index, b"", b"", parts)
     failure = wire.decode([b"w", *native.encode_error(name, epoch, code, b"why")])
     assert isinstance(failure, Failure)
@@ -483,7 +468,7 @@ def test_a_reply_of_a_native_worker_passes_through_unchanged(
 def test_a_request_reaches_its_worker_as_the_broker_said_it(
     name: bytes, parts: list[bytes], ttl_ms: int, epoch: int, is_redelivered: bool
 ) -> None:
-    heard = native.decode(CODEC.request(b"w", (), b"", name, parts, ttl_ms, epoch, is_redelivered, b"")[1:])
+    heard = native.decode(CODEC.request(b"w", (), asked(parts), name, ttl_ms, epoch, is_redelivered)[1:])
     assert heard == native.Message(native.REQUEST, int(is_redelivered), name, epoch, ttl_ms, b"", b"", parts)
 
 
@@ -493,7 +478,7 @@ def test_a_status_reaches_its_reader_as_it_was_told(
 ) -> None:
     pong = native.decode(CODEC.pong(b"c", name, status)[1:])
     assert (pong.identity, native.decode_status(pong)) == (name, status)
-    refusal = native.decode(CODEC.not_active(b"c", (), name, status, was_dispatched)[1:])
+    refusal = native.decode(CODEC.not_active(NativeAsker(b"c", name), status, was_dispatched)[1:])
     assert (native.decode_status(refusal), bool(refusal.flags & native.FLAG_DISPATCHED)) == (
         status,
         was_dispatched,

@@ -28,6 +28,7 @@ from bstar_client.core.worker_outputs import (
     WorkerOutput,
 )
 from bstar_client.core.worker_session import WorkerCore
+from support.work import asked
 
 ENDPOINTS = ("tcp://primary", "tcp://backup")
 CODEC = native_broker.CODEC
@@ -79,7 +80,7 @@ class Bench:
         ttl_ms: int = 0,
         is_redelivered: bool = False,
     ) -> None:
-        frames = CODEC.request(b"", (), b"", identity, [b"body"], ttl_ms, epoch, is_redelivered, b"")
+        frames = CODEC.request(b"", (), asked([b"body"]), identity, ttl_ms, epoch, is_redelivered)
         self.hear(node, frames)
 
     def wait(self, seconds: float) -> None:

@@ -13,6 +13,7 @@ from bstar_client.core.worker_jobs import WorkerLimits
 from bstar_client.core.worker_outputs import Begin
 from bstar_client.core.worker_session import WorkerCore
 from bstar_client.sync.mailboxes import Inbox, Word
+from support.work import asked
 
 
 def job(client: str, number: int) -> Job:
@@ -152,7 +153,7 @@ def test_what_waits_in_the_core_is_fair_as_well() -> None:
         b"g" * 16, b"echo", range(1, 51), [0] * 50, [b"g%d" % number for number in range(1, 51)]
     )[1:]
     hear(native_broker.CODEC.requests(b"w", b"g" * 16, table, blob, 0, 1, False))
-    hear(native_broker.CODEC.request(b"w", (), b"", native.identity(b"q" * 16, 1), [b"q1"], 0, 1, False, b""))
+    hear(native_broker.CODEC.request(b"w", (), asked([b"q1"]), native.identity(b"q" * 16, 1), 0, 1, False))
     for _ in range(3):
         for output in core.finished(begun[-1], [b"done"], 0.0):
             begun.extend(output.jobs if isinstance(output, Begin) else ())

@@ -25,6 +25,7 @@ from bstar.wire.messages import (
 )
 from bstar_client import ReplyMemory, Request, Worker, WorkerHooks
 from support.scripted import WAIT_S, ScriptedBroker
+from support.work import asked
 
 pytestmark = pytest.mark.loopback
 
@@ -52,7 +53,7 @@ def dispatch(
 ) -> None:
     identity = native.identity(b"c" * 16, number)
     codec = native_broker.CODEC
-    broker.send(codec.request(worker_of(broker), (), b"", identity, [body], ttl_ms, epoch, True, b""))
+    broker.send(codec.request(worker_of(broker), (), asked([body]), identity, ttl_ms, epoch, True))
 
 
 def finals(broker: ScriptedBroker) -> list[list[bytes]]:

@@ -19,6 +19,7 @@ from bstar_client import HAClient, Request, Worker, WorkerHooks
 from bstar_testing import wait_until
 from support.brokers import lone_broker
 from support.scripted import WAIT_S, ScriptedBroker
+from support.work import asked
 
 pytestmark = pytest.mark.loopback
 
@@ -45,7 +46,7 @@ class Desk:
         worker = self.worker
         for body in bodies:
             identity = native.identity(client, next(self._numbers))
-            self.broker.send(native_broker.CODEC.request(worker, (), b"", identity, [body], 0, 1, False, b""))
+            self.broker.send(native_broker.CODEC.request(worker, (), asked([body]), identity, 0, 1, False))
 
     def finals(self) -> list[bytes]:
         return [message.body[0] for message in self.broker.messages if isinstance(message, Final)]

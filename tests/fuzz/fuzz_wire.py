@@ -19,7 +19,8 @@ from pathlib import Path
 
 from bstar import wire
 from bstar.errors import RemoteProtocolError
-from bstar.wire import arbiter, batches, limits, mdp01, mdp02, messages, native, native_broker, peer
+from bstar.wire import arbiter, batches, limits, messages, native, native_broker, peer
+from bstar.wire.mdp import MDP01, MDP02, WorkerCommand, WorkerVerb
 
 Frames = list[bytes]
 
@@ -28,7 +29,7 @@ CORPUS = Path(__file__).with_name("wire_corpus.txt")
 # Octets that mean something to some codec; a generator that draws evenly would hardly ever meet them.
 TOKENS = (
     b"", b"\x00", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05", b"\x06", b"\x07", b"1", b"4", b"5",
-    mdp01.CLIENT, mdp01.WORKER, mdp02.CLIENT, mdp02.WORKER, b"MDPC0X", native.MAGIC, b"\xb5\x02", peer.HEADER,
+    MDP01.client, MDP01.worker, MDP02.client, MDP02.worker, b"MDPC0X", native.MAGIC, b"\xb5\x02", peer.HEADER,
     arbiter.HEADER, b"BSTA02",
     b"mmi.service", b"x" * limits.SERVICE_BYTES_MAX, b"x" * (limits.SERVICE_BYTES_MAX + 1),
     b"\xff" * native.HEADER_BYTES, native.MAGIC + b"\xff" * (native.HEADER_BYTES - 2),
@@ -58,8 +59,8 @@ def describe(frames: Frames) -> str:
 
 
 def _fuzz_broker(frames: Frames) -> None:
-    identity = native_broker.request_identity(frames)
-    assert identity is None or len(identity) == native.IDENTITY_BYTES
+    asker = native_broker.asker_of(frames)
+    assert asker is None or len(asker.identity) == native.IDENTITY_BYTES
     message = wire.decode(frames)
     assert message.sender == frames[0]
     match message:
@@ -116,23 +117,23 @@ def _fuzz_native(frames: Frames) -> None:
 
 
 def _fuzz_mdp01_client(frames: Frames) -> None:
-    assert mdp01.decode_for_client(frames).body
+    assert MDP01.decode_for_client(frames).body
 
 
 def _fuzz_mdp02_client(frames: Frames) -> None:
-    assert mdp02.decode_for_client(frames).body
+    assert MDP02.decode_for_client(frames).body
 
 
 def _fuzz_mdp01_worker(frames: Frames) -> None:
-    _check_command(mdp01.decode_for_worker(frames))
+    _check_command(MDP01.decode_for_worker(frames))
 
 
 def _fuzz_mdp02_worker(frames: Frames) -> None:
-    _check_command(mdp02.decode_for_worker(frames))
+    _check_command(MDP02.decode_for_worker(frames))
 
 
-def _check_command(command: mdp02.WorkerCommand) -> None:
-    is_request = command.verb is mdp02.WorkerVerb.REQUEST
+def _check_command(command: WorkerCommand) -> None:
+    is_request = command.verb is WorkerVerb.REQUEST
     assert bool(command.client) is is_request
     assert bool(command.body) is is_request
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from bstar.wire import mdp01, mdp02, mmi, native
+from bstar.wire import mmi, native
+from bstar.wire.mdp import MDP01, MDP02, WorkerVerb
 from bstar_client.core.worker_dialects import Heard, Hearing, Job, Mdp02Worker, NativeWorker, WorkerDialect
 from sim.network import Frames
 
@@ -26,13 +27,13 @@ def worker_dialect(dialect: Dialect) -> WorkerDialect:
 def for_mdp01(frames: Frames) -> Frames:
     """A REQUEST of 0.2 as one of 0.1."""
     _, _, service, *body = frames
-    return mdp01.encode_request(service, body)
+    return MDP01.encode_request(service, body)
 
 
 def from_mdp01(frames: Frames) -> Frames:
     """The REPLY of 0.1 as a FINAL of 0.2, as its client reads it."""
-    reply = mdp01.decode_for_client(frames)
-    return [mdp02.CLIENT, b"\x03", reply.service, *reply.body]
+    reply = MDP01.decode_for_client(frames)
+    return [MDP02.client, b"\x03", reply.service, *reply.body]
 
 
 def service_asked(frames: Frames) -> bytes | None:
@@ -42,7 +43,7 @@ def service_asked(frames: Frames) -> bytes | None:
         if head[2] not in (native.REQUEST, native.REQUESTS):
             return None
         service = head[native.HEADER_BYTES :][: head[native.HEADER_BYTES - 1]]
-    elif head == mdp02.CLIENT or frames[1] == mdp01.CLIENT:
+    elif head == MDP02.client or frames[1] == MDP01.client:
         service = frames[2]
     else:
         return None
@@ -54,15 +55,15 @@ class Mdp01Worker(Mdp02Worker):
 
     def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> Frames:
         """``[] [MDPW01] [01] [service]``"""
-        return mdp01.encode_ready(service)
+        return MDP01.encode_ready(service)
 
     def heartbeat(self, epoch: int) -> Frames:
         """``[] [MDPW01] [04]``"""
-        return mdp01.encode_heartbeat()
+        return MDP01.encode_heartbeat()
 
     def disconnect(self, epoch: int, is_unbegun: bool) -> Frames:
         """``[] [MDPW01] [05]``"""
-        return mdp01.encode_disconnect()
+        return MDP01.encode_disconnect()
 
     def partial(self, job: Job, body: Frames) -> Frames:
         """MDP/0.1 has none."""
@@ -70,17 +71,17 @@ class Mdp01Worker(Mdp02Worker):
 
     def final(self, job: Job, body: Frames) -> Frames:
         """``[] [MDPW01] [03] [client] [] [body…]``"""
-        return mdp01.encode_reply(job.identity, body)
+        return MDP01.encode_final(job.identity, body)
 
     def failure(self, job: Job, code: int, text: str) -> Frames:
         """The same, with ``[500] [text]`` for a body."""
-        return mdp01.encode_reply(job.identity, [b"500", text.encode()])
+        return MDP01.encode_final(job.identity, [b"500", text.encode()])
 
     def read(self, frames: Frames) -> Heard:
         """Read REQUEST, HEARTBEAT or DISCONNECT."""
-        command = mdp01.decode_for_worker(frames)
-        if command.verb is mdp02.WorkerVerb.REQUEST:
+        command = MDP01.decode_for_worker(frames)
+        if command.verb is WorkerVerb.REQUEST:
             return Heard(Hearing.REQUEST, 0, command.client, command.body)
-        if command.verb is mdp02.WorkerVerb.HEARTBEAT:
+        if command.verb is WorkerVerb.HEARTBEAT:
             return Heard(Hearing.HEARTBEAT)
         return Heard(Hearing.DISCONNECT, reason="told by the broker")

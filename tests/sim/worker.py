@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from bstar.wire import mdp01
+from bstar.wire.mdp import MDP01
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_jobs import WorkerLimits
@@ -28,7 +28,7 @@ _REQUEST, _READY, _WELCOME, _HEARTBEAT, _STALE_EPOCH, _REQUESTS = 0x01, 0x09, 0x
 _ACTIVE = 3
 # From here on a worker follows its node, not the node its worker (BSN-W-14).
 _FAR = 2**32
-_MDP01_HEARTBEAT = mdp01.encode_heartbeat()
+_MDP01_HEARTBEAT = MDP01.encode_heartbeat()
 
 
 class WorkWatcher(Protocol):

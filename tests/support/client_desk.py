@@ -11,6 +11,7 @@ from bstar.errors import BstarError
 from bstar.wire import decode, native, native_broker
 from bstar.wire.batches import bodies_of
 from bstar.wire.messages import NEVER_MS, NodeStatus, Requests
+from bstar.wire.native_broker import NativeAsker
 from bstar_client.core.calls import Call
 from bstar_client.core.outputs import Output, Send
 from bstar_client.core.session import Session, SessionSettings
@@ -82,19 +83,19 @@ class Desk:
         self.hear(node, CODEC.pong(b"", native.NO_IDENTITY, state))
 
     def refuse(self, node: int, call: Call, state: NodeStatus, *, was_dispatched: bool = False) -> None:
-        self.hear(node, CODEC.not_active(b"", (), call.identity, state, was_dispatched))
+        self.hear(node, CODEC.not_active(NativeAsker(b"", call.identity), state, was_dispatched))
 
     def final(self, node: int, call: Call, body: bytes = b"done", partials: int = 0) -> None:
-        self.hear(node, CODEC.final(b"", (), b"", call.identity, 1, partials, [body], b""))
+        self.hear(node, CODEC.final(NativeAsker(b"", call.identity), b"", 1, partials, [body], b""))
 
     def partial(self, node: int, call: Call, index: int, body: bytes = b"part") -> None:
-        self.hear(node, CODEC.partial(b"", (), b"", call.identity, 1, index, [body], b""))
+        self.hear(node, CODEC.partial(NativeAsker(b"", call.identity), b"", 1, index, [body], b""))
 
     def error(self, node: int, call: Call, code: int, text: bytes = b"") -> None:
-        self.hear(node, CODEC.failure(b"", (), call.identity, 1, code, text))
+        self.hear(node, CODEC.failure(NativeAsker(b"", call.identity), 1, code, text))
 
     def busy(self, node: int, call: Call, retry_after_ms: int = 20) -> None:
-        self.hear(node, CODEC.busy(b"", (), call.identity, 1, retry_after_ms, b"full"))
+        self.hear(node, CODEC.busy(NativeAsker(b"", call.identity), 1, retry_after_ms, b"full"))
 
     def wait(self, seconds: float) -> None:
         """Let time pass, carrying out every timer at its moment."""

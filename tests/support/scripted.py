@@ -36,12 +36,12 @@ def status(
 
 def final(request: Request, *body: bytes, partials: int = 0, epoch: int = 1) -> list[bytes]:
     """A FINAL for the request."""
-    return CODEC.final(request.sender, (), b"", request.identity, epoch, partials, list(body), b"")
+    return CODEC.final(request, b"", epoch, partials, list(body), b"")
 
 
 def partial(request: Request, index: int, *body: bytes) -> list[bytes]:
     """A PARTIAL for the request."""
-    return CODEC.partial(request.sender, (), b"", request.identity, 1, index, list(body), b"")
+    return CODEC.partial(request, b"", 1, index, list(body), b"")
 
 
 def echo(request: Request) -> list[list[bytes]]:
@@ -171,6 +171,6 @@ class ScriptedBroker:
             if self.status.state != ACTIVE and self.is_promoted_by_votes:
                 self.status = status(epoch=self.status.epoch + 1)
             if self.status.state != ACTIVE:
-                return [codec.not_active(message.sender, (), message.identity, self.status, False)]
+                return [codec.not_active(message, self.status, False)]
             return self.on_request(message)
         return []

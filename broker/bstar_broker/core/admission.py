@@ -109,7 +109,7 @@ class Admission:
         outputs = self._ledger.note(refusal.reason, refusal.text)
         if service is not None:
             service.tally.refusals[refusal.reason] += 1
-        frames = refusal.frames(codec, message.sender, message.envelope, message.identity, self._ledger.epoch)
+        frames = refusal.frames(codec, message, self._ledger.epoch)
         return outputs if frames is None else [*outputs, Send(frames)]
 
     # --- repetitions ----------------------------------------------------------------------------------------
@@ -234,22 +234,13 @@ class Admission:
         limit = self._settings.message_bytes_max
         rows = zip(message.numbers, message.ttls_ms, bodies_of(message.blob, message.lengths), strict=True)
         for number, ttl_ms, body in rows:
-            identity = native.identity(message.client_id, number)
-            if len(body) > limit:
-                self._ledger.drop("invalid-size")
-                text = f"the message has more than {limit} octets".encode()
-                failure = native_broker.CODEC.failure(
-                    message.sender, (), identity, self._ledger.epoch, ErrorCode.INVALID, text
-                )
-                outputs.append(Send(failure))
-                continue
             request = Request(
                 message.sender,
                 Dialect.NATIVE,
                 (),
                 message.service,
                 [body],
-                identity,
+                native.identity(message.client_id, number),
                 ttl_ms,
                 message.epoch,
                 b"",
@@ -257,6 +248,12 @@ class Admission:
                 is_once=message.is_once,
                 is_whole=message.is_whole,
             )
+            if len(body) > limit:
+                self._ledger.drop("invalid-size")
+                text = f"the message has more than {limit} octets".encode()
+                failure = native_broker.CODEC.failure(request, self._ledger.epoch, ErrorCode.INVALID, text)
+                outputs.append(Send(failure))
+                continue
             outputs += receive(request, now)
         return outputs
 

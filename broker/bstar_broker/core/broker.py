@@ -99,18 +99,18 @@ class Broker:
         worker = self.ledger.workers.get(frames[0])
         if worker is not None and (error.from_worker or error.reason in _BROKEN_BOUNDS):
             outputs += self._registry.expel_invalid(worker, now)
-        elif (identity := native_broker.request_identity(frames)) is not None:
-            code, text, epoch = messages.ErrorCode.INVALID, error.text.encode(), self.ledger.epoch
-            outputs.append(Send(native_broker.CODEC.failure(frames[0], (), identity, epoch, code, text)))
+        elif (asker := native_broker.asker_of(frames)) is not None:
+            code, text = messages.ErrorCode.INVALID, error.text.encode()
+            outputs.append(Send(native_broker.CODEC.failure(asker, self.ledger.epoch, code, text)))
         return outputs
 
     def refuse_unread(self, frames: list[bytes]) -> list[Output]:
         """A message for which there was no memory; ``frames`` are those that could be read."""
         refusal = refusals.MEMORY_UNREAD
         outputs = self.ledger.note(refusal.reason, refusal.text)
-        identity = native_broker.request_identity(frames)
-        if identity is not None:
-            busy = refusal.frames(native_broker.CODEC, frames[0], (), identity, self.ledger.epoch)
+        asker = native_broker.asker_of(frames)
+        if asker is not None:
+            busy = refusal.frames(native_broker.CODEC, asker, self.ledger.epoch)
             assert busy is not None
             outputs.append(Send(busy))
         return outputs
@@ -118,9 +118,7 @@ class Broker:
     def refuse(self, request: messages.Request, now: float) -> list[Output]:
         """A request that this node may not serve: tell its client if the dialect can."""
         self.ledger.drop("not-active")
-        frames = CODECS[request.dialect].not_active(
-            request.sender, request.envelope, request.identity, self.ledger.status(now), False
-        )
+        frames = CODECS[request.dialect].not_active(request, self.ledger.status(now), False)
         return [Send(frames)] if frames is not None else []
 
     def _answer_ping(self, message: messages.Ping, now: float) -> list[Output]:

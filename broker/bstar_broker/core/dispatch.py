@@ -48,13 +48,11 @@ class Dispatcher:
             worker.codec.request(
                 worker.routing_id,
                 worker.envelope,
-                request.sender,
+                request,
                 identity,
-                request.body,
                 ttl_ms,
                 ledger.epoch,
                 deliveries > 1 or request.is_repeated,
-                request.extensions,
             )
         )
 

@@ -34,9 +34,7 @@ class Endings:
         """This node does not answer for the request: its client goes to the node that serves."""
         request.service.tally.returned += 1
         self._ledger.report(request, "returned", (), now)
-        frames = request.codec.not_active(
-            request.sender, request.envelope, request.identity, status, was_dispatched
-        )
+        frames = request.codec.not_active(request, status, was_dispatched)
         self._ledger.answer(request, frames, outputs)
         request.askers = None
 
@@ -44,10 +42,7 @@ class Endings:
         self, request: Accepted, outcome: Outcome, code: ErrorCode, text: str, now: float
     ) -> list[Output]:
         """The request ends with an error."""
-        epoch = self._ledger.epoch
-        frames = request.codec.failure(
-            request.sender, request.envelope, request.identity, epoch, code, text.encode()
-        )
+        frames = request.codec.failure(request, self._ledger.epoch, code, text.encode())
         return self._end(request, outcome, frames, now)
 
     def _end(
@@ -77,9 +72,7 @@ class Endings:
         request.service.tally.returned += 1
         waited_s = ledger.settings.request_ttl_s
         text = f"waited for {waited_s:g} s, as long as a request may; it was not executed"
-        frames = request.codec.busy(
-            request.sender, request.envelope, request.identity, ledger.epoch, QUEUE_RETRY_MS, text.encode()
-        )
+        frames = request.codec.busy(request, ledger.epoch, QUEUE_RETRY_MS, text.encode())
         return self._end(request, "returned", frames, now)
 
     # --- a lost worker --------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from bstar.star import (
     Tick,
     Vote,
 )
-from bstar.wire import CODECS, decode, mmi, native
+from bstar.wire import CODECS, decode, mmi
 from bstar.wire.dialect import Dialect
 from bstar.wire.messages import Heartbeat, Partial, Ping, Ready, Request, Requests, StaleEpoch
 from bstar_broker.core.broker import Broker
@@ -158,7 +158,6 @@ class Node:
         """Answer a management request. Native clients follow the active node, except to look at a node
         itself.
         """
-        codec = CODECS[message.dialect]
         if (
             message.dialect == Dialect.NATIVE
             and not self.machine.is_active
@@ -166,20 +165,8 @@ class Node:
         ):
             return self.broker.refuse(message, now)
         body = answer(self.broker.ledger, message.service, message.body, lambda: self.state(now), now)
-        return [
-            Send(
-                codec.final(
-                    message.sender,
-                    message.envelope,
-                    message.service,
-                    message.identity or native.NO_IDENTITY,
-                    self.machine.epoch,
-                    0,
-                    body,
-                    b"",
-                )
-            )
-        ]
+        codec = CODECS[message.dialect]
+        return [Send(codec.final(message, message.service, self.machine.epoch, 0, body, b""))]
 
     def unreachable(self, routing_id: bytes, now: float, *, is_gone: bool = True) -> list[Output]:
         """The shell could not carry out a Send to this peer: it has no connection, or a full one."""

@@ -6,7 +6,7 @@ metric ``bstar_drops_total`` and the journal carry ``reason``; the client's erro
 
 import msgspec
 
-from bstar.wire.dialect import BrokerCodec, Envelope
+from bstar.wire.dialect import Asker, BrokerCodec
 from bstar.wire.messages import ErrorCode
 
 # A full queue has room again after about this time.
@@ -26,14 +26,12 @@ class Refusal(msgspec.Struct, frozen=True):
     code: ErrorCode | None = None
     retry_after_ms: int = QUEUE_RETRY_MS
 
-    def frames(
-        self, codec: BrokerCodec, to: bytes, envelope: Envelope, identity: bytes, epoch: int
-    ) -> list[bytes] | None:
+    def frames(self, codec: BrokerCodec, asker: Asker, epoch: int) -> list[bytes] | None:
         """What the client hears; None if its dialect has no word for it."""
         text = self.text.encode()
         if self.code is None:
-            return codec.busy(to, envelope, identity, epoch, self.retry_after_ms, text)
-        return codec.failure(to, envelope, identity, epoch, self.code, text)
+            return codec.busy(asker, epoch, self.retry_after_ms, text)
+        return codec.failure(asker, epoch, self.code, text)
 
 
 SERVICES_FULL = Refusal("services-full", "too many services")

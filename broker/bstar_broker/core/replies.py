@@ -54,27 +54,13 @@ class Replies:
                 if ledger.observer is not None:
                     ledger.report(request, "answered", body, now)
                 frames: list[bytes] | None = request.codec.final(
-                    request.sender,
-                    request.envelope,
-                    request.service.name,
-                    request.identity,
-                    ledger.epoch,
-                    request.partials,
-                    body,
-                    message.header,
+                    request, request.service.name, ledger.epoch, request.partials, body, message.header
                 )
             else:
                 assert type(message) is Failure
                 tally.failed += 1
                 ledger.report(request, "failed", (message.text,), now)
-                frames = request.codec.failure(
-                    request.sender,
-                    request.envelope,
-                    request.identity,
-                    ledger.epoch,
-                    message.code,
-                    message.text,
-                )
+                frames = request.codec.failure(request, ledger.epoch, message.code, message.text)
             ledger.answer(request, frames, outputs)
         ledger.forget(request)
         self._has_room(worker, now, outputs)
@@ -109,14 +95,7 @@ class Replies:
         if ledger.observer is not None:
             request.sent_bytes += sum(map(len, message.body))
         frames = request.codec.partial(
-            request.sender,
-            request.envelope,
-            request.service.name,
-            request.identity,
-            ledger.epoch,
-            index,
-            message.body,
-            message.header,
+            request, request.service.name, ledger.epoch, index, message.body, message.header
         )
         ledger.answer(request, frames, outputs)
         return outputs

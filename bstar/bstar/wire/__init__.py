@@ -14,15 +14,16 @@ a client yesterday may be a worker today.
 """
 
 from bstar.errors import RemoteProtocolError
-from bstar.wire import mdp01, mdp02, native, native_broker
+from bstar.wire import native, native_broker
 from bstar.wire.dialect import BrokerCodec, Dialect, Envelope, Frames
 from bstar.wire.limits import ENVELOPE_FRAMES_MAX, FRAMES_MAX, MESSAGE_BYTES_MAX
+from bstar.wire.mdp import MDP01, MDP02
 from bstar.wire.messages import Finals, FromPeer
 
 __all__ = ["CODECS", "BrokerCodec", "Dialect", "Envelope", "Frames", "decode"]
 
 # Indexed by Dialect's number; 0 is nobody's.
-CODECS: tuple[BrokerCodec, ...] = (mdp01.CODEC, mdp01.CODEC, mdp02.CODEC, native_broker.CODEC)
+CODECS: tuple[BrokerCodec, ...] = (MDP01, MDP01, MDP02, native_broker.CODEC)
 
 _NO_ENVELOPE: Envelope = ()
 
@@ -30,11 +31,16 @@ _NO_ENVELOPE: Envelope = ()
 _NATIVE_MAGIC = native.MAGIC
 _NATIVE_BYTES = native.HEADER_BYTES
 _BATCHES = (native.MAGIC + bytes([native.REQUESTS]), native.MAGIC + bytes([native.FINALS]))
-_MDP02_CLIENT = mdp02.CLIENT
-_MDP02_WORKER = mdp02.WORKER
+_MDP02_CLIENT, _MDP02_WORKER = MDP02.client, MDP02.worker
 _decode_native = native_broker.decode_peer
-_decode_mdp02_client = mdp02.decode_client
-_decode_mdp02_worker = mdp02.decode_worker
+_decode_mdp02_client, _decode_mdp02_worker = MDP02.decode_client, MDP02.decode_worker
+# By the header behind an empty frame.
+_ENVELOPED = (
+    (MDP01.client, MDP01.decode_client),
+    (MDP01.worker, MDP01.decode_worker),
+    (MDP02.client, MDP02.decode_client),
+    (MDP02.worker, MDP02.decode_worker),
+)
 
 
 def decode(
@@ -79,13 +85,7 @@ def _decode_enveloped(frames: Frames) -> FromPeer:
         head = frames[at]
     except (ValueError, IndexError):
         raise RemoteProtocolError("header", f"no header of any dialect: {frames[1][:16]!r}") from None
-    envelope = tuple(frames[1:at])
-    if head == mdp01.CLIENT:
-        return mdp01.decode_client(frames, at, envelope)
-    if head == mdp01.WORKER:
-        return mdp01.decode_worker(frames, at, envelope)
-    if head == mdp02.CLIENT:
-        return mdp02.decode_client(frames, at, envelope)
-    if head == mdp02.WORKER:
-        return mdp02.decode_worker(frames, at, envelope)
+    for header, read in _ENVELOPED:
+        if head == header:
+            return read(frames, at, tuple(frames[1:at]))
     raise RemoteProtocolError("header", f"no header of any dialect behind the empty frame: {head[:16]!r}")

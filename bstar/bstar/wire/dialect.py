@@ -24,8 +24,24 @@ class Dialect(enum.IntEnum):
     NATIVE = 3
 
 
+class Asker(Protocol):
+    """Where the answers to a request go. ``sender`` is a routing id, ``envelope`` goes back as it came."""
+
+    sender: bytes
+    envelope: Envelope
+    identity: bytes
+
+
+class WorkRequest(Protocol):
+    """What a worker gets of a request, with its client's routing id (MDP)."""
+
+    sender: bytes
+    body: Frames
+    extensions: bytes
+
+
 class BrokerCodec(Protocol):
-    """The broker's side of one dialect. ``to`` is a routing id, ``envelope`` goes back as it came."""
+    """The broker's side of one dialect. ``to`` is a worker's routing id."""
 
     dialect: Dialect
     label: str
@@ -36,15 +52,13 @@ class BrokerCodec(Protocol):
         self,
         to: bytes,
         envelope: Envelope,
-        address: bytes,
+        request: WorkRequest,
         identity: bytes,
-        body: Frames,
         ttl_ms: int,
         epoch: int,
         is_redelivered: bool,
-        extensions: bytes,
     ) -> Frames:
-        """Give a worker the request, with its client's ``address`` (MDP) or its ``identity`` (native)."""
+        """Give a worker the request, which goes by this ``identity`` in the native dialect."""
 
     def welcome(
         self, to: bytes, envelope: Envelope, status: NodeStatus, heartbeat_ms: int, expiry_ms: int
@@ -58,66 +72,20 @@ class BrokerCodec(Protocol):
         """Tell a worker to send nothing more on this connection, and why (``Reason``)."""
 
     def partial(
-        self,
-        to: bytes,
-        envelope: Envelope,
-        service: bytes,
-        identity: bytes,
-        epoch: int,
-        index: int,
-        body: Frames,
-        header: bytes,
+        self, asker: Asker, service: bytes, epoch: int, index: int, body: Frames, header: bytes
     ) -> Frames:
         """Pass the ``index``-th PARTIAL on to the client; ``header`` is a native worker's own, or empty."""
 
     def final(
-        self,
-        to: bytes,
-        envelope: Envelope,
-        service: bytes,
-        identity: bytes,
-        epoch: int,
-        partials: int,
-        body: Frames,
-        header: bytes,
+        self, asker: Asker, service: bytes, epoch: int, partials: int, body: Frames, header: bytes
     ) -> Frames:
         """Pass the last reply on to the client, after ``partials`` PARTIALs; ``header`` as in ``partial``."""
 
-    def failure(
-        self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, code: int, text: bytes
-    ) -> Frames | None:
+    def failure(self, asker: Asker, epoch: int, code: int, text: bytes) -> Frames | None:
         """Tell the client that its request ended without a reply, and why (``ErrorCode``)."""
 
-    def busy(
-        self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, retry_after_ms: int, text: bytes
-    ) -> Frames | None:
+    def busy(self, asker: Asker, epoch: int, retry_after_ms: int, text: bytes) -> Frames | None:
         """Tell the client that its request was not accepted, and when to try again."""
 
-    def not_active(
-        self, to: bytes, envelope: Envelope, identity: bytes, status: NodeStatus, was_dispatched: bool
-    ) -> Frames | None:
+    def not_active(self, asker: Asker, status: NodeStatus, was_dispatched: bool) -> Frames | None:
         """Tell the client that this node does not answer for its request."""
-
-
-class PlainMdp:
-    """What both versions of plain Majordomo have no words for."""
-
-    def welcome(
-        self, to: bytes, envelope: Envelope, status: NodeStatus, heartbeat_ms: int, expiry_ms: int
-    ) -> None:
-        """A registration has no answer (MDP1-W-03)."""
-
-    def failure(
-        self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, code: int, text: bytes
-    ) -> None:
-        """A reply stands for success; a failed request has none (7/MDP)."""
-
-    def busy(
-        self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, retry_after_ms: int, text: bytes
-    ) -> None:
-        """A refused request is not answered."""
-
-    def not_active(
-        self, to: bytes, envelope: Envelope, identity: bytes, status: NodeStatus, was_dispatched: bool
-    ) -> None:
-        """The client's timeout takes it to the other node."""

@@ -25,7 +25,7 @@ from bstar.errors import LocalProtocolError, RemoteProtocolError
 from bstar.wire.batches import KEYED_NUMBER_MIN, pack_finals, pack_requests
 from bstar.wire.dialect import Frames
 from bstar.wire.limits import CREDIT_MAX, EXTENSIONS_BYTES_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX, TTL_MS_MAX
-from bstar.wire.mdp02 import check_body, check_service
+from bstar.wire.mdp import check_body, check_service
 from bstar.wire.messages import NEVER_MS, NodeStatus, Reason
 
 MAGIC = b"\xb5\x01"

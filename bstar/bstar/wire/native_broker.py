@@ -5,10 +5,12 @@ The frames and their fields are in ``native``; the specification is docs/protoco
 
 from collections.abc import Callable
 
+import msgspec
+
 from bstar.errors import RemoteProtocolError
 from bstar.wire import native
 from bstar.wire.batches import final_rows, request_rows
-from bstar.wire.dialect import Dialect, Envelope, Frames
+from bstar.wire.dialect import Asker, Dialect, Envelope, Frames, WorkRequest
 from bstar.wire.limits import CREDIT_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX
 from bstar.wire.messages import (
     NEVER_MS,
@@ -151,16 +153,24 @@ _READERS: dict[int, Callable[[Frames, native.Fields, bytes], FromPeer]] = {
 }
 
 
-def request_identity(frames: Frames) -> bytes | None:
-    """The identity of a REQUEST that ``decode_peer`` refused, if that much of it can be read."""
+class NativeAsker(msgspec.Struct, gc=False):
+    """A client that is answered although its request was not read. See ``Asker``."""
+
+    sender: bytes
+    identity: bytes
+    envelope: Envelope = ()
+
+
+def asker_of(frames: Frames) -> NativeAsker | None:
+    """The client of a REQUEST that ``decode_peer`` refused, if that much of it can be read."""
     if (
         len(frames) < 2
         or frames[1][:3] != native.MAGIC + bytes([native.REQUEST])
         or len(frames[1]) < native.HEADER_BYTES
     ):
         return None
-    found = bytes(frames[1][4 : 4 + native.IDENTITY_BYTES])
-    return found if found != native.NO_IDENTITY else None
+    identity = bytes(frames[1][4 : 4 + native.IDENTITY_BYTES])
+    return NativeAsker(frames[0], identity) if identity != native.NO_IDENTITY else None
 
 
 # --- the broker says ----------------------------------------------------------------------------------------
@@ -177,19 +187,15 @@ class NativeCodec:
         self,
         to: bytes,
         envelope: Envelope,
-        address: bytes,
+        request: WorkRequest,
         identity: bytes,
-        body: Frames,
         ttl_ms: int,
         epoch: int,
         is_redelivered: bool,
-        extensions: bytes,
     ) -> Frames:
-        return [
-            to,
-            _pack(0xB5, 0x01, native.REQUEST, is_redelivered, identity, epoch, ttl_ms, 0) + extensions,
-            *body,
-        ]
+        """``[header] [body…]``, the client's extensions behind the header."""
+        head = _pack(0xB5, 0x01, native.REQUEST, is_redelivered, identity, epoch, ttl_ms, 0)
+        return [to, head + request.extensions, *request.body]
 
     def requests(
         self,
@@ -210,68 +216,61 @@ class NativeCodec:
     def welcome(
         self, to: bytes, envelope: Envelope, status: NodeStatus, heartbeat_ms: int, expiry_ms: int
     ) -> Frames:
+        """``[header] [status] [expiry]``"""
         head = native.header(native.WELCOME, epoch=status.epoch, value=heartbeat_ms)
         return [to, head, native.encode_status(status), expiry_ms.to_bytes(4, "big")]
 
     def heartbeat(self, to: bytes, envelope: Envelope, state: int, epoch: int) -> Frames:
+        """``[header]``"""
         return [to, native.header(native.HEARTBEAT, epoch=epoch, value=state)]
 
     def disconnect(self, to: bytes, envelope: Envelope, reason: int, epoch: int) -> Frames:
+        """``[header]``"""
         return [to, native.header(native.DISCONNECT, epoch=epoch, value=reason)]
 
     def partial(
-        self,
-        to: bytes,
-        envelope: Envelope,
-        service: bytes,
-        identity: bytes,
-        epoch: int,
-        index: int,
-        body: Frames,
-        header: bytes,
+        self, asker: Asker, service: bytes, epoch: int, index: int, body: Frames, header: bytes
     ) -> Frames:
-        return [to, header or _pack(0xB5, 0x01, native.PARTIAL, 0, identity, epoch, index, 0), *body]
+        """``[header] [body…]``"""
+        header = header or _pack(0xB5, 0x01, native.PARTIAL, 0, asker.identity, epoch, index, 0)
+        return [asker.sender, header, *body]
 
     def final(
-        self,
-        to: bytes,
-        envelope: Envelope,
-        service: bytes,
-        identity: bytes,
-        epoch: int,
-        partials: int,
-        body: Frames,
-        header: bytes,
+        self, asker: Asker, service: bytes, epoch: int, partials: int, body: Frames, header: bytes
     ) -> Frames:
-        return [to, header or _pack(0xB5, 0x01, native.FINAL, 0, identity, epoch, partials, 0), *body]
+        """``[header] [body…]``"""
+        header = header or _pack(0xB5, 0x01, native.FINAL, 0, asker.identity, epoch, partials, 0)
+        return [asker.sender, header, *body]
 
-    def failure(
-        self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, code: int, text: bytes
-    ) -> Frames:
-        return [to, native.header(native.ERROR, identity=identity, epoch=epoch, value=code), text]
+    def failure(self, asker: Asker, epoch: int, code: int, text: bytes) -> Frames:
+        """``[header] [text]``"""
+        head = native.header(native.ERROR, identity=asker.identity, epoch=epoch, value=code)
+        return [asker.sender, head, text]
 
-    def busy(
-        self, to: bytes, envelope: Envelope, identity: bytes, epoch: int, retry_after_ms: int, text: bytes
-    ) -> Frames:
-        return [to, native.header(native.BUSY, identity=identity, epoch=epoch, value=retry_after_ms), text]
+    def busy(self, asker: Asker, epoch: int, retry_after_ms: int, text: bytes) -> Frames:
+        """``[header] [text]``"""
+        head = native.header(native.BUSY, identity=asker.identity, epoch=epoch, value=retry_after_ms)
+        return [asker.sender, head, text]
 
-    def not_active(
-        self, to: bytes, envelope: Envelope, identity: bytes, status: NodeStatus, was_dispatched: bool
-    ) -> Frames:
-        flags = native.FLAG_DISPATCHED if was_dispatched else 0
-        head = native.header(
+    def not_active(self, asker: Asker, status: NodeStatus, was_dispatched: bool) -> Frames:
+        """``[header] [status]``"""
+        return self._status(
             native.NOT_ACTIVE,
-            flags=flags,
-            identity=identity,
-            epoch=status.epoch,
-            value=min(status.retry_after_ms, NEVER_MS),
+            asker.sender,
+            asker.identity,
+            status,
+            native.FLAG_DISPATCHED if was_dispatched else 0,
         )
-        return [to, head, native.encode_status(status)]
 
     def pong(self, to: bytes, identity: bytes, status: NodeStatus) -> Frames:
         """``[header] [status]``: the answer to PING in every state."""
+        return self._status(native.PONG, to, identity, status)
+
+    @staticmethod
+    def _status(command: int, to: bytes, identity: bytes, status: NodeStatus, flags: int = 0) -> Frames:
+        retry_after_ms = min(status.retry_after_ms, NEVER_MS)
         head = native.header(
-            native.PONG, identity=identity, epoch=status.epoch, value=min(status.retry_after_ms, NEVER_MS)
+            command, flags=flags, identity=identity, epoch=status.epoch, value=retry_after_ms
         )
         return [to, head, native.encode_status(status)]
 

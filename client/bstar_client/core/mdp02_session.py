@@ -21,7 +21,7 @@ import msgspec
 
 from bstar.deadlines import Deadlines
 from bstar.errors import BstarError, RemoteProtocolError
-from bstar.wire import mdp02
+from bstar.wire.mdp import MDP02
 from bstar_client.core.call_errors import (
     INTERRUPTED,
     already_closed,
@@ -191,7 +191,7 @@ class Mdp02Session:
     def receive(self, node: int, frames: list[bytes], now: float) -> list[Output]:
         """A message came from a node. What answers nothing is counted and ignored."""
         try:
-            reply = mdp02.decode_for_client(frames)
+            reply = MDP02.decode_for_client(frames)
         except RemoteProtocolError:
             self.counters.messages_invalid += 1
             return []
@@ -297,7 +297,7 @@ class Mdp02Session:
         if self._unanswered_since is None:
             self._unanswered_since = now
         self._attempt_ends_at = now + self._settings.attempt_timeout_s
-        outputs.append(Send(self._at, mdp02.encode_request(call.service, call.body)))
+        outputs.append(Send(self._at, MDP02.encode_request(call.service, call.body)))
 
     def _pass_over(self, outputs: list[Output], now: float) -> None:
         """This node cannot be reached: the next one at once, and a pause after a round."""

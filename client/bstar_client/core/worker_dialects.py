@@ -12,8 +12,9 @@ from typing import Protocol
 import msgspec
 
 from bstar.errors import RemoteProtocolError
-from bstar.wire import batches, mdp02, native
+from bstar.wire import batches, native
 from bstar.wire.limits import TEXT_BYTES_MAX
+from bstar.wire.mdp import MDP02, WorkerVerb
 from bstar.wire.messages import Reason
 from bstar_client.core.nodes import ACTIVE
 
@@ -222,23 +223,23 @@ class Mdp02Worker:
 
     def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
         """``[MDPW02] [01] [service]``; MDP knows no credit but 1."""
-        return mdp02.encode_ready(service)
+        return MDP02.encode_ready(service)
 
     def heartbeat(self, epoch: int) -> list[bytes]:
         """``[MDPW02] [05]``"""
-        return mdp02.encode_heartbeat()
+        return MDP02.encode_heartbeat()
 
     def disconnect(self, epoch: int, is_unbegun: bool) -> list[bytes]:
         """``[MDPW02] [06]``"""
-        return mdp02.encode_disconnect()
+        return MDP02.encode_disconnect()
 
     def partial(self, job: Job, body: list[bytes]) -> list[bytes]:
         """``[MDPW02] [03] [client] [] [body…]``"""
-        return mdp02.encode_partial(job.identity, body)
+        return MDP02.encode_partial(job.identity, body)
 
     def final(self, job: Job, body: list[bytes]) -> list[bytes]:
         """``[MDPW02] [04] [client] [] [body…]``"""
-        return mdp02.encode_final(job.identity, body)
+        return MDP02.encode_final(job.identity, body)
 
     def finals(self, jobs: Sequence[Job], bodies: Sequence[bytes]) -> list[bytes]:
         """MDP has no batches."""
@@ -246,7 +247,7 @@ class Mdp02Worker:
 
     def failure(self, job: Job, code: int, text: str) -> list[bytes]:
         """``[MDPW02] [04] [client] [] [500] [text]``"""
-        return mdp02.encode_final(job.identity, [b"500", _octets(text)])
+        return MDP02.encode_final(job.identity, [b"500", _octets(text)])
 
     def stale(self, job: Job, epoch: int) -> list[bytes]:
         """MDP has no epochs, so no request is ever stale."""
@@ -254,10 +255,10 @@ class Mdp02Worker:
 
     def read(self, frames: list[bytes]) -> Heard:
         """Read REQUEST, HEARTBEAT or DISCONNECT."""
-        command = mdp02.decode_for_worker(frames)
-        if command.verb is mdp02.WorkerVerb.REQUEST:
+        command = MDP02.decode_for_worker(frames)
+        if command.verb is WorkerVerb.REQUEST:
             return Heard(Hearing.REQUEST, 0, command.client, command.body)
-        if command.verb is mdp02.WorkerVerb.HEARTBEAT:
+        if command.verb is WorkerVerb.HEARTBEAT:
             return _HEARTBEAT
         return Heard(Hearing.DISCONNECT, reason="told by the broker")
 
