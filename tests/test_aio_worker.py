@@ -73,8 +73,8 @@ def test_it_has_the_words_of_the_worker_with_threads() -> None:
     def words(kind: type) -> dict[str, list[str]]:
         return {
             name: list(inspect.signature(member).parameters)
-            for name, member in vars(kind).items()
-            if callable(member) and (not name.startswith("_") or name == "__init__")
+            for name, member in inspect.getmembers(kind, inspect.isfunction)
+            if not name.startswith("_") or name == "__init__"
         }
 
     threaded = words(Worker)

@@ -18,9 +18,8 @@ from bstar_client.client import Client
 from bstar_client.core.calls import Ask, Call
 from bstar_client.core.events import FailedOver
 from bstar_client.core.fleet_session import FleetSession
-from bstar_client.core.worker_jobs import WorkerLimits
-from bstar_client.registration import WorkerSettings
 from bstar_client.requests import DEFAULT
+from bstar_client.sync.worker import Worker
 from support.client_outputs import ClientOutputs
 
 ENDPOINTS = {
@@ -261,22 +260,8 @@ def test_an_ask_with_a_service_of_its_own_goes_to_that_services_pair() -> None:
     assert [(call.service, call.pair) for call in calls] == [(b"w.1", 1)] * 2 + [(b"e.1", 0), (b"n.1", 2)]
 
 
-def offer(endpoints: Endpoints, service: str, pins: dict[str, str] | None = None) -> WorkerSettings:
-    return WorkerSettings.of(
-        endpoints,
-        service,
-        pins=pins,
-        dialect="native",
-        heartbeat_s=2.5,
-        liveness=3,
-        limits=WorkerLimits(1, None, 3, 10.0, 0.1, 5.0),
-        credit_max=10,
-        dedupe=None,
-        hooks=None,
-        link=None,
-        context=None,
-        journal=None,
-    )
+def offer(endpoints: Endpoints, service: str, pins: dict[str, str] | None = None) -> Worker:
+    return Worker(endpoints, service, pins=pins)
 
 
 @pytest.mark.parametrize("pins", [None, {"s1*": "north"}])

@@ -37,7 +37,7 @@ EXCEPTIONS = {
     "bstar_broker.core.snapshot:PairState": "one field for each figure of the status page",
     "bstar_client.core.calls:Call": "the fields of one request on its way",
     "bstar_client.core.worker_dialects:Job": "the fields of one request on its way",
-    "bstar_client.sync.worker:Worker.__init__": "a public constructor: keyword options and their meaning",
+    "bstar_client.worker:BaseWorker.__init__": "a public constructor: keyword options and their meaning",
     "bstar_pipeline.report.collect:collect": "one statement for each section of the report",
     "bstar_pipeline.report.content:Incident": "what the report's template shows",
     "bstar_pipeline.report.content:Content": "what the report's template shows",

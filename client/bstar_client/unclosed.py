@@ -1,21 +1,14 @@
 """Clients and workers that nobody closed: a ResourceWarning names each, and its sockets are closed.
 
 Python collects objects in any thread and calls their finalizers in any order. A ZeroMQ context that is
-collected before its sockets waits for them for ever. So what must be closed is kept here, out of the
-collector's reach, until its owner is gone.
+collected before its sockets waits for them for ever. So the finalizer of the owner holds what must be closed.
 """
 
-import atexit
-import itertools
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
-
-# The text, what ends it, and the process that has it.
-_unclosed: dict[int, tuple[str, Callable[[bool], object], int]] = {}
-_keys = itertools.count()
 
 
 class Guard:
@@ -26,33 +19,19 @@ class Guard:
     """
 
     def __init__(self, owner: object, name: str, remedy: str, end: Callable[[bool], object]) -> None:
-        self._key = next(_keys)
-        _unclosed[self._key] = (f"{name} was not closed: {remedy}", end, os.getpid())
-        self._finalizer = weakref.finalize(owner, _collected, self._key)
-        self._finalizer.atexit = False
+        text = f"{name} was not closed: {remedy}"
+        self._finalizer = weakref.finalize(owner, _end, text, end, os.getpid())
 
     def close(self) -> None:
         """The owner is closed. Idempotent."""
-        _unclosed.pop(self._key, None)
         self._finalizer.detach()
 
 
-def _collected(key: int) -> None:
-    _end(*_unclosed.pop(key), is_exit=False)
-
-
-@atexit.register
-def _exit() -> None:
-    with ExitStack() as ends:
-        while _unclosed:
-            _, held = _unclosed.popitem()
-            ends.callback(_end, *held, is_exit=True)
-
-
-def _end(text: str, end: Callable[[bool], object], pid: int, *, is_exit: bool) -> None:
+def _end(text: str, end: Callable[[bool], object], pid: int) -> None:
     if pid != os.getpid():
         return  # a child has none of its parent's threads and must leave its parent's sockets alone
     try:
         warnings.warn(text, ResourceWarning, stacklevel=2)
     finally:
-        end(is_exit)
+        # Python ends the main thread before it calls what is left at the exit.
+        end(not threading.main_thread().is_alive())

@@ -15,44 +15,43 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Self, TypeVar
 
 import zmq
 
-from bstar.errors import ClosedError, ConfigurationError, ForkedError
 from bstar.fleet import Endpoints
 from bstar.wire.limits import CREDIT_MAX
 from bstar_client.aio.worker_loop import WorkerLoop
 from bstar_client.checks import check_async_handler
 from bstar_client.core.calls import Body
-from bstar_client.core.node_sessions import WorkerCounters
-from bstar_client.core.worker_jobs import WorkerLimits
 from bstar_client.handlers import Request, WorkerHooks
 from bstar_client.journal import JournalPlace
-from bstar_client.registration import WorkerSettings
 from bstar_client.replies import ReplyStore
-from bstar_client.settings import LinkSettings
+from bstar_client.settings import Dialect, LinkSettings
+from bstar_client.worker import BaseWorker
 
 AsyncHandler = Callable[[Request], Awaitable[Body | None] | AsyncIterator[Body]]
 _AsyncHandlerT = TypeVar("_AsyncHandlerT", bound=AsyncHandler)
 
 
-class AsyncWorker:
+class AsyncWorker(BaseWorker[AsyncHandler]):
     """Offers ``service`` to every node in ``endpoints``; the arguments are ``Worker``'s and mean the same.
 
     ``handler`` is an async function whose result is the reply, or an async generator: its yields are sent as
     PARTIALs, and the FINAL is one empty frame. ``credit`` requests are handled at once. A handler that runs
-    past ``handler_timeout_s`` is answered for and cancelled; ``stuck_handlers_max`` counts those that do not
-    end when they are.
+    past ``handler_timeout_s`` is cancelled; ``stuck_handlers_max`` counts those that do not end then.
 
     Whatever a handler raises is its caller's HandlerError, SystemExit and a CancelledError from within too;
     only the worker's own end cancels a handler without an answer.
 
     ``await run()`` serves until SIGTERM, SIGINT or ``stop()``, then finishes what runs (``drain_timeout_s``)
     and leaves the nodes in good order; cancelling it does so at once. ``async with AsyncWorker(…)`` serves
-    beside whatever the block does, and leaves signals alone. The hooks are called in the event loop.
+    while the block runs, and leaves signals alone. The hooks are called in the event loop.
     """
+
+    _credit_default = 100
+    # A task costs a few kilobytes; the broker keeps its own bound on what it gives to one worker.
+    _credit_max = CREDIT_MAX
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class AsyncWorker:
         handler: AsyncHandler | None = None,
         *,
         pins: Mapping[str, str] | None = None,
-        dialect: Literal["native", "mdp02"] = "native",
+        dialect: Dialect = "native",
         credit: int | None = None,
         handler_timeout_s: float | None = None,
         stuck_handlers_max: int = 3,
@@ -76,21 +75,18 @@ class AsyncWorker:
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         journal: JournalPlace | None = None,
     ) -> None:
-        if handler is not None:
-            check_async_handler(handler)
-        if credit is None:
-            credit = 100 if dialect == "native" else 1
-        limits = WorkerLimits(
-            credit, handler_timeout_s, stuck_handlers_max, drain_timeout_s, backoff_min_s, backoff_max_s
-        )
-        self._settings = settings = WorkerSettings.of(
+        super().__init__(
             endpoints,
             service,
+            handler,
             pins=pins,
             dialect=dialect,
-            limits=limits,
-            # A task costs a few kilobytes; the broker keeps its own bound on what it gives to one worker.
-            credit_max=CREDIT_MAX,
+            credit=credit,
+            handler_timeout_s=handler_timeout_s,
+            stuck_handlers_max=stuck_handlers_max,
+            drain_timeout_s=drain_timeout_s,
+            backoff_min_s=backoff_min_s,
+            backoff_max_s=backoff_max_s,
             heartbeat_s=heartbeat_s,
             liveness=liveness,
             dedupe=dedupe,
@@ -99,30 +95,18 @@ class AsyncWorker:
             context=context,
             journal=journal,
         )
-        self.endpoints, self.service = settings.endpoints, settings.service
-        self._core = settings.new_core()
-        self._handler = handler
-        self._serving: asyncio.Task[None] | None = None
+
+    def _make_loop(self) -> None:
         self._loop: WorkerLoop | None = None
+        self._serving: asyncio.Task[None] | None = None
         # Ctrl-C goes to run(), not to what runs in the main thread.
         self._takes_signals = False
-        self._pid = os.getpid()
 
     def handler(self, function: _AsyncHandlerT) -> _AsyncHandlerT:
         """Decorator: ``@worker.handler`` makes the function the worker's handler."""
         check_async_handler(function)
         self._handler = function
         return function
-
-    @property
-    def counters(self) -> WorkerCounters:
-        """What happened so far, as plain integers."""
-        return self._core.counters
-
-    @property
-    def epoch(self) -> int:
-        """The highest epoch heard of; requests of lower ones are refused."""
-        return self._core.epoch
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -175,25 +159,19 @@ class AsyncWorker:
     async def __aenter__(self) -> Self:
         return self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _begin(self) -> "asyncio.Task[None]":
-        if self._pid != os.getpid():
-            raise ForkedError("this worker was made before fork(): make a new AsyncWorker in the child")
-        if self._serving is not None:
-            raise ClosedError("a worker runs once: make a new one")
-        if self._handler is None:
-            raise ConfigurationError("the worker has no handler: pass one or use @worker.handler")
-        self._serving = asyncio.get_running_loop().create_task(
-            self._serve(self._handler), name="bstar-worker"
-        )
+        self._check_begin()
+        self._serving = asyncio.get_running_loop().create_task(self._serve(), name="bstar-worker")
+        self._has_begun = True
         return self._serving
 
-    async def _serve(self, handler: AsyncHandler) -> None:
-        self._loop = WorkerLoop(self, self._settings, self._core, handler, takes_signals=self._takes_signals)
+    async def _serve(self) -> None:
+        assert self._handler is not None, "checked before the start"
+        settings, core, takes_signals = self._settings, self._core, self._takes_signals
+        self._loop = WorkerLoop(self, settings, core, self._handler, takes_signals=takes_signals)
         await self._loop.serve()
 
     def _on_signal(self) -> None:

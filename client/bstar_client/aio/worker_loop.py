@@ -19,9 +19,9 @@ from bstar_client.dispatch import Dispatcher, Result
 from bstar_client.failures import drop, is_interrupt
 from bstar_client.handlers import Request
 from bstar_client.link import Transport
-from bstar_client.registration import LINGER_MS, WorkerSettings
 from bstar_client.replies import ReplyStore
 from bstar_client.unclosed import Guard
+from bstar_client.worker import LINGER_MS, WorkerSettings
 
 
 class WorkerLoop(Dispatcher):

@@ -21,13 +21,13 @@ from bstar_client.core.worker_outputs import Begin
 from bstar_client.core.worker_session import WorkerCore
 from bstar_client.dispatch import Dispatcher
 from bstar_client.link import Transport
-from bstar_client.registration import LINGER_MS, WorkerSettings
 from bstar_client.sync.executor import Executor
 from bstar_client.sync.leader import Leadership
 from bstar_client.sync.mailboxes import UNSENT_S_MAX, Inbox, Outbox, Word
 from bstar_client.sync.policy import Policy
 from bstar_client.turn import take_in, timeout_ms
 from bstar_client.wakeup import WakeUp
+from bstar_client.worker import LINGER_MS, WorkerSettings
 
 _log = logging.getLogger("bstar_client")
 

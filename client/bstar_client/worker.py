@@ -1,0 +1,192 @@
+"""The base of both workers: it checks the arguments, makes the core and answers questions about it."""
+
+import os
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+import zmq
+
+from bstar.errors import ClosedError, ConfigurationError, ForkedError, LocalProtocolError
+from bstar.fleet import Endpoints, Fleet
+from bstar.printable import printable
+from bstar.wire.limits import CREDIT_MAX
+from bstar.wire.mmi import PREFIX
+from bstar_client.bodies import to_name
+from bstar_client.checks import (
+    check_endpoints,
+    check_instance,
+    check_sockets,
+    check_store,
+    to_count,
+    to_seconds,
+)
+from bstar_client.core.node_sessions import WorkerCounters
+from bstar_client.core.worker_dialects import Mdp02Worker, NativeWorker
+from bstar_client.core.worker_jobs import WorkerLimits
+from bstar_client.core.worker_session import WorkerCore
+from bstar_client.handlers import WorkerHooks
+from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_journal
+from bstar_client.replies import ReplyStore
+from bstar_client.settings import Dialect, LinkSettings
+
+_HandlerT = TypeVar("_HandlerT")
+
+# How long a DISCONNECT or a last reply may take to leave the process; with no linger it vanishes (T-09).
+LINGER_MS = 300
+THREADS_MAX = 1_000
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of ``Worker``, checked. ``threads``: how many handlers run at once.
+
+    ``endpoints`` are those of the pair that the service belongs to.
+    """
+
+    endpoints: tuple[str, ...]
+    service: bytes
+    is_plain: bool
+    limits: WorkerLimits
+    threads: int
+    dedupe: ReplyStore | None
+    hooks: WorkerHooks
+    link: LinkSettings
+    context: "zmq.Context[zmq.Socket[bytes]] | None"
+    journal: JournalPlace | None
+
+    def open_journal(self) -> WorkJournal | None:
+        """Begin the journal, if there is to be one. ConfigurationError if it cannot be written."""
+        if self.journal is None:
+            return None
+        journal = open_journal(self.journal, "worker", self.endpoints, self.service)
+        return WorkJournal(journal, self.endpoints, self.service, is_plain=self.is_plain)
+
+
+class BaseWorker(ABC, Generic[_HandlerT]):
+    """Base of ``Worker``, which explains the arguments, and ``AsyncWorker``.
+
+    Raises TypeError, ConfigurationError or LocalProtocolError for what cannot work.
+    """
+
+    # The credit of a native worker that names neither credit nor threads, and the most without threads.
+    _credit_default: ClassVar[int]
+    _credit_max: ClassVar[int]
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        service: str | bytes,
+        handler: _HandlerT | None = None,
+        *,
+        pins: Mapping[str, str] | None = None,
+        dialect: Dialect = "native",
+        credit: int | None = None,
+        threads: int | None = None,
+        handler_timeout_s: float | None = None,
+        stuck_handlers_max: int = 3,
+        drain_timeout_s: float = 10.0,
+        backoff_min_s: float = 0.1,
+        backoff_max_s: float = 5.0,
+        heartbeat_s: float = 2.5,
+        liveness: int = 3,
+        dedupe: ReplyStore | None = None,
+        hooks: WorkerHooks | None = None,
+        link: LinkSettings | None = None,
+        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+        journal: JournalPlace | None = None,
+    ) -> None:
+        check_sockets(link, context, journal)
+        check_instance(hooks, WorkerHooks, "hooks")
+        check_store(dedupe)
+        if dialect not in ("native", "mdp02"):
+            raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
+        is_plain = dialect == "mdp02"
+        if threads is not None:
+            threads = to_count(threads, "threads", 1, THREADS_MAX)
+        if credit is None:
+            credit = 1 if is_plain else threads or self._credit_default
+        limits = WorkerLimits(
+            to_count(credit, "credit", 1, CREDIT_MAX if threads else self._credit_max),
+            None if handler_timeout_s is None else to_seconds(handler_timeout_s, "handler_timeout_s"),
+            to_count(stuck_handlers_max, "stuck_handlers_max", 1),
+            to_seconds(drain_timeout_s, "drain_timeout_s", may_be_zero=True),
+            to_seconds(backoff_min_s, "backoff_min_s"),
+            to_seconds(backoff_max_s, "backoff_max_s"),
+            threads,
+        )
+        if backoff_max_s < backoff_min_s:
+            raise ConfigurationError(
+                f"backoff_max_s, {backoff_max_s}, is below backoff_min_s, {backoff_min_s}"
+            )
+        heartbeat_s = to_seconds(heartbeat_s, "heartbeat_s")
+        expiry_s = heartbeat_s * to_count(liveness, "liveness", 1)
+        if is_plain and limits.credit != 1:
+            raise ConfigurationError("plain MDP/0.2 gives a worker one request at a time: credit must be 1")
+        if is_plain and dedupe is not None:
+            raise ConfigurationError(
+                "plain MDP/0.2 does not name requests, so repetitions cannot be known: no dedupe"
+            )
+        fleet = Fleet.of(endpoints, pins)
+        check_endpoints(fleet.endpoints)
+        self.service = to_name(service)
+        if self.service.startswith(PREFIX):
+            raise LocalProtocolError(f"services named mmi. belong to the broker: {printable(self.service)}")
+        pair = fleet.pair_of(self.service)
+        self.endpoints = pair.endpoints
+        self._settings = WorkerSettings(
+            endpoints=self.endpoints,
+            service=self.service,
+            is_plain=is_plain,
+            limits=limits,
+            threads=min(limits.credit, threads or limits.credit),
+            dedupe=dedupe,
+            hooks=hooks or WorkerHooks(),
+            link=link or LinkSettings(),
+            context=context,
+            journal=named_after(journal, pair),
+        )
+        self._core = WorkerCore(
+            self.endpoints,
+            self.service,
+            Mdp02Worker(heartbeat_s, expiry_s) if is_plain else NativeWorker(),
+            jitter=random.random,
+            limits=limits,
+            # The name of its connections; a routing id of libzmq's own begins with a zero.
+            name=b"" if is_plain else b"\x01" + os.urandom(19),
+        )
+        self._pid = os.getpid()
+        self._has_begun = False
+        self._handler: _HandlerT | None = None
+        self._make_loop()
+        if handler is not None:
+            self.handler(handler)
+
+    @abstractmethod
+    def _make_loop(self) -> None:
+        """Make what the shell has from the beginning."""
+
+    @abstractmethod
+    def handler(self, function: Any) -> Any:  # Any: each shell narrows it to its own handlers
+        """Decorator: ``@worker.handler`` makes the function the worker's handler."""
+
+    @property
+    def counters(self) -> WorkerCounters:
+        """Counts of what happened so far."""
+        return self._core.counters
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch that a node served in; requests of lower ones are refused."""
+        return self._core.epoch
+
+    def _check_begin(self) -> None:
+        """Raise what forbids to serve now."""
+        kind = type(self).__name__
+        if self._pid != os.getpid():
+            raise ForkedError(f"this worker was made before fork(): make a new {kind} in the child process")
+        if self._has_begun:
+            raise ClosedError("a worker runs once: make a new one")
+        if self._handler is None:
+            raise ConfigurationError("the worker has no handler: pass one or use @worker.handler")
