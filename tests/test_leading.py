@@ -10,14 +10,12 @@ import pytest
 
 from bstar_client import Request
 from bstar_client.core.worker_dialects import Job
-from bstar_client.core.worker_jobs import WorkerLimits
-from bstar_client.registration import WorkerSettings
 from bstar_client.sync import executor as executor_module
 from bstar_client.sync.executor import Executor
 from bstar_client.sync.leader import Leadership
 from bstar_client.sync.mailboxes import Outbox
 from bstar_client.sync.policy import Policy
-from bstar_client.sync.worker_loop import WorkerLoop
+from bstar_client.sync.worker import Worker
 from bstar_client.wakeup import WakeUp
 
 WAIT_S = 30.0
@@ -173,25 +171,9 @@ class Bench:
         self.outbox = Outbox(WakeUp())
         self.generators = 0
         monkeypatch.setattr(executor_module, "_clock", lambda: self.now)
-        limits = WorkerLimits(credit=threads, handler_timeout_s=timeout_s, running_max=threads)
-        settings = WorkerSettings.of(
-            "tcp://127.0.0.1:1",
-            "s",
-            pins=None,
-            dialect="native",
-            limits=limits,
-            credit_max=threads,
-            heartbeat_s=1.0,
-            liveness=3,
-            dedupe=None,
-            hooks=None,
-            link=None,
-            context=None,
-            journal=None,
-        )
         self.policy = Policy(threads, timeout_s)
-        self.loop = WorkerLoop(None, settings, settings.new_core())
-        self.loop.handler = self.handler
+        worker = Worker("tcp://127.0.0.1:1", "s", self.handler, threads=threads, handler_timeout_s=timeout_s)
+        self.loop = worker._loop
         self.executor = Executor(self.loop, self.outbox, self.policy, self.on_generator)
 
     def on_generator(self) -> None:

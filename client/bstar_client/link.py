@@ -5,14 +5,19 @@ for one that may never come. A message that the socket refuses although the conn
 ``backlog`` until there is room, so that order is kept.
 """
 
+import math
 import select
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import zmq
 
 from bstar.io_threads import keep_apart, new_context
 from bstar.sockets import is_readable, receive, receive_event, send
+from bstar_client.core.outputs import ClientCore
+from bstar_client.core.worker_session import WorkerCore
 from bstar_client.settings import LinkSettings
 from bstar_client.wakeup import WakeUp
 
@@ -20,7 +25,6 @@ from bstar_client.wakeup import WakeUp
 _DRAIN_MAX = 512
 # Messages of a burst before which the socket is asked for more.
 _ASKS_MAX = 5
-
 
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -31,6 +35,14 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+
+
+Core = ClientCore | WorkerCore
+
+
+def timeout_ms(due: float | None) -> int:
+    """How long a poll may wait for this deadline; -1 is for ever."""
+    return -1 if due is None else max(0, math.ceil((due - time.monotonic()) * 1000))
 
 
 class Link:
@@ -45,13 +57,13 @@ class Link:
         context: "zmq.Context[zmq.Socket[bytes]]",
         endpoint: str,
         settings: LinkSettings,
-        place: int = 0,
+        index: int = 0,
         notes: "_Notes | None" = None,
     ) -> None:
         self._context = context
         self.endpoint = endpoint
         self._settings = settings
-        self._place = place
+        self._index = index
         self._notes = notes or _Notes()
         self.backlog: deque[list[bytes]] = deque()
         self.socket: zmq.Socket[bytes] | None = None
@@ -72,7 +84,7 @@ class Link:
         self.monitor = socket.get_monitor_socket(_EVENTS)
         self.monitor.linger = 0
         self.socket = socket
-        self._notes.changed[self._place] = None
+        self._notes.changed[self._index] = None
         try:
             socket.connect(self.endpoint)
         except zmq.ZMQError:
@@ -97,7 +109,7 @@ class Link:
     def _dealer(self) -> "zmq.Socket[bytes]":
         settings = self._settings
         socket = self._context.socket(zmq.DEALER)
-        keep_apart(socket, self._place)
+        keep_apart(socket, self._index)
         socket.linger = 0
         socket.setsockopt(zmq.HANDSHAKE_IVL, settings.handshake_ms)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, settings.connect_timeout_ms)
@@ -120,7 +132,7 @@ class Link:
             self.socket = None
             self.monitor = None
             self.backlog.clear()
-            self._notes.changed[self._place] = None
+            self._notes.changed[self._index] = None
             socket.disable_monitor()
             if monitor is not None:
                 monitor.close(0)
@@ -137,7 +149,7 @@ class Link:
         socket = self.socket
         if socket is None:
             return
-        self._notes.touched[self._place] = None
+        self._notes.touched[self._index] = None
         if self.backlog or not self._try_send(socket, frames):
             self.backlog.append(frames)
 
@@ -205,7 +217,7 @@ class Link:
 
 
 class _Notes:
-    """What the links of one owner note about themselves, by their places."""
+    """What the links of one owner note about themselves, by their indexes."""
 
     def __init__(self) -> None:
         # Links with other sockets than before, and links that may have a message that no descriptor shows.
@@ -231,13 +243,13 @@ class Links:
     ) -> None:
         self._notes = _Notes()
         self._links = [
-            Link(context, endpoint, settings, place, self._notes) for place, endpoint in enumerate(endpoints)
+            Link(context, endpoint, settings, index, self._notes) for index, endpoint in enumerate(endpoints)
         ]
         self._wakeup = wakeup
         self._poller = select.poll()
         self._poller.register(wakeup.fd, select.POLLIN)
         # The link of each descriptor, and True for its monitor's; the descriptors of each open link.
-        self._places: dict[int, tuple[int, bool]] = {}
+        self._origins: dict[int, tuple[int, bool]] = {}
         self._watched: dict[int, tuple[int, ...]] = {}
         # What ``wait`` found; messages that were read, with their sockets; links whose monitors are readable.
         self._ready: list[tuple[int, int]] = []
@@ -264,7 +276,7 @@ class Links:
         """What another thread can wait for while everything is read."""
         if self._notes.changed:
             self._watch()
-        return list(self._places)
+        return list(self._origins)
 
     def open(self) -> None:
         """Open every link, or none: ZMQError."""
@@ -309,13 +321,13 @@ class Links:
         notes = self._notes
         ready, self._ready = self._ready, []
         for descriptor, _ in ready:
-            place = self._places.get(descriptor)
-            if place is None:
+            origin = self._origins.get(descriptor)
+            if origin is None:
                 self._wakeup.clear()
-            elif place[1]:
-                self._told[place[0]] = None
+            elif origin[1]:
+                self._told[origin[0]] = None
             else:
-                notes.touched[place[0]] = None
+                notes.touched[origin[0]] = None
         if notes.touched:
             self._take_in(is_ready=True)
         read, self._read = self._read, []
@@ -325,6 +337,26 @@ class Links:
                 # The owner may reset the link meanwhile: the old socket's messages are void then.
                 if link.socket is socket:
                     yield index, frames
+
+    def step(
+        self,
+        core: Core,
+        perform: Callable[[list[Any]], None],  # Any: the core's own outputs
+        due: float | None = None,
+        asked_at: float = 0.0,
+    ) -> None:
+        """Hand the core what ``wait`` found, and the time if the deadline ``due`` had passed at ``asked_at``.
+
+        ``asked_at`` is before the wait. Another thread may have held the GIL since; what came until then is
+        handed over before anything counts as overdue.
+        """
+        now = time.monotonic()
+        for node, frames in self.messages():
+            perform(core.receive(node, frames, now))
+        for node, is_up in self.changes():
+            perform(core.connected(node, now) if is_up else core.disconnected(node, now))
+        if due is not None and asked_at >= due:
+            perform(core.handle_timer(asked_at))
 
     def changes(self) -> Iterator[tuple[int, bool]]:
         """Yield (index of the link, True if it is up) for what the monitors report."""
@@ -356,14 +388,14 @@ class Links:
         for index in changed:
             for descriptor in self._watched.pop(index, ()):
                 # Another link's new socket may have got the number in the meantime.
-                if self._places.get(descriptor, (index,))[0] == index:
-                    self._places.pop(descriptor, None)
+                if self._origins.get(descriptor, (index,))[0] == index:
+                    self._origins.pop(descriptor, None)
                     self._poller.unregister(descriptor)
             descriptors = self._links[index].descriptors()
             if descriptors is not None:
                 self._watched[index] = descriptors
                 for descriptor, is_monitor in zip(descriptors, (False, True), strict=True):
-                    self._places[descriptor] = (index, is_monitor)
+                    self._origins[descriptor] = (index, is_monitor)
                     self._poller.register(descriptor, select.POLLIN)
                 self._notes.touched[index] = None
                 self._told[index] = None

@@ -10,8 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from bstar_client.link import Links, Transport
-from bstar_client.turn import Core, take_in
+from bstar_client.link import Core, Links, Transport
 from bstar_client.wakeup import WakeUp
 
 
@@ -94,23 +93,18 @@ class LinkLoop:
             self._turn()
 
     def _turn(self) -> None:
+        """Give the core what the sockets and the clock have. What comes next wakes the loop."""
         self._next = None
         self._begin(time.monotonic())
-        if not self._is_closed:
-            self._take_in()
-
-    def _take_in(self) -> None:
-        """Give the core what the sockets and the clock have. What comes next wakes the loop."""
-        core, perform = self._core, self._perform
-        now = time.monotonic()
-        due = core.next_deadline()
-        is_due_at = now if due is not None and now >= due else None
-        take_in(core, self._links, self._links.poll(0), perform, is_due_at)
         if self._is_closed:
             return
-        if not self._links.is_quiet:
+        links, due, asked_at = self._links, self._core.next_deadline(), time.monotonic()
+        links.prepare()
+        links.wait(0)
+        links.step(self._core, self._perform, due, asked_at)
+        if not links.is_quiet:
             self.soon()
-        if self._room is not None and not self._links.is_congested:
+        if self._room is not None and not links.is_congested:
             self._end_waiting()
         self._set_timer()
 
@@ -121,7 +115,7 @@ class LinkLoop:
 
     def _set_timer(self) -> None:
         due = self._core.next_deadline()
-        if due is None:
+        if due is None or self._is_closed:
             return
         if self._timer is not None:
             if self._timer_at <= due:

@@ -32,10 +32,9 @@ from bstar.errors import CallTimeoutError, ClosedError, ConfigurationError, Loca
 from bstar_client.core.calls import Call, Outcome
 from bstar_client.core.outputs import ClientCore
 from bstar_client.delivery import Delivery
-from bstar_client.link import Transport
+from bstar_client.link import Transport, timeout_ms
 from bstar_client.settings import ClientSettings
 from bstar_client.sync.leader import Leadership
-from bstar_client.turn import take_in, timeout_ms
 from bstar_client.unclosed import Guard
 from bstar_client.wakeup import WakeUp
 
@@ -241,7 +240,7 @@ class ClientLoop:
         links = self._delivery.links
         links.prepare()
         links.wait(0)
-        take_in(self._core, links, links.messages(), self._delivery.perform)
+        links.step(self._core, self._delivery.perform)
         self._is_torn = False
 
     def _turn(self, *, is_patient: bool = True) -> None:
@@ -276,8 +275,7 @@ class ClientLoop:
         links.wait(wait_ms)
         self._is_torn = True
         self._is_asleep = False
-        is_due_at = asked_at if due is not None and asked_at >= due else None
-        take_in(core, links, links.messages(), perform, is_due_at)
+        links.step(core, perform, due, asked_at)
         self._is_torn = False
 
     def _mend(self) -> None:

@@ -20,12 +20,11 @@ from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_outputs import Begin
 from bstar_client.core.worker_session import WorkerCore
 from bstar_client.dispatch import Dispatcher
-from bstar_client.link import Transport
+from bstar_client.link import Transport, timeout_ms
 from bstar_client.sync.executor import Executor
 from bstar_client.sync.leader import Leadership
 from bstar_client.sync.mailboxes import UNSENT_S_MAX, Inbox, Outbox, Word
 from bstar_client.sync.policy import Policy
-from bstar_client.turn import take_in, timeout_ms
 from bstar_client.wakeup import WakeUp
 from bstar_client.worker import LINGER_MS, WorkerSettings
 
@@ -218,12 +217,11 @@ class WorkerLoop(Dispatcher):
             is_busy = (
                 own or (results and not links.is_congested) or (self.is_stopping and not core.is_stopping)
             )
-            wait_ms = 0 if is_busy else timeout_ms(due)
             asked_at = _clock()
-            messages = links.poll(wait_ms)
+            links.prepare()
+            links.wait(0 if is_busy else timeout_ms(due))
             outbox.is_asleep = False
-            is_due_at = asked_at if due is not None and asked_at >= due else None
-            take_in(core, links, messages, self.perform, is_due_at)
+            links.step(core, self.perform, due, asked_at)
             if own:
                 if not policy.may_call(core.running):
                     self._lead.give_back()
