@@ -17,7 +17,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal
 from zlib import crc32
 
 import msgspec
@@ -99,7 +99,7 @@ class CallJournal:
 
     A call is recorded in the journal of its pair, a change of a node in that of the node's. The pairs' names
     join the records to those of the nodes, so the pairs of a fleet need names. ``is_plain``: requests have no
-    identities (MDP). Raises ConfigurationError as ``open_journal``.
+    identities (MDP). ConfigurationError if a journal cannot be written, or for bad names.
     """
 
     def __init__(self, place: JournalPlace, fleet: Fleet, *, is_plain: bool) -> None:
@@ -111,13 +111,14 @@ class CallJournal:
         self._journals: list[Journal] = []
         try:
             for pair in fleet.pairs:
-                self._journals.append(open_journal(named_after(place, pair), "client", pair.endpoints))
+                self._journals.append(_open_journal(named_after(place, pair), "client", pair.endpoints))
         except ConfigurationError:
             self.close()
             raise
         # The settings of all of them are the same, but for the pair's name.
         self._limit = self._journals[0].limit
-        self._constant = (_PLAIN if is_plain else "", self._journals[0].weight)
+        self._weight = self._journals[0].weight
+        self._prefix = _PLAIN if is_plain else ""
         self._offers = [journal.offer for journal in self._journals]
         self._identities = _identities() if is_plain else None
 
@@ -144,15 +145,33 @@ class CallJournal:
     def _last_endpoint(self, call: Call) -> str:
         return self._endpoints[call.pair][call.node] if call.attempts else ""
 
-    def _ended(
-        self, call: Call, outcome: str, endpoint: str, epoch: int, bytes_out: int, crc: int | None
-    ) -> None:
+    def _ended(self, call: Call, outcome: str, endpoint: str, epoch: int, size: int, crc: int | None) -> None:
         identity = call.identity if self._identities is None else next(self._identities)
-        if not identity or crc32(identity) >= self._limit:
-            return
-        now = time.monotonic()
-        self._offers[call.pair](
-            now, _make_call, self._constant, identity, call, now, outcome, endpoint, epoch, bytes_out, crc
+        if identity and crc32(identity) < self._limit:
+            now = time.monotonic()
+            offer, make = self._offers[call.pair], self._make_call
+            offer(now, make, identity, call, now, outcome, endpoint, epoch, size, crc)
+
+    def _make_call(
+        self, stamp: dict[str, Any], identity: bytes, call: Call, now: float, *ended: Any
+    ) -> records.Call:
+        """Make the record, in the journal's thread. ``call`` has ended, so it does not change any more."""
+        outcome, endpoint, epoch, size, crc = ended
+        return records.Call(
+            **stamp,
+            **_named(self._prefix, identity),
+            service=call.service.decode("utf-8", "replace"),
+            outcome=outcome,
+            total_us=int((now - call.begun_at) * 1e6),
+            attempts=call.attempts,
+            busy=call.busy_count,
+            endpoint=endpoint,
+            epoch=epoch,
+            is_idempotent=call.is_idempotent,
+            bytes_in=call.bytes_in,
+            bytes_out=call.bytes_out + size,
+            reply_crc=crc,
+            weight=self._weight,
         )
 
     def announced(self, event: Event) -> None:
@@ -172,14 +191,13 @@ class CallJournal:
 
 
 class WorkJournal:
-    """What a worker tells its journal, in the worker's thread.
+    """What a worker tells its journal, in the worker's thread. As CallJournal otherwise."""
 
-    ``is_plain``: its requests have no identities (MDP).
-    """
-
-    def __init__(self, journal: Journal, endpoints: Sequence[str], service: bytes, *, is_plain: bool) -> None:
+    def __init__(
+        self, place: JournalPlace, endpoints: Sequence[str], service: bytes, *, is_plain: bool
+    ) -> None:
         self._service = service.decode("utf-8", "replace")
-        self._journal = journal
+        self._journal = _open_journal(place, "worker", endpoints, self._service)
         self._endpoints = endpoints
         self._prefix = _PLAIN if is_plain else ""
         self._identities = _identities() if is_plain else None
@@ -193,34 +211,44 @@ class WorkJournal:
         elif kind == "final":
             self._ended(job, "answered", job.ended_at, *_measured(body))
         elif kind == "failure":
-            self._ended(job, "failed", job.ended_at, 0, None)
+            self._ended(job, "failed", job.ended_at)
 
     def given_up(self, job: Job) -> None:
         """A handler ran past its time, and nobody waits for it any more."""
         if job.began_at:
-            self._ended(job, "stuck", time.monotonic(), 0, None)
+            self._ended(job, "stuck", time.monotonic())
 
-    def _ended(self, job: Job, outcome: str, ended_at: float, bytes_out: int, crc: int | None) -> None:
-        journal = self._journal
+    def _ended(
+        self, job: Job, outcome: str, ended_at: float, bytes_out: int = 0, crc: int | None = None
+    ) -> None:
         identity = job.identity if self._identities is None else next(self._identities)
-        if not journal.is_sampled(identity):
-            return
-        busy_us = int((ended_at - job.began_at) * 1e6)
-        journal.offer(
-            ended_at,
-            _make_execution,
-            (self._prefix, identity, journal.weight),
-            (outcome, self._service, job.epoch, busy_us, self._endpoints[job.node], job.is_redelivered),
-            (sum(map(len, job.body)), job.bytes_out + bytes_out, crc),
-        )
+        if self._journal.is_sampled(identity):
+            fields = {
+                "outcome": outcome,
+                "epoch": job.epoch,
+                "busy_us": int((ended_at - job.began_at) * 1e6),
+                "endpoint": self._endpoints[job.node],
+                "is_repeated": job.is_redelivered,
+                "bytes_in": sum(map(len, job.body)),
+                "bytes_out": job.bytes_out + bytes_out,
+                "reply_crc": crc,
+            }
+            self._journal.offer(ended_at, self._make_execution, identity, fields)
+
+    def _make_execution(
+        self, stamp: dict[str, Any], identity: bytes, fields: dict[str, Any]
+    ) -> records.Execution:
+        """Make the record, in the journal's thread."""
+        named = _named(self._prefix, identity)
+        weight = self._journal.weight
+        return records.Execution(**stamp, **named, **fields, service=self._service, weight=weight)
 
     def fenced(self, job: Job, epoch_seen: int) -> None:
         """A request of a superseded node was refused."""
         self._journal.write(
             records.Fenced,
             time.monotonic(),
-            client=job.identity[:_CLIENT_BYTES].hex(),
-            number=int.from_bytes(job.identity[_CLIENT_BYTES:], "big"),
+            **_named(self._prefix, job.identity),
             service=self._service,
             epoch=job.epoch,
             epoch_seen=epoch_seen,
@@ -259,19 +287,11 @@ def _measured(frames: Sequence[bytes]) -> tuple[int, int]:
     return size, crc
 
 
-@overload
-def named_after(place: JournalPlace, pair: Pair) -> JournalPlace: ...
-
-
-@overload
-def named_after(place: JournalPlace | None, pair: Pair) -> JournalPlace | None: ...
-
-
-def named_after(place: JournalPlace | None, pair: Pair) -> JournalPlace | None:
+def named_after(place: JournalPlace, pair: Pair) -> JournalPlace:
     """The place of the journal with the pair's name in it, if the pair has one."""
-    if place is None or pair.name is None:
+    if pair.name is None:
         return place
-    settings = place if isinstance(place, JournalSettings) else JournalSettings(os.fspath(place))
+    settings = _settings_of(place)
     if settings.pair not in (_PAIR_DEFAULT, pair.name):
         raise ConfigurationError(
             f"journal: the pair has the name {pair.name!r}, so its journal cannot call it {settings.pair!r}"
@@ -279,90 +299,33 @@ def named_after(place: JournalPlace | None, pair: Pair) -> JournalPlace | None:
     return msgspec.structs.replace(settings, pair=pair.name)
 
 
-def open_journal(
-    place: JournalPlace, source: Literal["client", "worker"], endpoints: Sequence[str], service: bytes = b""
+def _settings_of(place: JournalPlace) -> JournalSettings:
+    return place if isinstance(place, JournalSettings) else JournalSettings(os.fspath(place))
+
+
+def _open_journal(
+    place: JournalPlace, source: Literal["client", "worker"], endpoints: Sequence[str], service: str = ""
 ) -> Journal:
-    """Begin a journal. Raises ConfigurationError for a directory that cannot be written to, and bad names."""
-    settings = place if isinstance(place, JournalSettings) else JournalSettings(os.fspath(place))
-    started = {"service": service.decode("utf-8", "replace"), "endpoints": ",".join(endpoints)}
+    """Begin a journal. ConfigurationError for a directory that cannot be written to, and bad names."""
+    settings = _settings_of(place)
+    host = _NOT_IN_NAMES.sub("-", socket.gethostname().partition(".")[0]).strip("-")
     return Journal(
         settings,
         pair=settings.pair,
-        node=settings.name or _default_name(source),
+        node=settings.name or f"{source}-{host}"[:_NAME_MAX],
         source=source,
         clock=time.monotonic,
-        started=started,
+        started={"service": service, "endpoints": ",".join(endpoints)},
     )
 
 
-def _default_name(source: str) -> str:
-    host = _NOT_IN_NAMES.sub("-", socket.gethostname().partition(".")[0]).strip("-")
-    return f"{source}-{host}"[:_NAME_MAX]
+def _named(prefix: str, identity: bytes) -> dict[str, Any]:
+    """A request's identity, as records have it."""
+    number = int.from_bytes(identity[_CLIENT_BYTES:], "big")
+    return {"client": prefix + identity[:_CLIENT_BYTES].hex(), "number": number}
 
 
 def _identities() -> Iterator[bytes]:
     """For requests that have none: unique, so that no two of them are taken for one."""
     own = os.urandom(_CLIENT_BYTES)
     return (own + number.to_bytes(8, "big") for number in itertools.count(1))
-
-
-# --- in the journal's thread --------------------------------------------------------------------------------
-
-
-def _make_call(
-    stamp: dict[str, Any],
-    constant: tuple[str, float],
-    identity: bytes,
-    call: Call,
-    now: float,
-    outcome: Any,
-    endpoint: str,
-    epoch: int,
-    bytes_out: int,
-    crc: int | None,
-) -> records.Call:
-    """``call`` has ended, so it does not change any more."""
-    prefix, weight = constant
-    return records.Call(
-        **stamp,
-        client=prefix + identity[:_CLIENT_BYTES].hex(),
-        number=int.from_bytes(identity[_CLIENT_BYTES:], "big"),
-        service=call.service.decode("utf-8", "replace"),
-        outcome=outcome,
-        total_us=int((now - call.begun_at) * 1e6),
-        attempts=call.attempts,
-        busy=call.busy_count,
-        endpoint=endpoint,
-        epoch=epoch,
-        is_idempotent=call.is_idempotent,
-        bytes_in=call.bytes_in,
-        bytes_out=call.bytes_out + bytes_out,
-        reply_crc=crc,
-        weight=weight,
-    )
-
-
-def _make_execution(
-    stamp: dict[str, Any],
-    identified: tuple[str, bytes, float],
-    ended: tuple[Any, str, int, int, str, bool],
-    sizes: tuple[int, int, int | None],
-) -> records.Execution:
-    prefix, identity, weight = identified
-    outcome, service, epoch, busy_us, endpoint, is_repeated = ended
-    bytes_in, bytes_out, crc = sizes
-    return records.Execution(
-        **stamp,
-        client=prefix + identity[:_CLIENT_BYTES].hex(),
-        number=int.from_bytes(identity[_CLIENT_BYTES:], "big"),
-        service=service,
-        outcome=outcome,
-        epoch=epoch,
-        busy_us=busy_us,
-        endpoint=endpoint,
-        is_repeated=is_repeated,
-        bytes_in=bytes_in,
-        bytes_out=bytes_out,
-        reply_crc=crc,
-        weight=weight,
-    )

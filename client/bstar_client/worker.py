@@ -28,7 +28,7 @@ from bstar_client.core.worker_dialects import Mdp02Worker, NativeWorker
 from bstar_client.core.worker_jobs import WorkerLimits
 from bstar_client.core.worker_session import WorkerCore
 from bstar_client.handlers import WorkerHooks
-from bstar_client.journal import JournalPlace, WorkJournal, named_after, open_journal
+from bstar_client.journal import JournalPlace, WorkJournal, named_after
 from bstar_client.replies import ReplyStore
 from bstar_client.settings import Dialect, LinkSettings
 
@@ -60,8 +60,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Begin the journal, if there is to be one. ConfigurationError if it cannot be written."""
         if self.journal is None:
             return None
-        journal = open_journal(self.journal, "worker", self.endpoints, self.service)
-        return WorkJournal(journal, self.endpoints, self.service, is_plain=self.is_plain)
+        return WorkJournal(self.journal, self.endpoints, self.service, is_plain=self.is_plain)
 
 
 class BaseWorker(ABC, Generic[_HandlerT]):
@@ -145,7 +144,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             hooks=hooks or WorkerHooks(),
             link=link or LinkSettings(),
             context=context,
-            journal=named_after(journal, pair),
+            journal=None if journal is None else named_after(journal, pair),
         )
         self._core = WorkerCore(
             self.endpoints,

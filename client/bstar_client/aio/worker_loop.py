@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import zmq
 
@@ -182,29 +183,25 @@ class WorkerLoop(Dispatcher):
         assert handler is not None, "checked before the start"
         self.call_hook(self.settings.hooks.request_started, request)
         job.began_at = time.monotonic()
+        kept: list[bytes] | None = None
         try:
             answer = handler(request)
-            if is_stream := isinstance(answer, AsyncIterator):
+            if isinstance(answer, AsyncIterator):
                 await self._stream(job, answer)
-                body = [b""]
-            elif isinstance(answer, Awaitable):
-                body = to_reply(await answer, self.settings.link.message_bytes_max)
-            else:
-                raise TypeError(  # noqa: TRY301 - a wrong handler fails as the handler
-                    f"the handler returned {type(answer).__name__}: make it async, or use Worker"
-                )
-        except BaseException:
+                return [b""]
+            if isinstance(answer, Awaitable):
+                kept = to_reply(await answer, self.settings.link.message_bytes_max)
+                return kept
+            raise TypeError(f"the handler returned {type(answer).__name__}: make it async, or use Worker")
+        finally:
             job.ended_at = time.monotonic()
             if store is not None:
-                await asyncio.shield(asyncio.to_thread(drop, store, service, job))
-            raise
-        job.ended_at = time.monotonic()
-        if store is not None:
-            if is_stream:
-                await asyncio.shield(asyncio.to_thread(drop, store, service, job))
-            else:
-                await asyncio.shield(asyncio.to_thread(store.keep, job.identity, body))
-        return body
+                settle = (
+                    partial(drop, store, service, job)
+                    if kept is None
+                    else partial(store.keep, job.identity, kept)
+                )
+                await asyncio.shield(asyncio.to_thread(settle))
 
     async def _stream(self, job: Job, parts: AsyncIterator[Body]) -> None:
         """Post each part that the handler yields."""

@@ -83,23 +83,22 @@ class Executor:
         """Call the handler; keep its reply before anybody gets it."""
         handler, store = self._dispatcher.handler, self._dedupe
         assert handler is not None, "checked before the start"
+        kept: list[bytes] | None = None
         try:
             answer = handler(request)
             if type(answer) is bytes and store is None and len(answer) <= self._small_max:
                 return [answer]
-            if is_stream := isinstance(answer, Iterator):
-                answer = self._stream(job, answer)
-            body = to_reply(answer, self._reply_bytes_max)
-        except BaseException:
-            if store is not None:
-                drop(store, self._dispatcher.settings.service, job)
-            raise
-        if store is not None:
-            if is_stream:
+            if isinstance(answer, Iterator):
+                return to_reply(self._stream(job, answer), self._reply_bytes_max)
+            kept = to_reply(answer, self._reply_bytes_max)
+            return kept
+        finally:
+            if store is None:
+                pass
+            elif kept is None:
                 drop(store, self._dispatcher.settings.service, job)
             else:
-                store.keep(job.identity, body)
-        return body
+                store.keep(job.identity, kept)
 
     def _stream(self, job: Job, parts: Iterator[Body]) -> Body | None:
         """Post each part that the handler yields; what it returns ends the reply."""
