@@ -27,15 +27,15 @@ def main() -> int:
     """Run the command of the process's arguments; its exit code."""
     try:
         from bstar_cli.main import main as run  # noqa: PLC0415 - this is what takes the time
+
+        if _is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return run()
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA_MODULES:
             raise
         sys.stderr.write(f"bstar: {error.name} is not installed: pip install 'bstar[server]'\n")
         return _USAGE
-    try:
-        if _is_ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        return run()
     except KeyboardInterrupt:
         return _INTERRUPTED
     finally:

@@ -6,34 +6,68 @@ a traceback; a traceback is a defect of ours.
 
 import contextlib
 import sys
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import bstar
 from bstar.errors import BstarError, ConfigurationError, PairError, PipelineError
 from bstar.printable import printable
 from bstar_cli import exits
-from bstar_cli.arbiter import arbiter
-from bstar_cli.bench import bench
-from bstar_cli.call import call
-from bstar_cli.configuration import check_config, sample_config
-from bstar_cli.demo import demo
-from bstar_cli.load import load
 from bstar_cli.options import grouped
-from bstar_cli.pipeline import pipeline
-from bstar_cli.promote import promote
-from bstar_cli.serve import serve
-from bstar_cli.status import status
 from bstar_cli.streams import OutputLostError, guarded
-from bstar_cli.terminal import lines
-from bstar_cli.worker import worker
 
 _OWN_ERRORS = (ConfigurationError, PairError, PipelineError)
 _TEXT_CHARS_MAX = 5_000
 
+# Each command and the module with its function, in the order of the help page.
+_MODULES = {
+    "serve": "serve",
+    "arbiter": "arbiter",
+    "worker": "worker",
+    "call": "call",
+    "load": "load",
+    "bench": "bench",
+    "status": "status",
+    "promote": "promote",
+    "check-config": "configuration",
+    "sample-config": "configuration",
+    "demo": "demo",
+    "version": "main",
+    "pipeline": "pipeline",
+}
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name. A command's module is imported when the command is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        module = import_module(f"bstar_cli.{_MODULES[name]}")
+        found = getattr(module, name.replace("-", "_"))
+        if not isinstance(found, typer.Typer):
+            function, found = found, typer.Typer(add_completion=False)
+            found.command()(grouped(function))
+        return typer.main.get_command(found)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
+
+
+class _Bstar(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Commands()  # type: ignore[assignment]  # nobody adds to them
+
+
 app = typer.Typer(
     name="bstar",
+    cls=_Bstar,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -63,24 +97,6 @@ def version() -> None:
     _print_version(is_wanted=True)
 
 
-for _command in (
-    serve,
-    arbiter,
-    worker,
-    call,
-    load,
-    bench,
-    status,
-    promote,
-    check_config,
-    sample_config,
-    demo,
-    version,
-):
-    app.command()(grouped(_command))
-app.add_typer(pipeline)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; the exit code. ``arguments`` are those of the process unless given."""
     try:
@@ -103,6 +119,8 @@ def _run(arguments: list[str] | None) -> int:
         wrong = (
             "wrong usage or configuration" if isinstance(error, ConfigurationError) else type(error).__name__
         )
+        from bstar_cli.terminal import lines  # noqa: PLC0415 - it takes rich along
+
         # Our own sentences may have several lines; what a node or a handler says is on one.
         text = lines(str(error)) if isinstance(error, _OWN_ERRORS) else printable(str(error), _TEXT_CHARS_MAX)
         _tell(f"bstar: {wrong}: {text}")

@@ -12,6 +12,7 @@ __all__ = ["pipeline"]
 
 pipeline = typer.Typer(
     name="pipeline",
+    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Read the journals of pairs with Spark: what happened, was anything lost, what will be needed.\n\n"
