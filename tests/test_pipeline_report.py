@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bstar_pipeline.report import plots
-from bstar_pipeline.report.content import Content, Verdicts
+from bstar_pipeline.report.content import Content, Shown, Verdicts
 from bstar_pipeline.report.page import render
 from bstar_pipeline.report.words import count, date_and_time, duration, judge, plural, share
 from support.chromium import chromium
@@ -184,16 +184,16 @@ def test_a_report_about_nothing_says_so() -> None:
         requests=0.0,
         errors=0.0,
         verdicts=[],
-        findings=[],
-        intervals=[],
-        incidents=[],
+        findings=Shown(),
+        intervals=Shown(),
+        incidents=Shown(),
         heats=[],
         edges_us=[],
-        objectives=[],
+        objectives=Shown(),
         p99_us=None,
-        capacity=[],
-        clients=[],
-        runs=[],
+        capacity=Shown(),
+        clients=Shown(),
+        runs=Shown(),
     )
     text = " ".join(Elements(render(nothing, made_at_us=MADE)).texts)
     assert "Nothing to judge: there is no request in this period." in text

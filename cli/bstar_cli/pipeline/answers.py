@@ -1,10 +1,10 @@
 """``bstar pipeline report``, ``audit``, ``incidents`` and ``objectives``: what the tables answer."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -22,11 +22,71 @@ from bstar_cli.pipeline.spark import (
     print_table,
 )
 from bstar_cli.terminal import sentence
+from bstar_pipeline.report.content import Finding, Incident, Objective
+from bstar_pipeline.report.elements import Column
+from bstar_pipeline.report.words import (
+    KINDS,
+    alerts,
+    budget_used,
+    date_and_time,
+    duration,
+    judge,
+    promised,
+    share,
+)
 
 if TYPE_CHECKING:
     from bstar_pipeline.report.reading import Tables
 
+_Item = TypeVar("_Item")
 _STYLES = {"violated": "bold red", "unproven": "yellow", "passed": "green", "empty": "yellow"}
+
+
+def _worst_minute(each: Objective) -> str:
+    if not each.worst_burn_rate:
+        return NOTHING
+    return f"{each.worst_burn_rate:.2g} at {date_and_time(each.worst_at_us, to='minutes')}"
+
+
+_FINDINGS: tuple[Column[Finding], ...] = (
+    Column("verdict", "", lambda each: each.verdict),
+    Column("rule", "", lambda each: each.rule),
+    Column("count", "n", lambda each: f"{each.count:,}"),
+    Column("pair", "", lambda each: each.pair),
+    Column("when (UTC)", "", lambda each: date_and_time(each.at_us, to="ms")),
+    Column("for", "n", lambda each: duration(each.duration_us)),
+    Column("request", "", lambda each: each.request),
+    Column("service", "", lambda each: each.service),
+    Column("node", "", lambda each: each.node),
+    Column("text", "", lambda each: each.text),
+)
+_INCIDENTS: tuple[Column[Incident], ...] = (
+    Column("when (UTC)", "", lambda each: date_and_time(each.began_at_us, to="ms")),
+    Column("pair", "", lambda each: each.pair),
+    Column("what", "", lambda each: f"{each.node} {KINDS.get(each.kind, each.kind)}"),
+    Column("successor", "", lambda each: each.successor or NOTHING),
+    Column("outage", "n", lambda each: duration(each.outage_us)),
+    Column("detected", "n", lambda each: duration(each.detection_us)),
+    Column("taken over", "n", lambda each: duration(each.takeover_us)),
+    Column("retried", "n", lambda each: f"{each.retried:,}"),
+    Column("refused", "n", lambda each: f"{each.refused:,}"),
+    Column("unknown", "n", lambda each: f"{each.unknown:,}"),
+    Column("cause", "", lambda each: each.cause),
+)
+_OBJECTIVES: tuple[Column[Objective], ...] = (
+    Column("pair", "", lambda each: each.pair),
+    Column("service", "", lambda each: each.service),
+    Column("requests", "n", lambda each: f"{each.requests:,.0f}"),
+    Column("errors", "n", lambda each: share(each.error_share)),
+    Column("p50", "n", lambda each: duration(each.p50_us)),
+    Column("p95", "n", lambda each: duration(each.p95_us)),
+    Column("p99", "n", lambda each: duration(each.p99_us)),
+    Column("objective", "", lambda each: promised(each.promise) or NOTHING),
+    Column("budget used", "n", lambda each: budget_used(each.promise)),
+    Column("burn rate", "n", lambda each: NOTHING if each.burn_rate is None else f"{each.burn_rate:.2g}"),
+    Column("worst minute (UTC)", "", _worst_minute),
+    Column("alerts", "", lambda each: alerts(each) or NOTHING),
+)
 
 
 @contextmanager
@@ -39,6 +99,20 @@ def _tables(
         from bstar_pipeline.report.reading import open_tables
 
         yield open_tables(session, root, **keywords), tell
+
+
+def _print(
+    columns: Sequence[Column[_Item]], items: Sequence[_Item], *, as_json: bool, is_dense: bool = False
+) -> None:
+    """Print the items as a table if there are any, or each as one JSON object."""
+    if as_json:
+        for item in items:
+            print_json(item)
+    elif items:
+        headings = [column.label for column in columns]
+        right = [number for number, column in enumerate(columns) if column.kind == "n"]
+        rows = [[str(column.cell(item)) for column in columns] for item in items]
+        print_table(headings, rows, right=right, is_dense=is_dense)
 
 
 def report(
@@ -70,7 +144,6 @@ def report(
     refuse(not folder.is_dir(), f"--out {out}: there is no folder {folder}")
     with spark.session("report") as (session, tell):
         from bstar_pipeline.report import write
-        from bstar_pipeline.report.words import judge
 
         try:
             content = write(session, root, out, **keywords, progress=tell)
@@ -120,47 +193,24 @@ def audit(
     """
     with _tables("audit", spark, root, selection) as (tables, tell):
         from bstar_pipeline.report import events
-        from bstar_pipeline.report.words import date_and_time, duration, judge
 
         tell("reading the audit")
         verdicts = events.verdicts(tables)
-        findings, cut = events.findings(tables, limit)
+        findings = events.findings(tables, limit)
         tell("counting requests")
         requests = events.requests(tables)
     verdict = judge(verdicts, requests)
     code = {"passed": exits.OK, "violated": exits.FAILED, "empty": exits.NOT_PROVEN}.get(
         verdict.level, exits.NOT_PROVEN if strict else exits.OK
     )
+    _print(_FINDINGS, findings, as_json=as_json, is_dense=True)
     if as_json:
-        for finding in findings:
-            print_json(finding)
         print_json(
             {"verdict": verdict.level, "why": verdict.headline, "requests": requests, "by_rule": verdicts}
         )
         raise typer.Exit(code)
-    if findings:
-        print_table(
-            ["verdict", "rule", "count", "pair", "when (UTC)", "for", "request", "service", "node", "text"],
-            [
-                [
-                    each.verdict,
-                    each.rule,
-                    f"{each.count:,}",
-                    each.pair,
-                    date_and_time(each.at_us, to="ms"),
-                    duration(each.duration_us),
-                    f"{each.client} {'' if each.number is None else each.number}".strip(),
-                    each.service,
-                    each.node,
-                    each.text,
-                ]
-                for each in findings
-            ],
-            right=(2, 5),
-            is_dense=True,
-        )
-    if cut.is_cut:
-        _say(f"{cut.shown:,} of {cut.total:,} findings are shown; --limit shows more.")
+    if findings.is_cut:
+        _say(f"{len(findings):,} of {findings.total:,} findings are shown; --limit shows more.")
     _say(verdict.headline, verdict.level)
     for each in verdict.sentences:
         _say(each)
@@ -191,41 +241,13 @@ def incidents(
     """
     with _tables("incidents", spark, root, selection) as (tables, tell):
         from bstar_pipeline.report import events
-        from bstar_pipeline.report.words import KINDS, date_and_time, duration
 
         tell("reading the incidents")
-        found, cut = events.incidents(tables, limit)
-    if as_json:
-        for each in found:
-            print_json(each)
-        return
-    if found:
-        print_table(
-            [
-                "when (UTC)", "pair", "what", "successor", "outage", "detected", "taken over", "retried",
-                "refused", "unknown", "cause",
-            ],
-            [
-                [
-                    date_and_time(each.began_at_us, to="ms"),
-                    each.pair,
-                    f"{each.node} {KINDS.get(each.kind, each.kind)}",
-                    each.successor or NOTHING,
-                    duration(each.outage_us),
-                    duration(each.detection_us),
-                    duration(each.takeover_us),
-                    f"{each.retried:,}",
-                    f"{each.refused:,}",
-                    f"{each.unknown:,}",
-                    each.cause,
-                ]
-                for each in found
-            ],
-            right=(4, 5, 6, 7, 8, 9),
-            is_dense=True,
-        )  # fmt: skip
-    more = f"; {cut.shown:,} of {cut.total:,} are shown" if cut.is_cut else ""
-    _say(f"{cut.total:,} incident{'' if cut.total == 1 else 's'}{more}")
+        found = events.incidents(tables, limit)
+    _print(_INCIDENTS, found, as_json=as_json, is_dense=True)
+    if not as_json:
+        more = f"; {len(found):,} of {found.total:,} are shown" if found.is_cut else ""
+        _say(f"{found.total:,} incident{'' if found.total == 1 else 's'}{more}")
 
 
 def objectives(
@@ -246,43 +268,14 @@ def objectives(
     """
     with _tables("objectives", spark, root, selection) as (tables, tell):
         from bstar_pipeline.report import services
-        from bstar_pipeline.report.words import alerts, budget_used, date_and_time, duration, promised, share
 
         tell("adding up the minutes")
-        found, cut, _ = services.objectives(tables)
+        found, _ = services.objectives(tables)
+    _print(_OBJECTIVES, found, as_json=as_json)
     if as_json:
-        for each in found:
-            print_json(each)
         return
-    if found:
-        print_table(
-            [
-                "pair", "service", "requests", "errors", "p50", "p95", "p99", "objective", "budget used",
-                "burn rate", "worst minute (UTC)", "alerts",
-            ],
-            [
-                [
-                    each.pair,
-                    each.service,
-                    f"{each.requests:,.0f}",
-                    share(each.error_share),
-                    duration(each.p50_us),
-                    duration(each.p95_us),
-                    duration(each.p99_us),
-                    promised(each.promise) or NOTHING,
-                    budget_used(each.promise),
-                    NOTHING if each.burn_rate is None else f"{each.burn_rate:.2g}",
-                    f"{each.worst_burn_rate:.2g} at {date_and_time(each.worst_at_us, to='minutes')}"
-                    if each.worst_burn_rate
-                    else NOTHING,
-                    alerts(each) or NOTHING,
-                ]
-                for each in found
-            ],
-            right=(2, 3, 4, 5, 6, 8, 9),
-        )  # fmt: skip
-    if cut.is_cut:
-        _say(f"{cut.shown:,} of {cut.total:,} services are shown: the busiest.")
+    if found.is_cut:
+        _say(f"{len(found):,} of {found.total:,} services are shown: the busiest.")
     elif not found:
         _say("no request was recorded by a node in this period")
 

@@ -31,26 +31,25 @@ def collect(
     progress("reading processes")
     tables = open_tables(spark, root, pair=pair, from_us=from_us, until_us=until_us, is_of_one_pair=True)
     assert tables.pair is not None
-    runs, runs_cut = events.runs(tables)
+    runs = events.runs(tables)
     progress("reading requests")
     rates, retried = events.rates(tables)
     progress("reading states and incidents")
-    intervals, intervals_cut = events.intervals(tables)
-    incidents, incidents_cut = events.incidents(tables)
+    intervals = events.intervals(tables)
+    incidents = events.incidents(tables)
     progress("reading audit")
     verdicts = events.verdicts(tables)
-    findings, findings_cut = events.findings(tables)
+    findings = events.findings(tables)
     progress("reading objectives")
-    objectives, objectives_cut, p99_us = services.objectives(tables)
+    objectives, p99_us = services.objectives(tables)
     progress("reading latencies")
     edges_us, heats = services.heats(
         tables, [each.service for each in objectives[: services.PLOTTED_SERVICES_MAX]]
     )
     progress("reading capacity and clients")
-    capacity, capacity_cut = services.capacity(tables)
-    clients, clients_cut = services.clients(tables)
+    capacity = services.capacity(tables)
+    clients = services.clients(tables)
     progress("asking how good the data are")
-    quality = events.quality(tables)
     return Content(
         pair=tables.pair,
         from_us=tables.from_us,
@@ -61,22 +60,15 @@ def collect(
         retried=retried,
         verdicts=verdicts,
         findings=findings,
-        findings_cut=findings_cut,
         intervals=intervals,
-        intervals_cut=intervals_cut,
         rates=rates,
         incidents=incidents,
-        incidents_cut=incidents_cut,
         edges_us=edges_us,
         heats=heats,
         p99_us=p99_us,
         objectives=objectives,
-        objectives_cut=objectives_cut,
         capacity=capacity,
-        capacity_cut=capacity_cut,
         clients=clients,
-        clients_cut=clients_cut,
         runs=runs,
-        runs_cut=runs_cut,
-        quality=quality,
+        quality=events.quality(tables),
     )

@@ -6,20 +6,24 @@ the pair's common timeline, ``…_us`` without ``at`` durations in microseconds.
 hosts and the texts of events come from the wire and are as they came: whoever shows them escapes them.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A list that was too long for the page: how many there are, how many are shown, and which."""
+class Shown(list[_Item]):
+    """The items of a list that fit on the page. ``total`` is the length of the whole list."""
 
-    shown: int
-    total: int
+    def __init__(self, items: Iterable[_Item] = (), total: int | None = None) -> None:
+        super().__init__(items)
+        self.total = len(self) if total is None else total
 
     @property
     def is_cut(self) -> bool:
-        """Whether some are missing."""
-        return self.shown < self.total
+        """True if the list has more items."""
+        return len(self) < self.total
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,11 @@ class Finding:
     duration_us: int | None
     count: int
     text: str
+
+    @property
+    def request(self) -> str:
+        """The request's identity as people read it; "" if the finding is not of one."""
+        return f"{self.client} {'' if self.number is None else self.number}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,22 +246,15 @@ class Content:
     errors: float
     retried: int
     verdicts: list[Verdicts] | None
-    findings: list[Finding]
-    findings_cut: Cut
-    intervals: list[Interval]
-    intervals_cut: Cut
+    findings: Shown[Finding]
+    intervals: Shown[Interval]
     rates: list[Rate]
-    incidents: list[Incident]
-    incidents_cut: Cut
+    incidents: Shown[Incident]
     edges_us: list[float]
     heats: list[Heat]
     p99_us: float | None
-    objectives: list[Objective]
-    objectives_cut: Cut
-    capacity: list[Capacity]
-    capacity_cut: Cut
-    clients: list[Client]
-    clients_cut: Cut
-    runs: list[Run]
-    runs_cut: Cut
+    objectives: Shown[Objective]
+    capacity: Shown[Capacity]
+    clients: Shown[Client]
+    runs: Shown[Run]
     quality: Quality

@@ -6,13 +6,13 @@ Spark adds up; what comes to the driver is limited here (``…_MAX``), whatever 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
 from bstar_pipeline.gold.objectives import FINISHED
-from bstar_pipeline.report.content import Cut, Finding, Incident, Interval, Quality, Rate, Run, Verdicts
-from bstar_pipeline.report.reading import Tables, cut_of, is_within, rows_of, step_of
+from bstar_pipeline.report.content import Finding, Incident, Interval, Quality, Rate, Run, Shown, Verdicts
+from bstar_pipeline.report.reading import Tables, is_within, rows_of, shown, step_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,60 +59,31 @@ def rates(tables: Tables) -> tuple[list[Rate], int]:
     return found, sum(row.again for row in rows)
 
 
-def intervals(tables: Tables) -> tuple[list[Interval], Cut]:
+def intervals(tables: Tables) -> Shown[Interval]:
     """What the nodes were, in order; of too many the longest."""
-    frame = tables.of_pair("silver.states").where(
-        (F.col("since_at_us") < tables.until_us) & (F.col("until_at_us") >= tables.from_us)
-    )
-    length = F.col("until_at_us") - F.col("since_at_us")
-    rows = rows_of(frame.orderBy(length.desc(), "since_at_us", "node").limit(INTERVALS_MAX + 1))
-    found = [
-        Interval(
-            node=row.node,
-            state=row.state,
-            is_serving=bool(row.is_serving),
-            epoch=row.epoch or 0,
-            since_at_us=max(row.since_at_us, tables.from_us),
-            until_at_us=min(row.until_at_us, tables.until_us),
-            event=row.event or "",
-            text=row.text or "",
-            ended_by=row.ended_by or "",
+    since, until = F.col("since_at_us"), F.col("until_at_us")
+    frame = (
+        tables.of_pair("silver.states")
+        .where((since < tables.until_us) & (until >= tables.from_us))
+        .withColumn("length_us", until - since)
+        .withColumns(
+            {
+                "since_at_us": F.greatest(since, F.lit(tables.from_us)),
+                "until_at_us": F.least(until, F.lit(tables.until_us)),
+            }
         )
-        for row in rows[:INTERVALS_MAX]
-    ]
+    )
+    found = shown(Interval, frame, INTERVALS_MAX, F.col("length_us").desc(), "since_at_us", "node")
     found.sort(key=lambda each: (each.since_at_us, each.node))
-    return found, cut_of(rows, INTERVALS_MAX, frame)
+    return found
 
 
-def incidents(tables: Tables, most: int = INCIDENTS_MAX) -> tuple[list[Incident], Cut]:
+def incidents(tables: Tables, most: int = INCIDENTS_MAX) -> Shown[Incident]:
     """What moved the role or ended a node, in order; of too many those with the longest outages."""
     frame = tables.of_pair("gold.incidents").where(is_within("began_at_us", tables))
-    rows = rows_of(frame.orderBy(F.col("outage_us").desc_nulls_last(), F.col("began_at_us")).limit(most + 1))
-    found = [
-        Incident(
-            pair=row.pair,
-            kind=row.kind,
-            node=row.node or "",
-            successor=row.successor or "",
-            epoch=row.epoch or 0,
-            began_at_us=row.began_at_us,
-            began_error_us=row.began_error_us,
-            detected_at_us=row.detected_at_us,
-            taken_over_at_us=row.taken_over_at_us,
-            recovered_at_us=row.recovered_at_us,
-            detection_us=row.detection_us,
-            takeover_us=row.takeover_us,
-            outage_us=row.outage_us,
-            retried=row.retried or 0,
-            refused=row.refused or 0,
-            unknown=row.unknown or 0,
-            affected=row.affected or 0,
-            cause=row.cause or "",
-        )
-        for row in rows[:most]
-    ]
+    found = shown(Incident, frame, most, F.col("outage_us").desc_nulls_last(), "began_at_us")
     found.sort(key=lambda each: each.began_at_us)
-    return found, cut_of(rows, most, frame)
+    return found
 
 
 def _audit(tables: Tables) -> DataFrame:
@@ -139,57 +110,18 @@ def verdicts(tables: Tables) -> list[Verdicts] | None:
     return [Verdicts(row.rule, row.violated, row.excused, row.unproven) for row in sorted(rows)]
 
 
-def findings(tables: Tables, most: int = FINDINGS_MAX) -> tuple[list[Finding], Cut]:
+def findings(tables: Tables, most: int = FINDINGS_MAX) -> Shown[Finding]:
     """The audit's findings that are not excused, violations first."""
-    frame = _audit(tables).where(F.col("verdict") != "excused")
-    rows = rows_of(
-        frame.orderBy(F.col("verdict").desc(), "at_us", "rule", "client", "number").limit(most + 1)
-    )
-    found = [
-        Finding(
-            pair=row.pair,
-            rule=row.rule,
-            verdict=row.verdict,
-            client=row.client or "",
-            number=row.number,
-            service=row.service or "",
-            node=row.node or "",
-            at_us=row.at_us,
-            duration_us=row.duration_us,
-            # Row is a tuple: its attribute count is a method.
-            count=1 if row["count"] is None else row["count"],
-            text=row.text or "",
-        )
-        for row in rows[:most]
-    ]
-    return found, cut_of(rows, most, frame)
+    frame = _audit(tables).where("verdict <> 'excused'").na.fill({"count": 1})
+    return shown(Finding, frame, most, F.col("verdict").desc(), "at_us", "rule", "client", "number")
 
 
-def runs(tables: Tables) -> tuple[list[Run], Cut]:
+def runs(tables: Tables) -> Shown[Run]:
     """The runs of processes that lived in the period, the earliest first."""
     frame = tables.of_pair("silver.runs").where(
         (F.col("started_at_us") < tables.until_us) & (F.col("last_at_us") >= tables.from_us)
     )
-    rows = rows_of(frame.orderBy("started_at_us", "node").limit(RUNS_MAX + 1))
-    return [_run(row) for row in rows[:RUNS_MAX]], cut_of(rows, RUNS_MAX, frame)
-
-
-def _run(row: Any) -> Run:
-    return Run(
-        node=row.node,
-        source=row.source or "",
-        host=row.host or "",
-        version=row.version or "",
-        config=row.config or "",
-        service=row.service or "",
-        started_at_us=row.started_at_us,
-        last_at_us=row.last_at_us,
-        is_clean=bool(row.is_clean),
-        records=row.records or 0,
-        missing=row.missing or 0,
-        dropped=row.dropped or 0,
-        is_sampled=bool(row.is_sampled),
-    )
+    return shown(Run, frame, RUNS_MAX, "started_at_us", "node")
 
 
 def quality(tables: Tables) -> Quality:

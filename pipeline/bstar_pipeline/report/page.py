@@ -6,13 +6,14 @@ its content security policy forbids the rest. Whatever came from the wire is esc
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
 
 import bstar
-from bstar_pipeline.report import plots, sections
+from bstar_pipeline.report import sections
 from bstar_pipeline.report.content import Content, Incident
 from bstar_pipeline.report.words import (
     KINDS,
@@ -30,19 +31,8 @@ from bstar_pipeline.report.words import (
 
 def render(content: Content, *, made_at_us: int) -> str:
     """The page, as text in UTF-8; ``made_at_us`` is told in its footer."""
-    verdict = judge(content.verdicts, content.requests)
-    figures: dict[str, plots.Figure] = {}
-    parts = [
-        sections.timeline(content, figures),
-        sections.incidents(content),
-        sections.latency(content, figures),
-        sections.objectives(content, figures),
-        sections.capacity(content, figures),
-        sections.clients(content),
-        sections.audit(content, verdict),
-        sections.quality(content),
-        sections.processes(content),
-    ]
+    figures: sections.Figures = {}
+    parts = [(key, heading, section(content, figures)) for key, heading, section in sections.SECTIONS]
     links = "".join(f'<a href="#{key}">{escape(heading)}</a>' for key, heading, _ in parts)
     title = f"{content.pair}: {date_and_time(content.from_us, to='minutes')} UTC"
     return "\n".join(
@@ -64,7 +54,7 @@ def render(content: Content, *, made_at_us: int) -> str:
             "<body>",
             _header(content),
             "<main>",
-            _banner(verdict),
+            _banner(judge(content.verdicts, content.requests)),
             _tiles(content),
             _warnings(content),
             (
@@ -130,7 +120,7 @@ def _tiles(content: Content) -> str:
             else "that clients saw",
             "",
         ),
-        ("Incidents", count(content.incidents_cut.total), _kinds(content.incidents), ""),
+        ("Incidents", count(content.incidents.total), _kinds(content.incidents), ""),
         ("p99 of requests", duration(content.p99_us), "from acceptance to the end", ""),
         ("Sent again", count(content.retried), "requests with more than one attempt", ""),
     ]
@@ -151,31 +141,22 @@ def _rate(requests: float, content: Content) -> str:
 
 
 def _kinds(incidents: Sequence[Incident]) -> str:
-    kinds: dict[str, int] = {}
-    for each in incidents:
-        kinds[each.kind] = kinds.get(each.kind, 0) + 1
+    kinds = Counter(each.kind for each in incidents)
     return ", ".join(f"{number} {kind}" for kind, number in kinds.items()) or "the role never moved"
 
 
 def _warnings(content: Content) -> str:
     """What makes the rest less certain, said where nobody overlooks it."""
     quality = content.quality
-    told = []
     rejected = sum(number for _, number in quality.rejected)
-    if rejected:
-        told.append(f"{plural(rejected, 'line')} of the journals could not be read.")
-    if quality.missing:
-        told.append(
-            f"{plural(quality.missing, 'record')} that a process wrote {_is(quality.missing)} not here."
-        )
-    if quality.dropped:
-        told.append(
-            f"{plural(quality.dropped, 'record')} {_was(quality.dropped)} dropped because a journal could "
-            "not keep up."
-        )
     truncated = dict(quality.files).get("truncated", 0)
-    if truncated:
-        told.append(f"{plural(truncated, 'file')} {_is(truncated)} cut off.")
+    lacks = (
+        (rejected, "line", "of the journals could not be read"),
+        (quality.missing, "record", f"that a process wrote {_is(quality.missing)} not here"),
+        (quality.dropped, "record", f"{_was(quality.dropped)} dropped because a journal could not keep up"),
+        (truncated, "file", f"{_is(truncated)} cut off"),
+    )
+    told = [f"{plural(number, word)} {lack}." for number, word, lack in lacks if number]
     if quality.is_sampled:
         told.append("Requests were sampled: their numbers are estimates.")
     if not told:
@@ -186,15 +167,15 @@ def _warnings(content: Content) -> str:
     )
 
 
-def _is(number: float) -> str:
-    return "is" if round(number) == 1 else "are"
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
-def _was(number: float) -> str:
-    return "was" if round(number) == 1 else "were"
+def _was(number: int) -> str:
+    return "was" if number == 1 else "were"
 
 
-def _json(figures: dict[str, plots.Figure]) -> str:
+def _json(figures: sections.Figures) -> str:
     """JSON in which nothing can end the script element or start a comment in it."""
     text = json.dumps(figures, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -8,18 +8,21 @@ the DataFrame API only, so it runs under Spark Connect.
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline import store
-from bstar_pipeline.report.content import Cut
+from bstar_pipeline.report.content import Shown
 from bstar_pipeline.schema import table_schema
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from pyspark.sql import Column, DataFrame, SparkSession
+
+_Value = TypeVar("_Value", bound="DataclassInstance")
 
 STEPS_MAX = 240
 """Columns of the plots over time: more than a phone can show."""
@@ -150,11 +153,29 @@ def is_within(column: str, tables: Tables) -> Column:
     return (F.col(column) >= tables.from_us) & (F.col(column) < tables.until_us)
 
 
-def cut_of(rows: list[Any], shown_max: int, frame: DataFrame) -> Cut:
-    """How much of ``frame`` the first ``shown_max`` rows are; ``rows`` were limited to one more."""
-    if len(rows) <= shown_max:
-        return Cut(len(rows), len(rows))
-    return Cut(shown_max, frame.count())
+def first_rows(frame: DataFrame, most: int, *order: Column | str) -> Shown[Any]:
+    """The first ``most`` rows of ``frame`` in this order."""
+    rows = rows_of(frame.orderBy(*order).limit(most + 1))
+    return Shown(rows[:most], len(rows) if len(rows) <= most else frame.count())
+
+
+def filled(kind: type[_Value], row: Any, **given: Any) -> _Value:
+    """``kind`` with the columns of ``row`` as its fields, apart from those ``given``.
+
+    A null becomes "", zero or False unless the field may be None.
+    """
+    for field in fields(kind):
+        if field.name not in given:
+            value = row[field.name]
+            is_plain = isinstance(field.type, type)
+            given[field.name] = field.type() if value is None and is_plain else value  # type: ignore[operator]
+    return kind(**given)
+
+
+def shown(kind: type[_Value], frame: DataFrame, most: int, *order: Column | str) -> Shown[_Value]:
+    """The first ``most`` rows of ``frame`` in this order, each as a ``kind``."""
+    rows = first_rows(frame, most, *order)
+    return Shown((filled(kind, row) for row in rows), rows.total)
 
 
 def _table(spark: SparkSession, root: str, name: str) -> DataFrame:

@@ -6,15 +6,24 @@ Spark adds up; what comes to the driver is limited here (``…_MAX``), whatever 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 from pyspark.sql.window import Window
 
 from bstar_pipeline import sketch
 from bstar_pipeline.gold.objectives import FINISHED
-from bstar_pipeline.report.content import Capacity, Client, Cut, Heat, Objective, Promise
-from bstar_pipeline.report.reading import MINUTE_US, Tables, cut_of, is_within, rows_of, step_of
+from bstar_pipeline.report.content import Capacity, Client, Heat, Objective, Promise, Shown
+from bstar_pipeline.report.reading import (
+    MINUTE_US,
+    Tables,
+    filled,
+    first_rows,
+    is_within,
+    rows_of,
+    shown,
+    step_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -29,51 +38,36 @@ _BUCKETS_A_ROW = 14
 _ALL = ""
 
 
-def objectives(tables: Tables) -> tuple[list[Objective], Cut, float | None]:
+def objectives(tables: Tables) -> tuple[Shown[Objective], float | None]:
     """Each service of the whole period, the busiest first, and the 99th percentile of all requests."""
     at_us = F.unix_micros("minute")
     inside = (at_us > tables.from_us - MINUTE_US) & (at_us < tables.until_us)
     minutes = tables.of_pair("gold.objectives").where(inside).withColumn("at_us", at_us)
+    is_burning = F.col("burn_rate").isNotNull()
+    worst = F.when(is_burning, F.struct("burn_rate", -F.col("at_us")))
     services = minutes.groupBy("pair", "service").agg(
         F.sum("requests").alias("requests"),
         F.sum("errors").alias("errors"),
-        F.max("rate").alias("peak"),
-        (F.sum(F.col("burn_rate") * F.col("requests")) / F.sum("requests")).alias("burn"),
-        F.max(F.struct("burn_rate", (-F.col("at_us")).alias("minus_at_us"))).alias("worst"),
-        F.sum(F.when(F.col("alert") == "fast", 1).otherwise(0)).alias("fast"),
-        F.sum(F.when(F.col("alert") == "slow", 1).otherwise(0)).alias("slow"),
+        F.max("rate").alias("peak_per_s"),
+        _mean_burn().alias("burn_rate"),
+        F.max("burn_rate").alias("worst_burn_rate"),
+        F.max_by("at_us", worst).alias("worst_at_us"),
+        F.count_if(F.col("alert") == "fast").alias("fast_alerts"),
+        F.count_if(F.col("alert") == "slow").alias("slow_alerts"),
     )
-    rows = rows_of(services.orderBy(F.col("requests").desc(), "pair", "service").limit(SERVICES_MAX + 1))
-    shown = rows[:SERVICES_MAX]
-    names = [row.service for row in shown]
+    rows = first_rows(services, SERVICES_MAX, F.col("requests").desc(), "pair", "service")
+    names = [row.service for row in rows]
     percentiles = _percentiles(tables, names)
     promises = _promises(tables, names)
     burn = _burn(minutes, tables, names[:PLOTTED_SERVICES_MAX])
     found = []
-    for row in shown:
-        times = percentiles.get((row.pair, row.service), _Percentiles(None, None, None))
-        has_worst = row.worst is not None and row.worst.burn_rate is not None
-        found.append(
-            Objective(
-                pair=row.pair,
-                service=row.service,
-                requests=row.requests or 0.0,
-                errors=row.errors or 0.0,
-                peak_per_s=row.peak or 0.0,
-                p50_us=times.p50_us,
-                p95_us=times.p95_us,
-                p99_us=times.p99_us,
-                burn_rate=row.burn,
-                worst_burn_rate=row.worst.burn_rate if has_worst else None,
-                worst_at_us=-row.worst.minus_at_us if has_worst else None,
-                fast_alerts=row.fast,
-                slow_alerts=row.slow,
-                promise=promises.get((row.pair, row.service)),
-                burn=burn.get((row.pair, row.service), []),
-            )
-        )
-    overall = [times.p99_us for (_, service), times in percentiles.items() if service == _ALL]
-    return found, cut_of(rows, SERVICES_MAX, services), overall[0] if len(overall) == 1 else None
+    for row in rows:
+        key = (row.pair, row.service)
+        p50_us, p95_us, p99_us = percentiles.get(key, (None, None, None))
+        given = {"p50_us": p50_us, "p95_us": p95_us, "p99_us": p99_us, "promise": promises.get(key)}
+        found.append(filled(Objective, row, **given, burn=burn.get(key, [])))
+    overall = [times[-1] for (_, service), times in percentiles.items() if service == _ALL]
+    return Shown(found, rows.total), overall[0] if len(overall) == 1 else None
 
 
 def _promises(tables: Tables, services: list[str]) -> dict[tuple[str, str], Promise]:
@@ -88,6 +82,10 @@ def _promises(tables: Tables, services: list[str]) -> dict[tuple[str, str], Prom
     return {(row.pair, row.service): Promise(**row.last.asDict()) for row in rows}
 
 
+def _mean_burn() -> Column:
+    return F.sum(F.col("burn_rate") * F.col("requests")) / F.sum("requests")
+
+
 def _burn(
     minutes: DataFrame, tables: Tables, services: list[str]
 ) -> dict[tuple[str, str], list[tuple[int, float]]]:
@@ -95,7 +93,7 @@ def _burn(
     rows = rows_of(
         minutes.where(F.col("service").isin(services))
         .groupBy("pair", "service", F.floor(F.col("at_us") / step).alias("step"))
-        .agg((F.sum(F.col("burn_rate") * F.col("requests")) / F.sum("requests")).alias("burn"))
+        .agg(_mean_burn().alias("burn"))
     )
     burn: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for row in sorted(rows, key=lambda row: row.step):
@@ -119,13 +117,8 @@ def _sketches(tables: Tables) -> DataFrame:
     )
 
 
-class _Percentiles(NamedTuple):
-    p50_us: float | None
-    p95_us: float | None
-    p99_us: float | None
-
-
-def _percentiles(tables: Tables, services: list[str]) -> dict[tuple[str, str], _Percentiles]:
+def _percentiles(tables: Tables, services: list[str]) -> dict[tuple[str, str], list[float]]:
+    """By pair and service: the median, the 95th and the 99th percentile in microseconds."""
     merged = (
         _sketches(tables)
         .select("pair", F.explode(F.array(F.lit(_ALL), "service")).alias("service"), "bucket", "weight")
@@ -135,7 +128,7 @@ def _percentiles(tables: Tables, services: list[str]) -> dict[tuple[str, str], _
     )
     ranked = _ranked(merged, "pair", "service")
     rows = rows_of(ranked.groupBy("pair", "service").agg(*(_reached(share) for share in (0.5, 0.95, 0.99))))
-    return {(pair, service): _Percentiles(*map(sketch.value_of, buckets)) for pair, service, *buckets in rows}
+    return {(pair, service): [*map(sketch.value_of, buckets)] for pair, service, *buckets in rows}
 
 
 def _ranked(frame: DataFrame, *keys: str) -> DataFrame:
@@ -205,7 +198,7 @@ def heats(tables: Tables, services: list[str]) -> tuple[list[float], list[Heat]]
     return edges_us, drawn
 
 
-def capacity(tables: Tables) -> tuple[list[Capacity], Cut]:
+def capacity(tables: Tables) -> Shown[Capacity]:
     """The workers of each service, the most utilised first."""
     at_us = F.unix_micros("hour")
     inside = (at_us > tables.from_us - 60 * MINUTE_US) & (at_us < tables.until_us)
@@ -217,9 +210,8 @@ def capacity(tables: Tables) -> tuple[list[Capacity], Cut]:
         .select("service", "last.is.*")
         .withColumn("saturates_at_us", F.unix_micros("saturates_at"))
     )
-    rows = rows_of(latest.orderBy(F.col("utilisation").desc_nulls_last(), "service").limit(SERVICES_MAX + 1))
-    shown = rows[:SERVICES_MAX]
-    plotted = [row.service for row in shown[:PLOTTED_SERVICES_MAX]]
+    rows = first_rows(latest, SERVICES_MAX, F.col("utilisation").desc_nulls_last(), "service")
+    plotted = [row.service for row in rows[:PLOTTED_SERVICES_MAX]]
     step = -(-(tables.until_us - tables.from_us) // (60 * MINUTE_US * HOURS_MAX)) * 60 * MINUTE_US
     points: dict[str, list[tuple[int, float, float]]] = {}
     means = rows_of(
@@ -229,59 +221,21 @@ def capacity(tables: Tables) -> tuple[list[Capacity], Cut]:
     )
     for row in sorted(means, key=lambda row: row.step):
         points.setdefault(row.service, []).append((row.step * step, row.mean, row.peak or row.mean))
-    found = [
-        Capacity(
-            service=row.service,
-            workers=row.workers or 0.0,
-            credit=row.credit or 0.0,
-            utilisation=row.utilisation,
-            peak_utilisation=row.peak_utilisation,
-            arrivals_per_s=row.arrivals_per_s or 0.0,
-            queued_max=row.queued_max or 0,
-            queue_growth_per_s=row.queue_growth_per_s or 0.0,
-            trend_per_day=row.trend_per_day,
-            saturates_at_us=row.saturates_at_us,
-            hours=points.get(row.service, []),
-        )
-        for row in shown
-    ]
-    return found, cut_of(rows, SERVICES_MAX, latest)
+    return Shown((filled(Capacity, row, hours=points.get(row.service, [])) for row in rows), rows.total)
 
 
-def clients(tables: Tables) -> tuple[list[Client], Cut]:
+def clients(tables: Tables) -> Shown[Client]:
     """Each client over the days of the period, the conspicuous and the busiest first."""
+    summed = ("requests", "not_answered", "retries", "busy")
+    greatest = ("node", "share", "peak_per_s", "is_flooding", "is_retrying")
     frame = (
         tables.of_pair("gold.clients", margin_days=0)
         .groupBy("client")
         .agg(
-            F.max("node").alias("node"),
-            F.sum("requests").alias("requests"),
-            F.sum("not_answered").alias("not_answered"),
-            F.sum("retries").alias("retries"),
-            F.sum("busy").alias("busy"),
-            F.max("share").alias("share"),
-            F.max("peak_per_s").alias("peak_per_s"),
+            *(F.sum(name).alias(name) for name in summed),
+            *(F.max(name).alias(name) for name in greatest),
             F.max("total_p99_us").alias("p99_us"),
-            F.max("is_flooding").alias("is_flooding"),
-            F.max("is_retrying").alias("is_retrying"),
         )
     )
-    flagged = F.coalesce("is_flooding", F.lit(False)) | F.coalesce("is_retrying", F.lit(False))
-    rows = rows_of(frame.orderBy(flagged.desc(), F.col("requests").desc(), "client").limit(CLIENTS_MAX + 1))
-    found = [
-        Client(
-            client=row.client,
-            node=row.node or "",
-            requests=row.requests or 0.0,
-            not_answered=row.not_answered or 0.0,
-            retries=row.retries or 0,
-            busy=row.busy or 0,
-            share=row.share or 0.0,
-            peak_per_s=row.peak_per_s or 0.0,
-            p99_us=row.p99_us,
-            is_flooding=bool(row.is_flooding),
-            is_retrying=bool(row.is_retrying),
-        )
-        for row in rows[:CLIENTS_MAX]
-    ]
-    return found, cut_of(rows, CLIENTS_MAX, frame)
+    flagged = F.expr("coalesce(is_flooding, false) OR coalesce(is_retrying, false)")
+    return shown(Client, frame, CLIENTS_MAX, flagged.desc(), F.col("requests").desc(), "client")
