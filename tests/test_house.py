@@ -38,10 +38,8 @@ EXCEPTIONS = {
     "bstar_client.core.calls:Call": "the fields of one request on its way",
     "bstar_client.core.worker_dialects:Job": "the fields of one request on its way",
     "bstar_client.worker:BaseWorker.__init__": "a public constructor: keyword options and their meaning",
-    "bstar_pipeline.report.collect:collect": "one statement for each section of the report",
     "bstar_pipeline.report.content:Incident": "what the report's template shows",
     "bstar_pipeline.report.content:Content": "what the report's template shows",
-    "bstar_pipeline.report.page:render": "the page from top to bottom",
     "bstar_pipeline.report.plots:timeline": "one plot: its lanes, its marks and its axes",
     "bstar_pipeline.synth.bulk:Bulk": "the columns of many requests at once",
     "bstar_pipeline.synth.process:Process": "the fields of one process",
@@ -49,7 +47,6 @@ EXCEPTIONS = {
     "bstar_pipeline.synth.specials:Specials._interrupt": "one case after the other",
     "bstar_pipeline.synth.timeline:Timeline": "the state of a pair, and what is read from it afterwards",
     "bstar_cli.bench.results:Row": "one field for each column",
-    "bstar_cli.pipeline.answers:audit": "its tables and texts, one after the other",
 }
 
 
