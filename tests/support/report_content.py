@@ -210,7 +210,7 @@ def report_content(
                     402.25,
                     0.012,
                     0.02,
-                    cause="killed: its journal ends without a word, and the connection was refused 12 ms later",
+                    cause="killed: its journal ends without a word; a connection was refused 12 ms later",
                 ),
                 _incident(
                     "pause",
