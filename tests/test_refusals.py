@@ -21,5 +21,5 @@ def test_operators_read_every_reason_as_clients_hear_it() -> None:
     assert sorted(told) == sorted(heard)
 
 
-def test_objectives_count_every_reason_that_clients_hear_as_busy() -> None:
-    assert set(slo.REFUSALS) == {each.reason for each in REFUSALS if each.code is None}
+def test_objectives_count_every_reason_that_a_service_counts() -> None:
+    assert set(slo.REFUSALS) == {each.reason for each in REFUSALS if each.is_of_service}

@@ -21,13 +21,12 @@ from bstar.errors import ConfigurationError
 from bstar.settings.document import Problems, read_document
 
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
-Refusal = Literal[
-    "queue-full", "client-full", "bytes-full", "services-full", "memory-full", "askers-full", "askers-late"
-]
-Outcome = Literal["failed", "expired", "poison", "lost", Refusal]
+Refusal = Literal["queue-full", "client-full", "bytes-full", "memory-full", "askers-full", "askers-late"]
+# A file may name "services-full"; no service counts it.
+Outcome = Literal["failed", "expired", "poison", "lost", Refusal, "services-full"]
 
 REFUSALS: tuple[Outcome, ...] = get_args(Refusal)
-"""Reasons of refusal that a client hears as BUSY; other messages that led to nothing were no requests."""
+"""Reasons of refusal that count among the requests of a service; a test compares them with the broker's."""
 
 ERRORS: tuple[Outcome, ...] = ("failed", "expired", "poison", "lost", *REFUSALS)
 """Outcomes of requests, and reasons of refusal, that use up the budget if the objective says no other."""

@@ -45,15 +45,10 @@ class Admission:
 
     def receive(self, message: Request, now: float) -> list[Output]:
         """One request of a client."""
-        name = message.service
         codec = CODECS[message.dialect]
-        settings = self._settings
-        service = self._services.get(name)
+        service = self._services.get(message.service) or self._add_service(message.service, now)
         if service is None:
-            assert not name.startswith(mmi.PREFIX), "the node answers management requests"
-            if len(self._services) >= settings.services_max:
-                return self._refuse(message, codec, None, refusals.SERVICES_FULL)
-            service = self._services.add(name, now)
+            return self._refuse(message, codec, None, refusals.SERVICES_FULL)
         identity = message.identity
         sender = message.sender
         if identity:
@@ -62,18 +57,15 @@ class Admission:
                 known = self._by_identity[identity]
             if known is not None:
                 return self._join(known, message, now)
-        if message.is_once and message.is_repeated:
-            return self._refuse(message, codec, None, refusals.ONCE_REPEATED)
         held = self._requests_of.get(sender, 0)
-        if held >= settings.requests_per_client_max:
-            return self._refuse(message, codec, service, refusals.CLIENT_FULL)
-        queue = service.queue
         size = sum(map(len, message.body))
+        refusal = self._why_not_taken(message, held + 1, size + REQUEST_BYTES)
+        if refusal is not None:
+            return self._refuse(message, codec, service, refusal)
+        queue = service.queue
         ledger = self._ledger
-        if size + REQUEST_BYTES > ledger.memory_left:
-            return self._refuse(message, codec, service, refusals.MEMORY_FULL)
         ttl_s = message.ttl_ms / 1000
-        waits_s = settings.request_ttl_s
+        waits_s = self._settings.request_ttl_s
         request = Accepted(
             sender, message.envelope, codec, sender, service, message.body, size, identity,
             message.extensions, now, now + (ttl_s if 0 < ttl_s < waits_s else waits_s),
@@ -83,7 +75,7 @@ class Admission:
         )  # fmt: skip
         if service.idle and not queue.length and not ledger.is_draining:
             outputs: list[Output] = [self._dispatch(service.idle.popitem(last=False)[0], request, now)]
-        elif (refusal := self._why_not_queued(queue.length, held, sender, size)) is not None:
+        elif (refusal := self._why_not_queued(sender, held + 1, queue.length + 1, size)) is not None:
             return self._refuse(message, codec, service, refusal)
         else:
             queue.push(sender, request, is_urgent=message.is_urgent)
@@ -97,17 +89,33 @@ class Admission:
             self._by_identity[identity] = request
         return outputs
 
-    def _why_not_queued(self, length: int, held: int, sender: bytes, size: int) -> Refusal | None:
-        if self._waiting.is_long(length + 1, held + 1):
+    def _add_service(self, name: bytes, now: float) -> ServiceRecord | None:
+        """The record of a service that is not in the table; None if the table is full."""
+        assert not name.startswith(mmi.PREFIX), "the node answers management requests"
+        has_room = len(self._services) < self._settings.services_max
+        return self._services.add(name, now) if has_room else None
+
+    def _why_not_taken(self, message: Request | Requests, held: int, octets: int) -> Refusal | None:
+        """Why nobody gets this message. With it its client holds ``held`` requests; it takes ``octets``."""
+        if message.is_once and message.is_repeated:
+            return refusals.ONCE_REPEATED
+        if held > self._settings.requests_per_client_max:
+            return refusals.CLIENT_FULL
+        return refusals.MEMORY_FULL if octets > self._ledger.memory_left else None
+
+    def _why_not_queued(self, sender: bytes, held: int, length: int, octets: int) -> Refusal | None:
+        """Why it may not wait. With it ``sender`` holds ``held`` requests, and the queue has ``length``."""
+        if self._waiting.is_long(length, held):
             return refusals.QUEUE_FULL
-        return refusals.BYTES_FULL if self._waiting.is_heavy(sender, size) else None
+        return refusals.BYTES_FULL if self._waiting.is_heavy(sender, octets) else None
 
     def _refuse(
         self, message: Request, codec: BrokerCodec, service: ServiceRecord | None, refusal: Refusal
     ) -> list[Output]:
-        """Count a refusal and tell the client. ``service`` None: the service's budget does not pay for it."""
+        """Count a refusal and tell the client."""
         outputs = self._ledger.note(refusal.reason, refusal.text)
-        if service is not None:
+        if refusal.is_of_service:
+            assert service is not None
             service.tally.refusals[refusal.reason] += 1
         frames = refusal.frames(codec, message, self._ledger.epoch)
         return outputs if frames is None else [*outputs, Send(frames)]
@@ -127,7 +135,7 @@ class Admission:
             or not is_same_body(message.body, request.body)
             or message.is_once != request.is_once
         ):
-            return self._refuse(message, request.codec, None, refusals.OTHER_BODY)
+            return self._refuse(message, request.codec, service, refusals.OTHER_BODY)
         if request.is_abandoned or not native.is_keyed(request.identity):
             request.sender = sender
             request.envelope = message.envelope
@@ -161,26 +169,13 @@ class Admission:
 
     def receive_batch(self, message: Requests, now: float) -> list[Output]:
         """A batch of a client. If one of its requests needs a decision, each is received by itself."""
-        ledger, settings = self._ledger, self._settings
-        service = self._services.get(message.service)
-        if service is None and len(self._services) < settings.services_max:
-            service = self._services.add(message.service, now)
+        service = self._services.get(message.service) or self._add_service(message.service, now)
+        if service is None or self._needs_decisions(message, service):
+            return self.receive_singly(message, self.receive, now)
+        ledger, waits_s = self._ledger, self._settings.request_ttl_s
         sender = message.sender
         count, size = len(message.numbers), len(message.blob)
-        held = self._requests_of.get(sender, 0)
         ttl_ms = min(message.ttls_ms)
-        if (
-            service is None
-            or held + count > settings.requests_per_client_max
-            or self._waiting.is_long(service.queue.length + count, held + count)
-            or self._waiting.is_heavy(sender, size)
-            or size > settings.message_bytes_max
-            or size > ledger.memory_left
-            or (not ttl_ms and any(message.ttls_ms))
-            or (message.is_once and message.is_repeated)
-            or self._is_known(message)
-        ):
-            return self.receive_singly(message, self.receive, now)
         bundle = Bundle(
             sender,
             message.client_id,
@@ -191,7 +186,7 @@ class Admission:
             message.table,
             message.blob,
             now,
-            now + min(ttl_ms / 1000 if ttl_ms else settings.request_ttl_s, settings.request_ttl_s),
+            now + (min(ttl_ms / 1000, waits_s) if ttl_ms else waits_s),
             ttl_ms > 0,
             message.is_repeated,
             message.is_once,
@@ -200,7 +195,7 @@ class Admission:
         )
         service.tally.accepted += count
         ledger.memory_left -= size
-        self._requests_of[sender] = held + count
+        self._requests_of[sender] = self._requests_of.get(sender, 0) + count
         outputs: list[Output] = []
         if service.idle and not service.queue.length and not ledger.is_draining:
             self._deal(bundle, count, outputs, now)
@@ -212,6 +207,19 @@ class Admission:
             service.queue.push(sender, bundle, rest)
             self._waiting.enter(bundle, rest, size - bundle.given_bytes, now)
         return outputs
+
+    def _needs_decisions(self, message: Requests, service: ServiceRecord) -> bool:
+        """True if a rule may refuse one of these requests, or treat one differently from the others."""
+        sender, size, ttls_ms = message.sender, len(message.blob), message.ttls_ms
+        count = len(ttls_ms)
+        held = self._requests_of.get(sender, 0) + count
+        return (
+            self._why_not_taken(message, held, size) is not None
+            or self._why_not_queued(sender, held, service.queue.length + count, size) is not None
+            or size > self._settings.message_bytes_max
+            or (not min(ttls_ms) and any(ttls_ms))
+            or self._is_known(message)
+        )
 
     def _is_known(self, message: Requests) -> bool:
         """True if any of these requests is here already."""

@@ -1,6 +1,7 @@
 """Why the broker does not take a request: one entry for each reason.
 
-A new reason is an entry here, the rule that returns it, and a row in docs/operations.md ("Refusals"). The
+A new reason is an entry here, the rule that returns it in ``admission``, and a row in docs/operations.md
+("Refusals"). One that is ``is_of_service`` is in ``bstar_pipeline.slo``, too; tests compare all three. The
 metric ``bstar_drops_total`` and the journal carry ``reason``; the client's error and the log carry ``text``.
 """
 
@@ -18,13 +19,15 @@ _MEMORY_RETRY_MS = 1_000
 class Refusal(msgspec.Struct, frozen=True):
     """One reason. Without a ``code`` the client hears BUSY and may try again after ``retry_after_ms``.
 
-    With a ``code`` it hears ERROR.
+    With a ``code`` it hears ERROR. ``is_of_service``: it counts among the requests of the service, and the
+    service's objective with it.
     """
 
     reason: str
     text: str
     code: ErrorCode | None = None
     retry_after_ms: int = QUEUE_RETRY_MS
+    is_of_service: bool = True
 
     def frames(self, codec: BrokerCodec, asker: Asker, epoch: int) -> list[bytes] | None:
         """What the client hears; None if its dialect has no word for it."""
@@ -34,13 +37,17 @@ class Refusal(msgspec.Struct, frozen=True):
         return codec.failure(asker, epoch, self.code, text)
 
 
-SERVICES_FULL = Refusal("services-full", "too many services")
+# The table has no room for the service, so there is no record that could count it.
+SERVICES_FULL = Refusal("services-full", "too many services", is_of_service=False)
 CLIENT_FULL = Refusal("client-full", "too many requests of this client")
 QUEUE_FULL = Refusal("queue-full", "the service's queue is full")
 BYTES_FULL = Refusal("bytes-full", "the queues hold too many octets")
 MEMORY_FULL = Refusal("memory-full", "the node's memory is used up")
 MEMORY_UNREAD = Refusal(
-    "memory-full", "the node has no memory for this request", retry_after_ms=_MEMORY_RETRY_MS
+    "memory-full",
+    "the node has no memory for this request",
+    retry_after_ms=_MEMORY_RETRY_MS,
+    is_of_service=False,  # its service was not read
 )
 ASKERS_FULL = Refusal("askers-full", "too many wait for this key")
 ASKERS_LATE = Refusal("askers-late", "the answer to this key has begun")
@@ -48,12 +55,14 @@ OTHER_BODY = Refusal(
     "other-body",
     "its identity belongs to a request with another body, or another rule about repetition",
     ErrorCode.INVALID,
+    is_of_service=False,  # the caller's mistake
 )
 # The earlier attempt is not here, so nobody knows whether it was executed (BSN-B-22).
 ONCE_REPEATED = Refusal(
     "once-repeated",
     "an earlier attempt may have been executed, and it must not be executed twice",
     ErrorCode.WORKER_LOST,
+    is_of_service=False,  # the earlier attempt counts
 )
 
 REFUSALS = (

@@ -15,6 +15,7 @@ from bstar_broker.core.observer import LostBecause
 from bstar_broker.core.outcasts import Outcasts
 from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.records import Lease, ServiceRecord, WorkerRecord
+from bstar_broker.core.refusals import SERVICES_FULL
 
 # Workers are looked at in steps of a fraction of the shortest interval. Thousands of workers with different
 # deadlines then cost one pass for each step and not one pass each.
@@ -73,7 +74,9 @@ class WorkerRegistry:
         service = ledger.services.get(message.service)
         if service is None:
             if not ledger.services.has_room_to_offer(ledger.settings.services_max):
-                return self._turn_away(sender, codec, message.envelope, Reason.FULL, "services-full", now)
+                return self._turn_away(
+                    sender, codec, message.envelope, Reason.FULL, SERVICES_FULL.reason, now
+                )
             service = ledger.services.add(message.service, now)
         worker = self._record(message, codec, service, now)
         self._workers[sender] = worker
