@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import zmq
 
+from bstar.agenda import LAG_BOUNDS_S, Lag
 from bstar.errors import ClosedError
-from bstar.lag import LAG_BOUNDS_S, Lag
 from bstar.reactor import Reactor
 
 LIMIT_S = 30.0

@@ -11,22 +11,22 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
-from typing import Self
 
+import msgspec
 import zmq
 
 import bstar
+from bstar.agenda import LAG_BOUNDS_S
+from bstar.closing import Closing
 from bstar.descriptors import DescriptorGuard
 from bstar.epoch_file import EpochFile, EpochKeeper
 from bstar.errors import ConfigurationError, PairError
 from bstar.io_threads import keep_apart, new_context
-from bstar.lag import LAG_BOUNDS_S
 from bstar.memory import Memory
 from bstar.pair_shell import PairLinks, PairShell
 from bstar.reactor import Reactor
 from bstar.settings import Settings
-from bstar.sockets import NoMemoryError, receive_bodies, send
+from bstar.sockets import NoMemoryError, receive_bodies, send, set_up_listener
 from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar_broker.connections import HAS_TCP_INFO, Connections
@@ -50,7 +50,7 @@ _LISTEN_BACKLOG = 65_535
 _LINGER_MS = 500
 
 
-class BrokerServer:
+class BrokerServer(Closing):
     """One node, from its settings. ``run`` blocks until it is stopped or the pair cannot go on.
 
     Raises ConfigurationError when an endpoint cannot be bound or a directory cannot be used.
@@ -131,25 +131,9 @@ class BrokerServer:
 
     def _make_node(self, node_id: bytes, machine: StarMachine) -> Node:
         timing, limits = self.settings.timing, self.settings.limits
-        broker_settings = BrokerSettings(
-            worker_heartbeat_interval_s=timing.worker_heartbeat_interval_s,
-            worker_liveness=timing.worker_liveness,
-            mdp_heartbeat_interval_s=timing.mdp_heartbeat_interval_s,
-            mdp_liveness=timing.mdp_liveness,
-            busy_timeout_s=timing.busy_timeout_s,
-            request_ttl_s=timing.request_ttl_s,
-            client_check_interval_s=timing.client_check_interval_s,
-            service_ttl_s=timing.service_ttl_s,
-            services_max=limits.services_max,
-            workers_max=limits.workers_max,
-            queue_length_max=limits.queue_length_max,
-            queue_bytes_max=limits.queue_bytes_max,
-            requests_per_client_max=limits.requests_per_client_max,
-            deliveries_max=limits.deliveries_max,
-            message_bytes_max=limits.message_bytes_max,
-            message_frames_max=limits.message_frames_max,
-            partials_buffer_bytes_max=limits.partials_buffer_bytes_max,
-        )
+        # Their fields have the names of the keys; the core has no use for the others.
+        keys = msgspec.structs.asdict(timing) | msgspec.structs.asdict(limits)
+        broker_settings = msgspec.convert(keys, BrokerSettings)
         return Node(
             machine,
             broker_settings,
@@ -179,6 +163,7 @@ class BrokerServer:
     def _open_router(self) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.ROUTER)
         keep_apart(socket, 0)
+        set_up_listener(socket)
         socket.linger = _LINGER_MS
         # Without MANDATORY a message to a peer that is gone vanishes in silence (T-07); without HANDOVER a
         # peer of fixed identity is not let in again before its old connection is found dead (T-03).
@@ -189,12 +174,7 @@ class BrokerServer:
         # libzmq only hangs up on a frame beyond its limit; the broker's own limit is answered in words.
         frame_bytes_max = max(self.settings.limits.message_bytes_max, MESSAGE_BYTES_MAX)
         socket.maxmsgsize = self._memory.frame_bytes_max(frame_bytes_max)
-        socket.handshake_ivl = 2_000
         socket.backlog = _LISTEN_BACKLOG
-        socket.tcp_keepalive = 1
-        socket.tcp_keepalive_idle = 10
-        socket.tcp_keepalive_intvl = 5
-        socket.tcp_keepalive_cnt = 3
         self._connections = Connections(self._reactor) if HAS_TCP_INFO else None
         follow = self._connections.follow if self._connections is not None else None
         endpoint = self.settings.endpoints.clients
@@ -244,14 +224,6 @@ class BrokerServer:
     def close(self) -> None:
         """Free sockets, threads and the context. Idempotent, in bounded time."""
         self._resources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- in and out ---------------------------------------------------------------------------------------
 

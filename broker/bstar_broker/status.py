@@ -25,12 +25,12 @@ from http import HTTPStatus
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import BufferedIOBase
-from types import TracebackType
-from typing import Self, cast
+from typing import cast
 
 import msgspec
 from prometheus_client.exposition import choose_encoder
 
+from bstar.closing import Closing
 from bstar.endpoints import parse_http_bind
 from bstar.errors import BstarError, ConfigurationError
 from bstar_broker.core.snapshot import NodeState
@@ -54,7 +54,7 @@ _JSON = "application/json; charset=utf-8"
 _PATHS = ("/healthz", "/readyz", "/active", "/status", "/metrics")
 
 
-class StatusServer:
+class StatusServer(Closing):
     """Serves from the moment it is made until ``close``.
 
     ``bind`` is ``ADDRESS:PORT``; port 0 takes any free one, ``url`` tells which. ``snapshot(timeout_s)``
@@ -100,14 +100,6 @@ class StatusServer:
         self._server.shutdown()
         self._thread.join(_CLOSE_S_MAX)
         self._server.server_close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Page(msgspec.Struct, frozen=True):

@@ -39,35 +39,12 @@ if TYPE_CHECKING:
     from bstar.star import Role, State
 
 __all__ = [
-    "BinaryStar",
-    "BstarError",
-    "BulkCallError",
-    "BusyError",
-    "CallError",
-    "CallTimeoutError",
-    "ClosedError",
-    "ConfigurationError",
-    "DualActiveError",
-    "DualPassiveError",
-    "ForkedError",
-    "HandlerError",
-    "LocalProtocolError",
-    "NoActiveNodeError",
-    "OutcomeUnknownError",
-    "PairError",
-    "PeerMismatchError",
-    "PipelineError",
-    "ProtocolError",
-    "Reactor",
-    "RefusedError",
-    "RejectedError",
-    "RemoteProtocolError",
-    "Role",
-    "State",
-    "StreamInterruptedError",
-    "WorkerError",
-    "__version__",
-]
+    "BinaryStar", "BstarError", "BulkCallError", "BusyError", "CallError", "CallTimeoutError", "ClosedError",
+    "ConfigurationError", "DualActiveError", "DualPassiveError", "ForkedError", "HandlerError",
+    "LocalProtocolError", "NoActiveNodeError", "OutcomeUnknownError", "PairError", "PeerMismatchError",
+    "PipelineError", "ProtocolError", "Reactor", "RefusedError", "RejectedError", "RemoteProtocolError",
+    "Role", "State", "StreamInterruptedError", "WorkerError", "__version__",
+]  # fmt: skip
 
 __version__ = "0.1.0"
 

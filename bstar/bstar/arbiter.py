@@ -6,29 +6,27 @@ costs then is in docs/operations.md. There is no logic here.
 
 import logging
 from collections import Counter
-from types import TracebackType
-from typing import Self
 
 import zmq
 
+from bstar.closing import Closing
 from bstar.descriptors import DescriptorGuard
 from bstar.errors import ConfigurationError, RemoteProtocolError
 from bstar.reactor import Reactor
-from bstar.sockets import receive, send
+from bstar.sockets import receive, send, set_up_listener
 from bstar.star.arbiter import ArbiterMachine, ArbiterOutput, BallotGiven, BallotReturned, Reply, TableFull
-from bstar.wire.arbiter import decode_question, encode_answer
+from bstar.wire.arbiter import MESSAGE_BYTES_MAX, decode_question, encode_answer
 
 _log = logging.getLogger("bstar.arbiter")
 
 # Two nodes a pair; TCP pushes back on a node that asks faster than it reads.
 _QUEUE_MESSAGES = 1_000
-_MESSAGE_BYTES_MAX = 65_536
 _BURST_MAX = 200
 # The machine learns of longer pauses of the process. Its promises are longer than that.
 _STALL_LIMIT_S = 0.05
 
 
-class ArbiterServer:
+class ArbiterServer(Closing):
     """The third voter, listening at ``endpoint``. ``run`` blocks until SIGTERM, SIGINT or ``stop``.
 
     Raises ConfigurationError when the endpoint cannot be bound.
@@ -42,14 +40,9 @@ class ArbiterServer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = socket = self._context.socket(zmq.ROUTER)
         socket.linger = 0
-        socket.ipv6 = True
+        set_up_listener(socket)
         socket.sndhwm = socket.rcvhwm = _QUEUE_MESSAGES
-        socket.maxmsgsize = _MESSAGE_BYTES_MAX
-        socket.handshake_ivl = 2_000
-        socket.tcp_keepalive = 1
-        socket.tcp_keepalive_idle = 10
-        socket.tcp_keepalive_intvl = 5
-        socket.tcp_keepalive_cnt = 3
+        socket.maxmsgsize = MESSAGE_BYTES_MAX
         # Half-open connections of nodes whose hosts are gone.
         socket.heartbeat_ivl = 5_000
         socket.heartbeat_timeout = 15_000
@@ -85,14 +78,6 @@ class ArbiterServer:
         self._socket.close(0)
         self._reactor.close()
         self._context.term()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- in and out ---------------------------------------------------------------------------------------
 

@@ -21,15 +21,14 @@ import zmq
 from bstar.errors import RemoteProtocolError
 from bstar.io_threads import keep_apart
 from bstar.reactor import Reactor
-from bstar.sockets import receive, send
-from bstar.wire.arbiter import Answer, Question, decode_answer, encode_question
+from bstar.sockets import receive, send, set_up_link
+from bstar.wire.arbiter import MESSAGE_BYTES_MAX, Answer, Question, decode_answer, encode_question
 
 _log = logging.getLogger("bstar.pair")
 
 # Questions that wait for a slow network. Older than a few heartbeats none of them is of use.
 _QUESTIONS_MAX = 8
 _ANSWERS_MAX = 1_000
-_MESSAGE_BYTES_MAX = 65_536
 
 
 class Arbiter(Protocol):
@@ -70,18 +69,11 @@ class ArbiterLink:
         socket = self._context.socket(zmq.DEALER)
         self._socket = socket
         keep_apart(socket, 2)  # while the dead peer's name is looked up, it is the arbiter who counts
-        socket.linger = 0
-        socket.ipv6 = True
+        set_up_link(socket, self._heartbeat_ms, self._timeout_ms)
         # A question must not wait for a connection: it would be answered when its claim is over.
         socket.immediate = True
         socket.sndhwm = _QUESTIONS_MAX
-        socket.maxmsgsize = _MESSAGE_BYTES_MAX
-        # Come back fast, and notice a connection that is only half there: the defaults need minutes for both.
-        socket.reconnect_ivl = min(max(10, self._heartbeat_ms // 2), 500)
-        socket.handshake_ivl = 1_000
-        socket.connect_timeout = max(200, self._timeout_ms)
-        socket.heartbeat_ivl = max(100, self._timeout_ms)
-        socket.heartbeat_timeout = max(1_000, 3 * self._timeout_ms)
+        socket.maxmsgsize = MESSAGE_BYTES_MAX
         socket.connect(self._endpoint)
 
         def on_readable(now: float) -> None:

@@ -14,12 +14,11 @@ Source: zguide chapter 4, Binary Star and its reactor class; BST-S-01 to BST-R-0
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Self
 
 import zmq
 
 from bstar.arbiter_link import Arbiter
+from bstar.closing import Closing
 from bstar.descriptors import DescriptorGuard
 from bstar.epoch_file import EpochFile, EpochKeeper
 from bstar.errors import ConfigurationError, LocalProtocolError
@@ -32,7 +31,7 @@ Voter = Callable[["zmq.Socket[bytes]", list[bytes]], None]
 Handler = Callable[[], None]
 
 
-class BinaryStar:
+class BinaryStar(Closing):
     """One node of a pair, over ZeroMQ.
 
     ``role`` is "primary" or "backup". ``local`` is the endpoint where this node publishes its state
@@ -182,14 +181,6 @@ class BinaryStar:
     def close(self) -> None:
         """Close the sockets, and the reactor and context if they are this object's own. Idempotent."""
         self._resources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _role(role: Role | str) -> Role:

@@ -19,7 +19,7 @@ from bstar.endpoints import parse_endpoint
 from bstar.io_threads import keep_apart
 from bstar.reactor import Reactor
 from bstar.refusal import RefusalProbe
-from bstar.sockets import receive, receive_event
+from bstar.sockets import receive, receive_event, set_up_link
 from bstar.wire.peer import TOPICS_HEARD
 
 _log = logging.getLogger("bstar.pair")
@@ -29,19 +29,7 @@ _PEER_MESSAGES_MAX = 1_000
 # A state message has some 4 KB at most. What is longer is still read and reported, within reason.
 _STATE_BYTES_MAX = 1_048_576
 
-# A connection is tried again after this, or up to twice this, by chance. A peer that is about to end stays
-# for a second and a half to be heard (``bstar.pair``).
-_RECONNECT_MIN_MS = 10
-_RECONNECT_MAX_MS = 500
-
 TimeHandler = Callable[[float], None]
-
-
-def reconnect_interval_ms(heartbeat_ms: int) -> int:
-    """The pause before connecting again, which does not grow with the attempts: a node that waits for its
-    peer's answer votes after the failover timeout, connected or not.
-    """
-    return min(max(_RECONNECT_MIN_MS, heartbeat_ms // 2), _RECONNECT_MAX_MS)
 
 
 class PeerLink:
@@ -74,16 +62,8 @@ class PeerLink:
         self._probe = self._make_probe(remote) if expire_on_refused else None
         self._socket = socket = context.socket(zmq.SUB)
         try:
-            socket.linger = 0
-            socket.ipv6 = True
             keep_apart(socket, 1)  # clients are served by another thread while the peer's name is looked up
-            # Come back fast, and notice a connection that is only half there: the defaults need minutes for
-            # both.
-            socket.reconnect_ivl = reconnect_interval_ms(heartbeat_ms)
-            socket.handshake_ivl = 1_000
-            socket.connect_timeout = max(200, timeout_ms)
-            socket.heartbeat_ivl = max(100, timeout_ms)
-            socket.heartbeat_timeout = max(1_000, 3 * timeout_ms)
+            set_up_link(socket, heartbeat_ms, timeout_ms)
             socket.maxmsgsize = _STATE_BYTES_MAX
             for topic in TOPICS_HEARD:
                 socket.subscribe(topic)

@@ -21,13 +21,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import zmq
 
-from bstar.agenda import Agenda, TimeHandler, Timer
-from bstar.lag import Lag
+from bstar.agenda import Agenda, Lag, TimeHandler, Timer
+from bstar.closing import Closing
 from bstar.sockets import is_readable, receive, receive_routed
 from bstar.stop_signals import StopSignals
 from bstar.thread_calls import ThreadCalls
@@ -116,7 +115,7 @@ class _Stop:
             self.is_over = True
 
 
-class Reactor:
+class Reactor(Closing):
     """Register what is to be served, then ``run``. Register in the loop's own thread, or before it runs.
 
     ``drain_max`` bounds the messages read from one socket per turn, and DRAIN_S_MAX the time;
@@ -340,14 +339,6 @@ class Reactor:
             self._calls.close()
             if self._sources.watch is not None:
                 self._sources.watch.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _descriptor(socket: "zmq.Socket[bytes]") -> int:

@@ -1,4 +1,4 @@
-"""Multipart messages in and out of a ZeroMQ socket, without blocking and without waste.
+"""Options of ZeroMQ sockets, and multipart messages in and out, without blocking and without waste.
 
 pyzmq's ``recv_multipart`` and ``send_multipart`` ask libzmq once more per frame whether there is another,
 check every frame's type, and pass through two layers of Python. Reading ``Frame.more`` and calling the
@@ -33,6 +33,40 @@ _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 # The first frame of a monitor's message: the event and its value, of 16 and 32 bits.
 _EVENT = struct.Struct("=Hi")
+
+
+def reconnect_interval_ms(heartbeat_ms: int) -> int:
+    """The pause before connecting again, or up to twice this, by chance. It does not grow with the attempts.
+
+    A node that waits for its peer's answer votes after the failover timeout, connected or not. A peer that is
+    about to end stays for a second and a half to be heard (``bstar.pair``).
+    """
+    return min(max(10, heartbeat_ms // 2), 500)
+
+
+def set_up_link(socket: "zmq.Socket[bytes]", heartbeat_ms: int, timeout_ms: int) -> None:
+    """Options of a socket that connects to another voter of the pair; the times are the pair's.
+
+    It comes back fast and notices a connection that is only half there: libzmq's defaults need minutes for
+    both.
+    """
+    socket.linger = 0
+    socket.ipv6 = True
+    socket.reconnect_ivl = reconnect_interval_ms(heartbeat_ms)
+    socket.handshake_ivl = 1_000
+    socket.connect_timeout = max(200, timeout_ms)
+    socket.heartbeat_ivl = max(100, timeout_ms)
+    socket.heartbeat_timeout = max(1_000, 3 * timeout_ms)
+
+
+def set_up_listener(socket: "zmq.Socket[bytes]") -> None:
+    """Options of a socket that many connect to: one that says nothing, or whose host is gone, is closed."""
+    socket.ipv6 = True
+    socket.handshake_ivl = 2_000
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = 10
+    socket.tcp_keepalive_intvl = 5
+    socket.tcp_keepalive_cnt = 3
 
 
 def receive(socket: "zmq.Socket[bytes]") -> list[bytes]:

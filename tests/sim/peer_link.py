@@ -9,9 +9,9 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bstar.peer_link import reconnect_interval_ms
 from bstar.refusal import _ATTEMPTS_AT_S, PROBE_S
 from bstar.settings.timing import Timing
+from bstar.sockets import reconnect_interval_ms
 from sim.network import Frames, Path
 
 if TYPE_CHECKING:

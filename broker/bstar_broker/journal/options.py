@@ -18,20 +18,9 @@ def config_digest(settings: Settings) -> str:
 
 def options_of(settings: Settings) -> JournalOptions | None:
     """The section ``journal`` as the writer takes it; None if there is to be no journal."""
-    section = settings.journal
-    if section.directory is None:
+    if settings.journal.directory is None:
         return None
-    return JournalOptions(
-        section.directory,
-        sample=section.sample,
-        rotate_bytes=section.rotate_bytes,
-        rotate_s=section.rotate_s,
-        gzip=section.gzip,
-        flush_interval_s=section.flush_interval_s,
-        buffer_records=section.buffer_records,
-        keep_bytes=section.keep_bytes,
-        keep_days=section.keep_days,
-    )
+    return msgspec.convert(msgspec.structs.asdict(settings.journal), JournalOptions)
 
 
 def open_journal(

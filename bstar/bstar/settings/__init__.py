@@ -34,25 +34,7 @@ from bstar.settings.schema import (
 from bstar.settings.timing import PROFILES, ProfileName, Timing
 
 __all__ = [
-    "PROFILES",
-    "RESERVED_VARIABLES",
-    "Endpoints",
-    "Http",
-    "Journal",
-    "Limits",
-    "Log",
-    "ProfileName",
-    "RoleName",
-    "Settings",
-    "Timing",
-    "check_pair",
-    "flatten",
-    "from_mapping",
-    "load",
-    "load_fleet",
-    "pair_problems",
-    "sample_client_configuration",
-    "sample_configuration",
-    "sample_settings",
-    "variable_of",
-]
+    "PROFILES", "RESERVED_VARIABLES", "Endpoints", "Http", "Journal", "Limits", "Log", "ProfileName",
+    "RoleName", "Settings", "Timing", "check_pair", "flatten", "from_mapping", "load", "load_fleet",
+    "pair_problems", "sample_client_configuration", "sample_configuration", "sample_settings", "variable_of",
+]  # fmt: skip

@@ -105,10 +105,6 @@ class Quorum:
         if self.peers_until > now - gap_s - self._ttl_s:
             self.peers_until = max(self.peers_until, now + self._ttl_s)
 
-    def is_free(self, now: float) -> bool:
-        """True if nobody else holds our own ballot."""
-        return self.is_claiming or now >= self.peers_until
-
     # --- our claim ------------------------------------------------------------------------------------------
 
     def want(self, now: float) -> None:

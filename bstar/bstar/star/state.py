@@ -7,11 +7,12 @@ happens to the node, and which events that is, is in ``machine``.
 """
 
 import math
+from collections import Counter
 
-from bstar.star.counters import Counters
 from bstar.star.cut_off import CutOff, Evidence
 from bstar.star.epochs import Epochs, does_peer_outrank, does_peer_win, is_of
 from bstar.star.outputs import Activated, Claimed, Deactivated, Fatal, Output, PeerAsked, StateChanged
+from bstar.star.peer import Ignored
 from bstar.star.peer_view import PeerView
 from bstar.star.publisher import Publisher, milliseconds
 from bstar.star.questions import Questions
@@ -21,6 +22,24 @@ from bstar.star.settings import StarSettings
 from bstar.star.texts import fatal_error, trouble
 from bstar.wire.messages import NEVER_MS, NodeStatus
 from bstar.wire.peer import PeerState
+
+
+class Counters:
+    """What a node counts for its state document and its metrics; it decides nothing by it.
+
+    ``votes`` and ``requests_refused`` are the client requests that came while the node was not active.
+    """
+
+    def __init__(self) -> None:
+        self.transitions: Counter[tuple[State, State]] = Counter()
+        self.votes = 0
+        self.requests_refused = 0
+        self.peer_messages = 0
+        self.peer_ignored: Counter[Ignored] = Counter()
+        self.peers_gone = 0
+        self.stalls = 0
+        self.majorities_lost = 0
+        self.arbiter_answers = 0
 
 
 class StarState:

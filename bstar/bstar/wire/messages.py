@@ -13,7 +13,6 @@ import msgspec
 
 # "Never" and "no time limit known" in fields of milliseconds.
 NEVER_MS = 0xFFFF_FFFF
-ANY = b""
 
 
 class ErrorCode(enum.IntEnum):
