@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client.metrics_core import CounterMetricFamily as Counter
+from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
     HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
@@ -49,50 +49,81 @@ _PEER_STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "UNKNOWN")
 # What it has at the moment, in sum.
 _GAUGES = ("workers", "stuck", "in_flight", "queued")
 
-# Kind, name, field of ``ServiceState``, text.
-_OF_SERVICES: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, str], ...] = (
-    (CounterMetricFamily, "bstar_requests_accepted", "accepted", "Requests taken on."),
-    (
-        CounterMetricFamily,
-        "bstar_redeliveries",
-        "redelivered",
-        "Requests given to another worker because theirs was gone.",
-    ),
-    (
-        CounterMetricFamily,
-        "bstar_duplicates",
-        "duplicates",
-        "Repetitions of a request that was already here.",
-    ),
-    (CounterMetricFamily, "bstar_workers_lost", "workers_lost", "Workers that went away and held requests."),
-    (GaugeMetricFamily, "bstar_queue_length", "queued", "Requests waiting for a worker."),
-    (GaugeMetricFamily, "bstar_workers", "workers", "Registered workers."),
-    (
-        GaugeMetricFamily,
-        "bstar_workers_stuck",
-        "stuck",
-        "Workers that live and send no heartbeats: a handler holds the GIL or blocks the loop.",
-    ),
-    (
-        CounterMetricFamily,
-        "bstar_worker_stalls",
-        "stalls",
-        "Times that a worker whose process lived began to send no heartbeats; see bstar_workers_stuck.",
-    ),
-    (GaugeMetricFamily, "bstar_requests_in_flight", "in_flight", "Requests that workers hold."),
-    (
-        GaugeMetricFamily,
-        "bstar_oldest_waiting_seconds",
-        "oldest_waiting_s",
-        "Since the acceptance of the oldest request that waits, 0 if none does.",
-    ),
-    (
-        GaugeMetricFamily,
-        "bstar_oldest_running_seconds",
-        "oldest_running_s",
-        "How long a worker has held the oldest request that workers hold, 0 if they hold none.",
-    ),
+Row = tuple[type[Gauge | Counter], str, str, str]
+"""Kind, name, field of the state that the table is about, text. A field that is None has no metric."""
+
+# fmt: off
+_OF_PAIR: tuple[Row, ...] = (
+    (Gauge, "bstar_active", "is_active",
+     "1 if this node serves. The sum over a pair must be 1; more than 1, if it lasts, is an alarm."),
+    (Gauge, "bstar_epoch", "epoch", "The epoch of this node's last activation, 0 if it never was active."),
+    (Gauge, "bstar_epoch_seen", "epoch_seen", "The highest epoch this node has heard of."),
+    (Counter, "bstar_votes", "votes", "Requests that counted as a vote for this node."),
+    (Counter, "bstar_stalls", "stalls", "Pauses of this process that cost it the active role."),
+    (Counter, "bstar_requests_not_admitted", "requests_refused",
+     "Requests that came while this node was not active and did not make it so."),
+    (Counter, "bstar_cut_off_handovers", "cut_off_handovers",
+     "Times that this node gave the role up because clients reached its peer only."),
+    (Counter, "bstar_epochs_ignored", "epochs_ignored",
+     "Epochs told by workers or state messages that are too far above to be believed."),
+    (Gauge, "bstar_peer_fresh", "is_peer_fresh",
+     "1 if the peer was heard within the failover timeout and is not known to have gone since."),
+    (Gauge, "bstar_peer_age_seconds", "peer_age_s",
+     "Time since the peer's last message; absent before the first."),
+    (Counter, "bstar_peers_gone", "peers_gone",
+     "Times that the peer's process was found gone: its connection broke and its endpoint refused."),
+    (Counter, "bstar_peer_messages", "peer_messages", "State messages of the peer."),
 )
+_OF_QUORUM: tuple[Row, ...] = (
+    (Gauge, "bstar_majority", "has_majority",
+     "1 if this node holds the majority of the two nodes and the arbiter. Absent without an arbiter."),
+    (Gauge, "bstar_arbiter_fresh", "is_arbiter_heard",
+     "1 if the arbiter answered within the failover timeout, on both nodes."),
+    (Counter, "bstar_majorities_lost", "majorities_lost",
+     "Times that this node stopped serving because neither its peer nor the arbiter confirmed it."),
+)
+_OF_BROKER: tuple[Row, ...] = (
+    (Gauge, "bstar_draining", "is_draining", "1 if this node finishes its work and gives out none."),
+    (Gauge, "bstar_queue_bytes", "queued_bytes", "Octets of the bodies waiting in all queues."),
+    (Gauge, "bstar_clients", "clients", "Clients that have a request here."),
+)
+_OF_LOOP: tuple[Row, ...] = (
+    (Gauge, "bstar_uptime_seconds", "uptime_s", "Time since the event loop started."),
+    (Counter, "bstar_loop_turns", "turns", "Turns of the event loop."),
+    (Gauge, "bstar_loop_lag_max_seconds", "lag_max_s",
+     "The latest that a deadline was served since the start."),
+    (Gauge, "bstar_descriptors_max", "descriptors_max", "Descriptors that the process may have."),
+    (Gauge, "bstar_descriptors_short", "is_short_of_descriptors",
+     "1 while new connections wait for a descriptor, else 0."),
+    (Counter, "bstar_descriptor_shortages", "descriptor_shortages",
+     "Times that new connections had to wait for a descriptor."),
+)
+_OF_JOURNAL: tuple[Row, ...] = (
+    (Counter, "bstar_journal_records", "records", "Records written. Absent where no journal is kept."),
+    (Counter, "bstar_journal_bytes", "octets", "Octets written, before they are packed."),
+    (Counter, "bstar_journal_files", "segments", "Files begun."),
+    (Counter, "bstar_journal_errors", "errors",
+     "Times that the journal could not be written or looked after."),
+)
+_OF_SERVICES: tuple[Row, ...] = (
+    (Counter, "bstar_requests_accepted", "accepted", "Requests taken on."),
+    (Counter, "bstar_redeliveries", "redelivered",
+     "Requests given to another worker because theirs was gone."),
+    (Counter, "bstar_duplicates", "duplicates", "Repetitions of a request that was already here."),
+    (Counter, "bstar_workers_lost", "workers_lost", "Workers that went away and held requests."),
+    (Gauge, "bstar_queue_length", "queued", "Requests waiting for a worker."),
+    (Gauge, "bstar_workers", "workers", "Registered workers."),
+    (Gauge, "bstar_workers_stuck", "stuck",
+     "Workers that live and send no heartbeats: a handler holds the GIL or blocks the loop."),
+    (Counter, "bstar_worker_stalls", "stalls",
+     "Times that a worker whose process lived began to send no heartbeats; see bstar_workers_stuck."),
+    (Gauge, "bstar_requests_in_flight", "in_flight", "Requests that workers hold."),
+    (Gauge, "bstar_oldest_waiting_seconds", "oldest_waiting_s",
+     "Since the acceptance of the oldest request that waits, 0 if none does."),
+    (Gauge, "bstar_oldest_running_seconds", "oldest_running_s",
+     "How long a worker has held the oldest request that workers hold, 0 if they hold none."),
+)
+# fmt: on
 
 
 def make_registry(snapshot: Callable[[], NodeState]) -> CollectorRegistry:
@@ -129,8 +160,7 @@ class NodeCollector(Collector):
         pair = state.pair
         info = {"version": state.version, "pair": pair.pair, "role": pair.role, "node": pair.node}
         yield InfoMetricFamily("bstar", "What this node is; node names this run of the process.", info)
-        yield from _node(pair)
-        yield from _peer(pair)
+        yield from _pair(pair)
         if pair.quorum is not None:
             yield from _quorum(pair.quorum)
         yield from _broker(state.broker)
@@ -194,128 +224,50 @@ def _now(counted: ServiceState, states: Sequence[ServiceState]) -> ServiceState:
     )
 
 
-def _node(pair: PairState) -> Iterator[Metric]:
+def _plain(rows: Sequence[Row], state: object) -> Iterator[Metric]:
+    for kind, name, field, text in rows:
+        value = getattr(state, field)
+        if value is not None:
+            yield kind(name, text, value=float(value))
+
+
+def _pair(pair: PairState) -> Iterator[Metric]:
     yield _enum("bstar_state", "The state of this node.", _STATES, pair.state)
-    yield _gauge(
-        "bstar_active",
-        "1 if this node serves. The sum over a pair must be 1; more than 1, if it lasts, is an alarm.",
-        pair.is_active,
-    )
-    yield _gauge(
-        "bstar_epoch", "The epoch of this node's last activation, 0 if it never was active.", pair.epoch
-    )
-    yield _gauge(
-        "bstar_epoch_unsaved",
-        "1 while the last epoch could not be stored in state_dir.",
-        bool(pair.epoch_error),
-    )
-    yield _gauge("bstar_epoch_seen", "The highest epoch this node has heard of.", pair.epoch_seen)
-    transitions = CounterMetricFamily(
-        "bstar_transitions", "Changes of this node's state.", labels=("from", "to")
-    )
+    yield from _plain(_OF_PAIR, pair)
+    text = "1 while the last epoch could not be stored in state_dir."
+    yield Gauge("bstar_epoch_unsaved", text, value=float(bool(pair.epoch_error)))
+    transitions = Counter("bstar_transitions", "Changes of this node's state.", labels=("from", "to"))
     for transition, count in sorted(pair.transitions.items()):
         old, _, new = transition.partition("->")
         transitions.add_metric((old, new), count)
     yield transitions
     # Beside the transitions because it is there from the first scrape on: an increase from nothing is none.
-    yield _counter(
-        "bstar_activations",
-        "Times this node became active.",
-        sum(count for transition, count in pair.transitions.items() if transition.endswith("->ACTIVE")),
-    )
-    yield _counter("bstar_votes", "Requests that counted as a vote for this node.", pair.votes)
-    yield _counter("bstar_stalls", "Pauses of this process that cost it the active role.", pair.stalls)
-    yield _counter(
-        "bstar_requests_not_admitted",
-        "Requests that came while this node was not active and did not make it so.",
-        pair.requests_refused,
-    )
-    yield _gauge(
-        "bstar_clients_cut_off",
-        "Clients that ask this passive node because they do not reach the active one.",
-        pair.clients_cut_off + pair.clients_cut_off_unserved,
-    )
-    yield _counter(
-        "bstar_cut_off_handovers",
-        "Times that this node gave the role up because clients reached its peer only.",
-        pair.cut_off_handovers,
-    )
-    yield _counter(
-        "bstar_epochs_ignored",
-        "Epochs told by workers or state messages that are too far above to be believed.",
-        pair.epochs_ignored,
-    )
-
-
-def _peer(pair: PairState) -> Iterator[Metric]:
-    yield _enum(
-        "bstar_peer_state",
-        "The state in the peer's last message, UNKNOWN if there was none.",
-        _PEER_STATES,
-        pair.peer_state if pair.peer_state is not None else "UNKNOWN",
-    )
-    yield _gauge(
-        "bstar_peer_fresh",
-        "1 if the peer was heard within the failover timeout and is not known to have gone since.",
-        pair.is_peer_fresh,
-    )
-    if pair.peer_age_s is not None:
-        yield _gauge(
-            "bstar_peer_age_seconds",
-            "Time since the peer's last message; absent before the first.",
-            pair.peer_age_s,
-        )
-    yield _counter(
-        "bstar_peers_gone",
-        "Times that the peer's process was found gone: its connection broke and its endpoint refused.",
-        pair.peers_gone,
-    )
-    yield _counter("bstar_peer_messages", "State messages of the peer.", pair.peer_messages)
-    yield _labelled_counter(
-        "bstar_peer_messages_ignored", "State messages that were no evidence.", "reason", pair.peer_ignored
-    )
+    count = sum(count for transition, count in pair.transitions.items() if transition.endswith("->ACTIVE"))
+    yield Counter("bstar_activations", "Times this node became active.", value=count)
+    text = "Clients that ask this passive node because they do not reach the active one."
+    yield Gauge("bstar_clients_cut_off", text, value=pair.clients_cut_off + pair.clients_cut_off_unserved)
+    text = "The state in the peer's last message, UNKNOWN if there was none."
+    yield _enum("bstar_peer_state", text, _PEER_STATES, pair.peer_state or "UNKNOWN")
+    text = "State messages that were no evidence."
+    yield _labelled(Counter, "bstar_peer_messages_ignored", text, "reason", pair.peer_ignored)
 
 
 def _quorum(quorum: QuorumState) -> Iterator[Metric]:
-    yield _gauge(
-        "bstar_majority",
-        "1 if this node holds the majority of the two nodes and the arbiter. Absent without an arbiter.",
-        quorum.has_majority,
-    )
-    yield _gauge(
-        "bstar_arbiter_fresh",
-        "1 if the arbiter answered within the failover timeout, on both nodes.",
-        quorum.is_arbiter_heard,
-    )
-    grants = GaugeMetricFamily(
-        "bstar_grant_fresh", "1 while this node may rely on that voter's ballot.", labels=("voter",)
-    )
-    grants.add_metric(("arbiter",), float(quorum.is_arbiter_granting))
-    grants.add_metric(("peer",), float(quorum.is_peer_granting))
-    yield grants
-    yield _counter(
-        "bstar_majorities_lost",
-        "Times that this node stopped serving because neither its peer nor the arbiter confirmed it.",
-        quorum.majorities_lost,
-    )
+    yield from _plain(_OF_QUORUM, quorum)
+    grants = {"arbiter": quorum.is_arbiter_granting, "peer": quorum.is_peer_granting}
+    text = "1 while this node may rely on that voter's ballot."
+    yield _labelled(Gauge, "bstar_grant_fresh", text, "voter", grants)
 
 
 def _broker(broker: BrokerState) -> Iterator[Metric]:
-    yield _gauge("bstar_draining", "1 if this node finishes its work and gives out none.", broker.is_draining)
-    yield _gauge("bstar_queue_bytes", "Octets of the bodies waiting in all queues.", broker.queued_bytes)
-    yield _gauge(
-        "bstar_workers_idle",
-        "Workers that can take a request now, of all services.",
-        sum(service.idle for service in broker.services),
-    )
-    yield _gauge("bstar_clients", "Clients that have a request here.", broker.clients)
-    yield _labelled_counter("bstar_drops", "Messages that led to nothing.", "reason", broker.drops)
+    yield from _plain(_OF_BROKER, broker)
+    text = "Workers that can take a request now, of all services."
+    yield Gauge("bstar_workers_idle", text, value=sum(service.idle for service in broker.services))
+    yield _labelled(Counter, "bstar_drops", "Messages that led to nothing.", "reason", broker.drops)
 
 
 def _services(groups: Sequence[ServiceState]) -> Iterator[Metric]:
-    requests = CounterMetricFamily(
-        "bstar_requests", "What became of requests.", labels=("service", "outcome")
-    )
+    requests = Counter("bstar_requests", "What became of requests.", labels=("service", "outcome"))
     latency = HistogramMetricFamily(
         "bstar_request_latency_seconds",
         "From a request's acceptance to its final reply.",
@@ -336,56 +288,25 @@ def _services(groups: Sequence[ServiceState]) -> Iterator[Metric]:
 
 
 def _loop(loop: LoopState) -> Iterator[Metric]:
-    yield _gauge("bstar_uptime_seconds", "Time since the event loop started.", loop.uptime_s)
-    yield _counter("bstar_loop_turns", "Turns of the event loop.", loop.turns)
+    yield from _plain(_OF_LOOP, loop)
     lag = HistogramMetricFamily("bstar_loop_lag_seconds", "How late the event loop served its deadlines.")
     lag.add_metric((), _buckets(loop.lag_bounds_s, loop.lag_counts), sum_value=loop.lag_sum_s)
     yield lag
-    yield _gauge(
-        "bstar_loop_lag_max_seconds", "The latest that a deadline was served since the start.", loop.lag_max_s
-    )
-    yield _gauge("bstar_descriptors_max", "Descriptors that the process may have.", loop.descriptors_max)
-    yield _gauge(
-        "bstar_descriptors_short",
-        "1 while new connections wait for a descriptor, else 0.",
-        float(loop.is_short_of_descriptors),
-    )
-    yield _counter(
-        "bstar_descriptor_shortages",
-        "Times that new connections had to wait for a descriptor.",
-        loop.descriptor_shortages,
-    )
 
 
 def _journal(journal: JournalState) -> Iterator[Metric]:
-    yield _counter(
-        "bstar_journal_records", "Records written. Absent where no journal is kept.", journal.records
-    )
-    yield _counter("bstar_journal_bytes", "Octets written, before they are packed.", journal.octets)
-    yield _counter("bstar_journal_files", "Files begun.", journal.segments)
-    dropped = CounterMetricFamily(
-        "bstar_journal_dropped", "Records that did not fit into the journal's buffer.", labels=("about",)
-    )
-    dropped.add_metric(("requests",), journal.dropped_requests)
-    dropped.add_metric(("events",), journal.dropped - journal.dropped_requests)
-    yield dropped
-    yield _counter(
-        "bstar_journal_errors", "Times that the journal could not be written or looked after.", journal.errors
-    )
+    yield from _plain(_OF_JOURNAL, journal)
+    text = "Records that did not fit into the journal's buffer."
+    dropped = {"requests": journal.dropped_requests, "events": journal.dropped - journal.dropped_requests}
+    yield _labelled(Counter, "bstar_journal_dropped", text, "about", dropped)
 
 
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=float(value))
-
-
-def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
-    return CounterMetricFamily(name, text, value=value)
-
-
-def _labelled_counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text, labels=(label,))
-    for value, count in sorted(counts.items()):
-        family.add_metric((value,), count)
+def _labelled(
+    kind: type[Gauge | Counter], name: str, text: str, label: str, values: Mapping[str, float]
+) -> Metric:
+    family = kind(name, text, labels=(label,))
+    for word, value in sorted(values.items()):
+        family.add_metric((word,), float(value))
     return family
 
 
