@@ -541,7 +541,9 @@ def test_busy_is_retried_after_its_hint_until_the_deadline(served: Desk) -> None
     assert len(served.requests()) == 4
     served.busy(0, call, 400)
     served.wait(0.4)
-    assert isinstance(served.error_of(call), BusyError)
+    error = served.error_of(call)
+    assert isinstance(error, BusyError)
+    assert error.reason == "full"
 
 
 def test_a_busy_broker_that_has_room_again_answers(served: Desk) -> None:

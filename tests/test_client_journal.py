@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import TypeVar, get_args, get_type_hints
+from typing import Literal, TypeVar, get_args, get_type_hints
 from zlib import crc32
 
 import pytest
@@ -34,7 +34,7 @@ from bstar.sampling import is_sampled, limit_of
 from bstar.wire import native, native_broker
 from bstar.wire.messages import ErrorCode, Ready, Request, StaleEpoch
 from bstar.wire.native_broker import NativeAsker
-from bstar_client import AsyncHAClient, HAClient, JournalSettings, Worker
+from bstar_client import AsyncHAClient, CallFailed, HAClient, JournalSettings, Worker
 from bstar_client import Request as Work
 from bstar_client.journal import outcome_of
 from support.scripted import WAIT_S, ScriptedBroker, final, partial, status
@@ -207,6 +207,34 @@ def test_calls_that_never_left_are_told_apart(tmp_path: Path) -> None:
     refused = [call for call in ended if call.outcome == "busy"]
     assert len({(call.client, call.number) for call in refused}) == 2
     assert {(call.attempts, call.endpoint) for call in refused} == {(0, "")}
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("dialect", ["native", "mdp02"])
+def test_a_call_that_waits_in_vain_for_a_full_client_is_recorded(
+    tmp_path: Path, dialect: Literal["native", "mdp02"]
+) -> None:
+    async def work(endpoint: str) -> None:
+        client = AsyncHAClient(endpoint, timeout=WAIT_S, outstanding_max=1, dialect=dialect, journal=tmp_path)
+        async with client:
+            held = asyncio.ensure_future(client.request("silent", b""))
+            await asyncio.sleep(0)
+            with pytest.raises(BusyError, match="outstanding_max") as caught:
+                await client.request("silent", b"", timeout=0.01)
+            assert caught.value.reason is None
+            [failed] = [each async for each in client.map("silent", [b""], timeout=0.01, errors="return")]
+            assert isinstance(failed, CallFailed)
+            assert isinstance(failed.error, BusyError)
+            held.cancel()
+            await asyncio.wait([held])
+            with pytest.raises(CallTimeoutError):  # a place is free again
+                await client.request("silent", b"", timeout=0.01)
+
+    with ScriptedBroker(on_request=lambda request: []) as broker:
+        asyncio.run(work(broker.endpoint))
+    ended = of(Call, tmp_path)
+    assert [call.outcome for call in ended][:3] == ["busy", "busy", "abandoned"]
+    assert len({(call.client, call.number) for call in ended}) == len(ended) == 4
 
 
 @pytest.mark.loopback

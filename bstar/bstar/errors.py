@@ -102,7 +102,14 @@ class RefusedError(CallError):
 
 
 class BusyError(RefusedError):
-    """A queue was full until the call's deadline."""
+    """A queue was full until the call's deadline.
+
+    ``reason`` is what the broker said last; None if the client itself had too many requests outstanding.
+    """
+
+    def __init__(self, text: str, *, reason: str | None = None) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 class RejectedError(RefusedError):

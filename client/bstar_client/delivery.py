@@ -8,12 +8,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 
 from bstar.errors import BstarError, StreamInterruptedError
 from bstar_client.core.calls import Call, Outcome, Reply
 from bstar_client.core.events import Event
-from bstar_client.core.outputs import Announce, ClientCore, Deliver, DeliverAll, Fail, Output, Reset, Send
+from bstar_client.core.outputs import ClientCore, Deliver, DeliverAll, Fail, Output, Reset, Send
 from bstar_client.link import Links
 from bstar_client.settings import ClientSettings
 
@@ -57,22 +57,19 @@ class Delivery:
     def perform(self, outputs: list[Output]) -> None:
         """Carry the outputs out, in their order."""
         for output in outputs:
-            match output:
-                case Send(node, frames):
-                    self.links[node].send(frames)
-                case DeliverAll(outcomes):
-                    self._deliver_all(outcomes)
-                case Deliver(call, reply):
-                    self._deliver(call, reply)
-                case Fail(call, error):
-                    call.elapsed_s = time.monotonic() - call.begun_at
-                    self._fail(call, error)
-                case Reset(node):
-                    (self.reset or self.links.reset)(node)
-                case Announce(event):
-                    self._announce(event)
-                case _:
-                    assert_never(output)
+            if isinstance(output, Send):  # a class pattern costs 0.1 µs, and a request has two outputs
+                self.links[output.node].send(output.frames)
+            elif isinstance(output, DeliverAll):
+                self._deliver_all(output.outcomes)
+            elif isinstance(output, Deliver):
+                self._deliver(output.call, output.reply)
+            elif isinstance(output, Fail):
+                output.call.elapsed_s = time.monotonic() - output.call.begun_at
+                self._fail(output.call, output.error)
+            elif isinstance(output, Reset):
+                (self.reset or self.links.reset)(output.node)
+            else:
+                self._announce(output.event)
 
     def abandon(self, call: Call, now: float) -> None:
         """The caller of this call has gone."""

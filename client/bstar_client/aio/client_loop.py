@@ -2,10 +2,11 @@
 
 import asyncio
 import time
+from collections import deque
 
 import zmq
 
-from bstar.errors import BusyError, ClosedError, ConfigurationError
+from bstar.errors import ClosedError, ConfigurationError
 from bstar_client.aio.loop import Holdings, LinkLoop
 from bstar_client.core.calls import Call
 from bstar_client.core.outputs import ClientCore
@@ -32,8 +33,9 @@ class ClientLoop:
         self._delivery = delivery
         # What the next turn sends.
         self._begun: list[Call] = []
-        # One place for each request that may be outstanding.
-        self._places = asyncio.Semaphore(settings.outstanding_max)
+        # How many more requests may be outstanding, and who waits for that.
+        self._places = settings.outstanding_max
+        self._waiting: deque[asyncio.Future[None]] = deque()
         endpoints = settings.fleet.endpoints
         self._transport = Transport(endpoints, settings.link, settings.context)
         holdings = Holdings(self.event_loop, self._transport)
@@ -55,43 +57,52 @@ class ClientLoop:
         holdings.journal = delivery.journal
 
     async def begin(self, call: Call) -> None:
-        """Take one of the places and let the next turn send the call.
+        """Take a place and let the next turn send the call.
 
-        BusyError if no place comes free before the call's deadline.
+        If no place comes free before the call's deadline, its outcome is BusyError.
         """
-        places = self._places
-        if not places.locked():
-            await places.acquire()
+        if self._places > 0:  # asyncio.Semaphore costs 0.4 µs more, of 6 µs per request
+            self._places -= 1
         else:
-            limit = asyncio.timeout(None if call.deadline is None else call.deadline - time.monotonic())
-            try:
-                async with limit:
-                    await places.acquire()
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise BusyError(
-                    "the deadline came while as many requests as allowed (outstanding_max) were outstanding"
-                ) from None
-            if self.is_closed:
-                places.release()
-                raise ClosedError("the client is closed; the request was not sent")
+            await self._wait_for_place(call)
         self._begun.append(call)
         self._links.soon()
+
+    async def _wait_for_place(self, call: Call) -> None:
+        place = self.event_loop.create_future()
+        self._waiting.append(place)
+        try:
+            async with asyncio.timeout(None if call.deadline is None else call.deadline - time.monotonic()):
+                await place
+        except TimeoutError:
+            call.busy_text = "as many requests as allowed (outstanding_max) were outstanding"
+            if place.cancelled():
+                self._places -= 1  # the core refuses the call, so that the journal has it
+        except BaseException:
+            if not place.cancelled():
+                self.free(1)
+            raise
+        if self.is_closed:
+            self.free(1)
+            raise ClosedError("the client is closed; the request was not sent")
 
     @property
     def is_full(self) -> bool:
         """True if no place is free."""
-        return self._places.locked()
+        return self._places <= 0
 
     def free(self, count: int) -> None:
         """The places of so many calls are free: these have ended."""
-        for _ in range(count):
-            self._places.release()
+        self._places += count
+        while self._places > 0 and self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(None)
+                self._places -= 1
 
     def end(self, call: Call) -> None:
         """Free the call's place. If it has no outcome, give it up."""
-        self._places.release()
+        self.free(1)
         if not call.is_done and not self.is_closed:
             self._delivery.abandon(call, time.monotonic())
 

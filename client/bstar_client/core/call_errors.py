@@ -34,7 +34,8 @@ def overdue(call: Call, sent: Call, nodes: str, now: float) -> BstarError:
         return CallTimeoutError(text, may_have_executed=True)
     if sent.busy_count:
         busy = printable(sent.busy_text)
-        return BusyError(f"{begin}: the broker was busy for {service} until then ({busy}). Nodes: {nodes}")
+        text = f"{begin}: the broker was busy for {service} until then ({busy}). Nodes: {nodes}"
+        return BusyError(text, reason=busy)
     return NoActiveNodeError(
         f"{begin}: no node was active for {service}; it was not executed. Nodes: {nodes}"
     )
@@ -56,9 +57,11 @@ def expired(call: Call, endpoint: str, why: str, now: float) -> CallTimeoutError
     return CallTimeoutError(text, may_have_executed=may_have_executed)
 
 
-def too_late(call: Call, now: float) -> CallTimeoutError:
-    """The deadline passed before the session had the call."""
+def too_late(call: Call, now: float) -> CallTimeoutError | BusyError:
+    """The deadline passed before the session had the call. ``busy_text``: the client was full."""
     text = f"{_waited(call, now)}: the request for {_service(call)} had not been sent"
+    if call.busy_text:
+        return BusyError(f"{text}; {call.busy_text}")
     return CallTimeoutError(text, may_have_executed=False)
 
 

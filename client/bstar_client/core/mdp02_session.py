@@ -29,6 +29,7 @@ from bstar_client.core.call_errors import (
     closed,
     not_begun,
     overdue,
+    too_late,
     too_many_outstanding,
     too_many_partials,
 )
@@ -104,6 +105,8 @@ class Mdp02Session:
             return [Fail(call, already_closed())]
         if self.outstanding >= self._settings.outstanding_max:
             return [Fail(call, too_many_outstanding(self.outstanding))]
+        if call.deadline is not None and call.deadline <= now:
+            return [Fail(call, too_late(call, now))]
         call.is_begun = True
         self.counters.requests += 1
         outputs: list[Output] = []

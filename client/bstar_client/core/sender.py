@@ -22,6 +22,7 @@ from bstar_client.core.outstanding import Outstanding
 # still be told that it was not executed.
 _TTL_MARGIN = 0.02
 TTL_MARGIN_MAX_S = 0.05
+_LONG_TTL_S = TTL_MARGIN_MAX_S / _TTL_MARGIN
 
 
 class Sender:
@@ -39,7 +40,7 @@ class Sender:
             self.refuse_once(call, node, outputs)
             return
         is_repeated = call.may_have_executed
-        ttl_ms = self._begin_attempt(call, node, now)
+        [ttl_ms] = self._begin_attempts((call,), node, now)
         request = native.encode_request(
             call.identity,
             call.service,
@@ -111,7 +112,7 @@ class Sender:
     def _batch(self, calls: Sequence[Call], node: Node, now: float) -> Send:
         first = calls[0]
         is_repeated = first.may_have_executed
-        ttls_ms = [self._begin_attempt(call, node, now) for call in calls]
+        ttls_ms = self._begin_attempts(calls, node, now)
         requests = native.encode_requests(
             self._client_id,
             first.service,
@@ -125,20 +126,26 @@ class Sender:
         )
         return Send(node.index, requests)
 
-    def _begin_attempt(self, call: Call, node: Node, now: float) -> int:
-        """Note that the call goes to this node now; returns its time to live in milliseconds."""
-        if call.attempts:
-            self._calls.counters.resends += 1
-        call.attempts += 1
-        call.sent_to = node.connection
-        call.node = node.index
-        if call.deadline is None:
-            return 0
-        remaining_s = call.deadline - now
-        margin_s = remaining_s * _TTL_MARGIN
-        # Comparisons: min() and max() cost 0.1 µs each, of 4 µs per call.
-        ttl_ms = math.ceil((remaining_s - (min(TTL_MARGIN_MAX_S, margin_s))) * 1000)
-        return 1 if ttl_ms < 1 else min(ttl_ms, TTL_MS_MAX)
+    def _begin_attempts(self, calls: Sequence[Call], node: Node, now: float) -> list[int]:
+        """Note that the calls go to this node now; returns their times to live in milliseconds."""
+        connection, index = node.connection, node.index
+        ttls_ms = []
+        # One loop without a call in it, min() and max() neither: 0.15 µs less for each request of a batch.
+        for call in calls:
+            if call.attempts:
+                self._calls.counters.resends += 1
+            call.attempts += 1
+            call.sent_to = connection
+            call.node = index
+            ttl_ms = 0
+            if call.deadline is not None:
+                remaining_s = call.deadline - now
+                margin_s = TTL_MARGIN_MAX_S if remaining_s > _LONG_TTL_S else remaining_s * _TTL_MARGIN
+                ttl_ms = math.ceil((remaining_s - margin_s) * 1000)
+                if not 1 <= ttl_ms <= TTL_MS_MAX:
+                    ttl_ms = 1 if ttl_ms < 1 else TTL_MS_MAX
+            ttls_ms.append(ttl_ms)
+        return ttls_ms
 
     def refuse_once(self, call: Call, node: Node, outputs: list[Output]) -> None:
         """Fail a call that a node of an earlier release would give to a second worker (BSN-C-11)."""
