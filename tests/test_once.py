@@ -14,6 +14,7 @@ import pytest
 from bstar.errors import CallTimeoutError, OutcomeUnknownError, RejectedError, StreamInterruptedError
 from bstar.wire import native, native_broker
 from bstar.wire.messages import NEVER_MS, ErrorCode, Reason
+from bstar_broker.core.refusals import ONCE_REPEATED
 from bstar_client.core.calls import Call
 from support import client_desk
 from support.client_desk import ACTIVE, PASSIVE, PRIMARY, status
@@ -347,6 +348,15 @@ def test_a_lost_worker_makes_its_outcome_unknown_at_once(served: client_desk.Des
     served.error(0, call, ErrorCode.WORKER_LOST, b"its worker was lost")
     assert type(served.error_of(call)) is OutcomeUnknownError
     assert served.requests() == [(0, call.identity)]
+
+
+@pytest.mark.requirement("BSN-C-11")
+def test_the_error_of_a_repeated_request_blames_no_worker(served: client_desk.Desk) -> None:
+    call = served.call(idempotent=False)
+    served.error(0, call, ErrorCode.WORKER_LOST, ONCE_REPEATED.text.encode())
+    text = str(served.error_of(call))
+    assert "an earlier attempt may have been executed" in text
+    assert "worker" not in text
 
 
 OLD = msgspec.structs.replace(status(ACTIVE), obeys_once=False)

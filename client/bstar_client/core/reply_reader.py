@@ -168,7 +168,7 @@ class ReplyReader:
         elif code == ErrorCode.POISON:
             error = broken(call, f"every worker that was given the request was lost (poison): {text}")
         elif code == ErrorCode.WORKER_LOST:
-            error = broken(call, f"the worker was lost: {text}")
+            error = broken(call, f"{node.endpoint} gave the request up: {text}")
         else:
             error = broken(call, f"{node.endpoint} answered with the unknown error code {code}: {text}")
         self._calls.fail(call, error, outputs)
