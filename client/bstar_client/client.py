@@ -12,6 +12,7 @@ from bstar.fleet import Endpoints, Fleet
 from bstar_client.checks import (
     check_endpoints,
     check_function,
+    check_map,
     check_sockets,
     to_count,
     to_seconds,
@@ -22,6 +23,7 @@ from bstar_client.core.events import Event
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
 from bstar_client.core.session import Session, SessionSettings
+from bstar_client.core.window import Window
 from bstar_client.delivery import Delivery
 from bstar_client.requests import Requests
 from bstar_client.settings import ClientSettings, Dialect, LinkSettings
@@ -68,30 +70,34 @@ class Client:
             ping_interval_s = to_seconds(ping_interval_s, "ping_interval_s")
         if silence_limit_s is not None:
             silence_limit_s = to_seconds(silence_limit_s, "silence_limit_s")
+        attempt_timeout_s = to_seconds(attempt_timeout_s, "attempt_timeout_s")
+        settle_delay_s = to_seconds(settle_delay_s, "settle_delay_s", may_be_zero=True)
         outstanding_max = to_count(outstanding_max, "outstanding_max", 1)
+        partials_max = to_count(partials_max, "partials_max", 1)
+        is_native = dialect == "native"
+        if is_native:
+            session: SessionSettings | Mdp02Settings = SessionSettings(
+                outstanding_max, partials_max, ping_interval_s, silence_limit_s
+            )
+        else:
+            session = Mdp02Settings(outstanding_max, partials_max, attempt_timeout_s, settle_delay_s)
+        link = link or LinkSettings(high_water_mark=max(outstanding_max, 1_000))
         self._settings = ClientSettings(
-            fleet=self.fleet,
-            dialect=dialect,
-            timeout=timeout,
-            on_event=on_event,
-            outstanding_max=outstanding_max,
-            partials_max=to_count(partials_max, "partials_max", 1),
-            ping_interval_s=ping_interval_s,
-            silence_limit_s=silence_limit_s,
-            attempt_timeout_s=to_seconds(attempt_timeout_s, "attempt_timeout_s"),
-            settle_delay_s=to_seconds(settle_delay_s, "settle_delay_s", may_be_zero=True),
-            link=link or LinkSettings(high_water_mark=max(outstanding_max, 1_000)),
-            context=context,
-            journal=journal,
+            self.fleet, is_native, timeout, outstanding_max, link, context, journal
         )
         self._requests = Requests(self._settings)
-        self._core = _new_core(self._settings)
-        self._delivery = Delivery(self._core, on_event, self._settings.partials_max)
+        self._core = _new_core(self.fleet, session)
+        self._delivery = Delivery(self._core, on_event, partials_max)
         self._pid = os.getpid()
         self._start()
 
     def _start(self) -> None:
         """Make what the shell has: its loop, its sockets."""
+
+    def _new_window(self, bodies: object, window: int, ordered: bool, errors: str) -> Window:
+        """The window of a ``map``, whose arguments are checked here."""
+        size = check_map(bodies, window, ordered, errors)
+        return Window(size, self.counters, is_ordered=ordered, is_returning=errors == "return")
 
     # --- observing ----------------------------------------------------------------------------------------
 
@@ -126,19 +132,15 @@ class Client:
         self._delivery.observers.append(observer)
 
 
-def _new_core(settings: ClientSettings) -> Session | Mdp02Session | FleetSession:
-    pairs = settings.fleet.pairs
-
+def _new_core(
+    fleet: Fleet, settings: SessionSettings | Mdp02Settings
+) -> Session | Mdp02Session | FleetSession:
     def begin(pair: int, now: float, counters: Counters | None = None) -> Session | Mdp02Session:
-        endpoints = pairs[pair].endpoints
-        if settings.dialect == "native":
-            client_id = os.urandom(16)
-            return Session(endpoints, client_id=client_id, now=now, settings=native, counters=counters)
-        return Mdp02Session(endpoints, now=now, settings=plain, counters=counters)
+        endpoints = fleet.pairs[pair].endpoints
+        if isinstance(settings, Mdp02Settings):
+            return Mdp02Session(endpoints, now=now, settings=settings, counters=counters)
+        return Session(endpoints, client_id=os.urandom(16), now=now, settings=settings, counters=counters)
 
-    bounds = (settings.outstanding_max, settings.partials_max)
-    native = SessionSettings(*bounds, settings.ping_interval_s, settings.silence_limit_s)
-    plain = Mdp02Settings(*bounds, settings.attempt_timeout_s, settings.settle_delay_s)
-    if len(pairs) == 1:
+    if len(fleet.pairs) == 1:
         return begin(0, time.monotonic())
-    return FleetSession([len(pair.endpoints) for pair in pairs], begin)
+    return FleetSession([len(pair.endpoints) for pair in fleet.pairs], begin)

@@ -51,8 +51,7 @@ class Delivery:
         if settings.journal is not None:
             from bstar_client.journal import CallJournal  # noqa: PLC0415 - most programs keep none: 1.5 MiB
 
-            is_plain = settings.dialect == "mdp02"
-            self.journal = CallJournal(settings.journal, settings.fleet, is_plain=is_plain)
+            self.journal = CallJournal(settings.journal, settings.fleet, is_plain=not settings.is_native)
 
     def perform(self, outputs: list[Output]) -> None:
         """Carry the outputs out, in their order."""

@@ -6,7 +6,7 @@ No sockets, no threads, no event loop: both clients use it.
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import msgspec
 
@@ -24,6 +24,15 @@ DEFAULT = msgspec.UNSET
 _HEADER_BYTES = 64
 
 
+class MapOptions(TypedDict, total=False):
+    """The options of ``map``, but for ``errors``, on which the type of the outcomes depends."""
+
+    window: int
+    ordered: bool
+    timeout: Timeout
+    idempotent: bool
+
+
 class Requests:
     """The calls of one client. A ``sink`` is where the shell wants the outcome; nothing here looks at it."""
 
@@ -31,7 +40,7 @@ class Requests:
         self._fleet = settings.fleet
         self._is_fleet = len(settings.fleet.pairs) > 1
         self._timeout = settings.timeout
-        self._is_native = settings.dialect == "native"
+        self._is_native = settings.is_native
         self._message_bytes_max = settings.link.message_bytes_max
 
     def call(
@@ -126,10 +135,8 @@ class Requests:
         """The answers to ``services_calls``; of a fleet, with the pair of each service."""
         services: list[dict[str, object]] = []
         for call, reply in zip(calls, replies, strict=True):
-            listed = _read_services(reply)
-            if len(calls) > 1:
-                listed = [entry | {"pair": self._fleet.pairs[call.pair].identity} for entry in listed]
-            services += listed
+            pair = {"pair": self._fleet.pairs[call.pair].identity} if self._is_fleet else {}
+            services += [entry | pair for entry in _read_services(reply)]
         return services
 
     def _place(self, service: bytes, frames: list[bytes]) -> int:

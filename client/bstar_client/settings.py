@@ -1,6 +1,5 @@
-"""What a client was told, as one frozen object, and the socket options it may change."""
+"""What a client was told, as one frozen object, and the socket options that it may change."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -8,7 +7,6 @@ import zmq
 
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet
-from bstar_client.core.events import Event
 
 if TYPE_CHECKING:  # the journal's writer is loaded by programs that keep one
     from bstar_client.journal import JournalPlace
@@ -49,19 +47,13 @@ class LinkSettings(msgspec.Struct, frozen=True):
                 raise ConfigurationError(f"{name} of LinkSettings is {least} or more, not {value}")
 
 
-class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of ``HAClient``, checked, by their names; ``fleet`` stands for ``endpoints``."""
+class ClientSettings(msgspec.Struct, frozen=True):
+    """The arguments of ``HAClient``, checked, but for those of its sessions."""
 
     fleet: Fleet
-    dialect: Dialect
+    is_native: bool
     timeout: float | None
-    on_event: Callable[[Event], object] | None
     outstanding_max: int
-    partials_max: int
-    ping_interval_s: float | None
-    silence_limit_s: float | None
-    attempt_timeout_s: float
-    settle_delay_s: float
     link: LinkSettings
     context: "zmq.Context[zmq.Socket[bytes]] | None"
     journal: "JournalPlace | None"

@@ -1,32 +1,26 @@
-"""The client for asyncio: ``HAClient``'s methods, awaited.
-
-    async with AsyncHAClient(["tcp://node1:5555", "tcp://node2:5555"]) as client:
-        reply = await client.request("echo", b"hello")
-
-It drives the same session (``bstar_client.core``) as ``HAClient``, from the event loop's own thread
-(``bstar_client.aio.loop``). Nothing here waits but in ``await``.
-"""
+"""The client for asyncio: ``HAClient``'s methods, awaited. Nothing here waits but in ``await``."""
 
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
-from types import TracebackType
-from typing import Literal, Self, cast, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 from bstar.errors import ClosedError, ForkedError, LocalProtocolError
 from bstar.wire.mmi import OK, Service
 from bstar_client.aio.client_loop import ClientLoop
 from bstar_client.aio.feeds import Answer, Feed, Source, reply_of
 from bstar_client.bodies import to_name
-from bstar_client.checks import check_map
 from bstar_client.client import Client
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
-from bstar_client.requests import DEFAULT, Timeout
+from bstar_client.requests import DEFAULT, MapOptions, Timeout
 
 
 class AsyncHAClient(Client):
-    """A client of a pair of brokers for asyncio; the arguments are ``HAClient``'s and mean the same.
+    """The client for asyncio; the arguments are ``HAClient``'s and mean the same.
+
+        async with AsyncHAClient(["tcp://node1:5555", "tcp://node2:5555"]) as client:
+            reply = await client.request("echo", b"hello")
 
     It belongs to the event loop in which it is first used, and to no other thread: use it in ``async with``,
     or call ``close`` at the end. Any number of tasks may share it. A task that is cancelled, by itself or by
@@ -52,11 +46,10 @@ class AsyncHAClient(Client):
         key: bytes | str | None = None,
         urgent: bool = False,
     ) -> Reply:
-        """Send a request and wait for its reply. Arguments and errors are those of ``HAClient.request``."""
+        """As ``HAClient.request``."""
         loop = self._open()
         answer = Answer(loop.event_loop)
-        ask = Ask(body, key, timeout, service, urgent)
-        call = self._requests.call(ask, answer, idempotent=idempotent)
+        call = self._requests.call(Ask(body, key, timeout, service, urgent), answer, idempotent=idempotent)
         await loop.begin(call)
         try:
             return reply_of(await answer.future)
@@ -72,12 +65,7 @@ class AsyncHAClient(Client):
         idempotent: bool = True,
         urgent: bool = False,
     ) -> AsyncGenerator[Reply, None]:
-        """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
-
-        A stream that breaks after its first PARTIAL is not sent again: it ends with StreamInterruptedError.
-        Leaving the loop early frees what the client keeps, once the iterator is closed; the worker goes on.
-        Arguments are those of ``HAClient.stream``.
-        """
+        """As ``HAClient.stream``. To leave it early, close the iterator (``contextlib.aclosing``)."""
         loop = self._open()
         feed = Feed(loop.event_loop)
         ask = Ask(body, None, timeout, service, urgent)
@@ -98,11 +86,8 @@ class AsyncHAClient(Client):
         service: str | bytes,
         bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask],
         *,
-        window: int = ...,
-        ordered: bool = ...,
-        timeout: Timeout = ...,
-        idempotent: bool = ...,
         errors: Literal["raise"] = ...,
+        **options: Unpack[MapOptions],
     ) -> AsyncGenerator[Reply, None]: ...
 
     @overload
@@ -111,11 +96,8 @@ class AsyncHAClient(Client):
         service: str | bytes,
         bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask],
         *,
-        window: int = ...,
-        ordered: bool = ...,
-        timeout: Timeout = ...,
-        idempotent: bool = ...,
         errors: Literal["return"],
+        **options: Unpack[MapOptions],
     ) -> AsyncGenerator[Reply | CallFailed, None]: ...
 
     def map(
@@ -128,18 +110,14 @@ class AsyncHAClient(Client):
         timeout: Timeout = DEFAULT,
         idempotent: bool = True,
         errors: Literal["raise", "return"] = "raise",
-    ) -> AsyncGenerator[Reply, None] | AsyncGenerator[Reply | CallFailed, None]:
-        """Send a request for each body, ``window`` of them at a time, and yield the replies.
+    ) -> AsyncGenerator[Any, None]:  # Any: the overloads tell it
+        """As ``HAClient.map``. ``bodies`` may also be an async iterable, read while replies are awaited.
 
-        As ``HAClient.map``. ``bodies`` may also be an async iterable: its next body is fetched while replies
-        are awaited. Use the result in ``async for``. To leave it early, ``aclose`` it
-        (``contextlib.aclosing``), or what is in flight is given up only when it is collected.
+        To leave it early, close the iterator (``contextlib.aclosing``), or what is in flight is given up only
+        when the iterator is collected.
         """
-        size = check_map(bodies, window, ordered, errors)
-        is_returning = errors == "return"
-        sliding = Window(size, self.counters, is_ordered=ordered, is_returning=is_returning)
-        outcomes = self._map(sliding, service, bodies, timeout, idempotent)
-        return outcomes if is_returning else cast("AsyncGenerator[Reply, None]", outcomes)
+        sliding = self._new_window(bodies, window, ordered, errors)
+        return self._map(sliding, service, bodies, timeout, idempotent)
 
     async def _map(
         self,
@@ -183,14 +161,11 @@ class AsyncHAClient(Client):
                 loop.end(call)
 
     async def discover(self, service: str | bytes, *, timeout: Timeout = DEFAULT) -> bool:
-        """True if a worker offers the service. A hint: a dead worker counts until it expires (MMI-C-01)."""
+        """As ``HAClient.discover``."""
         return (await self.request(Service.SERVICE.value, to_name(service), timeout=timeout)).body == OK
 
     async def services(self, *, timeout: Timeout = DEFAULT) -> list[dict[str, object]]:
-        """The services of the active broker: a dict with ``service``, ``workers`` and ``queued`` for each.
-
-        With several pairs, the services of all, each with its ``pair``; the first failure is raised.
-        """
+        """As ``HAClient.services``."""
         loop = self._open()
         calls = self._requests.services_calls(timeout, lambda: Answer(loop.event_loop))
         answers: list[Answer] = [call.sink for call in calls]
@@ -208,7 +183,7 @@ class AsyncHAClient(Client):
     # --- the end ------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End outstanding calls, each with what is known of it, and release everything. Idempotent."""
+        """As ``HAClient.close``."""
         self._is_closed = True
         if self._loop is not None and self._pid == os.getpid():
             await self._loop.close()
@@ -217,9 +192,7 @@ class AsyncHAClient(Client):
         self._open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # --- in the event loop --------------------------------------------------------------------------------

@@ -1,25 +1,19 @@
-"""The client for threads: requests to a service, whichever node of the pair is active.
-
-The session (``bstar_client.core``) decides everything. ``ClientLoop`` drives it in the threads that wait for
-replies. ``bstar_client.aio.client`` has the same methods for asyncio.
-"""
+"""The client for threads. ``bstar_client.aio.client`` has the same methods for asyncio."""
 
 import os
 import queue
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
-from types import TracebackType
-from typing import Literal, Self, cast, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 from bstar.errors import BstarError, ClosedError, ForkedError
 from bstar.wire.mmi import OK, Service
 from bstar_client.bodies import to_name
-from bstar_client.checks import check_map
 from bstar_client.client import Client
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
-from bstar_client.requests import DEFAULT, Timeout
+from bstar_client.requests import DEFAULT, MapOptions, Timeout
 from bstar_client.sync.client_loop import ClientLoop, Sink
 
 
@@ -90,15 +84,13 @@ class HAClient(Client):
         """
         sink: Sink = queue.SimpleQueue()
         self._check()
-        ask = Ask(body, key, timeout, service, urgent)
-        call = self._requests.call(ask, sink, idempotent=idempotent)
+        call = self._requests.call(Ask(body, key, timeout, service, urgent), sink, idempotent=idempotent)
         try:
             self._loop.begin([call])
             return self._take(call, sink)
-        except BaseException:
+        finally:
             if not call.is_done:
-                self._abandon([call])
-            raise
+                self._abandon(call)
 
     def stream(
         self,
@@ -123,7 +115,7 @@ class HAClient(Client):
             self._loop.begin([call])
             self._loop.nudge()
         except BaseException:
-            self._abandon([call])
+            self._abandon(call)
             raise
         return self._replies_of(call, sink)
 
@@ -135,8 +127,7 @@ class HAClient(Client):
                 if reply.is_final:
                     return
         finally:
-            if not call.is_done:
-                self._abandon([call])
+            self._abandon(call)
 
     @overload
     def map(
@@ -144,11 +135,8 @@ class HAClient(Client):
         service: str | bytes,
         bodies: Iterable[Body | Ask],
         *,
-        window: int = ...,
-        ordered: bool = ...,
-        timeout: Timeout = ...,
-        idempotent: bool = ...,
         errors: Literal["raise"] = ...,
+        **options: Unpack[MapOptions],
     ) -> Generator[Reply, None, None]: ...
 
     @overload
@@ -157,11 +145,8 @@ class HAClient(Client):
         service: str | bytes,
         bodies: Iterable[Body | Ask],
         *,
-        window: int = ...,
-        ordered: bool = ...,
-        timeout: Timeout = ...,
-        idempotent: bool = ...,
         errors: Literal["return"],
+        **options: Unpack[MapOptions],
     ) -> Generator[Reply | CallFailed, None, None]: ...
 
     def map(
@@ -174,7 +159,7 @@ class HAClient(Client):
         timeout: Timeout = DEFAULT,
         idempotent: bool = True,
         errors: Literal["raise", "return"] = "raise",
-    ) -> Generator[Reply, None, None] | Generator[Reply | CallFailed, None, None]:
+    ) -> Generator[Any, None, None]:  # Any: the overloads tell it
         """Send a request for each body, ``window`` of them at a time, and yield the replies.
 
         While the broker says BUSY, fewer are in flight. ``Reply.index`` is the body's position. With
@@ -187,12 +172,9 @@ class HAClient(Client):
         in flight is given up. ``errors="return"``: a CallFailed takes the place of the reply, and the others
         go on; only what concerns no single call is raised (ClosedError, a body of a wrong type).
         """
-        size = check_map(bodies, window, ordered, errors)
-        is_returning = errors == "return"
         self._check()
-        sliding = Window(size, self.counters, is_ordered=ordered, is_returning=is_returning)
-        outcomes = self._map(sliding, service, iter(bodies), timeout, idempotent)
-        return outcomes if is_returning else cast("Generator[Reply, None, None]", outcomes)
+        sliding = self._new_window(bodies, window, ordered, errors)
+        return self._map(sliding, service, iter(bodies), timeout, idempotent)
 
     def _map(
         self,
@@ -221,7 +203,7 @@ class HAClient(Client):
                         break
                 yield from window.ready()
         finally:
-            self._abandon([call for call in in_flight.values() if not call.is_done])
+            self._abandon(*in_flight.values())
 
     def discover(self, service: str | bytes, *, timeout: Timeout = DEFAULT) -> bool:
         """True if a worker offers the service. A hint: a dead worker counts until it expires (MMI-C-01)."""
@@ -234,13 +216,12 @@ class HAClient(Client):
         """
         self._check()
         calls = self._requests.services_calls(timeout, queue.SimpleQueue)
-        sinks: list[Sink] = [call.sink for call in calls]
+        sinks = [(call, call.sink) for call in calls]
         try:
-            for call in calls:
-                self._loop.begin([call])
-            replies = [self._take(call, sink) for call, sink in zip(calls, sinks, strict=True)]
+            self._loop.begin(calls)
+            replies = [self._take(call, sink) for call, sink in sinks]
         finally:
-            self._abandon([call for call in calls if not call.is_done])
+            self._abandon(*calls)
         return self._requests.read_services(calls, replies)
 
     # --- the end ------------------------------------------------------------------------------------------
@@ -256,9 +237,7 @@ class HAClient(Client):
         self._check()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- in the caller's thread ---------------------------------------------------------------------------
@@ -269,9 +248,11 @@ class HAClient(Client):
         if self._loop.is_closing:
             raise ClosedError("the client is closed")
 
-    def _abandon(self, calls: list[Call]) -> None:
-        if calls and self._pid == os.getpid():
-            self._loop.abandon(calls)
+    def _abandon(self, *calls: Call) -> None:
+        """Give up the calls that have no outcome yet."""
+        pending = [call for call in calls if not call.is_done]
+        if pending and self._pid == os.getpid():
+            self._loop.abandon(pending)
 
     def _take(self, call: Call, sink: Sink) -> Reply:
         """The next reply in the sink; raises the error if that is what came."""
