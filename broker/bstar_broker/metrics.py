@@ -202,7 +202,7 @@ def _plus(one: ServiceState, more: ServiceState) -> ServiceState:
 
 
 def _moved(before: ServiceState, now: ServiceState) -> ServiceState:
-    """What the counters grew by. If any is lower, the service began anew, and all of it counts."""
+    """What the counters grew by. If one is lower, the service began again, and all of ``now`` counts."""
     if any(getattr(now, name) < getattr(before, name) for name in COUNTERS):
         return now
     return msgspec.structs.replace(
@@ -241,7 +241,7 @@ def _pair(pair: PairState) -> Iterator[Metric]:
         old, _, new = transition.partition("->")
         transitions.add_metric((old, new), count)
     yield transitions
-    # Beside the transitions because it is there from the first scrape on: an increase from nothing is none.
+    # The first scrape has it, unlike a transition: Prometheus sees no increase in a series that begins.
     count = sum(count for transition, count in pair.transitions.items() if transition.endswith("->ACTIVE"))
     yield Counter("bstar_activations", "Times this node became active.", value=count)
     text = "Clients that ask this passive node because they do not reach the active one."

@@ -1,8 +1,8 @@
 """A broker node as a process runs it: the pure ``Node`` on real sockets.
 
-One reactor thread carries the ROUTER socket for clients and workers, the state link to the peer, and
-every deadline. The HTTP endpoint has a thread of its own and asks this one for a snapshot. There is no
-logic here: what arrives goes to the node, and what the node returns is carried out in order.
+One reactor thread serves the ROUTER socket for clients and workers, the state link to the peer, and every
+deadline. The HTTP endpoint has a thread of its own and asks this one for a snapshot. The server decides
+nothing: it passes messages to the node and carries out what the node returns, in order.
 """
 
 import logging
@@ -39,8 +39,8 @@ from bstar_broker.status import StatusServer
 
 _log = logging.getLogger("bstar.broker")
 
-# A client's pipe has room for the answers to all that it may have asked for, and for some more; what does not
-# fit, PARTIALs for a client that stopped reading, is dropped and counted.
+# A client's pipe has room for the answers to all requests that it may have here, and for this many more. What
+# does not fit, PARTIALs for a client that stopped reading, is dropped and counted.
 _SPARE_ANSWERS = 10_000
 # Requests that wait in one connection's pipe before TCP pushes back on the client.
 _RECEIVE_QUEUE_MESSAGES = 10_000
@@ -191,7 +191,7 @@ class BrokerServer(Closing):
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or ``stop``. Raises PairError when the pair cannot go on. Once."""
-        # What else ends it is no good order.
+        # Stays None if anything but a stop or the pair ends it.
         self._stopped_because = None
         try:
             self._pair.run()
@@ -200,8 +200,8 @@ class BrokerServer(Closing):
             self._stopped_because = f"the pair cannot go on: exit status {error.exit_code}"
             raise
         finally:
-            # Before everything else ends, which takes a while: clients that still ask here, where nobody
-            # reads any more, learn of it by their connection and go to the other node.
+            # This comes first, because the rest takes a while. Clients that still ask here see their
+            # connection break and go to the other node.
             if self._connections is not None:
                 self._connections.close()
             self._guard.close()
@@ -228,7 +228,7 @@ class BrokerServer(Closing):
     # --- in and out ---------------------------------------------------------------------------------------
 
     def _read(self, socket: "zmq.Socket[bytes]") -> list[bytes]:
-        """The next message; one that there is no memory for is refused, and the node lives."""
+        """The next message. One that does not fit into memory is refused, and the node lives."""
         while True:
             try:
                 return receive_bodies(socket)
@@ -255,7 +255,7 @@ class BrokerServer(Closing):
         return is_calm
 
     def _carry_out(self, outputs: Sequence[Output]) -> None:
-        """Do what the node says, in order. What follows from a message that cannot be sent comes first."""
+        """Carry the outputs out in order. What follows from a message that cannot be sent comes first."""
         pending = deque(outputs)
         while pending:
             output = pending.popleft()

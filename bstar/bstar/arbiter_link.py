@@ -1,8 +1,7 @@
-"""A node's connection to its arbiter, and the seam at which another kind of arbiter can be put in.
+"""A node's connection to its arbiter, and the protocol for an arbiter of another kind.
 
-``Arbiter`` is all that ``BinaryStar`` needs: a way to ask, and to be told the answers. ``ArbiterLink`` asks
-the process that ``bstar arbiter`` runs. An arbiter of another kind, such as a lock on storage that both nodes
-share, keeps these promises, and no others are relied upon:
+``Arbiter`` is all that ``BinaryStar`` needs. ``ArbiterLink`` asks the process that ``bstar arbiter`` runs. An
+arbiter of another kind, such as a lock on storage that both nodes share, must keep these promises:
 
 - A claim that is granted belongs to that node for the whole ``ttl_ms``, counted from a moment after the claim
   was asked, and within that time nobody else's claim for the same pair is granted.
@@ -65,7 +64,7 @@ class ArbiterLink:
         self._is_garbage_told = False
 
     def open(self, reactor: Reactor, hear: Callable[[Answer], None]) -> None:
-        """Connect. Raises zmq.ZMQError if the endpoint is none."""
+        """Connect. Raises zmq.ZMQError if the endpoint cannot be read."""
         socket = self._context.socket(zmq.DEALER)
         self._socket = socket
         keep_apart(socket, 2)  # while the dead peer's name is looked up, it is the arbiter who counts

@@ -26,7 +26,7 @@ _log = logging.getLogger("bstar.descriptors")
 
 # Kept for the state link with those who may watch it, for HTTP, and for files; a quarter of a very low limit.
 RESERVE = 64
-# Connections are let in again when so many more descriptors are free.
+# Connections are let in again when this many more descriptors are free.
 _MARGIN = 8
 _LOOK_INTERVAL_S = 1.0
 # A shortage that comes and goes is reported this often at most.

@@ -15,7 +15,7 @@ _log = logging.getLogger("bstar.pair")
 
 _DIGITS_MAX = len(str(EPOCH_MAX))
 
-# A failure is told again this often; it is tried again with every turn of the keeper's timer.
+# A failure is logged again this often. The keeper tries again at every turn of its timer.
 _REMIND_S = 60.0
 
 

@@ -5,7 +5,7 @@ answers or the resolver gives up: five to twenty seconds for the name of a conta
 name server can be reached. Whatever else that thread carries stands still meanwhile, on every attempt. With
 one I/O thread for all (libzmq's default) the death of one node takes the connection to the other one with it.
 
-So a socket that connects gets an I/O thread for itself, as far as its context has so many. A context that the
+So each socket that connects gets an I/O thread for itself while its context has enough. A context that the
 user hands in is left as it is.
 """
 
@@ -18,7 +18,7 @@ _SOCKETS_PER_PLACE = 6
 
 
 def new_context(places: int) -> "zmq.Context[zmq.Socket[bytes]]":
-    """A context for sockets that connect to so many places, or are bound, which is one place for all."""
+    """A context for sockets that connect to ``places`` places. All bound sockets count as one place."""
     context = zmq.Context(io_threads=min(max(places, 1), THREADS_MAX))
     # libzmq's default is 1023, which a client of 170 pairs would reach.
     context.set(zmq.MAX_SOCKETS, max(context.get(zmq.MAX_SOCKETS), _SOCKETS_PER_PLACE * places))

@@ -2,8 +2,8 @@
 
 Three things can set a limit below the machine's memory: a control group (version 2 or 1, its own or one
 around it), and the process's resource limits on address space and on data. A process that reaches one of
-them is killed, or is told MemoryError anywhere. ``Memory`` tells the least that is left under any of them. It
-reads files of a few octets, some 50 µs in all, which is for a timer and not for each request.
+them is killed, or gets a MemoryError anywhere. ``Memory`` returns the least that is left under any of them.
+It reads files of a few octets. That takes some 50 µs: a timer calls it, not each request.
 
 Sources: cgroups(7), the kernel's documents of memory in cgroup v1 and v2, proc_pid_statm(5), getrlimit(2).
 """
@@ -34,7 +34,7 @@ class MemoryLimit(msgspec.Struct, frozen=True):
 
 
 class Memory:
-    """This process's limits, read anew each time because an operator may change them.
+    """This process's limits, read each time because an operator may change them.
 
     ``root`` is where the file systems ``proc`` and ``sys`` are, for tests.
     """

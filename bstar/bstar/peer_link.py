@@ -1,13 +1,13 @@
-"""This node's ear to its peer: the SUB socket, what its connection does, and the proof that the peer is dead.
+"""The SUB socket on which this node hears its peer, and the watch over its connection.
 
-State messages are handed on as they come. With ``expire_on_refused`` the link also watches its connection:
-when one on which the peer was heard breaks, ``on_lost`` is called and the peer's endpoint is asked
-(``bstar.refusal``); if it refuses before a new connection is up, ``on_refused`` is called. What follows from
-either is the state machine's business.
+The link hands state messages on as they come. With ``expire_on_refused`` it also watches its connection. When
+one on which the peer was heard breaks, it calls ``on_lost`` and probes the peer's endpoint
+(``bstar.refusal``). It calls ``on_refused`` if the endpoint refuses before a new connection is up. The state
+machine decides what follows.
 
-The monitor of a ZeroMQ socket runs behind: it tells what its I/O thread did a moment ago, beside the
-messages that came with it. So what the connection did is read before any message, messages before the loss
-of the connection that brought them, and once more before a verdict.
+The monitor of a ZeroMQ socket lags: it reports what the I/O thread did a moment ago. So the link reads the
+monitor before messages, messages before it reports the loss of their connection, and the monitor once more
+before a verdict.
 """
 
 import logging
@@ -56,7 +56,7 @@ class PeerLink:
         self._on_messages = on_messages
         self._on_lost = on_lost
         self._on_refused = on_refused
-        # Was anything heard on the connection that is up?
+        # True if the peer was heard on the connection that is up.
         self._is_heard = False
         self._monitor: zmq.Socket[bytes] | None = None
         self._probe = self._make_probe(remote) if expire_on_refused else None
@@ -117,7 +117,7 @@ class PeerLink:
             yield frames
 
     def _follow_connection(self, now: float) -> bool:
-        """Read what the monitor tells. Was it anything that a probe under way is too old for?"""
+        """Read the monitor. True if a probe under way began before what it reports."""
         is_news = False
         if self._monitor is None or self._probe is None:
             return is_news

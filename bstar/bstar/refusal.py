@@ -1,7 +1,7 @@
-"""Does the peer's endpoint refuse connections? A few plain connects, beside the loop's other work.
+"""Finds out by a few plain connects, beside the loop's other work, whether the peer's endpoint refuses.
 
-A process that dies closes its listening socket, so its kernel refuses whoever connects; a process that is
-frozen, slow or cut off refuses nobody. ``RefusalProbe.start`` connects to the endpoint, several times within
+A process that dies closes its listening socket, so its kernel refuses connections; a process that is frozen,
+slow or cut off refuses nobody. ``RefusalProbe.start`` connects to the endpoint, several times within
 ``PROBE_S``, because a dying process may let a connection in for a moment. One attempt that every address of
 the endpoint refuses is the verdict, and ``on_refused`` is called. Connections that succeed, time out, are
 reset or find no way say nothing.
@@ -64,7 +64,7 @@ class RefusalProbe:
             threading.Thread(target=self._look_up, name="bstar-peer-name", daemon=True).start()
 
     def start(self, now: float) -> None:
-        """Begin anew."""
+        """Begin from the start."""
         self.cancel()
         if not self._targets:
             _log.warning("the addresses of %s are not known: its silence decides", self._remote.host)

@@ -183,7 +183,7 @@ class StatePublisher:
         if descriptor is not None:
             self._hang_up(descriptor, why)
             return
-        # One of those that never told their descriptor; which, nobody can say.
+        # It is one of those without a known descriptor; nothing tells which.
         self._nameless_bytes = 0
         for other, octets in list(self._connections.items()):
             if not octets:

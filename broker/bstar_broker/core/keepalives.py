@@ -31,7 +31,7 @@ class Keepalives:
         self._notice_at = 0.0
 
     def add(self, worker: WorkerRecord, routing_id: bytes) -> None:
-        """This worker has a keepalive. An id that somebody else has already is nobody's."""
+        """This worker has a keepalive. An id that another worker has already is dropped."""
         if routing_id in self._workers or routing_id in self._ledger.workers:
             self._ledger.drop("keepalive-taken")
             return
@@ -45,7 +45,7 @@ class Keepalives:
             self._told.discard(worker)
 
     def probe(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> bool:
-        """This worker holds requests and its expiry is over. False: it has been stuck for too long."""
+        """Probe a silent worker that holds requests. False if it has been stuck for too long."""
         since = worker.silent_since
         if since is None:
             # Those of the next sweeps come when it has been stuck for a while.

@@ -41,7 +41,7 @@ _EPOCH_CARRIERS = frozenset((Heartbeat, Ready, StaleEpoch))
 # request was not. It is to be longer than a message to a client and its next request take.
 FAREWELL_S = 0.2
 
-# What ends no request. To ask all workers whether one is still awaited is not for each of their heartbeats.
+# Messages that end no request. A draining node does not look at all workers after each of these.
 _NO_ENDS = frozenset((Heartbeat, Ping, Partial))
 
 
@@ -50,7 +50,7 @@ class Node:
 
     ``node_id`` (16 octets) names this run; ``drain_timeout_s`` bounds how long a stopping node waits for the
     workers that still hold its requests. ``loop`` and ``journal`` tell about the event loop and the journal,
-    for ``state``; ``observer`` is told what becomes of requests and workers.
+    for ``state``; ``observer`` learns what becomes of requests and workers.
     """
 
     def __init__(

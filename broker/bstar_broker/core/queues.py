@@ -73,7 +73,7 @@ class FairQueue(Generic[T]):
         return item
 
     def take_part(self, count: int) -> None:
-        """``count`` of those that the next lane's first item stands for are gone, which was its turn."""
+        """The next lane's first item has lost ``count`` of its requests; that was the lane's turn."""
         lanes = self._next_lanes()
         self._end_turn(lanes, next(iter(lanes)), count)
 

@@ -218,7 +218,7 @@ class WorkerRegistry:
         return self._expel(worker, Reason.UNEXPECTED, "unexpected", now)
 
     def expel_invalid(self, worker: WorkerRecord, now: float) -> list[Output]:
-        """So does a command that cannot be read (MDP1-B-05)."""
+        """A command that cannot be read ends the registration (MDP1-B-05)."""
         return self._expel(worker, Reason.INVALID, "invalid", now)
 
     def _expel(self, worker: WorkerRecord, reason: Reason, because: LostBecause, now: float) -> list[Output]:

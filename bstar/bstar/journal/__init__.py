@@ -3,9 +3,8 @@
     with Journal(JournalOptions("journal"), pair="shop", node="primary", source="broker") as journal:
         journal.write(PeerLost, now, reason="silent", silent_us=300_000)
 
-Whoever has something to tell hands it over and goes on; a thread of the journal's own does the rest. It takes
-nothing from the path of a request but about a microsecond, it never blocks and never raises. What it cannot
-keep it counts, and says so in the journal itself.
+A caller hands a record over and goes on; a thread of the journal writes it. That costs a request about a
+microsecond, never blocks and never raises. The journal counts the records that it drops, and records that.
 """
 
 from bstar.journal.buffer import JournalCounters, Make

@@ -19,8 +19,7 @@ from bstar.records import Base
 Make = Callable[..., Base | bytes | tuple[bytes, int] | None]
 """Makes a record of what ``Journal.offer`` was given: ``make(stamp, *args)`` returns
 ``Kind(**stamp, field=…)``, or None for nothing. It runs in the journal's thread. Where each microsecond
-counts it may return the record's line instead, without the newline: whoever does so shows in a test that it
-says the same."""
+counts it may return the record's line instead, without the newline; a test compares the two."""
 
 # Any: fields of all kinds of records.
 _Entry = tuple[float, Callable[..., Any], Mapping[str, Any] | tuple[Any, ...]]
@@ -72,8 +71,8 @@ class Buffer:
             self._drop(now, 1)
 
     def offer_all(self, count: int, now: float, make: Make, /, *args: Any) -> None:  # Any: as in offer
-        """The same for ``count`` records of one moment, of which ``make`` returns the lines, joined, and how
-        many they are; their sequence numbers go up from that of the stamp.
+        """As ``offer``, for ``count`` records of one moment. ``make`` returns their joined lines and their
+        number; their sequence numbers go up from that of the stamp.
         """
         if len(self.entries) < self._room:
             self.entries.append((now, make, args))

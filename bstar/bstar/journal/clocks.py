@@ -1,7 +1,7 @@
-"""The times of a record: from the clock of whoever tells something to those that a journal keeps.
+"""The times of a record: from the caller's clock to the two clocks of a journal.
 
-The hot path brings the time that it has already, on its own clock. Once per flush the writer reads the
-clocks and lays them side by side. Both of the machine's clocks are slewed alike, so the distance between wall
+The hot path brings the time that it has already, on its own clock. Once per flush the writer reads all
+clocks at one moment. Both of the machine's clocks are slewed alike, so the distance between wall
 clock and monotonic clock changes only when somebody sets the wall clock: that is a step, and is recorded.
 """
 

@@ -48,7 +48,7 @@ _LOOKS_EVERY = 16
 
 
 def is_name(text: str) -> bool:
-    """May a node be called that? Letters, digits, ``_`` and ``-``, 64 at most: a file name's part."""
+    """True if a node may have this name: 1 to 64 letters, digits, ``_`` and ``-``, part of a file name."""
     return _PAIR_OR_NODE.fullmatch(text) is not None
 
 

@@ -35,7 +35,7 @@ CLIENTS_MAX = 256
 
 
 class Evidence(msgspec.Struct, frozen=True, gc=False):
-    """So many ``clients`` have been refused since ``for_s`` seconds ago, and none is known to be served.
+    """``clients`` clients were refused in the last ``for_s`` seconds, and none is known to be served.
 
     ``unserved``: those for whose service no worker is registered here; they are not among ``clients``.
     """

@@ -1,6 +1,7 @@
-"""What people are told when two nodes cannot be a pair, or cannot be one any longer: who, what, and what to
-do about it. ``mismatch`` also decides it, because each reason is a text of its own; when that ends a node is
-in ``rules``.
+"""Sentences for people when two nodes cannot be a pair: who, what, and what to do about it.
+
+``mismatch`` also decides whether they can, because each reason has its own text. ``rules`` says when that
+ends a node.
 """
 
 from bstar.errors import DualActiveError, DualPassiveError, PairError, PeerMismatchError

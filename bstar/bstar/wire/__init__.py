@@ -1,7 +1,7 @@
 """Frames to messages and back, for every dialect that a broker serves on its one ROUTER socket.
 
-Pure: no socket, no clock. ``decode`` is the broker's ear: it looks at the first frames, chooses the dialect
-and returns a neutral message, or raises RemoteProtocolError and nothing else, whatever the octets are.
+Pure: no socket, no clock. ``decode`` reads what a broker receives. It chooses the dialect by the first frames
+and returns a neutral message. It raises RemoteProtocolError and nothing else, whatever the octets are.
 
     [id] [MDPC02 | MDPW02] …               MDP/0.2
     [id] [] [MDPC01 | MDPW01] …            MDP/0.1
@@ -69,7 +69,7 @@ def decode(
 
 
 def _decode_large(frames: Frames, message_bytes_max: int) -> FromPeer:
-    """The limit is one of single messages; a batch has bounds of its own, for all of it."""
+    """Read a batch, which has bounds of its own; refuse a single message beyond the limit."""
     if frames[1][:3] in _BATCHES and len(frames[1]) >= _NATIVE_BYTES:
         message = _decode_native(frames)
         # A request that is too large is answered; a reply that is ends its worker, as a single one does.

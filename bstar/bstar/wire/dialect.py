@@ -1,8 +1,8 @@
 """What every dialect's codec offers a broker: one way to say each thing to a worker or to a client.
 
-A codec is stateless. Messages come out as lists of frames that begin with the routing id, ready for a ROUTER.
-A method that returns None says that the dialect has no word for it: plain MDP knows no errors, no BUSY and
-no NOT_ACTIVE, and its peers then hear nothing.
+A codec is stateless. It returns lists of frames that begin with the routing id, ready for a ROUTER. A method
+returns None where the dialect has no such message: plain MDP has no errors, no BUSY and no NOT_ACTIVE, so its
+peers then hear nothing.
 """
 
 import enum
@@ -45,7 +45,7 @@ class BrokerCodec(Protocol):
 
     dialect: Dialect
     label: str
-    # May a client of this dialect be sent PARTIALs? (A REQ client takes one reply and loses the rest.)
+    # True if a client of this dialect takes PARTIALs. (A REQ client takes one reply and loses the rest.)
     is_streaming: bool
 
     def request(

@@ -26,7 +26,7 @@ BATCH_ROWS_MAX = 1_024
 # Octets of all bodies in one batch. Larger bodies gain nothing by travelling together.
 BATCH_BYTES_MAX = 1 << 20
 
-# A larger body is sent alone: what is gained is a share of the cost of a message, not of its octets.
+# A larger body is sent alone: a batch saves the cost of a message, and nothing of the cost of its octets.
 BATCHED_BODY_BYTES_MAX = 16_384
 
 # Turns in a row of clients that had nothing waiting, in a queue of the broker or of a worker. Then one of the

@@ -7,8 +7,8 @@
     mmi.state     body: anything           answer: [200] [JSON object: the node, its peer, services, counters]
     any other     answer: [501]
 
-The first is the standard's; the next three are ours. Of several body frames the last is looked at, and the
-answer has no more frames than the table says (the published brokers disagree on both points).
+The first is the standard's; the next three are ours. The broker reads the last body frame, and its answer has
+no more frames than the table says (the published brokers disagree on both points).
 """
 
 import enum

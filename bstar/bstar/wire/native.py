@@ -185,7 +185,7 @@ def encode_status(status: NodeStatus) -> bytes:
 
 
 def decode_status(message: Message) -> NodeStatus:
-    """The status frame of a PONG, NOT_ACTIVE or WELCOME. Octets after the known ones are a newer node's."""
+    """The status frame of a PONG, NOT_ACTIVE or WELCOME. A newer node may send more octets."""
     octets = message.body[0]
     if len(octets) < _STATUS.size:
         raise RemoteProtocolError("status", f"a status frame has {_STATUS.size} octets or more")
@@ -235,9 +235,9 @@ def encode_request(
 ) -> Frames:
     """``[header 01] [body…]``; ``ttl_ms`` is the time the caller goes on waiting, 0 for no limit.
 
-    ``is_repeated`` (flag REDELIVERED): an earlier attempt may have been executed; the worker is told.
-    ``is_urgent`` (flag URGENT): to be queued before requests that are not (BSN-B-18). ``is_once`` (flag
-    ONCE): dispatched at most once (BSN-B-22). ``is_whole`` (flag WHOLE): its PARTIALs are collected until the
+    ``is_repeated`` (flag REDELIVERED): an earlier attempt may have been executed; the worker hears of it.
+    ``is_urgent`` (flag URGENT): queued before requests that are not (BSN-B-18). ``is_once`` (flag ONCE):
+    dispatched at most once (BSN-B-22). ``is_whole`` (flag WHOLE): its client collects its PARTIALs until the
     FINAL, so a redelivery may begin them again (BSN-B-23).
     """
     assert len(identity) == IDENTITY_BYTES
@@ -316,7 +316,7 @@ def encode_finals(client_id: bytes, epoch: int, numbers: Sequence[int], bodies: 
 
 
 def encode_error(identity: bytes, epoch: int, code: int, text: bytes) -> Frames:
-    """``[header 04] [text]``; of a text that is longer than people read, the beginning."""
+    """``[header 04] [text]``; a longer text is cut at ``TEXT_BYTES_MAX``."""
     return [header(ERROR, identity=identity, epoch=epoch, value=code), text[:TEXT_BYTES_MAX]]
 
 

@@ -50,7 +50,7 @@ def decode_peer(frames: Frames) -> FromPeer:
     end = native.HEADER_BYTES + service_size
     if end > size:
         raise RemoteProtocolError("native-header", "the service name is longer than its header")
-    # The two commands of which there are most are read here: a call more would cost them 8 %.
+    # The two most frequent commands are read here: one more call would cost them 8 %.
     if command == native.REQUEST:
         _check_service(service_size)
         if len(frames) < 3:
