@@ -62,10 +62,7 @@ check: $(TOOLS) ## style, types, layers of the house, generated files up to date
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m bstar.settings --check
-	$(BIN)/python -m bstar.star.diagram --check docs/binary-star.md
-	$(BIN)/python -m bstar.journal.page --check docs/journal.md
-	$(BIN)/python -m bstar_pipeline.tables_page --check docs/pipeline.md
+	PYTHONPATH=tools $(BIN)/python -m pages --check
 
 bench: $(TOOLS) ## benchmarks, printed as a table
 	@$(BIN)/python benchmarks/run.py
@@ -74,13 +71,13 @@ bench: $(TOOLS) ## benchmarks, printed as a table
 
 bench-failover: $(TOOLS) ## the outage that clients see: 30 trials of each fault, 25 minutes; or TRIALS=5, PROFILES=lan, FAULTS=kill,stop, OVERLOAD_S=60
 	@command='make bench-failover$(if $(TRIALS), TRIALS=$(TRIALS))$(if $(PROFILES), PROFILES=$(PROFILES))$(if $(FAULTS), FAULTS=$(FAULTS))$(if $(OVERLOAD_S), OVERLOAD_S=$(OVERLOAD_S))'; \
-	BSTAR_BENCH_COMMAND="$$command" PYTHONPATH=chaos-tests:benchmarks $(BIN)/python -m failover \
+	BSTAR_BENCH_COMMAND="$$command" PYTHONPATH=chaos-tests:benchmarks:tools $(BIN)/python -m failover \
 	  $(if $(TRIALS),--trials $(TRIALS)) $(if $(PROFILES),--profiles $(PROFILES)) $(if $(FAULTS),--faults $(FAULTS)) \
 	  $(if $(OVERLOAD_S),--overload-s $(OVERLOAD_S)) \
 	  $(if $(TRIALS)$(PROFILES)$(FAULTS)$(OVERLOAD_S),,--write docs/failover.md)
 
 failover-picture: $(TOOLS) ## measure a kill of ours and of the published pattern, and draw docs/failover-kill.svg; or TRIALS=10
-	@PYTHONPATH=chaos-tests:benchmarks $(BIN)/python -m failover.picture --trials $(or $(TRIALS),5)
+	@PYTHONPATH=chaos-tests:benchmarks:tools $(BIN)/python -m failover.picture --trials $(or $(TRIALS),5)
 
 # Not part of what has to pass: it installs servers of others.
 bench-peers: $(TOOLS) ## beside NATS and RabbitMQ, which it installs (Debian, root), 5 minutes; or ROUNDS=1, WINDOWS=100, SECONDS=1, ONLY=haclient,nats
@@ -92,10 +89,7 @@ bench-pipeline: $(JAVA) $(TOOLS) ## the pipeline on Spark beside DuckDB, 5 and 5
 	  $(if $(MEMORY),--memory $(MEMORY)) $(if $(CORES),--cores $(CORES))
 
 docs: $(TOOLS) ## write the generated files anew: sample configurations, state diagram, tables of the pipeline
-	@$(BIN)/python -m bstar.settings --write
-	@$(BIN)/python -m bstar.star.diagram --write docs/binary-star.md
-	@$(BIN)/python -m bstar.journal.page --write docs/journal.md
-	@$(BIN)/python -m bstar_pipeline.tables_page --write docs/pipeline.md
+	@PYTHONPATH=tools $(BIN)/python -m pages --write
 
 sim: $(TOOLS) ## simulated pairs under faults: 200 seeds; or SEED=7, RUNS=1000, HOURS=100; or EXPLORE=all: every state once; or PAIRS=100: a fleet that grows
 ifdef EXPLORE

@@ -25,7 +25,6 @@ EXCEPTIONS = {
     "bstar.records.broker:Request": "the fields of a journal record",
     "bstar.records.broker:Load": "the fields of a journal record",
     "bstar.settings.relations:node_problems": "one `if` for each relation of two keys",
-    "bstar.settings.sample:reference": "the generated page from top to bottom",
     "bstar.star.rules:Facts": "the facts that a rule may name",
     "bstar.wire.peer:_Detail": "the fields of a message",
     "bstar.wire.peer:PeerState": "the fields of a message",

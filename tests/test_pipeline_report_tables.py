@@ -16,8 +16,7 @@ from bstar_cli.main import main
 from bstar_pipeline import report, sketch
 from bstar_pipeline.report.collect import collect
 from bstar_pipeline.report.reading import STEPS_MAX, step_us
-from bstar_pipeline.tables import TABLES
-from bstar_pipeline.tables_page import columns_of
+from bstar_pipeline.tables import TABLES, columns_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,7 +1,5 @@
 """A node's settings: what is read from where, what is refused in which words, and when two are a pair."""
 
-import subprocess
-import sys
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -97,19 +95,6 @@ def test_every_key_of_the_sample_stands_under_a_comment(role: RoleName) -> None:
 
 def test_the_two_samples_are_a_pair() -> None:
     check_pair(sample_settings("primary"), sample_settings("backup"))
-
-
-@pytest.mark.loopback
-def test_the_generated_files_are_checked_and_written_by_one_command(tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "bstar.settings", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert run("--check", str(REPOSITORY)).returncode == 0
-    stale = run("--check", str(tmp_path))
-    assert (stale.returncode, "configs/primary.yaml" in stale.stderr) == (1, True)
-    assert run("--write", str(tmp_path)).returncode == 0
-    assert run("--check", str(tmp_path)).returncode == 0
 
 
 # --- what wins ---

@@ -1,16 +1,14 @@
-"""The table of rules against a twin written by hand, and against what the documentation shows of it."""
+"""The table of rules against a twin written by hand."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 
-from bstar.star import RULES, Effect, Event, Facts, Guard, Role, State, diagram, holds
+from bstar.star import RULES, Effect, Event, Facts, Guard, Role, State, holds
 from bstar.star.chart import Chart
 from bstar.star.rules import rule_for
 
 PRIMARY, BACKUP, ACTIVE, PASSIVE, ERROR = State
-DOCUMENT = Path(__file__).parents[1] / "docs" / "binary-star.md"
 
 # (state, event) -> what is tried in turn: (the facts that must hold, the next state, what else happens).
 Choices = tuple[tuple[str, State, str], ...]
@@ -171,35 +169,3 @@ def test_the_wire_codes_are_the_published_ones() -> None:
 def test_each_role_is_the_others_peer(role: Role) -> None:
     assert role.peer is not role
     assert role.peer.peer is role
-
-
-def test_the_document_shows_the_table_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert diagram.main(["--check", str(DOCUMENT)]) == 0, capsys.readouterr().err
-
-
-def test_a_document_that_differs_is_found_and_can_be_written_anew(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "document.md"
-    path.write_text(f"before\n{diagram.BEGIN}\nobsolete\n{diagram.END}\nafter\n", encoding="utf-8")
-    assert diagram.main(["--check", str(path)]) == 1
-    assert "--write" in capsys.readouterr().err
-    assert diagram.main(["--write", str(path)]) == 0
-    assert diagram.main(["--check", str(path)]) == 0
-    text = path.read_text(encoding="utf-8")
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    assert "obsolete" not in text
-
-
-def test_a_document_without_markers_is_refused() -> None:
-    with pytest.raises(ValueError, match="markers are missing"):
-        diagram.replace("nothing here")
-
-
-def test_without_arguments_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert diagram.main([]) == 0
-    text = capsys.readouterr().out
-    assert "stateDiagram-v2" in text
-    for rule in RULES:
-        assert rule.reason in text

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bstar.generated import wrapped
 from failover.figures import Losses, percentile
 from failover.lanes import Campaign
 from failover.overload import Overload
+from pages.markdown import wrapped
 
 BEGIN = "<!-- begin of the generated part: make bench-failover -->"
 END = "<!-- end of the generated part -->"

@@ -12,6 +12,7 @@ pair's common timeline, which is free of clock steps (see silver.runs.offset_us)
 nothing of Spark, so that anybody may read it; ``bstar_pipeline.store`` reads and writes the tables.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,18 @@ class Table:
     def path(self) -> str:
         """Below the root."""
         return f"{self.layer}/{self.name}"
+
+
+def columns_of(table: Table) -> list[tuple[str, str]]:
+    """Name and Spark type of each column, in order; words in angle brackets stand for several columns."""
+    columns = []
+    for part in re.split(r",\s+", table.columns):
+        if part.startswith("<"):
+            columns.append((part, ""))
+        else:
+            name, _, kind = part.partition(" ")
+            columns.append((name, kind))
+    return columns
 
 
 _SKETCH = "service STRING, minute TIMESTAMP, outcome STRING, measure STRING, bucket INT, weight DOUBLE"

@@ -26,7 +26,7 @@ from mutants.catalogue import ROOT, Mutant
 TIMEOUT_S = 300.0
 ALL_TIMEOUT_S = 1800.0
 _PACKAGES = ("bstar", "broker", "client", "pipeline", "cli")
-_REST = ("tests", "chaos-tests", "benchmarks", "configs", "docs", "examples", "pyproject.toml")
+_REST = ("tests", "chaos-tests", "benchmarks", "configs", "docs", "examples", "tools", "pyproject.toml")
 _TAIL_LINES = 15
 
 

@@ -1,7 +1,7 @@
 """The Binary Star: who of two nodes serves. Pure: no socket, no clock, no randomness.
 
 ``rules`` is the table, ``machine`` does what it says, ``outputs`` are what a shell carries out. ``chart``
-checks the table with a library, and ``diagram`` writes it into the documentation. Of the machine's parts
+checks the table with a library; docs/binary-star.md shows both. Of the machine's parts
 ``settings`` says how a node takes part, ``pace`` how fast, ``peer`` whose messages count, ``epochs`` whose
 claim is better, ``questions`` what is asked and answered, ``quorum`` who has the majority, ``cut_off``
 whether clients reach one node only, ``texts`` what people are told. ``arbiter`` is the third voter.

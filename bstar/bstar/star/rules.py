@@ -14,7 +14,7 @@ that begins to serve has another one before it, for the time while the majority 
 what it is and claims. ``_with_claims`` writes them, so that none can be forgotten.
 
 ``StarMachine`` obeys this table through ``rule_for``. ``chart`` builds a state chart of ``transitions`` from
-it, and ``diagram`` draws that. The tests compare all three with a twin written by hand.
+it, which docs/binary-star.md shows. The tests compare table and chart with a twin written by hand.
 """
 
 import enum

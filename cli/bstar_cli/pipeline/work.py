@@ -119,8 +119,7 @@ def tables(
 
         bstar pipeline tables gold.incidents
     """
-    from bstar_pipeline.tables import TABLES
-    from bstar_pipeline.tables_page import columns_of
+    from bstar_pipeline.tables import TABLES, columns_of
 
     if name is not None and name not in TABLES:
         raise ConfigurationError(f"there is no table {name}; there are {', '.join(TABLES)}")

@@ -1,35 +1,12 @@
-"""Writes the table of rules into the documentation: a diagram, the rules, and what their words mean.
+"""The rules of the pair, for docs/binary-star.md: a diagram, the rules, and what their words mean."""
 
-    python -m bstar.star.diagram                              print it
-    python -m bstar.star.diagram --write docs/binary-star.md  put it between the two markers of that file
-    python -m bstar.star.diagram --check docs/binary-star.md  fail if that would change the file
-
-Nothing in the documentation about which state follows on which event is written by hand.
-"""
-
-import sys
-
-from bstar import generated
 from bstar.star.chart import Chart
 from bstar.star.rules import RULES, Effect, Event, Guard, Role, Rule, State
-
-_MODULE = "bstar.star.diagram"
-BEGIN, END = generated.begin_of(_MODULE), generated.END
 
 
 def generate() -> str:
     """The Markdown between the markers."""
     return "\n".join([*_diagram(), "", *_rules(), "", *_words()])
-
-
-def replace(document: str) -> str:
-    """``document`` with a fresh part between the markers; ValueError if it lacks them."""
-    return generated.replace(document, _MODULE, generate())
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """The command; the exit status is 1 if ``--check`` finds a difference."""
-    return generated.run(arguments, _MODULE, __doc__ or "", generate)
 
 
 def _diagram() -> list[str]:
@@ -78,7 +55,3 @@ def _words() -> list[str]:
         "|---|---|",
         *(f"| `{guard.name}` | {guard.value} |" for guard in guards),
     ]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The pages and files that are written from the code: ``python -m pages --write``, or ``--check``."""
