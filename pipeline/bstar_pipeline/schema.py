@@ -11,6 +11,8 @@ import typing
 from typing import Literal, Union
 
 import msgspec
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -127,6 +129,18 @@ def table_schema(name: str) -> StructType:
     of_partition: dict[str, DataType] = {"day": DateType(), "batch": LongType()}
     columns += [StructField(key, of_partition.get(key, StringType())) for key in table.partitions]
     return StructType(columns)
+
+
+def shaped(frame: DataFrame, name: str) -> DataFrame:
+    """``frame`` in the columns and types of a table; a column that it lacks is null."""
+    return frame.select(
+        *(
+            (F.col(field.name) if field.name in frame.columns else F.lit(None))
+            .cast(field.dataType)
+            .alias(field.name)
+            for field in table_schema(name)
+        )
+    )
 
 
 RECORDS = table_schema("bronze.records")

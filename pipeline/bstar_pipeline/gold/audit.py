@@ -8,7 +8,6 @@ guarantee also where a pair without an arbiter cannot prevent it.
 Requests are never shuffled: they are filtered, counted, and joined with the clients that keep a journal.
 """
 
-from collections.abc import Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -16,6 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline.gold.rules import findings
 from bstar_pipeline.gold.serving import CLOCK_ERROR_US, both_serving
+from bstar_pipeline.gold.told import FOREVER, text
+from bstar_pipeline.schema import shaped
 
 # Bits of silver.requests.evidence.
 _CLIENT, _WORKER = 2, 4
@@ -23,19 +24,13 @@ _CLIENT, _WORKER = 2, 4
 _UNWRITTEN_US = 2_000_000
 # ... and calls that had not ended yet.
 _CALL_MAX_US = 60_000_000
-_COLUMNS = (
-    "rule STRING",
-    "verdict STRING",
-    "client STRING",
-    "number BIGINT",
-    "service STRING",
-    "node STRING",
-    "at_us BIGINT",
-    "duration_us BIGINT",
-    "count BIGINT",
-    "text STRING",
-    "day DATE",
-    "pair STRING",
+
+# What a rule cannot be proven for: the rule, the count of such requests, and why.
+_UNCOVERED = (
+    ("lost", "plain", "of plain Majordomo clients, whose requests have no identity: nothing is checked"),
+    ("lost", "no_call", "not in a client's journal: whether the client was told is not known"),
+    ("executed-twice", "no_run", "not in a worker's journal: how often they were executed is not known"),
+    ("crossed", "no_run", "not in a worker's journal: what was answered to them is not known"),
 )
 
 
@@ -56,7 +51,7 @@ def audit(
         _gaps(runs, states),
         _both_active(states, runs, clock_error_us),
     ]
-    return reduce(DataFrame.unionByName, [_shaped(part) for part in parts])
+    return reduce(DataFrame.unionByName, [shaped(part, "gold.audit") for part in parts])
 
 
 # --- single requests ----------------------------------------------------------------------------------------
@@ -71,36 +66,37 @@ def _with_context(requests: DataFrame, runs: DataFrame) -> DataFrame:
         .select("pair", "client", F.lit(True).alias("keeps"))
         .distinct()
     )
-    last = F.col("last_at_us")
-    is_full_of_holes = (F.col("missing") > 0) | (F.col("dropped") > 0)
-    forever = F.lit(1 << 62)
+    holes = "(missing > 0 OR dropped > 0)"
 
-    def gaps(source: str, condition: Column, since: Column, until: Column) -> Column:
-        return F.collect_list(
-            F.when(
-                (F.col("source") == source) & condition, F.struct(since.alias("since"), until.alias("until"))
-            )
-        )
+    def gaps(name: str, source: str, condition: str, since: str, until: str) -> Column:
+        gap = f"struct({since} AS since, {until} AS until)"
+        return F.expr(f"collect_list(if(source = '{source}' AND ({condition}), {gap}, NULL)) AS {name}")
 
     of_pair = runs.groupBy("pair").agg(
         gaps(
+            "client_gaps",
             "client",
-            F.col("is_sampled") | is_full_of_holes | ~F.col("is_clean"),
-            F.when(F.col("is_sampled") | is_full_of_holes, F.col("started_at_us")).otherwise(
-                last - _CALL_MAX_US
-            ),
-            forever,
-        ).alias("client_gaps"),
+            f"is_sampled OR {holes} OR NOT is_clean",
+            f"if(is_sampled OR {holes}, started_at_us, last_at_us - {_CALL_MAX_US})",
+            f"{FOREVER}",
+        ),
         gaps(
+            "worker_gaps",
             "worker",
-            is_full_of_holes | ~F.col("is_clean"),
-            F.when(is_full_of_holes, F.col("started_at_us")).otherwise(last - _UNWRITTEN_US),
-            last + _CALL_MAX_US,
-        ).alias("worker_gaps"),
-        gaps("broker", ~F.col("is_clean"), last - _UNWRITTEN_US, last + _UNWRITTEN_US).alias("node_ends"),
+            f"{holes} OR NOT is_clean",
+            f"if({holes}, started_at_us, last_at_us - {_UNWRITTEN_US})",
+            f"last_at_us + {_CALL_MAX_US}",
+        ),
         gaps(
-            "broker", F.col("is_sampled") | is_full_of_holes, F.col("started_at_us"), last + _UNWRITTEN_US
-        ).alias("node_gaps"),
+            "node_ends",
+            "broker",
+            "NOT is_clean",
+            f"last_at_us - {_UNWRITTEN_US}",
+            f"last_at_us + {_UNWRITTEN_US}",
+        ),
+        gaps(
+            "node_gaps", "broker", f"is_sampled OR {holes}", "started_at_us", f"last_at_us + {_UNWRITTEN_US}"
+        ),
     )
     known = requests.join(F.broadcast(keepers), ["pair", "client"], "left")
     return known.where(_is_suspect()).join(F.broadcast(of_pair), "pair", "left")
@@ -108,20 +104,20 @@ def _with_context(requests: DataFrame, runs: DataFrame) -> DataFrame:
 
 def _is_suspect() -> Column:
     """Whether any of the rules may have something to say about a request: of most there is nothing."""
-    is_same_reply = F.array_contains("execution_crcs", F.col("reply_crc"))
     suspicions = (
-        F.col("keeps") & (F.col("evidence").bitwiseAND(_CLIENT) == 0),
-        F.col("executions") > 1,
-        F.col("deliveries") > 1,
-        F.col("answers") > 1,
-        F.col("unmarked") > 0,
-        ~F.col("call_outcome").isin("answered", "failed"),
-        F.col("outcome").isin("returned", "late"),
-        F.col("reply_crc").isNotNull()
-        & (F.size("execution_crcs") > 0)
-        & ~F.coalesce(is_same_reply, F.lit(False)),
+        f"keeps AND evidence & {_CLIENT} = 0",
+        "executions > 1",
+        "deliveries > 1",
+        "answers > 1",
+        "unmarked > 0",
+        "call_outcome NOT IN ('answered', 'failed')",
+        "outcome IN ('returned', 'late')",
+        (
+            "reply_crc IS NOT NULL AND size(execution_crcs) > 0 "
+            "AND NOT coalesce(array_contains(execution_crcs, reply_crc), false)"
+        ),
     )
-    return reduce(Column.__or__, (F.coalesce(one, F.lit(False)) for one in suspicions))
+    return F.expr(" OR ".join(f"coalesce({each}, false)" for each in suspicions))
 
 
 # --- what cannot be proven ----------------------------------------------------------------------------------
@@ -129,30 +125,23 @@ def _is_suspect() -> Column:
 
 def _coverage(requests: DataFrame) -> DataFrame:
     """How many requests lack the journals that a rule needs."""
-    evidence, is_plain = F.col("evidence"), F.col("client").startswith("mdp-")
     counts = requests.groupBy("day", "pair", "service").agg(
         F.min("accepted_at_us").alias("at_us"),
-        F.count_if(is_plain).alias("plain"),
-        F.count_if(~is_plain & (evidence.bitwiseAND(_CLIENT) == 0)).alias("no_call"),
-        F.count_if(
-            ~is_plain & (evidence.bitwiseAND(_WORKER) == 0) & F.col("outcome").isin("answered", "failed")
-        ).alias("no_run"),
-    )
-    lines: Sequence[tuple[str, str, str]] = (
-        ("lost", "plain", "of plain Majordomo clients, whose requests have no identity: nothing is checked"),
-        ("lost", "no_call", "not in a client's journal: whether the client was told is not known"),
-        ("executed-twice", "no_run", "not in a worker's journal: how often they were executed is not known"),
-        ("crossed", "no_run", "not in a worker's journal: what was answered to them is not known"),
+        F.expr("count_if(client LIKE 'mdp-%') AS plain"),
+        F.expr(f"count_if(client NOT LIKE 'mdp-%' AND evidence & {_CLIENT} = 0) AS no_call"),
+        F.expr(
+            f"count_if(client NOT LIKE 'mdp-%' AND evidence & {_WORKER} = 0 "
+            "AND outcome IN ('answered', 'failed')) AS no_run"
+        ),
     )
     rows = F.array(
         *(
             F.struct(F.lit(rule).alias("rule"), F.col(column).alias("count"), F.lit(text).alias("text"))
-            for rule, column, text in lines
+            for rule, column, text in _UNCOVERED
         )
     )
     return (
-        counts.select("day", "pair", "service", "at_us", F.explode(rows).alias("row"))
-        .select("day", "pair", "service", "at_us", "row.*")
+        counts.select("day", "pair", "service", "at_us", F.inline(rows))
         .where("count > 0")
         .withColumn("verdict", F.lit("unproven"))
     )
@@ -160,29 +149,29 @@ def _coverage(requests: DataFrame) -> DataFrame:
 
 def _gaps(runs: DataFrame, states: DataFrame) -> DataFrame:
     """Runs whose journals lack something, and nodes whose last moments nobody wrote down."""
-    rule = F.when(F.col("source") == "client", "lost").when(F.col("source") == "worker", "executed-twice")
-    lacking = F.array(
-        F.struct(F.col("missing").alias("count"), F.lit("records that it wrote are not here").alias("text")),
-        F.struct(F.col("dropped").alias("count"), F.lit("records it could not write in time").alias("text")),
-        F.struct(
-            F.when(F.col("is_sampled"), 1).otherwise(0).cast("bigint").alias("count"),
-            F.lit("its records of requests are a sample").alias("text"),
-        ),
+    lacking = (
+        "array(struct(missing AS count, 'records that it wrote are not here' AS text), "
+        "struct(dropped AS count, 'records it could not write in time' AS text), "
+        "struct(if(is_sampled, 1L, 0L) AS count, 'its records of requests are a sample' AS text))"
     )
     of_runs = (
-        runs.select("*", F.explode(lacking).alias("lack"))
+        runs.select("*", F.explode(F.expr(lacking)).alias("lack"))
         .where("lack.count > 0")
         .select(
             "day",
             "pair",
             "node",
             "service",
-            rule.otherwise("answered-twice").alias("rule"),
+            F.expr(
+                "CASE source WHEN 'client' THEN 'lost' WHEN 'worker' THEN 'executed-twice' "
+                "ELSE 'answered-twice' END AS rule"
+            ),
             F.col("started_at_us").alias("at_us"),
             F.col("lack.count").alias("count"),
-            F.concat("source", F.lit(" "), "node", F.lit(": "), "lack.text").alias("text"),
+            text("{source} {node}: {lack.text}").alias("text"),
         )
     )
+    why = text("broker {node} ended without a word: its last records may be missing")
     killed = states.where("ended_by = 'kill'").select(
         F.to_date(F.timestamp_micros("until_at_us")).alias("day"),
         "pair",
@@ -190,9 +179,7 @@ def _gaps(runs: DataFrame, states: DataFrame) -> DataFrame:
         F.lit("lost").alias("rule"),
         F.col("until_at_us").alias("at_us"),
         F.lit(1).alias("count"),
-        F.concat(
-            F.lit("broker "), "node", F.lit(" ended without a word: its last records may be missing")
-        ).alias("text"),
+        why.alias("text"),
     )
     return of_runs.unionByName(killed, allowMissingColumns=True).withColumn("verdict", F.lit("unproven"))
 
@@ -201,32 +188,22 @@ def _gaps(runs: DataFrame, states: DataFrame) -> DataFrame:
 
 
 def _both_active(states: DataFrame, runs: DataFrame, clock_error_us: int) -> DataFrame:
-    took_us = F.col("until_at_us") - F.col("since_at_us")
+    why = F.format_string(
+        "%s (epoch %d) and %s (epoch %d) both served for %.1f ms",
+        "node",
+        "epoch",
+        "successor",
+        "successor_epoch",
+        F.expr("(until_at_us - since_at_us) / 1000D"),
+    )
     return both_serving(states, runs, clock_error_us).select(
         F.lit("both-active").alias("rule"),
         F.lit("violated").alias("verdict"),
         "node",
         F.col("since_at_us").alias("at_us"),
-        took_us.alias("duration_us"),
+        F.expr("until_at_us - since_at_us AS duration_us"),
         F.lit(1).alias("count"),
-        F.format_string(
-            "%s (epoch %d) and %s (epoch %d) both served for %.1f ms",
-            F.col("node"),
-            F.col("epoch"),
-            F.col("successor"),
-            F.col("successor_epoch"),
-            took_us / 1000.0,
-        ).alias("text"),
+        why.alias("text"),
         F.to_date(F.timestamp_micros("since_at_us")).alias("day"),
         "pair",
     )
-
-
-def _shaped(part: DataFrame) -> DataFrame:
-    """In the table's columns and types; what a finding has not is null."""
-    columns = []
-    for column in _COLUMNS:
-        name, sort = column.split()
-        value = F.col(name) if name in part.columns else F.lit(None)
-        columns.append(value.cast(sort).alias(name))
-    return part.select(*columns)

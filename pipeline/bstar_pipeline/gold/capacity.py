@@ -13,11 +13,14 @@ of a day looks like a trend.
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from bstar_pipeline.schema import table_schema
+
 HOURS_MIN = 48
 """With fewer hours there is no forecast."""
 
 # Beyond a year a straight line says nothing.
 _AHEAD_MAX_S = 365 * 86_400
+_HOUR_US = 3_600_000_000
 _KEY = ("day", "pair", "service", "hour")
 
 
@@ -49,58 +52,26 @@ def capacity(records: DataFrame) -> DataFrame:
     )
     until_s = (1 - F.col("intercept")) / F.nullif("slope", F.lit(0.0))
     saturates = (F.col("slope") > 0) & (until_s <= _AHEAD_MAX_S)
-    return line.select(
-        "service",
-        "hour",
-        "workers",
-        "credit",
-        "utilisation",
-        "peak_utilisation",
-        "arrivals_per_s",
-        "queued_mean",
-        "queued_max",
-        "queue_growth_per_s",
-        (F.col("slope") * 86_400).alias("trend_per_day"),
-        # Rounded to the minute: more would be pretence.
-        F.when(saturates, F.timestamp_seconds(F.round((F.col("last_s") + until_s) / 60) * 60)).alias(
-            "saturates_at"
-        ),
-        "day",
-        "pair",
-    )
+    # Rounded to the minute: more would be pretence.
+    full_at = F.timestamp_seconds(F.round((F.col("last_s") + until_s) / 60) * 60)
+    columns = {"trend_per_day": F.col("slope") * 86_400, "saturates_at": F.when(saturates, full_at)}
+    return line.withColumns(columns).select(*table_schema("gold.capacity").names)
 
 
 def _loads_of_serving_nodes(records: DataFrame) -> DataFrame:
     """Load records of nodes that were active then; of unknown state only those that had work."""
-    told = (
-        F.when(F.col("kind") == "active", F.lit(True))
-        .when(F.col("kind") == "inactive", F.lit(False))
-        .when(F.col("kind") == "pulse", F.lower("state") == "active")
-        .when(F.col("kind") == "state", F.lower("new") == "active")
+    told = F.expr(
+        "CASE kind WHEN 'active' THEN true WHEN 'inactive' THEN false "
+        "WHEN 'pulse' THEN lower(state) = 'active' WHEN 'state' THEN lower(new) = 'active' END"
     )
     so_far = Window.partitionBy("pair", "boot").orderBy("seq").rowsBetween(Window.unboundedPreceding, 0)
-    had_work = (F.col("busy_us") > 0) | (F.col("accepted") > 0) | (F.col("queued") > 0)
-    hour_us = 3_600_000_000
-    hour = F.timestamp_micros(F.expr(f"at DIV {hour_us}") * hour_us)
+    hour = F.timestamp_micros(F.expr(f"at DIV {_HOUR_US} * {_HOUR_US}L"))
     return (
-        records.where(F.col("topic") == "events")
-        .where(F.col("kind").isin("load", "pulse", "state", "active", "inactive"))
+        records.where("topic = 'events' AND kind IN ('load', 'pulse', 'state', 'active', 'inactive')")
         .select("*", F.last(told, ignorenulls=True).over(so_far).alias("is_serving"))
-        .where((F.col("kind") == "load") & (F.col("interval_us") > 0))
-        .where(F.coalesce("is_serving", had_work))
-        .select(
-            "pair",
-            "service",
-            hour.alias("hour"),
-            F.to_date(hour).alias("day"),
-            "at",
-            "interval_us",
-            "workers",
-            "credit",
-            "queued",
-            "busy_us",
-            "accepted",
-        )
+        .where("kind = 'load' AND interval_us > 0")
+        .where("coalesce(is_serving, busy_us > 0 OR accepted > 0 OR queued > 0)")
+        .withColumns({"hour": hour, "day": F.to_date(hour)})
     )
 
 

@@ -4,7 +4,7 @@ Only requests that ended around an incident are looked at: incidents are few, ea
 its surroundings, and requests meet them by pair and minute.
 """
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 WINDOW_US = 30_000_000
@@ -34,20 +34,16 @@ def impact(incidents: DataFrame, requests: DataFrame, refusals: DataFrame) -> Da
         .groupBy("id")
         .agg(F.sum("count").alias("refused_at_nodes"))
     )
-    none = F.lit(0).cast("bigint")
-    by_calls = F.coalesce("has_calls", F.lit(False))
     return (
         incidents.join(counts, "id", "left")
         .join(refused, "id", "left")
-        .select(
+        .selectExpr(
             *incidents.columns,
             "outage_us",
-            F.coalesce("retried", none).alias("retried"),
-            F.when(by_calls, F.col("refused_calls"))
-            .otherwise(F.coalesce("refused_at_nodes", none))
-            .alias("refused"),
-            F.coalesce("unknown", none).alias("unknown"),
-            F.coalesce("affected", none).alias("affected"),
+            "coalesce(retried, 0L) AS retried",
+            "if(coalesce(has_calls, false), refused_calls, coalesce(refused_at_nodes, 0L)) AS refused",
+            "coalesce(unknown, 0L) AS unknown",
+            "coalesce(affected, 0L) AS affected",
         )
     )
 
@@ -90,27 +86,20 @@ def _counts(told: DataFrame) -> DataFrame:
     )
     gaps = told.select("*", before.alias("before_us"))
     # Gaps that have anything to do with it: they end after it began, and begin before service was back.
-    is_around = (
-        is_answer & (F.col("ended_at_us") > F.col("since_us")) & (F.col("before_us") <= F.col("served_us"))
+    is_around = is_answer & F.expr("ended_at_us > since_us AND before_us <= served_us")
+    is_within = (
+        f"ended_at_us >= since_us AND coalesce(accepted_at_us, ended_at_us) <= served_us + {_SETTLE_US}"
     )
-    is_within = (F.col("ended_at_us") >= F.col("since_us")) & (
-        F.coalesce("accepted_at_us", "ended_at_us") <= F.col("served_us") + _SETTLE_US
-    )
-    is_retried = (F.coalesce("attempts", F.lit(1)) > 1) | F.coalesce("is_repeated", F.lit(False))
-    is_refused = F.col("call_outcome").isin("busy", "rejected", "no-active")
-    is_unknown = F.col("outcome").isin(
-        "timeout", "unknown", "interrupted", "closed", "returned", "late", "lost"
-    )
-    is_delayed = (F.col("accepted_at_us") <= F.col("since_us")) & (F.col("ended_at_us") >= F.col("served_us"))
+    is_retried = "(coalesce(attempts, 1) > 1 OR coalesce(is_repeated, false))"
+    is_refused = "call_outcome IN ('busy', 'rejected', 'no-active')"
+    is_unknown = "outcome IN ('timeout', 'unknown', 'interrupted', 'closed', 'returned', 'late', 'lost')"
+    is_delayed = "(accepted_at_us <= since_us AND ended_at_us >= served_us)"
+    is_affected = f"({is_retried} OR {is_refused} OR {is_unknown} OR {is_delayed})"
     return gaps.groupBy("id").agg(
         F.max(F.when(is_around, F.col("ended_at_us") - F.col("before_us"))).alias("outage_us"),
-        _count(is_within & is_retried).alias("retried"),
-        _count(is_within & is_refused).alias("refused_calls"),
-        _count(is_within & is_unknown).alias("unknown"),
-        _count(is_within & (is_retried | is_refused | is_unknown | is_delayed)).alias("affected"),
+        F.expr(f"count_if({is_within} AND {is_retried}) AS retried"),
+        F.expr(f"count_if({is_within} AND {is_refused}) AS refused_calls"),
+        F.expr(f"count_if({is_within} AND {is_unknown}) AS unknown"),
+        F.expr(f"count_if({is_within} AND {is_affected}) AS affected"),
         F.max("has_calls").alias("has_calls"),
     )
-
-
-def _count(condition: Column) -> Column:
-    return F.count_if(F.coalesce(condition, F.lit(False)))

@@ -27,16 +27,26 @@ that nodes recorded.
 
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline.gold import faults
 from bstar_pipeline.gold.aftermath import detections, recoveries, refusals, takeovers
 from bstar_pipeline.gold.impact import impact
 from bstar_pipeline.gold.serving import CLOCK_ERROR_US
-from bstar_pipeline.gold.told import Told, seconds, settled
+from bstar_pipeline.gold.told import Told, settled, text
+from bstar_pipeline.schema import shaped
 
 _BASE = ("pair", "kind", "node", "boot", "began_at_us", "began_error_us", "ended_at_us", "lost_at_us", "text")
+
+_CAUSE = (
+    "{text}"
+    "{CASE WHEN kind IN ('start', 'both-active', 'partition', 'handover') THEN '' "
+    "WHEN was_serving THEN ' It was the active node.' ELSE ' It stood by.' END}"
+    "{CASE WHEN kind IN ('start', 'both-active') THEN '' WHEN taken_over_at_us IS NOT NULL THEN served "
+    "WHEN kind = 'partition' THEN ' The role stayed where it was.' "
+    "WHEN was_serving THEN ' Nobody took over.' ELSE '' END}"
+)
 
 
 def incidents(
@@ -62,52 +72,12 @@ def incidents(
     )
     base = settled(base.withColumn("id", key))
     followed = settled(recoveries(told, detections(told, takeovers(told, base))))
-    counted = impact(followed, requests, refusals(told))
-    return counted.select(
-        "id",
-        "kind",
-        "node",
-        "boot",
-        "successor",
-        "epoch",
-        "began_at_us",
-        "began_error_us",
-        "detected_at_us",
-        "taken_over_at_us",
-        "recovered_at_us",
-        (F.col("detected_at_us") - F.col("began_at_us")).alias("detection_us"),
-        (F.col("taken_over_at_us") - F.col("began_at_us")).alias("takeover_us"),
-        "outage_us",
-        "retried",
-        "refused",
-        "unknown",
-        "affected",
-        _cause().alias("cause"),
-        F.to_date(F.timestamp_micros("began_at_us")).alias("day"),
-        "pair",
-    )
-
-
-def _cause() -> Column:
-    role = (
-        F.when(F.col("kind").isin("start", "both-active", "partition", "handover"), F.lit(""))
-        .when(F.col("was_serving"), F.lit(" It was the active node."))
-        .otherwise(F.lit(" It stood by."))
-    )
-    after = (
-        F.when(F.col("kind").isin("start", "both-active"), F.lit(""))
-        .when(
-            F.col("taken_over_at_us").isNotNull(),
-            F.concat(
-                F.lit(" "),
-                "successor",
-                F.lit(" served after "),
-                seconds(F.col("taken_over_at_us") - F.col("began_at_us")),
-                F.lit("."),
-            ),
-        )
-        .when(F.col("was_serving") & (F.col("kind") != "partition"), F.lit(" Nobody took over."))
-        .when(F.col("kind") == "partition", F.lit(" The role stayed where it was."))
-        .otherwise(F.lit(""))
-    )
-    return F.concat("text", role, after)
+    served = text(" {successor} served after {taken_over_at_us - began_at_us:s}.")
+    counted = impact(followed, requests, refusals(told)).withColumn("served", served)
+    columns = {
+        "detection_us": F.col("detected_at_us") - F.col("began_at_us"),
+        "takeover_us": F.col("taken_over_at_us") - F.col("began_at_us"),
+        "cause": text(_CAUSE),
+        "day": F.to_date(F.timestamp_micros("began_at_us")),
+    }
+    return shaped(counted.withColumns(columns), "gold.incidents")

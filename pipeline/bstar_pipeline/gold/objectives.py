@@ -16,6 +16,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline import sketch
+from bstar_pipeline.schema import table_schema
 from bstar_pipeline.slo import REFUSALS, Objective, Objectives
 
 MEASURES = ("queued", "busy", "total")
@@ -105,8 +106,7 @@ def objectives(sketches: DataFrame, slo: Objectives | None = None) -> DataFrame:
     alert = F.when(
         (F.col("burn_1h") >= slo.fast_burn) & (F.col("burn_5m") >= slo.fast_burn), F.lit("fast")
     ).when((F.col("burn_6h") >= slo.slow_burn) & (F.col("burn_1h") >= slo.slow_burn), F.lit("slow"))
-    columns = [name for name in burning.columns if name not in {"day", "pair"}]
-    return burning.select(*columns, alert.alias("alert"), "day", "pair")
+    return burning.withColumn("alert", alert).select(*table_schema("gold.objectives").names)
 
 
 def budgets(sketches: DataFrame, slo: Objectives | None = None) -> DataFrame:
@@ -137,23 +137,8 @@ def budgets(sketches: DataFrame, slo: Objectives | None = None) -> DataFrame:
         F.col("period_slow") / F.nullif("period_finished", F.lit(0.0)) / (1 - F.col("latency_share")),
         F.lit(0.0),
     )
-    return summed.select(
-        "service",
-        "availability",
-        "latency_us",
-        "latency_share",
-        "requests",
-        "errors",
-        "slow",
-        "period_requests",
-        "period_errors",
-        "period_slow",
-        used.alias("budget_used"),
-        slow_used.alias("slow_budget_used"),
-        ((used <= 1) & (slow_used <= 1)).alias("is_kept"),
-        "day",
-        "pair",
-    )
+    columns = {"budget_used": used, "slow_budget_used": slow_used, "is_kept": (used <= 1) & (slow_used <= 1)}
+    return summed.withColumns(columns).select(*table_schema("gold.budgets").names)
 
 
 def _minutes(sketches: DataFrame, slo: Objectives, with_percentiles: bool = True) -> DataFrame:

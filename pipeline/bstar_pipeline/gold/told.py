@@ -5,11 +5,16 @@ The frames in here are small and asked for again and again. So each is computed 
 (``settled``): a plan that had all of them in it, over and over, would take longer to make than to carry out.
 """
 
+import re
+
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 FOREVER = 1 << 62
 """Later than anything."""
+
+CUT_OFF = "('disconnected', 'active-lost', 'unregistered')"
+"""The kinds of record, in SQL, by which a client or worker tells that it lost a node."""
 
 _KINDS = (
     "state",
@@ -42,6 +47,21 @@ _FIELDS = (
 )
 
 
+# What a broker run told of itself: name, aggregate, column and condition. A node leaves when it was asked to
+# end, or gives the role up because of it.
+_FACTS = (
+    ("stopped_at_us", "min", "at_us", "kind = 'stopped'"),
+    ("stop_reason", "min", "reason", "kind = 'stopped'"),
+    ("left_at_us", "min", "at_us", "kind = 'stopping' OR (kind = 'state' AND event = 'LEAVE')"),
+    ("fatal_at_us", "min", "at_us", "kind = 'fatal'"),
+    ("fatal_text", "min", "text", "kind = 'fatal'"),
+    ("exit_code", "min", "exit_code", "kind = 'fatal'"),
+    ("pulse_first", "min", "at_us", "kind = 'pulse'"),
+    ("pulse_last", "max", "at_us", "kind = 'pulse'"),
+    ("pulses", "count", "at_us", "kind = 'pulse'"),
+)
+
+
 def settled(frame: DataFrame) -> DataFrame:
     """The same rows without their history; for what is small. Gone when nobody refers to it any more."""
     return frame.localCheckpoint(eager=False)
@@ -66,16 +86,10 @@ class Told:
         self.brokers = events.where("source = 'broker'")
         self.others = events.where("source <> 'broker'")
         facts = self.brokers.groupBy("pair", "boot").agg(
-            F.min(F.when(F.col("kind") == "stopped", F.col("at_us"))).alias("stopped_at_us"),
-            F.min(F.when(F.col("kind") == "stopped", F.col("reason"))).alias("stop_reason"),
-            F.min(F.when(_is_leaving(), F.col("at_us"))).alias("left_at_us"),
-            F.min(F.when(F.col("kind") == "fatal", F.col("at_us"))).alias("fatal_at_us"),
-            F.min(F.when(F.col("kind") == "fatal", F.col("text"))).alias("fatal_text"),
-            F.min(F.when(F.col("kind") == "fatal", F.col("exit_code"))).alias("exit_code"),
             *(
-                function(F.when(F.col("kind") == "pulse", F.col("at_us"))).alias(name)
-                for name, function in (("pulse_first", F.min), ("pulse_last", F.max), ("pulses", F.count))
-            ),
+                F.expr(f"{function}(if({condition}, {column}, NULL)) AS {name}")
+                for name, function, column, condition in _FACTS
+            )
         )
         in_order = Window.partitionBy("pair", "node").orderBy("started_at_us", "boot")
         self.runs = (
@@ -113,106 +127,84 @@ class Told:
             self.brokers.where(F.col("kind").isin("peer-lost", "peer-seen"))
             .select("*", F.min(seen).over(later).alias("seen"))
             .where("kind = 'peer-lost'")
-            .select(
+            .selectExpr(
                 "pair",
-                F.col("node").alias("witness"),
-                F.col("boot").alias("witness_boot"),
-                F.col("at_us").alias("lost_at_us"),
-                (F.col("at_us") - F.col("silent_us")).alias("heard_at_us"),
-                F.col("reason").alias("how"),
-                F.col("seen.at_us").alias("seen_at_us"),
-                F.col("seen.peer_boot").alias("seen_boot"),
+                "node AS witness",
+                "boot AS witness_boot",
+                "at_us AS lost_at_us",
+                "at_us - silent_us AS heard_at_us",
+                "reason AS how",
+                "seen.at_us AS seen_at_us",
+                "seen.peer_boot AS seen_boot",
             )
         )
 
     def _read_deaths(self) -> DataFrame:
         """Broker runs, with the ``loss`` that tells of their end, and whether they ended (``is_over``)."""
         run, loss = self.runs.alias("run"), self.losses.alias("loss")
+        error = self.clock_error_us
         # A partition ends no records: the node goes on writing after its peer stopped hearing it.
-        silent_since = F.when(F.col("how") == "gone", F.col("lost_at_us")).otherwise(
-            F.floor((F.col("heard_at_us") + F.col("lost_at_us")) / 2)
+        silent_since = "if(how = 'gone', lost_at_us, floor((heard_at_us + lost_at_us) / 2))"
+        is_ending = (
+            "witness <> node AND lost_at_us >= started_at_us "
+            f"AND lost_at_us >= last_at_us - {error} "
+            f"AND lost_at_us <= coalesce(next_started_us, {FOREVER}) + {error} "
+            f"AND (is_clean OR last_at_us <= {silent_since} + {error})"
         )
         ending = F.when(
-            (F.col("witness") != F.col("node"))
-            & (F.col("lost_at_us") >= F.col("started_at_us"))
-            & (F.col("lost_at_us") >= F.col("last_at_us") - self.clock_error_us)
-            & (F.col("lost_at_us") <= F.coalesce("next_started_us", F.lit(FOREVER)) + self.clock_error_us)
-            & (F.col("is_clean") | (F.col("last_at_us") <= silent_since + self.clock_error_us)),
+            F.expr(is_ending),
             F.struct(
                 "lost_at_us", "heard_at_us", "how", "seen_at_us", "seen_boot", "witness", "witness_boot"
             ),
         )
         first = run.join(loss, "pair", "left").groupBy("pair", "boot").agg(F.min(ending).alias("loss"))
-        is_seen_again = F.col("loss.seen_at_us").isNotNull() & (F.col("loss.seen_boot") == F.col("boot"))
         is_over = (
-            F.col("is_clean")
-            | F.col("fatal_at_us").isNotNull()
-            | F.col("next_started_us").isNotNull()
-            | (F.col("loss").isNotNull() & ~F.coalesce(is_seen_again, F.lit(False)))
+            "is_clean OR fatal_at_us IS NOT NULL OR next_started_us IS NOT NULL OR (loss IS NOT NULL "
+            "AND NOT coalesce(loss.seen_at_us IS NOT NULL AND loss.seen_boot = boot, false))"
         )
-        return self.runs.join(first, ["pair", "boot"]).withColumn("is_over", is_over)
+        return self.runs.join(first, ["pair", "boot"]).withColumn("is_over", F.expr(is_over))
 
     def _read_stalls(self) -> DataFrame:
         """Every stall that the peer noticed, or that was as long as the failover timeout."""
         stalls = (
             self.brokers.where("kind = 'stall'")
-            .select(
+            .selectExpr(
                 "pair",
                 "node",
                 "boot",
                 "seq",
-                (F.col("at_us") - F.col("gap_us")).alias("began_at_us"),
-                F.col("at_us").alias("ended_at_us"),
+                "at_us - gap_us AS began_at_us",
+                "at_us AS ended_at_us",
                 "gap_us",
             )
             .join(self.runs.select("pair", "boot", "heartbeat_us", "failover_timeout_us"), ["pair", "boot"])
         )
-        heartbeat = F.coalesce("heartbeat_us", F.lit(0))
-        noticed = F.when(
-            (F.col("witness") != F.col("node"))
-            & (F.col("how") != "left")
-            & (F.col("heard_at_us") <= F.col("ended_at_us"))
-            & (F.col("lost_at_us") >= F.col("began_at_us"))
-            & (F.col("lost_at_us") <= F.col("ended_at_us") + heartbeat + self.clock_error_us)
-            & (F.col("heard_at_us") >= F.col("began_at_us") - heartbeat - self.clock_error_us),
-            F.col("lost_at_us"),
+        margin = f"coalesce(heartbeat_us, 0) + {self.clock_error_us}"
+        is_noticed = (
+            "witness <> node AND how <> 'left' "
+            f"AND lost_at_us BETWEEN began_at_us AND ended_at_us + {margin} "
+            f"AND heard_at_us BETWEEN began_at_us - ({margin}) AND ended_at_us"
         )
         return (
             stalls.join(self.losses, "pair", "left")
-            .groupBy(
-                "pair",
-                "node",
-                "boot",
-                "seq",
-                "began_at_us",
-                "ended_at_us",
-                "gap_us",
-                "heartbeat_us",
-                "failover_timeout_us",
-            )
-            .agg(F.min(noticed).alias("lost_at_us"))
-            .where(
-                F.col("lost_at_us").isNotNull()
-                | ((F.col("failover_timeout_us") > 0) & (F.col("gap_us") >= F.col("failover_timeout_us")))
-            )
+            .groupBy(*stalls.columns)
+            .agg(F.min(F.when(F.expr(is_noticed), F.col("lost_at_us"))).alias("lost_at_us"))
+            .where("lost_at_us IS NOT NULL OR (failover_timeout_us > 0 AND gap_us >= failover_timeout_us)")
         )
 
 
-def _is_leaving() -> Column:
-    """The node was asked to end, or gives the role up because of it."""
-    return (F.col("kind") == "stopping") | ((F.col("kind") == "state") & (F.col("event") == "LEAVE"))
+def text(template: str) -> Column:
+    """The template with the values of the SQL expressions in its braces; null if one of them is null.
 
-
-def seconds(us: Column) -> Column:
-    """Microseconds as people read them."""
-    return F.format_string("%.3f s", us / 1e6)
-
-
-def middle(low: Column, high: Column) -> Column:
-    """Between two moments."""
-    return F.floor((low + high) / 2)
-
-
-def half(low: Column, high: Column) -> Column:
-    """How far from the middle it may have been."""
-    return F.ceil((high - low) / 2)
+    ``{expression:s}`` shows microseconds as seconds.
+    """
+    pieces = []
+    for number, piece in enumerate(re.split(r"\{(.+?)\}", template)):
+        if number % 2 == 0:
+            pieces.append(F.lit(piece))
+        elif piece.endswith(":s"):
+            us = F.expr(piece[:-2])
+            pieces.append(F.when(us.isNotNull(), F.format_string("%.3f s", us / 1e6)))
+        else:
+            pieces.append(F.expr(piece))
+    return F.concat(*pieces)

@@ -74,8 +74,3 @@ def runs(records: DataFrame) -> DataFrame:
 def _start() -> Column:
     """All of the record with which a run begins."""
     return F.max(F.struct("seq", "sample", *_ABOUT))
-
-
-def timeline_us(mono: str = "mono") -> Column:
-    """When, on the common timeline, with ``runs`` joined."""
-    return F.col(mono) + F.col("offset_us")

@@ -179,19 +179,13 @@ def _endings(told: DataFrame, runs: DataFrame, brokers: DataFrame) -> DataFrame:
     lost = (
         brokers.select(*_RUN, "last_at_us")
         .join(F.broadcast(of_peer), "pair")
-        .where(
-            (F.col("observer") != F.col("node"))
-            & (F.col("last_word") == "peer-lost")
-            & (F.col("told_at_us") > F.col("last_at_us"))
-        )
+        .where("observer <> node AND last_word = 'peer-lost' AND told_at_us > last_at_us")
         .select(*_RUN, F.lit(True).alias("is_lost"))
         .distinct()
     )
-    silent_us = F.greatest(F.lit(_SILENT_MIN_US), 2 * F.coalesce("longest_us", F.lit(0)))
     is_killed = (
-        F.col("next_boot").isNotNull()
-        | F.coalesce("is_lost", F.lit(False))
-        | (F.col("pair_last_at_us") - F.col("last_at_us") > silent_us)
+        "next_boot IS NOT NULL OR coalesce(is_lost, false) "
+        f"OR pair_last_at_us - last_at_us > greatest({_SILENT_MIN_US}, 2 * coalesce(longest_us, 0))"
     )
     return (
         brokers.withColumn("next_boot", F.lead("boot").over(of_node))
@@ -201,6 +195,8 @@ def _endings(told: DataFrame, runs: DataFrame, brokers: DataFrame) -> DataFrame:
         .select(
             *_RUN,
             "last_at_us",
-            F.when(F.col("is_clean"), "stop").when(is_killed, "kill").otherwise("end").alias("run_ended_by"),
+            F.expr(
+                f"CASE WHEN is_clean THEN 'stop' WHEN {is_killed} THEN 'kill' ELSE 'end' END AS run_ended_by"
+            ),
         )
     )
