@@ -3,14 +3,15 @@
 Everything is drawn as arrays; only the last step, a record's line, is done one by one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bstar import records
 from bstar_pipeline.synth.process import Process
-from bstar_pipeline.synth.traffic import Ints, Traffic
+from bstar_pipeline.synth.traffic import Bools, Ints, Traffic
 
 # No request of a chunk ends so near its edges that a record of another process would lie in the next one.
 _EDGE_US = 1_000
@@ -64,7 +65,6 @@ class Bulk:
         self.client = traffic.client_of(self.index)
         self.number = traffic.number_of(self.index)
         self.worker = traffic.worker_of(self.index)
-        self.of_process = traffic.process_of(self.client)
         # A load counts all requests, whatever the sample has.
         self.all_end: Ints = end
         self.all_service: Ints = service
@@ -83,147 +83,73 @@ def _clock(process: Process, true_us: Ints, seq: Ints) -> tuple[list[int], list[
     return seq.tolist(), (true_us + ahead).tolist(), (true_us - machine.booted_us).tolist()
 
 
-def node_lines(traffic: Traffic, process: Process, chunk: Chunk, bulk: Bulk, seq: Ints) -> list[bytes]:
-    """The lines of the node that served, one for each request; ``seq`` numbers them."""
-    encode, request, pair, node, boot, epoch = (
-        records.encode, records.Request, process.pair, process.node, process.boot, chunk.epoch,
-    )  # fmt: skip
-    clients, senders, services = traffic.clients, traffic.senders, traffic.services
-    workers = [worker.routing_id for worker in traffic.workers]
-    weight = 1 / traffic.settings.sample
-    seqs, ats, monos = _clock(process, bulk.end, seq)
-    lines = [
-        encode(
-            request(
-                v=1,
-                pair=pair,
-                node=node,
-                boot=boot,
-                seq=n,
-                at=at,
-                mono=mono,
-                client=clients[c],
-                number=number,
-                service=services[s],
-                sender=senders[c],
-                outcome="answered",
-                epoch=epoch,
-                total_us=q + b,
-                queued_us=q,
-                busy_us=b,
-                worker=workers[w],
-                bytes_in=i,
-                bytes_out=o,
-                weight=weight,
-            )
-        )
-        for n, at, mono, c, number, s, q, b, w, i, o in zip(
-            seqs, ats, monos, bulk.client.tolist(), bulk.number.tolist(), bulk.service.tolist(),
-            bulk.queued.tolist(), bulk.busy.tolist(), bulk.worker.tolist(), bulk.bytes_in.tolist(),
-            bulk.bytes_out.tolist(), strict=True,
-        )
-    ]  # fmt: skip
-    # The few that did not go well are written anew.
-    for place in np.flatnonzero(bulk.fate).tolist():
-        record = records.decode(lines[place])
-        assert isinstance(record, records.Request)
-        lines[place] = encode(_gone_wrong(record, int(bulk.fate[place])))
-    return lines
+_KINDS = {"broker": records.Request, "client": records.Call, "worker": records.Execution}
+_OUTCOMES = {
+    "broker": ("answered", "failed", "expired"),
+    "client": ("answered", "failed", "timeout"),
+    "worker": ("answered", "failed"),
+}
+# A client has a reply after the node, a worker gave it before.
+_DELAY_US = {"broker": 0, "client": _NET_US, "worker": -_NET_US}
 
 
-def _gone_wrong(record: records.Request, fate: int) -> records.Request:
-    fields = {name: getattr(record, name) for name in record.__struct_fields__}
-    if fate == 1:
-        return records.Request(**{**fields, "outcome": "failed"})
-    return records.Request(**{**fields, "outcome": "expired", "worker": "", "deliveries": 0, "bytes_out": 0})
-
-
-def call_lines(
-    traffic: Traffic,
-    process: Process,
-    chunk: Chunk,
-    bulk: Bulk,
-    mine: npt.NDArray[np.bool_],
-    seq: Ints,
-    host: str,
+def record_lines(
+    traffic: Traffic, process: Process, chunk: Chunk, bulk: Bulk, mine: Bools, seq: Ints, host: str
 ) -> list[bytes]:
-    """The lines of a client process for those of its clients."""
-    weight = 1 / traffic.settings.sample
-    total = bulk.queued[mine] + bulk.busy[mine] + 2 * _NET_US
-    crcs = traffic.crc_of(bulk.index[mine])
-    outcomes = ("answered", "failed", "timeout")
-    endpoint = f"tcp://{host}:5555"
-    seqs, ats, monos = _clock(process, bulk.end[mine] + _NET_US, seq)
-    columns = (bulk.client, bulk.number, bulk.service, bulk.fate, bulk.bytes_in, bulk.bytes_out)
-    return [
-        records.encode(
-            records.Call(
-                v=1,
-                pair=process.pair,
-                node=process.node,
-                boot=process.boot,
-                seq=n,
-                at=at,
-                mono=mono,
-                client=traffic.clients[c],
-                number=number,
-                service=traffic.services[s],
-                outcome=outcomes[fate],  # type: ignore[arg-type]
-                total_us=t,
-                endpoint=endpoint,
-                epoch=chunk.epoch,
-                bytes_in=i,
-                bytes_out=o if fate == 0 else 0,
-                reply_crc=crc if fate == 0 else None,
-                weight=weight,
-            )
-        )
-        for n, at, mono, t, crc, c, number, s, fate, i, o in zip(
-            seqs, ats, monos, total.tolist(), crcs.tolist(),
-            *(column[mine].tolist() for column in columns), strict=True,
-        )
-    ]  # fmt: skip
+    """The lines of a process about its requests (``mine``) of a chunk; ``seq`` numbers them.
+
+    ``host`` is that of the node which served.
+    """
+    source, fate = process.source, bulk.fate[mine]
+    client, queued, busy, bytes_out = (
+        column[mine] for column in (bulk.client, bulk.queued, bulk.busy, bulk.bytes_out)
+    )
+    seqs, ats, monos = _clock(process, bulk.end[mine] + _DELAY_US[source], seq)
+    fixed: dict[str, Any] = {
+        "v": records.VERSION,
+        "pair": process.pair,
+        "node": process.node,
+        "boot": process.boot,
+        "epoch": chunk.epoch,
+        "weight": 1 / traffic.settings.sample,
+    }
+    columns: dict[str, list[Any]] = {
+        "seq": seqs,
+        "at": ats,
+        "mono": monos,
+        "client": _named(traffic.clients, client),
+        "number": bulk.number[mine].tolist(),
+        "service": _named(traffic.services, bulk.service[mine]),
+        "outcome": _named(_OUTCOMES[source], fate),
+        "bytes_in": bulk.bytes_in[mine].tolist(),
+    }
+    if source == "broker":
+        workers = [*(worker.routing_id for worker in traffic.workers), ""]
+        is_expired = fate == 2
+        columns |= {
+            "sender": _named(traffic.senders, client),
+            "total_us": (queued + busy).tolist(),
+            "queued_us": queued.tolist(),
+            "busy_us": busy.tolist(),
+            # The last of the names is that of no worker.
+            "worker": _named(workers, np.where(is_expired, -1, bulk.worker[mine])),
+            "deliveries": np.where(is_expired, 0, 1).tolist(),
+            "bytes_out": np.where(is_expired, 0, bytes_out).tolist(),
+        }
+    else:
+        is_answered = fate == 0
+        crcs = traffic.crc_of(bulk.index[mine])
+        fixed["endpoint"] = f"tcp://{host}:5555"
+        columns["bytes_out"] = np.where(is_answered, bytes_out, 0).tolist()
+        columns["reply_crc"] = np.where(is_answered, crcs, None).tolist()  # type: ignore[call-overload]
+        if source == "client":
+            columns["total_us"] = (queued + busy + 2 * _NET_US).tolist()
+        else:
+            columns["busy_us"] = np.maximum(1, busy - 2 * _NET_US).tolist()
+    kind, names = _KINDS[source], tuple(columns)
+    rows = zip(*columns.values(), strict=True)
+    return [records.encode(kind(**fixed, **dict(zip(names, row, strict=True)))) for row in rows]
 
 
-def execution_lines(
-    traffic: Traffic,
-    process: Process,
-    chunk: Chunk,
-    bulk: Bulk,
-    mine: npt.NDArray[np.bool_],
-    seq: Ints,
-    host: str,
-) -> list[bytes]:
-    """The lines of a worker for what it executed."""
-    weight = 1 / traffic.settings.sample
-    crcs = traffic.crc_of(bulk.index[mine])
-    endpoint = f"tcp://{host}:5555"
-    seqs, ats, monos = _clock(process, bulk.end[mine] - _NET_US, seq)
-    columns = (bulk.client, bulk.number, bulk.fate, bulk.busy, bulk.bytes_in, bulk.bytes_out)
-    return [
-        records.encode(
-            records.Execution(
-                v=1,
-                pair=process.pair,
-                node=process.node,
-                boot=process.boot,
-                seq=n,
-                at=at,
-                mono=mono,
-                client=traffic.clients[c],
-                number=number,
-                service=process.service,
-                outcome="answered" if fate == 0 else "failed",
-                epoch=chunk.epoch,
-                busy_us=max(1, b - 2 * _NET_US),
-                endpoint=endpoint,
-                bytes_in=i,
-                bytes_out=o if fate == 0 else 0,
-                reply_crc=crc if fate == 0 else None,
-                weight=weight,
-            )
-        )
-        for n, at, mono, crc, c, number, fate, b, i, o in zip(
-            seqs, ats, monos, crcs.tolist(), *(column[mine].tolist() for column in columns), strict=True
-        )
-    ]
+def _named(names: Sequence[str], places: Ints) -> list[str]:
+    return [names[place] for place in places.tolist()]

@@ -33,13 +33,9 @@ class Cast:
     def node(self, role: str, at: int, epoch: int) -> Process:
         """Start a node."""
         process = Process(self._pair, role, self._hex(16), "broker", self.machines[role], at)
-        self.processes.append(process)
         settings = self._settings
-        process.note(
-            at,
-            records.Started,
-            **self._birth(process),
-            sample=settings.sample,
+        self._begin(
+            process,
             endpoints=f"tcp://*:{_PORT}",
             epoch=epoch,
             heartbeat_us=settings.heartbeat_us,
@@ -53,32 +49,30 @@ class Cast:
     ) -> Process:
         """Start a client or a worker, the one of number ``rank``."""
         process = Process(self._pair, name, self._hex(16), source, self._others, at, service, rank)
-        self.processes.append(process)
         endpoints = ",".join(self.endpoint(role) for role in ROLES)
-        process.note(
-            at,
-            records.Started,
-            **self._birth(process),
-            sample=self._settings.sample,
-            service=service,
-            endpoints=endpoints,
-        )
+        self._begin(process, service=service, endpoints=endpoints)
         return process
 
     def endpoint(self, role: str) -> str:
         """Where clients and workers reach a node."""
         return f"tcp://{self._pair}-{role}:{_PORT}"
 
-    def _birth(self, process: Process) -> dict[str, Any]:
+    def _begin(self, process: Process, **fields: Any) -> None:
+        """Note the process and its first record."""
+        self.processes.append(process)
         machine = process.machine
-        return {
-            "source": process.source,
-            "version": "synthetic",
-            "machine": machine.id,
-            "host": machine.host,
-            "pid": self._chance.randrange(2, 2**15),
-            "config": self._hex(8),
-        }
+        process.note(
+            process.started_us,
+            records.Started,
+            source=process.source,
+            version="synthetic",
+            machine=machine.id,
+            host=machine.host,
+            pid=self._chance.randrange(2, 2**15),
+            config=self._hex(8),
+            sample=self._settings.sample,
+            **fields,
+        )
 
     def _hex(self, count: int) -> str:
         return self._chance.randbytes(count).hex()

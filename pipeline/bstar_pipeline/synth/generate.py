@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline.synth.plan import PairPlan, Segment, plan_pairs
+from bstar_pipeline.synth.plan import PairPlan, plan_pairs
 from bstar_pipeline.synth.settings import SynthSettings
 from bstar_pipeline.synth.truth import Truth, TruthIncident, TruthViolation
 from bstar_pipeline.synth.write import Written, write_segment
@@ -102,7 +102,7 @@ def _written(
     waiting: set[Future[Written]] = set()
     # A bounded number at a time: a segment's plan is small, but there may be thousands.
     at_once = 4 * (settings.processes or os.cpu_count() or 1)
-    for segment in _big_ones_first(plan.segments):
+    for segment in sorted(plan.segments, key=lambda segment: -segment.lines):
         waiting.add(pool.submit(write_segment, settings, segment, journal))
         if len(waiting) >= at_once:
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -110,10 +110,6 @@ def _written(
                 yield future.result()
     for future in wait(waiting).done:
         yield future.result()
-
-
-def _big_ones_first(segments: list[Segment]) -> list[Segment]:
-    return sorted(segments, key=lambda segment: -segment.lines)
 
 
 def _nested(outcomes: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:

@@ -26,7 +26,7 @@ from bstar_pipeline.synth.settings import (
 )
 from bstar_pipeline.synth.specials import Specials, needs_of
 from bstar_pipeline.synth.timeline import Timeline
-from bstar_pipeline.synth.traffic import Bools, Rate, Traffic
+from bstar_pipeline.synth.traffic import Bools, Ints, Rate, Traffic
 
 # What a drawn incident and the calm around it need.
 _SLOT_MIN_S = 60.0
@@ -292,17 +292,18 @@ def _count(settings: SynthSettings, segment: Segment) -> int:
         if settings.sample >= 1:
             return lines + sum(one.count for one in segment.chunks)
     for chunk in segment.chunks:
-        lines += int(mine_of(traffic, process, chunk).sum())
+        index = np.arange(chunk.first, chunk.first + chunk.count, dtype=np.int64)
+        index = index[traffic.is_sampled(index)]
+        lines += int(is_told_by(process, traffic, index).sum())
     return lines
 
 
-def mine_of(traffic: Traffic, process: Process, chunk: Chunk) -> Bools:
-    """Which requests of ``chunk`` the process records."""
-    index = np.arange(chunk.first, chunk.first + chunk.count, dtype=np.int64)
-    keep = traffic.is_sampled(index)
+def is_told_by(process: Process, traffic: Traffic, index: Ints) -> Bools:
+    """Which of these requests, if they are recorded, the process records."""
+    told: Bools = np.ones(len(index), dtype=np.bool_)
     if process.source == "client":
-        keep &= traffic.process_of(traffic.client_of(index)) == process.rank
+        told = traffic.process_of(traffic.client_of(index)) == process.rank
     elif process.source == "worker":
         # What expired was never executed.
-        keep &= (traffic.worker_of(index) == process.rank) & (traffic.fate_of(index) != 2)
-    return keep
+        told = (traffic.worker_of(index) == process.rank) & (traffic.fate_of(index) != 2)
+    return told

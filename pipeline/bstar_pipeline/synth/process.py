@@ -5,7 +5,7 @@ Times in here are true; ``Machine`` turns them into what the process's clocks sh
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from bstar import records
 
@@ -98,3 +98,10 @@ class Process:
             if place:
                 beats.append((beat, self.phases[place - 1]))
         return beats
+
+
+class Serving(NamedTuple):
+    """A node while it serves in this epoch."""
+
+    node: Process
+    epoch: int

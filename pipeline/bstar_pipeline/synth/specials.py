@@ -13,7 +13,7 @@ import numpy as np
 
 from bstar import records
 from bstar.errors import ConfigurationError
-from bstar_pipeline.synth.process import Process, Stretch
+from bstar_pipeline.synth.process import Process, Serving, Stretch
 from bstar_pipeline.synth.settings import SynthSettings, Violation
 from bstar_pipeline.synth.timeline import Interruption, Timeline
 from bstar_pipeline.synth.traffic import Ints, Traffic
@@ -61,10 +61,8 @@ class _Seen:
     def outcome(self) -> str | None:
         if self.call is not None:
             return self.call
-        for outcome in _BEST:
-            if outcome in self.nodes:
-                return outcome
-        return "answered" if self.executions else None
+        told = next((outcome for outcome in _BEST if outcome in self.nodes), None)
+        return told or ("answered" if self.executions else None)
 
 
 class Specials:
@@ -100,75 +98,56 @@ class Specials:
         came = gap.at_us - self._chance.randrange(1_000, 20_000)
         done = gap.resumed_us + 2_000 + 500 * turn + self._chance.randrange(400)
         busy = self._chance.randrange(500, 2_000)
+        total = done - gap.resumed_us
         if gap.is_orderly:
             # It waited without a worker, was given back, and went to the other node.
-            self._node(
-                gap.old,
-                gap.at_us,
-                index,
-                "returned",
-                gap.old_epoch,
-                gap.at_us - came,
-                0,
-                worker="",
-                deliveries=0,
-            )
-            self._node(gap.new, done, index, "answered", gap.new_epoch, done - gap.resumed_us, busy)
-            self._execute(done - 100, index, gap.new, gap.new_epoch, busy - 200)
-            self._call(done + 100, index, "answered", done + 100 - came, gap.new, gap.new_epoch, attempts=2)
+            self._node(gap.old, gap.at_us, index, "returned", gap.at_us - came, 0, is_dispatched=False)
+            self._answer(gap.new, done, index, came, total, busy, attempts=2)
             return
         story = turn % 5
         woke = gap.woke_us
         if story == 4:
             # It came while nobody served.
             came = gap.at_us + self._chance.randrange(max(1, gap.resumed_us - gap.at_us))
-            self._node(gap.new, done, index, "answered", gap.new_epoch, done - gap.resumed_us, busy)
-            self._execute(done - 100, index, gap.new, gap.new_epoch, busy - 200)
-            self._call(done + 100, index, "answered", done + 100 - came, gap.new, gap.new_epoch)
+            self._answer(gap.new, done, index, came, total, busy)
             return
         if story == 2 and woke is None:
             # Answered by the node that was killed, whose record was still in the buffer.
             ended = gap.at_us - 300
-            self._execute(ended - 100, index, gap.old, gap.old_epoch, 200)
-            self._call(ended + 100, index, "answered", ended + 100 - came, gap.old, gap.old_epoch)
+            self._execute(ended - 100, index, gap.old, 200)
+            self._call(ended + 100, index, "answered", ended + 100 - came, gap.old)
             return
         is_dispatched = story in (1, 3)
         if is_dispatched:
-            self._execute(gap.at_us + 3_000, index, gap.old, gap.old_epoch, 2_000)
+            self._execute(gap.at_us + 3_000, index, gap.old, 2_000)
         if woke is not None:
-            worker = None if is_dispatched else ""
-            deliveries = int(is_dispatched)
             # A stalled node gives back what it holds when it wakes up.
-            self._node(
-                gap.old,
-                woke,
-                index,
-                "returned",
-                gap.old_epoch,
-                woke - came,
-                0,
-                worker=worker,
-                deliveries=deliveries,
-            )
+            self._node(gap.old, woke, index, "returned", woke - came, 0, is_dispatched=is_dispatched)
             if is_dispatched:
-                self._node(gap.old, woke + 500, index, "late", gap.old_epoch, woke + 500 - came, 0)
+                self._node(gap.old, woke + 500, index, "late", woke + 500 - came, 0)
         if story == 3:
             # Its caller had forbidden to repeat it.
-            self._call(
-                gap.resumed_us,
-                index,
-                "unknown",
-                gap.resumed_us - came,
-                gap.old,
-                gap.old_epoch,
-                is_idempotent=False,
-            )
+            waited = gap.resumed_us - came
+            self._call(gap.resumed_us, index, "unknown", waited, gap.old, is_idempotent=False)
             return
-        self._node(
-            gap.new, done, index, "answered", gap.new_epoch, done - gap.resumed_us, busy, is_repeated=True
-        )
-        self._execute(done - 100, index, gap.new, gap.new_epoch, busy - 200, is_repeated=True)
-        self._call(done + 100, index, "answered", done + 100 - came, gap.new, gap.new_epoch, attempts=2)
+        self._answer(gap.new, done, index, came, total, busy, attempts=2, is_repeated=True)
+
+    def _answer(
+        self,
+        by: Serving,
+        done: int,
+        index: int,
+        came: int,
+        total: int,
+        busy: int,
+        *,
+        attempts: int = 1,
+        is_repeated: bool = False,
+    ) -> None:
+        """Node, worker and client tell of an answer."""
+        self._node(by, done, index, "answered", total, busy, is_repeated=is_repeated)
+        self._execute(done - 100, index, by, busy - 200, is_repeated=is_repeated)
+        self._call(done + 100, index, "answered", done + 100 - came, by, attempts=attempts)
 
     # --- broken promises ------------------------------------------------------------------------------------
 
@@ -180,33 +159,30 @@ class Specials:
             raise ConfigurationError(
                 f"a violation at {violation.at_s} s: no node serves long enough around it"
             )
-        node, epoch = self._timeline.processes[stretch.process], stretch.epoch
+        node = self._timeline.processes[stretch.process]
+        by = Serving(node, stretch.epoch)
         index = self._take()
         kind = violation.kind
         busy, total = 1_500, 2_000
         if kind != "lost-work":
             deliveries = 2 if kind in ("executed-twice", "executed-twice-unseen") else 1
-            self._node(node, at, index, "answered", epoch, total, busy, deliveries=deliveries)
-        self._execute(at - 100, index, node, epoch, busy - 200)
+            self._node(by, at, index, "answered", total, busy, deliveries=deliveries)
+        self._execute(at - 100, index, by, busy - 200)
         if kind in ("lost-reply", "lost-work"):
-            self._call(at - total + _DEADLINE_US, index, "timeout", _DEADLINE_US, node, epoch)
+            self._call(at - total + _DEADLINE_US, index, "timeout", _DEADLINE_US, by)
         elif kind == "executed-though-refused":
-            self._call(at - total + 500, index, "rejected", 500, node, epoch)
-        elif kind == "executed-twice":
-            self._execute(at + 1_500, index, node, epoch, busy)
-            self._call(at + 100, index, "answered", total + 100, node, epoch)
-        elif kind in ("executed-twice-plain", "executed-twice-unseen"):
-            if kind == "executed-twice-plain":
-                self._execute(at + 1_500, index, node, epoch, busy, is_repeated=True)
-            self._call(at + 100, index, "answered", total + 100, node, epoch, is_idempotent=False)
-        elif kind == "answered-twice":
-            other = self._other_node(node, at)
-            self._node(other, at + 50_000, index, "answered", epoch, total, busy)
-            self._call(at + 100, index, "answered", total + 100, node, epoch)
-        elif kind == "crossed":
-            self._call(at + 100, index, "answered", total + 100, node, epoch, reply_of=index + 1)
-        else:
-            assert kind == "lost-call"
+            self._call(at - total + 500, index, "rejected", 500, by)
+        elif kind != "lost-call":
+            if kind in ("executed-twice", "executed-twice-plain"):
+                self._execute(at + 1_500, index, by, busy, is_repeated=kind == "executed-twice-plain")
+            elif kind == "answered-twice":
+                other = Serving(self._other_node(node, at), stretch.epoch)
+                self._node(other, at + 50_000, index, "answered", total, busy)
+            is_idempotent = kind not in ("executed-twice-plain", "executed-twice-unseen")
+            reply_of = index + 1 if kind == "crossed" else index
+            self._call(
+                at + 100, index, "answered", total + 100, by, is_idempotent=is_idempotent, reply_of=reply_of
+            )
         client, number = self._identity(index)
         self.violations.append(
             TruthViolation(
@@ -254,9 +230,6 @@ class Specials:
         is_lost = process.lost_from_us is not None and at >= process.lost_from_us
         return not is_lost and bool(self._traffic.is_sampled(_one(index))[0])
 
-    def _weight(self) -> float:
-        return 1 / self._settings.sample
-
     def _common(self, index: int) -> dict[str, Any]:
         client, number = self._identity(index)
         return {
@@ -264,41 +237,39 @@ class Specials:
             "number": number,
             "service": self._seen[index].service,
             "bytes_in": 200,
-            "weight": self._weight(),
+            "weight": 1 / self._settings.sample,
         }
 
     def _node(
         self,
-        node: Process,
+        by: Serving,
         at: int,
         index: int,
         outcome: str,
-        epoch: int,
         total: int,
         busy: int,
         *,
-        worker: str | None = None,
+        is_dispatched: bool = True,
         deliveries: int = 1,
         is_repeated: bool = False,
     ) -> None:
-        if not self._is_kept(node, at, index):
+        if not self._is_kept(by.node, at, index):
             return
         traffic = self._traffic
-        if worker is None:
-            worker = traffic.workers[int(traffic.worker_of(_one(index))[0])].routing_id
+        worker = traffic.workers[int(traffic.worker_of(_one(index))[0])]
         client, _ = self._identity(index)
-        node.note(
+        by.node.note(
             at,
             records.Request,
             **self._common(index),
             sender=traffic.senders[client],
             outcome=outcome,
-            epoch=epoch,
+            epoch=by.epoch,
             total_us=total,
             queued_us=max(0, total - busy),
             busy_us=busy,
-            worker=worker,
-            deliveries=deliveries,
+            worker=worker.routing_id if is_dispatched else "",
+            deliveries=deliveries if is_dispatched else 0,
             is_repeated=is_repeated,
             bytes_out=100 if outcome == "answered" else 0,
         )
@@ -311,8 +282,7 @@ class Specials:
         index: int,
         outcome: str,
         total: int,
-        node: Process,
-        epoch: int,
+        by: Serving,
         *,
         attempts: int = 1,
         is_idempotent: bool = True,
@@ -333,8 +303,8 @@ class Specials:
             outcome=outcome,
             total_us=total,
             attempts=attempts,
-            endpoint=f"tcp://{node.machine.host}:5555",
-            epoch=epoch,
+            endpoint=f"tcp://{by.node.machine.host}:5555",
+            epoch=by.epoch,
             is_idempotent=is_idempotent,
             bytes_out=100 if outcome == "answered" else 0,
             reply_crc=crc if outcome == "answered" else None,
@@ -342,9 +312,7 @@ class Specials:
         self._seen[index].call = outcome
         self.calls[outcome] += 1
 
-    def _execute(
-        self, at: int, index: int, node: Process, epoch: int, busy: int, *, is_repeated: bool = False
-    ) -> None:
+    def _execute(self, at: int, index: int, by: Serving, busy: int, *, is_repeated: bool = False) -> None:
         workers = self._timeline.workers
         if not workers:
             return
@@ -356,9 +324,9 @@ class Specials:
             records.Execution,
             **self._common(index),
             outcome="answered",
-            epoch=epoch,
+            epoch=by.epoch,
             busy_us=busy,
-            endpoint=f"tcp://{node.machine.host}:5555",
+            endpoint=f"tcp://{by.node.machine.host}:5555",
             is_repeated=is_repeated,
             bytes_out=100,
             reply_crc=int(self._traffic.crc_of(_one(index))[0]),

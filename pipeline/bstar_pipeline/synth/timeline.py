@@ -4,12 +4,13 @@ The order and the sentences of the records are those of the Binary Star's rules;
 """
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
 from bstar import records
 from bstar.errors import ConfigurationError
 from bstar_pipeline.synth.cast import ROLES, Cast
-from bstar_pipeline.synth.process import Phase, Process, Stretch
+from bstar_pipeline.synth.process import Phase, Process, Serving, Stretch
 from bstar_pipeline.synth.settings import CALM_S, EDGE_S, Incident, SynthSettings
 from bstar_pipeline.synth.traffic import Rate, Traffic
 from bstar_pipeline.synth.truth import TruthIncident
@@ -18,23 +19,18 @@ from bstar_pipeline.synth.truth import TruthIncident
 _UNFLUSHED_US = 40_000
 
 
+@dataclass(slots=True)
 class Interruption:
     """Requests caught by an incident: ``old`` served until ``at_us``, ``new`` from ``resumed_us``; ``old``
     woke at ``woke_us`` (a pause), gave them back at once (``is_orderly``), or never came back.
     """
 
-    __slots__ = ("at_us", "is_orderly", "new", "new_epoch", "old", "old_epoch", "resumed_us", "woke_us")
-
-    def __init__(
-        self, at_us: int, resumed_us: int, old: Process, new: Process, epochs: tuple[int, int]
-    ) -> None:
-        self.at_us = at_us
-        self.resumed_us = resumed_us
-        self.old = old
-        self.new = new
-        self.old_epoch, self.new_epoch = epochs
-        self.woke_us: int | None = None
-        self.is_orderly = False
+    at_us: int
+    resumed_us: int
+    old: Serving
+    new: Serving
+    woke_us: int | None = None
+    is_orderly: bool = False
 
 
 class Timeline:
@@ -215,7 +211,7 @@ class Timeline:
             self.interruptions[-1].woke_us = woke
             self._change(
                 node, woke, "ACTIVE", "PASSIVE", "STALL", "We were away; the peer may have taken over.",
-                epoch=self.interruptions[-1].old_epoch, peer="ACTIVE",
+                epoch=self.interruptions[-1].old.epoch, peer="ACTIVE",
             )  # fmt: skip
             node.note(woke, records.PeerAsked, text="We were away; the peer may have taken over.")
         else:
@@ -329,7 +325,8 @@ class Timeline:
         self._change(new, taken, "PASSIVE", "ACTIVE", event, f"The peer is {why}: failover.", votes=1)
         self._active = new.node
         if caught:
-            self.interruptions.append(Interruption(at, taken, old, new, (old_epoch, self._epoch)))
+            gap = Interruption(at, taken, Serving(old, old_epoch), Serving(new, self._epoch))
+            self.interruptions.append(gap)
         self._follow(old, new, at + self._moment(), taken)
         return taken
 
@@ -344,8 +341,8 @@ class Timeline:
             new, taken, "PASSIVE", "ACTIVE", "PEER_PASSIVE", "The peer gave us the role.", peer="PASSIVE"
         )
         self._active = new.node
-        self.interruptions.append(Interruption(at, taken, old, new, (old_epoch, self._epoch)))
-        self.interruptions[-1].is_orderly = True
+        caught = Interruption(at, taken, Serving(old, old_epoch), Serving(new, self._epoch), is_orderly=True)
+        self.interruptions.append(caught)
         self._follow(old, new, at + 500, taken)
         return taken
 

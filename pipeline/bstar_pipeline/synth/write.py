@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from bstar import records
-from bstar_pipeline.synth.bulk import Bulk, call_lines, execution_lines, node_lines
-from bstar_pipeline.synth.plan import Segment, traffic_of
+from bstar_pipeline.synth.bulk import Bulk, record_lines
+from bstar_pipeline.synth.plan import Segment, is_told_by, traffic_of
 from bstar_pipeline.synth.process import Event, Process
 from bstar_pipeline.synth.settings import SynthSettings
-from bstar_pipeline.synth.traffic import Bools, Ints, Traffic
+from bstar_pipeline.synth.traffic import Ints, Traffic
 
 _FATES = ("answered", "failed", "expired")
 _CALL_OF = {"answered": "answered", "failed": "failed", "expired": "timeout"}
@@ -25,7 +25,6 @@ class Written:
 
     records: int = 0
     torn: int = 0
-    bulk: int = 0
     requests: Counter[tuple[str, str]] = field(default_factory=Counter)
     node_records: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
@@ -44,7 +43,7 @@ def write_segment(settings: SynthSettings, segment: Segment, folder: Path) -> Wr
         rare += _loads(settings, traffic, segment, bulks)
         rare.sort(key=lambda event: event.true_us)
     rare_us = np.array([event.true_us for event in rare], dtype=np.int64)
-    mine = [_mine(process, bulk) for bulk in bulks]
+    mine = [is_told_by(process, traffic, bulk.index) for bulk in bulks]
     ends = np.concatenate([bulk.end[own] for bulk, own in zip(bulks, mine, strict=True)] or [rare_us[:0]])
     bulk_seq = segment.first_seq + np.arange(len(ends)) + np.searchsorted(rare_us, ends, side="right")
     rare_seq = segment.first_seq + np.arange(len(rare)) + np.searchsorted(ends, rare_us, side="left")
@@ -56,17 +55,10 @@ def write_segment(settings: SynthSettings, segment: Segment, folder: Path) -> Wr
         count = int(own.sum())
         seqs = bulk_seq[done : done + count]
         done += count
-        host = segment.hosts[chunk.process]
-        if process.source == "broker":
-            made = node_lines(traffic, process, chunk, bulk, seqs)
-        elif process.source == "client":
-            made = call_lines(traffic, process, chunk, bulk, own, seqs, host)
-        else:
-            made = execution_lines(traffic, process, chunk, bulk, own, seqs, host)
+        made = record_lines(traffic, process, chunk, bulk, own, seqs, segment.hosts[chunk.process])
         for seq, line in zip((seqs - segment.first_seq).tolist(), made, strict=True):
             lines[seq] = line
         _tally(settings, traffic, written, process, bulk, bulk.fate[own])
-        written.bulk += count
     assert len(lines) == segment.lines, (process.node, segment.number, len(lines), segment.lines)
     if segment.is_closed:
         end = segment.until_us - 1
@@ -76,15 +68,6 @@ def write_segment(settings: SynthSettings, segment: Segment, folder: Path) -> Wr
     written.torn = int(bool(segment.torn))
     _put(settings, segment, folder, lines)
     return written
-
-
-def _mine(process: Process, bulk: Bulk) -> Bools:
-    mine = np.ones(len(bulk), dtype=np.bool_)
-    if process.source == "client":
-        mine &= bulk.of_process == process.rank
-    elif process.source == "worker":
-        mine &= (bulk.worker == process.rank) & (bulk.fate != 2)
-    return mine
 
 
 def _tally(
