@@ -39,11 +39,8 @@ EXCEPTIONS = {
     "bstar_client.worker:BaseWorker.__init__": "a public constructor: keyword options and their meaning",
     "bstar_pipeline.report.content:Incident": "what the report's template shows",
     "bstar_pipeline.report.content:Content": "what the report's template shows",
-    "bstar_pipeline.report.plots:timeline": "one plot: its lanes, its marks and its axes",
-    "bstar_pipeline.synth.bulk:Bulk": "the columns of many requests at once",
     "bstar_pipeline.synth.process:Process": "the fields of one process",
     "bstar_pipeline.synth.settings:SynthSettings": "one field for each option",
-    "bstar_pipeline.synth.specials:Specials._interrupt": "one case after the other",
     "bstar_pipeline.synth.timeline:Timeline": "the state of a pair, and what is read from it afterwards",
     "bstar_cli.bench.results:Row": "one field for each column",
 }

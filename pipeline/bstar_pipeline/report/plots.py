@@ -29,6 +29,25 @@ STATES = {
 _STARTING = ("PRIMARY", "BACKUP")
 _LINES = ("--line-1", "--line-2", "--line-3", "--line-4", "--line-5")
 _INCIDENTS = "incidents"
+_AXIS = {"automargin": True, "gridcolor": "--rule", "zeroline": False, "linecolor": "--rule"}
+_FROM_ZERO = _AXIS | {"rangemode": "tozero", "fixedrange": True}
+_LEGEND = {
+    "orientation": "h",
+    "x": 0,
+    "xanchor": "left",
+    "y": -0.12,
+    "yanchor": "top",
+    "traceorder": "normal",
+}
+_LAYOUT = {
+    "hovermode": "closest",
+    "margin": {"l": 8, "r": 12, "t": 8, "b": 8, "pad": 2},
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "font": {"size": 14, "color": "--text", "family": "system-ui, sans-serif"},
+    "legend": _LEGEND,
+    "hoverlabel": {"font": {"size": 14, "color": "--text"}, "bgcolor": "--surface", "align": "left"},
+}
 
 
 def timeline(content: Content) -> Figure:
@@ -36,42 +55,10 @@ def timeline(content: Content) -> Figure:
     nodes = sorted({each.node for each in content.intervals}, reverse=True)
     # Bottom to top. "primary" sorts behind "backup": it is the upper one.
     rows = [*sorted(nodes), *([_INCIDENTS] if content.incidents else [])]
-    data: list[Figure] = []
     by_state: dict[str, list[Interval]] = {state: [] for state in STATES}
     for each in content.intervals:
         by_state.setdefault(_state(each), []).append(each)
-    for state, chosen in by_state.items():
-        if not chosen:
-            continue
-        data.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": _text(state),
-                "y": [_text(each.node) for each in chosen],
-                "base": [_ms(each.since_at_us) for each in chosen],
-                "x": [max(0.001, (each.until_at_us - each.since_at_us) / 1000) for each in chosen],
-                "width": 0.7,
-                "marker": {
-                    "color": STATES.get(state, "--muted"),
-                    # A border keeps what is narrower than a pixel visible.
-                    "line": {"width": 1, "color": STATES.get(state, "--muted")},
-                },
-                "text": [_text(state)] * len(chosen),
-                "textposition": "inside",
-                "insidetextanchor": "middle",
-                "textangle": 0,
-                "constraintext": "inside",
-                "insidetextfont": {"color": "--on-state", "size": 14},
-                "hovertext": [
-                    f"<b>{_text(each.node)}: {_text(each.state)}</b>, epoch {each.epoch}<br>"
-                    f"{clock(each.since_at_us)} – {clock(each.until_at_us)} "
-                    f"({duration(each.until_at_us - each.since_at_us)})<br>{_wrap(each.text)}"
-                    for each in chosen
-                ],
-                "hoverinfo": "text",
-            }
-        )
+    data = [_bars(state, chosen) for state, chosen in by_state.items() if chosen]
     if content.incidents:
         data.append(
             {
@@ -91,41 +78,61 @@ def timeline(content: Content) -> Figure:
             }
         )
     data += _rates(content)
-    layout = _layout()
-    layout |= {
-        "barmode": "overlay",
-        "height": 400,
-        # The page has a legend of its own, which takes less room on a phone.
-        "showlegend": False,
-        "uniformtext": {"mode": "hide", "minsize": 14},
-        "hovermode": "closest",
-        "xaxis": _time_axis(content) | {"anchor": "y2"},
-        "yaxis": _axis()
-        | {
-            "domain": [0.52, 1],
-            "type": "category",
-            "categoryorder": "array",
-            "categoryarray": [_text(row) for row in rows],
-            "range": [-0.5, len(rows) - 0.5],
-            "showgrid": False,
-            "fixedrange": True,
-        },
-        "yaxis2": _axis()
-        | {
-            "domain": [0, 0.42],
-            "title": {"text": "requests/s", "standoff": 6},
-            "rangemode": "tozero",
-            "fixedrange": True,
-            "nticks": 5,
-        },
-        "shapes": [
-            shape
-            for each in content.incidents
-            for shape in _marks(_ms(each.began_at_us), each.outage_us)
-            if _ms(content.from_us) <= _ms(each.began_at_us) <= _ms(content.until_us)
-        ],
+    states_axis = {
+        "domain": [0.52, 1],
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": [_text(row) for row in rows],
+        "range": [-0.5, len(rows) - 0.5],
+        "showgrid": False,
     }
-    return {"data": data, "layout": layout}
+    rates_axis = {"domain": [0, 0.42], "title": {"text": "requests/s", "standoff": 6}, "nticks": 5}
+    shapes = [
+        shape
+        for each in content.incidents
+        for shape in _marks(_ms(each.began_at_us), each.outage_us)
+        if content.from_us <= each.began_at_us <= content.until_us
+    ]
+    return _figure(
+        data,
+        height=400,
+        barmode="overlay",
+        # The page has a legend of its own, which takes less room on a phone.
+        showlegend=False,
+        uniformtext={"mode": "hide", "minsize": 14},
+        xaxis=_time_axis(content) | {"anchor": "y2"},
+        yaxis=_AXIS | states_axis | {"fixedrange": True},
+        yaxis2=_FROM_ZERO | rates_axis,
+        shapes=shapes,
+    )
+
+
+def _bars(state: str, chosen: Sequence[Interval]) -> Figure:
+    colour = STATES.get(state, "--muted")
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": _text(state),
+        "y": [_text(each.node) for each in chosen],
+        "base": [_ms(each.since_at_us) for each in chosen],
+        "x": [max(0.001, (each.until_at_us - each.since_at_us) / 1000) for each in chosen],
+        "width": 0.7,
+        # A border keeps what is narrower than a pixel visible.
+        "marker": {"color": colour, "line": {"width": 1, "color": colour}},
+        "text": [_text(state)] * len(chosen),
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "constraintext": "inside",
+        "insidetextfont": {"color": "--on-state", "size": 14},
+        "hovertext": [
+            f"<b>{_text(each.node)}: {_text(each.state)}</b>, epoch {each.epoch}<br>"
+            f"{clock(each.since_at_us)} – {clock(each.until_at_us)} "
+            f"({duration(each.until_at_us - each.since_at_us)})<br>{_wrap(each.text)}"
+            for each in chosen
+        ],
+        "hoverinfo": "text",
+    }
 
 
 def _rates(content: Content) -> list[Figure]:
@@ -156,29 +163,12 @@ def _rates(content: Content) -> list[Figure]:
 
 
 def _marks(at_ms: float, outage_us: int | None) -> Iterable[Figure]:
-    yield {
-        "type": "line",
-        "xref": "x",
-        "yref": "paper",
-        "x0": at_ms,
-        "x1": at_ms,
-        "y0": 0,
-        "y1": 1,
-        "line": {"color": "--bad", "width": 1, "dash": "dot"},
-    }
+    place = {"xref": "x", "yref": "paper", "x0": at_ms, "y0": 0}
+    dotted = {"color": "--bad", "width": 1, "dash": "dot"}
+    yield place | {"type": "line", "x1": at_ms, "y1": 1, "line": dotted}
     if outage_us:
-        yield {
-            "type": "rect",
-            "xref": "x",
-            "yref": "paper",
-            "x0": at_ms,
-            "x1": at_ms + outage_us / 1000,
-            "y0": 0,
-            "y1": 0.42,
-            "line": {"width": 0},
-            "fillcolor": "--bad",
-            "opacity": 0.25,
-        }
+        area = {"line": {"width": 0}, "fillcolor": "--bad", "opacity": 0.25}
+        yield place | area | {"type": "rect", "x1": at_ms + outage_us / 1000, "y1": 0.42}
 
 
 def heat(content: Content, heat: Heat) -> Figure:
@@ -206,9 +196,9 @@ def heat(content: Content, heat: Heat) -> Figure:
         }
     ]
     mode = "lines" if len(heat.lines) > 2 else "lines+markers"
-    for name, colour, dash, values in (
-        ("median", "--text", "solid", [p50 for _, p50, _ in heat.lines]),
-        ("p99", "--bad", "solid", [p99 for _, _, p99 in heat.lines]),
+    for name, colour, values in (
+        ("median", "--text", [p50 for _, p50, _ in heat.lines]),
+        ("p99", "--bad", [p99 for _, _, p99 in heat.lines]),
     ):
         data.append(
             {
@@ -217,27 +207,20 @@ def heat(content: Content, heat: Heat) -> Figure:
                 "name": name,
                 "x": middles,
                 "y": [round(value / 1000, 4) for value in values],
-                "line": {"color": colour, "width": 2, "dash": dash},
+                "line": {"color": colour, "width": 2, "dash": "solid"},
                 "hovertemplate": f"%{{x|%H:%M:%S}}: {name} %{{y:.3~g}} ms<extra></extra>",
             }
         )
     low, high = content.edges_us[0] / 1000, content.edges_us[-1] / 1000
     ticks = _ticks(low, high)
-    layout = _layout()
-    layout |= {
-        "height": 360,
-        "hovermode": "closest",
-        "xaxis": _time_axis(content),
-        "yaxis": _axis()
-        | {
-            "type": "log",
-            "range": [math.log10(low), math.log10(high)],
-            "tickvals": ticks,
-            "ticktext": [duration(tick * 1000) for tick in ticks],
-            "fixedrange": True,
-        },
+    axis = {
+        "type": "log",
+        "range": [math.log10(low), math.log10(high)],
+        "tickvals": ticks,
+        "ticktext": [duration(tick * 1000) for tick in ticks],
+        "fixedrange": True,
     }
-    return {"data": data, "layout": layout}
+    return _figure(data, height=360, xaxis=_time_axis(content), yaxis=_AXIS | axis)
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -263,15 +246,8 @@ def burn(content: Content, objectives: Sequence[Objective]) -> Figure | None:
         _line(each.service, each.burn, colour, "%{y:.3~g} ×")
         for each, colour in zip(chosen, _LINES, strict=False)
     ]
-    layout = _layout()
-    layout |= {
-        "height": 300,
-        "hovermode": "closest",
-        "xaxis": _time_axis(content),
-        "yaxis": _axis() | {"rangemode": "tozero", "fixedrange": True, "nticks": 6},
-        "shapes": [_limit(1.0)],
-    }
-    return {"data": data, "layout": layout}
+    axis = _FROM_ZERO | {"nticks": 6}
+    return _figure(data, height=300, xaxis=_time_axis(content), yaxis=axis, shapes=[_limit(1.0)])
 
 
 def capacity(content: Content, services: Sequence[Capacity]) -> Figure | None:
@@ -291,26 +267,15 @@ def capacity(content: Content, services: Sequence[Capacity]) -> Figure | None:
                 ahead_us = min(ahead_us, int(max(0.0, 1 - last) / each.trend_per_day * 86_400e6))
             then = max(0.0, last + each.trend_per_day * ahead_us / 86_400e6)
             ends_at_us = max(ends_at_us, last_at_us + ahead_us)
-            data.append(
-                _line(each.service, [(last_at_us, last), (last_at_us + ahead_us, then)], colour, "%{y:.1%}")
-                | {
-                    "showlegend": False,
-                    "mode": "lines",
-                    "line": {"color": colour, "width": 2, "dash": "dash"},
-                }
-            )
+            ahead = [(last_at_us, last), (last_at_us + ahead_us, then)]
+            dashed = {"color": colour, "width": 2, "dash": "dash"}
+            line = _line(each.service, ahead, colour, "%{y:.1%}")
+            data.append(line | {"showlegend": False, "mode": "lines", "line": dashed})
     axis = _time_axis(content)
     first = min(each.hours[0][0] for each in chosen)
     axis["range"] = [_ms(min(first, content.from_us)), _ms(ends_at_us)]
-    layout = _layout()
-    layout |= {
-        "height": 300,
-        "hovermode": "closest",
-        "xaxis": axis,
-        "yaxis": _axis() | {"rangemode": "tozero", "tickformat": ".0%", "fixedrange": True, "nticks": 6},
-        "shapes": [_limit(1.0)],
-    }
-    return {"data": data, "layout": layout}
+    shares = _FROM_ZERO | {"tickformat": ".0%", "nticks": 6}
+    return _figure(data, height=300, xaxis=axis, yaxis=shares, shapes=[_limit(1.0)])
 
 
 def _line(name: str, points: Sequence[tuple[int, float]], colour: str, value: str) -> Figure:
@@ -338,30 +303,12 @@ def _limit(y: float) -> Figure:
     }
 
 
-def _layout() -> Figure:
-    return {
-        "margin": {"l": 8, "r": 12, "t": 8, "b": 8, "pad": 2},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"size": 14, "color": "--text", "family": "system-ui, sans-serif"},
-        "legend": {
-            "orientation": "h",
-            "x": 0,
-            "xanchor": "left",
-            "y": -0.12,
-            "yanchor": "top",
-            "traceorder": "normal",
-        },
-        "hoverlabel": {"font": {"size": 14, "color": "--text"}, "bgcolor": "--surface", "align": "left"},
-    }
-
-
-def _axis() -> Figure:
-    return {"automargin": True, "gridcolor": "--rule", "zeroline": False, "linecolor": "--rule"}
+def _figure(data: list[Figure], **layout: Any) -> Figure:
+    return {"data": data, "layout": _LAYOUT | layout}
 
 
 def _time_axis(content: Content) -> Figure:
-    return _axis() | {
+    return _AXIS | {
         "type": "date",
         "range": [_ms(content.from_us), _ms(content.until_us)],
         "nticks": 6,
