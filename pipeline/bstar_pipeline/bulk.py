@@ -62,22 +62,25 @@ class BulkPlan(msgspec.Struct, frozen=True):
 
     def checked(self) -> Self:
         """This plan, if it can be carried out; else ConfigurationError, in the words of ``call``."""
-        if not self.service or self.service.startswith("mmi."):
-            raise ConfigurationError(f"service names a worker's service, not {self.service!r}")
-        if not self.endpoints:
-            raise ConfigurationError("endpoints are the nodes' addresses, the primary first: there is none")
-        if not 1 <= self.window <= _WINDOW_MAX:
-            raise ConfigurationError(f"window is 1 to {_WINDOW_MAX} requests, not {self.window}")
-        if not self.timeout_s > 0:
-            raise ConfigurationError(f"timeout is above 0 seconds, not {self.timeout_s}")
-        if self.task_deadline_s is not None and not self.task_deadline_s > 0:
-            raise ConfigurationError(f"task_deadline is above 0 seconds or None, not {self.task_deadline_s}")
-        if self.error_limit is not None and not self.error_limit > 0:
-            raise ConfigurationError(
-                f"error_threshold is a share below 1, a count from 1, or None, not {self.error_limit}"
-            )
-        if self.error_span < 1:
-            raise ConfigurationError(f"error_span is 1 row or more, not {self.error_span}")
+        deadline, limit = self.task_deadline_s, self.error_limit
+        checks = (
+            (
+                self.service and not self.service.startswith("mmi."),
+                f"service names a worker's service, not {self.service!r}",
+            ),
+            (self.endpoints, "endpoints are the nodes' addresses, the primary first: there is none"),
+            (1 <= self.window <= _WINDOW_MAX, f"window is 1 to {_WINDOW_MAX} requests, not {self.window}"),
+            (self.timeout_s > 0, f"timeout is above 0 seconds, not {self.timeout_s}"),
+            (deadline is None or deadline > 0, f"task_deadline is above 0 seconds or None, not {deadline}"),
+            (
+                limit is None or limit > 0,
+                f"error_threshold is a share below 1, a count from 1, or None, not {limit}",
+            ),
+            (self.error_span >= 1, f"error_span is 1 row or more, not {self.error_span}"),
+        )
+        for is_right, text in checks:
+            if not is_right:
+                raise ConfigurationError(text)
         return self
 
 
@@ -97,17 +100,20 @@ OUTCOME = tuple(name for name, _ in _outcome_fields(has_frames=False))
 """The names of the columns that are added."""
 
 
+# The first kind that an error is of tells the status.
+_STATUSES: tuple[tuple[type[BstarError], Status], ...] = (
+    (HandlerError, "failed"),
+    (BusyError, "busy"),
+    (RejectedError, "rejected"),
+    (LocalProtocolError, "rejected"),
+    (NoActiveNodeError, "no-active"),
+    (CallTimeoutError, "timeout"),
+)
+
+
 def status_of(error: BstarError) -> Status:
     """What became of a row whose call ended with this error."""
-    if isinstance(error, HandlerError):
-        return "failed"
-    if isinstance(error, BusyError):
-        return "busy"
-    if isinstance(error, RejectedError | LocalProtocolError):
-        return "rejected"
-    if isinstance(error, NoActiveNodeError):
-        return "no-active"
-    return "timeout" if isinstance(error, CallTimeoutError) else "unknown"
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), "unknown")
 
 
 def call_batches(batches: Iterable[pa.RecordBatch], plan: BulkPlan) -> Iterator[pa.RecordBatch]:
@@ -125,15 +131,9 @@ class _Batch:
     def __init__(self, batch: pa.RecordBatch, plan: BulkPlan) -> None:
         self.batch = batch
         self._plan = plan
-        count = batch.num_rows
-        self.open = count
-        self._reply: list[bytes | tuple[bytes, ...] | None] = [None] * count
-        self._status: list[str | None] = [None] * count
-        self._error: list[str | None] = [None] * count
-        self._attempts = [0] * count
-        self._latency_us = [0] * count
-        self._endpoint: list[str | None] = [None] * count
-        self._epoch: list[int | None] = [None] * count
+        self.open = batch.num_rows
+        # By row, the values of the columns that are added.
+        self._outcomes: list[tuple[object, ...]] = [()] * batch.num_rows
 
     def rows(self) -> Iterator[tuple[bytes | None, bytes | None]]:
         """Each row's body and key."""
@@ -146,46 +146,30 @@ class _Batch:
     def answer(self, row: int, reply: Reply) -> None:
         """The row's call was answered."""
         self.open -= 1
-        self._status[row] = "answered"
-        if self._plan.has_frames:
-            self._reply[row] = reply.frames
-        elif len(reply.frames) == 1:
-            self._reply[row] = reply.frames[0]
-        else:
-            self._error[row] = (
-                f"the reply has {len(reply.frames)} frames: call(…, frames=True) gives them all"
-            )
-        self._attempts[row] = reply.attempts
-        self._latency_us[row] = int(reply.elapsed_s * 1e6)
-        self._endpoint[row] = reply.endpoint
-        self._epoch[row] = reply.epoch
+        body: tuple[bytes, ...] | bytes | None = reply.frames
+        error = None
+        if not self._plan.has_frames:
+            count = len(reply.frames)
+            body = reply.frames[0] if count == 1 else None
+            if count != 1:
+                error = f"the reply has {count} frames: call(…, frames=True) gives them all"
+        latency_us = int(reply.elapsed_s * 1e6)
+        self._outcomes[row] = (
+            body, "answered", error, reply.attempts, latency_us, reply.endpoint, reply.epoch
+        )  # fmt: skip
 
     def fail(self, row: int, status: Status, text: str, attempts: int = 0, elapsed_s: float = 0.0) -> None:
         """The row's call was not answered, or not made."""
         self.open -= 1
-        self._status[row] = status
-        self._error[row] = text
-        self._attempts[row] = attempts
-        self._latency_us[row] = int(elapsed_s * 1e6)
+        self._outcomes[row] = (None, status, text, attempts, int(elapsed_s * 1e6), None, None)
 
     def with_outcome(self) -> pa.RecordBatch:
         """The whole batch, when nothing is open."""
-        columns, fields = [], []
-        for name, column in zip(self.batch.schema.names, self.batch.columns, strict=True):
-            if name not in (BODY, KEY):
-                columns.append(column)
-                fields.append(self.batch.schema.field(name))
-        values: tuple[list[object], ...] = (
-            self._reply,
-            self._status,
-            self._error,
-            self._attempts,
-            self._latency_us,
-            self._endpoint,
-            self._epoch,
-        )  # type: ignore[assignment]  # lists of each column's own type
-        for (name, kind), column in zip(_outcome_fields(self._plan.has_frames), values, strict=True):
-            columns.append(pa.array(column, type=kind))
+        names = [name for name in self.batch.schema.names if name not in (BODY, KEY)]
+        columns = [self.batch.column(name) for name in names]
+        fields = [self.batch.schema.field(name) for name in names]
+        for place, (name, kind) in enumerate(_outcome_fields(self._plan.has_frames)):
+            columns.append(pa.array([outcome[place] for outcome in self._outcomes], type=kind))
             fields.append(pa.field(self._plan.prefix + name, kind))
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
