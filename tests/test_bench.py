@@ -17,7 +17,7 @@ from bstar.fleet import Pair
 from bstar_cli.bench.command import numbers_of
 from bstar_cli.bench.histogram import Histogram
 from bstar_cli.bench.plan import Case, Side, Tally, Turn, bucket_of, cases_of, due_at, due_count, shares_of
-from bstar_cli.bench.report import CSV_COLUMNS, Asked, Document, as_csv, document_of
+from bstar_cli.bench.report import CSV_COLUMNS, Asked, Document, as_csv
 from bstar_cli.bench.results import Result, ratio_of, row_of
 from bstar_cli.bench.stage import cpu_of
 from bstar_cli.main import main
@@ -153,7 +153,14 @@ def test_failures_are_told_by_their_kind() -> None:
 def document() -> Document:
     rows = [row_of(A, CASE, [result(10, 20, cpu_s=0.000_1)]), row_of(B, CASE, [result(10)])]
     load = Asked(2, "map", None, 5.0, None, 1, 0)
-    return document_of(load, [A, B], rows, [ratio_of(*rows)], {"B": "why"}, is_complete=True)
+    return Document(
+        load=load,
+        sides=[A, B],
+        rows=rows,
+        ratios=[ratio_of(*rows)],
+        cpu_unknown={"B": "why"},
+        is_complete=True,
+    )
 
 
 def test_csv_has_a_line_per_row_and_nothing_where_nothing_is_known() -> None:

@@ -15,7 +15,7 @@ from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet, Pair
 from bstar_cli.bench.command import _own_services
 from bstar_cli.bench.plan import Case, Side, Tally
-from bstar_cli.bench.report import Asked, Document, as_csv, as_table, document_of
+from bstar_cli.bench.report import Asked, Document, as_csv, as_table
 from bstar_cli.bench.results import Result, row_of
 from bstar_testing.nodes import COMMAND
 from support.brokers import broker_pair
@@ -57,7 +57,14 @@ def document() -> Document:
         row_of(asked, CASE, [Result([one], 0.000_3)], "east"),
         row_of(asked, CASE, [Result([two], 0.000_5)], "west"),
     ]
-    return document_of(Asked(2, "map", None, 1.0, None, 1, 0), [asked], rows, [], {}, is_complete=True)
+    return Document(
+        load=Asked(2, "map", None, 1.0, None, 1, 0),
+        sides=[asked],
+        rows=rows,
+        ratios=[],
+        cpu_unknown={},
+        is_complete=True,
+    )
 
 
 def test_csv_has_a_line_for_the_whole_and_one_for_each_pair() -> None:

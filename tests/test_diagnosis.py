@@ -13,7 +13,7 @@ import pytest
 
 from bstar.fleet import Fleet
 from bstar_broker.core.snapshot import QuorumState
-from bstar_cli.diagnosis import CODES, Reason, Seen, Verdict, judge, judge_all, judge_strays, strays
+from bstar_cli.diagnosis import Reason, Seen, Verdict, judge, judge_all, judge_strays, strays
 from bstar_client.status import NodeReport
 from support.node_states import node_state, service_state
 
@@ -192,7 +192,7 @@ def test_each_situation_has_its_reason_and_its_sentence(
     verdict = judge(nodes)
     assert verdict.reason is reason, verdict.why
     assert sentence in verdict.why
-    assert verdict.code == CODES[reason]
+    assert verdict.code == reason.code
 
 
 def test_every_reason_stands_in_the_table_of_situations() -> None:
@@ -203,7 +203,7 @@ def test_the_documented_table_has_every_reason_with_its_exit_status() -> None:
     page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
     section = page.partition("## What `bstar status` says")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \| \S.* \| \S.* \|$", section, re.MULTILINE)
-    assert {name: int(code) for name, code in rows} == {reason.value: CODES[reason] for reason in Reason}
+    assert {name: int(code) for name, code in rows} == {reason.value: reason.code for reason in Reason}
     assert len(rows) == len(Reason)
 
 

@@ -26,6 +26,7 @@ from bstar_broker.core.snapshot import NodeState
 from bstar_cli import exits
 from bstar_cli.demo_load import Outcome
 from bstar_cli.demo_stage import Stage
+from bstar_cli.terminal import table
 from bstar_testing import HarnessError, Node
 
 # Of the time under load, the share before the kill, after the takeover, after the primary's return, after the
@@ -328,10 +329,7 @@ def _print(report: Report) -> None:
     for label, number in rows:
         is_bad = label in ("lost", "crossed replies") and number
         counts.add_row(Text(label), Text(str(number), style="bold red" if is_bad else "bold"))
-    events = Table(box=None, pad_edge=False, header_style="bold")
-    events.add_column("EVENT", no_wrap=True)
-    for heading in ("AT", "IN FLIGHT", "OUTAGE", "LONGEST CALL"):
-        events.add_column(heading, justify="right")
+    events = table(["EVENT"], ("AT", "IN FLIGHT", "OUTAGE", "LONGEST CALL"), no_wrap=True)
     for event in report.events:
         events.add_row(
             Text(event.event),

@@ -8,6 +8,7 @@ do about each reason.
 
 import enum
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 import msgspec
 
@@ -18,54 +19,38 @@ from bstar_client.status import NodeReport
 
 
 class Reason(enum.StrEnum):
-    """Why a pair is as it is. Scripts read the values, so they never change."""
+    """Why a pair is as it is, and the exit code. Scripts read the values, so they never change."""
 
-    SERVED = "served"
-    SERVICE_TROUBLE = "service-trouble"
-    STRAYS = "strays"
-    WRONG_PAIR = "wrong-pair"
-    ARBITER_SILENT = "arbiter-silent"
-    EPOCH_UNSAVED = "epoch-unsaved"
-    DESCRIPTORS_SHORT = "descriptors-short"
-    CLIENTS_CUT_OFF = "clients-cut-off"
-    PEERS_APART = "peers-apart"
-    NODE_DOWN = "node-down"
-    NODE_UNREACHABLE = "node-unreachable"
-    ACTIVE_UNREACHABLE = "active-unreachable"
-    VOTE_NEEDED = "vote-needed"
-    CHOOSING = "choosing"
-    STARTING = "starting"
-    NEVER_MET_PRIMARY = "never-met-primary"
-    NO_MAJORITY = "no-majority"
-    DRAINING = "draining"
-    ERROR = "error"
-    NO_ANSWER = "no-answer"
-    BOTH_ACTIVE = "both-active"
+    code: int
 
+    def __new__(cls, word: str, code: int) -> Self:
+        """A member is its word, and has its code beside it."""
+        self = str.__new__(cls, word)
+        self._value_, self.code = word, code
+        return self
 
-CODES = {
-    Reason.SERVED: exits.OK,
-    Reason.SERVICE_TROUBLE: exits.SERVICE_TROUBLE,
-    Reason.STRAYS: exits.ASTRAY,
-    Reason.WRONG_PAIR: exits.ASTRAY,
-    Reason.ARBITER_SILENT: exits.FAILED,
-    Reason.EPOCH_UNSAVED: exits.FAILED,
-    Reason.DESCRIPTORS_SHORT: exits.FAILED,
-    Reason.CLIENTS_CUT_OFF: exits.FAILED,
-    Reason.PEERS_APART: exits.FAILED,
-    Reason.NODE_DOWN: exits.FAILED,
-    Reason.NODE_UNREACHABLE: exits.FAILED,
-    Reason.ACTIVE_UNREACHABLE: exits.FAILED,
-    Reason.VOTE_NEEDED: exits.NONE_ACTIVE,
-    Reason.CHOOSING: exits.NONE_ACTIVE,
-    Reason.STARTING: exits.NONE_ACTIVE,
-    Reason.NEVER_MET_PRIMARY: exits.NONE_ACTIVE,
-    Reason.NO_MAJORITY: exits.NONE_ACTIVE,
-    Reason.DRAINING: exits.NONE_ACTIVE,
-    Reason.ERROR: exits.NONE_ACTIVE,
-    Reason.NO_ANSWER: exits.NONE_ACTIVE,
-    Reason.BOTH_ACTIVE: exits.MANY_ACTIVE,
-}
+    SERVED = "served", exits.OK
+    SERVICE_TROUBLE = "service-trouble", exits.SERVICE_TROUBLE
+    STRAYS = "strays", exits.ASTRAY
+    WRONG_PAIR = "wrong-pair", exits.ASTRAY
+    ARBITER_SILENT = "arbiter-silent", exits.FAILED
+    EPOCH_UNSAVED = "epoch-unsaved", exits.FAILED
+    DESCRIPTORS_SHORT = "descriptors-short", exits.FAILED
+    CLIENTS_CUT_OFF = "clients-cut-off", exits.FAILED
+    PEERS_APART = "peers-apart", exits.FAILED
+    NODE_DOWN = "node-down", exits.FAILED
+    NODE_UNREACHABLE = "node-unreachable", exits.FAILED
+    ACTIVE_UNREACHABLE = "active-unreachable", exits.FAILED
+    VOTE_NEEDED = "vote-needed", exits.NONE_ACTIVE
+    CHOOSING = "choosing", exits.NONE_ACTIVE
+    STARTING = "starting", exits.NONE_ACTIVE
+    NEVER_MET_PRIMARY = "never-met-primary", exits.NONE_ACTIVE
+    NO_MAJORITY = "no-majority", exits.NONE_ACTIVE
+    DRAINING = "draining", exits.NONE_ACTIVE
+    ERROR = "error", exits.NONE_ACTIVE
+    NO_ANSWER = "no-answer", exits.NONE_ACTIVE
+    BOTH_ACTIVE = "both-active", exits.MANY_ACTIVE
+
 
 # From bad to worse.
 _WORSE = (exits.OK, exits.SERVICE_TROUBLE, exits.ASTRAY, exits.FAILED, exits.NONE_ACTIVE, exits.MANY_ACTIVE)
@@ -172,7 +157,7 @@ class Verdict(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, reason: Reason, why: str) -> "Verdict":
         """The verdict for a reason."""
-        return cls(CODES[reason], reason, why)
+        return cls(reason.code, reason, why)
 
 
 class Stray(msgspec.Struct, frozen=True):
@@ -331,11 +316,20 @@ def strays(fleet: Fleet, by_pair: Mapping[str, Sequence[Seen]]) -> list[Stray]:
 
 def judge_strays(verdict: Verdict, found: Sequence[Stray]) -> Verdict:
     """The verdict on all pairs, with the strays that were found."""
+    return _spoiled(verdict, found, Reason.STRAYS, "but not where clients and workers look for each other: ")
+
+
+def judge_services(verdict: Verdict, found: Sequence[Trouble]) -> Verdict:
+    """The verdict on all pairs, with the services in trouble that were found."""
+    return _spoiled(verdict, found, Reason.SERVICE_TROUBLE, "but not all is well with ")
+
+
+def _spoiled(verdict: Verdict, found: Sequence[Stray | Trouble], reason: Reason, but: str) -> Verdict:
+    """A good verdict becomes ``reason`` if something was ``found``; ``but`` precedes the services."""
     if verdict.code != exits.OK or not found:
         return verdict
-    services = ", ".join(sorted({stray.service for stray in found}))
-    text = f"{verdict.why}, but not where clients and workers look for each other: {services}"
-    return Verdict.of(Reason.STRAYS, text)
+    services = ", ".join(sorted({each.service for each in found}))
+    return Verdict.of(reason, f"{verdict.why}, {but}{services}")
 
 
 def find_troubles(by_pair: Mapping[str, Sequence[Seen]]) -> list[Trouble]:
@@ -351,11 +345,3 @@ def find_troubles(by_pair: Mapping[str, Sequence[Seen]]) -> list[Trouble]:
             for name, nodes in by_pair.items()
         }
     )
-
-
-def judge_services(verdict: Verdict, found: Sequence[Trouble]) -> Verdict:
-    """The verdict on all pairs, with the services in trouble that were found."""
-    if verdict.code != exits.OK or not found:
-        return verdict
-    services = ", ".join(sorted({trouble.service for trouble in found}))
-    return Verdict.of(Reason.SERVICE_TROUBLE, f"{verdict.why}, but not all is well with {services}")

@@ -215,23 +215,18 @@ class _Report:
         with self._lock:
             durations, self._durations = sorted(self._durations), []
             elapsed, self._since = now - self._since, now
-        counts, counters = calls.counts(), client.counters
+        totals = _totals(calls, client)
         p50, p99, longest = (percentile(durations, share) for share in (0.5, 0.99, 1.0))
         line = Second(
-            time.time(),
-            counts.sent,
-            counts.answered,
-            counts.waiting,
-            counts.failed,
-            counts.crossed,
-            counters.resends,
-            counters.failovers,
-            round(len(durations) / elapsed, 1) if elapsed else 0.0,
-            p50,
-            p99,
-            longest,
-            client.active,
-            self._epoch,
+            at=time.time(),
+            **totals,
+            waiting=totals["sent"] - totals["answered"] - totals["lost"],
+            per_second=round(len(durations) / elapsed, 1) if elapsed else 0.0,
+            p50_s=p50,
+            p99_s=p99,
+            max_s=longest,
+            active=client.active,
+            epoch=self._epoch,
         )
         self._print(
             line,
@@ -245,20 +240,14 @@ class _Report:
         with self._lock:
             settled = self._gaps.close()
         self._failovers(settled)
-        counts, counters = calls.counts(), client.counters
-        is_ok = counts.answered == counts.sent > 0 and counts.crossed == 0
+        totals = _totals(calls, client)
         line = Sum(
-            time.time(),
-            is_ok,
-            counts.sent,
-            counts.answered,
-            counts.failed,
-            counts.crossed,
-            counters.resends,
-            counters.failovers,
-            round(seconds, 3),
-            round(self._longest_call_s, 6),
-            round(self._gaps.longest_s, 6),
+            at=time.time(),
+            ok=totals["answered"] == totals["sent"] > 0 and totals["crossed"] == 0,
+            **totals,
+            seconds=round(seconds, 3),
+            longest_call_s=round(self._longest_call_s, 6),
+            longest_gap_s=round(self._gaps.longest_s, 6),
         )
         self._print(
             line,
@@ -266,7 +255,7 @@ class _Report:
             f"{line.crossed} crossed, {line.resends} sent again, {line.failovers} failovers; longest call "
             f"{line.longest_call_s:.3f} s, longest time without an answer {line.longest_gap_s:.3f} s",
         )
-        return is_ok
+        return line.ok
 
     def _print(self, line: msgspec.Struct, text: str) -> None:
         shown = f"{time.strftime('%T')}  {printable(text, _LINE_CHARS_MAX)}"
@@ -275,6 +264,19 @@ class _Report:
         except OutputLostError:
             # Not raised here: this may be a thread of the client's. The command ends with it.
             self._stop.set()
+
+
+def _totals(calls: SteadyCalls, client: HAClient) -> dict[str, int]:
+    """What became of the calls since the start."""
+    counts, counters = calls.counts(), client.counters
+    return {
+        "sent": counts.sent,
+        "answered": counts.answered,
+        "lost": counts.failed,
+        "crossed": counts.crossed,
+        "resends": counters.resends,
+        "failovers": counters.failovers,
+    }
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:

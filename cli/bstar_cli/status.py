@@ -26,7 +26,7 @@ from bstar_cli.diagnosis import (
 )
 from bstar_cli.options import Nodes
 from bstar_cli.streams import OutputLostError, forgive_reader
-from bstar_cli.terminal import cell, json_line, print_tables, sentence
+from bstar_cli.terminal import cell, json_line, print_tables, sentence, table
 from bstar_cli.trouble import Trouble
 from bstar_client.status import NodeReport, node_states
 
@@ -170,22 +170,20 @@ def _first_node(fleet: Fleet, service: str) -> int:
 def _nodes_table(
     names: Sequence[str], reports: Sequence[NodeReport], views: Sequence[NodeView | None]
 ) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
     is_fleet = len(set(names)) > 1
-    for heading in (*(["PAIR"] if is_fleet else []), "ENDPOINT", "ROLE", "STATE"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("EPOCH", "PEER", "PEER AGE", "SERVICES", "WORKERS", "QUEUED"):
-        table.add_column(heading, justify="right")
     has_arbiter = any(view is not None and view.pair.quorum is not None for view in views)
-    if has_arbiter:
-        table.add_column("ARBITER", justify="right")
+    shown = table(
+        (*(["PAIR"] if is_fleet else []), "ENDPOINT", "ROLE", "STATE"),
+        ("EPOCH", "PEER", "PEER AGE", "SERVICES", "WORKERS", "QUEUED", *(["ARBITER"] if has_arbiter else [])),
+        no_wrap=True,
+    )
     for name, report, view in zip(names, reports, views, strict=True):
         named = [cell(name)] if is_fleet else []
         if view is None:
-            table.add_row(*named, cell(report.endpoint), Text("-"), Text("no answer", style="red"))
+            shown.add_row(*named, cell(report.endpoint), Text("-"), Text("no answer", style="red"))
             continue
         pair, broker = view.pair, view.broker
-        table.add_row(
+        shown.add_row(
             *named,
             cell(report.endpoint),
             cell(pair.role),
@@ -200,7 +198,7 @@ def _nodes_table(
             Text(str(broker.queued)),
             *([_arbiter_cell(pair)] if has_arbiter else []),
         )
-    return table
+    return shown
 
 
 def _arbiter_cell(pair: PairView) -> Text:
@@ -222,13 +220,10 @@ def _services_table(names: Sequence[str], views: Sequence[NodeView | None]) -> T
     if not services:
         return None
     is_fleet = len(set(names)) > 1
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("SERVICE", *(["PAIR"] if is_fleet else []), "ON"):
-        table.add_column(heading)
-    for heading in ("WORKERS", "IDLE", "IN FLIGHT", "QUEUED", "ANSWERED"):
-        table.add_column(heading, justify="right")
+    words = ("SERVICE", *(["PAIR"] if is_fleet else []), "ON")
+    shown = table(words, ("WORKERS", "IDLE", "IN FLIGHT", "QUEUED", "ANSWERED"))
     for title, name, role, service in sorted(services, key=lambda each: each[:3]):
-        words = (title, *([name] if is_fleet else []), role)
+        names_of = (title, *([name] if is_fleet else []), role)
         numbers = (service.workers, service.idle, service.in_flight, service.queued, service.answered)
-        table.add_row(*(cell(each) for each in (*words, *numbers)))
-    return table
+        shown.add_row(*(cell(each) for each in (*names_of, *numbers)))
+    return shown

@@ -7,6 +7,7 @@ Names of services, errors and replies come from the network, and a terminal obey
 import json
 import os
 import sys
+from collections.abc import Iterable
 from typing import TextIO
 
 import msgspec
@@ -56,6 +57,16 @@ def json_line(value: object) -> str:
 def has_colours(stream: TextIO) -> bool:
     """May colours be written? To a terminal that has them, unless NO_COLOR (no-color.org) says no."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def table(words: Iterable[str], numbers: Iterable[str] = (), *, no_wrap: bool = False) -> Table:
+    """A table without lines, with columns of words (which may not be wrapped) and then of numbers."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in words:
+        made.add_column(heading, no_wrap=no_wrap)
+    for heading in numbers:
+        made.add_column(heading, justify="right")
+    return made
 
 
 def print_tables(*tables: Table, titles: int = 1, pipe_columns: int = _PIPE_COLUMNS) -> None:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -123,24 +124,22 @@ class _Run:
             yield body
 
 
-class _Reporting:
-    """Tells the progress while a turn lasts."""
+@contextmanager
+def _reported(run: _Run) -> Iterator[None]:
+    """Tell the progress while a turn lasts."""
+    is_over = threading.Event()
 
-    def __init__(self, run: _Run) -> None:
-        self._run = run
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._report, daemon=True)
+    def report() -> None:
+        while not is_over.wait(_PROGRESS_S):
+            _tell(Progress(run.answered))
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _report(self) -> None:
-        while not self._is_over.wait(_PROGRESS_S):
-            _tell(Progress(self._run.answered))
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 # --- with threads -----------------------------------------------------------------------------------------
@@ -154,7 +153,7 @@ def _be_sync(job: Job, turns: "queue.SimpleQueue[Job | Turn]", run: _Run) -> Non
             turn = turns.get()
             assert isinstance(turn, Turn)
             run.begin()
-            with _Reporting(run):
+            with _reported(run):
                 if turn.rate is not None:
                     unsent = _open_sync(client, job, turn, run)
                 else:
@@ -270,7 +269,7 @@ async def _be_async(job: Job, turns: "queue.SimpleQueue[Job | Turn]", run: _Run)
             turn = await asyncio.to_thread(turns.get)
             assert isinstance(turn, Turn)
             run.begin()
-            with _Reporting(run):
+            with _reported(run):
                 if turn.rate is not None:
                     unsent = await _open_async(client, job, turn, run)
                 else:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from typing import Any
 
 import msgspec
 
@@ -26,29 +27,17 @@ def main(text: str) -> None:
     """Echo until the standard input closes or SIGTERM comes."""
     plan = msgspec.json.decode(text, type=EchoPlan)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    options: dict[str, Any] = {
+        "dialect": plan.dialect,
+        "credit": plan.credit,
+        "drain_timeout_s": 0.5,
+        "hooks": _Told(),
+    }
     if plan.kind == "sync":
-        Worker(
-            plan.endpoints,
-            plan.service,
-            _echo,
-            dialect=plan.dialect,
-            credit=plan.credit,
-            # One thread: echoing is quick, and what several threads hand to each other would be measured.
-            threads=1,
-            drain_timeout_s=0.5,
-            hooks=_Told(),
-        ).run()
-        return
-    worker = AsyncWorker(
-        plan.endpoints,
-        plan.service,
-        _echo_async,
-        dialect=plan.dialect,
-        credit=plan.credit,
-        drain_timeout_s=0.5,
-        hooks=_Told(),
-    )
-    asyncio.run(worker.run())
+        # One thread: echoing is quick, and what several threads hand to each other would be measured.
+        Worker(plan.endpoints, plan.service, _echo, threads=1, **options).run()
+    else:
+        asyncio.run(AsyncWorker(plan.endpoints, plan.service, _echo_async, **options).run())
 
 
 def _end_with_the_parent() -> None:

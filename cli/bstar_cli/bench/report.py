@@ -4,7 +4,6 @@ import csv
 import io
 import os
 import platform
-from collections.abc import Sequence
 
 import msgspec
 from rich.table import Table
@@ -46,6 +45,10 @@ class Machine(msgspec.Struct, frozen=True):
     python: str
 
 
+def _this_machine() -> Machine:
+    return Machine(f"{platform.system()} {platform.machine()}", os.cpu_count(), platform.python_version())
+
+
 class Asked(msgspec.Struct, frozen=True):
     """The load. ``window`` and ``size`` are in the rows; ``rate`` is of all clients together."""
 
@@ -58,11 +61,11 @@ class Asked(msgspec.Struct, frozen=True):
     echo: int
 
 
-class Document(msgspec.Struct, frozen=True):
+class Document(msgspec.Struct, frozen=True, kw_only=True):
     """All of it. ``cpu_unknown``: by the side's name, why there are no figures of the broker's CPU time."""
 
-    version: str
-    machine: Machine
+    version: str = bstar.__version__
+    machine: Machine = msgspec.field(default_factory=_this_machine)
     load: Asked
     sides: list[Side]
     rows: list[Row]
@@ -71,53 +74,28 @@ class Document(msgspec.Struct, frozen=True):
     is_complete: bool
 
 
-def document_of(
-    load: Asked,
-    sides: Sequence[Side],
-    rows: Sequence[Row],
-    ratios: Sequence[Ratio],
-    cpu_unknown: dict[str, str],
-    *,
-    is_complete: bool,
-) -> Document:
-    """Everything that there is to tell."""
-    machine = Machine(f"{platform.system()} {platform.machine()}", os.cpu_count(), platform.python_version())
-    return Document(
-        bstar.__version__, machine, load, list(sides), list(rows), list(ratios), cpu_unknown, is_complete
-    )
-
-
 def as_csv(document: Document) -> str:
     """A line per row, under ``CSV_COLUMNS``; what is not known is empty; a whole side has no pair."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
     sides = {side.name: side for side in document.sides}
     for row in document.rows:
-        side, load = sides[row.side], document.load
+        side = sides[row.side]
+        endpoints = side.endpoints if row.pair is None else side.pairs_used[row.pair].endpoints
         writer.writerow(
-            (
-                row.side,
-                row.pair,
-                " ".join(side.endpoints if row.pair is None else side.pairs_used[row.pair].endpoints),
-                side.dialect,
-                side.client,
-                row.size,
-                row.window,
-                load.clients,
-                load.rate,
-                len(row.rounds),
-                row.answered,
-                sum(row.failed.values()),
-                row.unsent,
-                round(row.per_second, 1),
-                row.p50_us,
-                row.p90_us,
-                row.p99_us,
-                row.p999_us,
-                row.max_us,
-                None if row.cpu_us is None else round(row.cpu_us, 2),
-            )
+            msgspec.structs.asdict(row)
+            | {
+                "endpoints": " ".join(endpoints),
+                "dialect": side.dialect,
+                "client": side.client,
+                "clients": document.load.clients,
+                "rate": document.load.rate,
+                "rounds": len(row.rounds),
+                "failed": sum(row.failed.values()),
+                "per_second": round(row.per_second, 1),
+                "cpu_us": None if row.cpu_us is None else round(row.cpu_us, 2),
+            }
         )
     return text.getvalue()
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bstar_cli import exits
 from bstar_cli.bench.plan import Case, ClientKind, EchoPlan, Job, Side, Turn, shares_of
-from bstar_cli.bench.report import Asked, Document, document_of
+from bstar_cli.bench.report import Asked, Document
 from bstar_cli.bench.results import Result, ratio_of, row_of
 from bstar_cli.bench.stage import BenchError, Stage, cpu_of
 from bstar_cli.terminal import lines
@@ -182,7 +182,14 @@ class Rounds:
             if len(wholes) == 2:
                 ratios.append(ratio_of(*wholes))
         is_complete = not self.stop.is_set() and not self._is_broken
-        return document_of(self._load, self._sides, rows, ratios, self._cpu_unknown, is_complete=is_complete)
+        return Document(
+            load=self._load,
+            sides=self._sides,
+            rows=rows,
+            ratios=ratios,
+            cpu_unknown=self._cpu_unknown,
+            is_complete=is_complete,
+        )
 
 
 _Show = Callable[[float, str], None]

@@ -1,6 +1,6 @@
 """``bstar pipeline generate`` and ``tables``: what needs no Spark."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +21,9 @@ class _Invented:
     requests: Annotated[
         int, typer.Option("--requests", min=0, help="In all; 0: as --rate gives.", show_default=False)
     ] = 0
-    rate: Annotated[float, typer.Option("--rate", help="Requests per second of each pair, in the mean.")] = (
-        10.0
-    )
+    requests_per_s: Annotated[
+        float, typer.Option("--rate", help="Requests per second of each pair, in the mean.")
+    ] = 10.0
     services: Annotated[int, typer.Option("--services", min=1)] = 3
     clients: Annotated[int, typer.Option("--clients", min=1)] = 20
     workers: Annotated[int, typer.Option("--workers", min=1, help="Over all services.")] = 6
@@ -65,21 +65,9 @@ def generate(
     from bstar_pipeline.synth import SynthSettings
     from bstar_pipeline.synth import generate as write
 
-    settings = SynthSettings(
-        seed=invented.seed,
-        pairs=invented.pairs,
-        start=invented.start,
-        days=invented.days,
-        requests=invented.requests,
-        requests_per_s=invented.rate,
-        services=invented.services,
-        clients=invented.clients,
-        workers=invented.workers,
-        has_client_journals=invented.everybody,
-        has_worker_journals=invented.everybody,
-        incidents=invented.incidents,
-        violations=invented.violations,
-    )
+    given = asdict(invented)
+    everybody = given.pop("everybody")
+    settings = SynthSettings(**given, has_client_journals=everybody, has_worker_journals=everybody)
     console = Console(stderr=True)
     columns = (TextColumn("records"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
