@@ -49,8 +49,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 __getattr__ = on_demand(
-    __name__,
-    {"BinaryStar": "bstar.pair", "Reactor": "bstar.reactor", "Role": "bstar.star", "State": "bstar.star"},
+    __name__, {"bstar.pair": ["BinaryStar"], "bstar.reactor": ["Reactor"], "bstar.star": ["Role", "State"]}
 )
 
 

@@ -1,15 +1,17 @@
 """Names of a package that are loaded when they are first asked for (PEP 562): its import stays light."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 
-def on_demand(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """The ``__getattr__`` of ``package``; ``modules`` names the module that each such name comes from.
+def on_demand(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """The ``__getattr__`` of ``package``; ``names`` lists such names by the module that they come from.
 
     A name that was loaded is an ordinary attribute of the package from then on.
     """
+
+    modules = {name: module for module, of_module in names.items() for name in of_module}
 
     def load(name: str) -> object:
         module = modules.get(name)

@@ -10,13 +10,14 @@ import numbers
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import zmq
 
 from bstar.errors import CallTimeoutError, ConfigurationError, LocalProtocolError
+from bstar.fleet import Endpoints, Fleet
 from bstar_client.settings import LinkSettings
 
 # A longer timeout is none: the system's calls refuse times of more than some decades.
@@ -48,6 +49,11 @@ def to_seconds(value: object, name: str, *, may_be_zero: bool = False, may_be_en
     return seconds
 
 
+def to_seconds_or_none(value: object, name: str) -> float | None:
+    """A setting in seconds that may be left out."""
+    return None if value is None else to_seconds(value, name)
+
+
 def to_timeout(value: object) -> float | None:
     """A call's own timeout; None is no limit. CallTimeoutError if it is over: nothing is sent."""
     if value is None:
@@ -68,18 +74,6 @@ def _to_number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}")
     return float(value)
-
-
-def check_endpoints(endpoints: Iterable[str]) -> None:
-    """ConfigurationError for what is no endpoint: connecting, which comes later, would fail."""
-    for endpoint in endpoints:
-        match = _ENDPOINT.fullmatch(endpoint)
-        if match is None:
-            raise ConfigurationError(
-                f"cannot connect to {endpoint!r}: write tcp://ADDRESS:PORT or ipc://PATH"
-            )
-        if match["port"] is not None and not 1 <= int(match["port"]) <= 65_535:
-            raise ConfigurationError(f"cannot connect to {endpoint!r}: its port is 1 to 65535")
 
 
 def check_flag(value: object, name: str) -> None:
@@ -114,20 +108,39 @@ def check_instance(value: object, kind: type, name: str) -> None:
         raise TypeError(f"{name} is of {kind.__name__}, or None, not {told}")
 
 
-def check_sockets(link: object, context: object, journal: object) -> None:
-    """The arguments that clients and workers share."""
+def check_shared(
+    endpoints: Endpoints,
+    pins: Mapping[str, str] | None,
+    dialect: object,
+    link: object,
+    context: object,
+    journal: object,
+) -> Fleet:
+    """Check the arguments that clients and workers share. Returns the fleet."""
     check_instance(link, LinkSettings, "link")
     check_instance(context, zmq.Context, "context")
     # The sockets of such a context return futures.
     other = sys.modules.get("zmq.asyncio")
     if other is not None and isinstance(context, other.Context):
         raise TypeError("context is a zmq.Context, not one of zmq.asyncio: zmq.Context(context) shares it")
-    if journal is None or isinstance(journal, str | os.PathLike):
-        return
-    from bstar_client.journal import JournalSettings  # noqa: PLC0415 - most programs keep none
+    if journal is not None and not isinstance(journal, str | os.PathLike):
+        from bstar_client.journal import JournalSettings  # noqa: PLC0415 - most programs keep none
 
-    if not isinstance(journal, JournalSettings):
-        raise TypeError(f"journal is a directory, JournalSettings or None, not {type(journal).__name__}")
+        if not isinstance(journal, JournalSettings):
+            raise TypeError(f"journal is a directory, JournalSettings or None, not {type(journal).__name__}")
+    if dialect not in ("native", "mdp02"):
+        raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
+    fleet = Fleet.of(endpoints, pins)
+    for endpoint in fleet.endpoints:
+        # Connecting, which comes later, would fail.
+        match = _ENDPOINT.fullmatch(endpoint)
+        if match is None:
+            raise ConfigurationError(
+                f"cannot connect to {endpoint!r}: write tcp://ADDRESS:PORT or ipc://PATH"
+            )
+        if match["port"] is not None and not 1 <= int(match["port"]) <= 65_535:
+            raise ConfigurationError(f"cannot connect to {endpoint!r}: its port is 1 to 65535")
+    return fleet
 
 
 def check_store(value: object) -> None:

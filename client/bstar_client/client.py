@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from bstar.errors import ConfigurationError, LocalProtocolError
+from bstar.errors import LocalProtocolError
 from bstar.fleet import Endpoints, Fleet
 from bstar_client.checks import (
-    check_endpoints,
     check_function,
     check_map,
-    check_sockets,
+    check_shared,
     to_count,
     to_seconds,
+    to_seconds_or_none,
     to_timeout,
 )
 from bstar_client.core.counters import Counters
@@ -56,20 +56,14 @@ class Client:
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         journal: "JournalPlace | None" = None,
     ) -> None:
-        check_sockets(link, context, journal)
+        self.fleet = check_shared(endpoints, pins, dialect, link, context, journal)
+        self.endpoints = self.fleet.endpoints
         if on_event is not None:
             check_function(on_event, "on_event")
-        if dialect not in ("native", "mdp02"):
-            raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
-        self.fleet = Fleet.of(endpoints, pins)
-        self.endpoints = self.fleet.endpoints
-        check_endpoints(self.endpoints)
         if timeout is not None:
             timeout = to_timeout(to_seconds(timeout, "timeout", may_be_endless=True))
-        if ping_interval_s is not None:
-            ping_interval_s = to_seconds(ping_interval_s, "ping_interval_s")
-        if silence_limit_s is not None:
-            silence_limit_s = to_seconds(silence_limit_s, "silence_limit_s")
+        ping_interval_s = to_seconds_or_none(ping_interval_s, "ping_interval_s")
+        silence_limit_s = to_seconds_or_none(silence_limit_s, "silence_limit_s")
         attempt_timeout_s = to_seconds(attempt_timeout_s, "attempt_timeout_s")
         settle_delay_s = to_seconds(settle_delay_s, "settle_delay_s", may_be_zero=True)
         outstanding_max = to_count(outstanding_max, "outstanding_max", 1)
@@ -89,10 +83,10 @@ class Client:
         self._core = _new_core(self.fleet, session)
         self._delivery = Delivery(self._core, on_event, partials_max)
         self._pid = os.getpid()
-        self._start()
+        self._make_loop()
 
-    def _start(self) -> None:
-        """Make what the shell has: its loop, its sockets."""
+    def _make_loop(self) -> None:
+        """Make what the shell has from the beginning."""
 
     def _new_window(self, bodies: object, window: int, ordered: bool, errors: str) -> Window:
         """The window of a ``map``, whose arguments are checked here."""

@@ -10,10 +10,12 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import zmq
 
+from bstar.errors import ConfigurationError
 from bstar.io_threads import keep_apart, new_context
 from bstar.sockets import is_readable, receive, receive_event, send
 from bstar_client.core.outputs import ClientCore
@@ -43,6 +45,15 @@ Core = ClientCore | WorkerCore
 def timeout_ms(due: float | None) -> int:
     """How long a poll may wait for this deadline; -1 is for ever."""
     return -1 if due is None else max(0, math.ceil((due - time.monotonic()) * 1000))
+
+
+@contextmanager
+def connecting(endpoints: Sequence[str]) -> Iterator[None]:
+    """Turn a ZMQError of opening links into a ConfigurationError."""
+    try:
+        yield
+    except zmq.ZMQError as error:
+        raise ConfigurationError(f"cannot connect to {list(endpoints)}: {error}") from error
 
 
 class Link:

@@ -10,18 +10,18 @@ import msgspec
 import zmq
 
 from bstar.errors import ClosedError, ConfigurationError, ForkedError, LocalProtocolError
-from bstar.fleet import Endpoints, Fleet
+from bstar.fleet import Endpoints
 from bstar.printable import printable
 from bstar.wire.limits import CREDIT_MAX
 from bstar.wire.mmi import PREFIX
 from bstar_client.bodies import to_name
 from bstar_client.checks import (
-    check_endpoints,
     check_instance,
-    check_sockets,
+    check_shared,
     check_store,
     to_count,
     to_seconds,
+    to_seconds_or_none,
 )
 from bstar_client.core.node_sessions import WorkerCounters
 from bstar_client.core.worker_dialects import Mdp02Worker, NativeWorker
@@ -96,11 +96,9 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         journal: JournalPlace | None = None,
     ) -> None:
-        check_sockets(link, context, journal)
+        fleet = check_shared(endpoints, pins, dialect, link, context, journal)
         check_instance(hooks, WorkerHooks, "hooks")
         check_store(dedupe)
-        if dialect not in ("native", "mdp02"):
-            raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
         is_plain = dialect == "mdp02"
         if threads is not None:
             threads = to_count(threads, "threads", 1, THREADS_MAX)
@@ -108,7 +106,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             credit = 1 if is_plain else threads or self._credit_default
         limits = WorkerLimits(
             to_count(credit, "credit", 1, CREDIT_MAX if threads else self._credit_max),
-            None if handler_timeout_s is None else to_seconds(handler_timeout_s, "handler_timeout_s"),
+            to_seconds_or_none(handler_timeout_s, "handler_timeout_s"),
             to_count(stuck_handlers_max, "stuck_handlers_max", 1),
             to_seconds(drain_timeout_s, "drain_timeout_s", may_be_zero=True),
             to_seconds(backoff_min_s, "backoff_min_s"),
@@ -127,8 +125,6 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             raise ConfigurationError(
                 "plain MDP/0.2 does not name requests, so repetitions cannot be known: no dedupe"
             )
-        fleet = Fleet.of(endpoints, pins)
-        check_endpoints(fleet.endpoints)
         self.service = to_name(service)
         if self.service.startswith(PREFIX):
             raise LocalProtocolError(f"services named mmi. belong to the broker: {printable(self.service)}")

@@ -16,5 +16,5 @@ if TYPE_CHECKING:
 __all__ = ["BstarDataSource", "call"]
 
 __getattr__ = on_demand(
-    __name__, {"BstarDataSource": "bstar_pipeline.source", "call": "bstar_pipeline.calls"}
+    __name__, {"bstar_pipeline.source": ["BstarDataSource"], "bstar_pipeline.calls": ["call"]}
 )

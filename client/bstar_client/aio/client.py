@@ -30,7 +30,7 @@ class AsyncHAClient(Client):
     HAClient raises BusyError.
     """
 
-    def _start(self) -> None:
+    def _make_loop(self) -> None:
         self._loop: ClientLoop | None = None
         self._is_closed = False
 

@@ -4,14 +4,12 @@ import asyncio
 import time
 from collections import deque
 
-import zmq
-
 from bstar.errors import ClosedError, ConfigurationError
 from bstar_client.aio.loop import Holdings, LinkLoop
 from bstar_client.core.calls import Call
 from bstar_client.core.outputs import ClientCore
 from bstar_client.delivery import Delivery
-from bstar_client.link import Transport
+from bstar_client.link import Transport, connecting
 from bstar_client.settings import ClientSettings
 from bstar_client.unclosed import Guard
 
@@ -46,11 +44,9 @@ class ClientLoop:
         self._guard = Guard(client, name, remedy, holdings.end)
         try:
             if len(settings.fleet.pairs) == 1:
-                self._links.open_all()
+                with connecting(endpoints):
+                    self._links.open_all()
             delivery.open_journal(settings)
-        except zmq.ZMQError as error:
-            self._release()
-            raise ConfigurationError(f"cannot connect to {list(endpoints)}: {error}") from error
         except ConfigurationError:
             self._release()
             raise

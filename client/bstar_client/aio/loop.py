@@ -8,10 +8,13 @@ import asyncio
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bstar_client.link import Core, Links, Transport
 from bstar_client.wakeup import WakeUp
+
+if TYPE_CHECKING:  # most programs keep none
+    from bstar_client.journal import CallJournal, WorkJournal
 
 
 class LinkLoop:
@@ -129,18 +132,12 @@ class LinkLoop:
         self._turn()
 
 
-class _Journal(Protocol):
-    """The journal of a client or a worker."""
-
-    def close(self) -> object: ...
-
-
 class Holdings:
     """What a client or a worker of an event loop has open, for ``unclosed.Guard``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: Transport) -> None:
         self.links = transport.new_links(WakeUp())
-        self.journal: _Journal | None = None
+        self.journal: CallJournal | WorkJournal | None = None
         # The loop leads back to the client.
         self._loop = weakref.ref(loop)
         self._transport = transport

@@ -6,9 +6,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
 
-import zmq
-
-from bstar.errors import BstarError, ConfigurationError
+from bstar.errors import BstarError
 from bstar.printable import printable
 from bstar_client.aio.loop import Holdings, LinkLoop
 from bstar_client.bodies import to_reply
@@ -19,7 +17,7 @@ from bstar_client.core.worker_session import WorkerCore
 from bstar_client.dispatch import Dispatcher, Result
 from bstar_client.failures import drop, is_interrupt
 from bstar_client.handlers import Request
-from bstar_client.link import Transport
+from bstar_client.link import Transport, connecting
 from bstar_client.replies import ReplyStore
 from bstar_client.unclosed import Guard
 from bstar_client.worker import LINGER_MS, WorkerSettings
@@ -59,10 +57,8 @@ class WorkerLoop(Dispatcher):
         settings = self.settings
         try:
             self.journal = self._holdings.journal = settings.open_journal()
-            try:
+            with connecting(settings.endpoints):
                 self._link_loop.open_all()
-            except zmq.ZMQError as error:
-                raise ConfigurationError(f"cannot connect to {list(settings.endpoints)}: {error}") from error
             await self._ended
         except GeneratorExit:
             raise  # the loop has ended without the worker, and nothing can be awaited: the guard says so

@@ -48,7 +48,7 @@ class HAClient(Client):
     JournalSettings; see docs/journal.md. It never makes a call wait or fail.
     """
 
-    def _start(self) -> None:
+    def _make_loop(self) -> None:
         self._close_lock = threading.Lock()
         self._loop = ClientLoop(self, self._settings, self._core, self._delivery)
 

@@ -32,7 +32,7 @@ from bstar.errors import CallTimeoutError, ClosedError, ConfigurationError, Loca
 from bstar_client.core.calls import Call, Outcome
 from bstar_client.core.outputs import ClientCore
 from bstar_client.delivery import Delivery
-from bstar_client.link import Transport, timeout_ms
+from bstar_client.link import Transport, connecting, timeout_ms
 from bstar_client.settings import ClientSettings
 from bstar_client.sync.leader import Leadership
 from bstar_client.unclosed import Guard
@@ -81,12 +81,10 @@ class ClientLoop:
         self._transport = Transport(endpoints, settings.link, settings.context)
         self._thread = threading.Thread(target=self._run, name="bstar-client", daemon=True)
         try:
-            self._connect()
+            with connecting(endpoints):
+                self._connect()
             delivery.open_journal(settings)
             self._thread.start()
-        except zmq.ZMQError as error:
-            self._release()
-            raise ConfigurationError(f"cannot connect to {list(endpoints)}: {error}") from error
         except (ConfigurationError, RuntimeError):  # RuntimeError: the system has no more threads
             self._release()
             raise

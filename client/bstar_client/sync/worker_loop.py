@@ -9,18 +9,15 @@ the standby: what belongs to a thread (an ``sqlite3`` connection) serves all han
 import logging
 import threading
 import time
-from typing import Final
 
-import zmq
-
-from bstar.errors import BstarError, ConfigurationError
+from bstar.errors import BstarError
 from bstar.printable import printable
 from bstar_client.core.lanes import Lanes
 from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_outputs import Begin
 from bstar_client.core.worker_session import WorkerCore
 from bstar_client.dispatch import Dispatcher
-from bstar_client.link import Transport, timeout_ms
+from bstar_client.link import Transport, connecting, timeout_ms
 from bstar_client.sync.executor import Executor
 from bstar_client.sync.leader import Leadership
 from bstar_client.sync.mailboxes import UNSENT_S_MAX, Inbox, Outbox, Word
@@ -36,8 +33,6 @@ _clock = time.monotonic
 _LOOK_S = 0.005
 # How long the standby waits for the lead at the end; a hook of the user's may never return.
 _TAKE_BACK_S = 2.0
-
-_GONE: Final = object()
 
 
 class WorkerLoop(Dispatcher):
@@ -56,9 +51,9 @@ class WorkerLoop(Dispatcher):
         self._standby = 0
         # Requests that the leader calls the handlers for.
         self._own = Lanes()
-        # With a limit to their time: the handlers that have a thread. Who takes one out settles whether its
-        # thread still has its place.
-        self._places: dict[Job, None] | None = {} if settings.limits.handler_timeout_s is not None else None
+        # With a limit to handlers' time: the requests whose handlers have a slot, which is one thread's. The
+        # thread that pops one decides whether the slot stays with the handler's thread or goes to a new one.
+        self._slots: dict[Job, bool] | None = None if settings.limits.handler_timeout_s is None else {}
         self._failure: BaseException | None = None
 
     def stop(self) -> None:
@@ -78,10 +73,8 @@ class WorkerLoop(Dispatcher):
             self._add_thread()
         reason = "stopped"
         try:
-            try:
+            with connecting(settings.endpoints):
                 links.open()
-            except zmq.ZMQError as error:
-                raise ConfigurationError(f"cannot connect to {list(settings.endpoints)}: {error}") from error
             self._stand_by()
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
@@ -131,14 +124,14 @@ class WorkerLoop(Dispatcher):
                 if not self._claim(job):
                     continue
                 ended_at = self._executor.execute(job)
-                if not self._keep_place(job):
+                if not self._keep_slot(job):
                     return
                 self._outbox.yield_to_leader(ended_at)
             if lead.is_offered and lead.accept() and not self._lead_on():
                 return
 
     def _lead_on(self) -> bool:
-        """Lead, as long as no handler lasts. False: this thread's place was given to another."""
+        """Lead, as long as no handler lasts. False: this thread's slot went to a new one."""
         try:
             self._own.push(self._inbox.take_all())
             return self._attend(is_standby=False)
@@ -152,12 +145,12 @@ class WorkerLoop(Dispatcher):
     def _call_own(self, now: float) -> bool | None:
         """Call handlers for a millisecond or so.
 
-        True: another thread began to lead meanwhile. False: this thread's place was given to another.
+        True: another thread began to lead meanwhile. False: this thread's slot went to a new one.
         """
         # Local names save a tenth of what a worker does for a small request.
         waiting, pop, execute = self._own.turns, self._own.pop, self._executor.execute
         leave, resume = self._lead.leave, self._lead.resume
-        has_limit = self._places is not None
+        has_limit = self._slots is not None
         claim = self._claim if has_limit else self._core.claim
         since, until = now, now + UNSENT_S_MAX
         while waiting and since <= until:
@@ -165,7 +158,7 @@ class WorkerLoop(Dispatcher):
             if claim(job):
                 leave(since)
                 since = execute(job)
-                if has_limit and not self._keep_place(job):
+                if has_limit and not self._keep_slot(job):
                     return False
                 if not resume():
                     return True
@@ -173,25 +166,25 @@ class WorkerLoop(Dispatcher):
 
     def _claim(self, job: Job) -> bool:
         """True if its handler is to be called; False if the request was given back."""
-        places = self._places
-        if places is None:
+        slots = self._slots
+        if slots is None:
             return self._core.claim(job)
-        places[job] = None
+        slots[job] = True
         if self._core.claim(job):
             return True
-        places.pop(job, None)
+        slots.pop(job, None)
         return False
 
-    def _keep_place(self, job: Job) -> bool:
-        """The handler has returned. False: its thread's place was given to another."""
-        return self._places is None or self._places.pop(job, _GONE) is not _GONE
+    def _keep_slot(self, job: Job) -> bool:
+        """The handler has returned. False: its thread's slot went to a new one."""
+        return self._slots is None or self._slots.pop(job, False)
 
     # --- whoever leads ------------------------------------------------------------------------------------
 
     def _attend(self, *, is_standby: bool) -> bool:
         """Attend to the sockets until another thread is to lead or the worker has ended.
 
-        False: the calling thread's place was given to another.
+        False: the calling thread's slot went to a new one.
         """
         core, outbox, policy, own = self._core, self._outbox, self._policy, self._own
         results, links = outbox.results, self.links
@@ -226,8 +219,8 @@ class WorkerLoop(Dispatcher):
                 if not policy.may_call(core.running):
                     self._lead.give_back()
                     return True
-                if (has_place := self._call_own(_clock())) is not None:
-                    return has_place
+                if (keeps_slot := self._call_own(_clock())) is not None:
+                    return keeps_slot
 
     # --- the dispatcher's ---------------------------------------------------------------------------------
 
@@ -239,9 +232,9 @@ class WorkerLoop(Dispatcher):
             self._own.push(output.jobs, are_one_clients=output.are_one_clients)
 
     def _abandon(self, job: Job) -> None:
-        """Give the place of a stuck handler's thread to a new thread."""
-        assert self._places is not None, "without a limit nothing runs past its time"
-        if self._places.pop(job, _GONE) is not _GONE:
+        """Give a stuck handler's slot to a new thread."""
+        assert self._slots is not None, "without a limit nothing runs past its time"
+        if self._slots.pop(job, False):
             self._add_thread()
 
     def _end(self, error: BstarError | None) -> None:
