@@ -42,10 +42,11 @@ class WorkerLoop(Dispatcher):
         self._holdings = Holdings(self._loop, self._transport)
         self.links = self._holdings.links
         self._takes_signals = takes_signals
-        self._link_loop = LinkLoop(self._loop, self.links, core, self.perform, self._answer_all)
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         # Final replies that leave together with the next turn: they may go to one client.
         self._results: deque[Result] = deque()
+        answer = partial(self.answer_all, self._results)
+        self._link_loop = LinkLoop(self._loop, self.links, core, self.perform, answer)
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._serving = asyncio.current_task()
         name = f'AsyncWorker({", ".join(settings.endpoints)}) for "{printable(settings.service)}"'
@@ -74,7 +75,7 @@ class WorkerLoop(Dispatcher):
 
     async def _finish(self, reason: str) -> None:
         """Leave the nodes, cancel what runs, release everything."""
-        self._answer_all(time.monotonic())
+        self.answer_all(self._results, time.monotonic())
         self.perform(self._core.end(time.monotonic()))
         self._link_loop.end(LINGER_MS)
         for task in list(self._tasks.values()):
@@ -85,9 +86,6 @@ class WorkerLoop(Dispatcher):
             await asyncio.shield(asyncio.to_thread(self.journal.close, self._core.unfinished, reason))
         self._guard.close()
 
-    def _answer_all(self, now: float) -> None:
-        self.answer_all(self._results, now)
-
     def _post(self, result: Result) -> None:
         """Send a result: a final reply with the next turn, anything else at once."""
         if result[2] == "final":
@@ -95,14 +93,6 @@ class WorkerLoop(Dispatcher):
         else:
             self.answer(result, time.monotonic())
         self._link_loop.soon()
-
-    @property
-    def _is_ending(self) -> bool:
-        """True if the worker, or its event loop, is about to end."""
-        serving = self._serving
-        assert serving is not None, "it is made in a task"
-        is_ending = self._ended.done() or serving.done() or serving.cancelling() > 0
-        return is_ending or not self._loop.is_running()
 
     # --- the dispatcher's ---------------------------------------------------------------------------------
 
@@ -214,7 +204,11 @@ class WorkerLoop(Dispatcher):
 
     def _raise_at_end(self, error: BaseException) -> None:
         """The worker's own end cancels a handler without an answer: its node gives the request to another."""
-        if isinstance(error, asyncio.CancelledError | GeneratorExit) and self._is_ending:
+        serving = self._serving
+        assert serving is not None, "it is made in a task"
+        is_ended = self._ended.done() or serving.done() or not self._loop.is_running()
+        is_ending = is_ended or serving.cancelling() > 0
+        if is_ending and isinstance(error, asyncio.CancelledError | GeneratorExit):
             raise error
 
     def _raise_interrupt(self, error: BaseException) -> None:

@@ -7,7 +7,6 @@ frames, ``500`` and a text, because every request must end with exactly one FINA
 
 import enum
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -83,64 +82,23 @@ class Job(msgspec.Struct, eq=False, gc=False):
     bytes_out: int = 0
 
 
-class WorkerDialect(Protocol):
-    """One language. ``heartbeat_s`` and ``expiry_s`` hold until a broker tells others."""
-
-    heartbeat_s: float
-    expiry_s: float
-    is_confirming: bool  # does the broker confirm a registration?
-
-    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
-        """Register; ``keepalive`` names its keepalive, 24 octets."""
-        ...
-
-    def heartbeat(self, epoch: int) -> list[bytes]:
-        """Tell that the worker lives."""
-        ...
-
-    def disconnect(self, epoch: int, is_unbegun: bool) -> list[bytes]:
-        """Leave; ``is_unbegun``: of what the broker still waits for nothing was begun."""
-        ...
-
-    def partial(self, job: Job, body: list[bytes]) -> list[bytes]:
-        """Send one part of a reply."""
-        ...
-
-    def final(self, job: Job, body: list[bytes]) -> list[bytes]:
-        """Send the end of a reply."""
-        ...
-
-    def finals(self, jobs: Sequence[Job], bodies: Sequence[bytes]) -> list[bytes]:
-        """Send the ends of several replies to one client, one frame each."""
-        ...
-
-    def failure(self, job: Job, code: int, text: str) -> list[bytes]:
-        """End a request without a reply."""
-        ...
-
-    def stale(self, job: Job, epoch: int) -> list[bytes]:
-        """Refuse a request of an earlier epoch."""
-        ...
-
-    def read(self, frames: list[bytes]) -> Heard:
-        """Read a message; RemoteProtocolError if it is none."""
-        ...
-
-
 _HEARTBEAT = Heard(Hearing.HEARTBEAT)
 
 
 class NativeWorker:
-    """The native dialect: epochs, deadlines, errors; the broker tells its timing in WELCOME."""
+    """The native dialect: epochs, deadlines, errors.
 
-    is_confirming = True
+    ``heartbeat_s`` and ``expiry_s`` hold until a broker tells others in WELCOME.
+    """
+
+    is_confirming = True  # the broker confirms a registration
 
     def __init__(self, heartbeat_s: float = 1.0, expiry_s: float = 3.0) -> None:
         self.heartbeat_s = heartbeat_s
         self.expiry_s = expiry_s
 
     def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
-        """``[header 09]``; who takes one request at a time has no use for batches."""
+        """Register: ``[header 09]``. A worker that takes one request at a time has no use for batches."""
         return native.encode_ready(
             service, credit=credit, epoch=epoch, takes_batches=credit > 1, keepalive=keepalive
         )
@@ -150,7 +108,7 @@ class NativeWorker:
         return native.encode_heartbeat(epoch)
 
     def disconnect(self, epoch: int, is_unbegun: bool) -> list[bytes]:
-        """``[header 0C]``"""
+        """Leave: ``[header 0C]``. ``is_unbegun``: nothing that the broker waits for was begun."""
         return native.encode_disconnect(Reason.GOODBYE, epoch, is_unbegun=is_unbegun)
 
     def partial(self, job: Job, body: list[bytes]) -> list[bytes]:
@@ -162,20 +120,20 @@ class NativeWorker:
         return native.encode_final(job.identity, job.epoch, job.partials, body)
 
     def finals(self, jobs: Sequence[Job], bodies: Sequence[bytes]) -> list[bytes]:
-        """``[header 0F] [table] [blob]``"""
+        """End several requests of one client, with one frame each: ``[header 0F] [table] [blob]``"""
         client_id, epoch = jobs[0].identity[:16], jobs[0].epoch
         return native.encode_finals(client_id, epoch, [number_of(job) for job in jobs], bodies)
 
     def failure(self, job: Job, code: int, text: str) -> list[bytes]:
-        """``[header 04] [text]``"""
+        """End a request without a reply: ``[header 04] [text]``"""
         return native.encode_error(job.identity, job.epoch, code, _octets(text))
 
     def stale(self, job: Job, epoch: int) -> list[bytes]:
-        """``[header 0D]``"""
+        """Refuse a request of an earlier epoch: ``[header 0D]``"""
         return native.encode_stale_epoch(job.identity, epoch)
 
     def read(self, frames: list[bytes]) -> Heard:
-        """Read REQUEST, WELCOME, HEARTBEAT or DISCONNECT."""
+        """Read REQUEST, WELCOME, HEARTBEAT or DISCONNECT; RemoteProtocolError for anything else."""
         message = native.decode(frames)
         command = message.command
         if command == native.REQUEST:
@@ -261,6 +219,9 @@ class Mdp02Worker:
         if command.verb is WorkerVerb.HEARTBEAT:
             return _HEARTBEAT
         return Heard(Hearing.DISCONNECT, reason="told by the broker")
+
+
+WorkerDialect = NativeWorker | Mdp02Worker
 
 
 def jobs_of(heard: Heard, node: int, connection: int, now: float) -> list[Job]:
