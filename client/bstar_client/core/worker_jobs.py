@@ -13,9 +13,6 @@ from bstar_client.core.lanes import Lanes
 from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_outputs import Begin
 
-# What ``pop`` tells of a request that is not there; one that is has None.
-_TAKEN_BACK = object()
-
 
 class WorkerLimits(msgspec.Struct, frozen=True):
     """Bounds and timing of a worker.
@@ -43,7 +40,7 @@ class Jobs:
     def __init__(self, limits: WorkerLimits) -> None:
         self.running: dict[Job, None] = {}
         # Of those the ones that no handler has been called for.
-        self._unclaimed: dict[Job, None] = {}
+        self._unclaimed: dict[Job, bool] = {}
         self._waiting = Lanes()
         self._timeout_s = limits.handler_timeout_s
         # A handler's time is counted from Begin: with a limit to it nothing waits in the shell.
@@ -56,7 +53,7 @@ class Jobs:
 
         The only method that may be called from any thread.
         """
-        return self._unclaimed.pop(job, _TAKEN_BACK) is None
+        return self._unclaimed.pop(job, False)
 
     def take_back(self, of: Callable[[Job], bool]) -> list[Job]:
         """Take back those that no handler has been called for; now none will be."""
@@ -97,7 +94,7 @@ class Jobs:
             begun.append(job)
         if not begun:
             return None, expired
-        self._unclaimed.update(dict.fromkeys(begun))
+        self._unclaimed.update(dict.fromkeys(begun, True))
         return Begin(begun, are_one_clients=jobs is arrived), expired
 
     def _next(self) -> Iterator[Job]:
@@ -121,7 +118,7 @@ class Jobs:
 
     def give_up(self, job: Job) -> None:
         """The handler's time is over, or nobody has called it."""
-        self._unclaimed.pop(job, None)
+        self._unclaimed.pop(job, False)
         job.is_abandoned = True
 
 
