@@ -35,6 +35,10 @@ _LOOK_S = 0.005
 _TAKE_BACK_S = 2.0
 
 
+class _Replaced(Exception):  # noqa: N818 - it ends a thread, not a request
+    """The handler ran past its time, so a new thread has the slot of the calling one."""
+
+
 class WorkerLoop(Dispatcher):
     """One worker at work. ``serve`` is called once, in the thread that becomes the standby."""
 
@@ -119,34 +123,34 @@ class WorkerLoop(Dispatcher):
     def _follow(self) -> None:
         """Take requests from the inbox, and the lead when it is offered."""
         lead = self._lead
-        while (job := self._inbox.get()) is not Word.END:
-            if isinstance(job, Job):
-                if not self._claim(job):
-                    continue
-                ended_at = self._executor.execute(job)
-                if not self._keep_slot(job):
-                    return
-                self._outbox.yield_to_leader(ended_at)
-            if lead.is_offered and lead.accept() and not self._lead_on():
-                return
+        try:
+            while (job := self._inbox.get()) is not Word.END:
+                if isinstance(job, Job):
+                    if not self._claim(job):
+                        continue
+                    ended_at = self._executor.execute(job)
+                    self._keep_slot(job)
+                    self._outbox.yield_to_leader(ended_at)
+                if lead.is_offered and lead.accept():
+                    self._lead_on()
+        except _Replaced:
+            pass
 
-    def _lead_on(self) -> bool:
-        """Lead, as long as no handler lasts. False: this thread's slot went to a new one."""
+    def _lead_on(self) -> None:
+        """Lead, as long as no handler lasts."""
         try:
             self._own.push(self._inbox.take_all())
-            return self._attend(is_standby=False)
+            self._attend(is_standby=False)
+        except _Replaced:
+            raise
         except BaseException as error:  # noqa: BLE001 - the standby raises it
             self._failure = error
             self.is_ended = True
             self._wakeup.set()
             self._lead.end()
-            return True
 
-    def _call_own(self, now: float) -> bool | None:
-        """Call handlers for a millisecond or so.
-
-        True: another thread began to lead meanwhile. False: this thread's slot went to a new one.
-        """
+    def _call_own(self, now: float) -> bool:
+        """Call handlers for a millisecond or so. True: another thread leads now."""
         # Local names save a tenth of what a worker does for a small request.
         waiting, pop, execute = self._own.turns, self._own.pop, self._executor.execute
         leave, resume = self._lead.leave, self._lead.resume
@@ -158,11 +162,11 @@ class WorkerLoop(Dispatcher):
             if claim(job):
                 leave(since)
                 since = execute(job)
-                if has_limit and not self._keep_slot(job):
-                    return False
+                if has_limit:
+                    self._keep_slot(job)
                 if not resume():
                     return True
-        return None
+        return False
 
     def _claim(self, job: Job) -> bool:
         """True if its handler is to be called; False if the request was given back."""
@@ -175,17 +179,15 @@ class WorkerLoop(Dispatcher):
         slots.pop(job, None)
         return False
 
-    def _keep_slot(self, job: Job) -> bool:
-        """The handler has returned. False: its thread's slot went to a new one."""
-        return self._slots is None or self._slots.pop(job, False)
+    def _keep_slot(self, job: Job) -> None:
+        """The handler has returned. Raises _Replaced if its slot went to a new thread meanwhile."""
+        if self._slots is not None and not self._slots.pop(job, False):
+            raise _Replaced
 
     # --- whoever leads ------------------------------------------------------------------------------------
 
-    def _attend(self, *, is_standby: bool) -> bool:
-        """Attend to the sockets until another thread is to lead or the worker has ended.
-
-        False: the calling thread's slot went to a new one.
-        """
+    def _attend(self, *, is_standby: bool) -> None:
+        """Attend to the sockets until another thread is to lead or the worker has ended."""
         core, outbox, policy, own = self._core, self._outbox, self._policy, self._own
         results, links = outbox.results, self.links
         while True:
@@ -198,13 +200,13 @@ class WorkerLoop(Dispatcher):
             if self.is_ended:
                 if not is_standby:
                     self._lead.end()
-                return True
+                return
             if not is_standby:
                 if not policy.is_quick:
                     self._lead.give_back()
-                    return True
+                    return
             elif policy.is_quick and not self.is_stopping and policy.may_call(core.running):
-                return True
+                return
             due = core.next_deadline()
             outbox.is_asleep = True
             is_busy = (
@@ -218,9 +220,9 @@ class WorkerLoop(Dispatcher):
             if own:
                 if not policy.may_call(core.running):
                     self._lead.give_back()
-                    return True
-                if (keeps_slot := self._call_own(_clock())) is not None:
-                    return keeps_slot
+                    return
+                if self._call_own(_clock()):
+                    return
 
     # --- the dispatcher's ---------------------------------------------------------------------------------
 
