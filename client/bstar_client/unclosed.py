@@ -11,20 +11,15 @@ import weakref
 from collections.abc import Callable
 
 
-class Guard:
-    """Calls ``end(is_exit)`` if ``owner`` is collected, or the process exits, before ``close`` is called.
+def guard(
+    owner: object, name: str, remedy: str, end: Callable[[bool], object]
+) -> "weakref.finalize[..., object]":
+    """Call ``end(is_exit)`` if ``owner`` is collected, or the process exits, before the result is detached.
 
     ``end`` must not refer to the owner. With ``is_exit`` other threads may still work for it. Without, none
     does, and ``end`` runs in the collector's thread, any thread: it must not wait for others.
     """
-
-    def __init__(self, owner: object, name: str, remedy: str, end: Callable[[bool], object]) -> None:
-        text = f"{name} was not closed: {remedy}"
-        self._finalizer = weakref.finalize(owner, _end, text, end, os.getpid())
-
-    def close(self) -> None:
-        """The owner is closed. Idempotent."""
-        self._finalizer.detach()
+    return weakref.finalize(owner, _end, f"{name} was not closed: {remedy}", end, os.getpid())
 
 
 def _end(text: str, end: Callable[[bool], object], pid: int) -> None:

@@ -11,7 +11,7 @@ from bstar_client.core.outputs import ClientCore
 from bstar_client.delivery import Delivery
 from bstar_client.link import Transport, connecting
 from bstar_client.settings import ClientSettings
-from bstar_client.unclosed import Guard
+from bstar_client.unclosed import guard
 
 
 class ClientLoop:
@@ -41,7 +41,7 @@ class ClientLoop:
         delivery.links, delivery.reset = holdings.links, self._links.reset
         name = f"AsyncHAClient({', '.join(endpoints)})"
         remedy = "use it in 'async with', or await close() before its event loop ends"
-        self._guard = Guard(client, name, remedy, holdings.end)
+        self._guard = guard(client, name, remedy, holdings.end)
         try:
             if len(settings.fleet.pairs) == 1:
                 with connecting(endpoints):
@@ -118,7 +118,7 @@ class ClientLoop:
         self.is_closed = True
         self._links.end()
         self._transport.close()
-        self._guard.close()
+        self._guard.detach()
 
     def _send_begun(self, now: float) -> None:
         begun = self._begun

@@ -133,7 +133,7 @@ class LinkLoop:
 
 
 class Holdings:
-    """What a client or a worker of an event loop has open, for ``unclosed.Guard``."""
+    """What a client or a worker of an event loop has open, for ``unclosed.guard``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: Transport) -> None:
         self.links = transport.new_links(WakeUp())

@@ -19,7 +19,7 @@ from bstar_client.failures import drop, is_interrupt
 from bstar_client.handlers import Request
 from bstar_client.link import Transport, connecting
 from bstar_client.replies import ReplyStore
-from bstar_client.unclosed import Guard
+from bstar_client.unclosed import guard
 from bstar_client.worker import LINGER_MS, WorkerSettings
 
 
@@ -51,7 +51,7 @@ class WorkerLoop(Dispatcher):
         self._serving = asyncio.current_task()
         name = f'AsyncWorker({", ".join(settings.endpoints)}) for "{printable(settings.service)}"'
         remedy = "use it in 'async with', or await close() before its event loop ends"
-        self._guard = Guard(worker, name, remedy, self._holdings.end)
+        self._guard = guard(worker, name, remedy, self._holdings.end)
 
     async def serve(self) -> None:
         """Serve until the worker has ended; raises what ended it."""
@@ -84,7 +84,7 @@ class WorkerLoop(Dispatcher):
         await asyncio.shield(asyncio.to_thread(self._transport.close))
         if self.journal is not None:
             await asyncio.shield(asyncio.to_thread(self.journal.close, self._core.unfinished, reason))
-        self._guard.close()
+        self._guard.detach()
 
     def _post(self, result: Result) -> None:
         """Send a result: a final reply with the next turn, anything else at once."""

@@ -35,7 +35,7 @@ from bstar_client.delivery import Delivery
 from bstar_client.link import Transport, connecting, timeout_ms
 from bstar_client.settings import ClientSettings
 from bstar_client.sync.leader import Leadership
-from bstar_client.unclosed import Guard
+from bstar_client.unclosed import guard
 from bstar_client.wakeup import WakeUp
 
 # Where a caller waits for its outcomes, one or more at a time; None promotes it.
@@ -90,7 +90,7 @@ class ClientLoop:
             raise
         name = f"HAClient({', '.join(endpoints)})"
         remedy = "use it in 'with', or call close()"
-        self._guard = Guard(client, name, remedy, lambda is_exit: self.close() if is_exit else self.stop())
+        self._guard = guard(client, name, remedy, lambda is_exit: self.close() if is_exit else self.stop())
 
     def _connect(self) -> None:
         """Make the links. Those of a fleet are opened by its core."""
@@ -213,7 +213,7 @@ class ClientLoop:
 
     def close(self) -> None:
         """End everything and wait until it has ended. Any thread may call it, also within an observer."""
-        self._guard.close()
+        self._guard.detach()
         self.stop()
         here = threading.get_ident()
         if here in (self._thread.ident, self._delivery.announcing_in):

@@ -17,7 +17,7 @@ from bstar.printable import printable
 from bstar_client.checks import check_handler
 from bstar_client.handlers import Handler
 from bstar_client.sync.worker_loop import WorkerLoop
-from bstar_client.unclosed import Guard
+from bstar_client.unclosed import guard
 from bstar_client.worker import THREADS_MAX, BaseWorker
 
 _HandlerT = TypeVar("_HandlerT", bound=Handler)
@@ -79,7 +79,6 @@ class Worker(BaseWorker[Handler]):
         self._loop = WorkerLoop(self, self._settings, self._core)
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._guard: Guard | None = None
 
     def handler(self, function: _HandlerT) -> _HandlerT:
         """Decorator: ``@worker.handler`` makes the function the worker's handler."""
@@ -111,7 +110,7 @@ class Worker(BaseWorker[Handler]):
         self._thread = threading.Thread(target=self._serve_in_thread, name="bstar-worker", daemon=True)
         name = f'Worker({", ".join(self.endpoints)}) for "{printable(self.service)}"'
         # Its thread keeps it: only the process's exit can come before close().
-        self._guard = Guard(self, name, "use it in 'with', or call close()", self._leave)
+        self._guard = guard(self, name, "use it in 'with', or call close()", self._leave)
         self._thread.start()
         return self
 
@@ -183,5 +182,4 @@ class Worker(BaseWorker[Handler]):
             _log.exception("the worker's thread failed; this is a defect of bstar")
             self._error = error
         finally:
-            assert self._guard is not None
-            self._guard.close()
+            self._guard.detach()
