@@ -104,8 +104,7 @@ def check_map(bodies: object, window: object, ordered: object, errors: object) -
 def check_instance(value: object, kind: type, name: str) -> None:
     """None, or an instance of the class."""
     if value is not None and not isinstance(value, kind):
-        told = value.__name__ + " itself" if isinstance(value, type) else type(value).__name__
-        raise TypeError(f"{name} is of {kind.__name__}, or None, not {told}")
+        raise TypeError(f"{name} is of {kind.__name__}, or None, not {_kind_of(value)}")
 
 
 def check_shared(
@@ -147,8 +146,11 @@ def check_store(value: object) -> None:
     """None, or a store of replies."""
     methods = [getattr(value, name, None) for name in ("begin", "keep", "drop")]
     if value is not None and (isinstance(value, type) or not all(map(callable, methods))):
-        told = f"{value.__name__} itself" if isinstance(value, type) else type(value).__name__
-        raise TypeError(f"dedupe is a store of replies, as ReplyMemory() is, not {told}")
+        raise TypeError(f"dedupe is a store of replies, as ReplyMemory() is, not {_kind_of(value)}")
+
+
+def _kind_of(value: object) -> str:
+    return f"{value.__name__} itself" if isinstance(value, type) else type(value).__name__
 
 
 # --- handlers -----------------------------------------------------------------------------------------------

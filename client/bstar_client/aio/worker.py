@@ -150,8 +150,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         """Stop and wait for the end, within the drain timeout. Idempotent."""
         if self._serving is None or self._pid != os.getpid():
             return
-        if not self._serving.done():
-            self.stop()
+        self.stop()
         await asyncio.wait([self._serving])
         if not self._serving.cancelled():
             self._serving.result()

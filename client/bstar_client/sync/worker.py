@@ -137,16 +137,12 @@ class Worker(BaseWorker[Handler]):
 
     def close(self) -> None:
         """Stop and wait for the end, within the drain timeout. Idempotent."""
-        if self._pid != os.getpid():
-            return
-        if not self._has_begun:
-            self._has_begun = self._loop.is_ended = True
-            return
-        if not self._loop.is_ended:
+        if self._pid == os.getpid() and self._has_begun:
             self.stop()
-        # A hook would wait for itself.
-        if not self._is_in_hook:
-            self.join(self._settings.limits.drain_timeout_s + _GRACE_S)
+            # A hook would wait for itself.
+            if not self._is_in_hook:
+                self.join(self._settings.limits.drain_timeout_s + _GRACE_S)
+        self._has_begun = True
 
     def __enter__(self) -> Self:
         return self.start()

@@ -45,7 +45,7 @@ class WorkerLoop(Dispatcher):
     def __init__(self, worker: object, settings: WorkerSettings, core: WorkerCore) -> None:
         super().__init__(worker, settings, core)
         self.is_stopping = False
-        self.is_ended = False
+        self._is_ended = False
         self._wakeup = WakeUp()
         self._inbox = Inbox()
         self._outbox = Outbox(self._wakeup)
@@ -84,7 +84,7 @@ class WorkerLoop(Dispatcher):
             reason = f"{type(error).__name__}: {error}"
             raise
         finally:
-            self.is_ended = True
+            self._is_ended = True
             self._wakeup.set()
             is_ours = self._lead.take_back(_TAKE_BACK_S)
             for _ in range(settings.threads):
@@ -104,7 +104,7 @@ class WorkerLoop(Dispatcher):
     def _stand_by(self) -> None:
         while True:
             self._attend(is_standby=True)
-            if self.is_ended:
+            if self._is_ended:
                 break
             self._lead.offer()
             if not self._lead.take(_LOOK_S):
@@ -145,7 +145,7 @@ class WorkerLoop(Dispatcher):
             raise
         except BaseException as error:  # noqa: BLE001 - the standby raises it
             self._failure = error
-            self.is_ended = True
+            self._is_ended = True
             self._wakeup.set()
             self._lead.end()
 
@@ -197,7 +197,7 @@ class WorkerLoop(Dispatcher):
                 outbox.note_taken()
             if self.is_stopping and not core.is_stopping:
                 self.perform(core.stop(now))
-            if self.is_ended:
+            if self._is_ended:
                 if not is_standby:
                     self._lead.end()
                 return
@@ -240,6 +240,6 @@ class WorkerLoop(Dispatcher):
             self._add_thread()
 
     def _end(self, error: BstarError | None) -> None:
-        self.is_ended = True
+        self._is_ended = True
         if error is not None:
             raise error
