@@ -89,9 +89,9 @@ def test_a_timeout_that_is_no_number_is_a_mistake() -> None:
 
 @pytest.mark.parametrize("value", [10**400, -(10**400), Fraction(10**400, 3)], ids=["high", "low", "ratio"])
 def test_seconds_beyond_every_float_are_a_mistake_that_names_the_argument(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"^timeout is .* beyond every float$"):
+    with pytest.raises(ValueError, match=r"^timeout is .* a float can hold, or None$"):
         to_timeout(value)
-    with pytest.raises(ConfigurationError, match=r"^heartbeat_s is .* beyond every float$"):
+    with pytest.raises(ConfigurationError, match=r"^heartbeat_s is .* a float can hold$"):
         to_seconds(value, "heartbeat_s")
 
 
@@ -306,7 +306,7 @@ def test_a_wrong_number_of_threads_is_told(threads: Any, error: type[BaseExcepti
 def test_a_context_of_asyncios_sockets_is_refused(kind: Callable[..., object]) -> None:
     with zmq.asyncio.Context() as context:
         arguments = {"service": "echo"} if kind in (Worker, AsyncWorker) else {}
-        with pytest.raises(TypeError, match=r"not one of zmq\.asyncio"):
+        with pytest.raises(TypeError, match=r"not a zmq\.asyncio\.Context"):
             kind(NODE, context=context, **arguments)
 
 

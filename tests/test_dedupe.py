@@ -62,7 +62,7 @@ def test_a_repetition_waits_for_the_execution_that_is_under_way(
     assert store.begin(ONE, [b"a"], None) is None
     waiting = threading.Thread(target=lambda: got.append(store.begin(ONE, [b"a"], None)))
     waiting.start()
-    with pytest.raises(OutcomeUnknownError, match="still being executed"):
+    with pytest.raises(OutcomeUnknownError, match="still running"):
         store.begin(ONE, [b"a"], 0.0)
     if end == "keep":
         store.keep(ONE, [b"done"])
@@ -147,7 +147,7 @@ def test_what_another_process_executes_is_waited_for(
     tmp_path: Path, elsewhere: Callable[[str], None]
 ) -> None:
     store = ReplyFile(tmp_path / "replies.db")
-    with pytest.raises(OutcomeUnknownError, match="still being executed"):
+    with pytest.raises(OutcomeUnknownError, match="still running"):
         store.begin(ONE, [b"a"], 0.0)
     got: list[list[bytes] | None] = []
     waiting = threading.Thread(target=lambda: got.append(store.begin(ONE, [b"a"], None)))

@@ -78,7 +78,7 @@ LINES: list[tuple[Any, int, str]] = [
     (
         PeerLost(0.01, is_gone=True),
         WARNING,
-        "peer is gone: its endpoint refuses connections, 0.010 s after its last word",
+        "peer is gone: its endpoint refuses connections, 0.010 s after its last message",
     ),
     (PeerAsked(WHY), INFO, "asked the peer whether it serves: The reason."),
     (PeerRejected("pair", "Other name."), logging.ERROR, "peer rejected: Other name."),

@@ -1,15 +1,15 @@
-"""Hangs up on machines that are gone, while something that was sent to them is unacknowledged.
+"""Closes connections to dead machines that still owe an acknowledgement.
 
-TCP notices a dead machine in two ways. Keepalive does it within half a minute, but only while everything that
-was sent is acknowledged, and heartbeats to a dead machine are not. Otherwise TCP sends again for a quarter of
-an hour. TCP_USER_TIMEOUT (ZMQ_TCP_MAXRT) would end that earlier. It would also end the connection of a live
-client that sends everything before it reads the first reply, because its window is closed meanwhile. ZMTP's
-PING would as well, and peers of ZMTP 3.0 do not know it.
+TCP notices a dead machine in two ways. Keepalive does it within half a minute, but only if nothing is
+unacknowledged, and heartbeats to a dead machine are. Otherwise TCP retransmits for a quarter of an hour.
+TCP_USER_TIMEOUT (ZMQ_TCP_MAXRT) would end that earlier. It would also end the connection of a live client
+that sends everything before it reads the first reply, because its window is closed meanwhile. ZMTP's PING
+would as well, and peers of ZMTP 3.0 do not know it.
 
-So the kernel is asked (TCP_INFO): a connection that sends something again, and has heard nothing at all for
-``LIMIT_S``, is shut down; libzmq closes it then. A closed window is no reason: its peer acknowledges.
+So this module asks the kernel (TCP_INFO). It shuts a connection down that retransmits and has heard nothing
+for ``LIMIT_S``; libzmq then closes it. A closed window is no reason: its peer acknowledges.
 
-On Linux only. Elsewhere such a machine is noticed when the system's own TCP gives up.
+On Linux only. Elsewhere TCP itself notices such a machine when it gives up.
 """
 
 import logging
@@ -39,7 +39,7 @@ _INFO = struct.Struct("=2xB21xI28xI")
 
 
 class Acknowledgements:
-    """What the kernel tells of one connection, and since when it hears nothing although it sends again."""
+    """The kernel's view of one connection, and since when it retransmits and hears nothing."""
 
     __slots__ = ("_since",)
 
@@ -47,7 +47,7 @@ class Acknowledgements:
         self._since: float | None = None
 
     def is_dead(self, retransmits: int, unacked: int, heard_s: float, now: float) -> bool:
-        """Nothing has been acknowledged for ``LIMIT_S``, while something that was sent waited for that."""
+        """True if nothing was acknowledged for ``LIMIT_S``, although octets wait for it."""
         if not (retransmits and unacked):
             self._since = None
             return False
@@ -60,17 +60,17 @@ class Connections:
     """The TCP connections that a bound socket has accepted. Its ``DescriptorGuard`` calls ``follow``."""
 
     def __init__(self, reactor: Reactor) -> None:
-        # By descriptor, those that were looked at longest ago first.
+        # By descriptor; the first was checked longest ago.
         self._open: dict[int, Acknowledgements] = {}
         self.hang_ups = 0
         self._timer = reactor.add_timer(_INTERVAL_S, self._look)
 
     def close(self) -> None:
-        """Look no more. Before the reactor is closed."""
+        """Stop. Call it before the reactor closes."""
         self._timer.cancel()
 
     def follow(self, event: int, descriptor: int) -> None:
-        """A connection has come or gone, as the monitor of the socket tells."""
+        """The socket's monitor reports a new or a closed connection."""
         self._open.pop(descriptor, None)
         if event == zmq.EVENT_ACCEPTED:
             self._open[descriptor] = Acknowledgements()
@@ -80,8 +80,8 @@ class Connections:
         for descriptor in list(islice(self._open, _LOOKS_MAX)):
             acknowledgements = self._open.pop(descriptor)
             try:
-                # A descriptor of our own: libzmq's may be closed at any moment, and then be another's.
-                # Whichever connection this is, it is asked and shut down itself.
+                # Use a duplicate: libzmq may close its descriptor at any moment, and the number may get a new
+                # owner. The duplicate stays with one connection.
                 with socket(fileno=os.dup(descriptor)) as connection:
                     info = connection.getsockopt(IPPROTO_TCP, _TCP_INFO, _INFO.size)
                     retransmits, unacked, heard_ms = _INFO.unpack(info)
@@ -90,9 +90,9 @@ class Connections:
                         connection.shutdown(SHUT_RDWR)
                         continue
             except (OSError, struct.error):
-                continue  # it is closed, or no TCP
+                continue  # it is closed, or not TCP
             self._open[descriptor] = acknowledgements
         if hung_up:
             self.hang_ups += len(hung_up)
-            text = "%d connection(s) acknowledged nothing for %g s, the first from %s: hung up"
+            text = "closed %d connection(s) that acknowledged nothing for %g s, the first from %s"
             _log.warning(text, len(hung_up), LIMIT_S, hung_up[0])

@@ -1,9 +1,9 @@
-"""What an operator may ask of a node that runs on the same machine: to serve as a lone backup (``promote``).
+"""The control socket of a node: an operator on the same machine may let a lone backup serve (``promote``).
 
-A request over the network must not do this: every client could send it. So the node listens on a socket in
-the file system, in a folder that only its own user may enter. That user could as well kill the process.
-Requests and answers are one frame of text: first a question,
-which changes nothing, then the request, which says why the primary is thought dead.
+A request over the network must not do this, because every client could send it. The node listens on a socket
+in the file system, in a folder that only its own user may enter. That user can kill the process anyway.
+Requests and answers are one frame of text. A question comes first and changes nothing. Then comes the
+request, with the reason why the primary counts as dead.
 """
 
 import logging
@@ -25,7 +25,7 @@ from bstar.sockets import send
 QUESTION: Final = b"may it be promoted"
 PROMOTE: Final = b"promote"
 FORCE: Final = b"promote by force"
-# The answers; anything else is a sentence that says why not.
+# The answers; any other text says why not.
 SERVES: Final = "serves"
 CLAIMING: Final = "claiming"
 MAY: Final = "may"
@@ -38,12 +38,12 @@ _WHY: Final = {
 _log = logging.getLogger("bstar_broker.control")
 
 _MODE = 0o700
-# A node of the same user that ends in this moment removes the folder; it does so once.
+# A node of the same user may end at this moment and remove the folder, once.
 _ATTEMPTS = 3
 
 
 def control_path(settings: Settings) -> Path:
-    """Where the node with these settings listens, if this user runs it on this machine."""
+    """The control socket of the node with these settings, if this user runs it on this machine."""
     endpoints = settings.endpoints
     name = f"{settings.pair}\n{settings.role}\n{endpoints.clients}\n{endpoints.state}"
     folder = Path(tempfile.gettempdir(), f"bstar-{os.getuid()}")
@@ -54,11 +54,11 @@ class Promote(Protocol):
     """``PairShell.promote``."""
 
     def __call__(self, *, is_trial: bool) -> str | None:
-        """None if the node serves, "" if nothing speaks against it, or a refusal."""
+        """None if the node serves, "" if it may be promoted, or the reason why not."""
 
 
 class ControlSocket:
-    """Answers requests with what ``promote`` says. A node that cannot listen says so and goes on."""
+    """Answers requests with the result of ``promote``. A node that cannot listen logs it and goes on."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", reactor: Reactor, path: Path, promote: Promote
@@ -97,7 +97,7 @@ class ControlSocket:
         if request not in _WHY:
             return "this node knows no such request"
         refusal = self._promote(is_trial=False)
-        # While the node claims the majority it is asked again and again.
+        # The client repeats its request while the node claims the majority.
         if not refusal and not self._has_told:
             self._has_told = True
             _log.info("%s", _WHY[request])
@@ -105,7 +105,7 @@ class ControlSocket:
 
 
 def _listen(context: "zmq.Context[zmq.Socket[bytes]]", path: Path) -> "zmq.Socket[bytes]":
-    """A socket that listens at ``path``. OSError or ZMQError if that cannot be."""
+    """A socket that listens at ``path``. OSError or ZMQError if it cannot."""
     for attempt in range(_ATTEMPTS):
         _make_private(path.parent)
         socket = context.socket(zmq.ROUTER)
@@ -122,7 +122,7 @@ def _listen(context: "zmq.Context[zmq.Socket[bytes]]", path: Path) -> "zmq.Socke
 
 
 def _make_private(folder: Path) -> None:
-    """Make the folder ours alone. OSError if somebody else has it."""
+    """Make the folder private to this user. OSError if another user owns it."""
     folder.mkdir(mode=_MODE, parents=True, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.getuid() or S_IMODE(status.st_mode) & 0o077 or not folder.is_dir():

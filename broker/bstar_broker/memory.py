@@ -1,7 +1,7 @@
-"""A node and its memory: a warning at its start, and what requests may still take while it runs.
+"""A node's memory: a warning at its start, and the octets that requests may still take.
 
-Between two looks at the process's size the broker counts by itself what it accepts, so a burst cannot take
-more than was left at the last look.
+Between two looks at the process's size the broker counts the octets that it accepts. So a burst cannot take
+more than was left.
 """
 
 import logging
@@ -21,17 +21,17 @@ _GIVE_BACK_INTERVAL_S = 5.0
 _WARNING_INTERVAL_S = 60.0
 # An idle node, its libraries and its threads.
 _NODE_BYTES = 64 << 20
-# Messages of the largest size that are in memory beside the queues: one that is received, one with a worker,
-# one that is sent, and a reply.
+# How many messages of the largest size are in memory beside the queues: one that arrives, one at a worker,
+# one that leaves, and a reply.
 _MESSAGES_BESIDE = 4
 
 _MIB = 1 << 20
-# A node always reads frames of this size: batches, and all that is needed to ask how it is.
+# A node always reads frames of this size: batches, and requests for its state.
 _FRAME_BYTES_MIN = 2 * _MIB
 
 
 def bytes_needed(settings: Settings) -> int:
-    """What a node may come to hold: full queues in octets, one full queue in requests, and large messages."""
+    """What a node may hold at most: full queues in octets, one full queue in requests, and large messages."""
     limits = settings.limits
     return (
         _NODE_BYTES
@@ -52,7 +52,7 @@ class MemoryWatch:
         self._warned_at = float("-inf")
 
     def warn(self, settings: Settings) -> None:
-        """Log a warning if the limits allow more than there is."""
+        """Log a warning if the limits allow more than the machine has."""
         least, needed = self._memory.least(), bytes_needed(settings)
         if needed <= least.octets:
             return
@@ -87,7 +87,7 @@ class MemoryWatch:
         if left is None:
             return
         if left <= 0 and now - self._gave_back_at >= _GIVE_BACK_INTERVAL_S:
-            # What the queues have freed still counts as used, so the node would refuse for ever.
+            # Memory that the queues freed still counts as used. Without this the node would refuse for ever.
             self._gave_back_at = now
             self._give_back()
             left = self._memory.left() or 0
@@ -95,4 +95,4 @@ class MemoryWatch:
         self._ledger.memory_left = left // 2
         if left <= 0 and now - self._warned_at >= _WARNING_INTERVAL_S:
             self._warned_at = now
-            _log.warning("memory is used up but for a reserve: requests are refused as busy for now")
+            _log.warning("memory is used up except for a reserve: new requests get BUSY until some is free")

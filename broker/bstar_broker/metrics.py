@@ -106,22 +106,22 @@ _OF_JOURNAL: tuple[Row, ...] = (
      "Times that the journal could not be written or looked after."),
 )
 _OF_SERVICES: tuple[Row, ...] = (
-    (Counter, "bstar_requests_accepted", "accepted", "Requests taken on."),
+    (Counter, "bstar_requests_accepted", "accepted", "Requests accepted."),
     (Counter, "bstar_redeliveries", "redelivered",
-     "Requests given to another worker because theirs was gone."),
-    (Counter, "bstar_duplicates", "duplicates", "Repetitions of a request that was already here."),
-    (Counter, "bstar_workers_lost", "workers_lost", "Workers that went away and held requests."),
+     "Requests dispatched to another worker because the first was lost."),
+    (Counter, "bstar_duplicates", "duplicates", "Repetitions of a request that the node has."),
+    (Counter, "bstar_workers_lost", "workers_lost", "Workers that were lost while they held requests."),
     (Gauge, "bstar_queue_length", "queued", "Requests waiting for a worker."),
     (Gauge, "bstar_workers", "workers", "Registered workers."),
     (Gauge, "bstar_workers_stuck", "stuck",
-     "Workers that live and send no heartbeats: a handler holds the GIL or blocks the loop."),
+     "Live workers without heartbeats: a handler holds the GIL or blocks the loop."),
     (Counter, "bstar_worker_stalls", "stalls",
-     "Times that a worker whose process lived began to send no heartbeats; see bstar_workers_stuck."),
+     "Times that a live worker became stuck; see bstar_workers_stuck."),
     (Gauge, "bstar_requests_in_flight", "in_flight", "Requests that workers hold."),
     (Gauge, "bstar_oldest_waiting_seconds", "oldest_waiting_s",
-     "Since the acceptance of the oldest request that waits, 0 if none does."),
+     "Age of the oldest waiting request, 0 if none waits."),
     (Gauge, "bstar_oldest_running_seconds", "oldest_running_s",
-     "How long a worker has held the oldest request that workers hold, 0 if they hold none."),
+     "How long a worker has held the oldest request in flight, 0 if there is none."),
 )
 # fmt: on
 
@@ -263,11 +263,11 @@ def _broker(broker: BrokerState) -> Iterator[Metric]:
     yield from _plain(_OF_BROKER, broker)
     text = "Workers that can take a request now, of all services."
     yield Gauge("bstar_workers_idle", text, value=sum(service.idle for service in broker.services))
-    yield _labelled(Counter, "bstar_drops", "Messages that led to nothing.", "reason", broker.drops)
+    yield _labelled(Counter, "bstar_drops", "Dropped messages, by reason.", "reason", broker.drops)
 
 
 def _services(groups: Sequence[ServiceState]) -> Iterator[Metric]:
-    requests = Counter("bstar_requests", "What became of requests.", labels=("service", "outcome"))
+    requests = Counter("bstar_requests", "Requests that ended, by outcome.", labels=("service", "outcome"))
     latency = HistogramMetricFamily(
         "bstar_request_latency_seconds",
         "From a request's acceptance to its final reply.",

@@ -81,7 +81,7 @@ class BrokerServer(Closing):
         self.node = self._make_node(node_id, machine)
         if self._journal is not None:
             self._journal.attach(self.node, self._reactor.lag.take_peak_s)
-            # Before the pair's own, so that a pause comes before what it leads to.
+            # Before the pair's own, so that the record of a pause precedes its effects.
             self._reactor.on_stall(timing.heartbeat_interval_s / 2, self._journal.stalled)
             self._reactor.add_timer(settings.journal.interval_s, self._journal.tick)
         with _explained("endpoints.state", settings.endpoints.state):
@@ -165,13 +165,14 @@ class BrokerServer(Closing):
         keep_apart(socket, 0)
         set_up_listener(socket)
         socket.linger = _LINGER_MS
-        # Without MANDATORY a message to a peer that is gone vanishes in silence (T-07); without HANDOVER a
-        # peer of fixed identity is not let in again before its old connection is found dead (T-03).
+        # Without MANDATORY a message to a lost peer vanishes silently (T-07). Without HANDOVER a peer with a
+        # fixed identity cannot return before its old connection is found dead (T-03).
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.ROUTER_HANDOVER, 1)
         socket.sndhwm = self.settings.limits.requests_per_client_max + _SPARE_ANSWERS
         socket.rcvhwm = _RECEIVE_QUEUE_MESSAGES
-        # libzmq only hangs up on a frame beyond its limit; the broker's own limit is answered in words.
+        # libzmq closes the connection on a frame beyond its limit; the broker answers its own limit with an
+        # error.
         frame_bytes_max = max(self.settings.limits.message_bytes_max, MESSAGE_BYTES_MAX)
         socket.maxmsgsize = self._memory.frame_bytes_max(frame_bytes_max)
         socket.backlog = _LISTEN_BACKLOG
@@ -236,7 +237,7 @@ class BrokerServer(Closing):
                 self._carry_out(self.node.receive_unread(error.frames))
 
     def _on_message(self, frames: list[bytes], now: float) -> bool:
-        """True if nothing but the ROUTER was used."""
+        """True if it used the ROUTER only."""
         is_calm = True
         try:
             outputs = self.node.receive_frames(frames, now)
@@ -299,7 +300,7 @@ class BrokerServer(Closing):
 
 @contextmanager
 def _explained(path: str, endpoint: str) -> Iterator[None]:
-    """Turn a refusal to bind into an error that names the key."""
+    """An error that names the key of an endpoint that cannot be bound."""
     try:
         yield
     except zmq.ZMQError as error:

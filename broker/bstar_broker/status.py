@@ -1,4 +1,4 @@
-"""Health, status and metrics of a node over HTTP: what probes, load balancers, people and Prometheus ask.
+"""Health, status and metrics of a node over HTTP, for probes, load balancers, people and Prometheus.
 
     /healthz   200 while the node's event loop answers in time; the peer has no part in it
     /readyz    200 while the node can play its part in the pair: it serves, or would take over
@@ -6,11 +6,10 @@
     /status    the whole state as JSON
     /metrics   for Prometheus
 
-A server in a thread of its own asks for the node's state through a callable, so a loop that hangs shows as
-503 and not as silence. Requests are bounded in size, number and time, and there is no access log. When all
-connections are taken, the oldest one without a whole request makes room: a peer that sends its request at
-once is always answered. There is no authentication, so it listens on a loopback address unless told
-otherwise.
+A server in a thread of its own asks for the node's state by a callable. So a hanging loop shows as 503, not
+as silence. Requests are bounded in size, number and time, and there is no access log. When all connections
+are taken, the oldest one without a whole request makes room: a peer that sends its request at once is always
+answered. There is no authentication, so it listens on a loopback address by default.
 """
 
 import contextlib
@@ -40,9 +39,9 @@ _log = logging.getLogger("bstar_broker.status")
 
 # Two Prometheus servers, two load balancers and a person, several times over.
 CONNECTIONS_MAX = 32
-# A connection carries one request; a probe needs no longer for it.
+# A connection carries one request; a probe needs less time.
 CONNECTION_S_MAX = 10.0
-# A peer that takes longer to read its answer does not read.
+# A peer that takes longer than this does not read its answer.
 _ANSWER_S_MAX = 2.0
 # Request line and headers together.
 REQUEST_BYTES_MAX = 16 * 1024
@@ -83,7 +82,7 @@ class StatusServer(Closing):
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port on which it listens."""
         return self._server.server_port
 
     @property
@@ -93,7 +92,7 @@ class StatusServer(Closing):
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def close(self) -> None:
-        """Stop listening and end what is being answered, in bounded time. Idempotent."""
+        """Stop listening and end open requests, in bounded time. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -225,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(page, with_body=with_body)
 
     def _refuse(self) -> None:
-        # What came with the request is read, or the connection's reset could overtake our answer.
+        # Read the rest of the request, or the connection's reset could overtake our answer.
         length = self.headers.get("Content-Length", "0")
         if length.isdecimal():
             # The first nine digits show that a length is too large.

@@ -1,7 +1,7 @@
-"""bstar: two processes of which exactly one serves, and the brokers, clients and workers that live with that.
+"""bstar: a pair of processes, one of which serves, with brokers, clients and workers for it.
 
-The error classes are here at once. What needs sockets or the state machine library is loaded when it is first
-asked for (PEP 562), so a client that only wants to catch an error loads neither.
+The error classes load at once. Names that need sockets or the state machine library load on first use (PEP
+562). So a client that only catches errors loads neither.
 """
 
 from typing import TYPE_CHECKING

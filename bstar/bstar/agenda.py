@@ -34,13 +34,13 @@ class Lag:
         self.counts[bisect_left(LAG_BOUNDS_S, lag_s)] += 1
 
     def take_peak_s(self) -> float:
-        """The latest since this was last asked."""
+        """The highest value since the last call."""
         peak_s, self._peak_s = self._peak_s, 0.0
         return peak_s
 
 
 class Timer:
-    """A repeating or single call; ``cancel`` it when it is no longer wanted."""
+    """A repeating or single call; ``cancel`` ends it."""
 
     __slots__ = ("_handler", "interval_s", "is_cancelled", "when")
 
@@ -60,8 +60,8 @@ class Timer:
 
 
 class Agenda:
-    """Timers in the order of their times, and machines that are asked for their next deadline. ``lag`` learns
-    how late each of them was served.
+    """Timers in the order of their times, and machines with their next deadlines. ``lag`` records how late
+    each was served.
     """
 
     def __init__(self, lag: Lag) -> None:
@@ -81,7 +81,7 @@ class Agenda:
         self._machines.append((next_deadline, fire))
 
     def due_at(self, latest: float) -> float:
-        """When there is something to do; ``latest`` if that is later."""
+        """When the next timer is due, ``latest`` at the latest."""
         timers = self._timers
         while timers and timers[0][2].is_cancelled:
             heapq.heappop(timers)
@@ -102,7 +102,7 @@ class Agenda:
             self._lag.observe(now - when)
             timer.fire(now)
             if timer.interval_s is not None and not timer.is_cancelled:
-                # From the time it was due, so that it does not drift; but no bursts to make up for a stall.
+                # Counted from its due time, so that it does not drift. After a stall there is no burst.
                 timer.when = when + timer.interval_s
                 if timer.when <= now:
                     timer.when = now + timer.interval_s

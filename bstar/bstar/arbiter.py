@@ -1,7 +1,7 @@
 """The arbiter as a process runs it: one ROUTER socket around the pure ``ArbiterMachine``.
 
-It serves any number of pairs, keeps nothing on disk, and may be stopped and started at any time: what it
-costs then is in docs/operations.md. There is no logic here.
+It serves any number of pairs and keeps nothing on disk. An operator may stop and start it at any time;
+docs/operations.md names the price. There is no logic here.
 """
 
 import logging
@@ -22,7 +22,7 @@ _log = logging.getLogger("bstar.arbiter")
 # Two nodes a pair; TCP pushes back on a node that asks faster than it reads.
 _QUEUE_MESSAGES = 1_000
 _BURST_MAX = 200
-# The machine learns of longer pauses of the process. Its promises are longer than that.
+# The machine hears of longer pauses of the process. Its promises last longer than that.
 _STALL_LIMIT_S = 0.05
 
 
@@ -94,7 +94,7 @@ class ArbiterServer(Closing):
                 if self.drops[error.reason] == 1:
                     _log.warning("%s: %s; the next ones are only counted", error.reason, error.text)
                 continue
-            # The clock is read after the message was: a promise must not begin before the question came.
+            # Read the clock after the message: a promise must not begin before its question.
             self._carry_out(self.machine.receive(question, self._reactor.now()), frames[0])
 
     def _on_deadline(self, now: float) -> None:
@@ -117,7 +117,7 @@ class ArbiterServer(Closing):
                 case BallotReturned():
                     _log.info("pair %s: the ballot is free, the %s gave it back", output.pair, output.role)
                 case TableFull():
-                    _log.error("pair %s is refused: there are too many pairs", output.pair)
+                    _log.error("pair %s is refused: the arbiter has as many pairs as it may", output.pair)
 
     def _send(self, frames: list[bytes]) -> None:
         try:

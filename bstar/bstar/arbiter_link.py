@@ -3,11 +3,11 @@
 ``Arbiter`` is all that ``BinaryStar`` needs. ``ArbiterLink`` asks the process that ``bstar arbiter`` runs. An
 arbiter of another kind, such as a lock on storage that both nodes share, must keep these promises:
 
-- A claim that is granted belongs to that node for the whole ``ttl_ms``, counted from a moment after the claim
-  was asked, and within that time nobody else's claim for the same pair is granted.
+- A granted claim belongs to its node for the whole ``ttl_ms``, counted from a moment after the question.
+  Within that time no other node's claim for this pair is granted.
 - The answer carries the number of the question that it answers. It may come late, out of order or never.
-- ``ask`` does not block: it is called from the node's loop. What takes time goes into a thread, and its
-  answer comes back through ``reactor.call_threadsafe``.
+- ``ask`` does not block, because the node's loop calls it. Slow work belongs in a thread; its answer comes
+  back through ``reactor.call_threadsafe``.
 """
 
 import logging
@@ -25,7 +25,7 @@ from bstar.wire.arbiter import MESSAGE_BYTES_MAX, Answer, Question, decode_answe
 
 _log = logging.getLogger("bstar.pair")
 
-# Questions that wait for a slow network. Older than a few heartbeats none of them is of use.
+# How many questions may wait for a slow network. A question older than a few heartbeats is useless.
 _QUESTIONS_MAX = 8
 _ANSWERS_MAX = 1_000
 
@@ -39,14 +39,14 @@ class Arbiter(Protocol):
         """Begin; call ``hear(answer)`` in the reactor's thread for every answer."""
 
     def ask(self, question: Question) -> None:
-        """Ask now or never; nothing is repeated and nothing waits for a connection."""
+        """Ask now or never: a question is not repeated and does not wait for a connection."""
 
     def close(self) -> None:
         """Free everything. Idempotent."""
 
 
 class ArbiterLink:
-    """The DEALER to ``bstar arbiter`` at ``endpoint``. It connects and connects again by itself.
+    """The DEALER to ``bstar arbiter`` at ``endpoint``. It connects, and connects again, by itself.
 
     ``heartbeat_ms`` and ``timeout_ms`` are the pair's; they say how fast the connection must be found broken.
     """
@@ -67,9 +67,9 @@ class ArbiterLink:
         """Connect. Raises zmq.ZMQError if the endpoint cannot be read."""
         socket = self._context.socket(zmq.DEALER)
         self._socket = socket
-        keep_apart(socket, 2)  # while the dead peer's name is looked up, it is the arbiter who counts
+        keep_apart(socket, 2)  # the arbiter must answer while the dead peer's name is looked up
         set_up_link(socket, self._heartbeat_ms, self._timeout_ms)
-        # A question must not wait for a connection: it would be answered when its claim is over.
+        # A question must not wait for a connection: its answer would come after its claim.
         socket.immediate = True
         socket.sndhwm = _QUESTIONS_MAX
         socket.maxmsgsize = MESSAGE_BYTES_MAX

@@ -1,8 +1,8 @@
-"""What can be done to the connections of a bound ZeroMQ socket, for which libzmq has no call.
+"""Acts on the connections of a bound ZeroMQ socket for which libzmq has no call.
 
-The monitor of a socket tells descriptors: of the listener, and of every connection. They are libzmq's, and it
-closes them in its own threads. What is done here is done in the kernel, and libzmq finds it out as if the
-other side had done it.
+A socket's monitor reports the descriptors of the listener and of every connection. They belong to libzmq,
+which closes them in its own threads. This module acts in the kernel. To libzmq it looks as if the other side
+had done it.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _DROP = struct.pack("=HBBI", 0x06, 0, 0, 0)
 
 
 def place_of(socket: "zmq.Socket[bytes]") -> int | str | None:
-    """Where it was bound last, as the names of its connections have it: the port, or the path."""
+    """The socket's last bound address as its connections name it: the port, or the path."""
     endpoint = socket.get(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
     scheme, _, address = endpoint.rstrip(b"\0").decode().partition("://")
@@ -36,7 +36,7 @@ def place_of(socket: "zmq.Socket[bytes]") -> int | str | None:
 
 
 def watch(socket: "zmq.Socket[bytes]", events: int) -> "zmq.Socket[bytes]":
-    """The monitor of a socket that is not bound yet. Its queue has no bound: libzmq's threads would wait."""
+    """The monitor of an unbound socket. Its queue has no bound, or libzmq's threads would wait."""
     address = f"inproc://bstar.watch-{id(socket)}"
     socket.monitor(address, events)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
@@ -47,8 +47,8 @@ def watch(socket: "zmq.Socket[bytes]", events: int) -> "zmq.Socket[bytes]":
 
 
 def hang_up(descriptor: int, place: int | str | None) -> bool:
-    """End the connection that has this descriptor, if it is one to ``place``; libzmq then closes it. It may
-    have closed it since and got the same number again for something else.
+    """End the connection with this descriptor if it leads to ``place``; libzmq then closes it. libzmq may
+    have closed it before, and the number may belong to another file now.
     """
     try:
         with _borrowed(descriptor) as connection:
@@ -62,8 +62,8 @@ def hang_up(descriptor: int, place: int | str | None) -> bool:
 
 
 def hold_off(listener: int, *, is_held: bool) -> bool:
-    """Let the kernel drop what asks this listener for a new connection, or end that. Who asked asks again by
-    itself, after one second and then less and less often. False where the system cannot.
+    """Let the kernel drop requests for new connections to this listener, or stop that. A client's kernel asks
+    again after one second, then ever less often. False if the system cannot do it.
     """
     if sys.platform != "linux":
         return False

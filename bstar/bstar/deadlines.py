@@ -1,8 +1,8 @@
 """Items in the order of their deadlines, at a cost that does not grow with their number.
 
-Most items have the same time to live, so most come in the order of their deadlines: those stand in a line,
-the others in a heap. Most items end early. They leave the line when they are the first and another one comes
-or is due, or when they are the majority: to find each of them at once would cost more.
+Most items have the same time to live, so most arrive in the order of their deadlines. These form a line, the
+others a heap. Most items end early. An ended item leaves the line when it is the first and another one
+arrives or is due, or when most items have ended. To find each one at once would cost more.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# Below this number of items, those that have ended cost less memory than a look at all of them costs time.
+# Below this number of items, a sweep costs more time than the ended items cost memory.
 _SLACK = 1_024
 
 
@@ -32,7 +32,7 @@ class Deadlines(Generic[T]):
         self._number = 0  # makes entries of the heap comparable
 
     def __len__(self) -> int:
-        """How many items are held, those that have ended included."""
+        """How many items it holds, ended ones included."""
         return len(self._line) + len(self._heap)
 
     def __iter__(self) -> Iterator[T]:
@@ -54,16 +54,16 @@ class Deadlines(Generic[T]):
     def next_deadline(self) -> float:
         """The first deadline, perhaps of an item that has ended; inf without items.
 
-        To look whether it has ended would cost each turn of a loop 0.2 µs, and save a turn now and then.
+        A check would cost each turn of a loop 0.2 µs and seldom save a turn.
         """
         line, heap = self._line, self._heap
         first = line[0][0] if line else math.inf
         return heap[0][0] if heap and heap[0][0] < first else first
 
     def pop_due(self, now: float) -> Iterator[T]:
-        """Take out the items whose deadline has passed, the first one first.
+        """Remove and yield the items whose deadline has passed, the earliest first.
 
-        Each is checked when its turn comes, so what is done with one may end others or add new ones.
+        Each is checked at its turn, so the caller may end others or add new ones meanwhile.
         """
         while (deadline := self.next_deadline()) <= now:
             if self._line and self._line[0][0] == deadline:
@@ -77,7 +77,7 @@ class Deadlines(Generic[T]):
             line.popleft()
 
     def tidy(self, pending: int) -> None:
-        """Forget the items that have ended, if they are the majority; ``pending`` have not."""
+        """Forget the ended items if they are the majority; ``pending`` items have not ended."""
         if len(self) > _SLACK and len(self) > 2 * pending:
             is_due = self._is_due
             self._line = deque(entry for entry in self._line if is_due(entry[1], entry[0]))

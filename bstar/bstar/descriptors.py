@@ -1,12 +1,11 @@
-"""Keeps a process from running out of descriptors because of the connections that it accepts.
+"""Keeps accepted connections from using up a process's descriptors.
 
-libzmq's listener does not rest when it cannot accept for want of a descriptor: its thread takes a whole core,
-and nothing says so. And what has no descriptor then is the link to the peer, a health probe, a file. So
-new connections are held off a little earlier, by the kernel, until others have ended (``connections``). A
-client of two nodes finds the other one meanwhile.
+Without a free descriptor libzmq's listener spins: its thread takes a whole core and logs nothing. The link to
+the peer, health probes and files get no descriptor either. So the kernel holds new connections off a little
+earlier, until others have ended (``connections``). A client of two nodes finds the other one meanwhile.
 
-The kernel gives the lowest number that is free. So the number of a new descriptor tells how many there are
-at least, and nothing has to be counted.
+The kernel gives the lowest free number. So the number of a new descriptor shows how many there are at least;
+no count is needed.
 """
 
 import logging
@@ -24,7 +23,7 @@ from bstar.sockets import receive_event
 
 _log = logging.getLogger("bstar.descriptors")
 
-# Kept for the state link with those who may watch it, for HTTP, and for files; a quarter of a very low limit.
+# Reserved for the state link and its observers, for HTTP, and for files; a quarter if the limit is very low.
 RESERVE = 64
 # Connections are let in again when this many more descriptors are free.
 _MARGIN = 8
@@ -36,8 +35,8 @@ _LISTENING_MS = 1_000
 
 
 def raise_limit() -> None:
-    """Let this process have as many descriptors as it may: the usual soft limit is too low for a broker. For
-    a program, at its start.
+    """Raise the soft limit of descriptors to the hard one: the usual soft limit is too low for a broker.
+    Programs call it at their start.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -47,10 +46,10 @@ def raise_limit() -> None:
 class DescriptorGuard:
     """Binds a socket and holds off its new connections while descriptors are short. In the reactor's thread.
 
-    ``maximum`` is how many this process may have, ``is_short`` whether connections are held off now, and
-    ``shortages`` how often that began.
+    ``maximum`` is the process's limit. ``is_short``: it holds connections off now; ``shortages`` counts how
+    often that began.
 
-    A socket has one monitor, and it is the guard's: ``follow`` gets each EVENT_ACCEPTED and
+    A socket has one monitor, and the guard uses it: ``follow`` gets each EVENT_ACCEPTED and
     EVENT_DISCONNECTED with the connection's descriptor.
     """
 
@@ -89,7 +88,7 @@ class DescriptorGuard:
         self._timer = reactor.add_timer(_LOOK_INTERVAL_S, self._look)
 
     def close(self) -> None:
-        """Guard it no longer. Before the socket and the reactor are closed. Idempotent."""
+        """Stop. Call it before the socket and the reactor close. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -110,11 +109,11 @@ class DescriptorGuard:
                 self._follow(event, descriptor)
             if event == zmq.EVENT_ACCEPTED and descriptor >= self._threshold:
                 self._hold_off(now)
-                # It waited in the kernel's queue; while that is not empty the listener does not rest.
+                # It waited in the kernel's queue; the listener spins while that is not empty.
                 hang_up(descriptor, self._place)
 
     def _look(self, now: float) -> None:
-        """Files, and what others accept, take descriptors as well; and they are given back."""
+        """Check the limit: files and other sockets also take and free descriptors."""
         if not self.is_short:
             if _lowest_free(self.maximum) >= self._threshold:
                 self._hold_off(now)

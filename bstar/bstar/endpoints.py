@@ -1,4 +1,4 @@
-"""Addresses as they stand in a configuration: what is a right one, which are loopback, which would collide.
+"""Addresses in a configuration: which are valid, which are loopback, which collide.
 
 Names are not looked up here: a configuration must read the same on every machine.
 """
@@ -31,18 +31,18 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether nobody outside this machine can reach it. What is not certain is no loopback."""
+        """True if only this machine can reach it. If that is uncertain, False."""
         if self.transport == "ipc" or self.host in ("localhost", "lo"):
             return True
         return self.address is not None and self.address.is_loopback
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it stands for every address of the machine."""
+        """True if it means every address of the machine."""
         return self.host == "*" or (self.address is not None and self.address.is_unspecified)
 
     def collides(self, other: "Endpoint") -> bool:
-        """Whether two processes (or sockets) of one machine cannot both bind them."""
+        """True if two processes (or sockets) of one machine cannot both bind them."""
         if self.transport != other.transport:
             return False
         if self.transport == "ipc":
@@ -52,13 +52,13 @@ class Endpoint(msgspec.Struct, frozen=True):
         return self.is_wildcard or other.is_wildcard or _same_host(self, other)
 
     def may_lead_to(self, bound: "Endpoint") -> bool:
-        """Whether connecting here can reach ``bound``, as far as can be told without looking up names."""
+        """True if a connection to it may reach ``bound``, without a look-up of names."""
         if self.transport != bound.transport or self.port != bound.port:
             return False
         if self.transport == "ipc":
             return self.host == bound.host
         if self.address is None or (bound.address is None and not bound.is_loopback):
-            return True  # a name or an interface: only the network knows
+            return True  # a name or an interface: only a look-up shows it
         return bound.is_wildcard or _same_host(self, bound)
 
 

@@ -1,7 +1,7 @@
-"""The last epoch a node took, kept across restarts in one small file.
+"""The epoch of a node's last activation, kept across restarts in one small file.
 
-Written whole and then renamed, with file and folder synced, so that a crash leaves the old number or the
-new one. ``EpochKeeper`` writes it while the node serves, and tries again what fails.
+It is written whole and then renamed, with file and folder synced. So a crash leaves the old number or the new
+one. ``EpochKeeper`` writes it while the node serves, and retries after a failure.
 """
 
 import logging
@@ -27,7 +27,7 @@ class EpochFile:
         self.path = self._folder / "epoch"
 
     def load(self) -> int:
-        """The stored epoch, 0 if there is none yet; makes the folder and writes into it, to see that it can.
+        """The stored epoch, 0 if there is none. Makes the folder and writes into it as a test.
         ConfigurationError if any of it fails.
         """
         try:
@@ -62,7 +62,7 @@ class EpochFile:
         self._sync_folder()
 
     def _check(self) -> None:
-        """Do what ``save`` does, beside the file itself."""
+        """Test that ``save`` will work, with another file."""
         probe, renamed = self.path.with_name("epoch.check"), self.path.with_name("epoch.checked")
         _write(probe, 0)
         probe.replace(renamed)
@@ -78,11 +78,11 @@ class EpochFile:
 
 
 class EpochKeeper:
-    """Stores the epoch of each activation, and tries again until it succeeds.
+    """Stores the epoch of each activation, and retries until it succeeds.
 
-    The node serves meanwhile. Its peer and the workers know the epoch, so the file matters only if all of
-    them lose their memory at once; a full disk must not end the service for that. ``error`` says why the
-    epoch is not stored, "" if it is.
+    The node serves meanwhile. Peer and workers know the epoch, so the file matters only if all of them
+    restart at once. A full disk must not stop the service for that. ``error`` says why the epoch is not
+    stored, "" if it is.
     """
 
     def __init__(self, file: EpochFile) -> None:
@@ -113,7 +113,7 @@ class EpochKeeper:
             _log.warning("epoch %d is stored in %s again", epoch, self.file.path)
 
     def retry(self, now: float) -> None:
-        """Try again what failed."""
+        """Retry a failed store."""
         if self.error:
             self.keep(self._epoch, now)
 

@@ -1,7 +1,7 @@
 """Every error that bstar raises on purpose, in one tree.
 
-Callers catch by what they can do about it: mend the configuration, give a call up, ask what became of it, or
-restart a node. Edge code turns foreign errors (of a socket, a file, a parser) into these once, at the edge.
+Callers catch by what they can do: correct the configuration, give a call up, check its outcome, or restart a
+node. Edge code turns foreign errors (of a socket, a file, a parser) into these once, at the edge.
 
     BstarError
     ├── ConfigurationError              mend the file, the flag or the variable it names
@@ -51,8 +51,8 @@ class RemoteProtocolError(ProtocolError):
     """A peer sent something that the specification forbids.
 
     ``reason`` is a short slug of a closed set, fit for a metric's label; ``text`` is for people.
-    ``from_worker`` tells that the sender used a worker's command whose meaning was clear but whose frames
-    were not, so that a registered worker can be sent DISCONNECT (18/MDP: treat the peer as invalid).
+    ``from_worker``: the command is a worker's, but its frames are wrong. The broker then sends a registered
+    worker DISCONNECT (18/MDP: treat the peer as invalid).
     """
 
     def __init__(self, reason: str, text: str, *, from_worker: bool = False) -> None:
@@ -63,7 +63,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class PairError(BstarError):
-    """The Binary Star pair reached a state that only an operator can end."""
+    """The pair is in a state that only an operator can end."""
 
     exit_code: ClassVar[int] = 1
 
@@ -81,7 +81,7 @@ class DualPassiveError(PairError):
 
 
 class PeerMismatchError(PairError):
-    """The two nodes are configured so that they cannot be a pair."""
+    """The configurations of the two nodes do not form a pair."""
 
     exit_code: ClassVar[int] = 72
 
@@ -132,7 +132,7 @@ class NoActiveNodeError(CallTimeoutError):
 
 
 class OutcomeUnknownError(CallError):
-    """The request may have been executed, its reply is lost, and it may not be repeated by itself.
+    """The request may have been executed, its reply is lost, and the client must not send it again.
 
     Ask the service before you repeat it. docs/clients.md lists when it is raised.
     """
@@ -154,11 +154,11 @@ class HandlerError(CallError):
 
 
 class BulkCallError(BstarError):
-    """More calls of a bulk job failed than it was told to put up with; the text counts them by kind."""
+    """More calls of a bulk job failed than its threshold allows. The text counts them by kind."""
 
 
 class WorkerError(BstarError):
-    """A worker cannot go on: too many of its handlers ran past their deadline and never came back."""
+    """A worker cannot go on: too many of its handlers exceeded their time and are stuck."""
 
 
 class ClosedError(BstarError):
@@ -170,4 +170,4 @@ class ForkedError(BstarError):
 
 
 class PipelineError(BstarError):
-    """Spark could not do a job of the pipeline; the text is Spark's own. Says nothing about the journals."""
+    """Spark could not run a job of the pipeline; the text is Spark's. It says nothing about the journals."""

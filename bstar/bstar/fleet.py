@@ -1,20 +1,19 @@
-"""A fleet: several pairs of brokers, and which of them a service belongs to.
+"""A fleet: several pairs of brokers, and the pair of each service.
 
-A pair is one thread on one core, so more work than one pair can switch goes to several, and each service to
-exactly one of them. Nobody keeps a table of that: client and worker compute it, by *rendezvous hashing*
-(highest random weight). Every pair has a weight for the service, a hash of the pair's identity and the
-service's name, and the heaviest has it. So a pair that is added takes its share from all others and nothing
-else moves, and a pair that is removed gives its services to all others.
+A pair is one thread on one core, so more work needs several pairs. Each service belongs to exactly one of
+them. Client and worker compute which one by *rendezvous hashing* (highest random weight). A pair's weight for
+a service is a hash of the pair's identity and the service's name. The heaviest pair has the service. A new
+pair takes its share from all others, and nothing else moves. A removed pair gives its services to all others.
 
     weight = BLAKE2b with 8 octets of digest, as a big-endian number, over
              identity of the pair, an octet of zero, name of the service
 
-(``printf 'PAIR\\0SERVICE' | b2sum -l 64`` prints it.) The identity is the pair's name; without one its
-endpoints, sorted and joined by commas, so that neither the order of pairs nor that of nodes matters, but a
-node's address does. Pins overrule the hash.
+(``printf 'PAIR\\0SERVICE' | b2sum -l 64`` prints it.) The identity is the pair's name; without a name its
+endpoints, sorted and joined by commas. So the order of pairs and nodes does not matter, but a node's address
+does. Pins overrule the hash.
 
-What it does not do: weigh pairs, look at load, or choose another pair for a service whose own is down; its
-workers are not there. docs/adr/0009-rendezvous-hashing.md.
+It does not weigh pairs or look at load. It does not replace a pair that is down, because the service's
+workers are not at another pair. docs/adr/0009-rendezvous-hashing.md.
 """
 
 import re
@@ -52,12 +51,12 @@ class Pair(msgspec.Struct, frozen=True):
 class Fleet:
     """Pairs, and which of them each service belongs to.
 
-    ``pins``: services that belong to a certain pair whatever the hash says, as service and the pair's name
-    (or, as pairs without a name have none, one of its endpoints). A service that ends with ``*`` stands for
-    all that begin so; a whole name is stronger than a beginning, a longer beginning than a shorter one.
+    ``pins`` maps services to pairs and overrules the hash. A pair is named by its name or, without a name, by
+    one of its endpoints. A service that ends with ``*`` stands for all names with that prefix. A whole name
+    wins over a prefix, a longer prefix over a shorter one.
 
-    Raises ConfigurationError for no pair, a pair without endpoints, an endpoint or a name that stands twice,
-    and a pin to a pair that is not there.
+    ConfigurationError for no pair, a pair without endpoints, a repeated endpoint or name, and a pin to an
+    unknown pair.
     """
 
     def __init__(self, pairs: Iterable[Pair], *, pins: Mapping[str, str] | None = None) -> None:
@@ -196,6 +195,7 @@ def _check_texts(texts: Iterable[object], what: str) -> None:
 
 
 Endpoints: TypeAlias = str | Sequence[str] | Sequence[Sequence[str]] | Mapping[str, Sequence[str]] | Fleet
-"""What names the brokers: a text, ``A,B`` for a pair and ``A,B;C,D`` for two; the endpoints of one pair, the
-primary first; a list of such lists, for several pairs; a mapping from names to such lists, for pairs with
-names; or a Fleet."""
+"""The brokers. A text: ``A,B`` for a pair, ``A,B;C,D`` for two. A list: the endpoints of one pair, the
+primary first. A list of such lists: several pairs. A mapping from names to such lists: pairs with names. Or a
+Fleet.
+"""

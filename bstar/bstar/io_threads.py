@@ -1,9 +1,9 @@
 """I/O threads of a ZeroMQ context, one for each other machine, so that one that is gone holds up nobody else.
 
-libzmq looks a host name up in the I/O thread that connects, with a call that blocks until the name server
-answers or the resolver gives up: five to twenty seconds for the name of a container that is down, where no
-name server can be reached. Whatever else that thread carries stands still meanwhile, on every attempt. With
-one I/O thread for all (libzmq's default) the death of one node takes the connection to the other one with it.
+libzmq looks a host name up in the I/O thread that connects. The call blocks until the name server answers or
+the resolver gives up. For a container that is down, without a name server, that takes five to twenty seconds.
+Whatever else that thread carries stands still meanwhile, on every attempt. With one I/O thread for all
+(libzmq's default) the death of one node takes the connection to the other one with it.
 
 So each socket that connects gets an I/O thread for itself while its context has enough. A context that the
 user hands in is left as it is.

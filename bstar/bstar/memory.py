@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-# This part of a limit is never planned with: what the interpreter and libzmq need while they say no.
+# A part of each limit is reserved: interpreter and libzmq need it while the node refuses.
 RESERVE = 0.1
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# A control group without a limit says so with a number that no machine has.
+# A control group without a limit shows a number that no machine has.
 _NO_LIMIT = 1 << 60
 
 
@@ -44,7 +44,7 @@ class Memory:
         self._statm = root / "proc/self/statm"
 
     def limits(self) -> list[MemoryLimit]:
-        """All that are set; the machine's own memory always is."""
+        """All limits; the machine's own memory is always one."""
         found = [MemoryLimit(octets, f"control group, {path}", 1) for path, octets in self._groups()]
         for kind, name, field in (
             (resource.RLIMIT_AS, "RLIMIT_AS, address space", 0),
@@ -57,12 +57,12 @@ class Memory:
         return found
 
     def least(self) -> MemoryLimit:
-        """The one that leaves least."""
+        """The limit that leaves least."""
         fields = self._fields()
         return min(self.limits(), key=lambda limit: limit.octets - _used(fields, limit))
 
     def left(self) -> int | None:
-        """Octets that may still be planned with, below 0 if it is too late; None where nobody tells."""
+        """How many octets are left, below 0 if it is too late; None if the system does not tell."""
         fields = self._fields()
         if not fields:
             return None
@@ -89,7 +89,7 @@ class Memory:
                 top, name = base / "memory", "memory.limit_in_bytes"
             else:
                 continue
-            # In a container the path is often the host's, and what is mounted here is the group itself.
+            # In a container the path is often the host's, and the mount is the group itself.
             place = top / group.strip("/")
             for folder in (place, *place.parents):
                 if folder == base.parent:
@@ -108,7 +108,7 @@ def _used(fields: list[int], limit: MemoryLimit) -> int:
 
 
 def give_back() -> None:
-    """Return what was freed to the system, as far as the C library can (malloc_trim(3))."""
+    """Return freed memory to the system, as far as the C library can (malloc_trim(3))."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when they are first asked for (PEP 562): its import stays light."""
+"""Names of a package that load on first use (PEP 562), so that its import stays light."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from importlib import import_module
 def on_demand(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
     """The ``__getattr__`` of ``package``; ``names`` lists such names by the module that they come from.
 
-    A name that was loaded is an ordinary attribute of the package from then on.
+    A loaded name is an ordinary attribute of the package.
     """
 
     modules = {name: module for module, of_module in names.items() for name in of_module}

@@ -1,8 +1,7 @@
 """Make any ZeroMQ server highly available.
 
-Two processes run the same server, one as primary and one as backup. Each has one ``BinaryStar``, which
-publishes this node's state to the peer, listens to the peer's, and asks the machine whether a client's
-request may be served:
+Two processes run the same server, one as primary and one as backup. Each has one ``BinaryStar``. It publishes
+this node's state to the peer, reads the peer's, and asks the machine whether it may serve a client's request:
 
     star = BinaryStar("primary", local="tcp://*:5003", remote="tcp://backup:5004")
     star.voter("tcp://*:5001", zmq.ROUTER, handle)      # handle(socket, frames), only while this node serves
@@ -34,17 +33,16 @@ Handler = Callable[[], None]
 class BinaryStar(Closing):
     """One node of a pair, over ZeroMQ.
 
-    ``role`` is "primary" or "backup". ``local`` is the endpoint where this node publishes its state
-    (bound), ``remote`` the peer's (connected to). Both nodes must agree on ``pair`` and on the timing, in
-    seconds. ``state_dir`` keeps the epoch across restarts. ``on_dual_active`` is "yield" or "exit".
+    ``role`` is "primary" or "backup". ``local`` is the endpoint where this node publishes its state (bound),
+    ``remote`` the peer's (connected to). Both nodes must agree on ``pair`` and on the timing, in seconds.
+    ``state_dir`` keeps the epoch across restarts. ``on_dual_active`` is "yield" or "exit".
     ``expire_on_refused``: a peer whose connection broke and whose endpoint then refuses connections is dead
-    at once, without the failover timeout. It needs a direct link: whatever stands between the nodes and
-    refuses in the peer's name (a proxy, a firewall that rejects) would be believed.
-    ``arbiter`` is the endpoint of a ``bstar arbiter`` process, or an arbiter of another kind
-    (``bstar.arbiter_link.Arbiter``): with one at most one node serves whatever the network does. Both nodes
-    must have it. ``machine`` is a ``StarMachine`` of your own making, with the same settings.
+    at once, without the failover timeout. It needs a direct link: a proxy or firewall that refuses in the
+    peer's name would be believed. ``arbiter`` is the endpoint of a ``bstar arbiter`` process, or another kind
+    of arbiter (``bstar.arbiter_link.Arbiter``). With it at most one node serves in every partition. Both
+    nodes must have it. ``machine`` is your own ``StarMachine`` with the same settings.
 
-    Raises ConfigurationError for settings that cannot work and zmq.ZMQError if an endpoint cannot be bound.
+    ConfigurationError for wrong settings, zmq.ZMQError if an endpoint cannot be bound.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class BinaryStar(Closing):
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         machine: StarMachine | None = None,
     ) -> None:
-        # What can be wrong with the configuration is found before anything is opened.
+        # Check the configuration before anything opens.
         self._epochs = EpochKeeper(EpochFile(state_dir)) if state_dir is not None else None
         settings = StarSettings(
             pair=pair,
@@ -78,7 +76,7 @@ class BinaryStar(Closing):
         self._on_active: list[Handler] = []
         self._on_passive: list[Handler] = []
         self._has_voter = False
-        # What is opened later is closed earlier.
+        # Closed in the reverse order of opening.
         with ExitStack() as resources:
             self._context = context if context is not None else new_context(3)
             if context is None:
@@ -113,8 +111,8 @@ class BinaryStar(Closing):
     def voter(self, endpoint: str, socket_type: int, handler: Voter) -> "zmq.Socket[bytes]":
         """Bind the socket whose messages are votes; one per instance.
 
-        ``handler(socket, frames)`` gets the messages that this node may serve; the others are read and
-        dropped, and their senders, hearing nothing, ask the other node.
+        ``handler(socket, frames)`` gets the messages that this node may serve. It drops the others; their
+        senders hear nothing and ask the other node.
         """
         if self._has_voter:
             raise LocalProtocolError("a BinaryStar has one voter: serve everything on that socket")
@@ -142,24 +140,24 @@ class BinaryStar(Closing):
         return now < self.machine.serve_until
 
     def on_active(self, handler: Handler) -> Handler:
-        """Call ``handler()`` whenever this node begins to serve; usable as a decorator."""
+        """Call ``handler()`` each time this node begins to serve. Usable as a decorator."""
         self._on_active.append(handler)
         return handler
 
     def on_passive(self, handler: Handler) -> Handler:
-        """Call ``handler()`` whenever this node ceases to serve; usable as a decorator."""
+        """Call ``handler()`` each time this node stops serving. Usable as a decorator."""
         self._on_passive.append(handler)
         return handler
 
     def handover(self) -> None:
-        """Give the active role to the peer, if it is there to take it. From the loop's thread."""
+        """Give the active role to the peer, if it can take it. From the loop's thread."""
         self._shell.step(Handover(), self.reactor.now())
 
     def promote(self, *, is_trial: bool = False) -> str | None:
         """Let this lone backup serve; you vouch that its primary does not run. From the loop's thread.
 
-        None if it serves; a sentence if it refuses; "" if it claims the majority first (with an arbiter), or
-        if ``is_trial``, which changes nothing, found no refusal.
+        Returns None if it serves, a sentence if it refuses, "" if it claims the majority first (with an
+        arbiter). With ``is_trial`` it changes nothing and returns "" if it would not refuse.
         """
         return self._shell.promote(is_trial=is_trial)
 
@@ -168,7 +166,7 @@ class BinaryStar(Closing):
         self._shell.run()
 
     def carry_out(self, outputs: Sequence[Output]) -> None:
-        """Do what the machine says, in order."""
+        """Carry out the machine's outputs, in order."""
         for output in outputs:
             self._shell.perform(output)
             if type(output) is Activated:
@@ -179,7 +177,7 @@ class BinaryStar(Closing):
                     handler()
 
     def close(self) -> None:
-        """Close the sockets, and the reactor and context if they are this object's own. Idempotent."""
+        """Close the sockets, and the reactor and context if this object made them. Idempotent."""
         self._resources.close()
 
 

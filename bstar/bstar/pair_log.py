@@ -1,7 +1,7 @@
-"""The pair's log: the reports of the Binary Star, pauses of the process, and troubles that last.
+"""The pair's log: reports of the Binary Star, pauses of the process, and lasting troubles.
 
-What the machine reports has its level and its sentence with it (``bstar.star.outputs``). Of claims that lead
-to nothing, only the first is logged. A trouble that somebody must end is logged again every REMIND_S.
+A report of the machine has its own level and sentence (``bstar.star.outputs``). Of unsuccessful claims, only
+the first is logged. A trouble that needs an operator is logged again every REMIND_S.
 """
 
 import logging
@@ -11,14 +11,14 @@ from bstar.star import ArbiterSeen, Claimed, PeerSeen, Report, StateChanged
 
 _log = logging.getLogger("bstar.pair")
 
-# Two nodes that are started together, by hand or by a supervisor, have met by then.
+# Two nodes that start together, by hand or by a supervisor, have met by then.
 FIRST_S = 5.0
-# Often enough to be in the part of a log that somebody reads, seldom enough not to fill it.
+# Often enough to be in the part of a log that people read, seldom enough not to fill it.
 REMIND_S = 60.0
 
 
 class PairLog:
-    """Logs what happens to one node, and what goes on for too long (``remind``, to be called each second)."""
+    """Logs a node's events and its lasting troubles. Call ``remind`` each second."""
 
     def __init__(self, failover_timeout_s: float, now: float) -> None:
         self._failover_timeout_s = failover_timeout_s
@@ -44,7 +44,7 @@ class PairLog:
         _log.log(level, "the process was away for %.3f s; the failover timeout is %g s", gap_s, limit_s)
 
     def remind(self, trouble: str, now: float) -> None:
-        """Log at WARNING what keeps this node from its part, and what to do; again while it lasts."""
+        """Log at WARNING why this node cannot play its part, and what to do; repeat it while it lasts."""
         if trouble != self._trouble:
             self._trouble = trouble
             self._trouble_since = now

@@ -1,9 +1,8 @@
 """The sockets, files and timers of one node's Binary Star.
 
-What happens comes from here: state messages, subscriptions, answers of the arbiter, broken links, pauses,
-deadlines, a stop. ``PairShell`` gives it to the node's machine, and the machine's outputs to ``carry_out``,
-which is its owner's. The owner gives each output of the Binary Star back to ``perform``. So the order of all
-outputs, the pair's and the owner's own, is in one hand.
+``PairShell`` makes the machine's inputs: state messages, subscriptions, answers of the arbiter, broken links,
+pauses, deadlines, a stop. It hands the machine's outputs to the owner's ``carry_out``. The owner hands each
+output of the Binary Star back to ``perform``. So the owner keeps all outputs in order.
 
 The state link is PUB/SUB, because it must neither block nor queue for a peer that is away
 (``state_publisher``, ``peer_link``).
@@ -50,11 +49,11 @@ from bstar.wire.peer import PeerState, decode
 
 _log = logging.getLogger("bstar.pair")
 
-# A node that cannot go on stays for this long, without serving, so that its peer hears who it was: a peer
-# that has just started connects again at least once a second (see ``bstar.peer_link``).
+# A failed node stays for this long, without serving, so that its peer hears its state. A peer that has just
+# started connects at least once a second (see ``bstar.peer_link``).
 LAST_WORD_S = 1.5
 
-# How often an epoch that could not be stored is tried again.
+# How often it retries to store an epoch.
 _EPOCH_RETRY_S = 1.0
 
 Out_co = TypeVar("Out_co", covariant=True)
@@ -62,28 +61,28 @@ Out = TypeVar("Out")
 
 
 class PairMachine(Protocol[Out_co]):
-    """What the shell runs: a ``StarMachine``, or a machine that wraps one and has outputs of its own."""
+    """The machine of a shell: a ``StarMachine``, or a machine that wraps one and adds outputs."""
 
     @property
     def serve_until(self) -> float:
         """This node may serve before that time."""
 
     def step(self, given: Input, now: float) -> Sequence[Out_co]:
-        """Take note of what happened."""
+        """Handle an input."""
         ...
 
     def next_deadline(self) -> float | None:
         """When ``Tick`` is due."""
 
     def has_left(self, now: float) -> bool:
-        """After ``Leave``: may the process end?"""
+        """After ``Leave``: True if the process may end."""
 
     def trouble(self, now: float) -> str:
-        """What keeps the node from its part; empty if nothing does."""
+        """Why the node cannot play its part; empty if it can."""
 
 
 class PairLinks(msgspec.Struct, frozen=True):
-    """Where the others are: ``local`` is bound, ``remote`` and ``arbiter`` are connected to."""
+    """The endpoints: it binds ``local`` and connects to ``remote`` and ``arbiter``."""
 
     local: str
     remote: str
@@ -92,7 +91,7 @@ class PairLinks(msgspec.Struct, frozen=True):
 
 
 class PairShell(Generic[Out]):
-    """Runs ``machine`` on ``links``. ``epochs`` keeps the epoch; None keeps it nowhere.
+    """Runs ``machine`` on ``links``. ``epochs`` stores the epoch; None stores nothing.
 
     Everything happens in the reactor's thread. Raises zmq.ZMQError if an endpoint cannot be opened.
     """
@@ -173,11 +172,11 @@ class PairShell(Generic[Out]):
     # --- what happens ---------------------------------------------------------------------------------------
 
     def step(self, given: Input, now: float) -> None:
-        """Tell the machine what happened, and have its outputs carried out."""
+        """Hand an input to the machine and let the owner carry out its outputs."""
         self._carry_out(self._machine.step(given, now))
 
     def _on_peer(self, messages: Iterator[list[bytes]], now: float) -> None:
-        """Read what the peer sent; of a burst only the newest valid message still says how things are."""
+        """Read the peer's messages; of a burst only the newest valid one counts."""
         newest: PeerState | None = None
         for frames in messages:
             try:
@@ -185,7 +184,7 @@ class PairShell(Generic[Out]):
             except RemoteProtocolError as error:
                 self.step(PeerGarbage(error), now)
         if newest is not None:
-            # The clock is read after the message was: no promise may begin before what it answers came.
+            # Read the clock after the message: a promise must not begin before its question.
             self.step(PeerMessage(newest), self._reactor.now())
 
     def _on_subscribed(self, is_published: bool, now: float) -> None:
@@ -205,7 +204,7 @@ class PairShell(Generic[Out]):
     # --- what follows ---------------------------------------------------------------------------------------
 
     def perform(self, output: Output) -> None:
-        """Log it, and do what it says."""
+        """Log the output and carry it out."""
         if isinstance(output, Report):
             self._log.report(output)
         elif type(output) is Publish:
@@ -221,7 +220,7 @@ class PairShell(Generic[Out]):
             assert type(output) is Fatal, f"nobody performs {output!r}"
             _log.critical("%s", output.error)
             self.error = output.error
-            # Both nodes must learn of it, and the peer may not have heard us yet.
+            # Both nodes must know it, and the peer may not have heard us yet.
             self._say_last_word()
             self._reactor.call_at(self._reactor.now() + LAST_WORD_S, lambda now: self._reactor.end())
 

@@ -24,9 +24,9 @@ from bstar.wire.peer import TOPICS_HEARD
 
 _log = logging.getLogger("bstar.pair")
 
-# State messages read in one turn; more than a stale burst of a healed link brings.
+# How many state messages a turn reads: more than a healed link's burst has.
 _PEER_MESSAGES_MAX = 1_000
-# A state message has some 4 KB at most. What is longer is still read and reported, within reason.
+# A state message has about 4 KB at most. A longer one is read and reported up to this size.
 _STATE_BYTES_MAX = 1_048_576
 
 TimeHandler = Callable[[float], None]
@@ -35,8 +35,8 @@ TimeHandler = Callable[[float], None]
 class PeerLink:
     """The connection to ``remote``, where the peer publishes. Everything from the reactor's thread.
 
-    ``on_messages(messages, now)`` gets an iterator over the frames of each message that has come; it must be
-    read to its end. Raises zmq.ZMQError if ``remote`` is no endpoint.
+    ``on_messages(messages, now)`` gets an iterator over the frames of each message and must read it to its
+    end. zmq.ZMQError if ``remote`` is not an endpoint.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PeerLink:
         self._probe = self._make_probe(remote) if expire_on_refused else None
         self._socket = socket = context.socket(zmq.SUB)
         try:
-            keep_apart(socket, 1)  # clients are served by another thread while the peer's name is looked up
+            keep_apart(socket, 1)  # another I/O thread serves clients while the peer's name is looked up
             set_up_link(socket, heartbeat_ms, timeout_ms)
             socket.maxmsgsize = _STATE_BYTES_MAX
             for topic in TOPICS_HEARD:
@@ -89,7 +89,7 @@ class PeerLink:
         return RefusalProbe(self._reactor, endpoint, self._on_verdict)
 
     def close(self) -> None:
-        """Listen no more. Once; before the reactor is closed."""
+        """Stop. Call it once, before the reactor closes."""
         if self._probe is not None:
             self._probe.cancel()
         self._reactor.remove(self._socket)
@@ -137,6 +137,6 @@ class PeerLink:
         return is_news
 
     def _on_verdict(self, now: float) -> None:
-        # A peer that was restarted quickly may be connected again; the refusal was of its predecessor.
+        # A quickly restarted peer may be connected again; the refused connect was to its predecessor.
         if not self._follow_connection(now):
             self._on_refused(now)

@@ -1,15 +1,15 @@
-"""Foreign text on a terminal and in a log: what a client, a worker or a handler said, on one line.
+"""Makes foreign text safe for a terminal and a log: text of a client, worker or handler, on one line.
 
 A service's name and an error's text may hold anything. Characters that a terminal obeys (escape sequences,
 newlines, changes of direction) are written as escapes, and so are octets that are no UTF-8.
 """
 
-# As much as people read; a log line stays one line.
+# People read this much; a log line stays one line.
 _CHARS_MAX = 500
 
 
 def printable(text: str | bytes, chars_max: int = _CHARS_MAX) -> str:
-    r"""The text with ``\n``, ``\x1b`` and their like as escapes; of a longer one the beginning and ``…``."""
+    r"""The text with ``\n``, ``\x1b`` and other control characters as escapes; ``…`` ends a cut text."""
     if isinstance(text, bytes | bytearray | memoryview):
         # A character has at most four octets.
         text = bytes(text[: 4 * chars_max + 4]).decode("utf-8", "backslashreplace")

@@ -1,19 +1,17 @@
-"""One thread that turns: wait for something to read or a deadline, read a bounded burst, fire what is due.
+"""An event loop in one thread: wait for messages or a deadline, read a bounded burst, fire due timers.
 
-Everything of a node happens in the thread that calls ``run``, one thing after the other, so nothing in it
-needs a lock. Time is the monotonic clock. The reactor knows how late it is (``lag``). When the process was
-away for longer than it meant to sleep, it tells those who asked (``on_stall``) before it hands out anything
-that queued up meanwhile. It does not know what it carries: sockets, timers and sans-I/O machines are given to
-it (``agenda``, ``thread_calls``).
+All work of a node happens in the thread that calls ``run``, in sequence, so it needs no lock. Time is the
+monotonic clock. The reactor knows how late it is (``lag``). If the process was away for longer than it meant
+to sleep, it calls the stall handlers (``on_stall``) before it hands out queued messages. It does not know its
+load: sockets, timers and sans-I/O machines register with it (``agenda``, ``thread_calls``).
 
 It waits in one of two ways. Normally it asks every socket whether it has messages, which takes two system
-calls for each of them, awake or not. After a turn in which all readers said that they used nothing but their
-own socket, the other sockets are as they were. Then one system call waits for all descriptors at once. A
-broker that passes on requests turns like that.
+calls for each of them, awake or not. If all readers of a turn used only their own sockets, the other sockets
+have not changed. Then one system call waits for all descriptors at once. A broker that passes requests on
+usually turns like that.
 
-A stop, by ``stop()`` or by SIGTERM or SIGINT, is a request: those who registered with ``on_stop`` get the
-loop for as long as they need to end in good order, at most ``stop_timeout_s``. A second signal ends it at
-once.
+A stop, by ``stop()``, SIGTERM or SIGINT, is a request: the participants of ``on_stop`` keep the loop until
+they have drained, for ``stop_timeout_s`` at most. A second signal ends it at once.
 """
 
 import select
@@ -37,41 +35,42 @@ Clock = Callable[[], float]
 MessageHandler = Callable[[list[bytes], float], object]
 StallHandler = Callable[[float, float], None]
 
-# Monotonic (BST-R-03), and where there is such a clock one that goes on while the machine is suspended: a
-# node that slept must notice it when it wakes.
+# Monotonic (BST-R-03). If the system has one, a clock that runs while the machine is suspended: a node must
+# notice that it slept.
 _clock: Clock = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
 
-# Messages read from one socket before others and the timers have a turn: long enough to spread the cost of
-# a poll, short enough (some milliseconds) that no heartbeat waits for it.
+# How many messages of one socket a turn reads: enough to spread the cost of a poll, few enough (some
+# milliseconds) that no heartbeat waits.
 DRAIN_MAX = 200
 
-# And for so long: messages of a mebibyte take a millisecond each, and 200 of them would leave the peer's
-# state messages unread for longer than a failover timeout.
+# And for how long: messages of a mebibyte take a millisecond each. 200 of them would leave the peer's state
+# messages unread for longer than a failover timeout.
 DRAIN_S_MAX = 0.01
 
-# Messages of a burst before which the socket is asked for more; a longer burst pays for one zmq.Again.
+# After this many messages of a burst, ask the socket whether it has more; a longer burst pays for one
+# zmq.Again.
 _ASKS_MAX = 5
 
-# A loop that waits for nothing still looks up now and then, so that a machine whose deadline moved without an
-# event is found. Where stalls matter it sleeps no longer than the shortest that does: only what lies beyond
-# the end of a sleep can be told from sleeping.
+# An idle loop still wakes now and then, to find a machine whose deadline moved without an event. If stalls
+# matter, it sleeps no longer than the shortest one that matters: a stall shows only beyond the end of a
+# sleep.
 _SLEEP_MAX_S = 10.0
 
 
 class _Sources:
-    """What a loop reads from. ``is_stirred``: a socket may have messages although its descriptor does not
-    show it, for libzmq's descriptor tells what came after the socket was last used, whatever for.
+    """The sockets and descriptors of a loop. ``is_stirred``: a socket may have messages that its descriptor
+    does not show, because libzmq's descriptor shows only changes since the socket's last use.
     """
 
     def __init__(self) -> None:
         self.is_stirred = True
         self.handlers: dict[zmq.Socket[bytes] | int, TimeHandler] = {}
         self.poller = zmq.Poller()
-        # The same by their descriptors; None where the system has no such thing.
+        # The same by their descriptors; None if the system has no such poll.
         self.watch = select.epoll() if hasattr(select, "epoll") else None
-        # By descriptors, too: what may be called although the socket has no message.
+        # By descriptor: handlers that may run although the socket has no message.
         self.drains: dict[int, TimeHandler] = {}
         self._descriptors: dict[zmq.Socket[bytes] | int, int] = {}
 
@@ -87,7 +86,7 @@ class _Sources:
         return descriptor
 
     def remove(self, source: "zmq.Socket[bytes] | int") -> None:
-        """Serve it no longer."""
+        """Stop serving it."""
         del self.handlers[source]
         self.poller.unregister(source)
         descriptor = self._descriptors.pop(source)
@@ -97,7 +96,7 @@ class _Sources:
 
 
 class _Stop:
-    """A stop under way: who takes part, and until when it may last."""
+    """A stop in progress: its participants and its deadline."""
 
     def __init__(self) -> None:
         self.is_wanted = False
@@ -106,7 +105,7 @@ class _Stop:
         self.parts: list[tuple[TimeHandler, Callable[[float], bool]]] = []
 
     def go_on(self, now: float, timeout_s: float) -> None:
-        """Begin it if it has not begun, and end it when all are done or its time is up."""
+        """Begin it if it has not begun; end it when all are done or its deadline has passed."""
         if self.by is None:
             self.by = now + timeout_s
             for begin, _ in self.parts:
@@ -116,7 +115,7 @@ class _Stop:
 
 
 class Reactor(Closing):
-    """Register what is to be served, then ``run``. Register in the loop's own thread, or before it runs.
+    """An event loop: register handlers, then ``run``. Register in the loop's own thread, or before it runs.
 
     ``drain_max`` bounds the messages read from one socket per turn, and DRAIN_S_MAX the time;
     ``stop_timeout_s`` bounds how long a stop may take.
@@ -138,9 +137,9 @@ class Reactor(Closing):
         self._stall_limit_s = float("inf")
         self._sleep_max_s = _SLEEP_MAX_S
         self._stop = _Stop()
-        # When the loop last looked at the clock, or meant to look at it after a sleep.
+        # When the loop last read the clock, or meant to read it after a sleep.
         self._seen_at = clock()
-        # When to look at the deadlines again: nothing that was read is handed out past them.
+        # When to check the deadlines next: no message is handled after a due deadline.
         self._alarm_at = self._seen_at
         self.add_source(self._calls.descriptor, self._calls.run)
 
@@ -163,8 +162,8 @@ class Reactor(Closing):
         ``read`` takes one message off the socket, or raises ``zmq.Again``; by default as ``bstar.sockets``
         does for the type of the socket.
 
-        With ``keeps_to_itself`` its result counts: True says that of all sockets which are served here it has
-        used this one alone, and spares the loop asking the others.
+        With ``keeps_to_itself`` the handler's result counts: True means that it used only this socket, so the
+        loop need not ask the others.
         """
 
         if read is None:
@@ -174,7 +173,7 @@ class Reactor(Closing):
         def drain(now: float) -> None:
             began_at = now
             for count in range(self._drain_max):
-                # Most turns bring a few messages; asking first is then cheaper than running into zmq.Again.
+                # Most turns bring a few messages; then a question is cheaper than zmq.Again.
                 if 0 < count < _ASKS_MAX and not is_readable(socket):
                     return
                 try:
@@ -204,7 +203,7 @@ class Reactor(Closing):
         self._sources.add(source, serve)
 
     def remove(self, source: "zmq.Socket[bytes] | int") -> None:
-        """Serve this socket or descriptor no longer. Before it is closed."""
+        """Stop serving this socket or descriptor. Call it before it closes."""
         self._sources.remove(source)
 
     def call_at(self, when: float, handler: TimeHandler) -> Timer:
@@ -252,17 +251,17 @@ class Reactor(Closing):
                 self._turn()
 
     def stop(self) -> None:
-        """Ask for an orderly stop; from any thread, from a handler, any number of times."""
+        """Ask for a drain and a stop. Any thread and any handler may call it, several times."""
         self._stop.is_wanted = True
         self._calls.wake()
 
     def end(self) -> None:
-        """End after the current turn, without ceremony. From the loop's thread."""
+        """End after the current turn, without a drain. For the loop's thread."""
         self._stop.is_over = True
 
     def turn(self) -> None:
         """Wait for the next event or deadline and serve what there is."""
-        # Nobody knows what was done since the last one.
+        # The sockets may have been used since the last turn.
         self._sources.is_stirred = True
         self._turn()
 
@@ -273,7 +272,7 @@ class Reactor(Closing):
         timeout_ms = 0
         if alarm_at > now:
             self._seen_at = alarm_at
-            # Rounded up: waking a moment early would only mean to go to sleep again.
+            # Rounded up: a loop that wakes too early only sleeps again.
             timeout_ms = int((alarm_at - now) * 1000) + 1
         sources = self._sources
         watch = sources.watch
@@ -288,14 +287,14 @@ class Reactor(Closing):
             if drain is not None:
                 drain(now)
                 seen = []
-            # Several have their turns in order; and a descriptor may show what is no message.
+            # Several sockets have their turns in order; and a descriptor may show other things than messages.
             events = self._poll(0) if seen else []
         for source, _ in events:
             serve = sources.handlers.get(source)
             if serve is not None:
                 serve(now)
                 now = self._look()
-        # A deadline that a handler has just moved before the alarm is served in the next turn, which is now.
+        # If a handler has moved a deadline before the alarm, the next turn serves it, at once.
         if self._stop.is_wanted:
             sources.is_stirred = True
             self._stop.go_on(self._clock(), self.stop_timeout_s)
@@ -313,7 +312,7 @@ class Reactor(Closing):
             self._sources.is_stirred = True
             self._agenda.fire_due(now)
             self._alarm_at = self._due_at(now)
-            # Handlers take their time; what they took counts.
+            # Handlers take time, and it counts.
             now = self._clock()
             if now - self._seen_at > self._stall_limit_s:
                 self._tell_of_stall(now)
@@ -333,7 +332,7 @@ class Reactor(Closing):
         return due_at if stop_by is None or due_at < stop_by else stop_by
 
     def close(self) -> None:
-        """Free what the reactor itself holds; the sockets are their owners'. Idempotent."""
+        """Free the reactor's own resources; owners close their sockets. Idempotent."""
         if self._calls.begin_to_close():
             self.remove(self._calls.descriptor)
             self._calls.close()

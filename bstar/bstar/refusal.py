@@ -6,11 +6,11 @@ slow or cut off refuses nobody. ``RefusalProbe.start`` connects to the endpoint,
 the endpoint refuses is the verdict, and ``on_refused`` is called. Connections that succeed, time out, are
 reset or find no way say nothing.
 
-Nothing here blocks. A host name is looked up by a thread of its own while the peer is still there
-(``prepare``): when it is needed, its name may be gone with it.
+Nothing here blocks. A thread looks a host name up while the peer lives (``prepare``), because the name may
+vanish with the peer.
 
-What it does not do: decide what a refusal means (the state machine does), or see through whatever stands
-between the nodes. A firewall, NAT or proxy can refuse in the name of a process that lives.
+The state machine decides what a refused connection means. A firewall, NAT or proxy between the nodes can
+refuse in the name of a live process; this module cannot tell.
 """
 
 import logging
@@ -30,9 +30,9 @@ from bstar.reactor import Reactor
 _log = logging.getLogger("bstar.pair")
 
 PROBE_S = 0.2
-# When to try again, after the start: at once, then at growing distances.
+# When to connect, after the start: at once, then at growing intervals.
 _ATTEMPTS_AT_S = (0.0, 0.005, 0.015, 0.035, 0.075, 0.155)
-# Addresses of one host name that are asked. With more of them, nobody could say whose refusal it is.
+# How many addresses of one host name it asks. With more, a refused connection proves nothing.
 _ADDRESSES_MAX = 8
 
 # The arguments of socket.socket and connect: a family, and an address of that family.
@@ -40,7 +40,7 @@ _Target = tuple[int, tuple[str, int] | tuple[str, int, int, int] | str]
 
 
 class RefusalProbe:
-    """Asks ``remote`` (``tcp`` or ``ipc``) whether anybody listens. From the reactor's thread.
+    """Probes whether a process listens at ``remote`` (``tcp`` or ``ipc``). For the reactor's thread.
 
     ``on_refused(now)`` is called once per ``start``, at most, and never after ``cancel``.
     """
@@ -57,10 +57,10 @@ class RefusalProbe:
         self._refused = 0
 
     def prepare(self) -> None:
-        """The peer is there: learn the addresses of its name. Without effect on numbers and paths."""
+        """The peer is alive: look its name up. No effect on numeric addresses and paths."""
         if self._is_named and not self._is_looking_up:
             self._is_looking_up = True
-            # A look-up may hang for longer than anybody waits for the end of the process.
+            # A look-up may take longer than the end of the process may.
             threading.Thread(target=self._look_up, name="bstar-peer-name", daemon=True).start()
 
     def start(self, now: float) -> None:
@@ -74,7 +74,7 @@ class RefusalProbe:
         self._attempt(now)
 
     def cancel(self) -> None:
-        """Ask no more. Idempotent."""
+        """Stop the probe. Idempotent."""
         for timer in self._timers:
             timer.cancel()
         self._timers = []
@@ -107,7 +107,7 @@ class RefusalProbe:
                 connecting.getpeername()
             except OSError as error:
                 if error.errno == ENOTCONN:
-                    return  # the event was of a socket that had this number before
+                    return  # the event belongs to an earlier socket with this number
                 raise
         self._drop(connecting)
         if code == ECONNREFUSED:
@@ -143,13 +143,13 @@ class RefusalProbe:
             targets = tuple(dict.fromkeys((family, address) for family, _, _, _, address in found))  # type: ignore[misc]
             if len(targets) > _ADDRESSES_MAX:
                 trouble = f"it has {len(targets)} addresses"
-        with suppress(ClosedError):  # the node has ended meanwhile: nobody needs the answer
+        with suppress(ClosedError):  # the node has ended: nobody needs the answer
             self._reactor.call_threadsafe(lambda: self._take_targets(targets, trouble))
 
     def _take_targets(self, targets: tuple[_Target, ...], trouble: str) -> None:
         self._is_looking_up = False
         if trouble:
-            # What was known before is kept: it was the peer's address then.
+            # Keep the earlier addresses: they were the peer's.
             _log.warning("the peer's name %s could not be used: %s", self._remote.host, trouble)
         else:
             self._targets = targets

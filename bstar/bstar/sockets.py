@@ -28,7 +28,7 @@ _send = _Backend.send
 _get = cast("Callable[[zmq.Socket[bytes], int], int]", _Backend.get)
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-# As plain numbers: an operation on two of pyzmq's flags makes a third, which takes a microsecond.
+# Plain numbers: an operation on pyzmq's flags makes a new flag, which takes a microsecond.
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 # The first frame of a monitor's message: the event and its value, of 16 and 32 bits.
@@ -80,7 +80,7 @@ def receive(socket: "zmq.Socket[bytes]") -> list[bytes]:
 
 
 def receive_routed(socket: "zmq.Socket[bytes]") -> list[bytes]:
-    """The same of a ROUTER, which puts the routing id before every message: that one has a successor."""
+    """The next message of a ROUTER, which puts the routing id first: it has two frames at least."""
     frames = [_recv(socket, _NOBLOCK)]
     frame = _recv(socket, _NOBLOCK, False)
     frames.append(frame.bytes)
@@ -93,9 +93,9 @@ def receive_routed(socket: "zmq.Socket[bytes]") -> list[bytes]:
 def receive_bodies(socket: "zmq.Socket[bytes]") -> list[bytes]:
     """As ``receive_routed``, but a frame of ``VIEW_BYTES_MIN`` octets or more is a read-only memoryview.
 
-    It is the memory that libzmq filled. A view compares, slices and is sent as bytes are; what else is asked
-    of it must be asked of ``bytes(frame)``. ``NoMemoryError`` if a frame could not be copied; the message is
-    then read to its end all the same.
+    It is the memory that libzmq filled. A view compares, slices and is sent like bytes; for anything else use
+    ``bytes(frame)``. ``NoMemoryError`` if a frame could not be copied; the rest of the message is read then,
+    too.
     """
     frames = [_recv(socket, _NOBLOCK)]
     more = True
@@ -112,7 +112,7 @@ def receive_bodies(socket: "zmq.Socket[bytes]") -> list[bytes]:
 
 
 class NoMemoryError(MemoryError):
-    """A message could not be read whole; ``frames`` are those before the one that was too much."""
+    """A message could not be read whole; ``frames`` are those before the one without memory."""
 
     def __init__(self, frames: list[bytes]) -> None:
         super().__init__("no memory for a message")
@@ -151,5 +151,5 @@ def receive_event(monitor: "zmq.Socket[bytes]") -> tuple[int, int]:
 
 
 def is_readable(socket: "zmq.Socket[bytes]") -> bool:
-    """Is there a message to receive?"""
+    """True if there is a message to receive."""
     return _get(socket, _EVENTS) & _POLLIN != 0

@@ -1,18 +1,17 @@
-"""This node's voice to its peer: the XPUB socket, who subscribes to what, and what a subscriber may cost.
+"""Publishes a node's state to its peer: the XPUB socket, its subscribers and their bounds.
 
-A published Binary Star server subscribes to everything, and some of them end on a second frame. So what a
-subscriber is sent depends on its topic (``bstar.wire.peer``), and the socket is in manual mode: this class
-reads each subscription and decides what the connection gets. Everything else that a subscriber may ask for
-is nothing.
+A published Binary Star server subscribes to everything, and some of them end on a second frame. So a
+subscriber's topic decides what it gets (``bstar.wire.peer``). The socket is in manual mode: this class reads
+each subscription and decides. Any other topic gets nothing.
 
 libzmq keeps some forty octets for each octet of a subscription, in any mode, until the connection ends. It
-keeps them before it shows them. So a connection that subscribes to more than a peer can need is cut off. Each
-message carries the descriptor of the connection that brought it, and the monitor tells which descriptors are
-connections of this socket. ZMTP before 3.0 has no such property: connections without a name share a bound.
+keeps them before it shows them. So a connection that subscribes to more than a peer can need is closed. Each
+message carries the descriptor of its connection, and the monitor lists the descriptors of this socket. ZMTP
+before 3.0 has no such property: connections without a name share a bound.
 
-libzmq has one defect that matters here. A message that is no subscription shifts which connection each later
-one is taken for, until all have been read. No subscriber of any dialect sends such a message. A connection
-that sends one is cut off, and so are those that are read after it; honest ones connect again.
+libzmq has one defect that matters here. After a message that is not a subscription, libzmq assigns the next
+ones to wrong connections, until all have been read. No subscriber of any dialect sends such a message. A
+connection that sends one is closed, and so are those that are read after it; honest ones connect again.
 """
 
 import logging
@@ -32,22 +31,23 @@ _log = logging.getLogger("bstar.pair")
 _MESSAGE_BYTES_MAX = 256
 # A peer subscribes to five topics, with ten octets in all.
 _CONNECTION_BYTES_MAX = 512
-# One peer, and those who watch. The oldest one goes for a newcomer: a peer that it hits is back at once.
+# One peer and its observers. A newcomer replaces the oldest one; if that is the peer, it connects again at
+# once.
 _CONNECTIONS_MAX = 32
 # libzmq reads subscriptions in a loop of its own, as long as there are any. With room for one at a time, and
 # little room in the kernel, it comes back to us before it has read many: 20 MB of topics then take 2 MB and
 # 50 ms of a turn at most. With room for eight it was 80 MB and 290 ms.
 _QUEUE_MESSAGES = 1
 _KERNEL_BYTES = 4_096
-# The next topic of a peer is there some 50 µs after the last one was read; a busy turn takes milliseconds.
+# A peer's next topic arrives about 50 µs after the last one was read; a busy turn takes milliseconds.
 _NEXT_TOPIC_MS = 1
 
 
 class StatePublisher:
     """Publishes at ``local``. Everything from the reactor's thread.
 
-    ``on_subscribed(is_published, now)`` is called when somebody subscribes, in the published dialect or as a
-    native node: it need not wait for the next heartbeat. Raises zmq.ZMQError if ``local`` cannot be bound.
+    It calls ``on_subscribed(is_published, now)`` for each subscriber, published or native, so that the
+    subscriber does not wait for a heartbeat. Raises zmq.ZMQError if ``local`` cannot be bound.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class StatePublisher:
         # The octets that each open connection has subscribed to, the oldest connection first.
         self._connections: dict[int, int] = {}
         self._nameless_bytes = 0
-        # May libzmq take a subscription for another connection's?
+        # True if libzmq may take a subscription for another connection's.
         self._is_shifted = False
         self.hang_ups = 0
         self._is_reported = False
@@ -88,12 +88,12 @@ class StatePublisher:
         reactor.add_source(socket, self._on_readable)
 
     def say(self, message: PeerState) -> None:
-        """Tell every subscriber, each in its dialect. It neither blocks nor waits for anybody."""
+        """Send the state to every subscriber in its dialect. It never blocks."""
         self._socket.send(CODES[message.state], zmq.NOBLOCK)
         self._socket.send_multipart(encode(message), zmq.NOBLOCK)
 
     def close(self) -> None:
-        """Say no more. Once; before the reactor is closed."""
+        """Stop. Call it once, before the reactor closes."""
         for source in (self._socket, self._monitor):
             assert source is not None
             self._reactor.remove(source)
@@ -139,7 +139,7 @@ class StatePublisher:
                     self._hang_up(next(iter(self._connections)), f"more than {_CONNECTIONS_MAX} subscribe")
 
     def _read(self, frame: zmq.Frame) -> bytes | None:
-        """The topic, if somebody has subscribed who wants to know how things are."""
+        """The topic of a new subscriber, if it gets the state."""
         octets = frame.bytes
         descriptor = _descriptor(frame)
         kind, topic = octets[:1], octets[1:]
@@ -167,7 +167,7 @@ class StatePublisher:
         return total
 
     def _apply(self, option: zmq.SocketOption, topic: bytes) -> bool:
-        """Give the connection that was read last what it may have of this topic, or take it away."""
+        """Subscribe the connection that was read last to what this topic gets, or unsubscribe it."""
         if topic == TOPIC:
             self._socket.set(option, TOPIC)
         elif topic == b"":
@@ -190,7 +190,7 @@ class StatePublisher:
                 self._hang_up(other, why)
 
     def _hang_up(self, descriptor: int, why: str) -> None:
-        # Until the monitor tells that it is gone, it has no room left and is nobody's oldest.
+        # Until the monitor reports its end, it has no room left and does not count as the oldest.
         self._connections.pop(descriptor, None)
         if not hang_up(descriptor, self._place):
             return

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as requests to a loop: the first asks it to stop in good order, the second ends it."""
+"""SIGTERM and SIGINT as requests to a loop: the first asks it to drain, the second ends it."""
 
 import signal
 import threading
@@ -8,8 +8,8 @@ from typing import Any, Self
 
 
 class StopSignals:
-    """While entered, in the main thread, SIGTERM and SIGINT call ``stop``, and from the second on ``end``
-    before that; then all is as before. ``waker_fd`` gets an octet for each.
+    """A context for the main thread: SIGTERM and SIGINT call ``stop``, the second one ``end`` first. On exit
+    it restores the handlers. ``waker_fd`` gets an octet for each signal.
     """
 
     def __init__(self, stop: Callable[[], None], end: Callable[[], None], waker_fd: int) -> None:
@@ -28,7 +28,7 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            # The wake-up descriptor ends a poll which the signal came too early to interrupt.
+            # The wake-up descriptor ends a poll that began just after the signal.
             self._wakeup_before = signal.set_wakeup_fd(self._waker_fd, warn_on_full_buffer=False)
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._on_signal)

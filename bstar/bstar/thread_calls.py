@@ -20,7 +20,7 @@ class ThreadCalls:
         # Any: each call has its own type.
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._is_closed = False
-        # Reentrant: a signal may come while this very thread holds it, and its handler wakes the loop, too.
+        # Reentrant: a signal may arrive while this thread holds it, and its handler wakes the loop, too.
         self.lock = threading.RLock()
         self._woken, self._waker = stdlib_socket.socketpair()
         self._woken.setblocking(False)
@@ -28,16 +28,16 @@ class ThreadCalls:
 
     @property
     def descriptor(self) -> int:
-        """For the loop to wait for."""
+        """The descriptor that the loop polls."""
         return self._woken.fileno()
 
     @property
     def waker(self) -> int:
-        """For signals to write to."""
+        """The descriptor that signals write to."""
         return self._waker.fileno()
 
     def add(self, function: Callable[[], T]) -> "Future[T]":
-        """Have ``function`` run; ClosedError once closed."""
+        """Let the loop run ``function``; ClosedError after ``close``."""
         future: Future[T] = Future()
         with self.lock:
             if self._is_closed:
@@ -50,12 +50,12 @@ class ThreadCalls:
         """Make the descriptor readable."""
         with self.lock:
             if not self._is_closed:
-                # A full pipe wakes as well as one more octet would.
+                # A full pipe wakes the loop, too.
                 with suppress(BlockingIOError):
                     self._waker.send(b"\0")
 
     def run(self, now: float) -> None:
-        """Run what waits, in the loop's thread."""
+        """Run the waiting calls, in the loop's thread."""
         with suppress(BlockingIOError):
             while self._woken.recv(4096):
                 pass
@@ -69,7 +69,7 @@ class ThreadCalls:
                 future.set_exception(error)
 
     def begin_to_close(self) -> bool:
-        """Take no more calls. False if that was so already."""
+        """Take no more calls. False if it is closed already."""
         with self.lock:
             was_open = not self._is_closed
             self._is_closed = True

@@ -69,8 +69,7 @@ def call(
         bool, typer.Option("--once", help="Never send it again when it may have been executed already.")
     ] = False,
     key: Annotated[
-        str | None,
-        typer.Option("--key", help="Name the request: whoever asks with this key asks for the same one."),
+        str | None, typer.Option("--key", help="Name the request: calls with the same key share one request.")
     ] = None,
     shown: _Shown,
     dialect: DialectOption = "native",

@@ -12,7 +12,7 @@ from bstar.settings import check_pair, load, load_fleet, sample_client_configura
 def check_config(
     files: Annotated[list[Path], typer.Argument(metavar="FILE [FILE]", help="One node's, or both nodes'.")],
     client: Annotated[
-        bool, typer.Option("--client", help="They are of clients and workers, not of nodes.")
+        bool, typer.Option("--client", help="The files configure clients and workers, not nodes.")
     ] = False,
 ) -> None:
     """Check a node's configuration, or two and whether they are a pair.

@@ -1,7 +1,7 @@
 """The demo's client: a process that calls a service at a steady rate until its standard input ends.
 
-It writes a file of progress ten times a second. When told to stop it waits for what is outstanding and
-writes when each call was sent and answered, on the monotonic clock, which all processes of a machine share.
+It writes a file of progress ten times a second. On a stop it waits for outstanding calls. It writes when each
+call was sent and answered, on the monotonic clock that all processes of a machine share.
 """
 
 import os

@@ -125,7 +125,7 @@ class Stage(Pair):
         wait_until(look, what, limit_s=limit_s, look_s=_LOOK_S)
 
     def wait_answers(self, count: int, what: str) -> None:
-        """Until so many more requests have been answered."""
+        """Wait until ``count`` more requests have been answered."""
         goal = self.progress.answered + count
         self.wait(what, lambda: self.progress.answered >= goal)
 

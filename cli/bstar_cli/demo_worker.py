@@ -1,8 +1,7 @@
 """The demo's handler: a little work, an echo, and a note of every execution.
 
-Run by ``bstar worker … bstar_cli.demo_worker:handle``. Each execution appends its request's number to the
-file that DEMO_EXECUTIONS names before it begins, so that work that was done twice shows even if its worker
-dies.
+Run by ``bstar worker … bstar_cli.demo_worker:handle``. Before each execution it appends the request's number
+to the file in DEMO_EXECUTIONS. So a second execution shows even if its worker dies.
 """
 
 import os

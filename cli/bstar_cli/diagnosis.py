@@ -302,7 +302,7 @@ def strays(fleet: Fleet, by_pair: Mapping[str, Sequence[Seen]]) -> list[Stray]:
     for name, nodes in by_pair.items():
         services = [each for seen in nodes if seen.view is not None for each in seen.view.broker.services]
         for service in services:
-            # A name that is no text is told with escapes, and its pair cannot be computed from those.
+            # A name that is not text is shown with escapes, and its pair cannot be computed from those.
             if not (service.workers or service.queued) or "\\x" in service.service:
                 continue
             home = names[fleet.place(service.service.encode())]

@@ -17,7 +17,7 @@ _USAGE = 2
 
 _EXTRA_MODULES = frozenset({"prometheus_client", "rich", "structlog", "typer", "yaml"})
 
-# Not where the parent has chosen that the signal is ignored, as nohup and a shell's & do.
+# Not if the parent ignores the signal, as nohup and a shell's & do.
 _is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 if _is_ours:
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(_INTERRUPTED))

@@ -184,7 +184,7 @@ class _Report:
         )
 
     def event(self, event: Event) -> None:
-        """Note a failover; it is told when the node that took over has answered."""
+        """Note a failover; it is reported when the new node has answered."""
         if isinstance(event, ActiveFound | FailedOver):
             self._epoch = event.epoch
         if isinstance(event, FailedOver):

@@ -1,7 +1,7 @@
 """The ``bstar`` command: one function for each verb, and the one place where errors become exit codes.
 
-Data goes to standard output and talk to standard error. What the user can mend is told in a sentence without
-a traceback; a traceback is a defect of ours.
+Data goes to standard output and talk to standard error. An error that the user can correct is one sentence
+without a traceback; a traceback is a defect of ours.
 """
 
 import contextlib

@@ -171,7 +171,7 @@ def fleet_of(endpoints: str | None, config: Path | None) -> Fleet:
 
 
 def _check(where: str, text: str) -> None:
-    """One pair's endpoints; what is wrong with them is told with the place where they stand."""
+    """One pair's endpoints. An error names the option or file that has them."""
     endpoints = [part.strip() for part in text.split(",") if part.strip()]
     refuse(not endpoints, f"{where} names no endpoint: write tcp://ADDRESS:PORT,tcp://ADDRESS:PORT")
     refuse(len(set(endpoints)) != len(endpoints), f"{where} names an endpoint twice: {text}")

@@ -55,7 +55,7 @@ def json_line(value: object) -> str:
 
 
 def has_colours(stream: TextIO) -> bool:
-    """May colours be written? To a terminal that has them, unless NO_COLOR (no-color.org) says no."""
+    """True if colours may be written. To a terminal that has them, unless NO_COLOR (no-color.org) says no."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -25,7 +25,7 @@ _SLEEP_S_MAX = 366 * 86_400.0
 def worker(
     service: Annotated[str, typer.Option("--service", "-s", help="The service to offer.")],
     handler: Annotated[
-        str, typer.Argument(metavar="[echo|sleep|fail|MODULE:FUNCTION]", help="What handles the requests.")
+        str, typer.Argument(metavar="[echo|sleep|fail|MODULE:FUNCTION]", help="The handler of the requests.")
     ] = "echo",
     *,
     nodes: Nodes,
@@ -47,7 +47,7 @@ def worker(
     ] = None,
     handler_timeout: Annotated[
         float | None,
-        typer.Option("--handler-timeout", min=0.001, help="Give a handler up after so many seconds."),
+        typer.Option("--handler-timeout", min=0.001, help="Give a handler up after this many seconds."),
     ] = None,
     keep_replies: Annotated[
         str | None,

@@ -5,10 +5,10 @@
 
     Worker(["tcp://node1:5555", "tcp://node2:5555"], "echo", lambda request: request.body).run()
 
-Several pairs are a list of such lists, a mapping from names to them, or a ``Fleet``.
+For several pairs, pass a list of such lists, a mapping from names to them, or a ``Fleet``.
 
-The package is named ``bstar_client`` so that a program's own ``client.py`` cannot shadow it. It depends
-on pyzmq and msgspec alone: neither the state machine library nor YAML nor metrics come along.
+The package is named ``bstar_client`` so that a program's own ``client.py`` cannot shadow it. It imports only
+pyzmq and msgspec beside ``bstar``: no state machine library, no YAML, no metrics.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What callers and handlers write, as the frames and names that travel."""
+"""Turns bodies and names of callers and handlers into frames and octets."""
 
 from collections.abc import Coroutine, Sequence
 
@@ -7,13 +7,15 @@ from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX, SERVICE_BYTES_MAX
 
 # The routing id, the header and an envelope stand before the body.
 _BODY_FRAMES_MAX = FRAMES_MAX - 8
-# What a reply's message may have beside its body, at most.
+# A reply's message has at most this many octets beside its body.
 REPLY_HEAD_BYTES = 1_024
 _BODY_BYTES_MAX = MESSAGE_BYTES_MAX - 65_536
 
 
 def to_octets(value: object, name: str) -> bytes:
-    """Octets; text is UTF-8. TypeError for anything else, LocalProtocolError for text that UTF-8 lacks."""
+    """Octets; text becomes UTF-8. TypeError for other types, LocalProtocolError for text that UTF-8 cannot
+    encode.
+    """
     if isinstance(value, str):
         try:
             return value.encode()
@@ -50,9 +52,9 @@ def to_frames(body: object) -> list[bytes]:
 
 
 def to_reply(answer: object, bytes_max: int) -> list[bytes]:
-    """What a handler returned or yielded, as frames; None is one empty one. ``bytes_max``: of the message."""
+    """A handler's result as frames; None is one empty frame. ``bytes_max`` bounds the message."""
     if isinstance(answer, Coroutine):
-        answer.close()  # or Python warns that nobody awaited it
+        answer.close()  # otherwise Python warns that nobody awaited it
         raise TypeError("the handler returned a coroutine: use AsyncWorker")
     frames = [b""] if answer is None else to_frames(answer)
     if sum(map(len, frames)) > bytes_max - REPLY_HEAD_BYTES:
@@ -61,7 +63,7 @@ def to_reply(answer: object, bytes_max: int) -> list[bytes]:
 
 
 def _bounded(frames: list[bytes]) -> list[bytes]:
-    """A message beyond the bound would be cut off with its connection, and then sent to the other node."""
+    """A message beyond the bound would end its connection, and go to the other node next."""
     size = sum(map(len, frames))
     if size > _BODY_BYTES_MAX:
         raise LocalProtocolError(f"a body has at most {_BODY_BYTES_MAX} octets, not {size}: split it")

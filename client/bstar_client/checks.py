@@ -1,4 +1,4 @@
-"""Checks of the arguments of clients and workers, each in one place and with one text.
+"""Checks the arguments of clients and workers.
 
 A value of a wrong type is a TypeError that names the argument. A setting that is out of range is a
 ConfigurationError. A bool is not a number here.
@@ -20,7 +20,7 @@ from bstar.errors import CallTimeoutError, ConfigurationError, LocalProtocolErro
 from bstar.fleet import Endpoints, Fleet
 from bstar_client.settings import LinkSettings
 
-# A longer timeout is none: the system's calls refuse times of more than some decades.
+# A longer timeout counts as no limit: system calls refuse times of more than some decades.
 _TIMEOUT_S_MAX = 1e9
 _ENDPOINT = re.compile(r"tcp://[^/]+:(?P<port>[0-9]{1,5})|(?:ipc|inproc)://.+")
 
@@ -41,7 +41,7 @@ def to_seconds(value: object, name: str, *, may_be_zero: bool = False, may_be_en
     try:
         seconds = _to_number(value, name)
     except OverflowError:
-        raise ConfigurationError(f"{name} is a number of seconds, not one beyond every float") from None
+        raise ConfigurationError(f"{name} is a number of seconds that a float can hold") from None
     is_right = 0 < seconds < math.inf or (may_be_zero and seconds == 0)
     if not is_right and not (may_be_endless and seconds == math.inf):
         bound = "0 or more" if may_be_zero else "above 0"
@@ -55,18 +55,18 @@ def to_seconds_or_none(value: object, name: str) -> float | None:
 
 
 def to_timeout(value: object) -> float | None:
-    """A call's own timeout; None is no limit. CallTimeoutError if it is over: nothing is sent."""
+    """A call's own timeout; None means no limit. CallTimeoutError if it is 0 or less: nothing is sent."""
     if value is None:
         return None
     try:
         seconds = value if type(value) is float else _to_number(value, "timeout")
     except OverflowError:
-        raise ValueError("timeout is a number of seconds or None, not one beyond every float") from None
+        raise ValueError("timeout is a number of seconds that a float can hold, or None") from None
     if seconds > 0:
         return seconds if seconds < _TIMEOUT_S_MAX else None
     if seconds != seconds:  # noqa: PLR0124 - not a number
         raise ValueError("timeout is a number of seconds or None, not nan")
-    text = f"timed out at once, for its timeout is {seconds:g} s; the request was not sent"
+    text = f"timed out at once, because its timeout is {seconds:g} s; the request was not sent"
     raise CallTimeoutError(text, may_have_executed=False)
 
 
@@ -77,7 +77,7 @@ def _to_number(value: object, name: str) -> float:
 
 
 def check_flag(value: object, name: str) -> None:
-    """True or False; nothing else counts as one of them."""
+    """True or False; TypeError for anything else."""
     if type(value) is not bool:
         raise TypeError(f"{name} is True or False, not {type(value).__name__}")
 
@@ -91,7 +91,7 @@ def check_function(value: object, name: str) -> None:
 def check_map(bodies: object, window: object, ordered: object, errors: object) -> int:
     """The arguments that only ``map`` has. Returns the window."""
     if isinstance(bodies, str | bytes | bytearray | memoryview):
-        raise TypeError(f"bodies are an iterable of bodies, not one {type(bodies).__name__}")
+        raise TypeError(f"bodies is an iterable of bodies, not a single {type(bodies).__name__}")
     check_flag(ordered, "ordered")
     if errors not in ("raise", "return"):
         raise LocalProtocolError(f"errors is 'raise' or 'return', not {errors!r}")
@@ -118,10 +118,10 @@ def check_shared(
     """Check the arguments that clients and workers share. Returns the fleet."""
     check_instance(link, LinkSettings, "link")
     check_instance(context, zmq.Context, "context")
-    # The sockets of such a context return futures.
+    # Sockets of such a context return futures.
     other = sys.modules.get("zmq.asyncio")
     if other is not None and isinstance(context, other.Context):
-        raise TypeError("context is a zmq.Context, not one of zmq.asyncio: zmq.Context(context) shares it")
+        raise TypeError("context is a zmq.Context, not a zmq.asyncio.Context: pass zmq.Context(context)")
     if journal is not None and not isinstance(journal, str | os.PathLike):
         from bstar_client.journal import JournalSettings  # noqa: PLC0415 - most programs keep none
 
@@ -157,14 +157,14 @@ def _kind_of(value: object) -> str:
 
 
 def check_handler(handler: object) -> None:
-    """TypeError for what ``Worker`` cannot call."""
+    """TypeError if ``Worker`` cannot call it."""
     _check_call(handler)
     if _is_any(handler, inspect.iscoroutinefunction) or _is_any(handler, inspect.isasyncgenfunction):
         raise TypeError(f"the handler {_name_of(handler)} is async: AsyncWorker takes it")
 
 
 def check_async_handler(handler: object) -> None:
-    """TypeError for what ``AsyncWorker`` cannot call."""
+    """TypeError if ``AsyncWorker`` cannot call it."""
     _check_call(handler)
     if _is_any(handler, inspect.isgeneratorfunction):
         raise TypeError(f"the handler {_name_of(handler)} is a plain generator: Worker takes it")
@@ -182,7 +182,7 @@ def _check_call(handler: object) -> None:
 
 
 def _is_any(handler: object, is_kind: Callable[[Any], bool]) -> bool:
-    """True for such a function, a partial or a method of one, and an object whose ``__call__`` is one."""
+    """True for such a function, its partial or method, or an object whose ``__call__`` is one."""
     while isinstance(handler, partial):
         handler = handler.func
     return is_kind(handler) or is_kind(getattr(type(handler), "__call__", None))  # noqa: B004

@@ -102,14 +102,14 @@ class Client:
         With several pairs: LocalProtocolError, read ``actives``.
         """
         if isinstance(self._core, FleetSession):
-            raise LocalProtocolError("each of several pairs has an active node: read actives")
+            raise LocalProtocolError("this client has several pairs, each with an active node: read actives")
         return self._core.active
 
     @property
     def actives(self) -> dict[str, str | None]:
-        """The same for each pair, by its name or else by its endpoints, sorted and joined by commas.
+        """The same for each pair, by its name, or by its sorted endpoints, joined by commas.
 
-        A client of several pairs connects to a pair with the first call that belongs there.
+        A client of several pairs connects to a pair with the first call for it.
         """
         core = self._core
         actives = core.actives if isinstance(core, FleetSession) else [core.active]
@@ -117,7 +117,7 @@ class Client:
 
     @property
     def counters(self) -> Counters:
-        """Counts of what happened so far."""
+        """Counts of events so far, as plain integers."""
         return self._core.counters
 
     def observe(self, observer: Callable[[Event], object]) -> None:

@@ -1,7 +1,7 @@
-"""Delivers what a client's core puts out: outcomes to callers, messages to links, events to observers.
+"""Delivers the outputs of a client's core: outcomes to callers, messages to links, events to observers.
 
-Threads and asyncio share it. Outcomes go to the call's ``sink``: it is ``put`` a tuple of them, and ``qsize``
-tells how many tuples have not been read.
+Threads and asyncio share it. Outcomes go to the call's ``sink``: ``put`` takes a tuple of them, and ``qsize``
+is the number of unread tuples.
 """
 
 import logging
@@ -26,9 +26,9 @@ _NOTHING: list[bytes] = []
 
 
 class Delivery:
-    """``perform`` is called by one thread at a time, the one that drives the core.
+    """Carries outputs out. Only the thread that drives the core calls ``perform``.
 
-    Its owner sets ``links``, and ``reset`` if more than the link is to be closed and opened then.
+    Its owner sets ``links``. It sets ``reset`` if it closes and opens more than the link.
     """
 
     def __init__(
@@ -38,16 +38,16 @@ class Delivery:
         self.reset: Callable[[int], None] | None = None
         self.journal: CallJournal | None = None
         self.observers = [] if on_event is None else [on_event]
-        # The thread in which observers are being called, else 0.
+        # The thread that calls observers now, else 0.
         self.announcing_in = 0
-        # For shells with threads: the calls without an outcome, and the sinks that somebody waits at.
+        # For shells with threads: the calls without an outcome, and the sinks with a waiting caller.
         self.open: dict[Call, None] = {}
         self.waiting: dict[Any, None] = {}
         self._core = core
         self._partials_max = partials_max
 
     def open_journal(self, settings: ClientSettings) -> None:
-        """Begin the journal, if there is to be one."""
+        """Open the journal, if the settings name one."""
         if settings.journal is not None:
             from bstar_client.journal import CallJournal  # noqa: PLC0415 - most programs keep none: 1.5 MiB
 
@@ -93,7 +93,7 @@ class Delivery:
         if self.journal is not None:
             for call, reply in outcomes:
                 self.journal.replied(call, reply)
-        # Neighbours with one sink go there in one tuple.
+        # Outcomes in a row with one sink go there in one tuple.
         sink = outcomes[0][0].sink
         start = 0
         for place, (call, _) in enumerate(outcomes):
@@ -108,7 +108,7 @@ class Delivery:
             call.sink = None
 
     def _fail(self, call: Call, error: BstarError) -> None:
-        call.is_done = True  # also if the core refused it: its caller is not to abandon it as well
+        call.is_done = True  # also if the core refused it, so that its caller does not abandon it
         if self.journal is not None:
             self.journal.failed(call, error)
         self._put(call.sink, (call, error))
@@ -121,8 +121,8 @@ class Delivery:
 
     def _drop(self, call: Call) -> None:
         self.open.pop(call, None)
-        # The core's heaps keep ended calls for a while, but not their octets; and the sink holds the call,
-        # which must not hold the sink.
+        # The core's heaps keep ended calls for a while, so drop their octets. The sink holds the call, so the
+        # call must not hold the sink.
         call.body = _NOTHING
         call.partials = ()
         call.sink = None

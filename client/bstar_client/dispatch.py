@@ -1,6 +1,6 @@
-"""Carries out what a worker's core says, and tells the core what handlers said.
+"""Carries out the outputs of a worker's core, and reports handlers' results to the core.
 
-The same for threads and for asyncio; what each does its own way is abstract.
+Threads and asyncio share it; the methods that differ are abstract.
 """
 
 import logging
@@ -37,21 +37,21 @@ _log = logging.getLogger("bstar_client")
 
 # "replay", "refusal" and "expired" answer requests that were not executed.
 Kind = Literal["partial", "final", "failure", "replay", "refusal", "expired"]
-# What a handler said: of a failure and a refusal the frame is the text.
+# A handler's result; the frame of a failure or a refusal is its text.
 Result = tuple[Job, list[bytes], Kind]
 
 
 class Dispatcher(ABC):
-    """Base of both worker loops: what stands between one worker's core and everything else.
+    """Base of both worker loops: connects one worker's core to sockets, handlers and hooks.
 
-    Only the leader performs and answers.
+    The leader alone calls ``perform`` and ``answer``.
     """
 
     def __init__(self, worker: object, settings: WorkerSettings, core: WorkerCore) -> None:
         self.links: Links
         self.journal: WorkJournal | None = None
         self.handler: Callable[[Request], object] | None = None
-        # The thread in which the leader calls a hook, which therefore must not wait for the worker; else 0.
+        # The thread that calls a hook now, else 0. That hook must not wait for the worker.
         self.announcing_in = 0
         self.settings = settings
         self._worker = worker
@@ -59,11 +59,11 @@ class Dispatcher(ABC):
 
     @abstractmethod
     def _begin(self, output: Begin) -> None:
-        """Call the handler for these requests."""
+        """Let the handler run for these requests."""
 
     @abstractmethod
     def _abandon(self, job: Job) -> None:
-        """Make room for another handler: this one is stuck."""
+        """A handler is stuck: make room for another."""
 
     @abstractmethod
     def _end(self, error: BstarError | None) -> None:
@@ -78,7 +78,7 @@ class Dispatcher(ABC):
         self.links[node].close()
 
     def perform(self, outputs: list[WorkerOutput]) -> None:
-        """Carry them out, in their order."""
+        """Carry the outputs out, in their order."""
         journal, hooks, service = self.journal, self.settings.hooks, self.settings.service
         for output in outputs:
             match output:
@@ -125,7 +125,7 @@ class Dispatcher(ABC):
             self.announcing_in = 0
 
     def answer_all(self, results: deque[Result], now: float) -> None:
-        """Send these results, and take them out: replies that are ready together travel together.
+        """Send these results and remove them; replies that are ready together travel as a batch.
 
         Stops when the network takes no more.
         """
@@ -146,7 +146,7 @@ class Dispatcher(ABC):
             self.perform(self._core.finished_all(finished, now))
 
     def answer(self, result: Result, now: float) -> None:
-        """Send one result that is no final reply."""
+        """Send one result that is not a final reply."""
         job, body, kind = result
         if self.journal is not None:
             self.journal.told(job, body, kind)
@@ -163,7 +163,7 @@ class Dispatcher(ABC):
     # --- in the handlers' threads, or their tasks ---------------------------------------------------------
 
     def request_of(self, job: Job) -> Request:
-        """What the handler gets."""
+        """The handler's view of a job."""
         return Request(
             self.settings.service,
             tuple(job.body),
@@ -175,15 +175,15 @@ class Dispatcher(ABC):
         )
 
     def failed(self, job: Job, request: Request, error: BaseException) -> Result:
-        """Report what the handler raised."""
+        """Report the handler's exception."""
         told = report(self.settings.service, job, error)
         self.call_hook(self.settings.hooks.request_failed, request, error)
         return job, told, "failure"
 
     def refused(self, job: Job, error: BaseException) -> Result:
-        """Report what the store of replies raised instead of letting the request be executed."""
+        """Report the error of the reply store; the request was not executed."""
         return job, report(self.settings.service, job, error, "was not executed"), "refusal"
 
     def call_hook(self, hook: Callable[..., None], *arguments: object) -> None:
-        """Call one of the observer's methods."""
+        """Call one of the hooks."""
         call_hook(hook, self._worker, *arguments)

@@ -1,8 +1,8 @@
-"""What becomes of a handler that ends without a reply, for both workers alike: its answer and its log line.
+"""The error and the log line of a handler that ends without a reply, for both workers.
 
-Nothing that a handler, a hook or a store of replies raises may cost more than its own request: neither
-SystemExit, nor an exception that cannot tell its own text. So whatever calls foreign code catches everything,
-and makes text of it here.
+An exception from a handler, a hook or a reply store ends its own request only, even SystemExit or an
+exception without a readable text. So code that calls user code catches everything and makes a text of it
+here.
 """
 
 import logging
@@ -19,16 +19,16 @@ from bstar_client.replies import ReplyStore
 _log = logging.getLogger("bstar_client")
 
 
-# A traceback that is longer, or cannot be made, is one of the frames and the beginning of the text alone.
+# A longer traceback, or one that cannot be made, shrinks to its frames and the start of the text.
 _TRACE_CHARS_MAX = 50_000
 
 
 class _Told(Exception):  # noqa: N818 - stands for another exception in a traceback
-    """Takes the place of an exception that cannot be shown as it is."""
+    """Stands for an exception that cannot be shown."""
 
 
 def report(service: bytes, job: Job, error: BaseException, what: str = "failed") -> list[bytes]:
-    """Log what a request's handler raised; return what its client is told."""
+    """Log the handler's exception; return the text for the client."""
     text = text_of(error)
     level = logging.WARNING
     if job.is_ended:
@@ -40,13 +40,13 @@ def report(service: bytes, job: Job, error: BaseException, what: str = "failed")
 
 
 def report_given_up(service: bytes, job: Job, timeout_s: float | None) -> None:
-    """Log that a handler ran past its time."""
+    """Log that a handler exceeded its time."""
     what = f"was given up: its handler did not return within {timeout_s} s"
     _log.error("%s %s", _title(service, job), what)
 
 
 def warn_late(late: Late, service: bytes, handler: Callable[..., object] | None) -> None:
-    """Say in the log that the process did not come to answer, and which handler ran meanwhile."""
+    """Log that the process could not answer in time, and which handler ran meanwhile."""
     name = getattr(handler, "__qualname__", None)
     named = repr(handler) if name is None else f"{getattr(handler, '__module__', '')}.{name}"
     if late.is_busy:
@@ -67,10 +67,10 @@ def warn_late(late: Late, service: bytes, handler: Callable[..., object] | None)
 
 
 def text_of(error: BaseException) -> str:
-    """The error's type and text, at most some kilobytes of it, whatever the error does when it is asked."""
+    """The error's type and text, a few kilobytes at most. It works for every error, even if ``str`` fails."""
     name = _name_of(error)
     try:
-        # What str() returns may be of a class of the handler's, too.
+        # str() may return an object of the handler's own class.
         text = str.__getitem__(str(error), slice(TEXT_BYTES_MAX))
     except BaseException as trouble:
         if is_interrupt(trouble):
@@ -80,7 +80,7 @@ def text_of(error: BaseException) -> str:
 
 
 def call_hook(hook: Callable[..., object], *arguments: object) -> None:
-    """Call one of an observer's methods; what it raises is logged and goes no further."""
+    """Call one method of an observer. Log what it raises."""
     try:
         hook(*arguments)
     except BaseException as error:
@@ -91,7 +91,9 @@ def call_hook(hook: Callable[..., object], *arguments: object) -> None:
 
 
 def drop(store: ReplyStore, service: bytes, job: Job) -> None:
-    """Tell the store that the request has no reply to keep. Its own failure must not hide the request's."""
+    """Tell the store that there is no reply to keep. A failure of the store must not hide the request's
+    error.
+    """
     try:
         store.drop(job.identity)
     except BaseException as error:
@@ -102,7 +104,7 @@ def drop(store: ReplyStore, service: bytes, job: Job) -> None:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Can it be Ctrl-C? Python raises that in the main thread alone, into whatever runs there."""
+    """True if it can be Ctrl-C. Python raises it in the main thread only, in any code."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
@@ -111,7 +113,7 @@ def _title(service: bytes, job: Job) -> str:
 
 
 def _name_of(error: BaseException) -> str:
-    # As Python keeps it: a metaclass may have another idea of it.
+    # As Python stores it: a metaclass may return something else.
     name: str = type.__dict__["__name__"].__get__(type(error))
     return name
 
@@ -122,13 +124,13 @@ def _log_error(level: int, title: str, text: str, error: BaseException) -> None:
     try:
         _log.log(level, "%s: %s", title, printable(text), exc_info=_to_show(error, text))
     except BaseException as trouble:
-        # A program's log handler failed, and logging has said so if it could; the request has its answer.
+        # The program's log handler failed, and logging has reported it if it could. The request goes on.
         if is_interrupt(trouble):
             raise
 
 
 def _to_show(error: BaseException, text: str) -> BaseException:
-    """The error, or what stands for it: to show one calls what its author wrote, and its causes' authors."""
+    """The error, or a stand-in: to show an error runs user code, also that of its causes."""
     try:
         if sum(map(len, traceback.format_exception(error))) <= _TRACE_CHARS_MAX:
             return error

@@ -1,12 +1,12 @@
-"""The journals of clients and workers: what happened, as records of ``bstar.records``.
+"""The journals of clients and workers: reports of the shells, as records of ``bstar.records``.
 
-The shells report, in their own threads, the end of a call, the end of a handler and the changes of a session.
-Each report becomes a record, which ``bstar.journal`` writes in a thread of its own. So nothing here waits for
-a disk; a journal that cannot be written loses records, which it counts, and never a call.
+The shells report the end of a call, the end of a handler and the changes of a session, in their own threads.
+Each report becomes a record, and a thread of ``bstar.journal`` writes it. So no call waits for a disk. A
+journal that cannot be written loses records and counts them.
 
 A request is sampled by its identity alone, so client, nodes and worker record the same ones. Plain MDP has no
-identities: a record of such a request has a ``client`` that begins with "mdp-" and cannot be joined to those
-of others. A call that is refused before the core has it is not recorded: it has no request.
+identities: the ``client`` of such a record begins with "mdp-", and nothing can be joined to it. A call that
+is refused before the core has it is not recorded, because it has no request.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NAME_MAX = 64
 _PAIR_DEFAULT = "bstar"
 _PAIR = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # as the nodes' setting has it
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
-# The first that fits; the tree of errors is in bstar.errors.
+# The first match counts; the tree of errors is in bstar.errors.
 _OUTCOMES: tuple[tuple[type[BstarError], str], ...] = (
     (HandlerError, "failed"),
     (BusyError, "busy"),
@@ -59,7 +59,7 @@ _OUTCOMES: tuple[tuple[type[BstarError], str], ...] = (
     (OutcomeUnknownError, "unknown"),
     (ClosedError, "closed"),
 )
-# Their fields have the same names, but for those of FailedOver.
+# Events and records have the same field names, except FailedOver.
 _EVENT_RECORDS: dict[type[Event], type[records.Record]] = {
     Connected: records.Connected,
     Disconnected: records.Disconnected,
@@ -70,16 +70,16 @@ _EVENT_RECORDS: dict[type[Event], type[records.Record]] = {
 
 
 class JournalSettings(JournalOptions, frozen=True, kw_only=True):
-    """Where and how a client or a worker keeps its journal; the other fields are those of JournalOptions.
+    """Settings of a client's or worker's journal; the other fields are those of JournalOptions.
 
-    ``pair``: the name of the pair, as its nodes have it, or nothing can be joined to what they recorded.
-    ``name``: what this client or worker is called in its records: letters, digits, ``_`` and ``-``. Several
-    may have the same one, in one process or in many. Empty: "client" or "worker" and the machine's name.
+    ``pair``: the pair's name in its nodes' settings; it joins these records to theirs. ``name``: the name of
+    this client or worker in its records: letters, digits, ``_`` and ``-``. Several may share one name, in one
+    process or in many. Empty: "client" or "worker" and the machine's name.
     """
 
     pair: str = _PAIR_DEFAULT
     name: str = ""
-    # Shorter than what the close() of a client waits for its thread.
+    # Shorter than the time that a client's close() waits for its thread.
     close_timeout_s: float = 2.0
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ JournalPlace = str | os.PathLike[str] | JournalSettings
 
 
 class CallJournal:
-    """What a client tells its journals, one for each pair of its fleet, in the client's thread.
+    """A client's journals, one for each pair of its fleet. The client's thread calls it.
 
     A call is recorded in the journal of its pair, a change of a node in that of the node's. The pairs' names
     join the records to those of the nodes, so the pairs of a fleet need names. ``is_plain``: requests have no
@@ -105,7 +105,7 @@ class CallJournal:
     def __init__(self, place: JournalPlace, fleet: Fleet, *, is_plain: bool) -> None:
         if len(fleet.pairs) > 1 and any(pair.name is None for pair in fleet.pairs):
             raise ConfigurationError(
-                "a journal tells of its pair by name: give the pairs names, as {name: [primary, backup], …}"
+                "a journal needs the names of its pairs: pass the endpoints as {name: [primary, backup], …}"
             )
         self._endpoints = [pair.endpoints for pair in fleet.pairs]
         self._journals: list[Journal] = []
@@ -115,7 +115,7 @@ class CallJournal:
         except ConfigurationError:
             self.close()
             raise
-        # The settings of all of them are the same, but for the pair's name.
+        # All have the same settings, except the pair's name.
         self._limit = self._journals[0].limit
         self._weight = self._journals[0].weight
         self._prefix = _PLAIN if is_plain else ""
@@ -185,13 +185,13 @@ class CallJournal:
                 journal.write(_EVENT_RECORDS[type(event)], time.monotonic(), **fields)
 
     def close(self) -> None:
-        """Write what there is, and the end. Idempotent."""
+        """Write the last records and the end. Idempotent."""
         for journal in self._journals:
             journal.close("closed")
 
 
 class WorkJournal:
-    """What a worker tells its journal, in the worker's thread. As CallJournal otherwise."""
+    """A worker's journal. The worker's thread calls it. As CallJournal otherwise."""
 
     def __init__(
         self, place: JournalPlace, endpoints: Sequence[str], service: bytes, *, is_plain: bool
@@ -203,7 +203,7 @@ class WorkJournal:
         self._identities = _identities() if is_plain else None
 
     def told(self, job: Job, body: Sequence[bytes], kind: str) -> None:
-        """A handler has yielded a PARTIAL or has ended; an answer without an execution is none here."""
+        """A handler has yielded a PARTIAL or has ended. An answer without an execution is not recorded."""
         if kind == "partial":
             job.bytes_out += sum(map(len, body))
         elif job.is_abandoned:
@@ -214,7 +214,7 @@ class WorkJournal:
             self._ended(job, "failed", job.ended_at)
 
     def given_up(self, job: Job) -> None:
-        """A handler ran past its time, and nobody waits for it any more."""
+        """A handler exceeded its time and was given up."""
         if job.began_at:
             self._ended(job, "stuck", time.monotonic())
 
@@ -256,7 +256,7 @@ class WorkJournal:
         )
 
     def registered(self, endpoint: str) -> None:
-        """A node has the worker on its list."""
+        """A node has registered the worker."""
         self._journal.write(records.Registered, time.monotonic(), endpoint=endpoint)
 
     def unregistered(self, endpoint: str, reason: str) -> None:
@@ -264,7 +264,7 @@ class WorkJournal:
         self._journal.write(records.Unregistered, time.monotonic(), endpoint=endpoint, reason=reason)
 
     def close(self, unfinished: Sequence[Job] = (), reason: str = "closed") -> None:
-        """Note the handlers that still run, which are given up; write what there is, and the end."""
+        """Record the handlers that still run as given up, write the rest, and the end."""
         for job in unfinished:
             self.given_up(job)
         self._journal.close(reason)
@@ -288,13 +288,13 @@ def _measured(frames: Sequence[bytes]) -> tuple[int, int]:
 
 
 def named_after(place: JournalPlace, pair: Pair) -> JournalPlace:
-    """The place of the journal with the pair's name in it, if the pair has one."""
+    """The journal's settings with the pair's name, if the pair has one."""
     if pair.name is None:
         return place
     settings = _settings_of(place)
     if settings.pair not in (_PAIR_DEFAULT, pair.name):
         raise ConfigurationError(
-            f"journal: the pair has the name {pair.name!r}, so its journal cannot call it {settings.pair!r}"
+            f"journal: pair is {settings.pair!r} in JournalSettings, but {pair.name!r} in the endpoints"
         )
     return msgspec.structs.replace(settings, pair=pair.name)
 
@@ -326,6 +326,6 @@ def _named(prefix: str, identity: bytes) -> dict[str, Any]:
 
 
 def _identities() -> Iterator[bytes]:
-    """For requests that have none: unique, so that no two of them are taken for one."""
+    """Unique identities for requests that have none."""
     own = os.urandom(_CLIENT_BYTES)
     return (own + number.to_bytes(8, "big") for number in itertools.count(1))

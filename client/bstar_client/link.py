@@ -1,8 +1,8 @@
-"""Links: a DEALER to each endpoint, with the monitor that tells when its connection is up and when it breaks.
+"""Links: a DEALER for each endpoint, with a monitor that reports when its connection is up or broken.
 
-``ZMQ_IMMEDIATE`` makes the socket refuse messages while there is no connection; without it they would wait
-for one that may never come. A message that the socket refuses although the connection is up waits in
-``backlog`` until there is room, so that order is kept.
+``ZMQ_IMMEDIATE`` makes the socket refuse messages while there is no connection. Without it, messages wait for
+a connection that may never come. If the socket refuses a message although the connection is up, the message
+waits in ``backlog`` until there is room. This keeps the order.
 """
 
 import math
@@ -23,9 +23,9 @@ from bstar_client.core.worker_session import WorkerCore
 from bstar_client.settings import LinkSettings
 from bstar_client.wakeup import WakeUp
 
-# Messages read from one node before the others and the timers have their turn.
+# After this many messages of one node, the other nodes and the timers have their turn.
 _DRAIN_MAX = 512
-# Messages of a burst before which the socket is asked for more.
+# After this many messages of a burst, ask the socket whether it has more.
 _ASKS_MAX = 5
 
 _EVENTS = (
@@ -43,7 +43,7 @@ Core = ClientCore | WorkerCore
 
 
 def timeout_ms(due: float | None) -> int:
-    """How long a poll may wait for this deadline; -1 is for ever."""
+    """How long a poll may wait for this deadline, in milliseconds; -1 means for ever."""
     return -1 if due is None else max(0, math.ceil((due - time.monotonic()) * 1000))
 
 
@@ -57,10 +57,10 @@ def connecting(endpoints: Sequence[str]) -> Iterator[None]:
 
 
 class Link:
-    """A DEALER and its monitor. Everything is called from the thread that owns it.
+    """A DEALER and its monitor. Only the thread that owns it may call it.
 
-    ``is_refused``: nobody listened at the last attempt to connect. A connection that broke, or a node too
-    busy to shake hands, is not refused.
+    ``is_refused``: the last attempt to connect was refused, because nobody listened. A broken connection or a
+    slow handshake does not count.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Link:
         self._end_keepalive()
         socket = self._dealer()
         socket.setsockopt(zmq.ROUTING_ID, routing_id)
-        # Nobody reads what the broker sends to find out whether it is there.
+        # The broker sends probes; nobody reads them.
         socket.setsockopt(zmq.CONFLATE, 1)
         socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
         socket.setsockopt(zmq.HEARTBEAT_TTL, ttl_ms)
@@ -135,7 +135,7 @@ class Link:
             keepalive.close(0)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close the socket; what has been sent has ``linger_ms`` to leave the process."""
+        """Close the socket; sent messages have ``linger_ms`` to leave the process."""
         self._end_keepalive()
         socket = self.socket
         if socket is not None:
@@ -165,7 +165,7 @@ class Link:
             self.backlog.append(frames)
 
     def flush(self) -> None:
-        """Send the backlog, as far as the socket takes it."""
+        """Send as much of the backlog as the socket takes."""
         socket = self.socket
         if socket is None:
             return
@@ -178,7 +178,7 @@ class Link:
         try:
             send(socket, frames)
         except zmq.Again:
-            # libzmq notices a connection that has just come up when the socket is asked about its events.
+            # libzmq notices a new connection when the program asks for the socket's events.
             if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
                 return False
             try:
@@ -188,14 +188,14 @@ class Link:
         return True
 
     def receive(self, limit: int, *, is_ready: bool) -> list[list[bytes]]:
-        """The messages that have come, at most ``limit``. ``is_ready``: one probably has."""
+        """The messages that have arrived, ``limit`` at most. ``is_ready``: there is probably one."""
         messages: list[list[bytes]] = []
         socket = self.socket
         if socket is None:
             return messages
         try:
             while len(messages) < limit:
-                # Asking costs less than zmq.Again, but not many times.
+                # To ask costs less than zmq.Again, but not if repeated.
                 if (messages or not is_ready) and len(messages) < _ASKS_MAX and not is_readable(socket):
                     break
                 messages.append(receive(socket))
@@ -231,18 +231,18 @@ class _Notes:
     """What the links of one owner note about themselves, by their indexes."""
 
     def __init__(self) -> None:
-        # Links with other sockets than before, and links that may have a message that no descriptor shows.
+        # Links with new sockets, and links that may have a message that no descriptor shows.
         self.changed: dict[int, None] = {}
         self.touched: dict[int, None] = {}
 
 
 class Links:
-    """The links of one owner, polled together with the descriptor that wakes it.
+    """The links of one owner. It polls them together with the descriptor that wakes it.
 
     It polls the sockets' descriptors (ZMQ_FD), not the sockets: one system call where ``zmq_poll`` makes
-    several for each socket. A descriptor shows a change once. Sending may reset it, and it shows a socket's
-    first message only after a read. So a socket is read until it is empty, and one that is new or was sent to
-    is read before waiting.
+    several for each socket. A descriptor shows a change once. A send may reset it, and it shows a socket's
+    first message only after a read. So the owner reads a socket until it is empty, and reads a socket before
+    it waits if the socket is new or has sent.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class Links:
         # The link of each descriptor, and True for its monitor's; the descriptors of each open link.
         self._origins: dict[int, tuple[int, bool]] = {}
         self._watched: dict[int, tuple[int, ...]] = {}
-        # What ``wait`` found; messages that were read, with their sockets; links whose monitors are readable.
+        # The results of ``wait``; messages with their sockets; links whose monitors are readable.
         self._ready: list[tuple[int, int]] = []
         self._read: list[tuple[int, zmq.Socket[bytes], list[list[bytes]]]] = []
         self._told: dict[int, None] = {}
@@ -280,11 +280,11 @@ class Links:
 
     @property
     def is_quiet(self) -> bool:
-        """True if everything is read, so that a descriptor shows whatever comes next."""
+        """True if everything is read, so a descriptor shows the next message."""
         return not (self._notes.touched or self._told or self._read or self._notes.changed)
 
     def descriptors(self) -> list[int]:
-        """What another thread can wait for while everything is read."""
+        """Descriptors that another thread can poll while everything is read."""
         if self._notes.changed:
             self._watch()
         return list(self._origins)
@@ -299,7 +299,7 @@ class Links:
             raise
 
     def reset(self, index: int) -> None:
-        """Close a link, with everything in it, and open it again."""
+        """Close a link with its messages, and open it again."""
         self._links[index].close()
         self._links[index].open()
 
@@ -309,12 +309,12 @@ class Links:
             link.close(linger_ms)
 
     def poll(self, timeout_ms: int) -> Iterator[tuple[int, list[bytes]]]:
-        """Wait, then yield (index of the link, message) for what has come; ``changes`` belongs after it."""
+        """Wait, then yield (index of the link, message). Call ``changes`` afterwards."""
         self.prepare()
         self.wait(timeout_ms)
         return self.messages()
 
-    # The steps of ``poll``, for an owner that may be interrupted while it waits.
+    # The steps of ``poll``, for an owner that an interrupt may hit while it waits.
 
     def prepare(self) -> None:
         """Read the messages that no descriptor shows."""
@@ -324,11 +324,11 @@ class Links:
             self._take_in(is_ready=False)
 
     def wait(self, timeout_ms: int) -> None:
-        """Wait for a message or a change, -1 for ever. An exception in here loses nothing."""
+        """Wait for a message or a change, -1 for ever. An exception in here loses no message."""
         self._ready = self._poller.poll(timeout_ms if self.is_quiet else 0)
 
     def messages(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield (index of the link, message) for what has come."""
+        """Yield (index of the link, message) for each message."""
         notes = self._notes
         ready, self._ready = self._ready, []
         for descriptor, _ in ready:
@@ -370,7 +370,7 @@ class Links:
             perform(core.handle_timer(asked_at))
 
     def changes(self) -> Iterator[tuple[int, bool]]:
-        """Yield (index of the link, True if it is up) for what the monitors report."""
+        """Yield (index of the link, True if it is up) for each change that a monitor reports."""
         if not self._told:
             return
         told, self._told = self._told, {}
@@ -379,7 +379,7 @@ class Links:
                 yield index, is_up
 
     def _take_in(self, *, is_ready: bool) -> None:
-        """Send the backlogs and read the messages of the links that may have some."""
+        """Send backlogs and read messages of the links that may have some."""
         touched = self._notes.touched
         for index in list(touched):
             link = self._links[index]
@@ -413,7 +413,7 @@ class Links:
 
 
 class Transport:
-    """A client's or worker's ZeroMQ context, its own unless it shares one, and the links made from it."""
+    """The ZeroMQ context of a client or worker, its own or a shared one, and the links made from it."""
 
     def __init__(
         self,
@@ -431,6 +431,6 @@ class Transport:
         return Links(self._context, self._endpoints, self._settings, wakeup)
 
     def close(self) -> None:
-        """End the context, unless it is shared. Every link is closed before."""
+        """Terminate the context, unless it is shared. Close every link before."""
         if not self._is_shared:
             self._context.term()

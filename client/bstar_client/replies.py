@@ -1,12 +1,12 @@
-"""Replies that a worker keeps, so that a repetition of a request is answered without executing it again.
+"""Stores of replies: a worker with one answers a repeated request without executing it again.
 
-A request is repeated when its reply was lost: its node was killed, its client or the job around it began
-anew with the same key. ``Worker(…, dedupe=ReplyMemory())`` keeps the replies of one process by the request's
+A client repeats a request when its reply is lost, because a node was killed. A job that runs again repeats it
+with the same key. ``Worker(…, dedupe=ReplyMemory())`` keeps the replies of one process by the request's
 identity; ``bstar_client.reply_file.ReplyFile`` keeps them in a file for all workers of a machine and across
-their restarts. A repetition of what is being executed right now waits for that execution's reply.
+their restarts. A repetition that arrives during the execution waits for its reply.
 
-Only replies are kept, not failures: a handler that raised runs again when it is asked again. Replies with
-PARTIALs are not kept either.
+A store keeps replies, not failures: a repetition runs a handler again that raised. It keeps no replies with
+PARTIALs.
 """
 
 import threading
@@ -22,14 +22,14 @@ from bstar.errors import ConfigurationError, LocalProtocolError, OutcomeUnknownE
 
 
 class ReplyStore(Protocol):
-    """Where a worker keeps replies. Handlers' threads call it at the same time."""
+    """The interface of a store. Handler threads call it concurrently."""
 
     def begin(self, identity: bytes, body: Sequence[bytes], deadline: float | None) -> list[bytes] | None:
-        """The reply that was kept for this request, or None: execute it now, and tell ``keep`` or ``drop``.
+        """The kept reply. None: the caller executes the request, then calls ``keep`` or ``drop``.
 
-        Waits while the same request is being executed, until ``deadline`` (monotonic clock) at most. Raises
-        LocalProtocolError if the identity came with another body, OutcomeUnknownError if the other execution
-        does not end in time or, where that is asked for, never ended.
+        Waits while the same request runs, until ``deadline`` (monotonic clock) at most. LocalProtocolError:
+        the identity came with another body. OutcomeUnknownError: the other execution does not end in time, or
+        it was killed and the store is set to fail then.
         """
         ...
 
@@ -38,12 +38,12 @@ class ReplyStore(Protocol):
         ...
 
     def drop(self, identity: bytes) -> None:
-        """The execution ended without a reply to keep; the next request runs again."""
+        """The execution ended without a reply to keep; the next repetition runs."""
         ...
 
 
 def digest_of(body: Sequence[bytes]) -> bytes:
-    """What tells one body from another: 16 octets."""
+    """A digest of the body: 16 octets."""
     digest = blake2b(digest_size=16)
     for frame in body:
         digest.update(len(frame).to_bytes(8, "big"))
@@ -53,12 +53,14 @@ def digest_of(body: Sequence[bytes]) -> bytes:
 
 def other_body() -> LocalProtocolError:
     """The error of a key that names two bodies."""
-    return LocalProtocolError("the request's key was used for another body before; it was not executed")
+    return LocalProtocolError(
+        "the request's key belongs to another body; it was not executed: use a key per body"
+    )
 
 
 def still_running() -> OutcomeUnknownError:
-    """The error of a repetition whose time ends before the first execution does."""
-    return OutcomeUnknownError("the same request is still being executed; its reply did not come in time")
+    """The error of a repetition whose deadline passes before the first execution ends."""
+    return OutcomeUnknownError("the same request is still running; its reply did not come in time")
 
 
 class _Kept(msgspec.Struct, gc=False):
@@ -69,11 +71,11 @@ class _Kept(msgspec.Struct, gc=False):
 
 
 class ReplyMemory:
-    """Keeps replies in memory, for the worker of one process and as long as it lives.
+    """Keeps replies in memory, for one worker as long as it lives.
 
-    The oldest go first, when there are more than ``count_max`` of them or ``bytes_max`` octets of replies, or
-    after ``keep_s`` seconds. Make ``keep_s`` longer than the time within which anybody repeats a key: for a
-    Spark job, its attempts and their timeouts.
+    It drops replies after ``keep_s`` seconds, and the oldest ones beyond ``count_max`` replies or
+    ``bytes_max`` octets. Make ``keep_s`` longer than the time in which a caller repeats a key: for a Spark
+    job, all its attempts with their timeouts.
     """
 
     def __init__(

@@ -1,14 +1,14 @@
-"""Replies that the workers of one machine keep together in a file (SQLite), across their restarts.
+"""A store of replies in a file (SQLite) that all workers of one machine share, across restarts.
 
     Worker(endpoints, "pay", handle, dedupe=ReplyFile("/var/lib/pay/replies.db", unfinished="fail")).run()
 
-Before a handler begins, the request is written down as begun by this process; when it returns, its reply is
-written. So a repetition that reaches another worker process waits for the reply, and one that comes after a
-restart is answered from the file. Each process holds a lock file as long as it lives, which tells a request
-that is being executed from one whose process was killed.
+Before a handler begins, the worker writes that this process has begun the request. When the handler returns,
+it writes the reply. A repetition at another worker process waits for that reply; a repetition after a restart
+gets it from the file. Each process holds a lock file while it lives. The lock shows whether a request still
+runs or its process was killed.
 
-What was written survives the end of processes; the last moment before a power failure may be missing
-(``synchronous=NORMAL``). The file belongs on a local disk, not on a network share: SQLite says so.
+The file survives the end of processes; a power failure may lose the last moment (``synchronous=NORMAL``).
+Keep the file on a local disk, because SQLite's locks do not work on network shares.
 """
 
 import fcntl
@@ -33,20 +33,20 @@ CREATE TABLE IF NOT EXISTS replies (
 CREATE INDEX IF NOT EXISTS replies_by_time ON replies (at);
 """
 _LOCKED_S = 30.0
-# Another process tells of its end only by the file, so it is looked at again, ever less often.
+# Only the file shows that another process has ended a request. The pause between two looks grows.
 _LOOK_MIN_S = 0.005
 _LOOK_MAX_S = 0.2
-# Old replies are looked for once in so many.
+# Old replies are removed once in this many replies.
 _PRUNE_EVERY = 1_000
 
 
 class ReplyFile:
-    """A ``ReplyStore`` in the SQLite file ``path``, which is made if it is not there.
+    """A ``ReplyStore`` in the SQLite file ``path``; it makes the file if there is none.
 
     ``keep_s``: how long replies are kept, in seconds of the wall clock; ``count_max``: how many.
-    ``unfinished`` says what becomes of a request that was begun by a process that was killed before it had a
-    reply: "repeat" executes it again (at least once, as without a file), "fail" raises OutcomeUnknownError
-    each time it comes (at most once: somebody has to look what was done, and ``forget`` it).
+    ``unfinished``: what to do with a request whose process was killed before its reply. "repeat" executes it
+    again (at least once, as without a file). "fail" raises OutcomeUnknownError at each repetition (at most
+    once): an operator checks what was done and calls ``forget``.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ReplyFile:
             pause_s = min(2 * pause_s, _LOOK_MAX_S)
 
     def _look(self, identity: bytes, digest: bytes) -> tuple[bool, list[bytes] | None]:
-        """Is the request ours to execute, and if not, is there a reply already?"""
+        """True if this process executes the request; otherwise the reply, if there is one."""
         now = time.time()
         row = self._database.execute(
             "SELECT digest, owner, at, reply FROM replies WHERE identity = ?", (identity,)
@@ -116,7 +116,7 @@ class ReplyFile:
                     return False, None
                 if self._unfinished == "fail":
                     raise OutcomeUnknownError(
-                        "the request was begun by a worker that was killed; whether it was done is not known"
+                        "a worker was killed while it executed this request: check what was done"
                     )
             elif at + self._keep_s > now:
                 if known != digest:
@@ -148,11 +148,11 @@ class ReplyFile:
             self._database.execute("DELETE FROM replies WHERE identity = ?", (identity,))
 
     def forget(self, identity: bytes) -> None:
-        """Somebody looked what became of a request that never ended: the next one with it runs."""
+        """An operator has checked an unfinished request: its next repetition runs."""
         self.drop(identity)
 
     def close(self) -> None:
-        """Release the file. What is being executed counts as unfinished from now on. Idempotent."""
+        """Release the file. Requests that run count as unfinished from now on. Idempotent."""
         with self._lock:
             if self._is_closed:
                 return
@@ -167,7 +167,7 @@ class ReplyFile:
         return count
 
     def _prune(self, now: float) -> None:
-        # What somebody has to look at is not thrown away.
+        # Unfinished requests stay: an operator has to check them.
         ended = "reply IS NOT NULL AND" if self._unfinished == "fail" else ""
         self._database.execute(f"DELETE FROM replies WHERE {ended} at <= ?", (now - self._keep_s,))  # noqa: S608
         self._database.execute(
@@ -180,7 +180,7 @@ class ReplyFile:
         return self.path.with_name(f"{self.path.name}.{owner}.alive")
 
     def _lives(self, owner: str) -> bool:
-        """Does the process that wrote this still hold its lock? What is ours runs, or it has ended."""
+        """True if another process that wrote this still holds its lock."""
         if owner == self._owner:
             return False
         path = self._life_of(owner)

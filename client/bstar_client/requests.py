@@ -1,4 +1,4 @@
-"""Makes calls of what callers ask: checked, with a deadline and with the pair that their service belongs to.
+"""Makes calls of callers' requests: checked, with a deadline and the pair of the service.
 
 No sockets, no threads, no event loop: both clients use it.
 """
@@ -17,10 +17,10 @@ from bstar_client.checks import check_flag, to_timeout
 from bstar_client.core.calls import Ask, Body, Call, Reply
 from bstar_client.settings import ClientSettings
 
-# A call's own timeout; not set, the client's applies.
+# A call's own timeout. If it is unset, the client's applies.
 Timeout: TypeAlias = float | msgspec.UnsetType | None
 DEFAULT = msgspec.UNSET
-# What a request has beside its service's name and its body, at most.
+# A request has at most this many octets beside its service's name and its body.
 _HEADER_BYTES = 64
 
 
@@ -34,7 +34,7 @@ class MapOptions(TypedDict, total=False):
 
 
 class Requests:
-    """The calls of one client. A ``sink`` is where the shell wants the outcome; nothing here looks at it."""
+    """The calls of one client. The shell puts outcomes into a call's ``sink``; nothing here reads it."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._fleet = settings.fleet
@@ -53,14 +53,14 @@ class Requests:
         index: int = 0,
         pair: int | None = None,
     ) -> Call:
-        """A call as the session takes it. Raises LocalProtocolError or TypeError for what cannot be sent."""
+        """A call for the session. LocalProtocolError or TypeError if it cannot be sent."""
         check_flag(idempotent, "idempotent")
         check_flag(ask.urgent, "urgent")
         key = to_key(ask.key)
         if key is not None and not self._is_native:
             raise LocalProtocolError("plain MDP/0.2 has no identities, so a request cannot have a key")
         if ask.urgent and not self._is_native:
-            raise LocalProtocolError("plain MDP/0.2 has no word for an urgent request")
+            raise LocalProtocolError("plain MDP/0.2 has no urgent requests")
         name = to_name(ask.service)
         frames = [ask.body] if type(ask.body) is bytes else to_frames(ask.body)
         size = sum(map(len, frames))
@@ -86,12 +86,12 @@ class Requests:
     def call_maker(
         self, service: str | bytes, timeout: Timeout, idempotent: bool, sink: Any
     ) -> Callable[[Body | Ask, int], Call]:
-        """What makes the calls for ``map``'s bodies and their positions. Most bodies take the short way."""
+        """A function that makes calls of ``map``'s bodies and positions. Most bodies take a short path."""
         check_flag(idempotent, "idempotent")
         timeout_s: float | None = None
         name, pair = b"", -1
         size_max = self._message_bytes_max - _HEADER_BYTES
-        # What is wrong with the service or the timeout is each body's own error.
+        # A wrong service or timeout is the error of each body.
         with contextlib.suppress(LocalProtocolError, CallTimeoutError):
             timeout_s = self._seconds(timeout)
             name = to_name(service)
@@ -132,7 +132,7 @@ class Requests:
         ]
 
     def read_services(self, calls: Sequence[Call], replies: Sequence[Reply]) -> list[dict[str, object]]:
-        """The answers to ``services_calls``; of a fleet, with the pair of each service."""
+        """Read the replies to ``services_calls``. In a fleet each service has its ``pair``."""
         services: list[dict[str, object]] = []
         for call, reply in zip(calls, replies, strict=True):
             pair = {"pair": self._fleet.pairs[call.pair].identity} if self._is_fleet else {}
@@ -140,14 +140,14 @@ class Requests:
         return services
 
     def _place(self, service: bytes, frames: list[bytes]) -> int:
-        """The pair of a request; what is asked of a broker about a service goes to the service's pair."""
+        """The pair of a request. A question to a broker about a service goes to that service's pair."""
         fleet = self._fleet
         if not service.startswith(PREFIX):
             return fleet.place(service)
         if frames[-1] and service in (Service.SERVICE.value, Service.WORKERS.value):
             return fleet.place(frames[-1])
         raise LocalProtocolError(
-            f"{service.decode(errors='replace')} asks a broker about itself, and this client has "
+            f"{service.decode(errors='replace')} asks one broker about itself, but this client has "
             f"{len(fleet.pairs)} pairs: use services(), node_states(), or a client of one pair"
         )
 
@@ -156,7 +156,7 @@ class Requests:
 
 
 def to_key(key: bytes | str | None) -> bytes | None:
-    """A caller's key as octets; text is UTF-8. LocalProtocolError for an empty one."""
+    """A caller's key as octets; text becomes UTF-8. LocalProtocolError for an empty key."""
     if key is None:
         return None
     octets = to_octets(key, "a key")

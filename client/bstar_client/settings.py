@@ -13,19 +13,19 @@ if TYPE_CHECKING:  # the journal's writer is loaded by programs that keep one
 
 Dialect = Literal["native", "mdp02"]
 
-# Heads and error texts are within this.
+# Headers and error texts fit into this.
 _MESSAGE_BYTES_MIN = 65_536
 
 
 class LinkSettings(msgspec.Struct, frozen=True):
     """Socket options that a program may want to change.
 
-    Times in milliseconds. ``handshake_ms``, ``connect_timeout_ms``: when an attempt to connect is given up.
-    ``reconnect_min_ms`` to ``reconnect_max_ms``: the pause before the next one, doubled each time.
-    ``heartbeat_ms``: how often the connection is tried while nothing comes, ``heartbeat_timeout_ms``: when a
-    silent one is given up. ``high_water_mark`` counts messages in each direction; the client's limit on
-    outstanding requests should not exceed it, or replies may be dropped by the node. ``message_bytes_max``: a
-    longer message ends the connection.
+    Times in milliseconds. ``handshake_ms``, ``connect_timeout_ms``: when the client gives an attempt to
+    connect up. ``reconnect_min_ms`` to ``reconnect_max_ms``: the pause before the next one, doubled each
+    time. ``heartbeat_ms``: how often it probes a connection that carries nothing, ``heartbeat_timeout_ms``:
+    when it closes a silent one. ``high_water_mark`` counts messages in each direction. Keep
+    ``outstanding_max`` at or below it, or the node may drop replies. ``message_bytes_max``: a longer message
+    ends the connection.
     """
 
     handshake_ms: int = 1_000

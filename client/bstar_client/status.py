@@ -1,6 +1,6 @@
-"""Looking at every node of a pair, whichever is active: ``mmi.state``, which each node answers for itself.
+"""Asks every node of a pair for its state (``mmi.state``), active or not.
 
-Looking never votes, so it cannot change what it looks at.
+Such a request is never a vote, so it changes nothing.
 """
 
 import os
@@ -20,12 +20,12 @@ from bstar_client.link import Links
 from bstar_client.settings import LinkSettings
 from bstar_client.wakeup import WakeUp
 
-# No connection is given up for being slow before the asker's own time is over.
+# No slow connection is given up before the caller's own timeout.
 _SPARE_MS = 1_000
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """What one node said: ``state`` is its JSON object, or None and then ``error`` says why."""
+    """One node's answer: ``state`` is its JSON object. If it is None, ``error`` says why."""
 
     endpoint: str
     state: dict[str, object] | None
@@ -35,8 +35,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 def node_states(endpoints: str | Sequence[str], timeout: float = 2.0) -> list[NodeReport]:
     """Ask every node for its state; one report per endpoint, in their order, within ``timeout`` seconds.
 
-    It ends as soon as every node has answered or refused the connection. A node that is merely slow, to shake
-    hands as well, has the whole time.
+    It returns as soon as every node has answered or refused the connection. A slow node has the whole time.
     """
     timeout = to_seconds(timeout, "timeout")
     listed = Fleet.of(endpoints).endpoints
@@ -61,7 +60,7 @@ def _ask(links: Links, endpoints: Sequence[str], until: float) -> list[NodeRepor
             links[index].open()
         except zmq.ZMQError as error:
             reports[index] = NodeReport(endpoint, None, f"cannot connect: {error}")
-    # A refusal is an answer: nobody waits for a node that is down, unless another one is still awaited.
+    # A refused connection is an answer: the node is down.
     down: set[int] = set()
     while len(down | reports.keys()) < len(endpoints) and (remaining_s := until - time.monotonic()) > 0:
         for index, frames in links.poll(int(remaining_s * 1000) + 1):

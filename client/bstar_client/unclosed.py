@@ -1,4 +1,4 @@
-"""Clients and workers that nobody closed: a ResourceWarning names each, and its sockets are closed.
+"""Closes clients and workers that the program did not close, with a ResourceWarning for each.
 
 Python collects objects in any thread and calls their finalizers in any order. A ZeroMQ context that is
 collected before its sockets waits for them for ever. So the finalizer of the owner holds what must be closed.
@@ -16,15 +16,15 @@ def guard(
 ) -> "weakref.finalize[..., object]":
     """Call ``end(is_exit)`` if ``owner`` is collected, or the process exits, before the result is detached.
 
-    ``end`` must not refer to the owner. With ``is_exit`` other threads may still work for it. Without, none
-    does, and ``end`` runs in the collector's thread, any thread: it must not wait for others.
+    ``end`` must not refer to the owner. With ``is_exit``, other threads may still work for the owner. Without
+    it, none does, and ``end`` may run in any thread, so it must not wait for others.
     """
     return weakref.finalize(owner, _end, f"{name} was not closed: {remedy}", end, os.getpid())
 
 
 def _end(text: str, end: Callable[[bool], object], pid: int) -> None:
     if pid != os.getpid():
-        return  # a child has none of its parent's threads and must leave its parent's sockets alone
+        return  # a child process has no threads of its parent, and must not touch its parent's sockets
     try:
         warnings.warn(text, ResourceWarning, stacklevel=2)
     finally:

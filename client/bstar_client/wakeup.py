@@ -1,4 +1,4 @@
-"""A descriptor with which one thread wakes another from its poll: an eventfd, or else a pipe."""
+"""A descriptor by which one thread wakes another from its poll: an eventfd, or else a pipe."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ class WakeUp:
 
     def set(self) -> None:
         """Make it readable."""
-        with contextlib.suppress(BlockingIOError):  # it is already
+        with contextlib.suppress(BlockingIOError):  # it is set already
             os.write(self._write_fd, _ONE)
 
     def clear(self) -> None:
@@ -41,5 +41,5 @@ class WakeUp:
             os.close(self._write_fd)
 
 
-# An eventfd takes eight octets, a number in the machine's order; a pipe takes anything.
+# An eventfd takes a number of eight octets in native order; a pipe takes any octets.
 _ONE = (1).to_bytes(8, sys.byteorder)

@@ -57,7 +57,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     journal: JournalPlace | None
 
     def open_journal(self) -> WorkJournal | None:
-        """Begin the journal, if there is to be one. ConfigurationError if it cannot be written."""
+        """Open the journal, if the settings name one. ConfigurationError if it cannot be written."""
         if self.journal is None:
             return None
         return WorkJournal(self.journal, self.endpoints, self.service, is_plain=self.is_plain)
@@ -123,7 +123,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             raise ConfigurationError("plain MDP/0.2 gives a worker one request at a time: credit must be 1")
         if is_plain and dedupe is not None:
             raise ConfigurationError(
-                "plain MDP/0.2 does not name requests, so repetitions cannot be known: no dedupe"
+                "dedupe needs the native dialect: plain MDP/0.2 has no identities for requests"
             )
         self.service = to_name(service)
         if self.service.startswith(PREFIX):

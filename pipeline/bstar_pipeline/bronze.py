@@ -47,7 +47,7 @@ def typed(lines: DataFrame) -> DataFrame:
     and ``day`` and ``pair`` are those of the file's name.
     """
     is_common = reduce(Column.__or__, (F.col("value").startswith(f'{{"kind":"{kind}"') for kind in TOPICS))
-    # Not deterministic, as Spark sees it: so it parses a line once, and not once more for each filter above.
+    # Marked as not deterministic, so Spark parses a line once, and not again for each filter above.
     is_here = F.spark_partition_id() >= 0
     parsed = lines.select(
         _parsed(F.when(is_here & is_common, F.col("value")), COMMON).alias("common"),
@@ -80,8 +80,8 @@ def _parsed(value: Column, shape: StructType) -> Column:
 def _told(name: str) -> Column:
     """A field as the line tells it.
 
-    Nearly all lines are of few kinds, and what parsing costs depends on how many fields are looked for, so
-    there are two structs; one of them is null.
+    Nearly all lines are of few kinds, and the cost of parsing depends on the number of fields. So there are
+    two structs; one of them is null.
     """
     rare = F.col(f"rare.{name}")
     return F.coalesce(F.col(f"common.{name}"), rare) if name in _COMMON_NAMES else rare

@@ -1,8 +1,8 @@
 """What runs in a Spark task that calls a service: one client, a bounded window, and a status for every row.
 
 ``call_batches`` takes Arrow batches and gives the same rows back with the outcome of their calls beside them,
-in their order. It reads the next batch while calls of the last one are under way, so the window stays full,
-but holds ``BATCHES_MAX`` at most: when a slow call keeps an old batch back, it waits for it.
+in their order. It reads the next batch while calls of the last one are in flight, so the window stays full.
+It holds ``BATCHES_MAX`` batches at most, and waits for a slow call in an old batch.
 
 It knows nothing of Spark and of attempts: a task that is run again does the same, with the same keys.
 """

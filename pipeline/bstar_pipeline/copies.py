@@ -45,7 +45,7 @@ def ranges(typed: DataFrame) -> DataFrame:
     middle = (F.col("first_seq") + F.col("last_seq")).cast("decimal(38,0)") * F.col("lines")
     found = found.withColumns(
         {
-            # Every number of its range, once: then it holds whatever another file has of that range.
+            # Every number of its range, once: then it holds all that another file has of that range.
             "is_dense": F.col("boot").isNotNull() & (F.col("lines") == in_range) & (seqs * 2 == middle),
             "is_repeating": F.col("boot").isNotNull() & (F.col("lines") > in_range),
         }

@@ -1,11 +1,11 @@
 """The batch job: journals in, all tables out.
 
 Lines are parsed once, on the way into ``bronze.records``; everything after that reads the table. Each step is
-written before the next reads it, so no step computes another one again; tables that do not need one another
-are written side by side, because Spark plans a query on one core. What the journals say belongs to days and
-pairs, and those are what the job replaces: the same input twice gives the same tables, and other days and
-pairs stay as they are. So give it all journals of the days that it is about, or say ``since`` which day it is
-about: what is older is read as far as it stands in the same files, and left out.
+written before the next reads it, so nothing is computed twice. Independent tables are written side by side,
+because Spark plans a query on one core. Records belong to days and pairs, and the job replaces whole days and
+pairs. The same input twice gives the same tables, and other days and pairs stay. So give it all journals of
+the days that it is about, or say ``since`` which day it is about: what is older is read as far as it stands
+in the same files, and left out.
 
 The driver gets to know names of files, which days and pairs there are, and counts; no records.
 """
@@ -39,7 +39,7 @@ Progress = Callable[[str], None]
 
 _log = logging.getLogger(__name__)
 _OUTSIDE = "outside"
-# So many digests of requests are sent to every executor.
+# Every executor gets this many digests of requests.
 _REPEATED_MAX = 500_000
 
 

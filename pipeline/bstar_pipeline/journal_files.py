@@ -87,9 +87,9 @@ def lines(
 ) -> DataFrame:
     """Every line of the journals at ``paths``: ``value`` (its text), ``file``.
 
-    A path is whatever Spark reads: a directory, a file, a pattern, ``s3a://bucket/…``. ``is_stream``: new
-    files as they come, and only sealed ones, which have all their lines; one path, a directory or a pattern.
-    ``since`` as for ``find_files``; ``options`` are more of Spark's for a stream of files.
+    A path is any path that Spark reads: a directory, a file, a pattern, ``s3a://bucket/…``. ``is_stream``:
+    new files as they come, and only sealed ones, which have all their lines; one path, a directory or a
+    pattern. ``since`` as for ``find_files``; ``options`` are more of Spark's for a stream of files.
     """
     if is_stream:
         (path,) = paths

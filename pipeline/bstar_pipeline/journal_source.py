@@ -1,9 +1,9 @@
 """Journals as rows for the data source: which files a filter leaves, and what is in them.
 
-A file's name tells its pair, node, boot and when it was opened, and the next segment's name when it was
-closed; so filters on ``pair``, ``node``, ``boot``, ``day``, ``time`` and ``at`` decide which files are opened
-at all. In an opened file the filters on words (``pair``, ``node``, ``boot``, ``kind``, ``topic``) are applied
-before a line is typed. Spark applies the filters on times itself: here they only save work.
+A file's name has its pair, its node, its boot and the time when it was opened. The next segment's name shows
+when it was closed. So filters on ``pair``, ``node``, ``boot``, ``day``, ``time`` and ``at`` select the files
+to open. In an opened file the filters on words (``pair``, ``node``, ``boot``, ``kind``, ``topic``) are
+applied before a line is typed. Spark applies the filters on times itself: here they only save work.
 
 Every line becomes a row. One that is no record has the topic "rejected" and says why, as in ``bronze.typed``.
 A segment that is there twice is read twice; the pipeline's bronze layer knows better.
@@ -212,7 +212,7 @@ class JournalReader(DataSourceReader):
 
 
 class PushingReader(JournalReader):
-    """A JournalReader that is told the filters. Spark calls it only where push-down is enabled."""
+    """A JournalReader that gets the filters. Spark calls it only where push-down is enabled."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Take what can be used; what comes back is left to Spark."""

@@ -1,9 +1,8 @@
 """What a watch does with one micro-batch: write its sums beside those of the others, then say what is new.
 
-A micro-batch writes only partitions of its own (``batch=…``), so one that is repeated after a crash replaces
-what it wrote before; totals are sums over all of them, and an event that comes late adds to an old minute.
-From those sums the objectives of the days that it touched are computed anew, by the functions of the batch
-job.
+A micro-batch writes only its own partitions (``batch=…``), so its repetition after a crash replaces them.
+Totals are sums over all of them, and a late event adds to an old minute. From those sums the objectives of
+the days that it touched are computed anew, by the functions of the batch job.
 
 Under Spark Connect this runs on the server: ``MicroBatch`` holds plain values only, and tells nothing itself;
 it writes what is to be told (``stream.arrivals``, ``stream.news``), and the watch reads that.

@@ -1,11 +1,11 @@
 """Requests as a sink of Spark: every row is sent, and its reply kept if a directory is named.
 
-A request cannot be taken back. So a job that fails has made calls, and its next attempt makes them again:
-with the same keys, which is what makes them harmless (docs/guarantees.md, "One answer per key"). Replies are
-different: each task writes them to a file below ``_temporary``, and only the commit of the whole job, or of a
-micro-batch, moves them to their names; of what was aborted nothing is seen. (A task that was killed leaves
-its file in ``_temporary``, which readers pass over.) A micro-batch that is committed twice, because the
-stream was killed between its commit and its checkpoint, replaces its own files.
+A request cannot be taken back. So a failed job has made calls, and its next attempt repeats them. The same
+keys make them harmless (docs/guarantees.md, "One answer per key"). Replies are different: each task writes
+them to a file below ``_temporary``, and only the commit of the whole job, or of a micro-batch, moves them to
+their names; of what was aborted nothing is seen. (A task that was killed leaves its file in ``_temporary``,
+which readers pass over.) A micro-batch that is committed twice, because the stream was killed between its
+commit and its checkpoint, replaces its own files.
 """
 
 import uuid

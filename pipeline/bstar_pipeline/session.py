@@ -24,7 +24,7 @@ _HOW = (
     f"Spark needs Java {JAVA_MIN} or newer. Debian and Ubuntu: apt-get install openjdk-17-jre-headless "
     "(make setup does it). Elsewhere install any JDK and let JAVA_HOME name its folder."
 )
-# What holds whatever the job is. Times are UTC: a day is the same everywhere.
+# Settings for every job. Times are UTC: a day is the same everywhere.
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
@@ -47,8 +47,8 @@ _SETTINGS = {
 # What a driver that is started here needs besides; a Connect server elsewhere has its own.
 _DRIVER_SETTINGS = {"spark.ui.showConsoleProgress": "false"}
 _PARTITIONS = "spark.sql.shuffle.partitions"
-# Spark has 200, for clusters: with a few cores most of the time would go into starting tasks. What is too
-# much for one of so many is spilled.
+# Spark has 200, for clusters: with a few cores most of the time would go into starting tasks. A larger share
+# is spilled.
 _LOCAL_PARTITIONS = 32
 _DRIVER_MEMORY_MAX = 4 << 30
 _DRIVER_MEMORY_MIN = 1 << 30

@@ -4,10 +4,9 @@
 
 packs bstar and what it needs, as installed here, into an archive that Spark unpacks on each node, and writes
 the program that spark-submit starts: ``bstar pipeline`` under another name, with the same commands. The batch
-job runs in the JVM and needs nothing of it on its executors; bulk calls and the data source do, and so does a
-driver that runs in the cluster. Some of it is compiled, so the nodes need the same version of Python and the
-same kind of machine as this one. It is without pyspark, because a cluster has its own, and without what only
-reports need.
+job runs in the JVM, so its executors do not need it. Bulk calls, the data source and a driver in the cluster
+do. Some of it is compiled, so the nodes need the same version of Python and the same kind of machine as this
+one. It is without pyspark, because a cluster has its own, and without what only reports need.
 """
 
 import re

@@ -7,9 +7,9 @@
     period_days: 30
 
 A service takes from ``default`` what it does not say itself. The *error budget* is what the objective leaves
-over: of 0.999, one request in a thousand over the period. An alert is due when a window burns so fast that
-the stated part of the whole budget goes in it, and a shorter window says that it is still burning (Site
-Reliability Workbook, chapter 5, "Alerting on SLOs").
+over: of 0.999, one request in a thousand over the period. An alert is due when a window uses up the stated
+part of the whole budget, and a shorter window shows that it goes on (Site Reliability Workbook, chapter 5,
+"Alerting on SLOs").
 """
 
 from pathlib import Path

@@ -24,7 +24,7 @@ class Host(Protocol):
 
     @property
     def control_address(self) -> str:
-        """The IP address of HTTP endpoints. ``connect`` reaches it whatever happens to ``address``."""
+        """The IP address of HTTP endpoints. ``connect`` reaches it even if ``address`` fails."""
 
     def ports(self, count: int) -> list[int]:
         """Ports that nobody else on this host gets until ``close``."""

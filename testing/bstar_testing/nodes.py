@@ -106,7 +106,7 @@ class Node(Process):
         return self.wait_for(" or ".join(names), lambda state: state.pair.state in names)
 
     def wait_for_workers(self, count: int) -> NodeState:
-        """Wait until the node lists so many workers."""
+        """Wait until the node lists ``count`` workers."""
         return self.wait_for(f"{count} workers", lambda state: state.broker.workers == count)
 
     def wait_for_silence(self) -> None:

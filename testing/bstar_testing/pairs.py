@@ -236,7 +236,7 @@ class Pair:
         credit: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> tuple[Process, ...]:
-        """Start ``bstar worker`` so many times; returns at once.
+        """Start ``count`` processes of ``bstar worker``; returns at once.
 
         ``handler`` is a built-in of the command (echo, sleep, fail) or MODULE:FUNCTION, which the test
         itself must be able to import.

@@ -248,7 +248,7 @@ class Process:
         self._signal(number, number.name)
 
     def close(self) -> None:
-        """Kill the process, whatever state it is in. Idempotent."""
+        """Kill the process in any state. Idempotent."""
         if self.is_running:
             self.kill()
         elif self.is_noted_running:

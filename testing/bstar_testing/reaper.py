@@ -1,7 +1,7 @@
 """Ends what a harness leaves behind when the harness itself is killed.
 
-A small process knows the process groups that the harness has started and not yet seen end. When the
-harness's end of the pipe closes, for whatever reason, it kills the groups that are left, and ends.
+A small process knows the process groups that the harness has started and not yet seen end. When the harness's
+end of the pipe closes, it kills the groups that are left, and ends.
 """
 
 from __future__ import annotations

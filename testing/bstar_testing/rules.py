@@ -8,7 +8,7 @@ One whose caller was told that it was not executed is not begun, neither before 
 forbids a second execution has one at most; of all executions of a call at most one is not marked as
 redelivered.
 
-What a reply must look like is the matter of whoever wrote the workers.
+The author of the workers knows what a reply must look like.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Takes requests of clients on: each is dispatched at once, queued, or refused.
+"""Admits clients' requests: each is dispatched at once, queued, or refused.
 
-A request with an identity that is already here is a repetition: it is not executed again, and its client gets
-the answer of the one that is here.
+A request is a repetition if the node has its identity in flight. It is not executed again; its client gets
+the reply of the first.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,18 +18,18 @@ from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord
 from bstar_broker.core.refusals import Refusal
 
-# What a request costs beside its body: its record, its places in tables and in a queue (700 octets measured),
-# and its client's if it is the only one (500 more).
+# A request's cost beside its body: its record and its entries in tables and a queue (700 octets, measured),
+# and those of its client if it has no other request (500 more).
 REQUEST_BYTES = 1_200
-# Other clients that wait for the same key: a repeated task, a speculative one, a few programs that do the
-# same. Each costs an address here and a copy of the reply.
+# How many other clients may wait for one key: repeated or speculative tasks, a few programs that do the same.
+# Each costs an address here and a copy of the reply.
 ASKERS_MAX = 16
 
 
 class Admission:
-    """Decides about requests that this node may serve. The tables of the ledger are bound once.
+    """Decides about requests that this node may serve. It binds the tables of the ledger once.
 
-    That saves an attribute look-up for each use, 2 % of a request's way through the core.
+    That saves an attribute look-up per use, 2 % of a request's time in the core.
     """
 
     def __init__(self, ledger: Ledger, bundles: Bundles, dispatcher: Dispatcher) -> None:
@@ -44,7 +44,7 @@ class Admission:
         self._waiting = ledger.waiting
 
     def receive(self, message: Request, now: float) -> list[Output]:
-        """One request of a client."""
+        """Handle one request of a client."""
         codec = CODECS[message.dialect]
         service = self._services.get(message.service) or self._add_service(message.service, now)
         if service is None:
@@ -123,10 +123,10 @@ class Admission:
     # --- repetitions ----------------------------------------------------------------------------------------
 
     def _join(self, request: Accepted, message: Request, now: float) -> list[Output]:
-        """The identity is that of a request that waits or that a worker has: answer it, execute it once.
+        """The node has a request with this identity: execute it once, answer both.
 
-        Only one client has an identity of its own, so it asks from a new address. One that was derived from a
-        key may be asked for by others: all of them get the answer (BSN-B-16).
+        An identity without a key belongs to one client, so that client has a new address. Many clients may
+        ask with one key: all of them get the reply (BSN-B-16).
         """
         service = request.service
         sender = message.sender
@@ -155,7 +155,7 @@ class Admission:
         return []
 
     def _extend(self, request: Accepted, message: Request, now: float) -> None:
-        """A client that asks with a key may wait longer than the ones before: the longest wait counts."""
+        """Clients with one key may have different deadlines: the latest one counts."""
         ttl_s = message.ttl_ms / 1000
         waits_s = self._settings.request_ttl_s
         request.deadline = max(request.deadline, now + ttl_s) if request.deadline and ttl_s else 0.0
@@ -168,7 +168,7 @@ class Admission:
     # --- batches --------------------------------------------------------------------------------------------
 
     def receive_batch(self, message: Requests, now: float) -> list[Output]:
-        """A batch of a client. If one of its requests needs a decision, each is received by itself."""
+        """Handle a batch of a client. If one of its requests needs a decision, handle each by itself."""
         service = self._services.get(message.service) or self._add_service(message.service, now)
         if service is None or self._needs_decisions(message, service):
             return self.receive_singly(message, self.receive, now)
@@ -222,7 +222,7 @@ class Admission:
         )
 
     def _is_known(self, message: Requests) -> bool:
-        """True if any of these requests is here already."""
+        """True if the node has any of these requests."""
         bundled = self._bundles.by_number.get(message.client_id)
         if bundled is not None and not bundled.keys().isdisjoint(message.numbers):
             return True
@@ -267,7 +267,7 @@ class Admission:
 
 
 def is_same_body(one: Sequence[bytes], other: Sequence[bytes]) -> bool:
-    """True if these are the same frames. Views are compared as words: 9 ms for 64 MiB, 0.13 s as octets."""
+    """True if the frames are equal. It compares views as words: 64 MiB take 9 ms, and 0.13 s as octets."""
     return len(one) == len(other) and all(map(_is_same_frame, one, other))
 
 

@@ -6,8 +6,8 @@
     registry    knows the workers: leases, heartbeats, losses
     endings     ends requests that get no reply, or redelivers them
 
-All parts share the ``Ledger``. Each accepted request ends once: with one final reply, or in a way that is
-counted and that a native client hears of. Plain MDP has no words for that, so its clients rely on timeouts.
+All parts share the ``Ledger``. Each accepted request ends once, with a final reply or with an error that is
+counted. A native client gets the error. Plain MDP has no errors, so its clients rely on timeouts.
 
 The broker does not decide whether this node may serve: ``Node`` asks the Binary Star and calls ``activate``
 and ``deactivate``.
@@ -31,9 +31,9 @@ from bstar_broker.core.registry import WorkerRegistry
 from bstar_broker.core.replies import Replies
 from bstar_broker.core.settings import BrokerSettings
 
-# How often services that are out of use are looked for.
+# How often the broker looks for unused services.
 _TIDY_INTERVAL_S = 1.0
-# RemoteProtocolError's reasons for messages that are readable but larger than allowed.
+# RemoteProtocolError's reasons for readable messages that break a bound.
 _BROKEN_BOUNDS = frozenset(("size", "frames"))
 
 
@@ -41,8 +41,8 @@ class Broker:
     """``receive`` messages, carry out what comes back, call ``handle_timer`` at ``next_deadline``.
 
     ``node_id`` (16 octets) names this run of the node; it identifies requests of clients that have no request
-    numbers. ``describe(now)`` returns the node's status, which the native dialect passes on. ``observer``
-    learns what becomes of requests and workers.
+    numbers. ``describe(now)`` returns the node's status for the native dialect. ``observer`` gets the
+    outcomes of requests and the changes of workers.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Broker:
         self.receive_singly = admission.receive_singly
         self.undelivered = registry.undelivered
         self.stalled = registry.stalled
-        # Bound once: the loop asks for the deadline after each message.
+        # Bound once, because the loop asks for the deadline after each message.
         self._workers = ledger.workers
         self._next_expiry = ledger.waiting.deadlines.next_deadline
         self._tidy_at = now + _TIDY_INTERVAL_S
@@ -86,14 +86,14 @@ class Broker:
     # --- messages -------------------------------------------------------------------------------------------
 
     def receive(self, message: messages.FromPeer, now: float) -> list[Output]:
-        """A message of a client (admitted by the Binary Star) or a worker."""
+        """Handle a message of a client (admitted by the Binary Star) or of a worker."""
         return self._handlers[type(message)](message, now)
 
     def receive_invalid(self, frames: list[bytes], error: RemoteProtocolError, now: float) -> list[Output]:
-        """A message that no codec could read: drop it, and tell its sender as far as that is possible.
+        """Drop a message that no codec could read, and tell its sender if that is possible.
 
-        A registered worker whose command could not be read is invalid (MDP1-B-05). So is a worker whose
-        message breaks a bound, because the request that it answers would wait for ever.
+        A registered worker whose command could not be read is invalid (MDP1-B-05). A worker whose message
+        breaks a bound is invalid, too: its request would wait for ever.
         """
         outputs = self.ledger.note(f"invalid-{error.reason}", error.text)
         worker = self.ledger.workers.get(frames[0])
@@ -105,7 +105,7 @@ class Broker:
         return outputs
 
     def refuse_unread(self, frames: list[bytes]) -> list[Output]:
-        """A message for which there was no memory; ``frames`` are those that could be read."""
+        """Refuse a message for which there was no memory; ``frames`` were read."""
         refusal = refusals.MEMORY_UNREAD
         outputs = self.ledger.note(refusal.reason, refusal.text)
         asker = native_broker.asker_of(frames)
@@ -116,7 +116,7 @@ class Broker:
         return outputs
 
     def refuse(self, request: messages.Request, now: float) -> list[Output]:
-        """A request that this node may not serve: tell its client if the dialect can."""
+        """Refuse a request that this node may not serve; tell its client if the dialect can."""
         self.ledger.drop("not-active")
         frames = CODECS[request.dialect].not_active(request, self.ledger.status(now), False)
         return [Send(frames)] if frames is not None else []
@@ -125,21 +125,21 @@ class Broker:
         return [Send(native_broker.CODEC.pong(message.sender, message.identity, self.ledger.status(now)))]
 
     def unreachable(self, routing_id: bytes, now: float, *, is_gone: bool = True) -> list[Output]:
-        """A Send found no connection to this peer; or, not ``is_gone``, no room in it."""
+        """A Send found no connection to this peer (``is_gone``) or no room in it."""
         return self._registry.unreachable(routing_id, is_gone, now)
 
     # --- the role of this node ------------------------------------------------------------------------------
 
     def activate(self, epoch: int) -> None:
-        """This node serves from now on, under ``epoch``. It may have served under a lower one."""
+        """This node serves from now on, in ``epoch``."""
         self.ledger.epoch = epoch
         self.ledger.is_serving = True
 
     def deactivate(self, now: float) -> list[Output]:
-        """This node stops serving: native clients hear of each request of theirs that is here.
+        """This node stops serving: each native client gets NOT_ACTIVE for each of its requests.
 
-        A plain client cannot be told. What a worker has of it is answered when the worker answers. What waits
-        goes on waiting, until this node serves again (``resume``) or the other node does (``release``).
+        A plain client gets nothing. A request at a worker is answered when the worker answers. A queued
+        request waits until this node serves again (``resume``) or the other node does (``release``).
         """
         ledger = self.ledger
         if not ledger.is_serving:
@@ -158,7 +158,7 @@ class Broker:
         return outputs
 
     def resume(self, now: float) -> list[Output]:
-        """This node serves again, and no other node has meanwhile: dispatch what plain clients wait for."""
+        """This node serves again and no other node has meanwhile: dispatch plain clients' requests."""
         self.ledger.is_suspended = False
         outputs: list[Output] = []
         for service in self.ledger.services.values():
@@ -167,19 +167,19 @@ class Broker:
         return outputs
 
     def release(self, now: float) -> list[Output]:
-        """The other node serves: plain clients find it by their timeout, and nothing of them waits here."""
+        """The other node serves: drop plain clients' requests. Their timeout leads them to that node."""
         self.ledger.is_suspended = False
         outputs: list[Output] = []
         self._endings.return_queued(lambda request: True, now, outputs)
         return outputs
 
     def drain(self) -> None:
-        """Give workers no more requests, for good. What comes waits until ``deactivate`` returns it."""
+        """Dispatch no more requests, for good. New requests wait until ``deactivate`` returns them."""
         self.ledger.is_draining = True
 
     @property
     def is_awaited(self) -> bool:
-        """True if any worker holds a request for which this node answers."""
+        """True if a worker holds a request that this node must answer."""
         workers = self.ledger.workers
         return any(worker.bundled for worker in workers.values()) or any(
             not request.is_abandoned
@@ -199,7 +199,7 @@ class Broker:
         return expires_at if expires_at < deadline else deadline  # noqa: FURB136 - min() costs 1 % of a request
 
     def handle_timer(self, now: float) -> list[Output]:
-        """Heartbeats, expired workers, expired requests, forgotten services."""
+        """Handle heartbeats, expired workers, expired requests and unused services."""
         ledger = self.ledger
         outputs = self._endings.expire_due(now)
         if now >= self._registry.sweep_at:

@@ -1,12 +1,11 @@
-"""Batches on their way through the broker: one record for many requests.
+"""Batches in the broker: one record for many requests.
 
-A batch of requests stays one *bundle* while nothing happens to one of them alone. It is queued as one item,
-workers get slices of its table and blob, and its replies go back as they came, counted by number.
+A batch of requests stays one *bundle* until one of them differs. The queue holds it as one item. Workers get
+slices of its table and blob. Its replies go back as they came, counted by number.
 
-A bundle is *unfolded* as soon as one of its requests differs: its worker is gone or sends it back, it fails,
-it has PARTIALs, its time comes, it is asked for again, or this node gives up its role. Each request of it
-that has not ended then becomes an ``Accepted`` in the same place. What happens next is decided where it is
-decided for every single request, so there is one set of rules.
+The broker *unfolds* a bundle as soon as one request differs. Its worker is lost or returns it, it fails,
+streams, expires or is sent again, or this node gives up its role. Each open request then becomes an
+``Accepted`` at the same position. So single requests and batches have one set of rules.
 """
 
 import msgspec
@@ -29,13 +28,13 @@ class Bundles:
         return sum(map(len, self.by_number.values()))
 
     def add(self, bundle: Bundle, numbers: tuple[int, ...]) -> None:
-        """These requests are in this bundle."""
+        """Enter the requests of this bundle."""
         self.by_number.setdefault(bundle.client_id, {}).update(dict.fromkeys(numbers, bundle))
 
     # --- parts of a bundle ----------------------------------------------------------------------------------
 
     def slice(self, bundle: Bundle, count: int) -> Bundle:
-        """The next ``count`` requests as a bundle for one worker, which differs in its rows alone."""
+        """The next ``count`` requests as a bundle for one worker; only its rows differ."""
         part = bundle
         if count < len(bundle.numbers):
             first, last, begin = bundle.given, bundle.given + count, bundle.given_bytes
@@ -60,7 +59,7 @@ class Bundles:
         return part
 
     def take(self, bundle: Bundle, count: int) -> list[Accepted]:
-        """The next ``count`` requests that no worker was given, as single ones, out of the bundle."""
+        """Remove the next ``count`` undispatched requests and return them as single ones."""
         first, begin = bundle.given, bundle.given_bytes
         bundle.given = first + count
         bundle.given_bytes = begin + sum(bundle.lengths[first : first + count])
@@ -136,11 +135,11 @@ class Bundles:
         return bool(worker.bundled) and self.unfold_identity(identity) and identity in worker.in_flight
 
     def unfold_queued(self, bundle: Bundle) -> None:
-        """Its requests wait in its place, each until its own time."""
+        """Queue its requests at its position, each with its own deadline."""
         self._replace(bundle, self.unfold_waiting(bundle))
 
     def expire_queued(self, bundle: Bundle, now: float) -> list[Accepted]:
-        """As ``unfold_queued``, but requests whose time is over leave the queue and are returned."""
+        """As ``unfold_queued``, but remove expired requests from the queue and return them."""
         requests = self.unfold_waiting(bundle)
         expired = [request for request in requests if request.expires_at <= now]
         if len(expired) == len(requests):
@@ -158,19 +157,19 @@ class Bundles:
             waiting.add_deadline(request)
 
     def unfold_waiting(self, bundle: Bundle) -> list[Accepted]:
-        """Its requests that no worker was given, as single ones. The caller puts them where they belong."""
+        """Its undispatched requests as single ones. The caller queues them."""
         bundle.is_queued = False
         requests = self.take(bundle, len(bundle.numbers) - bundle.given)
         empty(bundle)
         return requests
 
     def unfold_worker(self, worker: WorkerRecord) -> None:
-        """Make single requests of all that this worker holds."""
+        """Unfold all bundles of this worker."""
         for bundle in list(worker.bundles):
             self.unfold_given(worker, bundle)
 
     def unfold_given(self, worker: WorkerRecord, bundle: Bundle) -> None:
-        """Its worker holds its requests without a reply as single ones."""
+        """Its worker holds its open requests as single ones."""
         bundled = self.by_number[bundle.client_id]
         by_identity = self._ledger.by_identity
         numbers = bundle.numbers
@@ -190,5 +189,5 @@ class Bundles:
 
 
 def empty(bundle: Bundle) -> None:
-    """Free the bodies: the deadline line may keep the record until its time to live ends."""
+    """Free the bodies: the line of deadlines may keep the record until it expires."""
     bundle.table = bundle.blob = b""

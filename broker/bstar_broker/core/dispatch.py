@@ -1,4 +1,4 @@
-"""Gives requests to workers: the least recently used worker with credit left gets the next one.
+"""Dispatches requests: the least recently used worker with credit gets the next one.
 
 A bundle is dealt out in slices, as equal as the credit of the workers allows.
 """
@@ -10,12 +10,12 @@ from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.outputs import Dispatch, Output
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 
-# What a client's batch gets in one turn while other clients wait as well.
+# How many requests of a client's batch one turn takes while other clients wait.
 _TURN_ROWS = 32
 
 
 class Dispatcher:
-    """Takes workers out of ``ServiceRecord.idle``, and puts them back while they have credit."""
+    """Takes workers out of ``ServiceRecord.idle`` and puts them back while they have credit."""
 
     def __init__(self, ledger: Ledger, bundles: Bundles, endings: Endings) -> None:
         self._ledger = ledger
@@ -23,7 +23,7 @@ class Dispatcher:
         self._endings = endings
 
     def dispatch(self, worker: WorkerRecord, request: Accepted, now: float) -> Dispatch:
-        """Give the request to this worker, which the caller has taken out of the idle ones."""
+        """Dispatch the request to this worker. The caller has removed it from the idle ones."""
         ledger = self._ledger
         deliveries = request.deliveries + 1
         request.deliveries = deliveries
@@ -57,7 +57,7 @@ class Dispatcher:
         )
 
     def dispatch_queued(self, service: ServiceRecord, now: float, outputs: list[Output]) -> None:
-        """Give out what waits, while workers have credit left."""
+        """Dispatch queued requests while workers have credit."""
         if self._ledger.is_draining:
             return
         queue, idle = service.queue, service.idle
@@ -76,7 +76,7 @@ class Dispatcher:
                 outputs += self._endings.expire(request, now)
 
     def _deal_queued(self, bundle: Bundle, outputs: list[Output], now: float) -> None:
-        """It is this queued bundle's turn, and its service has workers with credit left."""
+        """Deal this queued bundle: it is its turn, and its service has workers with credit."""
         if now >= bundle.expires_at:
             self._bundles.unfold_queued(bundle)
             return
@@ -95,7 +95,7 @@ class Dispatcher:
                 empty(bundle)
 
     def deal(self, bundle: Bundle, limit: int, outputs: list[Output], now: float) -> None:
-        """Give at most ``limit`` of its requests to workers, in shares as equal as their credit allows."""
+        """Dispatch at most ``limit`` of its requests, in shares as equal as the workers' credit allows."""
         idle = bundle.service.idle
         if 1 < limit <= len(idle):
             # Each worker gets one, so slices would gain nothing.

@@ -1,8 +1,8 @@
-"""How a request ends without a reply of a worker, and when a lost one is redelivered instead.
+"""Ends requests that get no reply from a worker, or redelivers them.
 
 A request expires in the queue, its worker is lost for the last time, its client is gone, or this node gives
-up its role. Each way is counted and reported to the observer. The client hears of it if its dialect
-can say it. A client of plain MDP hears nothing, so its timeout applies.
+up its role. Each way is counted and reported to the observer. A native client gets an error. A client of
+plain MDP gets nothing, so its timeout applies.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _NOTICES_MAX = 10
 
 
 class Endings:
-    """Takes requests out of queues and tables, and tells their clients."""
+    """Removes requests from queues and tables, and answers their clients."""
 
     def __init__(self, ledger: Ledger, bundles: Bundles) -> None:
         self._ledger = ledger
@@ -31,7 +31,7 @@ class Endings:
     def give_back(
         self, request: Accepted, status: NodeStatus, was_dispatched: bool, outputs: list[Output], now: float
     ) -> None:
-        """This node does not answer for the request: its client goes to the node that serves."""
+        """Return the request to its client, which goes to the node that serves."""
         request.service.tally.returned += 1
         self._ledger.report(request, "returned", (), now)
         frames = request.codec.not_active(request, status, was_dispatched)
@@ -41,7 +41,7 @@ class Endings:
     def fail(
         self, request: Accepted, outcome: Outcome, code: ErrorCode, text: str, now: float
     ) -> list[Output]:
-        """The request ends with an error."""
+        """End the request with an error."""
         frames = request.codec.failure(request, self._ledger.epoch, code, text.encode())
         return self._end(request, outcome, frames, now)
 
@@ -55,38 +55,38 @@ class Endings:
         return outputs
 
     def expire(self, request: Accepted, now: float) -> list[Output]:
-        """Its time in the queue is over: its own, or else what any request may wait (BSN-B-20)."""
+        """It expired in the queue: its own time to live, or the limit for every request (BSN-B-20)."""
         if now < request.deadline and not request.deliveries:
             return self._send_back(request, "waited-out", now)
         request.service.tally.expired += 1
         if request.deliveries:
             why = _why_it_waited(request.service)
-            text = f"its time ended in the queue after its worker was lost: {why}"
+            text = f"expired in the queue after its worker was lost: {why}"
             return self.fail(request, "expired", ErrorCode.WORKER_LOST, text, now)
         return self.fail(request, "expired", ErrorCode.EXPIRED, _why_it_waited(request.service), now)
 
     def _send_back(self, request: Accepted, reason: str, now: float) -> list[Output]:
-        """A request that no worker had leaves the queue. Its client, if it is there, may send it again."""
+        """A request that no worker had leaves the queue. Its client may send it again."""
         ledger = self._ledger
         ledger.drop(reason)
         request.service.tally.returned += 1
         waited_s = ledger.settings.request_ttl_s
-        text = f"waited for {waited_s:g} s, as long as a request may; it was not executed"
+        text = f"waited for {waited_s:g} s in the queue (timing.request_ttl_s); it was not executed"
         frames = request.codec.busy(request, ledger.epoch, QUEUE_RETRY_MS, text.encode())
         return self._end(request, "returned", frames, now)
 
     # --- a lost worker --------------------------------------------------------------------------------------
 
     def redeliver(self, request: Accepted, how: str, now: float, outputs: list[Output]) -> None:
-        """Its worker was lost: queue the request for another worker, or end it if that would be wrong.
+        """Its worker was lost: queue the request for another worker, or end it if it must not run again.
 
-        ``how`` the worker was lost goes into the client's error.
+        ``how``: how the worker was lost, for the client's error.
         """
         ledger, service = self._ledger, request.service
         if request.is_abandoned:
             ledger.forget(request)
         elif not (ledger.is_serving or ledger.is_suspended):
-            # Its client speaks plain MDP, and asks the node that serves.
+            # A plain MDP client asks the node that serves.
             self.give_back(request, ledger.status(now), True, outputs, now)
             ledger.forget(request)
         elif request.is_once and request.deliveries:
@@ -102,12 +102,12 @@ class Endings:
             text = f"{request.deliveries} workers were lost with this request; the last one {how}"
             outputs += self.fail(request, "poison", ErrorCode.POISON, text, now)
         elif request.deadline and now >= request.deadline and request.deliveries:
-            self._lose(request, f"the worker {how} and the request's time is over", now, outputs)
+            self._lose(request, f"the worker {how} and the request has expired", now, outputs)
         else:
             request.partials = 0
             request.held = None
             request.held_bytes = 0
-            # What was given to a worker is not sent back to its client as new before its own time is over.
+            # A dispatched request is not returned as unexecuted before its own deadline.
             may_wait_until = now + ledger.settings.request_ttl_s
             if request.deadline and (request.deliveries or request.deadline < may_wait_until):
                 may_wait_until = request.deadline
@@ -126,7 +126,7 @@ class Endings:
     # --- what waits -----------------------------------------------------------------------------------------
 
     def expire_due(self, now: float) -> list[Output]:
-        """End the queued requests whose time is over."""
+        """End the queued requests that have expired."""
         outputs: list[Output] = []
         waiting = self._ledger.waiting
         for item in waiting.deadlines.pop_due(now):
@@ -145,7 +145,7 @@ class Endings:
     def return_queued(
         self, is_returned: Callable[[Accepted], bool], now: float, outputs: list[Output]
     ) -> None:
-        """Give back what waits, as far as ``is_returned`` says so."""
+        """Return queued requests to their clients if ``is_returned`` allows it."""
         ledger = self._ledger
         status = ledger.status(now)
         for service in ledger.services.values():
@@ -162,9 +162,10 @@ class Endings:
                     ledger.forget(request)
 
     def release_client(self, client: bytes, now: float) -> None:
-        """A native client's connection is gone: what waits of it gives up its place (BSN-B-21).
+        """A native client's connection is gone: its queued requests leave the queue (BSN-B-21).
 
-        What it sent again from another address, what others wait for, and what a worker had stays.
+        A request stays if the client sent it again from another address, if others wait for it, or if a
+        worker had it.
         """
         ledger = self._ledger
         if not ledger.settings.client_check_interval_s or not ledger.waiting.is_native(client):
@@ -184,7 +185,7 @@ class Endings:
 
 
 def _given_up(request: Accepted, count: int, why: str) -> list[Output]:
-    """Log that a request is given up. ``count``: how often that happened to the service."""
+    """Log that the broker gives a request up. ``count``: how often that happened to the service."""
     if count > _NOTICES_MAX:
         return []
     times = "once" if request.deliveries == 1 else f"{request.deliveries} times"

@@ -1,14 +1,13 @@
-"""Tells a silent worker that is dead from one that is only stuck.
+"""Tells a dead worker from a stuck one.
 
-A worker's heartbeats need its interpreter: a handler that holds the GIL, or blocks an event loop, keeps them
-from being sent. So a native worker opens a second connection, its *keepalive*, and names that connection's
-routing id in READY. It sends nothing over it but ZMTP's own PING with a time to live (ZMQ_HEARTBEAT_TTL), and
-libzmq's I/O thread does that without the GIL. When the worker's process ends, is stopped or is cut off, the
-broker's libzmq closes that connection.
+A worker's heartbeats need its interpreter: a handler that holds the GIL or blocks an event loop stops them.
+So a native worker opens a second connection, its *keepalive*, and names its routing id in READY. Only ZMTP's
+PING with a time to live (ZMQ_HEARTBEAT_TTL) goes over it. libzmq's I/O thread sends it without the GIL. When
+the worker's process ends, is stopped or is cut off, the broker's libzmq closes that connection.
 
-A worker that is silent past its expiry and holds requests is therefore *probed*: a message is sent over its
-keepalive. If that finds no connection the worker is lost. Otherwise it is *stuck*: it keeps its requests,
-gets no others, and is probed again each heartbeat interval, until it answers or ``busy_s`` is over.
+If a worker with requests is silent past its expiry, the broker *probes* it: it sends a message over the
+keepalive. If there is no connection, the worker is lost. Otherwise it is *stuck*: it keeps its requests and
+gets no others. The broker probes it each heartbeat interval until it answers or ``busy_s`` has passed.
 """
 
 from bstar.printable import printable
@@ -16,7 +15,7 @@ from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.outputs import Notice, Output, Send
 from bstar_broker.core.records import WorkerRecord
 
-# The log names one stuck worker in a second; the others are in the metrics.
+# The log names one stuck worker per second; the metrics count all.
 _NOTICE_INTERVAL_S = 1.0
 
 
@@ -48,7 +47,7 @@ class Keepalives:
         """Probe a silent worker that holds requests. False if it has been stuck for too long."""
         since = worker.silent_since
         if since is None:
-            # Those of the next sweeps come when it has been stuck for a while.
+            # The next sweeps warn when it has been stuck for a while.
             worker.silent_since = since = worker.expires_at - worker.lease.expiry_s
             worker.service.idle.pop(worker, None)
             worker.service.stuck += 1
@@ -58,7 +57,7 @@ class Keepalives:
             outputs.append(Notice(text))
             return False
         elif worker not in self._told and now >= self._notice_at:
-            # Its keepalive stood when it was probed before.
+            # Its keepalive was connected at the last probe.
             self._notice_at = now + _NOTICE_INTERVAL_S
             self._told.add(worker)
             text = (
@@ -83,13 +82,13 @@ class Keepalives:
         worker.service.stuck -= 1
 
     def unreachable(self, routing_id: bytes) -> WorkerRecord | None:
-        """A probe found no connection: the stuck worker that is lost by that, if it is still stuck."""
+        """A probe found no connection. Returns the worker if it is still stuck: it is lost."""
         worker = self._workers.get(routing_id)
         return worker if worker is not None and worker.silent_since is not None else None
 
     def stalled(self, gap_s: float) -> None:
-        """The broker's process was away. libzmq was away as well and may have closed keepalives of workers
-        that live; they have one interval to come back.
+        """The broker's process was away, and libzmq with it. It may have closed keepalives of live workers.
+        They have one interval to come back.
         """
         for worker in self._workers.values():
             worker.expires_at += worker.lease.heartbeat_s

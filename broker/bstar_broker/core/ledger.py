@@ -1,4 +1,4 @@
-"""What the broker knows: its role, services, workers, requests and clients.
+"""The broker's tables: its role, services, workers, requests and clients.
 
 The parts of the broker (admission, dispatch, replies, worker registry, endings) share one ledger. They read
 and change it. No part knows the ``Broker``, which routes messages to them.
@@ -19,7 +19,7 @@ from bstar_broker.core.waiting import Waiting
 
 
 class Ledger:
-    """The tables of one broker. Parts may keep a reference to a table: none is ever replaced."""
+    """The tables of one broker. Parts may keep a reference to a table, because no table is ever replaced."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class Ledger:
         self.workers: dict[bytes, WorkerRecord] = {}
         # Single requests that have an identity, to recognise a repetition. Bundles have a table of their own.
         self.by_identity: dict[bytes, Accepted] = {}
-        # How many requests each client has here. A client without any has no entry.
+        # How many requests each client has here. A client with none has no entry.
         self.requests_of: dict[bytes, int] = {}
         self.waiting = Waiting(settings)
-        # Octets that requests may still take. The shell sets it; an accepted request is subtracted.
+        # How many octets requests may still take. The shell sets it; each accepted request lowers it.
         self.memory_left = 1 << 62
-        # Messages that led to nothing, by reason.
+        # Dropped messages, by reason.
         self.drops: Counter[str] = Counter()
         # Names for requests whose clients have no request numbers.
         self.identities: Iterator[bytes] = (native.identity(node_id, number) for number in count(1))
 
     def held(self, now: float) -> defaultdict[ServiceRecord, Held]:
-        """What the workers of each service hold."""
+        """The requests that the workers of each service hold."""
         held: defaultdict[ServiceRecord, Held] = defaultdict(Held)
         for worker in self.workers.values():
             of_service = held[worker.service]
@@ -70,7 +70,7 @@ class Ledger:
         return held
 
     def drop(self, reason: str) -> None:
-        """Count a message that leads to nothing. ``reason`` is a word of ours, never text from the wire."""
+        """Count a dropped message. ``reason`` is one of our own words, never text from the wire."""
         self.drops[reason] += 1
 
     def note(self, reason: str, text: str) -> list[Output]:
@@ -115,7 +115,7 @@ class Ledger:
 
     @staticmethod
     def answer(request: Accepted, frames: list[bytes] | None, outputs: list[Output]) -> None:
-        """Send to every client that waits for this request. None: their dialect has no word for it."""
+        """Send to every client that waits for this request. None: their dialect cannot say it."""
         if frames is not None:
             outputs.append(Send(frames))
             if request.askers is not None:

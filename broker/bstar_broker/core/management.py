@@ -1,6 +1,6 @@
 """The broker's own services (8/MMI): answered at once in every state of the node, never queued, never a vote.
 
-A look at a node does not change it: nothing here touches a queue or a worker's deadline.
+Nothing here changes a queue or a worker's deadline.
 """
 
 import math
@@ -92,7 +92,7 @@ def broker_state(ledger: Ledger, now: float) -> BrokerState:
 
 
 def _age_s(since: float, now: float) -> float:
-    """How long ago that was; 0 if it never was."""
+    """The time since then; 0 if it never happened."""
     return 0.0 if since == math.inf else round(max(0.0, now - since), 3)
 
 

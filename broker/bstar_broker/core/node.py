@@ -1,9 +1,9 @@
 """One node of the pair: the Binary Star machine and the broker as a single sans-I/O machine.
 
-The shell gives it what arrives at the ROUTER socket (``receive_frames``) and what happens to the pair or the
-process (``step``), with the time, and carries out the outputs in order. The Binary Star decides whether a
-request for work may be served, and such a request is a vote. What the machine decides about this node's role
-is passed to the broker here, so a shell or a simulator has no logic of its own.
+The shell hands it messages from the ROUTER socket (``receive_frames``) and events of the pair and the process
+(``step``), with the time. It carries out the outputs in order. The Binary Star decides whether the node may
+serve a request, and such a request is a vote. The node passes the machine's decisions about the role to the
+broker. So shell and simulator have no logic of their own.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,11 +34,11 @@ from bstar_broker.core.readiness import readiness
 from bstar_broker.core.settings import BrokerSettings
 from bstar_broker.core.snapshot import JournalState, LoopState, NodeState, PairState, QuorumState
 
-# Workers alone are fenced, so only what they remember matters. Nothing that a client says raises an epoch.
+# Only workers are fenced, so only their epochs matter. A client's message never raises an epoch.
 _EPOCH_CARRIERS = frozenset((Heartbeat, Ready, StaleEpoch))
-# A node that has handed over goes on refusing requests for so long before it ends. Clients send until they
-# have been told, and what is unread when a node ends may have been executed for all they know; a refused
-# request was not. It is to be longer than a message to a client and its next request take.
+# After a handover a node refuses requests for this time before it ends. Clients send until they hear of it. A
+# request that is unread at the end may have been executed, as far as its client knows; a refused request was
+# not. The time is longer than a round trip to a client.
 FAREWELL_S = 0.2
 
 # Messages that end no request. A draining node does not look at all workers after each of these.
@@ -83,9 +83,9 @@ class Node:
     # --- the ROUTER socket ----------------------------------------------------------------------------------
 
     def receive_frames(self, frames: list[bytes], now: float) -> list[Output]:
-        """One message of a client or worker, the routing id first. Bad ones are counted, never raised."""
+        """Handle one message of a client or worker, the routing id first. Bad ones are counted."""
         if now >= self.machine.serve_until and self.machine.is_active:
-            # The majority has run out, and any message may lead to a dispatch.
+            # The majority has run out, but any message may cause a dispatch.
             outputs = self._expand(self.machine.step(Tick(), now), now)
             return outputs + self.receive_frames(frames, now)
         try:
@@ -113,7 +113,7 @@ class Node:
         return outputs
 
     def receive_unread(self, frames: list[bytes]) -> list[Output]:
-        """A message that there was no memory for: as much of it as could be read."""
+        """Handle a message for which there was no memory: ``frames`` were read."""
         return self.broker.refuse_unread(frames)
 
     def _receive_request(self, message: Request, now: float) -> list[Output]:
@@ -134,7 +134,7 @@ class Node:
         return self.broker.receive(message, now)
 
     def _receive_requests(self, message: Requests, now: float) -> list[Output]:
-        """A batch is one vote. In all else it is like single requests."""
+        """A batch is one vote. Otherwise it is handled like single requests."""
         outputs: list[Output] = []
         if message.service.startswith(mmi.PREFIX):
             return outputs + self.broker.receive_singly(message, self._manage, now)
@@ -148,16 +148,14 @@ class Node:
         return outputs
 
     def _note_refused(self, message: Request | Requests, now: float) -> None:
-        """A native client asks a node that does not serve only while it finds no other."""
+        """Note that a native client asked: it asks a passive node only while it finds no other."""
         if isinstance(message, Requests) or message.dialect == Dialect.NATIVE:
             service = self.broker.ledger.services.get(message.service)
             has_worker = service is not None and service.workers > 0
             self.machine.step(Refusal(message.sender, has_worker), now)
 
     def _manage(self, message: Request, now: float) -> list[Output]:
-        """Answer a management request. Native clients follow the active node, except to look at a node
-        itself.
-        """
+        """Answer a management request. Native clients ask the active node, except for a node's own state."""
         if (
             message.dialect == Dialect.NATIVE
             and not self.machine.is_active
@@ -192,7 +190,7 @@ class Node:
         return self.machine.serve_until
 
     def step(self, given: Input, now: float) -> list[Output]:
-        """What happened to the pair, or to this process."""
+        """Handle an event of the pair or of this process."""
         kind = type(given)
         if kind is Leave:
             return self._leave(now)
@@ -207,7 +205,7 @@ class Node:
         return outputs
 
     def _leave(self, now: float) -> list[Output]:
-        """Stop in good order: let workers finish what they hold, then give up the role. Idempotent."""
+        """Drain: let workers finish their requests, then give the role up. Idempotent."""
         if self._drain_until is not None:
             return []
         self._drain_until = now + self._drain_timeout_s
@@ -226,11 +224,11 @@ class Node:
         return self._expand(self.machine.step(Leave(), now), now)
 
     def has_left(self, now: float) -> bool:
-        """After ``Leave``: may the process end?"""
+        """After ``Leave``: True if the process may end."""
         return self.machine.has_left(now) and self._farewell_until is None
 
     def trouble(self, now: float) -> str:
-        """What keeps this node from its part; empty if nothing does."""
+        """Why this node cannot play its part; empty if it can."""
         return self.machine.trouble(now)
 
     def next_deadline(self) -> float | None:
@@ -244,7 +242,9 @@ class Node:
         return deadline
 
     def _expand(self, outputs: Sequence[star.Output], now: float) -> list[Output]:
-        """Let the broker follow the machine, its outputs right behind the one that caused them."""
+        """Let the broker follow the machine. The broker's outputs come right after the output that caused
+        them.
+        """
         expanded: list[Output] = []
         for output in outputs:
             expanded.append(output)
@@ -262,7 +262,7 @@ class Node:
     # --- for people and monitors ----------------------------------------------------------------------------
 
     def state(self, now: float) -> NodeState:
-        """A snapshot of everything worth knowing."""
+        """A snapshot of the node."""
         pair, broker = self._pair_state(now), broker_state(self.broker.ledger, now)
         return NodeState(
             version=self._version,

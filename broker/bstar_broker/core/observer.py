@@ -1,4 +1,4 @@
-"""What the broker reports to an observer at the moment when it happens.
+"""What the broker reports to an observer, at the moment when it happens.
 
 An observer is quick, does not raise and changes nothing. A broker without one pays nothing for it. Counters
 are not reported: an observer reads them when it wants them.
@@ -20,7 +20,7 @@ class Observer(Protocol):
     def ended(
         self, request: Accepted, outcome: Outcome, epoch: int, reply: Sequence[bytes], now: float
     ) -> None:
-        """An accepted request has ended at this node, in ``epoch``; ``reply`` is what its client was sent.
+        """An accepted request has ended at this node, in ``epoch``; ``reply`` is the message to its client.
 
         The request has an identity. After "returned" a worker may still have it, and it may end again:
         "late", or otherwise if its client came back for it.
@@ -29,7 +29,7 @@ class Observer(Protocol):
     def answered(self, bundles: Sequence[Bundle], replies: Finals, epoch: int, now: float) -> None:
         """As ``ended``, "answered", for requests that came and were answered in batches.
 
-        ``replies.numbers`` says which; ``bundles`` has for each of them the one that it was in.
+        ``replies.numbers`` names them; ``bundles`` has the bundle of each.
         """
 
     def registered(self, worker: WorkerRecord, now: float) -> None:
@@ -39,4 +39,4 @@ class Observer(Protocol):
         """A worker is gone. Its ``in_flight`` are the requests that it still held."""
 
     def forgotten(self, service: ServiceRecord, now: float) -> None:
-        """The record of a service that was forgotten long ago is dropped, and its counters with it."""
+        """The record of a service that was forgotten long ago is dropped with its counters."""

@@ -1,7 +1,7 @@
-"""Peers that were sent DISCONNECT and hear nothing more until they register again (MDP1-B-04, MDP2-B-04).
+"""Peers that got DISCONNECT. They get nothing more until they register again (MDP1-B-04, MDP2-B-04).
 
 A worker may miss the DISCONNECT because its connection breaks at that moment. It goes on as if it were
-registered, so it is sent another one after ``quiet_s``.
+registered, so it gets another one after ``quiet_s``.
 """
 
 
@@ -17,18 +17,18 @@ class Outcasts:
         return routing_id in self._until
 
     def add(self, routing_id: bytes, now: float) -> None:
-        """It is sent DISCONNECT."""
+        """The peer gets DISCONNECT."""
         self._until.pop(routing_id, None)
         if len(self._until) >= self._count_max:
             del self._until[next(iter(self._until))]
         self._until[routing_id] = now + self._quiet_s
 
     def remove(self, routing_id: bytes) -> None:
-        """It registers."""
+        """The peer registers."""
         self._until.pop(routing_id, None)
 
     def tidy(self, now: float) -> None:
-        """Forget those whose time is over."""
+        """Forget peers whose time has passed."""
         while self._until:
             routing_id, until = next(iter(self._until.items()))
             if now < until:

@@ -1,4 +1,4 @@
-"""What the broker core asks its shell to do, in order.
+"""The outputs of the broker core: orders to its shell, in sequence.
 
 Outputs of the Binary Star machine travel in the same lists (see ``node``); the shell hands those to the pair.
 """
@@ -18,13 +18,11 @@ class Send(msgspec.Struct, gc=False):
 
 
 class Dispatch(Send, gc=False):
-    """A Send that gives a request to a worker; if it fails, the delivery did not happen
-    (``Node.undelivered``).
-    """
+    """A Send of a request to a worker. If it fails, nothing was delivered (``Node.undelivered``)."""
 
 
 class Notice(msgspec.Struct, frozen=True, gc=False):
-    """Something that an operator should read: the first of its kind, the others are only counted."""
+    """A line for the operator's log. Only the first of a kind is logged; the others are counted."""
 
     text: str
 

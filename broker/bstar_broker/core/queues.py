@@ -1,19 +1,18 @@
-"""A queue that is fair between those who fill it, with a lane for what is urgent.
+"""A queue that is fair between clients, with lanes for urgent requests.
 
-Each client has a lane of its own; the lanes take turns, so one client's thousand requests delay another
-client's single one by one request, not by a thousand. Within a lane the order is that of arrival.
+Each client has a lane, and the lanes take turns. So one client's thousand requests delay another client's
+single request by one request only. Within a lane the order is that of arrival.
 
-A client that asks now and then does not wait for a round of all the others: a lane that was empty for a whole
-round is *fresh*, and has its first turn before the round goes on. A lane that is filled again sooner
-waits for its turn in the round, so no client gains more than its share by sending one by one. (Flow queueing
-does the same with packets: RFC 8290, 4.2.) Urgent items have lanes of their own, which come first. After
-``URGENT_IN_A_ROW_MAX`` or ``FRESH_IN_A_ROW_MAX`` turns in a row one of those behind is next, so nobody
-starves.
+A client that asks now and then does not wait for a whole round. A lane that was empty for a whole round is
+*fresh*: its first turn comes before the round goes on. A lane that is filled again sooner waits for its turn,
+so no client gains more than its share. (Flow queueing does the same with packets: RFC 8290, 4.2.) Urgent
+items have lanes of their own, which come first. After ``URGENT_IN_A_ROW_MAX`` or ``FRESH_IN_A_ROW_MAX`` such
+turns in a row another lane is next, so no lane starves.
 
 An item may stand for several requests that came together; ``length`` counts requests.
 
 A worker's queue (``bstar_client.core.lanes``) has the same rule and no part of this one. It needs no urgent
-lanes and takes nothing out of the middle, so a plain deque does: 0.14 µs a request, against 2.1 µs here.
+lanes and removes nothing from the middle, so a plain deque is enough: 0.14 µs a request, against 2.1 µs here.
 """
 
 from collections import OrderedDict
@@ -35,8 +34,8 @@ class FairQueue(Generic[T]):
     __slots__ = ("_fresh", "_fresh_in_a_row", "_round", "_urgent", "_urgent_in_a_row", "length")
 
     def __init__(self) -> None:
-        # Lanes in the order of their turns, each an ordered set of its items. One of the round that has
-        # become empty stays until its turn would have come.
+        # Lanes in the order of their turns, each an ordered set of items. A lane that becomes empty stays
+        # until its next turn.
         self._round: OrderedDict[bytes, OrderedDict[T, None]] = OrderedDict()
         self._fresh: OrderedDict[bytes, OrderedDict[T, None]] = OrderedDict()
         self._urgent: OrderedDict[bytes, OrderedDict[T, None]] = OrderedDict()
@@ -56,7 +55,7 @@ class FairQueue(Generic[T]):
         self.length += count
 
     def push_front(self, lane: bytes, item: T, *, is_urgent: bool = False) -> None:
-        """Add before all of its kind: for an item that already had its turn."""
+        """Add before all items of its kind, for an item that already had its turn."""
         lanes = self._urgent if is_urgent else self._fresh
         if not is_urgent and lane in self._round:
             lanes[lane] = self._round.pop(lane)
@@ -65,7 +64,9 @@ class FairQueue(Generic[T]):
         lanes.move_to_end(lane, last=False)
 
     def pop(self, count: int = 1) -> T:
-        """Take the next lane's first item, all ``count`` that it stands for; IndexError if all are empty."""
+        """Remove and return the next lane's first item with all its requests; IndexError if all lanes are
+        empty.
+        """
         lanes = self._next_lanes()
         lane, queue = next(iter(lanes.items()))
         item, _ = queue.popitem(last=False)
@@ -88,7 +89,7 @@ class FairQueue(Generic[T]):
             return
         self._urgent_in_a_row = 0
         if not self.length:
-            # Nobody waits, so nobody could say that it is another's turn.
+            # No other lane waits, so the turn does not move.
             self._round.clear()
             self._fresh.clear()
         elif lanes is self._fresh:
@@ -99,7 +100,7 @@ class FairQueue(Generic[T]):
             lanes.move_to_end(lane)
 
     def head(self) -> T:
-        """What ``pop`` would take; IndexError if all are empty."""
+        """The item that ``pop`` would return; IndexError if all lanes are empty."""
         return next(iter(next(iter(self._next_lanes().values()))))
 
     def _next_lanes(self) -> OrderedDict[bytes, OrderedDict[T, None]]:
@@ -116,14 +117,14 @@ class FairQueue(Generic[T]):
 
     @property
     def is_shared(self) -> bool:
-        """True if several lanes have something, or had until a moment ago."""
+        """True if several lanes have items, or had a moment ago."""
         return len(self._round) + len(self._fresh) + len(self._urgent) > 1
 
     def replace(self, lane: bytes, item: T, items: Sequence[T], gone: int = 0) -> None:
-        """Put those that the item stands for in its place, one by one, but for ``gone`` that do not wait.
+        """Replace the item by its single requests, without the ``gone`` ones that left.
 
-        Only in a lane without urgent items: those stand for one request each. O(1) for each item if it is the
-        first of its lane; otherwise the whole lane is made again.
+        Urgent items stand for one request each, so the lane is not an urgent one. O(1) for each item if it is
+        the first of its lane; otherwise the whole lane is made again.
         """
         self.length -= gone
         queue = self._fresh[lane] if lane in self._fresh else self._round[lane]
@@ -145,7 +146,7 @@ class FairQueue(Generic[T]):
         queue.update(dict.fromkeys((*before, *items, *after)))
 
     def remove(self, lane: bytes, item: T, count: int = 1, *, is_urgent: bool = False) -> None:
-        """Take one item out, wherever it stands in its lane. It is nobody's turn."""
+        """Remove one item from any position of its lane. No turn passes."""
         lanes = self._urgent if is_urgent else self._fresh if lane in self._fresh else self._round
         queue = lanes[lane]
         del queue[item]
@@ -154,12 +155,12 @@ class FairQueue(Generic[T]):
         self.length -= count
 
     def of(self, lane: bytes) -> list[T]:
-        """What this lane has, the urgent first."""
+        """The items of this lane, urgent ones first."""
         lanes = (self._urgent, self._fresh, self._round)
         return [item for found in lanes if lane in found for item in found[lane]]
 
     def clear(self) -> list[T]:
-        """Take everything out, in no particular order between lanes."""
+        """Remove and return all items, in no order between lanes."""
         items = list(self)
         self._urgent.clear()
         self._fresh.clear()
@@ -169,7 +170,7 @@ class FairQueue(Generic[T]):
         return items
 
     def heads(self) -> Iterator[T]:
-        """The first item of each lane. Within a lane nobody has waited for longer."""
+        """The first item of each lane, which is the oldest in it."""
         for lanes in (self._urgent, self._fresh, self._round):
             for queue in lanes.values():
                 if queue:

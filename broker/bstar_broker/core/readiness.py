@@ -1,15 +1,15 @@
-"""Whether a node can play its part in its pair, and why not: the answer of ``/readyz``, part of the state
-that ``bstar status`` reads, and what its diagnosis of the pair is made of.
+"""Decides whether a node can play its part in its pair, and why not. ``/readyz`` and ``bstar status`` show
+it.
 """
 
 from bstar_broker.core.snapshot import PairState, Readiness, Standing
 
 
 def readiness(pair: PairState, *, is_draining: bool) -> Readiness:
-    """A node is ready if it serves or if requests may be sent to it, because it would take over when it must.
+    """A node is ready if it serves, or if it would take over when it must.
 
     A passive node whose peer is silent is ready: the next request makes it active, so it must not leave the
-    rotation at that moment. For the same reason a primary that has waited for its peer in vain is ready.
+    rotation at that moment. For the same reason a primary is ready whose peer never came.
     """
     if pair.is_leaving or is_draining:
         return Readiness(False, Standing.DRAINING, "this node is stopping")

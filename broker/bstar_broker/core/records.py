@@ -1,4 +1,4 @@
-"""What the broker remembers: requests it accepted, workers that registered, services that were named.
+"""The broker's records: accepted requests, registered workers, known services.
 
 Records only; the parts of the broker act on them. A record that each request makes is a ``msgspec.Struct``,
 which is made faster. A record that each request writes to is a dataclass with slots, which is written to
@@ -17,9 +17,9 @@ from bstar.printable import printable
 from bstar.wire.dialect import BrokerCodec, Envelope
 from bstar_broker.core.queues import FairQueue
 
-# How a request ends at a node; a service counts each under this name.
+# How a request ends at a node. A service counts each outcome under this name.
 OUTCOMES = ("answered", "failed", "refused", "expired", "poisoned", "lost", "returned")
-# All that a service counts, but for its latencies.
+# All counts of a service, except its latencies.
 COUNTERS = (*OUTCOMES, "accepted", "redelivered", "duplicates", "workers_lost", "stalls")
 
 # A service notes these counts every STEP_S and keeps STEPS notes: the last five minutes.
@@ -37,10 +37,10 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
 
     ``sender``, ``envelope`` and ``codec`` say where its replies go, ``lane`` whose share of the queue it
     takes. ``expires_at`` ends its wait in the queue, ``deadline`` its client's wait (0: unknown).
-    ``partials`` counts those sent on to the client, ``held`` keeps them for a client that can take one
-    reply only, and ``sent_bytes`` counts their octets for an observer. ``dispatched_at`` and ``worker`` (its
-    routing id) are of the last dispatch. ``is_abandoned``: this node does not answer for it, and its client
-    knows, but a worker still has it.
+    ``partials`` counts those sent to the client; ``sent_bytes`` counts their octets for an observer. ``held``
+    keeps them for a client that takes one reply only. ``dispatched_at`` and ``worker`` (its routing id) are
+    of the last dispatch. ``is_abandoned``: a worker still has the request, but this node will not answer it,
+    and its client knows.
     """
 
     sender: bytes
@@ -61,13 +61,13 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     held_bytes: int = 0
     is_queued: bool = False
     is_abandoned: bool = False
-    # Its client says that an earlier attempt may have been executed, here or at the other node.
+    # Its client says that an earlier attempt may have been executed, at any node.
     is_repeated: bool = False
     is_urgent: bool = False
     # As in ``Request``.
     is_once: bool = False
     is_whole: bool = False
-    # Routing ids of other clients that asked for the same key and get the same answers.
+    # Routing ids of other clients with the same key. They get the same replies.
     askers: list[bytes] | None = None
     dispatched_at: float = 0.0
     worker: bytes = b""
@@ -75,12 +75,12 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
 
 
 class Bundle(msgspec.Struct, eq=False):
-    """Requests that came in one batch and have shared their fate so far (``bundles``).
+    """Requests of one batch, none of which has differed so far (``bundles``).
 
     The columns and the rest are those of ``Requests`` and ``Accepted``; ``expires_at`` is when the first of
-    them expires. Of a queued bundle, the rows before ``given``, and the first ``given_bytes`` octets of the
-    blob, have gone to workers as bundles of their own, each with its ``worker``. ``left`` counts the requests
-    that are still here: waiting, or without a reply.
+    them expires. In a queued bundle, the rows before ``given`` and the first ``given_bytes`` octets of the
+    blob are at workers. These are bundles of their own, each with its ``worker``. ``left`` counts the
+    requests that wait or have no reply.
     """
 
     sender: bytes
@@ -141,23 +141,23 @@ class WorkerRecord:
     credit: int
     takes_batches: bool
     beats_while_busy: bool
-    # When it was last given a request, when it was last sent anything, and until when it may be silent.
+    # When it last got a request, when it last got any message, and until when it may be silent.
     given_at: float
     sent_at: float
     expires_at: float
-    # When its connection was found to be gone. What it had sent before may still be unread.
+    # When its connection was found gone. Its earlier messages may be unread.
     gone_at: float | None = None
     # The routing id of its keepalive, empty without one; since when it is silent, while it is stuck.
     keepalive: bytes = b""
     silent_since: float | None = None
     # It refuses this node's epoch and the node cannot believe the higher one. It gets no work meanwhile.
     is_ahead: bool = False
-    # By what the worker will send back: the client address (MDP) or the request's identity (native).
+    # By the name that the worker returns: the client address (MDP) or the request's identity (native).
     in_flight: dict[bytes, Accepted] = field(default_factory=dict)
     # The bundles that it holds, in order, and how many requests of them are unanswered.
     bundles: dict[Bundle, None] = field(default_factory=dict)
     bundled: int = 0
-    # Set while the last that it was given was a batch.
+    # True if its last dispatch was a batch.
     last_bundle: Bundle | None = None
 
     @property
@@ -167,7 +167,7 @@ class WorkerRecord:
 
 
 class Held(msgspec.Struct):
-    """What the workers of one service hold at a moment.
+    """The requests that the workers of one service hold at one moment.
 
     ``since`` is when the oldest request was given to its worker. ``sum_s`` is how long they have held their
     requests, summed.
@@ -186,7 +186,7 @@ class Held(msgspec.Struct):
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """What a service has counted. ``refusals`` are requests that were refused, by reason.
+    """A service's counters. ``refusals`` counts refused requests, by reason.
 
     ``busy_s`` is how long workers held the requests that have ended or left them, summed over workers.
     """
@@ -200,7 +200,7 @@ class Tally:
     returned: int = 0
     redelivered: int = 0
     duplicates: int = 0
-    # Workers that went away and held requests, and how often a worker was stuck (``keepalives``).
+    # Workers that were lost with requests, and how often a worker became stuck (``keepalives``).
     workers_lost: int = 0
     stalls: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
@@ -225,7 +225,7 @@ class Tally:
 
 @dataclass(slots=True, eq=False)
 class ServiceRecord:
-    """A service by name: who waits, who works, and what has become of its requests."""
+    """A service by name: its queue, its workers and its counters."""
 
     name: bytes
     used_at: float

@@ -1,4 +1,4 @@
-"""Why the broker does not take a request: one entry for each reason.
+"""The reasons why the broker refuses a request, one entry for each.
 
 A new reason is an entry here, the rule that returns it in ``admission``, and a row in docs/operations.md
 ("Refusals"). One that is ``is_of_service`` is in ``bstar_pipeline.slo``, too; tests compare all three. The
@@ -17,9 +17,9 @@ _MEMORY_RETRY_MS = 1_000
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """One reason. Without a ``code`` the client hears BUSY and may try again after ``retry_after_ms``.
+    """One reason. Without a ``code`` the client gets BUSY and may send it again after ``retry_after_ms``.
 
-    With a ``code`` it hears ERROR. ``is_of_service``: it counts among the requests of the service, and the
+    With a ``code`` it gets ERROR. ``is_of_service``: it counts among the requests of the service, and the
     service's objective with it.
     """
 
@@ -30,7 +30,7 @@ class Refusal(msgspec.Struct, frozen=True):
     is_of_service: bool = True
 
     def frames(self, codec: BrokerCodec, asker: Asker, epoch: int) -> list[bytes] | None:
-        """What the client hears; None if its dialect has no word for it."""
+        """The message to the client; None if its dialect cannot say it."""
         text = self.text.encode()
         if self.code is None:
             return codec.busy(asker, epoch, self.retry_after_ms, text)
@@ -39,7 +39,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 # The table has no room for the service, so there is no record that could count it.
 SERVICES_FULL = Refusal("services-full", "too many services", is_of_service=False)
-CLIENT_FULL = Refusal("client-full", "too many requests of this client")
+CLIENT_FULL = Refusal("client-full", "this client has too many requests here")
 QUEUE_FULL = Refusal("queue-full", "the service's queue is full")
 BYTES_FULL = Refusal("bytes-full", "the queues hold too many octets")
 MEMORY_FULL = Refusal("memory-full", "the node's memory is used up")
@@ -49,15 +49,15 @@ MEMORY_UNREAD = Refusal(
     retry_after_ms=_MEMORY_RETRY_MS,
     is_of_service=False,  # its service was not read
 )
-ASKERS_FULL = Refusal("askers-full", "too many wait for this key")
-ASKERS_LATE = Refusal("askers-late", "the answer to this key has begun")
+ASKERS_FULL = Refusal("askers-full", "too many callers wait for this key")
+ASKERS_LATE = Refusal("askers-late", "the reply for this key has begun")
 OTHER_BODY = Refusal(
     "other-body",
-    "its identity belongs to a request with another body, or another rule about repetition",
+    "its key or identity belongs to a request with another body or another value of idempotent",
     ErrorCode.INVALID,
     is_of_service=False,  # the caller's mistake
 )
-# The earlier attempt is not here, so nobody knows whether it was executed (BSN-B-22).
+# This node does not have the earlier attempt, so nobody knows whether it was executed (BSN-B-22).
 ONCE_REPEATED = Refusal(
     "once-repeated",
     "an earlier attempt may have been executed, and it must not be executed twice",

@@ -17,8 +17,8 @@ from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.records import Lease, ServiceRecord, WorkerRecord
 from bstar_broker.core.refusals import SERVICES_FULL
 
-# Workers are looked at in steps of a fraction of the shortest interval. Thousands of workers with different
-# deadlines then cost one pass for each step and not one pass each.
+# The registry checks all workers at steps of a fraction of the shortest interval. So thousands of deadlines
+# cost one pass per step, not one pass each.
 _SWEEPS_PER_HEARTBEAT = 4
 
 # How a worker was lost, in the errors that clients get.
@@ -119,7 +119,7 @@ class WorkerRegistry:
         )
 
     def reject_unknown(self, message: FromWorker, now: float) -> list[Output]:
-        """A worker's command from a peer that did not register here: ask it to, once (MDP1-B-04)."""
+        """A worker's command from an unregistered peer: ask it once to register (MDP1-B-04)."""
         sender = message.sender
         if sender in self._outcasts:
             self._ledger.drop("unknown-worker")
@@ -159,7 +159,7 @@ class WorkerRegistry:
         return outputs
 
     def has_room(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> None:
-        """A worker ended a request or answers again: give it the next, or let it wait for its turn."""
+        """A worker ended a request or answers again: dispatch the next one to it, or mark it idle."""
         service = worker.service
         if worker.silent_since is not None:
             self._keepalives.heard(worker, now, outputs)
@@ -184,7 +184,7 @@ class WorkerRegistry:
         ledger.drop("stale-epoch")
         outputs: list[Output] = []
         if ledger.is_serving and message.epoch > ledger.epoch:
-            # The node would have a higher epoch by now if it believed this one.
+            # If the node had believed this epoch, its own would be higher now.
             worker.is_ahead = True
             worker.service.idle.pop(worker, None)
             outputs += ledger.note(
@@ -245,8 +245,8 @@ class WorkerRegistry:
         ledger.drop("worker-unreachable")
         if not worker.held:
             return self._lose(worker, "unreachable", now)
-        # A worker that leaves sends its last reply and closes. The reply may still wait to be read here, so
-        # the worker keeps what it holds until the next sweep and gets nothing more.
+        # A leaving worker sends its last reply and closes. The reply may be unread here. So the worker keeps
+        # its requests until the next sweep and gets no more.
         worker.service.idle.pop(worker, None)
         if worker.gone_at is None:
             worker.gone_at = now
@@ -276,7 +276,7 @@ class WorkerRegistry:
     def _lose(
         self, worker: WorkerRecord, reason: LostBecause, now: float, *, is_unbegun: bool = False
     ) -> list[Output]:
-        """Forget a worker and give its requests to others. ``is_unbegun``: it says that it began none."""
+        """Forget a worker and give its requests to others. ``is_unbegun``: it has begun none of them."""
         ledger = self._ledger
         self._bundles.unfold_worker(worker)
         if ledger.observer is not None:
@@ -302,7 +302,7 @@ class WorkerRegistry:
     # --- time -----------------------------------------------------------------------------------------------
 
     def stalled(self, gap_s: float) -> None:
-        """The process was away. What workers sent meanwhile is still unread, so they were not silent."""
+        """The process was away. Messages of workers are unread, so the workers were not silent."""
         for worker in self._workers.values():
             worker.expires_at += gap_s
             if worker.gone_at is not None:
@@ -310,7 +310,7 @@ class WorkerRegistry:
         self._keepalives.stalled(gap_s)
 
     def sweep(self, now: float, outputs: list[Output]) -> None:
-        """Look at every worker: in any other order a live one could hide a silent one (MDP1-R-04)."""
+        """Check every worker: a live one must not hide a silent one (MDP1-R-04)."""
         ledger = self._ledger
         self.sweep_at = now + self._sweep_interval_s
         horizon = now + self._sweep_interval_s / 2
@@ -335,5 +335,5 @@ class WorkerRegistry:
             outputs += self._lose(worker, "stuck" if worker.silent_since is not None else reason, now)
 
     def tidy(self, now: float) -> None:
-        """Forget outcasts whose time is over."""
+        """Forget outcasts whose time has passed."""
         self._outcasts.tidy(now)

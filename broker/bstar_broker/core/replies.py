@@ -1,4 +1,4 @@
-"""Passes the replies of workers on to the clients, each in the client's own dialect."""
+"""Passes replies of workers to clients, each in the client's dialect."""
 
 from collections import Counter
 
@@ -27,7 +27,7 @@ class Replies:
         self._has_room = registry.has_room
 
     def receive_final(self, message: Final | Failure, now: float) -> list[Output]:
-        """The last reply to a request, or the error of its handler."""
+        """Handle the last reply to a request, or the error of its handler."""
         ledger = self._ledger
         worker = self._workers.get(message.sender)
         if worker is None:
@@ -67,7 +67,7 @@ class Replies:
         return outputs
 
     def receive_partial(self, message: Partial, now: float) -> list[Output]:
-        """A reply that more will follow."""
+        """Handle a PARTIAL: more replies will follow."""
         ledger = self._ledger
         worker = self._workers.get(message.sender)
         if worker is None:
@@ -84,7 +84,7 @@ class Replies:
             self._has_room(worker, now, outputs)
         if request.is_abandoned:
             ledger.drop("late-reply")
-            # Counted all the same: a client that comes back for the rest sees the gap (BSN-B-15).
+            # It counts anyway: a client that returns for the rest sees the gap (BSN-B-15).
             request.partials += request.codec.is_streaming
             return outputs
         if not request.codec.is_streaming:
@@ -101,14 +101,14 @@ class Replies:
         return outputs
 
     def _hold(self, request: Accepted, body: list[bytes], now: float) -> None:
-        """Keep a PARTIAL for a client that can take one reply only; all go out as one (6.7-3)."""
+        """Keep a PARTIAL for a client that takes one reply only; all of them leave as one (6.7-3)."""
         ledger = self._ledger
         held = request.held if request.held is not None else []
         held += body
         request.held = held
         request.held_bytes += sum(map(len, body))
         if request.held_bytes > ledger.settings.partials_buffer_bytes_max or len(held) > _HELD_FRAMES_MAX:
-            # The client hears nothing. The worker may finish; its reply is then late.
+            # The client gets nothing. The worker may finish; its reply is late then.
             ledger.drop("partials-overflow")
             request.service.tally.lost += 1
             ledger.report(request, "lost", (), now)
@@ -158,7 +158,7 @@ class Replies:
         return outputs
 
     def _receive_finals_singly(self, message: Finals, now: float) -> list[Output]:
-        """Replies to requests that have become single ones, or to none at all."""
+        """Handle replies to unfolded requests, or to unknown ones."""
         outputs: list[Output] = []
         epoch = int.from_bytes(message.header[28:36], "big")
         for number, body in zip(message.numbers, bodies_of(message.blob, message.lengths), strict=True):

@@ -4,8 +4,7 @@ A service without workers and requests leaves the table after a while (``service
 names do not fill it. Its record waits in ``past``: when the name comes again the same record returns, so its
 counters never go down. ``past`` keeps the ``PAST_MAX`` services that were forgotten last.
 
-Every ``STEP_S`` each record notes its counters, so that ``recent`` tells what became of requests in the last
-five minutes: how a service does now, and not only since the start.
+Every ``STEP_S`` each record notes its counters. So ``recent`` has the outcomes of the last five minutes.
 """
 
 from collections import OrderedDict
@@ -28,7 +27,7 @@ class ServiceTable(dict[bytes, ServiceRecord]):
         self.past: OrderedDict[bytes, ServiceRecord] = OrderedDict()
 
     def add(self, name: bytes, now: float) -> ServiceRecord:
-        """The record of a service that is not known: the one that it had, or a new one."""
+        """Add an unknown service: its earlier record, or a new one."""
         record = self.past.pop(name, None) or ServiceRecord(name, now)
         record.used_at = now
         self[name] = record
@@ -58,7 +57,7 @@ class ServiceTable(dict[bytes, ServiceRecord]):
 
 
 def recent(record: ServiceRecord) -> dict[str, int]:
-    """What became of requests in the last four to five minutes: each outcome that occurred, and how often."""
+    """The outcomes of the last four to five minutes, with their counts."""
     now = record.tally.outcomes()
     before = record.steps[0] if len(record.steps) == record.steps.maxlen else (0,) * len(now)
     return {name: count - was for name, count, was in zip(OUTCOMES, now, before, strict=True) if count > was}

@@ -10,8 +10,8 @@ import msgspec
 
 
 class ServiceState(msgspec.Struct, frozen=True):
-    """One service. Counters count requests since the node started; ``workers_lost`` counts workers that went
-    away and held requests.
+    """One service. Counters count requests since the node started; ``workers_lost`` counts workers that were
+    lost while they held requests.
 
     ``oldest_waiting_s`` is how long ago the oldest request in the queue was accepted. ``oldest_running_s`` is
     how long a worker has held the oldest request that workers hold. Each is 0 if there is none. ``recent``
@@ -59,7 +59,7 @@ class WorkerState(msgspec.Struct, frozen=True):
 
 
 class BrokerState(msgspec.Struct, frozen=True):
-    """The broker's tables. ``drops`` counts messages that led to nothing, by reason.
+    """The broker's tables. ``drops`` counts dropped messages, by reason.
 
     ``past`` are services that were forgotten, because nobody offered or asked for them for a while; they keep
     their counters.
@@ -83,8 +83,8 @@ class PairState(msgspec.Struct, frozen=True):
     ``is_peer_fresh``: it was heard within the failover timeout and is not known to have gone since. A peer
     that was asked whether it serves is given time for its answer, but only the answer makes it fresh.
     ``retry_after_s`` tells how long until a request could turn this node active: 0 at once, None not by a
-    request. ``is_peer_gone``: the peer is silent because its process no longer exists. Counters count since
-    the node started; ``peer_ignored`` counts state messages that were no evidence, by reason.
+    request. ``is_peer_gone``: the peer is silent because its process has ended. Counters count since the node
+    started; ``peer_ignored`` counts state messages that were no evidence, by reason.
 
     ``epoch_error`` says why the epoch could not be stored in ``state_dir`` yet; "" if it is.
 
@@ -161,8 +161,8 @@ class LoopState(msgspec.Struct, frozen=True):
 
 
 class JournalState(msgspec.Struct, frozen=True):
-    """The node's journal. Counters count since the node started: records and octets written, records dropped
-    because the buffer was full (``dropped_requests`` of them about single requests), errors of the disk.
+    """The node's journal. Counters count since the node started: records and octets written, records that did
+    not fit into the buffer (``dropped_requests`` of them about single requests), errors of the disk.
     """
 
     directory: str
@@ -188,7 +188,7 @@ class Standing(enum.StrEnum):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """Whether a node can play its part in the pair, the reason as a word, and as a sentence."""
+    """True if a node can play its part in the pair; the reason as a word and as a sentence."""
 
     is_ready: bool
     reason: Standing

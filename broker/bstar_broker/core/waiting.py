@@ -1,11 +1,11 @@
-"""What waits in all queues together: how much, of which client, and whether there is room for more.
+"""The waiting requests of all queues: how many, of which clients, and whether there is room for more.
 
 The bounds are fair. The last tenth of a queue's length, and of the octets in all queues, is for clients that
-hold less than that here, so a client that floods is refused before the others are.
+hold less than that. So the broker refuses a flooding client before the others.
 
-A client that is gone must not keep its place. A client whose requests wait is therefore sent a PONG at
-intervals; if its connection is gone, the shell finds that out and tells the broker. Only native clients get
-one: plain Majordomo has no PONG.
+Requests of a client that is gone must leave the queue. So the broker sends a PONG at intervals to each client
+with waiting requests. If its connection is gone, the shell tells the broker. Plain Majordomo has no PONG, so
+only native clients get one.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _RESERVE_PART = 10
 
 
 class _Share(msgspec.Struct, gc=False):
-    """What waits of one client; ``asked_at`` is when it was last sent a PONG."""
+    """The waiting requests of one client; ``asked_at`` is when it last got a PONG."""
 
     count: int
     octets: int
@@ -31,7 +31,7 @@ class _Share(msgspec.Struct, gc=False):
 
 
 class Waiting:
-    """Counts of what waits. A part that queues a request or takes it out calls ``enter`` or ``leave``."""
+    """Counts of waiting requests. A part that queues or removes a request calls ``enter`` or ``leave``."""
 
     __slots__ = ("_settings", "_shares", "count", "deadlines", "octets")
 
@@ -49,7 +49,7 @@ class Waiting:
         return length > (limit - reserve if held > reserve else limit)
 
     def is_heavy(self, client: bytes, octets: int) -> bool:
-        """True if the queues may not hold ``octets`` more of this client. A tenth is kept for the others."""
+        """True if the queues may not hold ``octets`` more of this client. A tenth is for the others."""
         limit = self._settings.queue_bytes_max
         total = self.octets + octets
         reserve = limit // _RESERVE_PART
@@ -76,7 +76,7 @@ class Waiting:
         self.add_deadline(item)
 
     def add_deadline(self, item: Accepted | Bundle) -> None:
-        """Its time in the queue ends at ``expires_at``."""
+        """The request leaves the queue at ``expires_at``."""
         self.deadlines.add(item, item.expires_at)
         self.deadlines.tidy(self.count)
 
@@ -108,5 +108,5 @@ class Waiting:
 
 
 def _is_due(item: Accepted | Bundle, expires_at: float) -> bool:
-    # A request that was queued again with more time has a second entry for that.
+    # A request that was queued again with more time has a second entry.
     return item.is_queued and item.expires_at == expires_at

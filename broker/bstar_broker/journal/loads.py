@@ -1,4 +1,4 @@
-"""What the counters of each service moved by, once per interval."""
+"""Records the growth of each service's counters, once per interval."""
 
 from collections import Counter, defaultdict
 
@@ -18,7 +18,7 @@ _US = 1e6
 
 
 class _Told(msgspec.Struct):
-    """What was last recorded of a service."""
+    """The last record of a service."""
 
     counters: tuple[int, ...] = (0,) * len(_COUNTERS)
     gauges: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -38,13 +38,13 @@ class Loads:
         self._told_at = now
 
     def forgotten(self, service: ServiceRecord, now: float) -> None:
-        """Its last counts must not be lost with it."""
+        """A service is forgotten: keep its last counts."""
         self._load(service, Held(), now)
         self._told_early += self._refusals(service, now)
         del self._told[service]
 
     def tick(self, ledger: Ledger, now: float) -> None:
-        """Record what the counters moved by since the last time."""
+        """Record the growth of the counters since the last time."""
         held = ledger.held(now)
         of_services, self._told_early = self._told_early, Counter()
         for service in (*ledger.services.values(), *ledger.services.past.values()):
@@ -61,7 +61,7 @@ class Loads:
         counters = tuple(getattr(service.tally, name) for name in _COUNTERS)
         gauges = (service.workers, held.credit, service.queue.length, held.count)
         busy_s = service.tally.busy_s + held.sum_s
-        # A service at rest needs no record, but one that says that it came to rest.
+        # An idle service needs one record that it is idle, and no more.
         if counters == told.counters and gauges == told.gauges and not gauges[2] and not gauges[3]:
             told.busy_s = busy_s
             return

@@ -1,4 +1,4 @@
-"""Records what happens at a node: what became of requests and workers, and what the pair decided.
+"""Records the events of a node: outcomes of requests, changes of workers, decisions of the pair.
 
 The core reports requests and workers (``Observer``), the pair its outputs, the reactor its stalls. Each
 becomes a record of ``bstar.records``. Nothing here decides or waits, and the broker goes on when the journal
@@ -61,7 +61,7 @@ PAIR_RECORDS: dict[type, Callable[[Any, StarMachine], _Record]] = {
 
 
 class NodeJournal:
-    """What one node writes into its journal; an ``Observer`` of its broker.
+    """One node's journal; an ``Observer`` of its broker.
 
     ``node_id`` names this run of the node, ``clock`` is the reactor's. ``attach`` it to the node before
     anything runs.
@@ -125,7 +125,7 @@ class NodeJournal:
     # --- once per interval ----------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Record what the counters moved by since the last time."""
+        """Record the growth of the counters since the last time."""
         assert self._node is not None
         self._loads.tick(self._node.broker.ledger, now)
         self._pulse(now)
@@ -151,7 +151,7 @@ class NodeJournal:
         self.journal.write(records.Stopping, now)
 
     def close(self, reason: str | None) -> None:
-        """Record the last interval, and end. None: not in good order. Idempotent, in bounded time."""
+        """Record the last interval, and end. ``reason`` None: the node failed. Idempotent."""
         if self._node is not None and reason is not None:
             self.tick(self._clock())
             self._node = None

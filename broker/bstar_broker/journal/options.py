@@ -17,7 +17,7 @@ def config_digest(settings: Settings) -> str:
 
 
 def options_of(settings: Settings) -> JournalOptions | None:
-    """The section ``journal`` as the writer takes it; None if there is to be no journal."""
+    """The section ``journal`` for the writer; None if the node keeps no journal."""
     if settings.journal.directory is None:
         return None
     return msgspec.convert(msgspec.structs.asdict(settings.journal), JournalOptions)

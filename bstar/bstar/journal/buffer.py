@@ -1,8 +1,8 @@
 """The bounded buffer of a journal: any thread appends to it, and the journal's thread empties it.
 
-Records are of two classes. Those about single requests (``offer``) may be many; they take three quarters of
-the buffer, and what does not fit is counted. All others (``write``) have the last quarter for themselves and
-wake the thread, which gives them to the operating system at once; from there they survive the process.
+Records are of two classes. Records of single requests (``offer``) may be many. They may fill three quarters
+of the buffer; others are dropped and counted. All other records (``write``) have the last quarter and wake
+the thread. It gives them to the operating system at once, so they survive the process.
 """
 
 import threading
@@ -51,7 +51,7 @@ class Buffer:
         self._wake: SimpleQueue[None] = SimpleQueue()
 
     def write(self, kind: type[Base], now: float, /, **fields: Any) -> None:  # Any: see Base
-        """Keep a record, in any case: a change of state, say. ``fields`` are those of ``kind`` itself."""
+        """Keep an important record, such as a change of state. ``fields`` are those of ``kind`` itself."""
         if len(self.entries) < self._room_kept:
             self.entries.append((now, kind, fields))
             if not self.is_woken:
@@ -63,7 +63,7 @@ class Buffer:
     def offer(self, now: float, make: Make, /, *args: Any) -> None:  # Any: whatever make wants
         """Keep a record about a request, an execution or a call, if there is room.
 
-        ``make`` is called in another thread, later: ``args`` must not change any more.
+        Another thread calls ``make`` later, so ``args`` must not change.
         """
         if len(self.entries) < self._room:
             self.entries.append((now, make, args))
@@ -80,7 +80,7 @@ class Buffer:
             self._drop(now, count)
 
     def close(self) -> None:
-        """Take no more: whatever comes now is counted, and nobody can be told. Wakes the thread."""
+        """Take no more records; later ones are only counted. Wakes the thread."""
         self._room = self._room_kept = 0
         self._wake.put(None)
 
@@ -91,7 +91,7 @@ class Buffer:
         self.is_woken = False
 
     def take_drops(self) -> tuple[int, int, float]:
-        """How many records were dropped since the last time, how many about requests, and since when."""
+        """How many records were dropped since the last call, how many about requests, and since when."""
         with self._drop_lock:
             (count, requests), self._dropped = self._dropped, [0, 0]
             return count, requests, self._dropped_since

@@ -27,7 +27,7 @@ _READS_MAX = 5
 
 
 class Anchor:
-    """Where the clocks stood when ``update`` was last called.
+    """The clocks at the last ``update``.
 
     ``source`` is the clock, in seconds, of the times that ``mono_us`` is given; None means the machine's
     monotonic clock itself. ``shift_us`` added to a time of the source is the monotonic time, ``offset_us``
@@ -45,11 +45,11 @@ class Anchor:
         self.update()
 
     def update(self) -> int:
-        """Read the clocks; by how many microseconds the wall clock was set since the last time, or 0."""
+        """Read the clocks. Returns by how many microseconds the wall clock was set since the last call."""
         source = self._source
         if source is not None:
             shift_us = -self._lead_us(lambda: source() * 1e6)
-            # They drift apart only while the machine sleeps; what is smaller is the time of reading.
+            # They drift apart only while the machine sleeps. A smaller difference is the time of the reads.
             if abs(shift_us - self.shift_us) > STEP_US_MIN / 10:
                 self.shift_us = shift_us
         offset_us = round(self._lead_us(lambda: self._wall() / 1e3))

@@ -1,4 +1,4 @@
-"""A journal as its owner sees it: a buffer that takes records, and a thread that writes them down."""
+"""A journal for its owner: a buffer that takes records, and a thread that writes them."""
 
 import logging
 import os
@@ -69,7 +69,7 @@ class Journal:
         self._anchor = Anchor(clock, mono=mono, wall=wall)
         self._folder = Folder(options.directory, pair, node, self.boot, disk if disk is not None else Disk())
         self._buffer = Buffer(options.buffer_records, self.counters)
-        # Not by methods of its own: a call for each request would cost 50 ns more.
+        # Bound methods, not methods of its own: a call for each request would cost 50 ns more.
         self.write, self.offer, self.offer_all = (
             self._buffer.write,
             self._buffer.offer,
@@ -98,11 +98,11 @@ class Journal:
         }
 
     def is_sampled(self, identity: bytes) -> bool:
-        """Is the request of this identity (24 octets) one of those to be recorded?"""
+        """True if the journal records the request with this identity (24 octets)."""
         return is_sampled(identity, self.limit)
 
     def turn(self) -> None:
-        """Write what is buffered. What the thread does; without one, its owner."""
+        """Write the buffered records. The thread calls it; without a thread, the owner does."""
         self._writer.turn()
 
     def close(self, reason: str | None = "") -> None:
@@ -121,7 +121,10 @@ class Journal:
         if self._thread is not None:
             self._thread.join(self.options.close_timeout_s + 1)
             if self._thread.is_alive():
-                _log.error("journal: %s does not take any more; its last records are lost", self._folder.path)
+                _log.error(
+                    "journal: %s: the disk did not take the last records in time; they are lost",
+                    self._folder.path,
+                )
         else:
             self._writer.finish()
 

@@ -1,4 +1,4 @@
-"""How a journal is kept: where, how much of it, and how it is cut into files."""
+"""A journal's options: its directory, its sample, its files and their bounds."""
 
 import msgspec
 

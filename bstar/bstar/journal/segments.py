@@ -1,12 +1,12 @@
-"""The files of a journal: names, the one that is written, how it is closed, packed and in the end removed.
+"""The files of a journal: their names, the open one, and how files are closed, packed and removed.
 
 One file is a *segment*, ``PAIR.NODE.TIME.BOOT.NUMBER.ndjson`` and ``.open`` while it is written. Its writer
-holds a lock on it (``flock``), which ends with the process in whatever way that ends, so a successor knows
-which files of the same pair and node are orphans. A closed segment appears under its final name by a rename,
-whole; packed it is written as ``.part`` before. So a program that lists ``*.ndjson`` and ``*.ndjson.gz`` sees
-every segment once, and never a half.
+holds a lock on it (``flock``). The lock ends with the process, so a successor knows which files of the same
+pair and node are orphans. A closed segment appears under its final name by a rename, whole; packed it is
+written as ``.part`` before. So a program that lists ``*.ndjson`` and ``*.ndjson.gz`` sees every segment once,
+and never a half.
 
-Nothing here knows of threads. ``Disk`` is the operating system, and tests put another in its place.
+Nothing here knows of threads. ``Disk`` is the operating system; tests replace it.
 """
 
 import fcntl
@@ -79,7 +79,7 @@ class SegmentName(msgspec.Struct, frozen=True):
 
     @property
     def is_sealed(self) -> bool:
-        """Is it whole, and nobody's any more?"""
+        """True if it is whole and has no writer."""
         return self.suffix in ("", PACKED)
 
 
@@ -91,7 +91,7 @@ class Disk:
         return os.open(path, flags | os.O_CLOEXEC, 0o644)
 
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
-        """How many octets it took."""
+        """Write; returns how many octets it took."""
         return os.write(descriptor, data)
 
     def rename(self, old: Path, new: Path) -> None:
@@ -111,27 +111,27 @@ class Segment:
         self.lines = 0
 
     def write(self, data: bytes | memoryview) -> int:
-        """How many octets went out, maybe not all. OSError if none could."""
+        """Write; returns how many octets went out, maybe not all. OSError if none could."""
         count = self._disk.write(self.descriptor, data)
         self.size += count
         return count
 
     def is_there(self) -> bool:
-        """Is the file still in the directory under its name?"""
+        """True if the file is still in the directory under its name."""
         try:
             return self.path.stat().st_ino == self._inode
         except OSError:
             return False
 
     def close(self) -> None:
-        """Give up file and lock. Idempotent."""
+        """Close the file and free its lock. Idempotent."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """What retention removed."""
+    """The files that retention removed."""
 
     files: int
     octets: int
@@ -139,7 +139,7 @@ class Pruned(msgspec.Struct, frozen=True):
 
 
 class _Sealed(msgspec.Struct, frozen=True):
-    """What retention has to know of a file."""
+    """A closed file for retention."""
 
     path: Path
     octets: int
@@ -193,7 +193,7 @@ class Folder:
                 descriptor = self._disk.open(path, os.O_RDWR)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:  # its writer lives, or nobody can tell
+                except OSError:  # its writer lives, or it is uncertain
                     os.close(descriptor)
                     continue
                 segment = Segment(path, descriptor, self._disk)

@@ -1,4 +1,4 @@
-"""What goes wrong with a journal: counted each time, logged once."""
+"""A journal's errors: counted each time, logged once."""
 
 import logging
 
@@ -37,7 +37,7 @@ class Troubles:
             )
 
     def mistaken(self, make: object, error: Exception) -> None:
-        """A record could not be made, which is a mistake of ours."""
+        """A record could not be made: a defect of ours."""
         self._counters.errors += 1
         if make not in self._told:
             self._told.add(make)

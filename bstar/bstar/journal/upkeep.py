@@ -1,4 +1,4 @@
-"""What happens to a journal's files after they were written: they are closed, packed, and one day removed."""
+"""Maintains a journal's written files: closes, packs and removes them."""
 
 import logging
 from collections import deque
@@ -26,11 +26,11 @@ class Upkeep:
         self.jobs: deque[Iterator[None]] = deque()
 
     def begin(self) -> None:
-        """Seal what earlier runs left open, and see whether there is too much."""
+        """Seal the files that earlier runs left open, and check the bounds."""
         self.jobs.append(self._tidy())
 
     def seal(self, segment: Segment) -> None:
-        """Close and pack a file that is written no more."""
+        """Close and pack a finished file."""
         self.jobs.append(self._seal(segment))
 
     def step(self) -> None:

@@ -1,9 +1,9 @@
-"""The half of a journal that its thread runs: from what is buffered to lines in files.
+"""The thread's half of a journal: turns buffered records into lines in files.
 
-It makes the records, stamps and encodes them, in portions small enough that the interpreter lock is never
-kept from the others for long, and begins and ends the files. When the disk is full or the directory gone it
-says so once and tries again, and finishes later what was written half. It syncs nothing to the disk: a
-journal survives its process, not the machine's power cut.
+It makes, stamps and encodes the records, and begins and ends the files. Its portions are small, so other
+threads never wait long for the interpreter lock. When the disk is full or the directory is gone, it logs that
+once and retries, and completes half-written lines. It syncs nothing: a journal survives its process, not a
+power cut.
 """
 
 import errno
@@ -72,7 +72,7 @@ class Writer:
         self.upkeep.begin()
 
     def turn(self) -> None:
-        """Write what is buffered, and begin the next segment when it is time."""
+        """Write the buffered records, and begin the next segment when it is time."""
         try:
             self._turn()
         except OSError as error:
@@ -130,7 +130,7 @@ class Writer:
         """Take some of the buffer's ``entries`` and make their lines; the lines, some of them joined, how
         many they are, and how many entries were taken.
 
-        One that cannot be made is a mistake of ours, and costs nothing but itself.
+        A record that cannot be made is a defect of ours, and only that record is lost.
         """
         take = self._buffer.entries.popleft
         stamp = self._stamp
@@ -163,14 +163,14 @@ class Writer:
         return lines, count, taken
 
     def _write_now(self, kind: type[Base], **fields: Any) -> None:  # Any: see Base
-        """A record of the journal's own, past the buffer."""
+        """Write one of the journal's own records, past the buffer."""
         mono_us = self._anchor.mono_us(self._anchor.now())
         self._seq += 1
         stamp = self._stamp | {"seq": self._seq, "at": mono_us + self._anchor.offset_us, "mono": mono_us}
         self._write_lines([records.encode(kind(**stamp, **fields))], 1)
 
     def _write_lines(self, lines: list[bytes], count: int) -> None:
-        """Write; what could not be written stays pending."""
+        """Write; the rest stays pending."""
         if not lines:
             return
         lines.append(b"")
@@ -198,7 +198,7 @@ class Writer:
         self._counters.segments += 1
 
     def _end_segment(self) -> None:
-        """Write its last line and have it sealed."""
+        """Write its last line and seal it."""
         segment = self.segment
         assert segment is not None
         self._write_now(SegmentClosed, lines=segment.lines)
@@ -206,7 +206,7 @@ class Writer:
         self.upkeep.seal(segment)
 
     def _abandon(self) -> None:
-        """Write no more to this segment. A line that is half in it begins anew in the next."""
+        """Write no more to this segment. A half-written line starts over in the next one."""
         assert self.segment is not None
         if self._pending:
             portion = self._pending.obj

@@ -1,10 +1,10 @@
-"""The Binary Star: who of two nodes serves. Pure: no socket, no clock, no randomness.
+"""The Binary Star: decides which of two nodes serves. Pure: no socket, no clock, no randomness.
 
 ``rules`` is the table, ``machine`` does what it says, ``outputs`` are what a shell carries out. ``chart``
-checks the table with a library; docs/binary-star.md shows both. Of the machine's parts
-``settings`` says how a node takes part, ``pace`` how fast, ``peer`` whose messages count, ``epochs`` whose
-claim is better, ``questions`` what is asked and answered, ``quorum`` who has the majority, ``cut_off``
-whether clients reach one node only, ``texts`` what people are told. ``arbiter`` is the third voter.
+checks the table with a library; docs/binary-star.md shows both. The machine's parts: ``settings`` has a
+node's configuration, ``pace`` its timing. ``peer`` decides whose messages count, ``epochs`` whose claim is
+better, ``quorum`` who has the majority. ``questions`` asks and answers, ``cut_off`` notices clients that
+reach one node only, ``texts`` has the texts for operators. ``arbiter`` is the third voter.
 """
 
 from bstar.star.machine import StarMachine

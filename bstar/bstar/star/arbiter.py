@@ -1,14 +1,14 @@
-"""The third voter: one ballot for each pair, given to one node at a time. Pure, as the nodes' machines are.
+"""The third voter: one ballot for each pair, given to one node at a time. Pure, like the nodes' machines.
 
-``receive`` a node's question, and send the answer that comes back. A claim is granted if the ballot is free
-or that node's already, and from then on the ballot is that node's for the ttl it asked for, by this machine's
-clock. The arbiter never decides who should serve: it only keeps two from being told yes at the same time.
+``receive`` takes a node's question and returns the answer. It grants a claim if the ballot is free or belongs
+to that node. The ballot then belongs to the node for the ttl that it asked for, by this machine's clock. The
+arbiter never decides who should serve. It only never says yes to two nodes at once.
 
-It keeps nothing across restarts. What it promised before it started it cannot know, so a new one grants
-nothing to anybody until a ttl has passed since its start. That costs nothing while the nodes hear each other.
+It keeps nothing across restarts, so it does not know its earlier promises. A new arbiter grants nothing until
+one ttl has passed since its start. That costs nothing while the nodes hear each other.
 
-What it deliberately does not do: it does not talk to nodes by itself, it does not know whether they live, and
-it does not tell one node anything about the other but who holds the ballot.
+It does not speak first, does not know whether nodes live, and tells a node about the other only who holds the
+ballot.
 """
 
 from math import ceil
@@ -17,10 +17,10 @@ import msgspec
 
 from bstar.wire.arbiter import Answer, Question
 
-# Ballots at once. A stranger that invents pairs must not grow the table; a record has some 300 octets.
+# The bound of the table: a stranger may invent pairs, and a record has about 300 octets.
 PAIRS_MAX = 10_000
 
-# How often ballots that ran out are looked for: for the log, and to make room.
+# How often it removes ballots that ran out, for the log and to make room.
 _SWEEP_INTERVAL_S = 1.0
 
 
@@ -57,7 +57,7 @@ ArbiterOutput = Reply | BallotGiven | BallotReturned | TableFull
 
 
 class _Ballot(msgspec.Struct, gc=False):
-    """``number`` is the last question of its holder that counted: what is older came late."""
+    """``number`` is the holder's last question that counted; an older one is late."""
 
     role: str
     node: str
@@ -80,7 +80,7 @@ class ArbiterMachine:
 
     @property
     def pairs(self) -> int:
-        """How many pairs have a ballot that a node holds, or held a moment ago."""
+        """How many pairs have a ballot that a node holds or held a moment ago."""
         return len(self._ballots)
 
     def receive(self, question: Question, now: float) -> list[ArbiterOutput]:
@@ -92,7 +92,7 @@ class ArbiterMachine:
             outputs.append(self._take_back(question.pair, ballot, now, has_expired=True))
         is_holders = ballot is not None and ballot.node == question.node
         if is_holders and ballot is not None and question.number <= ballot.number:
-            return outputs  # it came by an older connection, and younger ones have been answered
+            return outputs  # it came by an older connection, after younger questions
         is_granted = False
         if question.verb == "claim":
             is_granted = self._claim(question, ballot, now, outputs)
@@ -104,7 +104,7 @@ class ArbiterMachine:
         return outputs
 
     def stalled(self, gap_s: float, now: float) -> list[ArbiterOutput]:
-        """The process was away for ``gap_s``: what was promised about then is kept for as long again."""
+        """The process was away for ``gap_s``: extend the promises of that time by as much."""
         for ballot in self._ballots.values():
             if ballot.is_given and ballot.until > now - gap_s:
                 ballot.until += gap_s
@@ -115,7 +115,7 @@ class ArbiterMachine:
         return self._sweep_at if self._ballots else None
 
     def handle_timer(self, now: float) -> list[ArbiterOutput]:
-        """Take back what has run out."""
+        """Free the ballots that have run out."""
         if now < self._sweep_at:
             return []
         self._sweep_at = now + _SWEEP_INTERVAL_S
@@ -158,7 +158,7 @@ class ArbiterMachine:
         return True
 
     def _take_back(self, pair: str, ballot: _Ballot, now: float, *, has_expired: bool) -> BallotReturned:
-        """Free it, but remember for a sweep what its holder asked last."""
+        """Free it, but remember its holder's last question until the next sweep."""
         ballot.is_given = False
         ballot.until = now
         return BallotReturned(pair, ballot.role, ballot.node, has_expired)

@@ -41,7 +41,7 @@ class Chart:
         )
 
     def obey(self, event: Event, facts: Facts) -> Rule | None:
-        """Go where the rule for ``event`` leads. None if there is none: nothing changes."""
+        """Follow the rule for ``event``. None if there is none: nothing changes."""
         self._facts = facts
         self._rule = None
         if event.name in self._machine.events:
@@ -49,7 +49,7 @@ class Chart:
         return self._rule
 
     def arrows(self) -> list[tuple[State, State]]:
-        """From which state to which the chart can go, each pair once, in the order of the rules."""
+        """The chart's transitions as pairs of states, each once, in the order of the rules."""
         pairs = [
             (State[str(transition.source)], State[str(transition.dest)])
             for event in self._machine.events.values()

@@ -1,19 +1,18 @@
-"""Clients that reach the passive node and not the active one: who sees it, and when the role follows them.
+"""Clients that reach only the passive node: which node notices, and when the role follows them.
 
-A native client asks a passive node for work only while it finds no active one. While the peer is ACTIVE and
-heard, such requests are therefore evidence that clients are cut off from it. Either node knows half of it:
+A native client asks a passive node for work only while it finds no active one. So while the peer is ACTIVE
+and heard, such requests show that clients are cut off from it. Each node knows half of it:
 
-* The passive node counts the clients that it refused, one for each connection, and only those for whose
-  service a worker is registered here: the others would gain nothing. Several that have asked for PATIENCE
-  failover timeouts, or a single one that has asked for LONE_PATIENCE, are told to the peer with every state
-  message, together with the time since the first refusal.
-* The active node knows whether it serves. It gives the role up (the rule CLIENTS_CUT_OFF) only if no client's
-  request, and no sign of life of a client whose request it holds, has come in all that time, and not within
-  SETTLING failover timeouts of the last handover. So a client that lies or sees one node only cannot take
-  the role from others that are served, nor move it back and forth, and an alternating cut moves it at most
-  once per SETTLING.
+* The passive node counts the clients that it refused, one per connection. A client counts only if a worker
+  here offers its service: others would gain nothing. The node reports several clients after PATIENCE failover
+  timeouts, a single one after LONE_PATIENCE. The report, with the time since the first refusal, is in every
+  state message.
+* The active node knows whether it serves. It gives the role up (the rule CLIENTS_CUT_OFF) only if no client
+  reached it in all that time: no request came, and no sign of life of a client with a request here. After a
+  handover it waits for SETTLING failover timeouts. So a client that lies, or sees one node only, cannot take
+  the role from clients that are served. An alternating cut moves the role at most once per SETTLING.
 
-Clients of plain MDP cannot tell a node that does not serve from one that is slow, so they are no witnesses.
+Clients of plain MDP do not count, because they cannot tell a passive node from a slow one.
 """
 
 import math
@@ -23,14 +22,14 @@ import msgspec
 from bstar.star.outputs import ClientsCutOff
 from bstar.wire.peer import PeerState
 
-# In failover timeouts. Longer than a client needs to find the active node when it starts, fails over or comes
-# back after a full accept queue; shorter than most callers' patience.
+# In failover timeouts. Longer than a client needs to find the active node after a start, a failover or a full
+# accept queue. Shorter than most callers' deadlines.
 PATIENCE = 10
 # One client may see one node only because of its own network or configuration.
 LONE_PATIENCE = 30
-# A failover of these clients disturbs no other client, but their workers may have to begin again.
+# A handover for these clients disturbs no other client, but workers may have to execute requests again.
 SETTLING = 200
-# That there are many is all that has to be known, and connections cost a liar nothing.
+# It is enough to know that there are many, and connections cost a liar nothing.
 CLIENTS_MAX = 256
 
 
@@ -46,7 +45,7 @@ class Evidence(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, message: PeerState) -> "Evidence":
-        """What the passive peer tells of it."""
+        """The passive peer's report."""
         return cls(message.cut_off, message.cut_off_ms / 1000)
 
 
@@ -64,8 +63,8 @@ class _Client:
 
 
 class CutOff:
-    """One node's half of it. ``served_at``: when a client was last seen that this active node serves; plain,
-    so that the request path may set it at the cost of a store. ``is_suspended``: the node drains.
+    """One node's half of it. ``served_at``: when this active node last heard a client that it serves; a plain
+    attribute, because the request path sets it. ``is_suspended``: the node drains.
     """
 
     def __init__(self, failover_timeout_s: float, now: float, *, is_off: bool) -> None:
@@ -83,7 +82,7 @@ class CutOff:
     # --- the passive node -----------------------------------------------------------------------------------
 
     def refuse(self, client: bytes, now: float, *, has_worker: bool) -> None:
-        """A native client asked for work, here, while the peer is active."""
+        """A native client asked here while the peer is active."""
         known = self._clients.get(client)
         if known is not None:
             known.last = now
@@ -92,11 +91,11 @@ class CutOff:
             self._clients[client] = _Client(now, has_worker=has_worker)
 
     def forget(self) -> None:
-        """The peer is not active, or not heard, or this node was away: what was counted says nothing."""
+        """The peer is not active or not heard, or this node was away: the counts mean nothing."""
         self._clients.clear()
 
     def evidence(self, now: float) -> Evidence:
-        """What is to be told of it; nothing before it has lasted long enough."""
+        """The evidence to report; none before it has lasted long enough."""
         if not self._clients:
             return _NONE
         self._drop_silent(now)
@@ -129,7 +128,7 @@ class CutOff:
         self._moved_at = now
 
     def why_stay(self, evidence: Evidence, now: float) -> str:
-        """Why the active node keeps the role all the same; empty if it may give it up."""
+        """Why the active node keeps the role; empty if it may give it up."""
         if self._is_off:
             return "stays: on_clients_cut_off is stay"
         if self.is_suspended:

@@ -1,9 +1,9 @@
-"""Epochs: every activation takes one above every epoch the node has seen, and of its own parity (the primary
-odd, the backup even), so that no two activations ever share one.
+"""Epochs: every activation takes one above every epoch that the node has seen. The primary takes odd ones,
+the backup even ones, so no two activations share one.
 
-A node that says ACTIVE claims its epoch; what its claim is worth beside ours is decided here. ``Epochs`` is
-what a node remembers: its own epoch and the highest that it believes in. ``Allowance`` bounds how fast claims
-may raise that one; a claim beyond it changes nothing (``bstar.wire.epochs``).
+A node that says ACTIVE claims its epoch; this module compares the claim with ours. ``Epochs`` has the node's
+own epoch and the highest that it believes. ``Allowance`` bounds how fast claims may raise the latter; a claim
+beyond it changes nothing (``bstar.wire.epochs``).
 """
 
 import math
@@ -24,7 +24,7 @@ class Allowance:
         self.is_full_at = -math.inf
 
     def take(self, rise: int, now: float) -> bool:
-        """Use ``rise`` of it; False, and nothing used, if there is less."""
+        """Take ``rise`` tokens. False, and none taken, if there are fewer."""
         missing_s = max(0.0, self.is_full_at - now)
         if rise > self.step * (1.0 - missing_s / EPOCH_REFILL_S):
             return False
@@ -33,8 +33,8 @@ class Allowance:
 
 
 class Epochs:
-    """``own``: of the node's last activation. ``seen``: the highest that it believes in. ``ignored`` counts
-    claims that were not believed. While the node is active, both are the same.
+    """``own``: of the node's last activation. ``seen``: the highest that it believes. ``ignored`` counts
+    claims that it did not believe. While the node is active, both epochs are the same.
     """
 
     def __init__(self, role: Role, kept: int) -> None:
@@ -45,7 +45,7 @@ class Epochs:
         self._peers_claims = Allowance(EPOCH_FAR)
 
     def hear_worker(self, epoch: int, now: float) -> None:
-        """A worker remembers ``epoch``. If that is too far above, the worker follows this node instead."""
+        """A worker remembers ``epoch``. If that is too far above ours, the worker comes down to this node."""
         self._believe(epoch, self._workers_claims, now)
 
     def hear_peer(self, epoch: int, now: float) -> None:
@@ -66,7 +66,7 @@ class Epochs:
         return PersistEpoch(self.own)
 
     def come_down(self, epoch: int | None) -> list[PersistEpoch]:
-        """The peer serves in ``epoch``. If that is far below ``seen``, our memory cannot be of this pair."""
+        """The peer serves in ``epoch``. If that is far below ``seen``, our memory is wrong."""
         if epoch is None or self.seen - epoch <= EPOCH_FAR:
             return []
         self.seen = epoch
@@ -84,7 +84,7 @@ def is_of(role: Role, epoch: int) -> bool:
 def next_epoch(role: Role, seen: int) -> int:
     """The epoch of the next activation of ``role`` when ``seen`` is the highest known.
 
-    Above EPOCH_MAX the numbers begin again: only a damaged file leads there, and everybody follows back down.
+    Above EPOCH_MAX the numbers begin again. Only a damaged file leads there, and all parties come down.
     """
     if seen >= EPOCH_MAX - 1:
         seen = 0
@@ -93,8 +93,8 @@ def next_epoch(role: Role, seen: int) -> int:
 
 
 def does_peer_win(message: PeerState, role: Role, epoch: int) -> bool:
-    """Whose claim is better if both are active: the higher epoch's, and the primary's of two equal ones.
-    The published message names no epoch and counts as equal.
+    """True if the peer's claim is better: its epoch is higher, or equal and it is the primary. The published
+    message names no epoch and counts as equal.
     """
     if message.epoch is None or message.epoch == epoch:
         return role is Role.BACKUP
@@ -102,18 +102,18 @@ def does_peer_win(message: PeerState, role: Role, epoch: int) -> bool:
 
 
 def does_peer_outrank(message: PeerState, epoch: int, node: str) -> bool:
-    """True if a stranger serves above us. Its role may be ours, so the names of the runs break a tie."""
+    """True if a stranger serves above us. It may have our role, so the names of the runs break a tie."""
     return message.state == State.ACTIVE and (message.epoch or 0, message.node or "") > (epoch, node)
 
 
 def is_better_claim(message: PeerState, epoch: int) -> bool:
-    """True if the peer serves, and not in an epoch that is surely before ours."""
+    """True if the peer serves, and its epoch is not certainly before ours."""
     return message.state == State.ACTIVE and (message.epoch is None or message.epoch > epoch)
 
 
 def is_highest_claim(message: PeerState, epoch: int, epoch_seen: int) -> bool:
-    """True if the peer serves in the highest epoch there is. A late word of a run that we had never met
-    may have displaced the run that says so, but no earlier run can say it of an epoch taken since.
+    """True if the peer serves in the highest epoch. A late message of an unknown run may have displaced this
+    run. But no earlier run can name an epoch that was taken since.
     """
     return (
         message.state == State.ACTIVE

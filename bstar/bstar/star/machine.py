@@ -1,13 +1,13 @@
-"""One node's Binary Star state machine: what happened and the time in, a list of outputs out.
+"""One node's Binary Star state machine: an input and the time in, a list of outputs out.
 
-It holds no socket and no clock. The shell (``bstar.pair``, or a simulator) calls ``step`` with what happened
-(``rules.Input``) and the time, carries out what comes back in order, and gives a ``Tick`` at
-``next_deadline``. Which state follows from which event is the table in ``rules``; what a rule entails is in
-``state``. Here each input is taken note of, and becomes an event if it is one.
+It holds no socket and no clock. The shell (``bstar.pair``, or a simulator) calls ``step`` with an input
+(``rules.Input``) and the time. It carries out the outputs in order and passes a ``Tick`` at
+``next_deadline``. The table in ``rules`` says which state follows from which event; ``state`` carries a rule
+out. This module notes each input and makes an event of it if it is one.
 
-**The majority.** Where there is an arbiter, a rule that begins to serve is followed only with the majority of
-three voters (``quorum``), and ``serve_until`` says until when it lasts. Leases do not depend on the peer's
-silence: nothing that shortens the one shortens the other.
+**The majority.** With an arbiter, a node begins to serve only with the majority of three voters (``quorum``);
+``serve_until`` says until when it lasts. Leases do not depend on the peer's silence: nothing that shortens
+the one shortens the other.
 """
 
 import math
@@ -23,7 +23,7 @@ from bstar.star.texts import mismatch, rivalry
 from bstar.wire.arbiter import Answer
 from bstar.wire.peer import PeerState
 
-# In ERROR a node still counts whom it refuses and tells the operator why; everything else is over.
+# In ERROR a node only counts the requests that it refuses and tells the operator why.
 _HEARD_IN_ERROR = frozenset({rules.Vote, rules.Handover, rules.Promotion})
 
 _PEER_EVENTS = {
@@ -37,13 +37,13 @@ _PEER_EVENTS = {
 class StarMachine(StarState):
     """The Binary Star of one node.
 
-    ``node`` names this run of this process. It must differ for every run: late messages of an earlier run are
-    told apart by it. ``epoch`` is the one kept from the last activation before this run (0: none). Time is in
+    ``node`` names this run of this process. It must differ for every run, because it marks late messages of
+    an earlier run. ``epoch`` is the one kept from the last activation before this run (0: none). Time is in
     seconds of one monotonic clock (BST-R-03).
     """
 
     def step(self, given: rules.Input, now: float) -> list[Output]:
-        """Take note of what happened, and tell what the shell must do about it, in order."""
+        """Handle an input; return what the shell must do, in order."""
         if self.state is State.ERROR and type(given) not in _HEARD_IN_ERROR:
             return []
         match given:
@@ -90,7 +90,7 @@ class StarMachine(StarState):
     # --- time -----------------------------------------------------------------------------------------------
 
     def _on_tick(self, now: float) -> list[Output]:
-        """Publish when it is time, and notice that the peer has fallen silent."""
+        """Publish when it is due, and notice the peer's silence."""
         outputs = self._notice_absence(now)
         if self.peer.is_seen and self.peer.is_silent(now):
             outputs += self.peer.lose(now)
@@ -112,8 +112,8 @@ class StarMachine(StarState):
         return self._notice_absence(now)
 
     def _notice_absence(self, now: float) -> list[Output]:
-        """If our last publication is older than the failover timeout, the peer may have taken over; and if
-        the majority has run out, it may have a right to.
+        """If our last publication is older than the failover timeout, the peer may have taken over. If the
+        majority has run out, it was allowed to.
         """
         away_s = now - self.publisher.published_at
         if away_s < self.peer.pace.absence_s or self.is_leaving or self.state is State.ERROR:
@@ -164,7 +164,7 @@ class StarMachine(StarState):
         if self.questions.is_backlog(message, self.epochs.own):
             self.counters.peer_ignored[Ignored.BACKLOG] += 1
             if message.state == State.ACTIVE:
-                # It may be old, but as long as the peer says that it serves, nobody's vote counts here.
+                # It may be old, but while the peer says that it serves, no vote counts here.
                 outputs += peer.refresh(message, now)
         else:
             outputs += peer.refresh(message, now)
@@ -180,7 +180,7 @@ class StarMachine(StarState):
         return outputs
 
     def _follow(self, message: PeerState, now: float, *, is_peer_fresh: bool) -> list[Output]:
-        """Let the peer's word move us."""
+        """Follow the peer's message."""
         peer = self.peer
         if self.is_leaving:
             if message.state == State.ACTIVE:
@@ -229,7 +229,7 @@ class StarMachine(StarState):
         return outputs
 
     def _on_subscription(self, now: float, *, is_published: bool) -> list[Output]:
-        """Who has just subscribed need not wait for the next heartbeat."""
+        """A new subscriber gets the state at once."""
         if is_published:
             self.peer.await_published(now)
         return self._notice_absence(now) or self._publish(now)
@@ -250,7 +250,7 @@ class StarMachine(StarState):
 
     def _on_vote(self, now: float) -> list[Output]:
         outputs = self._notice_absence(now)
-        # What the guard of both rules says, without walking the table for every refused request.
+        # The guard of both rules, without a walk through the table for every refused request.
         if now < self.peer.expires_at or self.is_leaving:
             pass
         elif self.quorum is not None and self.quorum.is_claiming:
@@ -270,7 +270,7 @@ class StarMachine(StarState):
         return []
 
     def _on_epoch_heard(self, epoch: int, now: float) -> list[Output]:
-        """It matters only above the highest epoch that this node believes in."""
+        """It matters only above the highest epoch that this node believes."""
         if epoch <= self.epochs.seen:
             return []
         outputs = self._notice_absence(now)
@@ -278,7 +278,7 @@ class StarMachine(StarState):
         return outputs + self._climb(now, is_hearsay=True)
 
     def _climb(self, now: float, *, is_hearsay: bool = False) -> list[Output]:
-        """An active node cannot stay below an epoch that it knows of."""
+        """An active node cannot stay below an epoch that it knows."""
         if not self.is_active or self.is_leaving or self.epochs.seen <= self.epochs.own:
             return []
         return self._fire(Event.EPOCH_LEARNED, self._facts(now, is_hearsay=is_hearsay), now)
@@ -303,7 +303,9 @@ class StarMachine(StarState):
         return self._fire(event, facts, now)
 
     def _on_promotion(self, now: float, *, is_trial: bool) -> list[Output]:
-        """Refused if this node knows better. With an arbiter it claims the majority first."""
+        """Refused if the node hears its primary or is no lone backup. With an arbiter it claims the majority
+        first.
+        """
         outputs = self._notice_absence(now)
         if self.is_active:
             return outputs
@@ -329,8 +331,8 @@ class StarMachine(StarState):
         return f"it hears its primary, which is {self.peer.state.name}"
 
     def _on_leave(self, now: float) -> list[Output]:
-        """An active node gives the role up and goes on saying so, another one falls silent. From now on
-        nothing is served and no vote counts. Idempotent.
+        """An active node gives the role up and repeats it in its state messages; another one falls silent.
+        From now on the node serves nothing and no vote counts. Idempotent.
         """
         if self.is_leaving:
             return []
@@ -355,11 +357,11 @@ class StarMachine(StarState):
         return outputs + self._use_majority(now)
 
     def _hear_ballot(self, message: PeerState, now: float) -> list[Output]:
-        """What the peer's message says of its ballot and asks of ours."""
+        """Handle the peer's message about its ballot and ours."""
         quorum = self.quorum
         if quorum is None:
             return []
-        # Who serves is not disturbed. If both only claim, one must leave the other its ballot.
+        # A serving node is not disturbed. If both only claim, one must leave its ballot to the other.
         has_to_yield = message.state == State.ACTIVE or self.settings.role is Role.BACKUP
         if message.claims and has_to_yield and not self.is_active:
             quorum.release()
@@ -380,7 +382,7 @@ class StarMachine(StarState):
         return self._fire(Event.MAJORITY_WON, self._facts(now), now)
 
     def _tend_claim(self, now: float) -> list[Output]:
-        """Whatever is due of a reason to serve that has not led to the majority yet."""
+        """Repeat or end a claim that has not led to the majority yet."""
         quorum = self.quorum
         if quorum is None:
             return []

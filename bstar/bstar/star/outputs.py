@@ -1,12 +1,12 @@
-"""What the Binary Star machine asks its shell to do, in the order in which it must happen.
+"""The outputs of the Binary Star machine: orders to its shell, in the order in which they must happen.
 
 ``PersistEpoch`` comes before everything that depends on it. ``Deactivated`` comes before the ``Publish`` that
-tells the peer, and ``Activated`` after it: a node stops serving before it says so, and says so before it
+tells the peer, ``Activated`` after it. So a node stops serving before it says so, and says so before it
 serves.
 
-Most outputs are a ``Report``: a level and a sentence for the log. INFO is the ordinary course: a start, a
-stop, an operator's handover, a peer that comes. WARNING is what somebody may have to act upon, or will look
-for after an incident: the role moved by itself, a node is lost, nobody confirms it, clients are cut off.
+Most outputs are a ``Report``: a level and a sentence for the log. INFO is for normal events: a start, a stop,
+an operator's handover, a peer that arrives. WARNING is for events that may need an operator or explain an
+incident: the role moved by itself, a node is lost, clients are cut off.
 """
 
 from logging import ERROR, INFO, WARNING
@@ -18,7 +18,7 @@ from bstar.star.rules import Event, State
 from bstar.wire.arbiter import Question
 from bstar.wire.peer import PeerState
 
-# What moves the role although nobody asked for it: away from this node, or to it.
+# Events that move the role without an operator: away from this node, or to it.
 _GIVEN_UP = frozenset(
     {Event.PEER_ACTIVE, Event.STALL, Event.MAJORITY_LOST, Event.EPOCH_LEARNED, Event.CLIENTS_CUT_OFF}
 )
@@ -43,7 +43,7 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
 
 
 class AskArbiter(msgspec.Struct, frozen=True, gc=False):
-    """Send ``question`` to the arbiter, now or never: an answer that comes late is for an earlier claim."""
+    """Send ``question`` to the arbiter, now or never: a late answer is for an earlier claim."""
 
     question: Question
 
@@ -72,7 +72,7 @@ class Report(msgspec.Struct, frozen=True, gc=False):
 
 
 class Alert(Report, frozen=True, gc=False):
-    """A report that somebody may have to act upon."""
+    """A report that may need an operator."""
 
     @property
     def level(self) -> int:
@@ -130,7 +130,7 @@ class PeerAsked(Report, frozen=True, gc=False):
 
 
 class PeerSeen(Report, frozen=True, gc=False):
-    """The peer is to be heard: for the first time, again after silence, or as a new process."""
+    """The node hears its peer: for the first time, again after silence, or as a new process."""
 
     state: State
     node: str | None
@@ -140,8 +140,8 @@ class PeerSeen(Report, frozen=True, gc=False):
 
 
 class PeerLost(Report, frozen=True, gc=False):
-    """The peer has been silent for the failover timeout, ``has_left`` and said so, or ``is_gone``: its
-    process no longer exists.
+    """The peer has been silent for the failover timeout. ``has_left``: it said that it leaves. ``is_gone``:
+    its process has ended.
     """
 
     silent_s: float
@@ -157,15 +157,14 @@ class PeerLost(Report, frozen=True, gc=False):
         if self.has_left:
             return "peer has left"
         if self.is_gone:
-            return (
-                f"peer is gone: its endpoint refuses connections, {self.silent_s:.3f} s after its last word"
-            )
+            after = f"{self.silent_s:.3f} s after its last message"
+            return f"peer is gone: its endpoint refuses connections, {after}"
         return f"peer silent for {self.silent_s:.3f} s"
 
 
 class PeerRejected(Report, frozen=True, gc=False):
-    """A node that cannot be our peer speaks. ``why`` says both values and what to change where; once per run
-    of that node and reason.
+    """A node that cannot be our peer speaks. ``why`` names both values and what to change. Once per run of
+    that node and reason.
     """
 
     reason: str
@@ -181,7 +180,7 @@ class PeerRejected(Report, frozen=True, gc=False):
 
 
 class HandoverRefused(Alert, frozen=True, gc=False):
-    """The role stays where it is; ``why`` says the reason."""
+    """The role stays; ``why`` says the reason."""
 
     why: str
 
@@ -190,8 +189,8 @@ class HandoverRefused(Alert, frozen=True, gc=False):
 
 
 class ClientsCutOff(Alert, frozen=True, gc=False):
-    """Clients reach the passive node and not the active one, and what this node does about it. ``clients``
-    could be served by the passive node; for ``unserved`` others it has no worker. Once per verdict.
+    """Clients reach only the passive node; ``verdict`` says what this node does. ``clients`` could be served
+    by the passive node; for ``unserved`` others it has no worker. Once per verdict.
     """
 
     clients: int

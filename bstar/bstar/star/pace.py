@@ -1,7 +1,7 @@
-"""How often a node speaks, and what the silence of either node means. It follows from what the peer speaks.
+"""How often a node publishes, and how long a silence means death. Both depend on the peer's dialect.
 
-A native peer has the timing of this node, or the two are no pair. A published peer tells nothing of its own
-timing, so it has that of the published pattern: it speaks once a second and counts a node as dead after two.
+A native peer has the timing of this node, or the two are not a pair. A published peer tells no timing, so the
+published pattern's applies: it speaks once a second and counts a node as dead after two.
 """
 
 import msgspec

@@ -1,10 +1,10 @@
-"""Who speaks on the peer's line: which run of the peer, earlier runs whose messages come late, and strangers.
+"""Sorts the messages on the state link: the peer's present run, its earlier runs, and strangers.
 
-A run numbers its messages, and the numbers increase. A message whose number does not, or of a run that a
-later one has replaced, is late and must not undo what younger ones said. If late messages go on for a
-failover timeout, they are right and the number is wrong (``Streak``). A stranger is a node that cannot be our
-peer (``texts.mismatch`` says why); each is reported once. A rival has our role and our peer, which tells of
-it. Whether the peer lives, and what its word means, is the matter of ``StarMachine``.
+A run numbers its messages, and the numbers increase. A message is late if its number does not increase or a
+later run has replaced its run. It must not undo younger messages. If late messages go on for a failover
+timeout, they are right and the number is wrong (``Streak``). A stranger is a node that cannot be our peer
+(``texts.mismatch`` says why); each is reported once. A rival is a node with our role and our peer, which
+hears it. ``StarMachine`` decides whether the peer lives and what its messages mean.
 """
 
 import enum
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bstar.wire.peer import PeerState
 
-# A peer tells of a run of ours that is dead for one failover timeout, and for the time that its words travel.
+# A peer names a dead run of ours for one failover timeout, plus the time that its messages travel.
 RIVAL_TIMEOUTS = 3
 
 # Earlier runs of the peer whose late messages are recognised, and strangers that are reported once each. A
@@ -31,12 +31,12 @@ class Ignored(enum.StrEnum):
 
 
 class Streak(NamedTuple):
-    """Late messages of one run whose numbers increase among themselves, while no other message was believed.
+    """Late messages of one run with increasing numbers, while no other message was believed.
 
     A number that the run never reached (forged, or damaged) makes all its true messages late. Late messages
     of an honest link come in a burst or stop soon. Those that go on for the failover timeout are the run's
-    own. By then every ballot has run out that was granted for what was believed before, so a message that is
-    old all the same cannot free a ballot on which the peer relies.
+    own. By then every earlier ballot has run out, so even an old message cannot free a ballot on which the
+    peer relies.
     """
 
     node: str
@@ -86,7 +86,7 @@ class PeerRuns:
         return now - streak.since >= silence_s
 
     def recognise(self, message: PeerState) -> bool:
-        """Take note of which run speaks, and of its number. True if it is another one than before."""
+        """Note the run and its number. True if the run is a new one."""
         is_other = message.node != self.node
         if is_other:
             if self.node is not None:
@@ -103,7 +103,7 @@ class PeerRuns:
 
 
 class Strangers:
-    """Who was reported, and why."""
+    """The strangers that were reported, with the reasons."""
 
     def __init__(self) -> None:
         self.reported: dict[tuple[str | None, str], None] = {}
@@ -120,11 +120,11 @@ class Strangers:
 
 
 class Rival:
-    """The run that the peer hears in our place, and since when it tells of it.
+    """The run that the peer hears and that is not ours, and since when it names it.
 
     After a restart that is our own earlier run, until the peer has heard us or has found that run silent. A
-    run that it goes on hearing for ``RIVAL_TIMEOUTS`` failover timeouts is another process. While the peer
-    is not to be heard nothing is counted: what comes after such a time may be old.
+    run that it goes on hearing for ``RIVAL_TIMEOUTS`` failover timeouts is another process. While the peer is
+    silent nothing is counted: its first messages after that may be old.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Rival:
         self._heard_at = 0.0
 
     def is_there(self, hears: str, node: str, now: float, silence_s: float) -> bool:
-        """Take note of whom the peer hears. True if it is certain that this is another node than ours."""
+        """Note which run the peer hears. True if it is certainly another node than ours."""
         if hears != self._node or now - self._heard_at >= silence_s:
             self._node = hears
             self._since = now

@@ -1,4 +1,4 @@
-"""What a node knows of its peer: its last word, until when that word counts, and which run of it speaks.
+"""A node's view of its peer: its last message, until when it counts, and its run.
 
 **Silence.** The peer is silent when no valid message has come for the failover timeout *while this node
 listened*. Time during which the process was away does not count: messages of that time may still be on the
@@ -19,8 +19,8 @@ from bstar.wire.epochs import EPOCH_MAX
 from bstar.wire.peer import PeerState
 
 # A broken link leads to a verdict within this time (``bstar.peer_link`` asks for 0.2 s), or the failover
-# timeout decides as always. Clients that are refused meanwhile are told to ask again soon: the verdict takes
-# a few milliseconds on a LAN.
+# timeout decides as always. Refused clients hear that they may ask again soon: the verdict takes a few
+# milliseconds on a LAN.
 VERDICT_TIMEOUT_S = 0.25
 VERDICT_RETRY_S = 0.02
 
@@ -42,7 +42,7 @@ class PeerView:
         self.dual_since: float | None = None
         self.runs = PeerRuns()
         self.strangers = Strangers()
-        self.is_seen = False  # its silence has yet to be reported
+        self.is_seen = False  # its silence was not reported yet
         self.link_lost_at: float | None = None
         self._rival = Rival()
         self._paces = paces_of(settings)
@@ -56,10 +56,11 @@ class PeerView:
         return now >= self.expires_at
 
     def is_heard(self, now: float) -> bool:
-        """True if the peer was heard within the failover timeout and is not known to have gone since.
+        """True if the peer was heard within the failover timeout and is not known to be gone. For displays
+        only.
 
-        That is for people to see. It counts as there for longer (``expires_at``) while this node waits for
-        its answer, to a question or to a handover, and after a time in which this node did not listen.
+        The peer counts as alive for longer (``expires_at``) while this node waits for its answer to a
+        question or a handover, and after a time in which this node did not listen.
         """
         heard_at = self.heard_at
         return heard_at is not None and now - heard_at < self.pace.silence_s and now < self.expires_at
@@ -92,15 +93,15 @@ class PeerView:
         return [PeerLost(now - (self.heard_at or now), self.has_left, self.is_gone)]
 
     def lose_link(self, now: float) -> None:
-        """The connection broke. Only a peer that is not silent can be missed."""
+        """The connection broke. It matters only while the peer is not silent."""
         if self.is_seen and now < self.expires_at:
             self.link_lost_at = now
 
     def refuse(self, now: float) -> bool:
         """The endpoint refused us: the peer's process is gone, so it is silent from now on.
 
-        False, without effect, if it was heard since the link broke, or if this process was away since: then
-        nobody knows how old the refusal is.
+        False, without effect, if the peer was heard or this process was away since the link broke: then the
+        refused connection may be old.
         """
         if self.link_lost_at is None:
             return False
@@ -110,7 +111,7 @@ class PeerView:
         return True
 
     def silent_in_s(self, now: float) -> float:
-        """How long until the peer may count as silent, as far as this node can tell."""
+        """How long until the peer may count as silent."""
         silent_in_s = max(0.0, self.expires_at - now)
         if self.link_lost_at is not None and now < self.link_lost_at + VERDICT_TIMEOUT_S:
             return min(silent_in_s, VERDICT_RETRY_S)
@@ -119,7 +120,7 @@ class PeerView:
     # --- its messages ---------------------------------------------------------------------------------------
 
     def why_ignored(self, message: PeerState, epochs: Epochs, now: float) -> Ignored | None:
-        """Late messages must not undo what younger ones said."""
+        """Why a message is ignored: a late message must not undo younger ones."""
         if message.epoch is not None and message.epoch > EPOCH_MAX:
             return Ignored.EPOCH
         may_return = now >= self.expires_at or is_highest_claim(message, epochs.own, epochs.seen)
@@ -127,7 +128,7 @@ class PeerView:
         return Ignored.STALE if is_late else None
 
     def recognise(self, message: PeerState) -> bool:
-        """Take note of which run speaks. True if it is another one than before."""
+        """Note which run speaks. True if it is a new one."""
         is_other = self.runs.recognise(message)
         if is_other:
             self.is_seen = False
@@ -136,7 +137,7 @@ class PeerView:
         return is_other
 
     def is_taken(self, message: PeerState, node: str, now: float) -> bool:
-        """True if the peer goes on hearing another node in the place of ``node``."""
+        """True if the peer keeps hearing another node, not ``node``."""
         return self._rival.is_there(message.hears, node, now, self.pace.silence_s)
 
     def hear(self, now: float) -> None:
@@ -145,7 +146,7 @@ class PeerView:
         self.link_lost_at = None
 
     def refresh(self, message: PeerState, now: float) -> list[PeerSeen]:
-        """Take the message for a sign of life."""
+        """The message is a sign of life."""
         self.state = State(message.state)
         self.wait(now)
         if self.is_seen or message.leaving:
@@ -154,7 +155,7 @@ class PeerView:
         return [PeerSeen(self.state, message.node)]
 
     def report(self, reason: str, why: str, message: PeerState | None) -> list[PeerRejected]:
-        """Tell of somebody who cannot be the peer; once for each run and reason."""
+        """Report a node that cannot be the peer, once per run and reason."""
         is_news = self.strangers.is_news(message.node if message is not None else None, reason)
         return [PeerRejected(reason, why)] if is_news else []
 

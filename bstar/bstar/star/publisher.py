@@ -1,7 +1,7 @@
-"""What a node says to its peer and asks of the arbiter, and when it last said something.
+"""A node's messages to its peer and questions to the arbiter, and when they are due.
 
-Every message has the next number. A node speaks once in each heartbeat interval, and at once after a change,
-to a new subscriber, and when the peer waits for an answer or a grant.
+Every message has the next number. A node publishes once per heartbeat interval. It publishes at once after a
+change, to a new subscriber, and when the peer waits for an answer or a grant.
 """
 
 import msgspec
@@ -19,13 +19,13 @@ from bstar.wire.peer import PeerState
 
 
 def milliseconds(seconds: float) -> int:
-    """A duration as it travels."""
+    """A duration in whole milliseconds, as on the wire."""
     return min(max(0, round(seconds * 1000)), NEVER_MS - 1)
 
 
 class Publisher:
     """``published_at`` is when this node spoke last, and ``due_at`` when it must speak again. ``is_mute``: it
-    has left and says nothing more. ``is_grant_due``: the peer waits for our ballot.
+    has left and publishes nothing. ``is_grant_due``: the peer waits for our ballot.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Publisher:
 
     @property
     def is_answer_due(self) -> bool:
-        """True if the peer waits for something that was not said yet."""
+        """True if the peer waits for an unpublished answer or grant."""
         return self._questions.answers != self._questions.answers_told or self.is_grant_due
 
     def publish(
         self, state: State, epoch: int, evidence: Evidence, now: float, *, is_released: bool, is_leaving: bool
     ) -> list[Publish | AskArbiter]:
-        """Say how things are."""
+        """Publish the node's state."""
         if self.is_mute or state is State.ERROR:
             return []
         self.published_at = now

@@ -1,8 +1,8 @@
-"""What a node that was away asks its peer, and what it answers.
+"""The questions of a node that was away, and its answers to the peer's questions.
 
-The question is a fresh token, the answer its echo, and both travel in the state messages. Only a message
-that echoes the token is surely younger than the question; until then everything but a plainly better claim
-to be active is taken for backlog. When to ask, and what follows from the answer, is in ``rules``.
+The question is a fresh token, the answer its echo, and both travel in the state messages. Only a message that
+echoes the token is certainly younger than the question. Until then every message counts as backlog, except a
+better claim to be active. ``rules`` says when to ask and what follows.
 """
 
 from zlib import crc32
@@ -27,7 +27,7 @@ class Questions:
         self.asking = self.token
 
     def settle(self) -> None:
-        """Nothing is to be asked any more."""
+        """Withdraw the question."""
         self.asking = 0
 
     def hear(self, message: PeerState) -> None:
@@ -36,7 +36,7 @@ class Questions:
             self.answers = message.asks
 
     def forget(self) -> None:
-        """A new run of the peer has asked nothing. Of our question it knows nothing: it stands."""
+        """A new run of the peer has asked nothing. It does not know our question, which stays open."""
         self.answers = self.answers_told = 0
 
     def is_answered_by(self, message: PeerState) -> bool:

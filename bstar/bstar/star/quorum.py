@@ -1,17 +1,17 @@
-"""Who may serve where there is an arbiter: three voters, one ballot each, and leases on them.
+"""The majority with an arbiter: three voters, one ballot each, and leases on them.
 
 The voters are the primary, the backup and the arbiter. A node may serve only while it holds the majority: its
-own ballot, and a lease on the ballot of its peer or of the arbiter. As no ballot is given to two at once, no
-two nodes ever hold a majority at the same moment.
+own ballot, and a lease on its peer's or the arbiter's. No ballot belongs to two nodes at once, so two nodes
+never both hold a majority.
 
-**A ballot** is kept by its voter, by its voter's own monotonic clock: it is taken until a time, by one
-holder, and within that time it is given to nobody else. A voter that has just started does not know what it
-promised before: a node takes its own ballot for its peer's, for one ttl.
+**A ballot** stays with its voter. It has one holder until a time on the voter's monotonic clock; until then
+no other node gets it. A voter that has just started does not know its earlier promises, so a node assumes
+that its peer holds its ballot, for one ttl.
 
-**A lease** is what the holder knows of somebody else's ballot. It counts from the moment at which the holder
-SENT the message that the grant answers, and is shorter than the voter's promise by ``DRIFT_MAX``: so it ends
-before the promise does, without synchronised clocks, whatever the network does to either message. A grant
-counts only for a message of the present claim; a node that gives a claim up forgets what it sent.
+**A lease** is the holder's knowledge of another voter's ballot. It counts from the moment when the holder
+SENT the message that the grant answers, and is shorter than the promise by ``DRIFT_MAX``. So it ends before
+the promise, without synchronised clocks and for every network delay. A grant counts only for a message of the
+present claim; a node that gives a claim up forgets the messages of it.
 
 No clock, no socket: time comes in, and ``StarMachine`` says what goes out.
 """
@@ -23,10 +23,10 @@ from bstar.wire.arbiter import Answer
 from bstar.wire.peer import PeerState
 
 # How much faster than the holder's clock a voter's may run. Quartz differs by 100 parts in a million and NTP
-# slews by 500, but chrony may by its defaults slew by 8.3 % while it makes up for a second or more.
+# slews by 500. But chrony slews by up to 8.3 % by default while it corrects a second or more.
 DRIFT_MAX = 0.1
 
-# An answer that comes at all comes in this time; clients that are refused meanwhile are to ask again soon.
+# An answer comes in this time or never; refused clients may ask again soon.
 _VERDICT_TIMEOUT_S = 0.25
 _VERDICT_RETRY_S = 0.02
 
@@ -35,7 +35,7 @@ _CLAIMS_MAX = 256
 
 
 class Lease:
-    """The ballot of another voter, as its holder may rely on it: until ``until`` on the holder's clock."""
+    """Another voter's ballot, on which its holder may rely until ``until`` on its own clock."""
 
     __slots__ = ("_span_s", "until")
 
@@ -54,7 +54,7 @@ class Quorum:
     def __init__(self, ttl_s: float, *, now: float) -> None:
         self.is_claiming = False  # our own ballot is ours
         self.wanted_until = -math.inf  # a reason to serve stands until then
-        # Until when our own ballot is the peer's. Before this run it may have been promised.
+        # Until when the peer holds our own ballot. An earlier run may have promised it.
         self.peers_until = now + ttl_s
         self.granted = 0
         self.granted_to = ""
@@ -62,7 +62,7 @@ class Quorum:
         self.arbiter = Lease(ttl_s)
         self.is_release_due = False
         self.ask_again_at = math.inf
-        # Not None once it is known whether the arbiter answers.
+        # None until it is known whether the arbiter answers.
         self.is_arbiter_there: bool | None = None
         self.arbiter_heard_at = now
         self._refused_until = -math.inf
@@ -96,19 +96,19 @@ class Quorum:
         return is_granted
 
     def hear_no_claim(self) -> None:
-        """The peer holds nothing, and what it may still hear was for an earlier claim: our ballot is free."""
+        """The peer claims nothing, and a grant on its way was for an earlier claim: our ballot is free."""
         self.peers_until = -math.inf
         self.granted, self.granted_to = 0, ""
 
     def was_away(self, gap_s: float, now: float) -> None:
-        """We did not look at our clock for ``gap_s``: what we promised about then we keep for a whole ttl."""
+        """The process was away for ``gap_s``: keep the promises of that time for a whole ttl."""
         if self.peers_until > now - gap_s - self._ttl_s:
             self.peers_until = max(self.peers_until, now + self._ttl_s)
 
     # --- our claim ------------------------------------------------------------------------------------------
 
     def want(self, now: float) -> None:
-        """There is a reason to serve; it stands for one ttl."""
+        """There is a reason to serve; it holds for one ttl."""
         self.wanted_until = now + self._ttl_s
 
     def claim(self, now: float) -> bool:
@@ -151,7 +151,7 @@ class Quorum:
             lease.extend(sent_at)
 
     def hear_refusal(self, free_in_s: float, now: float) -> None:
-        """The arbiter's ballot is another's for that long, as things are. Ask when it may be free."""
+        """Another node holds the arbiter's ballot for that long. Ask again when it may be free."""
         if self.is_claiming:
             self._refused_until = self.ask_again_at = now + max(free_in_s, _VERDICT_RETRY_S / 4)
 
@@ -169,7 +169,7 @@ class Quorum:
         return [ArbiterSeen()] if is_news else []
 
     def miss_arbiter(self, now: float) -> list[ArbiterLost]:
-        """Tell once that the arbiter has not answered for a whole ttl."""
+        """Report once that the arbiter has not answered for a whole ttl."""
         silent_s = now - self.arbiter_heard_at
         if self.is_arbiter_there is False or silent_s < self._ttl_s:
             return []
@@ -180,7 +180,7 @@ class Quorum:
 
     @property
     def until(self) -> float:
-        """Until when the majority is ours; the past if it is not."""
+        """Until when the majority is ours; in the past if it is not."""
         return max(self.peer.until, self.arbiter.until) if self.is_claiming else -math.inf
 
     def retry_after_s(self, now: float, heartbeat_interval_s: float) -> float:

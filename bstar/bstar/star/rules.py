@@ -1,17 +1,17 @@
 """The Binary Star's rules as one table, with the reasons beside them.
 
-Two nodes, a primary and a backup, tell each other their states; at most one serves. What a node does next
-follows from its own state, from what just happened (the event) and from facts about the peer (the guards).
-The rules are tried from top to bottom: of those for the node's state and the event, the first whose guard
-holds applies. Where no rule applies nothing changes.
+Two nodes, a primary and a backup, tell each other their states; at most one serves. A node's next step
+follows from its own state, the event, and facts about the peer (the guards). The rules are tried from top to
+bottom: the first one for the state and the event whose guard holds applies. If no rule applies, nothing
+changes.
 
-This is the published table (PROTOCOLS 9.3, BST-S-03) plus what it leaves open: who yields when both are
-active, how a node that was away finds its place again, how the role is handed over, and what epochs change.
-For a peer that speaks the published one-frame message only the published rows and the yielding remain.
+This is the published table (PROTOCOLS 9.3, BST-S-03) with rules for what it leaves open: which node yields
+when both are active, what a node does after it was away, handovers, and epochs. For a peer of the published
+one-frame message only the published rows and the rules for yielding apply.
 
-Where there is an arbiter a node may serve only with the majority of three voters (``quorum``). So every rule
-that begins to serve has another one before it, for the time while the majority is missing: the node stays
-what it is and claims. ``_with_claims`` writes them, so that none can be forgotten.
+With an arbiter a node may serve only with the majority of three voters (``quorum``). So before every rule
+that begins to serve stands one for a missing majority: the node keeps its state and claims. ``_with_claims``
+writes these rules, so that none can be forgotten.
 
 ``StarMachine`` obeys this table through ``rule_for``. ``chart`` builds a state chart of ``transitions`` from
 it, which docs/binary-star.md shows. The tests compare table and chart with a twin written by hand.
@@ -27,7 +27,7 @@ from bstar.wire.peer import PeerState
 
 
 class Role(enum.Enum):
-    """Which of the two nodes this is; configured, and it never changes."""
+    """Which of the two nodes this is. It is configured and never changes."""
 
     PRIMARY = "primary"
     BACKUP = "backup"
@@ -39,7 +39,7 @@ class Role(enum.Enum):
 
 
 class State(enum.IntEnum):
-    """What a node is. The numbers 1 to 4 are the published wire codes; ERROR is never sent to the peer."""
+    """A node's state. The numbers 1 to 4 are the published wire codes; ERROR is never sent to the peer."""
 
     PRIMARY = 1  # the primary, and it has not met its peer
     BACKUP = 2  # the backup, and it has not met its peer
@@ -88,7 +88,7 @@ class Vote(msgspec.Struct, frozen=True, gc=False):
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
-    """The vote was a native client's, and it was refused. ``has_worker``: a worker here could serve it."""
+    """A native client's vote was refused. ``has_worker``: a worker here could serve it."""
 
     client: bytes
     has_worker: bool
@@ -148,7 +148,7 @@ Input = (
 
 
 class Event(enum.Enum):
-    """What the rules ask about. The value says it in words."""
+    """The events of the rules. The value is its description."""
 
     PEER_PRIMARY = "the peer says PRIMARY"
     PEER_BACKUP = "the peer says BACKUP"
@@ -168,8 +168,8 @@ class Event(enum.Enum):
 
 
 class Guard(enum.Enum):
-    """A condition on a rule: the name, in small letters, of the fact in ``Facts``. The value says it in
-    words.
+    """A condition of a rule: the name, in small letters, of a fact in ``Facts``. The value is its
+    description.
     """
 
     ALWAYS = "always"
@@ -192,7 +192,7 @@ class Guard(enum.Enum):
 
 
 class Effect(enum.Enum):
-    """What a rule does besides the change of state. Entering ACTIVE always takes a new epoch."""
+    """A rule's effect beside the change of state. Entering ACTIVE always takes a new epoch."""
 
     NONE = "–"
     ASK = "asks the peer"
@@ -245,7 +245,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 def _with_claims(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Put before every rule that begins to serve the one for the time while the majority is missing."""
+    """Put a rule for a missing majority before every rule that begins to serve."""
     expanded: list[Rule] = []
     for rule in rules:
         if (
@@ -277,7 +277,7 @@ _RULES: tuple[Rule, ...] = (
     Rule(_PRIMARY, on.PEER_BACKUP, _ACTIVE, "The backup waits for us to begin."),
     Rule(_PRIMARY, on.PEER_ACTIVE, _PASSIVE, "The backup took over; recovery is manual."),
     Rule(_PRIMARY, on.PEER_PASSIVE, _ACTIVE, "The active backup leaves the role to us.", when.PEER_LEAVING),
-    # Not before one expiry: the backup may be active and its first message still on the way (BST-R-01).
+    # Not before one expiry: an active backup's first message may be on its way (BST-R-01).
     Rule(_PRIMARY, on.CLIENT_REQUEST, _ACTIVE, "No backup is to be heard.", when.PEER_SILENT),
     Rule(_PRIMARY, on.PEER_MISMATCH, _ERROR, "The two nodes cannot be a pair.", effect=then.MISMATCH),
     Rule(_PRIMARY, on.PEER_TAKEN, _ERROR, "The peer is another node's.", effect=then.MISMATCH),
@@ -295,9 +295,9 @@ _RULES: tuple[Rule, ...] = (
     Rule(_ACTIVE, on.PEER_ACTIVE, _PASSIVE, "Both are active; the peer's claim is better.", when.PEER_WINS),
     # A peer that hears us would have yielded, so the link works in one direction only; one of us must stop.
     Rule(_ACTIVE, on.PEER_ACTIVE, _PASSIVE, "Both are active; the peer is deaf.", when.PEER_DEAF, then.ASK),
-    # The peer may have taken over meanwhile, so nothing that queued up may be served before it has answered.
+    # The peer may have taken over meanwhile, so queued requests wait for its answer.
     Rule(_ACTIVE, on.STALL, _PASSIVE, "We were away; the peer may have taken over.", effect=then.ASK),
-    # The majority may be the peer's now. What we lost may as well be the network, so we ask.
+    # The peer may have the majority now, or only the network failed. So we ask.
     Rule(
         _ACTIVE, on.MAJORITY_LOST, _PASSIVE, "Neither the peer nor the arbiter confirms us.", effect=then.ASK
     ),
@@ -319,7 +319,7 @@ _RULES: tuple[Rule, ...] = (
     Rule(_ACTIVE, on.EPOCH_LEARNED, _ACTIVE, "A higher epoch is remembered in which nobody serves."),
     # A newcomer with a wrong configuration must not end a healthy node; but two must not both serve.
     Rule(_ACTIVE, on.PEER_MISMATCH, _ERROR, "A stranger serves above us.", when.PEER_OUTRANKS, then.MISMATCH),
-    # Of two nodes in one role this is the one without a standby, and the only one that can know of the other.
+    # Of two nodes in one role, this one has no peer, and only this one can notice it.
     Rule(_ACTIVE, on.PEER_TAKEN, _ERROR, "The peer is another node's.", effect=then.MISMATCH),
     # --- standing by ----------------------------------------------------------------------------------------
     Rule(_PASSIVE, on.PEER_PRIMARY, _ACTIVE, "The primary has just started again, so it does not serve."),
@@ -330,10 +330,10 @@ _RULES: tuple[Rule, ...] = (
     Rule(_PASSIVE, on.PEER_PASSIVE, _ACTIVE, "The peer answered that it does not serve.", when.ANSWERED),
     Rule(_PASSIVE, on.PEER_PASSIVE, _PASSIVE, "The answer is to come, or the peer goes first.", when.ASKING),
     Rule(_PASSIVE, on.PEER_PASSIVE, _PASSIVE, "The peer resumes when it has our answer.", when.PEER_ASKING),
-    # With one of ours no operator is needed: both ask, and the one that was active last resumes.
+    # With a native peer no operator is needed: both ask, and the last active node resumes.
     Rule(_PASSIVE, on.PEER_PASSIVE, _PASSIVE, "Neither is active.", when.PEER_NATIVE, then.ASK),
     Rule(_PASSIVE, on.PEER_PASSIVE, _ERROR, "Neither is active.", effect=then.DUAL_PASSIVE),
-    # Messages that queued up meanwhile may tell of a peer that was just starting; it may serve by now.
+    # Queued messages may show a peer that was just starting. It may serve now.
     Rule(_PASSIVE, on.STALL, _PASSIVE, "We were away; what we know of the peer is old.", effect=then.ASK),
     Rule(_PASSIVE, on.CLIENT_REQUEST, _ACTIVE, "The peer is silent: failover.", when.PEER_SILENT),
     Rule(_PASSIVE, on.PEER_TAKEN, _ERROR, "The peer is another node's.", effect=then.MISMATCH),

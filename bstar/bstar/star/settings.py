@@ -1,6 +1,6 @@
-"""How a node takes part in its pair: which of the two it is, how fast it tells, and when it gives up on the
-other. Built once and never changed. What cannot work is an error that says what to choose; whether the two
-nodes agree is seen only when they hear each other (``texts.mismatch``).
+"""A node's part in its pair: its role, its heartbeat, and its failover timeout. Built once and never changed.
+A wrong value is an error that says what to choose. Only when the nodes hear each other do they see whether
+they agree (``texts.mismatch``).
 """
 
 from typing import Literal, get_args
@@ -21,12 +21,12 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How this node takes part in its pair. The two nodes differ in ``role`` and in nothing else.
 
     ``heartbeat_interval_s`` is the time between state messages (0.01 to 30). ``failover_timeout_s`` is the
-    silence after which the peer counts as dead, at least two intervals (BST-S-02); it should exceed the
-    longest pause and the longest network hiccup that must not move the role. ``on_dual_active`` says what
+    silence after which the peer counts as dead, at least two intervals (BST-S-02). It should exceed the
+    longest pause of a process or the network that must not move the role. ``on_dual_active`` says what
     happens when both nodes turn out to be active: ``yield`` lets the one with the lower epoch step down,
-    ``exit`` ends the process. ``on_clients_cut_off`` says what the active node does when clients reach
-    its peer and nobody reaches it: ``handover`` or ``stay``. ``arbiter`` names the third voter, without
-    whom or the peer a node does not serve; both nodes must name the same. Empty: none.
+    ``exit`` ends the process. ``on_clients_cut_off`` says what the active node does when clients reach its
+    peer and nobody reaches it: ``handover`` or ``stay``. ``arbiter`` names the third voter: a node serves
+    only with the peer's or the arbiter's confirmation. Both nodes must name the same one. Empty: none.
     """
 
     pair: str
@@ -43,7 +43,7 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"heartbeat_interval_s is {self.heartbeat_interval_s:g}: "
                 f"choose {HEARTBEAT_INTERVAL_MIN_S:g} to {HEARTBEAT_INTERVAL_MAX_S:g} seconds"
             )
-        # Compared as they travel, in milliseconds: 3 × 0.1 must not be less than 0.3.
+        # Compared in milliseconds, as on the wire: 3 × 0.1 must not be less than 0.3.
         if self.failover_timeout_ms < 2 * self.heartbeat_ms:
             raise ConfigurationError(
                 f"failover_timeout_s is {self.failover_timeout_s:g}: choose at least two times "

@@ -1,4 +1,4 @@
-"""What one node is, and what following a rule does to it.
+"""The state of one node, and the effects of a rule on it.
 
 ``StarState`` has the node's state and the parts that remember the rest: the view of the peer, the epochs, the
 questions, the publisher, the majority, the evidence of clients that are cut off, the counters. ``fire`` finds
@@ -45,8 +45,8 @@ class Counters:
 class StarState:
     """One node: ``state``, ``peer``, ``epochs``, ``counters`` and the other parts may be read at any time.
 
-    The question of the request path is ``now < serve_until``: the end of the majority while active, never
-    without an arbiter, and always past while not active. ``quorum`` is None without an arbiter.
+    The request path asks ``now < serve_until``. While the node is active this is the end of the majority, or
+    infinity without an arbiter. Otherwise it is in the past. ``quorum`` is None without an arbiter.
     ``is_released``: the node gave the role up and the peer has not taken it yet.
     """
 
@@ -96,8 +96,8 @@ class StarState:
         return max(silent_in_s, self.quorum.retry_after_s(now, self.settings.heartbeat_interval_s))
 
     def status(self, now: float) -> NodeStatus:
-        """What this node tells clients and workers about itself. ``epoch`` is that of its last activation:
-        what it has only heard of it does not pass on.
+        """What this node tells clients and workers about itself. ``epoch`` is that of its last activation. It
+        does not pass on epochs that it only heard.
         """
         peer = self.peer
         retry_after_s = self.retry_after_s(now)
@@ -112,13 +112,13 @@ class StarState:
         )
 
     def trouble(self, now: float) -> str:
-        """What keeps this node from its part, and what to do about it; empty if nothing does."""
+        """Why this node cannot play its part, and what to do; empty if it can."""
         if self.is_active or self.is_leaving or self.peer.is_heard(now):
             return ""
         return trouble(self.state, self.quorum)
 
     def evidence(self, now: float) -> Evidence:
-        """Of clients that reach this passive node and not its active peer."""
+        """Evidence of clients that reach this passive node and not its active peer."""
         if self._hears_active_peer(now):
             return self.cut_off.evidence(now)
         self.cut_off.forget()
@@ -157,8 +157,8 @@ class StarState:
             policy_exit=self.settings.on_dual_active == "exit",
             peer_deaf=peer.is_deaf(now),
             peer_ready=peer.is_ready(now),
-            # A worker may have heard of the peer's new epoch a moment before we do, however fresh the peer's
-            # last word is; the peer itself says in the same message whether it serves.
+            # A worker may hear the peer's new epoch a moment before we do. The peer itself says in the same
+            # message whether it serves.
             peer_may_be_active=(
                 is_silent or peer.state is State.ACTIVE or (is_hearsay and peer.runs.is_native)
             )
@@ -170,7 +170,7 @@ class StarState:
         )
 
     def _fire(self, event: Event, facts: Facts, now: float, why: str = "") -> list[Output]:
-        """Find the rule for ``event`` and do what it says; ``why`` is the text of a mismatch."""
+        """Find the rule for ``event`` and carry it out; ``why`` is the text of a mismatch."""
         rule = rule_for(self.state, event, facts)
         return [] if rule is None else self._carry_out(rule, now, why)
 
@@ -219,7 +219,7 @@ class StarState:
         return outputs
 
     def _claim(self, reason: str, now: float) -> list[Output]:
-        """A rule says that we should serve: claim the majority, as soon as our own ballot is ours to use."""
+        """A rule says that we should serve: claim the majority as soon as our own ballot is free."""
         quorum = self.quorum
         assert quorum is not None
         quorum.want(now)

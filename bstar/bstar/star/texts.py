@@ -10,7 +10,7 @@ from bstar.star.rules import Effect, State
 from bstar.star.settings import StarSettings
 from bstar.wire.peer import PeerState
 
-# Of what a stranger says, in a text for people.
+# How many characters of a stranger's text go into ours.
 _TEXT_MAX = 100
 
 
@@ -46,7 +46,7 @@ def mismatch(message: PeerState, ours: StarSettings, node: str) -> tuple[str, st
 
 
 def trouble(state: State, quorum: Quorum | None) -> str:
-    """What keeps a node from its part whose peer is silent, and what to do; empty if nothing does."""
+    """Why a node with a silent peer cannot play its part, and what to do; empty if it can."""
     if quorum is not None and quorum.is_arbiter_there is not True:
         return (
             "neither the peer nor the arbiter answers, and alone this node never serves: start one of them, "
@@ -61,7 +61,7 @@ def trouble(state: State, quorum: Quorum | None) -> str:
 
 
 def rivalry(rival: str, ours: StarSettings) -> str:
-    """What to do when the peer hears the run ``rival`` in our place."""
+    """What to do when the peer hears the run ``rival`` and not ours."""
     role, peer = ours.role.value, ours.role.peer.value
     return (
         f"two nodes with role {role} name one {peer} in endpoints.peer_state (BinaryStar: remote). It hears "
@@ -71,7 +71,7 @@ def rivalry(rival: str, ours: StarSettings) -> str:
 
 
 def fatal_error(effect: Effect, text: str, settings: StarSettings) -> PairError:
-    """What ends a node that followed a rule with ``effect`` into ERROR; ``text`` is that of the mismatch."""
+    """The error of a node that a rule with ``effect`` led into ERROR; ``text`` is that of the mismatch."""
     pair = f"pair {settings.pair!r}, {settings.role.value}"
     if effect is Effect.MISMATCH:
         return PeerMismatchError(f"{pair}: {text}")

@@ -9,8 +9,8 @@ and returns a neutral message. It raises RemoteProtocolError and nothing else, w
     [id] [frames…] [] [MDPC01 | MDPC02] …  the same from a client with an envelope of its own (REQ_CORRELATE)
     [id] [B5 01 …] …                       the native dialect, whose header has 41 octets at least
 
-The choice is by the frames of each message, as PROTOCOLS for interoperable brokers advise: a socket that was
-a client yesterday may be a worker today.
+The frames of each message decide, as PROTOCOLS advises for interoperable brokers: a socket that was a client
+may be a worker next.
 """
 
 from bstar.errors import RemoteProtocolError

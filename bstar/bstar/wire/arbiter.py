@@ -1,8 +1,8 @@
-"""What a node and the arbiter say to each other: one question, one answer.
+"""The messages between a node and the arbiter: one question, one answer.
 
-Frames: ``[BSTA01] [JSON object]`` in both directions. A node asks with a verb and a number that rises with
-every question of its run; the answer repeats run and number, so that the node knows when it had asked.
-Unknown keys of the object are skipped, so that a newer release may say more.
+Frames: ``[BSTA01] [JSON object]`` in both directions. A question has a verb and a number that rises with
+every question of the run. The answer repeats run and number, so the node knows when it asked. Unknown keys of
+the object are skipped, so that a newer release may say more.
 
 Every question says everything, so any of them may be lost; nothing is repeated.
 """
@@ -22,7 +22,7 @@ MESSAGE_BYTES_MAX = 65_536
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
-# An hour: no failover timeout is longer, and no stranger may keep a ballot for longer.
+# An hour: no failover timeout is longer, and no stranger may hold a ballot for longer.
 _Ttl = Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
@@ -30,8 +30,8 @@ Verb = Literal["claim", "release", "look"]
 
 
 class Question(msgspec.Struct, frozen=True, gc=False):
-    """What a node asks. ``claim``: give me your ballot, or go on giving it to me, for ``ttl_ms``.
-    ``release``: I need it no more. ``look``: how do things stand? It changes nothing.
+    """A node's question. ``claim``: grant or extend the ballot for ``ttl_ms``. ``release``: free it.
+    ``look``: report the ballot, and change nothing.
 
     ``node`` names one run of one process of ``role`` in ``pair``; ``number`` counts its questions.
     """
@@ -46,8 +46,8 @@ class Question(msgspec.Struct, frozen=True, gc=False):
 
 class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The arbiter's answer to question ``number`` of ``node``. ``is_granted``: the ballot is that node's for
-    the ttl it asked for. ``holder`` is the role that has the ballot now, empty if nobody has, and
-    ``free_in_ms`` how long it will stay taken, as things are.
+    the ttl it asked for. ``holder`` is the role that has the ballot, empty if it is free; ``free_in_ms`` is
+    the rest of its time.
     """
 
     node: _Name

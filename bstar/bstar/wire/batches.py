@@ -1,15 +1,14 @@
 """The rows of a batch: many messages of one command and one client, in one table and one blob.
 
-What costs time on the way of a message is that it is one, and how many frames it has; not its octets. So
-requests that leave at the same moment for the same peer travel together, and so do replies
-(docs/protocol/native.md, section 3.8). The table has one row of fixed width per message, the blob their
-bodies, one behind the other:
+A message costs time per message and per frame, not per octet. So requests that leave at the same moment for
+one peer travel together, and so do replies (docs/protocol/native.md, section 3.8). The table has one row of
+fixed width per message, the blob their bodies, one behind the other:
 
     REQUESTS  [header 0E] [number, time to live, length]… [body body …]      16 octets a row
     FINALS    [header 0F] [number, length]… [body body …]                    12 octets a row
 
-A reader gets columns, not messages: a broker that passes a batch on makes no objects of its rows. Nothing is
-taken apart before its size is known to be within the bounds.
+A reader gets columns, not messages: a broker that passes a batch on makes no objects of its rows. It checks
+the bounds before it takes a batch apart.
 """
 
 import struct
@@ -21,7 +20,7 @@ from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 
 Column = tuple[int, ...]
 
-# Message numbers count from 1 and never come near; what is above was derived from a key (BSN-G-14).
+# Counted message numbers never reach this; a number above was derived from a key (BSN-G-14).
 KEYED_NUMBER_MIN = 1 << 62
 
 _REQUEST_ROW = struct.Struct(">QII")

@@ -1,4 +1,4 @@
-"""What every dialect's codec offers a broker: one way to say each thing to a worker or to a client.
+"""The interface of every dialect's codec at the broker: one method per message to a worker or client.
 
 A codec is stateless. It returns lists of frames that begin with the routing id, ready for a ROUTER. A method
 returns None where the dialect has no such message: plain MDP has no errors, no BUSY and no NOT_ACTIVE, so its
@@ -10,8 +10,8 @@ from typing import Protocol
 
 from bstar.wire.messages import NodeStatus
 
-# A frame that is larger than any batch may come as a read-only memoryview (``bstar.sockets.receive_bodies``):
-# codecs ask of it only what both can do, and pass it on.
+# A frame larger than any batch may be a read-only memoryview (``bstar.sockets.receive_bodies``). Codecs use
+# only what bytes and views share, and pass it on.
 Frames = list[bytes]
 Envelope = tuple[bytes, ...]
 
@@ -33,7 +33,7 @@ class Asker(Protocol):
 
 
 class WorkRequest(Protocol):
-    """What a worker gets of a request, with its client's routing id (MDP)."""
+    """A request as a worker gets it, with its client's routing id (MDP)."""
 
     sender: bytes
     body: Frames
@@ -58,7 +58,7 @@ class BrokerCodec(Protocol):
         epoch: int,
         is_redelivered: bool,
     ) -> Frames:
-        """Give a worker the request, which goes by this ``identity`` in the native dialect."""
+        """Dispatch the request to a worker; ``identity`` is its name in the native dialect."""
 
     def welcome(
         self, to: bytes, envelope: Envelope, status: NodeStatus, heartbeat_ms: int, expiry_ms: int

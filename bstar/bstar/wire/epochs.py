@@ -1,4 +1,4 @@
-"""How far a claim about an epoch is believed. All who hear epochs (node, peer, worker) use these bounds.
+"""How far a claim about an epoch is believed. Node, peer and worker use these bounds.
 
 An epoch is a claim until a node has activated above it. An honest claim is near: a pair that activates once a
 second needs 136 years for 2^32 epochs. A claim that is far away comes from a liar or from a damaged file.
@@ -12,8 +12,8 @@ raise it by ``EPOCH_FAR`` in that time, 2^30 a second: 2^62 / 2^30 s = 2^32 s, o
 # No node takes, keeps or believes an epoch above this one. The header of a message has 64 bits for it.
 EPOCH_MAX = 2**62
 
-# What a worker remembers is followed by its node up to this far above the epochs that nodes have taken; from
-# there on the worker follows its node. One bound for both, so that in any case one of them moves.
+# A node follows a worker's epoch up to this far above the epochs that nodes have taken. Beyond that the
+# worker follows its node. One bound for both, so that in any case one of them moves.
 EPOCH_STEP_MAX = 2**32
 
 # How far the peer's own epoch is followed. Above EPOCH_STEP_MAX, because the peer may have followed a worker.

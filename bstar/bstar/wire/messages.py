@@ -1,10 +1,9 @@
-"""Neutral messages: what the peers of a broker say, whatever dialect they say it in.
+"""Neutral messages: the messages of a broker's peers, independent of the dialect.
 
-The codecs beside this module turn frames into these and back. A body is always the list of frames as it came:
-nobody on the way looks into it or copies it. ``sender`` is the ROUTER's routing id, opaque octets.
-``envelope`` holds the frames that stood between the routing id and the header, delimiter included; a reply
-goes back with the same ones, which is how REQ clients, and peers with a leading empty frame, are answered in
-kind.
+The codecs beside this module turn frames into these and back. A body is the list of frames as it came: no
+code looks into it or copies it. ``sender`` is the ROUTER's routing id, opaque octets. ``envelope`` holds the
+frames between the routing id and the header, delimiter included. A reply carries the same ones, so it fits
+REQ clients and peers with a leading empty frame.
 """
 
 import enum
@@ -20,9 +19,9 @@ class ErrorCode(enum.IntEnum):
 
     HANDLER_FAILED = 1  # executed: the handler raised; the text says what
     HANDLER_TIMEOUT = 2  # executed in part: the handler ran past its own deadline
-    WORKER_LOST = 3  # the worker died after PARTIALs had gone out, or the request's time ended with it
-    POISON = 4  # every worker it was given to died; the delivery limit is reached
-    EXPIRED = 5  # its time to live ended in the queue: not executed
+    WORKER_LOST = 3  # the worker died after PARTIALs were sent, or the request expired with it
+    POISON = 4  # every worker that got it died; the delivery limit is reached
+    EXPIRED = 5  # it expired in the queue: not executed
     INVALID = 6  # the request breaks a bound or a rule: not executed
 
 
@@ -38,13 +37,13 @@ class Reason(enum.IntEnum):
 
 
 class NodeStatus(msgspec.Struct, frozen=True, gc=False):
-    """What a node tells about itself: state codes 1..5 (5 is ERROR), times in milliseconds.
+    """A node's status: state codes 1..5 (5 is ERROR), times in milliseconds.
 
     ``peer_state`` is 0 while the peer is silent, ``peer_age_ms`` is NEVER_MS when it was never heard.
-    ``retry_after_ms`` tells how long until a request could turn this node active: 0 at once, NEVER_MS not
-    by a request. ``heartbeat_ms`` and ``failover_timeout_ms`` are the pair's timing, from which clients
-    derive their own. ``takes_batches``: it may be sent REQUESTS and FINALS. ``obeys_once``: it dispatches a
-    request with ONCE at most once.
+    ``retry_after_ms`` is the time until a request could make this node active: 0 at once, NEVER_MS never.
+    ``heartbeat_ms`` and ``failover_timeout_ms`` are the pair's timing, from which clients derive their own.
+    ``takes_batches``: it reads REQUESTS and FINALS. ``obeys_once``: it dispatches a request with ONCE at most
+    once.
     """
 
     state: int
@@ -61,11 +60,11 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
 class Request(msgspec.Struct, gc=False):
     """A client asks for work. ``identity`` is empty for dialects without request numbers.
 
-    ``ttl_ms`` is the time the client goes on waiting (0: not told). ``extensions`` are the native header's
-    extension octets, handed on unread. ``is_repeated``: an earlier attempt, here or at the other node, may
-    have been executed. ``is_urgent``: it goes before those that are not. ``is_once``: it is dispatched at
-    most once. ``is_whole``: its client drops the PARTIALs of a run that was lost, so it may be redelivered
-    after some of them were sent on.
+    ``ttl_ms`` is how long the client still waits (0: unknown). ``extensions`` are the native header's
+    extension octets, passed on unread. ``is_repeated``: an earlier attempt, here or at the other node, may
+    have been executed. ``is_urgent``: it goes before requests that are not urgent. ``is_once``: it is
+    dispatched at most once. ``is_whole``: its client drops the PARTIALs of a lost execution, so the broker
+    may redeliver it after some PARTIALs.
     """
 
     sender: bytes
@@ -84,10 +83,10 @@ class Request(msgspec.Struct, gc=False):
 
 
 class Requests(msgspec.Struct, gc=False):
-    """Several Requests of one client for one service in one message, as columns: the n-th of each is the n-th
-    request's. Their identities are ``client_id`` and their number, each has one frame of body, and the bodies
-    stand in ``blob`` one behind the other. ``table`` is what the columns were read from. None has extensions
-    or a key.
+    """Several Requests of one client for one service in one message, as columns: the n-th entry of each
+    belongs to the n-th request. An identity is ``client_id`` and a number. Each body is one frame, and
+    ``blob`` has the bodies one after the other. ``table`` is what the columns were read from. None has
+    extensions or a key.
     """
 
     sender: bytes
@@ -129,7 +128,7 @@ class Ready(msgspec.Struct, gc=False):
 
 
 class Partial(msgspec.Struct, gc=False):
-    """A worker's reply that more will follow; ``address`` is the client's (MDP) or the identity (native)."""
+    """A worker's reply before the last; ``address`` is the client's (MDP) or the identity (native)."""
 
     sender: bytes
     dialect: int
@@ -163,7 +162,7 @@ class Finals(msgspec.Struct, gc=False):
 
 
 class Failure(msgspec.Struct, gc=False):
-    """A native worker could not do the work; ends the request as a Final does."""
+    """A native worker's handler failed. It ends the request, like a Final."""
 
     sender: bytes
     address: bytes
@@ -182,7 +181,7 @@ class Heartbeat(msgspec.Struct, gc=False):
 
 
 class Disconnect(msgspec.Struct, gc=False):
-    """A worker leaves; what it held goes back to the queue. ``is_unbegun``: it has begun nothing of that."""
+    """A worker leaves; its requests go back to the queue. ``is_unbegun``: it has begun none of them."""
 
     sender: bytes
     dialect: int

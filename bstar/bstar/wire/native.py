@@ -48,7 +48,7 @@ FINALS = 0x0F
 
 FLAG_REDELIVERED = 0x01  # on REQUEST: an earlier attempt or delivery of it may have been executed
 FLAG_DISPATCHED = 0x02  # on NOT_ACTIVE: a worker had been given the request, so it may have been executed
-FLAG_BATCHES = 0x04  # on READY: this worker may be sent REQUESTS
+FLAG_BATCHES = 0x04  # on READY: this worker reads REQUESTS
 FLAG_URGENT = 0x08  # on REQUEST of a client: before those without it
 FLAG_ONCE = 0x10  # on REQUEST of a client: dispatched at most once
 FLAG_WHOLE = 0x20  # on REQUEST of a client: its caller gets no PARTIAL before the FINAL
@@ -73,7 +73,7 @@ _STATES = range(1, 6)
 
 
 def identity(client_id: bytes, number: int) -> bytes:
-    """The 24 octets that name one request for ever: 16 octets of client id, then its message number."""
+    """The 24 octets that name one request: 16 octets of client id, then its message number."""
     assert len(client_id) == IDENTITY_BYTES - 8
     return client_id + number.to_bytes(8, "big")
 
@@ -233,7 +233,7 @@ def encode_request(
     is_once: bool = False,
     is_whole: bool = False,
 ) -> Frames:
-    """``[header 01] [body…]``; ``ttl_ms`` is the time the caller goes on waiting, 0 for no limit.
+    """``[header 01] [body…]``; ``ttl_ms`` is how long the caller still waits, 0 for no limit.
 
     ``is_repeated`` (flag REDELIVERED): an earlier attempt may have been executed; the worker hears of it.
     ``is_urgent`` (flag URGENT): queued before requests that are not (BSN-B-18). ``is_once`` (flag ONCE):
@@ -326,7 +326,7 @@ def encode_heartbeat(epoch: int) -> Frames:
 
 
 def encode_disconnect(reason: Reason = Reason.GOODBYE, epoch: int = 0, *, is_unbegun: bool = False) -> Frames:
-    """``[header 0C]``; ``is_unbegun`` (flag UNBEGUN): nothing was begun of what the worker still holds."""
+    """``[header 0C]``; ``is_unbegun`` (flag UNBEGUN): the worker has begun none of its requests."""
     flags = FLAG_UNBEGUN if is_unbegun else 0
     return [header(DISCONNECT, flags=flags, epoch=epoch, value=reason)]
 

@@ -1,4 +1,4 @@
-"""The native dialect at the broker: reads what clients and workers send, and writes what they are sent.
+"""The native dialect at the broker: reads messages of clients and workers, and writes messages to them.
 
 The frames and their fields are in ``native``; the specification is docs/protocol/native.md.
 """
@@ -154,7 +154,7 @@ _READERS: dict[int, Callable[[Frames, native.Fields, bytes], FromPeer]] = {
 
 
 class NativeAsker(msgspec.Struct, gc=False):
-    """A client that is answered although its request was not read. See ``Asker``."""
+    """A client that gets an answer although its request was not read. See ``Asker``."""
 
     sender: bytes
     identity: bytes
@@ -207,7 +207,7 @@ class NativeCodec:
         epoch: int,
         is_redelivered: bool,
     ) -> Frames:
-        """Give a worker these rows; ``age_ms`` is how much of their times to live has passed meanwhile."""
+        """Dispatch these rows to a worker; ``age_ms`` is the part of their times to live that has passed."""
         head = native.pack_header(
             0xB5, 0x01, native.REQUESTS, is_redelivered, client_id + native.NO_NUMBER, epoch, age_ms, 0
         )

@@ -3,11 +3,10 @@
 A **published** Binary Star server subscribes to everything and gets the published message: one frame, one
 ASCII digit ``1``..``4`` (PRIMARY, BACKUP, ACTIVE, PASSIVE). Everything else about such a peer is unknown.
 
-A **native** node subscribes to ``TOPIC`` and gets ``[BSTP01] [code] [JSON object]``; the topic is the
-beginning of every version's header, so a node hears one of another version and can say so. It subscribes to
-the four codes as well, because the other node may be a published server. A native node sends nobody both
-dialects: what a subscriber is sent follows from what it subscribes to (``bstar.state_publisher``). Unknown
-keys of the object are skipped, so that a newer node may say more.
+A **native** node subscribes to ``TOPIC`` and gets ``[BSTP01] [code] [JSON object]``; the topic is the prefix
+of every version's header, so a node hears a node of another version and can report it. It subscribes to the
+four codes as well, because the other node may be a published server. A subscriber gets one dialect only, by
+its topics (``bstar.state_publisher``). Readers skip unknown keys, so a newer node may add some.
 
 Source: zguide chapter 4, Binary Star; BST-S-01, BST-R-02.
 """
@@ -19,16 +18,16 @@ import msgspec
 from bstar.errors import RemoteProtocolError
 
 HEADER = b"BSTP01"
-# What a native node subscribes to: every version's header begins so.
+# A native node's topic: the prefix of every version's header.
 TOPIC = b"BSTP"
 # The published message of each state.
 CODES = {1: b"1", 2: b"2", 3: b"3", 4: b"4"}
-# What a node subscribes to, whatever its peer speaks.
+# A node's topics, for a peer of either dialect.
 TOPICS_HEARD = (TOPIC, *CODES.values())
 _STATES = {code: state for state, code in CODES.items()}
 _DETAIL_BYTES_MAX = 4_096
 
-# JSON's numbers have no end. Ours fit in 63 bits, and times in 32, so that whatever a peer says can be
+# JSON's numbers have no end. Ours fit in 63 bits, and times in 32, so that every number of a peer can be
 # packed, added and divided without an overflow.
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -69,8 +68,8 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
     ballot for itself, to serve or to begin; ``granted``/``granted_to``: its ballot is the reader's, and the
     last claim it read was number ``granted`` of the run ``granted_to``.
 
-    ``cut_off``: so many clients have asked the sender, which is passive, because they do not reach the
-    reader; the first of them ``cut_off_ms`` ago.
+    ``cut_off``: how many clients asked the passive sender because they do not reach the reader; the first of
+    them ``cut_off_ms`` ago.
     """
 
     state: int

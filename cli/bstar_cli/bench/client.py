@@ -1,4 +1,4 @@
-"""One client of ``bstar bench``: a process of its own that sends what it is told and counts the replies.
+"""One client of ``bstar bench``: a process that sends requests as ordered and counts the replies.
 
     python -m bstar_cli.bench.client
 

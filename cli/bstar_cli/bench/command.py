@@ -34,7 +34,7 @@ _THREADS_MAX = 1_000
 _CASES_MAX = 100
 _SERVICES_MAX = 64
 _RATE_MAX = 1_000_000.0
-# Of so many names for each pair one belongs to it, unless a pin like "*" takes them all.
+# Among this many names per pair, one belongs to it, unless a pin like "*" takes them all.
 _NAMES_TRIED_MAX = 1_000
 
 
@@ -314,7 +314,7 @@ def _check(cases: Sequence[Case], clients: int, sides: Sequence[Side], load: _Lo
 
 
 def _own_services(fleet: Fleet) -> list[str]:
-    """One for each pair. Our own workers get nobody else's requests, and others not ours."""
+    """One for each pair. Our own workers get only our requests."""
     own = f"bench-{secrets.token_hex(4)}"
     if len(fleet.pairs) == 1:
         return [own]

@@ -1,8 +1,8 @@
 """Latencies as a High Dynamic Range histogram; the one place that knows the library ``hdrhistogram``.
 
-The library is an extra, ``bstar[bench]``: only this command needs it. Recording one value costs it ten
-microseconds in Python, so clients count latencies in buckets (``plan.bucket_of``), and a histogram is made of
-them when the turn is over. Values are microseconds, from 1 to an hour, with three digits.
+The library is an extra, ``bstar[bench]``: only this command needs it. To record one value costs ten
+microseconds in Python. So clients count latencies in buckets (``plan.bucket_of``), and the histogram is made
+of them after the turn. Values are microseconds, from 1 to an hour, with three digits.
 """
 
 from collections.abc import Iterable, Mapping

@@ -4,10 +4,10 @@ A *case* is one size of body with one window. A *turn* is one measurement of one
 of a side take part in a turn; each gets its share of the count or of the rate. The structs of this module are
 also the lines of JSON that the command and its client processes exchange.
 
-Open loop: with a rate, the moments at which requests are due are fixed before the turn begins, and a
-request's latency counts from the moment it was due, not from the one it was sent. A server that stands still
-for a second then shows in the latency of every request of that second; a generator that waits for its reply
-before it sends the next one would have met the pause once (coordinated omission).
+Open loop: with a rate, the due times of requests are fixed before the turn begins. A request's latency counts
+from its due time, not from the time it was sent. So a server that stands still for a second shows in the
+latency of every request of that second. A generator that waits for each reply would see the pause once
+(coordinated omission).
 
 It opens no socket and reads no clock.
 """

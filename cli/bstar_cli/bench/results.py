@@ -1,8 +1,7 @@
 """Figures of turns, and what is made of them: medians of rounds, ratios of two sides, flat records.
 
-Rounds take turns on a machine that others use too, so a ratio is formed within each round and the median of
-the ratios is told; percentiles are those of the replies of all rounds together. It opens no socket and reads
-no clock.
+Rounds take turns on a shared machine. So each round has its own ratio, and the report has the median of the
+ratios. Percentiles are those of the replies of all rounds together. It opens no socket and reads no clock.
 """
 
 import statistics

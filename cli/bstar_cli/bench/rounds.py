@@ -1,7 +1,7 @@
 """A measurement from its first process to its figures: case by case, round by round, the sides in turns.
 
-What is sent and counted happens in the client processes (``stage``, ``client``); here is who has a turn when,
-and the broker's CPU time before and after it. Each case begins with a turn that does not count.
+The client processes send and count (``stage``, ``client``). This module orders the turns and reads the
+broker's CPU time before and after each. Each case begins with a turn that does not count.
 """
 
 import threading
@@ -48,7 +48,7 @@ class Rounds:
         self.stop = threading.Event()
 
     def run(self) -> Document:
-        """Measure; what was seen, also when it was told to stop. Raises BenchError, ends with typer.Exit."""
+        """Measure. Returns the results, also after a stop. Raises BenchError, ends with typer.Exit."""
         try:
             with Stage(self.stop.is_set) as stage:
                 self._start(stage)

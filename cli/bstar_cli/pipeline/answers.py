@@ -170,7 +170,7 @@ def audit(
             help="What the journals cannot prove does not pass either. After any kill of a node not all is.",
         ),
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Print so many findings.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many findings to print.")] = 100,
     as_json: JsonOption = False,
     spark: SparkOptions,
 ) -> None:
@@ -221,7 +221,9 @@ def incidents(
     root: RootArgument,
     *,
     selection: Selection,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Print so many: the longest outages.")] = 200,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, help="How many to print, the longest outages first.")
+    ] = 200,
     as_json: JsonOption = False,
     spark: SparkOptions,
 ) -> None:

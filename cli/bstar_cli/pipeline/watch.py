@@ -23,9 +23,10 @@ def watch(
     ] = 10.0,
     once: Annotated[bool, typer.Option("--once", help="Read what is there, then end.")] = False,
     copies_within: Annotated[
-        str, typer.Option("--copies-within", metavar="TIME", help="How long a copy is known for one.")
+        str,
+        typer.Option("--copies-within", metavar="TIME", help="How long a copy of a record is recognised."),
     ] = "6 hours",
-    files: Annotated[int, typer.Option("--files", min=1, help="At most so many files at a time.")] = 64,
+    files: Annotated[int, typer.Option("--files", min=1, help="How many files at a time, at most.")] = 64,
     checkpoint: Annotated[
         str, typer.Option("--checkpoint", metavar="PATH", help="Otherwise below ROOT.", show_default=False)
     ] = "",

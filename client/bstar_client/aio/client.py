@@ -22,12 +22,12 @@ class AsyncHAClient(Client):
         async with AsyncHAClient(["tcp://node1:5555", "tcp://node2:5555"]) as client:
             reply = await client.request("echo", b"hello")
 
-    It belongs to the event loop in which it is first used, and to no other thread: use it in ``async with``,
-    or call ``close`` at the end. Any number of tasks may share it. A task that is cancelled, by itself or by
-    ``asyncio.timeout``, gives its request up; the worker still executes it.
+    It belongs to the event loop and thread in which it is first used. Use it in ``async with``, or call
+    ``close`` at the end. Any number of tasks may share it. A cancelled task, also one that
+    ``asyncio.timeout`` cancels, gives its request up; the worker still executes it.
 
-    ``outstanding_max`` bounds the requests without a reply: beyond it ``request`` waits until one ends, where
-    HAClient raises BusyError.
+    ``outstanding_max`` bounds the requests without a reply. At the bound ``request`` waits until one ends,
+    where HAClient raises BusyError.
     """
 
     def _make_loop(self) -> None:
@@ -198,7 +198,7 @@ class AsyncHAClient(Client):
     # --- in the event loop --------------------------------------------------------------------------------
 
     def _open(self) -> ClientLoop:
-        """The loop, which the first call makes. Raises what is wrong with a call here and now."""
+        """The loop; the first call makes it. Raises an error if the client cannot be used here."""
         event_loop = asyncio.get_running_loop()
         loop = self._loop
         is_usable = not self._is_closed and self._pid == os.getpid()
@@ -210,7 +210,7 @@ class AsyncHAClient(Client):
             raise ClosedError("the client is closed")
         if loop is not None:
             raise LocalProtocolError("the client belongs to another event loop: make one for each loop")
-        self._is_closed = True  # unless all of it can be opened
+        self._is_closed = True  # until all of it is open
         self._loop = ClientLoop(self, self._settings, self._core, self._delivery)
         self._is_closed = False
         return self._loop

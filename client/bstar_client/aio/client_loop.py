@@ -25,7 +25,7 @@ class ClientLoop:
     ) -> None:
         self.event_loop = asyncio.get_running_loop()
         self.is_closed = False
-        # A client that nobody closed lives as long as its event loop watches its sockets.
+        # A client that nobody closed lives while its event loop watches its sockets.
         self._client = client
         self._core = core
         self._delivery = delivery
@@ -84,11 +84,11 @@ class ClientLoop:
 
     @property
     def is_full(self) -> bool:
-        """True if no place is free."""
+        """True if no slot is free."""
         return self._places <= 0
 
     def free(self, count: int) -> None:
-        """The places of so many calls are free: these have ended."""
+        """Free the slots of calls that have ended."""
         self._places += count
         while self._places > 0 and self._waiting:
             place = self._waiting.popleft()
@@ -97,7 +97,7 @@ class ClientLoop:
                 self._places -= 1
 
     def end(self, call: Call) -> None:
-        """Free the call's place. If it has no outcome, give it up."""
+        """Free the call's slot. If the call has no outcome, give it up."""
         self.free(1)
         if not call.is_done and not self.is_closed:
             self._delivery.abandon(call, time.monotonic())

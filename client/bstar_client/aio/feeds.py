@@ -1,4 +1,4 @@
-"""Where the asyncio client's outcomes go and where ``map``'s bodies come from, within one event loop."""
+"""The asyncio client's sinks for outcomes, and its source of bodies for ``map``, within one event loop."""
 
 import asyncio
 from collections import deque
@@ -9,7 +9,7 @@ from bstar_client.core.calls import Ask, Body, Outcome, Reply
 
 
 def reply_of(outcome: Outcome) -> Reply:
-    """The reply; raises the error if that is the outcome."""
+    """The reply; raises the error if the outcome is one."""
     reply = outcome[1]
     if isinstance(reply, BstarError):
         raise reply
@@ -25,7 +25,7 @@ class Answer:
         self.future: asyncio.Future[Outcome] = loop.create_future()
 
     def put(self, outcomes: tuple[Outcome, ...]) -> None:
-        """The outcome; a second one, or one that nobody waits for any more, is dropped."""
+        """Set the outcome. A second one, or one that nobody waits for, is dropped."""
         if not self.future.done():
             self.future.set_result(outcomes[0])
 
@@ -45,7 +45,7 @@ class Feed:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, outcomes: tuple[Outcome, ...]) -> None:
-        """Some more."""
+        """Add outcomes."""
         self._outcomes.extend(outcomes)
         self.wake()
 
@@ -54,12 +54,12 @@ class Feed:
         return len(self._outcomes)
 
     def take(self) -> deque[Outcome]:
-        """All outcomes that are there."""
+        """Take all outcomes."""
         outcomes, self._outcomes = self._outcomes, deque()
         return outcomes
 
     async def reply(self) -> Reply:
-        """Wait for the next reply; raises the error if that is the outcome."""
+        """Wait for the next reply; raises the error if the outcome is one."""
         await self.wait()
         return reply_of(self._outcomes.popleft())
 
@@ -69,7 +69,7 @@ class Feed:
             self._waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Until there is an outcome, or ``wake`` is called."""
+        """Wait for an outcome or ``wake``."""
         if not self._outcomes:
             self._waiter = self._loop.create_future()
             try:
@@ -79,9 +79,9 @@ class Feed:
 
 
 class Source:
-    """The bodies of ``map``, one after the other, from an iterable of either kind.
+    """The bodies of ``map``, one by one, from an iterable or an async iterable.
 
-    A task of its own fetches the next body of an async one ahead, and calls ``wake`` when it has come.
+    A task fetches the next body of an async iterable ahead, and calls ``wake`` when it has it.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Source:
         self._task: asyncio.Future[Body | Ask] | None = None
 
     def pull(self) -> list[Body | Ask]:
-        """The next body, or none if it has not come yet or there is none. Raises what the iterable raised."""
+        """The next body; empty if it is not there yet or there is none. Raises what the iterable raised."""
         if self.is_exhausted:
             return []
         try:
@@ -112,7 +112,7 @@ class Source:
             return []
 
     async def close(self) -> None:
-        """Ask for no more."""
+        """Fetch no more bodies."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -1,7 +1,7 @@
 """Drives a core from an asyncio event loop: the links' descriptors and the core's deadlines wake a *turn*.
 
-A ZeroMQ socket's descriptor shows a change once, and sending may reset it (see ``link.Links``). So a turn
-that sent something, or left something to read, is followed by another.
+A ZeroMQ socket's descriptor shows a change once, and sending may reset it (see ``link.Links``). So after a
+turn that sent messages or left some unread, the loop takes another turn.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ if TYPE_CHECKING:  # most programs keep none
 
 
 class LinkLoop:
-    """Everything happens in the loop's thread. ``perform`` carries the core's outputs out.
+    """Runs a core in the event loop's thread. ``perform`` carries the core's outputs out.
 
-    Every turn begins with ``begin(now)``, which may send together what was collected since the last one.
+    Every turn begins with ``begin(now)``, which may send a batch of what was collected since the last turn.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LinkLoop:
         self._links[node].close(linger_ms)
 
     def end(self, linger_ms: int = 0) -> None:
-        """Close every link and turn no more. Idempotent."""
+        """Close every link and take no more turns. Idempotent."""
         self._is_closed = True
         for handle in (self._timer, self._next):
             if handle is not None:
@@ -91,12 +91,12 @@ class LinkLoop:
             await asyncio.shield(self._room)
 
     def _on_readable(self) -> None:
-        # At once: another round of the loop would cost as much as the turn.
+        # At once: another round of the event loop costs as much as the turn.
         if self._next is None and not self._is_closed:
             self._turn()
 
     def _turn(self) -> None:
-        """Give the core what the sockets and the clock have. What comes next wakes the loop."""
+        """Give the core what the sockets and the clock have. The next event wakes the loop."""
         self._next = None
         self._begin(time.monotonic())
         if self._is_closed:
@@ -122,7 +122,7 @@ class LinkLoop:
             return
         if self._timer is not None:
             if self._timer_at <= due:
-                return  # the timer is early enough, and is set again then
+                return  # the timer fires early enough, and is set again then
             self._timer.cancel()
         self._timer_at = due
         self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._on_timer)
@@ -138,12 +138,12 @@ class Holdings:
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: Transport) -> None:
         self.links = transport.new_links(WakeUp())
         self.journal: CallJournal | WorkJournal | None = None
-        # The loop leads back to the client.
+        # The event loop refers to the client.
         self._loop = weakref.ref(loop)
         self._transport = transport
 
     def end(self, is_exit: bool) -> None:
-        """Close all of it; nothing, if at the process's exit its loop goes on in another thread."""
+        """Close all of it. At the process's exit, do nothing if the event loop runs in another thread."""
         loop = self._loop()
         if is_exit and loop is not None and loop.is_running():
             return

@@ -5,9 +5,9 @@
 
     asyncio.run(AsyncWorker(["tcp://node1:5555", "tcp://node2:5555"], "shout", shout).run())
 
-It drives the same core (``bstar_client.core.worker_session``) from the event loop's own thread, and each
-request is a task of the loop. Heartbeats need the loop, too: while a handler blocks it the worker is *stuck*
-and gets no requests, so compute in ``asyncio.to_thread`` or in another process.
+It drives the same core (``bstar_client.core.worker_session``) in the event loop's thread. Each request is a
+task of the loop. Heartbeats need the loop, too: while a handler blocks it, the worker is *stuck* and gets no
+requests. Compute in ``asyncio.to_thread`` or in another process.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     PARTIALs, and the FINAL is one empty frame. ``credit`` requests are handled at once. A handler that runs
     past ``handler_timeout_s`` is cancelled; ``stuck_handlers_max`` counts those that do not end then.
 
-    Whatever a handler raises is its caller's HandlerError, SystemExit and a CancelledError from within too;
-    only the worker's own end cancels a handler without an answer.
+    Everything that a handler raises becomes a HandlerError at its caller, also SystemExit and a
+    CancelledError of its own. Only the end of the worker cancels a handler without an answer.
 
     ``await run()`` serves until SIGTERM, SIGINT or ``stop()``, then finishes what runs (``drain_timeout_s``)
     and leaves the nodes in good order; cancelling it does so at once. ``async with AsyncWorker(…)`` serves
@@ -99,7 +99,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     def _make_loop(self) -> None:
         self._loop: WorkerLoop | None = None
         self._serving: asyncio.Task[None] | None = None
-        # Ctrl-C goes to run(), not to what runs in the main thread.
+        # Ctrl-C ends run(), not the code that happens to run in the main thread.
         self._takes_signals = False
 
     def handler(self, function: _AsyncHandlerT) -> _AsyncHandlerT:
@@ -111,7 +111,8 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     # --- life ---------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve until stopped. In the main thread SIGTERM and SIGINT stop it, a second one at once.
+        """Serve until stopped. In the main thread SIGTERM and SIGINT stop it; a second signal stops it at
+        once.
 
         Raises WorkerError when too many handlers are stuck, ClosedError when it has run before.
         """

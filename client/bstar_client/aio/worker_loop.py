@@ -1,4 +1,4 @@
-"""A worker in an event loop: one turn at a time attends to the sockets, and each request is a task."""
+"""A worker in an event loop: turns serve the sockets, and each request is a task."""
 
 import asyncio
 import time
@@ -43,7 +43,7 @@ class WorkerLoop(Dispatcher):
         self.links = self._holdings.links
         self._takes_signals = takes_signals
         self._tasks: dict[Job, asyncio.Task[None]] = {}
-        # Final replies that leave together with the next turn: they may go to one client.
+        # Final replies that leave with the next turn, as a batch if one client gets several.
         self._results: deque[Result] = deque()
         answer = partial(self.answer_all, self._results)
         self._link_loop = LinkLoop(self._loop, self.links, core, self.perform, answer)
@@ -54,7 +54,7 @@ class WorkerLoop(Dispatcher):
         self._guard = guard(worker, name, remedy, self._holdings.end)
 
     async def serve(self) -> None:
-        """Serve until the worker has ended; raises what ended it."""
+        """Serve until the worker has ended. Raises the error that ended it."""
         settings = self.settings
         try:
             self.journal = self._holdings.journal = settings.open_journal()
@@ -62,7 +62,7 @@ class WorkerLoop(Dispatcher):
                 self._link_loop.open_all()
             await self._ended
         except GeneratorExit:
-            raise  # the loop has ended without the worker, and nothing can be awaited: the guard says so
+            raise  # the event loop has ended before the worker, so nothing can be awaited: the guard warns
         except BaseException as error:
             await self._finish(f"{type(error).__name__}: {error}")
             raise
@@ -74,13 +74,13 @@ class WorkerLoop(Dispatcher):
         self._link_loop.soon()
 
     async def _finish(self, reason: str) -> None:
-        """Leave the nodes, cancel what runs, release everything."""
+        """Leave the nodes, cancel running handlers, release everything."""
         self.answer_all(self._results, time.monotonic())
         self.perform(self._core.end(time.monotonic()))
         self._link_loop.end(LINGER_MS)
         for task in list(self._tasks.values()):
             task.cancel()
-        # It takes as long as the last words need to leave, at most the linger.
+        # It takes until the last messages have left, at most the linger.
         await asyncio.shield(asyncio.to_thread(self._transport.close))
         if self.journal is not None:
             await asyncio.shield(asyncio.to_thread(self.journal.close, self._core.unfinished, reason))
@@ -164,7 +164,7 @@ class WorkerLoop(Dispatcher):
             beginning.get_loop().run_in_executor(None, drop, store, self.settings.service, job)
 
     async def _call(self, job: Job, request: Request) -> list[bytes]:
-        """Call the handler; keep its reply before anybody gets it."""
+        """Call the handler, and keep its reply before it is sent."""
         handler, store, service = self.handler, self.settings.dedupe, self.settings.service
         assert handler is not None, "checked before the start"
         self.call_hook(self.settings.hooks.request_started, request)
@@ -212,6 +212,6 @@ class WorkerLoop(Dispatcher):
             raise error
 
     def _raise_interrupt(self, error: BaseException) -> None:
-        """Without ``run`` Ctrl-C is the program's, whichever task it happens to hit."""
+        """Without ``run``, Ctrl-C belongs to the program, in any task that it hits."""
         if is_interrupt(error) and not self._takes_signals:
             raise error

@@ -1,4 +1,4 @@
-"""What a caller is told of a call without a reply: what happened, to which service, and what is known."""
+"""The errors of calls without a reply: what happened, to which service, and whether it may have executed."""
 
 from bstar.errors import (
     BstarError,
@@ -26,7 +26,7 @@ def _service(call: Call) -> str:
 
 
 def overdue(call: Call, sent: Call, nodes: str, now: float) -> BstarError:
-    """The deadline passed here. ``sent``: the call itself, or the one with its key that was sent for it."""
+    """The deadline passed at the client. ``sent``: the call, or the call with its key that was sent."""
     begin, service = _waited(call, now), _service(call)
     if sent.may_have_executed:
         attempts = "1 attempt" if sent.attempts == 1 else f"{sent.attempts} attempts"
@@ -44,12 +44,12 @@ def overdue(call: Call, sent: Call, nodes: str, now: float) -> BstarError:
 def not_begun(call: Call, nodes: str, now: float) -> NoActiveNodeError:
     """The deadline passed while other calls were before this one."""
     return NoActiveNodeError(
-        f"{_waited(call, now)}: {_service(call)}: its turn had not come; it was not sent. Nodes: {nodes}"
+        f"{_waited(call, now)}: {_service(call)}: other calls were before it; it was not sent. Nodes: {nodes}"
     )
 
 
 def expired(call: Call, endpoint: str, why: str, now: float) -> CallTimeoutError:
-    """A broker or worker says that its time to live ended before a handler had it, and why."""
+    """A broker or worker reports that the request expired before a handler had it, and why."""
     may_have_executed = call.may_have_executed
     note = "an earlier attempt may have been executed" if may_have_executed else "it was not executed"
     why = printable(why) or _service(call)
@@ -66,7 +66,7 @@ def too_late(call: Call, now: float) -> CallTimeoutError | BusyError:
 
 
 def broken(call: Call, text: str) -> OutcomeUnknownError | StreamInterruptedError:
-    """The attempt that counts is lost, and it cannot be said whether it was executed."""
+    """The attempt is lost, and nobody knows whether it was executed."""
     if call.is_stream and call.partials_count:
         return StreamInterruptedError(f"{text}; {call.partials_count} PARTIAL(s) had been delivered")
     return OutcomeUnknownError(text)
@@ -85,12 +85,12 @@ def already_closed() -> ClosedError:
 
 
 def too_many_outstanding(outstanding: int) -> BusyError:
-    """The client has as many calls as it may."""
+    """The client has ``outstanding_max`` calls."""
     return BusyError(f"{outstanding} requests are outstanding (outstanding_max); wait for replies first")
 
 
 def too_many_partials(partials_max: int) -> OutcomeUnknownError:
-    """A reply has more PARTIALs than a request may collect."""
+    """A reply has more than ``partials_max`` PARTIALs."""
     return OutcomeUnknownError(
         f"the reply has more than {partials_max} PARTIALs (partials_max): use stream()"
     )

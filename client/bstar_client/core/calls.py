@@ -1,8 +1,8 @@
 """A call as the client's core keeps it, and the reply that its caller gets.
 
-One ``Call`` lives from ``submit`` until its reply or error is handed out. It remembers where the request
-was sent and what became of each attempt, because that decides what may be told to the caller: an attempt
-that was refused was certainly not executed, one whose connection broke may have been.
+One ``Call`` lives from ``submit`` until its reply or error is handed out. It remembers where the request was
+sent and how each attempt ended. A refused attempt was certainly not executed; an attempt whose connection
+broke may have been. The caller's error depends on it.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ import msgspec
 
 from bstar.errors import BstarError
 
-# Of a request or a reply: one frame, or several.
+# The body of a request or a reply: one frame, or several.
 Body: TypeAlias = bytes | Sequence[bytes]
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
-    """One body for ``map`` with what is its own: a key, whether it is ``urgent`` (see ``HAClient.request``),
-    a deadline, a service.
+    """One body for ``map`` with its own options.
 
-    ``timeout`` in seconds; not set: the one that ``map`` was given. ``service`` None: likewise.
+    ``key``, ``timeout`` and ``urgent`` are those of ``HAClient.request``. If ``timeout`` is unset or
+    ``service`` is None, that of ``map`` applies.
     """
 
     body: Body
@@ -31,14 +31,13 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
-    """What a service answered.
+    """A service's answer to a request.
 
-    ``frames`` is the body, one frame or more. ``partials`` holds the bodies of the PARTIALs that came
-    before it (empty for a stream, which hands each of them out as a Reply of its own with ``is_final``
-    False). ``index`` is the position of the request among the bodies given to ``map``, or of a PARTIAL
-    within its stream. ``attempts`` counts how often the request was sent, ``epoch`` is the epoch it was
-    executed under (0 in plain MDP), and ``endpoint`` the node it came from. ``elapsed_s`` is the time since
-    the caller asked (0 for PARTIALs of a stream).
+    ``frames`` is the body, one frame or more. ``partials`` holds the bodies of the PARTIALs before it. A
+    stream yields each PARTIAL as a Reply with ``is_final`` False, so its ``partials`` is empty. ``index`` is
+    the position of the body given to ``map``, or of a PARTIAL in its stream. ``attempts`` counts how often
+    the request was sent. ``epoch`` is the epoch of its execution (0 in plain MDP), ``endpoint`` the node that
+    sent it. ``elapsed_s`` is the time since the caller asked (0 for PARTIALs of a stream).
     """
 
     frames: tuple[bytes, ...]
@@ -52,7 +51,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def body(self) -> bytes:
-        """The only frame of the reply; ValueError if there are several (then see ``frames``)."""
+        """The one frame of the reply. ValueError if there are several: read ``frames``."""
         if len(self.frames) != 1:
             raise ValueError(
                 f"the reply has {len(self.frames)} frames: read .frames, .body is for replies of one"
@@ -61,10 +60,10 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallFailed(msgspec.Struct, frozen=True):
-    """What ``map(errors="return")`` yields in place of the reply to a body that got none.
+    """``map(errors="return")`` yields this for a call that failed.
 
-    ``error`` is what would have been raised, ``index`` the body's position, ``attempts`` counts how often the
-    request was sent, ``elapsed_s`` is the time since it was begun.
+    ``error`` is the error that ``request`` would raise. ``index`` is the body's position, ``attempts`` counts
+    how often the request was sent, ``elapsed_s`` is the time since the call began.
     """
 
     error: BstarError
@@ -74,16 +73,15 @@ class CallFailed(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, eq=False, gc=False):
-    """One request and everything that is known of its attempts.
+    """One request, and the state of its attempts.
 
-    The caller sets the first fields; the rest belongs to the core. ``deadline`` is on the clock that the
-    core is given, None waits for ever. ``sink`` is where the shell hands the result out; no core looks at
-    it. ``key`` makes the request the same as every other with this service and key. ``begun_at`` is when the
-    caller asked, ``elapsed_s`` how long it took (set by the shell when the call has failed). ``pair`` is the
-    place in the client's fleet of the pair it belongs to.
+    The caller sets the first fields; the rest belongs to the core. ``deadline`` is on the core's clock; None
+    waits for ever. The shell puts outcomes into ``sink``; no core reads it. Calls with one service and one
+    ``key`` share one request. ``begun_at`` is the time of the call. ``elapsed_s`` is its duration; the shell
+    sets it when the call has failed. ``pair`` is the index of its pair in the client's fleet.
 
-    The garbage collector does not look at calls: their number would make it slow. So each end of a call lets
-    go of what may lead back to it (``sink``, ``leader``).
+    The garbage collector does not scan calls, because there are too many. So the end of a call clears the
+    fields that may refer back to it (``sink``, ``leader``).
     """
 
     service: bytes
@@ -105,25 +103,25 @@ class Call(msgspec.Struct, eq=False, gc=False):
     # A session has taken it.
     is_begun: bool = False
     identity: bytes = b""
-    # The identity's, if the call has no key.
+    # The number in the identity, if the call has no key.
     number: int = 0
     attempts: int = 0
     # The node of the last attempt.
     node: int = 0
-    # The connection that the last attempt went to and that has not refused it yet; 0: none.
+    # The connection of the last attempt, until the node refuses it; 0: none.
     sent_to: int = 0
-    # Connections that were lost, fell silent or were left behind with an attempt whose fate is unknown.
+    # Connections that were lost, fell silent or were left while the attempt's outcome was unknown.
     lost_on: set[int] | None = None
-    # A node said that a worker had been given the request.
+    # A node said that a worker got the request.
     was_dispatched: bool = False
     busy_count: int = 0
     busy_text: str = ""
     partials: list[tuple[bytes, ...]] | tuple[()] = ()
     partials_count: int = 0
-    # The connection that the PARTIALs so far came from.
+    # The connection of the PARTIALs so far.
     partials_from: int = 0
     is_done: bool = False
-    # Calls with the same key that wait for this one's end; and the one that this waits for.
+    # With one key: the calls that wait for this one, and the call that this one waits for.
     followers: "list[Call] | None" = None
     leader: "Call | None" = None
 
@@ -138,7 +136,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
         return not self.is_idempotent or (self.is_stream and self.partials_count > 0)
 
     def lose_attempt(self) -> None:
-        """The attempt under way, if there is one, is lost: its fate is unknown."""
+        """The current attempt, if there is one, is lost: its outcome is unknown."""
         if self.sent_to:
             if self.lost_on is None:
                 self.lost_on = set()
@@ -146,7 +144,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
             self.sent_to = 0
 
     def end_attempt(self, connection: int, *, was_dispatched: bool) -> bool:
-        """The node on this connection ended an attempt. True if that was the one under way."""
+        """The node on this connection ended an attempt. True if it was the current one."""
         is_current = self.sent_to == connection
         if is_current:
             self.sent_to = 0
@@ -159,11 +157,11 @@ class Call(msgspec.Struct, eq=False, gc=False):
         return is_current
 
     def was_sent_over(self, connection: int) -> bool:
-        """True if an attempt over this connection has not been ended by its node."""
+        """True if the node on this connection has not ended an attempt."""
         return self.sent_to == connection or (self.lost_on is not None and connection in self.lost_on)
 
 
-# What the shell hands to the caller of a call.
+# How a call ends.
 Outcome: TypeAlias = tuple[Call, Reply | BstarError]
 
 

@@ -24,7 +24,7 @@ class ActiveFound(msgspec.Struct, frozen=True, gc=False):
 
 
 class ActiveLost(msgspec.Struct, frozen=True, gc=False):
-    """The node that served is no longer followed.
+    """The client stopped following the active node.
 
     ``reason``: disconnected, silent, not active, or interrupted (a signal interrupted the client at work).
     """
@@ -38,7 +38,8 @@ class FailedOver(msgspec.Struct, frozen=True, gc=False):
     """Another node took over.
 
     ``reason``: why the client left the first (disconnected, silent, not active, stale, interrupted).
-    ``outstanding``: how many requests had no reply then. ``gap_s``: how long it knew of no active node.
+    ``outstanding``: how many requests had no reply then. ``gap_s``: how long the client knew of no active
+    node.
     """
 
     from_endpoint: str

@@ -1,12 +1,12 @@
 """The fence: which epoch a worker obeys.
 
-It is the highest epoch in which a node said that it serves. Requests of lower ones are refused, so of two
-nodes that both believe to be active, only the newer can have work done. What a passive node says of its own
-past is no epoch in which anybody serves, so it is not obeyed.
+It is the highest epoch in which a node said that it serves. The worker refuses requests of lower epochs. So
+if both nodes believe that they are active, only the newer one gets work done. The epoch of a passive node
+does not count, because nobody serves in it.
 
-A node that is told of a higher epoch activates above it, if it can believe it (``bstar.wire.epochs``). Beyond
-that distance the worker follows the node instead, as soon as nobody has served in the higher epoch for an
-expiry: a pair whose epochs began again must not be refused for ever.
+A node that hears a higher epoch activates above it, if it believes it (``bstar.wire.epochs``). If the
+distance is too large, the worker comes down: it follows the node once nobody has served in the higher epoch
+for an expiry. Otherwise it would refuse a pair whose epochs began again for ever.
 """
 
 import enum
@@ -16,7 +16,7 @@ from bstar.wire.epochs import EPOCH_STEP_MAX
 
 
 class Moved(enum.Enum):
-    """What a node's word did to the fence."""
+    """How a node's message changed the fence."""
 
     NOT = enum.auto()
     UP = enum.auto()
@@ -24,14 +24,14 @@ class Moved(enum.Enum):
 
 
 class Fence:
-    """``epoch`` is the one to obey, 0 before any node served."""
+    """``epoch`` is the epoch that the worker obeys; 0 before any node served."""
 
     def __init__(self) -> None:
         self.epoch = 0
         self._is_held_until = -math.inf
 
     def hear(self, epoch: int, expiry_s: float, now: float) -> Moved:
-        """A node says that it serves in ``epoch``; it counts as gone if it is silent for ``expiry_s``."""
+        """A node says that it serves in ``epoch``. It counts as gone after ``expiry_s`` of silence."""
         if epoch < self.epoch:
             if self.epoch - epoch <= EPOCH_STEP_MAX or now < self._is_held_until:
                 return Moved.NOT

@@ -1,13 +1,12 @@
-"""Several pairs behind one client: a session for each, and nothing between them.
+"""Several pairs behind one client: one independent session for each pair.
 
-Each pair has a session of its own, which knows nothing of the others: its own nodes, its own votes, its own
-outstanding calls. This only hands things on: a call to the session of its pair (``call.pair``), what a node
-says to the session of that node's pair, and what the sessions put out to the shell, with the nodes numbered
-through, pair by pair. So a pair that is down concerns its own calls alone. Which pair a call belongs to was
-decided before (``bstar.fleet``).
+Each session has its own nodes, votes and outstanding calls. ``FleetSession`` hands a call to the session of
+its pair (``call.pair``, from ``bstar.fleet``) and a message to the session of its node. It hands the
+sessions' outputs to the shell and numbers the nodes through, pair by pair. A pair that is down affects its
+own calls only.
 
-A session begins, and its nodes are connected to, with the first call that belongs to its pair: a client pays,
-and is a load, for the pairs alone whose services it calls.
+The first call for a pair begins its session and connects to its nodes. So a client costs nothing at pairs
+that it does not call.
 """
 
 import math
@@ -24,8 +23,8 @@ from bstar_client.core.session import Session
 class FleetSession:
     """The sessions of all pairs; ``nodes`` counts those of each. See ``ClientCore``.
 
-    ``begin`` makes the session of a pair, at a time, with the ``Counters`` that all of them share. A Reset
-    opens the sockets of the pair's nodes; before that they are not open.
+    ``begin`` makes the session of a pair at a given time, with the ``Counters`` that all sessions share. A
+    Reset opens the sockets of the pair's nodes; they are closed before.
     """
 
     def __init__(
@@ -34,7 +33,7 @@ class FleetSession:
         self.counters = Counters()
         self._begin = begin
         self._sessions: list[Session | Mdp02Session | None] = [None] * len(nodes)
-        # Of each pair its first node among all; of each node its pair.
+        # The index of each pair's first node; the pair of each node.
         self._first = [sum(nodes[:pair]) for pair in range(len(nodes))]
         self._pair_of = [pair for pair, count in enumerate(nodes) for _ in range(count)]
         # A session's deadline changes only with an input: to ask a hundred sessions each time would cost more
@@ -49,7 +48,7 @@ class FleetSession:
 
     @property
     def actives(self) -> list[str | None]:
-        """The endpoint that is followed now, of each pair."""
+        """The endpoint that each session follows."""
         return [None if session is None else session.active for session in self._sessions]
 
     def open(self, pair: int, now: float) -> list[Output]:
@@ -70,7 +69,7 @@ class FleetSession:
         outputs: list[Output] = []
         for pair, of_pair in of_pairs.items():
             if self._sessions[pair] is None:
-                # Those that were abandoned before their turn came open nothing.
+                # A call that was abandoned before its turn opens nothing.
                 waiting = [call for call in of_pair if not call.is_done]
                 if not waiting:
                     continue
@@ -118,7 +117,7 @@ class FleetSession:
         return None if due == math.inf else due
 
     def restart(self, calls: Iterable[Call], now: float) -> list[Output]:
-        """Begin anew with these calls: the sessions that have begun."""
+        """Start the sessions over with these calls."""
         of_pairs: dict[int, list[Call]] = {}
         for call in calls:
             of_pairs.setdefault(call.pair, []).append(call)
@@ -144,7 +143,7 @@ class FleetSession:
         return session
 
     def _told(self, pair: int, outputs: list[Output]) -> list[Output]:
-        """The pair's session was told something: look when it wants to be woken, number its nodes through."""
+        """The pair's session has changed: note its next deadline, and number its nodes through."""
         due = self._of(pair).next_deadline()
         self._due[pair] = math.inf if due is None else due
         first = self._first[pair]

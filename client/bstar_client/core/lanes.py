@@ -1,12 +1,12 @@
-"""Requests that wait in a worker, fair between the clients that sent them.
+"""Requests that wait in a worker, in a queue that is fair between clients.
 
 With more credit than running handlers, requests wait in the worker, perhaps hundreds of one client. The
 clients take turns, with one request each; the requests of one client keep their order. A client that had
-nothing waiting for a round is next; a client that comes back sooner waits for its turn. Requests with a key
-do not tell whose they are (BSN-G-14), and count as one client's. Not for several threads at once.
+nothing waiting for a round is next; a client that comes back sooner waits for its turn. A request with a key
+does not name its client (BSN-G-14), so all of them count as one client's. Not thread-safe.
 
-The broker's ``FairQueue`` has the same rule, and takes items out of the middle, which costs 2.1 µs a request.
-Here it is 0.14 µs, because a batch of one client is one ``deque.extend``. So there are two.
+The broker's ``FairQueue`` has the same rule and also removes items from the middle, which costs 2.1 µs a
+request. Here a batch of one client is one ``deque.extend``: 0.14 µs a request.
 """
 
 from collections import deque
@@ -28,11 +28,11 @@ class Lanes:
     __slots__ = ("_ahead", "_fresh", "_lanes", "turns")
 
     def __init__(self) -> None:
-        # What waits, by client. A client whose last request was taken keeps its place until its next turn;
-        # the first place always has a request.
+        # Waiting requests by client. A client whose last request was taken stays until its next turn. The
+        # first client always has a request.
         self._lanes: dict[bytes, tuple[bytes, deque[Job]]] = {}
         self.turns: deque[tuple[bytes, deque[Job]]] = deque()
-        # How many of the first are newcomers, and how many came in ahead since one of the others was next.
+        # How many newcomers are first, and how many of them went ahead since another client was next.
         self._fresh = 0
         self._ahead = 0
 

@@ -1,15 +1,14 @@
 """The client's session in plain MDP/0.2 (18/MDP), to any broker: one request at a time, in order.
 
-MDP has no request numbers, so a reply says nothing about the request it answers. Hence the rule of this
-session: whenever a reply could still come that is no longer wanted (an attempt timed out, a caller gave
-up), the node's socket is closed and a new one opened, and the late reply goes to an address that no
-longer exists (MDP2-R-03). A node that is not active says nothing in this protocol; it shows as a timeout,
-and each request sent to it is a vote.
+MDP has no request numbers, so a reply says nothing about the request it answers. So when a late reply could
+come that nobody waits for (an attempt timed out, a caller gave up), the session opens a new socket to the
+node. The late reply then goes to an address that does not exist (MDP2-R-03). A node that is not active is
+silent in this protocol, so the attempt times out. Each request to it is a vote.
 
-The order is the guide's Binary Star client's: on a timeout or a broken connection go to the next endpoint
-and wait for the settle delay, which must not be shorter than the pair's failover timeout, before the
-request is sent again. A node that cannot be reached at all is passed over without delay, once per round.
-BST-C-01..04, MDP2-C-01..04.
+The order is that of the guide's Binary Star client. After a timeout or a broken connection the session goes
+to the next endpoint, waits for the settle delay and sends the request again. The settle delay must be at
+least the pair's failover timeout. An unreachable node is skipped without delay, once per round. BST-C-01..04,
+MDP2-C-01..04.
 """
 
 import math
@@ -77,7 +76,7 @@ class Mdp02Session:
         self._attempt_ends_at = math.inf
         self._send_at = math.inf
         self._passed_over = 0
-        # When the first request was sent that nothing was heard after; calls may be shorter than an attempt.
+        # When the first request of the present silence was sent; calls may be shorter than an attempt.
         self._unanswered_since: float | None = None
         self._followed: int | None = None
         # When and why a node was left last.
@@ -92,7 +91,7 @@ class Mdp02Session:
 
     @property
     def active(self) -> str | None:
-        """The endpoint that answered last, if it is still the one that is asked."""
+        """The endpoint that answered last, if the session still asks it."""
         return self._nodes[self._at].endpoint if self._followed == self._at else None
 
     # --- the caller's side --------------------------------------------------------------------------------
@@ -138,7 +137,7 @@ class Mdp02Session:
         return outputs
 
     def restart(self, calls: Iterable[Call], now: float) -> list[Output]:
-        """Begin anew with these calls, in the order in which they were asked for."""
+        """Start over with these calls, in the order in which they began."""
         if self._is_closed:
             return []
         outputs: list[Output] = []
@@ -161,7 +160,7 @@ class Mdp02Session:
         return outputs
 
     def close(self, now: float) -> list[Output]:
-        """End every outstanding call, saying what is known of it."""
+        """End every outstanding call with an error that says what is known of it."""
         self._is_closed = True
         outputs: list[Output] = []
         calls = ([self._call] if self._call is not None else []) + list(self._waiting)
@@ -192,7 +191,7 @@ class Mdp02Session:
         return outputs
 
     def receive(self, node: int, frames: list[bytes], now: float) -> list[Output]:
-        """A message came from a node. What answers nothing is counted and ignored."""
+        """A message came from a node. If it answers no request, it is counted and ignored."""
         try:
             reply = MDP02.decode_for_client(frames)
         except RemoteProtocolError:
@@ -234,7 +233,7 @@ class Mdp02Session:
         return None if due == math.inf else due
 
     def handle_timer(self, now: float) -> list[Output]:
-        """Deadlines, attempts that took too long, and the end of a settle delay."""
+        """Handle deadlines, overdue attempts and the end of a settle delay."""
         outputs: list[Output] = []
         self._end_overdue(outputs, now)
         if now >= self._send_at:
@@ -303,7 +302,7 @@ class Mdp02Session:
         outputs.append(Send(self._at, MDP02.encode_request(call.service, call.body)))
 
     def _pass_over(self, outputs: list[Output], now: float) -> None:
-        """This node cannot be reached: the next one at once, and a pause after a round."""
+        """This node is unreachable: try the next one at once, and pause after each round."""
         self._passed_over += 1
         self._at = (self._at + 1) % len(self._nodes)
         if self._passed_over >= len(self._nodes):
@@ -314,7 +313,7 @@ class Mdp02Session:
             self._begin_attempt(outputs, now)
 
     def _next_node(self, reason: str, outputs: list[Output], now: float) -> None:
-        """An attempt failed: its socket goes, and after the settle delay the next node is asked."""
+        """An attempt failed: reset its socket, and ask the next node after the settle delay."""
         call = self._call
         assert call is not None
         if call.is_bound:
@@ -333,7 +332,7 @@ class Mdp02Session:
         self._send_at = now + self._settings.settle_delay_s
 
     def _drop_current(self, outputs: list[Output]) -> None:
-        """The current call has ended without its final reply: nobody may take that reply for another's."""
+        """The current call has ended without its final reply: that reply must not reach another call."""
         if self._is_sent:
             self._reset(self._at, outputs)
         self._end_attempt()

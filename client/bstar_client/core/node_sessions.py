@@ -1,9 +1,8 @@
 """A worker's sessions, one with each node: connections, registrations, heartbeats, pauses after failures.
 
-A worker registers (READY) on every new connection. A session ends when its connection breaks, when its
-broker is silent for the expiry that the broker itself told, or when the broker says DISCONNECT. Then a
-new one begins, in the last two cases on a new socket after a pause that grows (MDP1-R-02, MDP1-W-06,
-MDP2-W-06).
+A worker registers (READY) on every new connection. A session ends when its connection breaks, when its broker
+is silent for the expiry that it told, or when the broker sends DISCONNECT. Then a new session begins. After
+silence or DISCONNECT it begins on a new socket after a growing pause (MDP1-R-02, MDP1-W-06, MDP2-W-06).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ _TTL_STEP_MS = 100
 
 
 class WorkerCounters:
-    """What happened, as plain integers."""
+    """Counts of events, as plain integers."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -41,7 +40,7 @@ class WorkerCounters:
 
 
 class NodeSession:
-    """What a worker knows of one node. ``held``: requests that came by its connection and have no answer."""
+    """A worker's session with one node. ``held``: unanswered requests from its connection."""
 
     def __init__(self, index: int, endpoint: str) -> None:
         self.index = index
@@ -65,12 +64,12 @@ class NodeSession:
         return self.connection > 0 and not self.has_left
 
     def owns(self, job: Job) -> bool:
-        """True if the request came by the connection that there is now."""
+        """True if the request came by the present connection."""
         return self.connection == job.connection
 
 
 class NodeSessions:
-    """All sessions of one worker. ``name`` is that of its connections; empty: without keepalives."""
+    """All sessions of one worker. ``name`` names its connections; if it is empty, there are no keepalives."""
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class NodeSessions:
         return iter(self._sessions)
 
     def connect(self, session: NodeSession, now: float) -> bytes:
-        """A connection is ready. Returns the name of its keepalive, to register with."""
+        """A connection is ready. Returns the name of its keepalive for READY."""
         self._connections += 1
         session.connection = self._connections
         session.takes_batches = False
@@ -107,7 +106,7 @@ class NodeSessions:
         return self._keepalive_of(session)
 
     def register(self, session: NodeSession, outputs: list[WorkerOutput], now: float) -> None:
-        """The node has the worker on its list."""
+        """The node has registered the worker."""
         if not session.is_registered:
             session.is_registered = True
             session.registered_at = now
@@ -122,7 +121,7 @@ class NodeSessions:
         session.expires_at = now + heard.expiry_s
         session.heartbeat_at = min(session.heartbeat_at, now + heard.heartbeat_s)
         if self._name:
-            # It ends before the worker's expiry, so that the first probe of a dead process finds that.
+            # It ends before the worker's expiry, so the broker's first probe finds a dead process.
             ttl_ms = int((heard.expiry_s - heard.heartbeat_s) * 1000) // _TTL_STEP_MS * _TTL_STEP_MS
             ttl_ms = max(ttl_ms, _TTL_STEP_MS)
             keepalive = self._keepalive_of(session)
@@ -161,10 +160,10 @@ class NodeSessions:
         late_s = now - session.heartbeat_at
         if late_s > session.expiry_s / 2:
             outputs.append(Late(late_s, is_busy))
-            # The other nodes were not told either; that is the same pause.
+            # The other nodes got no heartbeat either: it is the same pause.
             for other in self._sessions:
                 other.heartbeat_at = max(other.heartbeat_at, now)
-        # Whatever is sent tells that we live, so the next heartbeat is counted from here (MDP2-W-09).
+        # Every message is a sign of life, so the next heartbeat is due an interval from now (MDP2-W-09).
         session.heartbeat_at = now + session.heartbeat_s
         outputs.append(Send(session.index, frames))
 

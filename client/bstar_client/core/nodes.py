@@ -1,7 +1,7 @@
-"""What a native client knows of its nodes: their connections, what they answer to PINGs, who may be asked.
+"""A native client's view of its nodes: their connections, their status, and which one may be asked.
 
-A node's status ages. What it said about the time until a request could turn it active is kept as a moment
-on the client's clock, so that it stays right without asking again.
+A status ages. A node says how long it takes until a request could make it active. The client keeps that as a
+moment on its own clock.
 """
 
 import math
@@ -15,19 +15,20 @@ from bstar_client.core.outputs import Announce, Output, Send
 ACTIVE = 3
 _STATE_NAMES = {1: "PRIMARY, starting", 2: "BACKUP, starting", 3: "ACTIVE", 4: "PASSIVE", 5: "ERROR"}
 
-# Before a node has told the pair's timing. After that: a PING four times in a failover timeout at least.
+# Used until a node tells the pair's timing. After that the client sends at least four PINGs in a failover
+# timeout.
 _PING_INTERVAL_S = 0.25
 _SILENCE_LIMIT_S = 1.0
 PINGS_PER_SILENCE = 4
-# A successor of a lost node may be there in milliseconds, or when a drain has ended. So PING at once, then at
-# growing distances, at most ten times a second: the search adds at most half of the time that has passed.
+# A lost node's successor may serve in milliseconds, or after a drain. So PING at once, then at growing
+# intervals, at most ten times a second. The search then adds at most half of the time that has passed.
 _SEARCH_PAUSE_MIN_S = 0.005
 _SEARCH_PAUSE_MAX_S = 0.1
 _SEARCH_GROWTH = 1.5
 # While nothing is outstanding, PING only so that observers learn of changes.
 IDLE_PING_INTERVAL_S = 5.0
 
-# A node that says "now" and refuses again and again is asked less and less often.
+# If a node says "now" and still refuses, the client asks it ever less often.
 _ASK_PAUSE_MIN_S = 0.01
 _ASK_PAUSE_MAX_S = 0.25
 # Longer than a PONG takes, shorter than callers wait.
@@ -49,7 +50,7 @@ class Endpoint:
         self.was_refused = False
 
     def disconnect(self) -> list[Output]:
-        """The connection broke, or an attempt to connect failed, which is news the first time only."""
+        """The connection broke, or an attempt to connect failed. True the first time only."""
         reason = "broken" if self.is_connected else "refused"
         is_news = self.is_connected or not self.was_refused
         self.is_connected = False
@@ -62,7 +63,7 @@ class Endpoint:
         self.was_refused = False
 
     def describe(self) -> str:
-        """What is known of it, for the text of an error."""
+        """The node's state, for an error's text."""
         state = "connected" if self.is_connected else "refused" if self.was_refused else "not connected yet"
         return f"{self.endpoint}: {state}"
 
@@ -74,10 +75,10 @@ class Vote:
         # When a request could turn it active.
         self._turns_at = 0.0
         self._refusals = 0
-        # After a refusal it is left in peace until then, whatever it says meanwhile.
+        # After a refusal the client does not ask it before then.
         self._rests_until = 0.0
-        # At the latest then it is asked, however often it says that its peer lives: that peer may live and be
-        # out of this client's reach.
+        # The client asks it at this time at the latest, even if it hears its peer: the peer may be out of
+        # this client's reach.
         self._ask_by = math.inf
 
     def restart(self) -> None:
@@ -87,8 +88,8 @@ class Vote:
         self._rests_until = 0.0
 
     def seek(self, now: float, patience_s: float) -> None:
-        """The client follows no node, and looks for one from now on. ``patience_s`` is the failover timeout,
-        after which a successor would be there. Where it has looked before, a PONG may come first.
+        """The client follows no node and starts to search. ``patience_s`` is the failover timeout, after
+        which a successor serves.
         """
         looks_until = now + min(patience_s, _LOOK_FIRST_S)
         self._ask_by = max(min(self._ask_by, now + patience_s), looks_until)
@@ -106,8 +107,8 @@ class Vote:
         elif status.retry_after_ms == NEVER_MS:
             self._turns_at = math.inf
         else:
-            # A vote that was refused a moment ago is not repeated because of a PONG that was on its way; nor
-            # do PONGs, which come more often than votes, put the next one off.
+            # A late PONG does not repeat a vote that was just refused. PONGs come more often than votes, and
+            # do not delay the next one.
             self._turns_at = max(now + status.retry_after_ms / 1000, self._rests_until)
 
     def refuse(self, now: float, retry_after_max_s: float) -> None:
@@ -120,14 +121,14 @@ class Vote:
 
     @property
     def ask_at(self) -> float:
-        """When the node is to be asked, if none is followed then; inf if no request could turn it active."""
+        """When to ask the node, if the client follows none then; inf if no request could make it active."""
         if self._turns_at == math.inf:
             return math.inf
         return max(min(self._turns_at, self._ask_by), self._rests_until)
 
 
 class Node(Endpoint):
-    """One node. ``connection`` is a number that no other connection of this client had or will have."""
+    """One node. ``connection`` is a number that is unique within this client."""
 
     def __init__(self, index: int, endpoint: str, now: float) -> None:
         super().__init__(endpoint)
@@ -137,7 +138,7 @@ class Node(Endpoint):
         self.status: NodeStatus | None = None
         self.is_active = False
         self.epoch = 0
-        # When the first PING was sent that nothing has answered; None: all is answered.
+        # When the first unanswered PING was sent; None: all are answered.
         self.pinged_at: float | None = None
         self.heard_at: float | None = None
         self.vote = Vote()
@@ -154,7 +155,7 @@ class Node(Endpoint):
         return self.status is not None and self.status.obeys_once
 
     def forget(self) -> None:
-        """What the last connection said says nothing of the next one."""
+        """Forget the status: a new connection may lead to another process."""
         self.is_silent = False
         self.is_active = False
         self.status = None
@@ -163,12 +164,12 @@ class Node(Endpoint):
         self.vote.restart()
 
     def fall_silent(self) -> None:
-        """It is connected and does not answer."""
+        """The node is connected and does not answer."""
         self.is_silent = True
         self.is_active = False
 
     def hear(self, status: NodeStatus, now: float) -> None:
-        """Take the status that it told."""
+        """Take the status that the node told."""
         self.status = status
         self.is_active = status.state == ACTIVE
         if self.is_active:
@@ -176,7 +177,7 @@ class Node(Endpoint):
         self.vote.hear(status, now)
 
     def describe(self, now: float = 0.0) -> str:
-        """What is known of it, for the text of an error."""
+        """The node's state, for an error's text."""
         if not self.is_connected:
             return super().describe()
         if self.is_silent or self.status is None:
@@ -190,7 +191,7 @@ class Node(Endpoint):
 
 
 class Nodes:
-    """All nodes of a client, and when to ask how they are.
+    """All nodes of a client, and when to PING them.
 
     ``ping_interval_s`` and ``silence_limit_s`` None: derived from what the nodes tell of their own timing.
     """
@@ -238,7 +239,7 @@ class Nodes:
             node.forget()
 
     def take_epoch(self, epoch: int) -> None:
-        """PINGs tell the highest epoch that a node has told."""
+        """PINGs carry the highest epoch that a node has told."""
         self._ping = native.encode_ping(epoch=epoch)
 
     def take_timing(self, status: NodeStatus) -> None:
@@ -251,30 +252,30 @@ class Nodes:
             self.ping_interval_s = min(status.heartbeat_ms / 1000, timeout_s / PINGS_PER_SILENCE)
 
     def describe(self, now: float) -> str:
-        """What is known of all of them, for the text of an error."""
+        """The state of all nodes, for an error's text."""
         return "; ".join(node.describe(now) for node in self._nodes)
 
     # --- PINGs --------------------------------------------------------------------------------------------
 
     def ping(self, node: Node, now: float) -> Send:
-        """Ask one node how it is."""
+        """PING one node."""
         if node.pinged_at is None:
             node.pinged_at = now
         return Send(node.index, self._ping)
 
     def ping_soon(self, now: float) -> None:
-        """Something is outstanding again: PINGs come in their normal interval."""
+        """A request is outstanding again: PING in the normal interval."""
         self._ping_at = min(self._ping_at, now + self.ping_interval_s)
 
     def search(self, now: float) -> None:
-        """No node is followed: what they are now is to be known soon."""
+        """The client follows no node: PING all of them soon."""
         self._ping_at = now
         self._search_pause_s = _SEARCH_PAUSE_MIN_S
         for node in self._nodes:
             node.vote.seek(now, self.failover_timeout_s)
 
     def end_search(self) -> None:
-        """A node is followed."""
+        """The client follows a node."""
         for node in self._nodes:
             node.vote.rest()
 
@@ -289,7 +290,7 @@ class Nodes:
         return due
 
     def take_silent(self, now: float) -> list[Node]:
-        """The nodes whose silence is loss from now on."""
+        """The nodes that count as lost from now on."""
         silent = []
         limit_s = self.silence_limit_s
         for node in self._nodes:
@@ -299,7 +300,7 @@ class Nodes:
         return silent
 
     def ping_due(self, now: float, *, is_idle: bool, is_found: bool) -> list[Output]:
-        """PING all nodes, if it is time. ``is_idle``: no call waits; ``is_found``: a node is followed."""
+        """PING all nodes, if it is time. ``is_idle``: no call waits. ``is_found``: a node is followed."""
         if now < self._ping_at:
             return []
         pause_s = self.ping_interval_s
@@ -322,10 +323,10 @@ class Nodes:
         return best
 
     def find_candidate(self, now: float) -> tuple[Node | None, float]:
-        """The first node that a request could turn active; without one, when to look again.
+        """The first node that a request could make active; if there is none, when to look again.
 
-        A node before it in the list (the primary) is waited for a while, so that looking at a backup does
-        not promote it.
+        The search waits a while for an earlier node in the list (the primary), so that a client does not
+        promote a backup.
         """
         ask_at = math.inf
         for node in self._nodes:

@@ -1,4 +1,4 @@
-"""What a client's core asks its shell to do: small, frozen and ordered."""
+"""The outputs of a client's core: small frozen orders to its shell, in sequence."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -53,14 +53,14 @@ Output = Send | Deliver | DeliverAll | Fail | Reset | Announce
 
 
 class ClientCore(Protocol):
-    """What every dialect's session offers its shell. ``node`` is an index into the list of endpoints."""
+    """The interface of every dialect's session. ``node`` is an index into the list of endpoints."""
 
     def submit(self, call: Call, now: float) -> list[Output]:
         """Begin a call."""
         ...
 
     def submit_all(self, calls: Sequence[Call], now: float) -> list[Output]:
-        """Begin several calls; what goes to the same node may travel together."""
+        """Begin several calls; requests for one node may travel as a batch."""
         ...
 
     def abandon(self, call: Call, now: float) -> list[Output]:
@@ -88,11 +88,11 @@ class ClientCore(Protocol):
         ...
 
     def restart(self, calls: Iterable[Call], now: float) -> list[Output]:
-        """Start over with these calls, which were begun and have no outcome yet.
+        """Start over with these calls, which began and have no outcome.
 
-        An interrupted shell calls this: one of these methods, or the execution of its outputs, stopped half
-        way, so nothing else that the core knows is trusted. The shell has new sockets. A call that may have
-        been executed and must not be sent again fails; the others are sent again.
+        A shell calls this after an interrupt stopped one of these methods, or its outputs, half way. The rest
+        of the core's state is not trusted, and the shell has new sockets. A call fails if it may have been
+        executed and must not be sent again. The others are sent again.
         """
         ...
 

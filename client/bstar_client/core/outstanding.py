@@ -1,8 +1,8 @@
-"""A session's calls without a reply: when each ends or is sent again, and which share a request.
+"""A session's calls without a reply: their deadlines, their retries, and which calls share a request.
 
-Calls with the same service and key share one request (BSN-C-10). The first is the *leader*, in the table and
-on the way; its *followers* wait for its end. A leader that ends early, because only its own time is over,
-passes its request on to its first follower.
+Calls with the same service and key share one request (BSN-C-10). The first is the *leader*: it is in the
+table and is sent. Its *followers* wait for its end. If only the leader's own deadline passes, its first
+follower takes the request over.
 """
 
 import math
@@ -28,7 +28,7 @@ from bstar_client.core.outputs import Fail, Output
 
 
 class Outstanding:
-    """The calls without a reply. ``by_identity`` has the leaders, in the order in which they were begun."""
+    """The calls without a reply. ``by_identity`` has the leaders in the order in which they began."""
 
     def __init__(self, client_id: bytes, outstanding_max: int, counters: Counters) -> None:
         self.by_identity: dict[bytes, Call] = {}
@@ -48,12 +48,12 @@ class Outstanding:
     # --- begin --------------------------------------------------------------------------------------------
 
     def enter(self, call: Call, now: float) -> list[Output] | None:
-        """Take the call over. None: it is to be sent; otherwise what becomes of it instead."""
+        """Take the call. None: send it. Otherwise it is not sent, and these are the outputs."""
         if call.is_done:
             return []  # abandoned before its turn came
         if self.is_closed:
             return [Fail(call, already_closed())]
-        # Refused calls have an identity as well: a journal tells them apart by it.
+        # Refused calls have an identity, too: it tells them apart in a journal.
         self._number = number = self._number + 1
         if call.key is None:
             call.identity = identity = self._client_id + number.to_bytes(8, "big")
@@ -67,7 +67,7 @@ class Outstanding:
         if deadline is not None and deadline <= now:
             return [Fail(call, too_late(call, now))]
         self.counters.requests += 1
-        # From here on the session keeps it, even if a signal interrupts the shell.
+        # From here on the session has the call, even if a signal interrupts the shell.
         call.is_begun = True
         leader = None if call.key is None else calls.get(identity)
         if leader is not None:
@@ -78,7 +78,7 @@ class Outstanding:
         return None
 
     def restart(self, calls: Iterable[Call]) -> list[Output]:
-        """Begin anew with these calls; those that may have been executed count as sent and lost."""
+        """Start over with these calls. A call that may have been executed counts as sent and lost."""
         outputs: list[Output] = []
         self.by_identity = {}
         self.deadlines = Deadlines(is_pending)
@@ -106,7 +106,7 @@ class Outstanding:
     # --- calls that share a request -----------------------------------------------------------------------
 
     def _follow(self, call: Call, leader: Call) -> list[Output]:
-        """One request answers both."""
+        """The call shares the leader's request."""
         if call.body != leader.body or call.is_idempotent != leader.is_idempotent:
             what = "another body" if call.body != leader.body else "another value of idempotent"
             text = f"the key belongs to a request with {what}, which is outstanding; it was not sent"
@@ -124,7 +124,7 @@ class Outstanding:
         return []
 
     def _pass_on(self, call: Call) -> None:
-        """The leader ends early: its first follower leads, with all that is known of the request."""
+        """The leader ends early: its first follower leads and takes over the state of the request."""
         assert call.followers is not None
         heir, *others = call.followers
         call.followers = None
@@ -152,7 +152,7 @@ class Outstanding:
         heappush(self._retries, (now + pause_s, self._retry_number, call))
 
     def pop_retries(self, now: float) -> list[Call]:
-        """Take out the calls whose pause is over and that were not sent meanwhile."""
+        """Remove and return the calls whose pause is over, without those that were sent meanwhile."""
         due: dict[Call, None] = {}
         while self._retries and self._retries[0][0] <= now:
             call = heappop(self._retries)[2]
@@ -161,14 +161,14 @@ class Outstanding:
         return [*due]
 
     def take_unsent(self, connection: int) -> list[Call]:
-        """The calls that this connection does not have and that may go there; none waits for its pause."""
+        """The calls to send over this connection, without waiting for their pauses."""
         self._retries.clear()
         unsent = []
         for call in self.by_identity.values():
             if call.sent_to == connection:
                 continue
             if call.lost_on is not None and connection in call.lost_on:
-                # It is still on its way there: the connection has not broken since.
+                # It is on its way there: the connection has not broken since.
                 call.lost_on.discard(connection)
                 call.lose_attempt()
                 call.sent_to = connection
@@ -181,7 +181,7 @@ class Outstanding:
         return unsent
 
     def oldest_unsent(self) -> Call | None:
-        """The oldest request that no live node holds; rather one that votes than one for mmi."""
+        """The oldest request that no live node holds; one that votes rather than one for mmi."""
         oldest: Call | None = None
         for call in self.by_identity.values():
             if call.sent_to:
@@ -194,25 +194,25 @@ class Outstanding:
     # --- end ----------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float:
-        """When the first call is overdue or is to be sent again; inf without any."""
+        """When the next call is overdue or due for a retry; inf if there is none."""
         due = self.deadlines.next_deadline()
         retries = self._retries
         return retries[0][0] if retries and retries[0][0] < due else due
 
     def pop_overdue(self, now: float) -> Iterator[Call]:
-        """Take out the calls whose deadline has passed."""
+        """Remove and return the calls whose deadline has passed."""
         yield from self.deadlines.pop_due(now)
         self.deadlines.tidy(len(self))
 
     def lose_attempts(self, connection: int, why: str, outputs: list[Output]) -> None:
-        """The connection is lost with what was sent over it. What must not be sent again fails."""
+        """The connection is lost, with its requests. Those that must not be sent again fail."""
         for call in [call for call in self.by_identity.values() if call.sent_to == connection]:
             call.lose_attempt()
             if call.is_bound:
                 self.fail(call, broken(call, f"{why} with the request"), outputs)
 
     def fail(self, call: Call, error: BstarError, outputs: list[Output]) -> None:
-        """End the call with an error, and its followers with it unless the error is this caller's own."""
+        """End the call with an error. Its followers end too, unless the error concerns this caller only."""
         followers = call.followers
         if followers and isinstance(error, CallTimeoutError | BusyError):
             self._pass_on(call)  # only this caller's time is over
@@ -224,7 +224,7 @@ class Outstanding:
             outputs.append(Fail(each, error))
 
     def abandon(self, call: Call) -> None:
-        """The call ends and nobody is told; its followers keep the request."""
+        """The call ends without an outcome; its followers keep the request."""
         if call.followers:
             self._pass_on(call)
         self.forget(call)
@@ -242,7 +242,7 @@ class Outstanding:
             del self.by_identity[call.identity]
 
     def close(self) -> list[Output]:
-        """End every call, and refuse those that come."""
+        """End every call and refuse new ones."""
         self.is_closed = True
         outputs: list[Output] = []
         for call in list(self.by_identity.values()):

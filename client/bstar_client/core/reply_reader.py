@@ -1,8 +1,8 @@
-"""What a node answers to a request, and what it means for the call.
+"""Reads a node's answers to requests and decides what they mean for the calls.
 
-An attempt that was refused was certainly not executed; one that was lost may have been. A reply is matched
-by the identity of its request, so a late FINAL of the node that was left is as good as one of its successor.
-PARTIALs count only if all of them came from one execution.
+An attempt that was refused was certainly not executed; one that was lost may have been. The identity matches
+a reply to its request. So a late FINAL of the old node is as good as one of its successor. PARTIALs count
+only if all of them came from one execution.
 """
 
 from bstar.errors import BstarError, HandlerError, RejectedError, RemoteProtocolError
@@ -16,11 +16,11 @@ from bstar_client.core.outputs import Deliver, DeliverAll, Output
 from bstar_client.core.outstanding import Outstanding
 from bstar_client.core.sender import TTL_MARGIN_MAX_S
 
-# A BUSY broker's hint grows by this factor with each BUSY for the same request, up to the limit.
+# The pause that BUSY asks for grows by this factor with each BUSY for the same request, up to the limit.
 _BUSY_GROWTH = 1.5
 _BUSY_PAUSE_MIN_S = 0.005
 _BUSY_PAUSE_MAX_S = 5.0
-# A node that refuses what it could take is not asked again at once.
+# The pause before the client asks a node again that says ACTIVE and refuses.
 REFUSED_PAUSE_S = 0.05
 
 
@@ -32,7 +32,7 @@ class ReplyReader:
         self._partials_max = partials_max
 
     def receive_final(self, node: Node, message: native.Message, outputs: list[Output], now: float) -> None:
-        """The request was executed: it and those that share it have their reply."""
+        """The request was executed: its call and the followers have their reply."""
         calls = self._calls
         call = calls.by_identity.get(message.identity)
         if call is None:
@@ -84,7 +84,7 @@ class ReplyReader:
                 single = native.Message(native.FINAL, 0, identity, epoch, 0, b"", b"", [body])
                 self.receive_final(node, single, outputs, now)
                 continue
-            # What ``forget`` does, without the call of a method: 5 % of a batch's way.
+            # ``forget`` inlined: a method call costs 5 % of a batch's time.
             del calls[identity]
             call.is_done = True
             reply = Reply((body,), (), call.index, call.attempts, epoch, endpoint, True, now - call.begun_at)
@@ -96,7 +96,7 @@ class ReplyReader:
     @staticmethod
     def _are_partials_whole(call: Call, node: Node, count: int) -> bool:
         if count == 0:
-            # PARTIALs of another execution were collected, this one had none.
+            # The collected PARTIALs are of another execution; this one had none.
             if call.is_stream and call.partials_count:
                 return False
             call.partials = []
@@ -105,7 +105,7 @@ class ReplyReader:
 
     def _receive_incomplete(self, call: Call, node: Node, outputs: list[Output]) -> None:
         if call.sent_to and call.sent_to != node.connection:
-            # An execution that was left behind; the one that counts is still under way.
+            # A FINAL of an earlier execution; the current one is in flight.
             self._calls.counters.replies_unmatched += 1
             return
         text = f"{node.endpoint} executed the request, but some of its PARTIALs were lost on the way"
@@ -122,7 +122,7 @@ class ReplyReader:
         connection = node.connection
         count = call.partials_count
         if index == 0 and (count == 0 or (connection == call.sent_to and not call.is_stream)):
-            # The first of an execution. A request collects anew; a stream that has begun cannot.
+            # The first PARTIAL of an execution. A request starts its collection over; a stream cannot.
             call.partials_from = connection
             call.partials_count = 0
             call.partials = []
@@ -138,7 +138,7 @@ class ReplyReader:
             self._calls.fail(call, too_many_partials(self._partials_max), outputs)
 
     def receive_error(self, node: Node, message: native.Message, outputs: list[Output], now: float) -> None:
-        """The request ended without a reply; the code tells whether it was executed."""
+        """The request ended without a reply. The code says whether it was executed."""
         call = self._calls.by_identity.get(message.identity)
         if call is None:
             self._calls.counters.replies_unmatched += 1
@@ -151,11 +151,11 @@ class ReplyReader:
             return
         never_executed = code in (ErrorCode.EXPIRED, ErrorCode.INVALID)
         if not call.end_attempt(node.connection, was_dispatched=not never_executed):
-            # It ends an attempt that was given up before; another one is under way.
+            # It ends an earlier attempt; the current one is in flight.
             return
         if code == ErrorCode.EXPIRED:
             if call.key is not None and (call.deadline is None or now + 2 * TTL_MARGIN_MAX_S < call.deadline):
-                # The time was that of another one who asked with the same key.
+                # The deadline of another caller with the same key has passed.
                 self._calls.retry_later(call, REFUSED_PAUSE_S, now)
                 return
             error = expired(call, node.endpoint, text, now)
@@ -174,7 +174,7 @@ class ReplyReader:
         self._calls.fail(call, error, outputs)
 
     def receive_busy(self, node: Node, message: native.Message, now: float) -> None:
-        """The node did not accept the request: it is sent again after a pause."""
+        """The node is BUSY: send the request again after a pause."""
         self._calls.counters.busy += 1
         call = self._calls.by_identity.get(message.identity)
         if call is None or not call.end_attempt(node.connection, was_dispatched=False):
@@ -187,14 +187,14 @@ class ReplyReader:
 
 
 def stream_partial(call: Call, frames: tuple[bytes, ...], epoch: int, endpoint: str) -> Deliver:
-    """Hand a stream's next PARTIAL out."""
+    """Deliver a stream's next PARTIAL."""
     index = call.partials_count
     call.partials_count += 1
     return Deliver(call, Reply(frames, (), index, call.attempts, epoch, endpoint, False))
 
 
 def collect_partial(call: Call, frames: tuple[bytes, ...], partials_max: int) -> bool:
-    """Keep a request's next PARTIAL for its reply. False: it has as many as it may have."""
+    """Keep a request's next PARTIAL for its reply. False: it has ``partials_max`` already."""
     call.partials_count += 1
     if call.partials_count > partials_max:
         return False

@@ -1,8 +1,7 @@
-"""Requests on their way out: what travels together, and how long each may live at the broker.
+"""Makes messages of calls: which requests share a batch, and the time to live of each.
 
-Requests for one service that leave at the same moment share a message (docs/protocol/native.md, 3.8). A
-request travels alone if it is large, urgent, a stream or has a key. Those for one service leave in their
-order.
+Requests for one service that leave at the same moment share a message (docs/protocol/native.md, 3.8). A large
+or urgent request, a stream and a request with a key travel alone. Requests for one service keep their order.
 """
 
 import math
@@ -18,8 +17,8 @@ from bstar_client.core.nodes import Node
 from bstar_client.core.outputs import Output, Send
 from bstar_client.core.outstanding import Outstanding
 
-# A request's time ends at the broker a moment before its caller stops waiting, so that the caller can
-# still be told that it was not executed.
+# A request expires at the broker a moment before its caller's deadline. So the caller still learns that it
+# was not executed.
 _TTL_MARGIN = 0.02
 TTL_MARGIN_MAX_S = 0.05
 _LONG_TTL_S = TTL_MARGIN_MAX_S / _TTL_MARGIN
@@ -55,13 +54,13 @@ class Sender:
         outputs.append(Send(node.index, request))
 
     def send_all(self, calls: Sequence[Call], node: Node, outputs: list[Output], now: float) -> None:
-        """Send several requests, in as few messages as may be."""
+        """Send several requests in as few messages as possible."""
         if len(calls) < 2 or not node.takes_batches:
             for call in calls:
                 self.send(call, node, outputs, now)
             return
         groups: dict[bytes, list[Call]] = {}
-        # What all of a batch have in common: whether they are repeated, and whether they may be.
+        # A batch has one flag for "repeated" and one for "may be repeated", so all its requests must agree.
         marks: dict[bytes, int] = {}
         for call in calls:
             body, service = call.body, call.service
@@ -148,7 +147,7 @@ class Sender:
         return ttls_ms
 
     def refuse_once(self, call: Call, node: Node, outputs: list[Output]) -> None:
-        """Fail a call that a node of an earlier release would give to a second worker (BSN-C-11)."""
+        """Fail the call: a node of an earlier release would dispatch it to a second worker (BSN-C-11)."""
         text = (
             f"{node.endpoint} does not know requests that must not be executed twice (idempotent=False); "
             "it was not sent: upgrade the node"

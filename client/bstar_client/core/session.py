@@ -1,18 +1,18 @@
-"""The native client's session: which node is active, what was sent where, and what each caller may be told.
+"""The native client's session: which node it follows, and the calls that have no reply.
 
-It is sticky: while a node says that it is active, everything goes there. When that node's connection
-breaks, it falls silent or says that it is not active, the session looks for the next one. It never
-guesses: a node is followed once it has said ACTIVE (PONG) or has answered a request. When no node says
-so, the oldest outstanding request is sent alone, as a vote (zguide chapter 4: a passive node takes over
-when a client asks it while its peer is silent), to the first node in the order of the list that could
-become active by it; the others follow when it serves.
+It is sticky: while a node says that it is active, everything goes there. The session looks for another node
+when that node's connection breaks, when it falls silent, or when it says that it is not active. It follows a
+node only after it said ACTIVE (PONG) or answered a request. If no node says so, the session sends the oldest
+request alone, as a vote (zguide, chapter 4: a passive node takes over when a client asks it while its peer is
+silent). The vote goes to the first node in the list that it could make active. The other requests follow when
+that node serves.
 
-Every attempt carries the same identity, so a reply is matched by what it answers, not by where it came
-from. The second reply to a request is dropped.
+All attempts of a request carry one identity, so a reply from any node matches. A second reply to a request is
+dropped.
 
-The parts: ``Nodes`` knows how the nodes are, ``Outstanding`` the calls, ``Sender`` makes messages of calls,
-``ReplyReader`` reads what comes back. This decides which node is followed. None of them opens sockets, reads
-clocks or waits. BST-C-01..04.
+The parts: ``Nodes`` has the state of the nodes, ``Outstanding`` the calls, ``Sender`` makes messages of
+calls, ``ReplyReader`` reads the answers. ``Session`` decides which node to follow. No part opens sockets,
+reads clocks or waits. BST-C-01..04.
 """
 
 import math
@@ -33,16 +33,16 @@ from bstar_client.core.outstanding import Outstanding
 from bstar_client.core.reply_reader import REFUSED_PAUSE_S, ReplyReader
 from bstar_client.core.sender import Sender
 
-# What a node that serves sends in answer to a vote.
+# The answers to a vote that prove that the node serves.
 _PROOFS = frozenset({native.FINAL, native.PARTIAL, native.ERROR, native.BUSY})
 
 
 class SessionSettings(msgspec.Struct, frozen=True):
     """Bounds and timing of a native session.
 
-    ``ping_interval_s`` and ``silence_limit_s`` None: taken from what the nodes tell about their own timing.
-    ``outstanding_max``: requests without a reply, each costs a record of a few hundred octets and its body.
-    ``partials_max``: PARTIALs kept for one reply of ``request``.
+    ``ping_interval_s`` and ``silence_limit_s`` None: the nodes tell their timing. ``outstanding_max``:
+    requests without a reply; each costs its body and a few hundred octets. ``partials_max``: PARTIALs kept
+    for one reply of ``request``.
     """
 
     outstanding_max: int = 100_000
@@ -52,7 +52,7 @@ class SessionSettings(msgspec.Struct, frozen=True):
 
 
 class _Left(msgspec.Struct, frozen=True, gc=False):
-    """The active node that was left last: why, when, and how many calls were outstanding."""
+    """The active node that the session left last: why, when, and how many calls were outstanding."""
 
     endpoint: str
     reason: str
@@ -84,9 +84,9 @@ class Session:
         self._calls = Outstanding(client_id, settings.outstanding_max, self.counters)
         self._sender = Sender(client_id, self._calls)
         self._replies = ReplyReader(self._calls, settings.partials_max)
-        # The node that is followed.
+        # The node that the session follows.
         self._target: Node | None = None
-        # The node that was sent a vote and has not answered it, and the vote's identity.
+        # The node with an unanswered vote, and the vote's identity.
         self._asked: Node | None = None
         self._asked_identity = b""
         # When to look again for a node to ask; events look at once.
@@ -100,7 +100,7 @@ class Session:
 
     @property
     def active(self) -> str | None:
-        """The endpoint that is followed now."""
+        """The endpoint that the session follows."""
         return self._target.endpoint if self._target is not None else None
 
     @property
@@ -111,7 +111,7 @@ class Session:
     # --- the caller's side --------------------------------------------------------------------------------
 
     def submit(self, call: Call, now: float) -> list[Output]:
-        """Begin a call; its ``service``, ``body`` and the rest of the caller's fields are set."""
+        """Begin a call; the caller's fields are set."""
         outputs = self._calls.enter(call, now)
         if outputs is not None:
             return outputs
@@ -147,18 +147,18 @@ class Session:
         return outputs
 
     def _seek(self, was_idle: bool, outputs: list[Output], now: float) -> None:
-        """A call came while no node is followed."""
+        """A call came while the session follows no node."""
         if was_idle:
             self._nodes.search(now)
         self._elect(outputs, now)
 
     def abandon(self, call: Call, now: float) -> list[Output]:
-        """Nobody waits for this call any more. What it started is not recalled: there is no word for it."""
+        """Nobody waits for this call. Its request is not cancelled: the protocol has no command for that."""
         self._calls.abandon(call)
         return []
 
     def restart(self, calls: Iterable[Call], now: float) -> list[Output]:
-        """Begin anew with these calls; those that may have been executed count as sent and lost."""
+        """Start over with these calls. A call that may have been executed counts as sent and lost."""
         if self._calls.is_closed:
             return []
         outputs: list[Output] = []
@@ -170,7 +170,7 @@ class Session:
         return outputs + self._calls.restart(calls)
 
     def close(self, now: float) -> list[Output]:
-        """End every outstanding call, saying what is known of it."""
+        """End every outstanding call with an error that says what is known of it."""
         return self._calls.close()
 
     # --- the connection's side ----------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Session:
         return outputs
 
     def receive(self, node: int, frames: list[bytes], now: float) -> list[Output]:
-        """A message came from a node. Octets that are no message are counted and ignored."""
+        """A message came from a node. Garbage is counted and ignored."""
         try:
             message = native.decode(frames)
         except RemoteProtocolError:
@@ -252,7 +252,7 @@ class Session:
         return due
 
     def handle_timer(self, now: float) -> list[Output]:
-        """Deadlines, silence, PINGs, and requests whose pause after BUSY is over."""
+        """Handle deadlines, silence, PINGs, and requests whose pause after BUSY is over."""
         calls, nodes = self._calls, self._nodes
         if calls.is_closed:
             return []
@@ -284,7 +284,7 @@ class Session:
         elif node.is_active or target is None:
             self._choose(outputs, now)
         elif (
-            # Two witnesses: the target's peer misses it as well, and it has not answered our own PING.
+            # Two witnesses: the peer of the followed node misses it, too, and our own PING has no answer.
             (status.peer_state, status.retry_after_ms, len(self._nodes)) == (0, 0, 2)
             and target.pinged_at is not None
             and now - target.pinged_at >= self._nodes.ping_interval_s
@@ -319,7 +319,7 @@ class Session:
             self._choose(outputs, now)
         elif call is not None and not call.is_done and not call.sent_to:
             if node is self._target:
-                # It says ACTIVE and refuses all the same: not again at once.
+                # It says ACTIVE and refuses: do not ask it again at once.
                 self._calls.retry_later(call, REFUSED_PAUSE_S, now)
             else:
                 self._sender.send(call, self._target, outputs, now)
@@ -363,7 +363,7 @@ class Session:
         self._sender.send_all(self._calls.take_unsent(node.connection), node, outputs, now)
 
     def _leave(self, node: Node, reason: str, outputs: list[Output], now: float) -> None:
-        """This node no longer serves, or can no longer be heard."""
+        """The followed node stopped serving, or is out of reach."""
         if self._asked is node:
             self._asked = None
         if self._target is node:
@@ -380,7 +380,7 @@ class Session:
             outputs.append(Announce(ActiveLost(endpoint, reason, outstanding)))
 
     def _elect(self, outputs: list[Output], now: float) -> None:
-        """No node is known to be active: send the oldest request to the first that could become so by it."""
+        """No node is active: send the oldest request, as a vote, to the first node that may become active."""
         self._elect_at = math.inf
         if self._target is not None or self._asked is not None or not self._calls.by_identity:
             return
@@ -395,7 +395,7 @@ class Session:
         while (call := calls.oldest_unsent()) is not None and not (call.is_idempotent or node.obeys_once):
             self._sender.refuse_once(call, node, outputs)
         if call is None:
-            # All are with a node that is alive but no longer active. It should have answered or refused them.
+            # A node that is alive but not active holds all of them. It should have answered or refused them.
             left_at = self._left.at if self._left is not None else now
             if now < left_at + self._nodes.failover_timeout_s:
                 self._elect_at = left_at + self._nodes.failover_timeout_s

@@ -1,4 +1,4 @@
-"""The requests of one ``map``: how many are in flight, which body is next, which outcome is given out."""
+"""The window of one ``map``: how many requests are in flight, which body is next, which outcome is next."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,15 +6,15 @@ from bstar.errors import BstarError, CallTimeoutError, LocalProtocolError
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Outcome, Reply
 from bstar_client.core.counters import Counters
 
-# What a window shrinks by when the broker says BUSY.
+# A window shrinks by this factor when the broker says BUSY.
 _BUSY_SHRINK = 0.75
 
 
 class Pace:
-    """The limit on the requests in flight: the window, and less of it while a broker says BUSY.
+    """The limit on requests in flight: the window, or less while a broker says BUSY.
 
-    A BUSY takes a quarter off, at most once in as many replies as are in flight. As many replies without a
-    BUSY add one. So the requests fill a queue that is shorter than the window and do not overrun it.
+    A BUSY takes a quarter off, at most once per round of replies. A round without BUSY adds one. So the
+    requests fill a queue that is shorter than the window, and do not overrun it.
     """
 
     def __init__(self, window: int, counters: Counters) -> None:
@@ -25,7 +25,7 @@ class Pace:
         self.limit = self._window
 
     def take(self, replies: int) -> None:
-        """So many calls have ended."""
+        """``replies`` calls have ended."""
         busy = self._counters.busy
         if busy == self._busy:
             self.limit = min(self._window, self.limit + replies / self.limit)
@@ -39,8 +39,8 @@ class Pace:
 class Window:
     """A sliding window over the bodies of one ``map``.
 
-    The shell reads ``room`` bodies, has ``begin`` make their calls and sends these. It hands outcomes to
-    ``take`` and gives out what ``ready`` returns. It sets ``is_exhausted`` when there are no more bodies.
+    The shell reads ``room`` bodies, lets ``begin`` make their calls and sends them. It hands outcomes to
+    ``take`` and yields those that ``ready`` returns. It sets ``is_exhausted`` when there are no more bodies.
     With ``is_returning`` a failure becomes a CallFailed; otherwise ``begin`` and ``take`` raise it.
     """
 
@@ -50,29 +50,31 @@ class Window:
         self._is_ordered = is_ordered
         self._is_returning = is_returning
         self._pace = Pace(size, counters)
-        # Outcomes that are not given out yet, by the position of their bodies.
+        # Outcomes that were not yielded yet, by the position of their bodies.
         self._outcomes: dict[int, Reply | CallFailed] = {}
         self._begun = self._ended = self._given = 0
 
     @property
     def room(self) -> int:
-        """How many bodies to begin now: none before a quarter of the window is free, so many go together."""
+        """How many bodies to begin now: 0 until a quarter of the window is free, so that many go together."""
         limit = int(self._pace.limit)
         used = self._begun - self._given
         return 0 if self.is_exhausted or used > limit - limit // 4 else max(0, limit - used)
 
     @property
     def has_outcomes(self) -> bool:
-        """True if an outcome waits to be given out."""
+        """True if an outcome waits to be yielded."""
         return bool(self._outcomes)
 
     @property
     def is_over(self) -> bool:
-        """True if every body's outcome has been given out."""
+        """True if every body's outcome was yielded."""
         return self.is_exhausted and self._begun == self._given
 
     def begin(self, bodies: Iterable[Body | Ask], make_call: Callable[[Body | Ask, int], Call]) -> list[Call]:
-        """The calls for the next bodies, in flight from now on. A body that cannot be sent has failed."""
+        """The calls for the next bodies. They are in flight from now on; a body that cannot be sent has
+        failed.
+        """
         calls = []
         for body in bodies:
             index = self._begun
@@ -107,7 +109,7 @@ class Window:
             self._outcomes[index] = CallFailed(outcome, index, call.attempts, call.elapsed_s)
 
     def ready(self) -> list[Reply | CallFailed]:
-        """What is to be given out now: in the order of the bodies, or in any."""
+        """The outcomes to yield now: in the order of the bodies, or in any order."""
         self._pace.take(self._ended)
         self._ended = 0
         outcomes = self._outcomes

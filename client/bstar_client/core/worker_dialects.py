@@ -1,8 +1,8 @@
-"""The two languages in which a worker speaks to a broker, behind one set of words.
+"""The two dialects of a worker behind one interface.
 
-The worker's core decides; a dialect turns what it decided into frames and what it hears into ``Heard``.
-Plain MDP/0.2 has no epochs, no deadlines and no errors: there a handler's failure is a FINAL of two
-frames, ``500`` and a text, because every request must end with exactly one FINAL (MDP2-W-07).
+The worker's core decides; a dialect encodes its decisions and decodes messages into ``Heard``. Plain MDP/0.2
+has no epochs, no deadlines and no errors. There a handler's failure is a FINAL of two frames, ``500`` and a
+text, because every request must end with exactly one FINAL (MDP2-W-07).
 """
 
 import enum
@@ -19,7 +19,7 @@ from bstar_client.core.nodes import ACTIVE
 
 
 class Hearing(enum.Enum):
-    """What a broker may tell a worker."""
+    """The commands of a broker to a worker."""
 
     REQUEST = enum.auto()
     REQUESTS = enum.auto()
@@ -32,7 +32,7 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
     """One message of a broker; after ``epoch`` the fields of REQUEST, of REQUESTS, of WELCOME, of DISCONNECT.
     ``is_active``: the node serves, so it has taken this epoch.
 
-    Of REQUESTS each row has its place in ``identities``, ``bodies`` and ``ttls_ms``.
+    Each row of REQUESTS has one entry in ``identities``, ``bodies`` and ``ttls_ms``.
     """
 
     kind: Hearing
@@ -69,14 +69,14 @@ class Job(msgspec.Struct, eq=False, gc=False):
     extensions: bytes = b""
     partials: int = 0
     handler_ends_at: float | None = None
-    # It came in a batch, and so may its reply go.
+    # It came in a batch, so its reply may travel in one.
     is_batched: bool = False
-    # Its reply or error has been sent or dropped; what its handler still says is too late.
+    # Its reply or error has been sent or dropped; later results of its handler are too late.
     is_ended: bool = False
-    # Its handler ran past its time; when it comes back, its thread is one too many.
+    # Its handler exceeded its time. When it returns, its thread must end.
     is_abandoned: bool = False
-    # The shell's, for its journal: when its handler was called (0: not yet) and came back, and the octets of
-    # the PARTIALs so far.
+    # For the shell's journal: when its handler was called (0: not yet) and returned, and the octets of its
+    # PARTIALs.
     began_at: float = 0.0
     ended_at: float = 0.0
     bytes_out: int = 0
@@ -225,7 +225,7 @@ WorkerDialect = NativeWorker | Mdp02Worker
 
 
 def jobs_of(heard: Heard, node: int, connection: int, now: float) -> list[Job]:
-    """The requests of a REQUEST or of REQUESTS, which came by this connection."""
+    """The requests of a REQUEST or REQUESTS that came by this connection."""
     if heard.kind is Hearing.REQUEST:
         deadline = now + heard.ttl_ms / 1000 if heard.ttl_ms else None
         return [
@@ -269,7 +269,7 @@ def _requests(message: native.Message) -> Heard:
         message.epoch,
         identities=[client_id + table[at : at + 8] for at in range(0, len(table), batches.REQUEST_ROW_BYTES)],
         bodies=batches.bodies_of(blob, lengths),
-        # Zero is no limit, so of what is over a moment is left.
+        # Zero means no limit, so an expired request keeps one moment.
         ttls_ms=[ttl_ms and max(1, ttl_ms - age_ms) for ttl_ms in ttls_ms],
         is_redelivered=bool(message.flags & native.FLAG_REDELIVERED),
         is_active=True,

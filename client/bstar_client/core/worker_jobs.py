@@ -1,7 +1,7 @@
-"""The requests that a worker has and has not answered: those that wait, and those that its shell has.
+"""The unanswered requests of a worker: those that wait, and those that its shell has.
 
-The shell begins a request by ``claim`` at the moment when its handler is called. Until then the core may
-take the request back.
+The shell claims a request when it calls its handler (``claim``). Until then the core may take the request
+back.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,12 +17,11 @@ from bstar_client.core.worker_outputs import Begin
 class WorkerLimits(msgspec.Struct, frozen=True):
     """Bounds and timing of a worker.
 
-    ``credit``: requests that each node may give it at once. ``running_max``: how many handlers the shell runs
-    at once, None for as many; what is more waits there for its turn.
-    ``handler_timeout_s``: None for no limit. ``stuck_handlers_max``: that many handlers past their time
-    and still running end the worker. ``drain_timeout_s``: how long ``stop`` waits for what runs.
-    ``backoff_min_s``/``backoff_max_s``: the pause before a new socket, doubled with each failure in a
-    row.
+    ``credit``: how many requests each node may send it at once. ``running_max``: how many handlers the shell
+    runs at once, None for one per credit; other requests wait in the worker. ``handler_timeout_s``: None for
+    no limit. ``stuck_handlers_max``: this many stuck handlers end the worker. ``drain_timeout_s``: how long
+    ``stop`` waits for running handlers. ``backoff_min_s``/``backoff_max_s``: the pause before a new socket,
+    doubled with each failure in a row.
     """
 
     credit: int = 1
@@ -35,28 +34,28 @@ class WorkerLimits(msgspec.Struct, frozen=True):
 
 
 class Jobs:
-    """``running`` has what the shell has, in order, without handlers that are stuck."""
+    """``running``: the requests at the shell, in order, without those of stuck handlers."""
 
     def __init__(self, limits: WorkerLimits) -> None:
         self.running: dict[Job, None] = {}
-        # Of those the ones that no handler has been called for.
+        # Those of them whose handler was not called yet.
         self._unclaimed: dict[Job, bool] = {}
         self._waiting = Lanes()
         self._timeout_s = limits.handler_timeout_s
-        # A handler's time is counted from Begin: with a limit to it nothing waits in the shell.
+        # A handler's time counts from Begin, so with a handler timeout no request waits in the shell.
         self._begin_max = limits.credit
         if self._timeout_s is not None and limits.running_max is not None:
             self._begin_max = limits.running_max
 
     def claim(self, job: Job) -> bool:
-        """The handler is about to be called for this request. False: not any more, it was taken back.
+        """The shell is about to call the handler for this request. False: the core has taken it back.
 
         The only method that may be called from any thread.
         """
         return self._unclaimed.pop(job, False)
 
     def take_back(self, of: Callable[[Job], bool]) -> list[Job]:
-        """Take back those that no handler has been called for; now none will be."""
+        """Take back the requests whose handler was not called yet; it will not be."""
         waiting = list(self._waiting)
         self._waiting.clear()
         taken = []
@@ -72,9 +71,9 @@ class Jobs:
         return taken
 
     def begin(self, arrived: Sequence[Job], now: float) -> tuple[Begin | None, list[Job]]:
-        """Begin as many as the shell takes: of what waits, and of what has arrived from one client.
+        """Begin as many requests as the shell takes, from those that wait and those that have arrived.
 
-        The second part of what is returned are requests whose clients wait no more.
+        Returns also the requests that have expired. One client sent all of ``arrived``.
         """
         begun: list[Job] = []
         expired: list[Job] = []
@@ -107,17 +106,17 @@ class Jobs:
         return any(job.connection == connection for job in self.running)
 
     def next_deadline(self) -> float | None:
-        """When a handler's time ends. All have the same, so the first that began ends first."""
+        """When a handler's time ends. All have the same limit, so the first that began is due first."""
         first = next(iter(self.running), None)
         return None if first is None else first.handler_ends_at
 
     def overdue(self, now: float) -> Job | None:
-        """A request whose handler's time is over."""
+        """A request whose handler has exceeded its time."""
         ends_at = self.next_deadline()
         return next(iter(self.running)) if ends_at is not None and now >= ends_at else None
 
     def give_up(self, job: Job) -> None:
-        """The handler's time is over, or nobody has called it."""
+        """The handler exceeded its time, or was never called."""
         self._unclaimed.pop(job, False)
         job.is_abandoned = True
 
@@ -133,7 +132,7 @@ class ReplyBatch:
         self.octets = 0
 
     def add(self, job: Job, body: bytes) -> bool:
-        """Add a reply; False if the batch would not stay within its bounds."""
+        """Add a reply; False if the batch has no room for it."""
         octets = self.octets + len(body)
         if octets > BATCH_BYTES_MAX or len(self.jobs) >= BATCH_ROWS_MAX:
             return False

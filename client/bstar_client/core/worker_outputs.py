@@ -1,4 +1,4 @@
-"""What a worker's core asks its shell to do. Small, frozen, to be carried out in order."""
+"""The outputs of a worker's core: small frozen orders to its shell, in sequence."""
 
 import msgspec
 
@@ -20,10 +20,10 @@ class Close(msgspec.Struct, frozen=True, gc=False):
 
 
 class KeepAlive(msgspec.Struct, frozen=True, gc=False):
-    """Connect the keepalive to this node, as ``routing_id``, in the place of an earlier one.
+    """Connect the keepalive to this node, as ``routing_id``. It replaces an earlier one.
 
-    It is a second connection over which libzmq alone talks: a PING each ``interval_ms``, which tells the
-    broker to close it when none follows within ``ttl_ms``. It needs no interpreter, so a handler that holds
+    It is a second connection that only libzmq uses: it sends a PING each ``interval_ms``. The broker closes
+    the connection if no PING follows within ``ttl_ms``. A PING needs no interpreter, so a handler that holds
     the GIL does not look like a dead process (BSN-W-13).
     """
 
@@ -34,7 +34,7 @@ class KeepAlive(msgspec.Struct, frozen=True, gc=False):
 
 
 class Late(msgspec.Struct, frozen=True, gc=False):
-    """The process did not come to send a heartbeat for so long after it was due.
+    """The process sent a heartbeat this much too late.
 
     ``is_busy``: a handler ran meanwhile.
     """
@@ -44,7 +44,7 @@ class Late(msgspec.Struct, frozen=True, gc=False):
 
 
 class Begin(msgspec.Struct, frozen=True, gc=False):
-    """Run the handler on each of these requests, in order, after it was claimed (``WorkerCore.claim``).
+    """Run the handler on each of these requests, in order. Claim each one first (``WorkerCore.claim``).
 
     ``are_one_clients``: one client sent all of them.
     """
@@ -54,33 +54,33 @@ class Begin(msgspec.Struct, frozen=True, gc=False):
 
 
 class Abandon(msgspec.Struct, frozen=True, gc=False):
-    """This request's handler is stuck: leave it alone and make room for another."""
+    """This request's handler is stuck: give it up and make room for another."""
 
     job: Job
 
 
 class Fenced(msgspec.Struct, frozen=True, gc=False):
-    """A request of a superseded node was refused; ``epoch_seen`` is the epoch that superseded it."""
+    """The worker refused a request of a superseded node; ``epoch_seen`` is the higher epoch."""
 
     job: Job
     epoch_seen: int
 
 
 class Registered(msgspec.Struct, frozen=True, gc=False):
-    """A node has the worker on its list (plain MDP: it was told, and does not confirm)."""
+    """A node has registered the worker (plain MDP: it got READY, and does not confirm)."""
 
     endpoint: str
 
 
 class Lost(msgspec.Struct, frozen=True, gc=False):
-    """The session with a node ended. ``reason``: disconnected, silent, or what its DISCONNECT said."""
+    """The session with a node ended. ``reason``: disconnected, silent, or the text of its DISCONNECT."""
 
     endpoint: str
     reason: str
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """The worker is done: drained, or with an error."""
+    """The worker has ended: drained, or with an error."""
 
     error: BstarError | None = None
 

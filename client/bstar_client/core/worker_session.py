@@ -1,14 +1,13 @@
 """The worker's core: a session with every node at once, and the requests that they send.
 
-A worker registers with every node, so that a passive node knows it already when it takes over
-(``node_sessions``). Requests run outside (``worker_jobs``): ``Begin`` asks the shell to run some, which
-claims each at the moment when its handler is called. ``partial``, ``finished`` and ``failed`` tell how it
-went. What has finished at the same moment is told together (``finished_all``), so that the replies to one
-client travel together. A handler that does not come back within its time is given up, its request
-answered, and the next one begun; when too many of them are stuck the worker ends.
+A worker registers with every node, so that a passive node knows it when it takes over (``node_sessions``).
+Handlers run in the shell (``worker_jobs``): ``Begin`` asks it to run some, and it claims each when it calls
+its handler. ``partial``, ``finished`` and ``failed`` report results. ``finished_all`` reports replies that
+are ready together, so that those to one client travel as a batch. A handler that exceeds its time is given
+up: its client gets an error, and the next request begins. If too many handlers are stuck, the worker ends.
 
-Effects are fenced here: the core does not begin a request below the epoch that it obeys (``fence``), but
-answers STALE_EPOCH. A request whose client no longer waits is not begun either.
+The core fences: it answers a request below the epoch that it obeys with STALE_EPOCH and does not begin it
+(``fence``). It does not begin a request whose client has stopped waiting.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,15 +23,14 @@ from bstar_client.core.worker_dialects import Heard, Hearing, Job, WorkerDialect
 from bstar_client.core.worker_jobs import Jobs, ReplyBatch, WorkerLimits
 from bstar_client.core.worker_outputs import Abandon, Ended, Fenced, Open, WorkerOutput
 
-# The first octet of a number that was derived from a key, or larger.
+# A number that was derived from a key has at least this first octet.
 _KEYED = 0x40
 
 
 class WorkerCore:
     """A worker for one service. ``jitter`` returns numbers in 0 ≤ x < 1.
 
-    ``name``: 20 octets that no other worker has, the first of them not zero; connections are named after it.
-    Empty: without keepalives.
+    ``name``: 20 octets, unique, the first of them not zero; it names the connections. Empty: no keepalives.
     """
 
     def __init__(
@@ -50,8 +48,8 @@ class WorkerCore:
         self._limits = limits or WorkerLimits()
         self._sessions = NodeSessions(endpoints, dialect, self._limits, jitter, name)
         self._jobs = Jobs(self._limits)
-        # The only call for any thread: the handler of this request is about to be called. False: not any
-        # more.
+        # The only method for any thread: the shell is about to call this handler. False: the core took it
+        # back.
         self.claim: Callable[[Job], bool] = self._jobs.claim
         self._fence = Fence()
         self._stuck = 0
@@ -61,22 +59,22 @@ class WorkerCore:
 
     @property
     def epoch(self) -> int:
-        """The epoch that it obeys, 0 before any node served."""
+        """The epoch that the worker obeys; 0 before any node served."""
         return self._fence.epoch
 
     @property
     def is_stopping(self) -> bool:
-        """Was it told to stop?"""
+        """True after ``stop``."""
         return self._drain_ends_at is not None
 
     @property
     def running(self) -> int:
-        """How many requests are with handlers now, without those that are stuck."""
+        """How many handlers run now, without those that are stuck."""
         return len(self._jobs.running)
 
     @property
     def unfinished(self) -> list[Job]:
-        """What handlers run now, without those that are stuck: at the end, what was not waited for."""
+        """The requests whose handlers run now, without stuck ones. At the end: those that were given up."""
         return list(self._jobs.running)
 
     # --- the connections' side ----------------------------------------------------------------------------
@@ -106,7 +104,7 @@ class WorkerCore:
         return outputs
 
     def receive(self, node: int, frames: list[bytes], now: float) -> list[WorkerOutput]:
-        """A message came from a node. Octets that are no message are counted and ignored."""
+        """A message came from a node. Garbage is counted and ignored."""
         session = self._sessions[node]
         if not session.is_open:
             self.counters.messages_ignored += 1
@@ -123,7 +121,7 @@ class WorkerCore:
             if moved is Moved.UP:
                 self._obey(session, outputs, now)
             elif moved is Moved.DOWN:
-                # Until it is told, the node gives us nothing.
+                # The node sends us no request until it hears this.
                 self._send(session, self._dialect.heartbeat(heard.epoch), outputs, now)
         if heard.kind is Hearing.REQUEST or heard.kind is Hearing.REQUESTS:
             self._take(session, heard, outputs, now)
@@ -136,7 +134,7 @@ class WorkerCore:
     # --- the handlers' side -------------------------------------------------------------------------------
 
     def partial(self, job: Job, body: list[bytes], now: float) -> list[WorkerOutput]:
-        """The handler has a part of the reply."""
+        """The handler yielded a part of the reply."""
         outputs: list[WorkerOutput] = []
         if job.is_ended:
             self.counters.results_late += 1
@@ -146,7 +144,7 @@ class WorkerCore:
         return outputs
 
     def finished(self, job: Job, body: list[bytes], now: float) -> list[WorkerOutput]:
-        """The handler is done."""
+        """The handler returned."""
         outputs: list[WorkerOutput] = []
         if self._is_late(job):
             return outputs
@@ -156,7 +154,7 @@ class WorkerCore:
         return outputs
 
     def finished_all(self, results: Sequence[tuple[Job, list[bytes]]], now: float) -> list[WorkerOutput]:
-        """Several handlers are done."""
+        """Several handlers returned."""
         outputs: list[WorkerOutput] = []
         together: dict[tuple[int, bytes, int], ReplyBatch] = {}
         sessions, running = self._sessions, self._jobs.running
@@ -207,7 +205,7 @@ class WorkerCore:
             self._leave_idle(outputs, now)
 
     def expired(self, job: Job, now: float) -> list[WorkerOutput]:
-        """Its time was over when its handler was to be called, and it was not."""
+        """The request expired before its handler was called."""
         outputs: list[WorkerOutput] = []
         if self._is_late(job):
             return outputs
@@ -216,7 +214,7 @@ class WorkerCore:
         return outputs
 
     def replayed(self, job: Job, body: list[bytes], now: float) -> list[WorkerOutput]:
-        """The reply of an earlier execution answers this request; it was not executed again."""
+        """The kept reply of an earlier execution answers this request; it was not executed."""
         self.counters.replayed += 1
         return self.finished(job, body, now)
 
@@ -239,25 +237,29 @@ class WorkerCore:
     # --- the end ------------------------------------------------------------------------------------------
 
     def stop(self, now: float) -> list[WorkerOutput]:
-        """Take nothing more, finish what runs (within the drain timeout), leave every node, end."""
+        """Drain: take no more requests, finish running handlers (within the drain timeout), leave every node,
+        end.
+        """
         outputs: list[WorkerOutput] = []
         if self._drain_ends_at is not None or self._has_ended:
             return outputs
         self._drain_ends_at = now + self._limits.drain_timeout_s
-        # What has not begun goes back to its queue with the DISCONNECT.
+        # With the DISCONNECT, requests that have not begun go back to their queue.
         self._drop(lambda job: True)
         self._leave_idle(outputs, now)
         return outputs
 
     def end(self, now: float) -> list[WorkerOutput]:
-        """Leave every node at once. What runs is not waited for: its node gives it to another worker."""
+        """Leave every node at once, without waiting for handlers. The node gives their requests to other
+        workers.
+        """
         outputs = self.stop(now)
         if not self._has_ended:
             self._finish(None, outputs)
         return outputs
 
     def _leave_idle(self, outputs: list[WorkerOutput], now: float) -> None:
-        """Leave the nodes that wait for nothing, and end when all is done."""
+        """Leave the nodes that wait for nothing; end when there is none left."""
         for session in self._sessions:
             if not self._jobs.is_any_of(session.connection):
                 self._leave(session, outputs)
@@ -297,7 +299,7 @@ class WorkerCore:
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> list[WorkerOutput]:
-        """Heartbeats, silence, new sockets, handlers past their time, the end of draining."""
+        """Handle heartbeats, silence, new sockets, overdue handlers and the end of the drain."""
         outputs: list[WorkerOutput] = []
         if self._has_ended:
             return outputs
@@ -339,7 +341,7 @@ class WorkerCore:
     # --- sessions -----------------------------------------------------------------------------------------
 
     def _lose(self, session: NodeSession, reason: str, outputs: list[WorkerOutput], now: float) -> None:
-        """The session is over. What it gave us and has not begun is its broker's to give again."""
+        """The session is over. Its broker gives the requests that have not begun to others."""
         connection = session.connection
         self._sessions.lose(session, reason, outputs, now)
         self._drop(lambda job: job.connection == connection)
@@ -350,7 +352,7 @@ class WorkerCore:
         self._end_if_drained(outputs, now)
 
     def _drop(self, of: Callable[[Job], bool]) -> None:
-        """Forget the requests that have not begun: their broker gives them to others."""
+        """Forget the requests that have not begun; their broker gives them to others."""
         for job in self._jobs.take_back(of):
             job.is_ended = True
             self.counters.requests_dropped += 1
@@ -368,7 +370,7 @@ class WorkerCore:
         self._sessions.send(session, frames, outputs, now, is_busy=is_busy)
 
     def _obey(self, source: NodeSession, outputs: list[WorkerOutput], now: float) -> None:
-        """A higher epoch: requests of lower ones are not begun any more, and the other nodes are told."""
+        """Obey a higher epoch: begin no request of a lower one, and tell the other nodes."""
         epoch = self.epoch
         for session in self._sessions:
             if session is not source and session.is_open:
@@ -381,7 +383,7 @@ class WorkerCore:
     def _take(self, session: NodeSession, heard: Heard, outputs: list[WorkerOutput], now: float) -> None:
         count = len(heard.identities) or 1
         if self._drain_ends_at is not None:
-            self.counters.requests_dropped += count  # our DISCONNECT will give it back
+            self.counters.requests_dropped += count  # our DISCONNECT returns it
             return
         if session.held + count > self._limits.credit:
             self.counters.messages_invalid += 1  # more than we asked for; its broker is broken
@@ -396,7 +398,7 @@ class WorkerCore:
         self._begin(outputs, now, arrived)
 
     def _begin(self, outputs: list[WorkerOutput], now: float, arrived: Sequence[Job] = ()) -> None:
-        """Give the shell of what waits, and of what has arrived from one client, as much as it takes."""
+        """Give the shell as many requests as it takes, from those that wait and those that have arrived."""
         if self._has_ended:
             return
         begin, expired = self._jobs.begin(arrived, now)
@@ -408,9 +410,9 @@ class WorkerCore:
 
     def _answer_expired(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
         self.counters.expired += 1
-        # Of a repeated request it cannot be said that nobody began it (BSN-W-09).
+        # Another worker may have begun a redelivered request (BSN-W-09).
         code = ErrorCode.WORKER_LOST if job.is_redelivered else ErrorCode.EXPIRED
-        text = "its time to live ended before this worker could begin"
+        text = "it expired before this worker began it"
         self._answer(job, self._dialect.failure(job, code, text), outputs, now)
 
     def _refuse(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
@@ -422,7 +424,7 @@ class WorkerCore:
     def _answer(self, job: Job, frames: list[bytes], outputs: list[WorkerOutput], now: float) -> None:
         session = self._sessions[job.node]
         if not session.owns(job) or session.has_left:
-            self.counters.replies_dropped += 1  # its session is gone; the client asks again
+            self.counters.replies_dropped += 1  # its session is gone; the client sends it again
             return
         self._send(session, frames, outputs, now, is_reply=True)
 

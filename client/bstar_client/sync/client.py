@@ -22,30 +22,31 @@ class HAClient(Client):
 
     ``endpoints``: those of a pair, the primary first. For several pairs: a list of such lists, a mapping from
     the pairs' names to such lists, or a Fleet. Each service then belongs to one pair, by a hash
-    (``bstar.fleet``) or by ``pins``: ``{"billing": "PAIR"}``. A pair that is down affects its own services
-    only (docs/fleet.md).
+    (``bstar.fleet``) or by ``pins={"billing": "PAIR"}``. A pair that is down affects its own services only
+    (docs/fleet.md).
 
     ``timeout``: the default deadline of a call in seconds. It covers connecting, failing over and waiting;
-    None waits for ever. ``dialect``: ``"native"``, or ``"mdp02"`` for plain MDP/0.2 to any broker, one
-    request at a time. ``on_event`` is called with each event of ``bstar_client.core.events``, in a thread
-    that waits for a reply or in the client's own. It must not wait for the client; what it raises is logged.
+    None waits for ever. ``dialect``: ``"native"``, or ``"mdp02"`` for any MDP/0.2 broker, one request at a
+    time. ``on_event`` gets each event of ``bstar_client.core.events``, in a thread that waits for a reply or
+    in the client's own thread. It must not wait for the client. The client logs what it raises.
 
-    Any number of threads may share one object. It does not survive ``fork``: in the child every call raises
-    ForkedError; make a new client there.
+    Any number of threads may share one client. A client does not survive ``fork``: in the child every call
+    raises ForkedError. Make a new client there.
 
     ``outstanding_max`` bounds the requests without a reply at each pair. ``partials_max`` bounds the PARTIALs
-    that wait in one stream or are kept for one reply: there is no flow control between worker and client. A
-    stream that reaches the bound, because its reader is slower than its worker, ends with
+    that wait in one stream or that belong to one reply: there is no flow control between worker and client.
+    If the reader of a stream is slower than its worker and the bound is reached, the stream ends with
     StreamInterruptedError.
 
     ``ping_interval_s``: how often the client pings the node that it follows while that node sends nothing.
-    ``silence_limit_s``: after how much silence the node counts as lost. None: as the nodes say about their
-    own timing. ``attempt_timeout_s`` and ``settle_delay_s`` are for plain MDP: the silence after which a
-    request is sent again, and the pause before the other node is asked, at least the pair's failover timeout.
-    ``link``: socket options. ``context``: a ZeroMQ context to share; the client does not end it.
+    ``silence_limit_s``: the silence after which the node counts as lost. None: the nodes tell their timing.
+    ``attempt_timeout_s``, for plain MDP: the silence after which the client sends a request again.
+    ``settle_delay_s``, for plain MDP: the pause before it asks the other node, at least the pair's failover
+    timeout. ``link``: socket options. ``context``: a ZeroMQ context to share; the client does not terminate
+    it.
 
-    ``journal``: a directory in which the client records how each call ended and which node it followed, or
-    JournalSettings; see docs/journal.md. It never makes a call wait or fail.
+    ``journal``: a directory, or JournalSettings. The client records there how each call ended and which node
+    it followed (docs/journal.md). A journal never makes a call wait or fail.
     """
 
     def _make_loop(self) -> None:
@@ -68,15 +69,15 @@ class HAClient(Client):
 
         ``body``: bytes, or a sequence of bytes for several frames. ``timeout``: in seconds, None for no
         limit. ``idempotent=False``: execute it at most once. If a worker may have begun it and its reply is
-        lost, it is not sent again, and OutcomeUnknownError is raised.
+        lost, the client does not send it again and raises OutcomeUnknownError.
 
         ``key``: the caller's own name for this request (text is UTF-8). Requests to a service with the same
-        key are the same request: while it is in flight, all callers get its one answer. A worker that keeps
-        its replies (``Worker(dedupe=…)``) also answers later ones with it. A key belongs to one body and one
-        value of ``idempotent``; another one is rejected where the broker or the worker sees both.
+        key are one request: while it is in flight, all callers get its one reply. A worker that keeps its
+        replies (``Worker(dedupe=…)``) also gives it to later callers. A key belongs to one body and one value
+        of ``idempotent``. A broker or worker that sees two of them rejects the second.
 
-        ``urgent``: it overtakes requests that are not urgent in the broker's queue, but not those that
-        workers have already. Of many urgent requests in a row, one in 16 lets another go first.
+        ``urgent``: it overtakes requests in the broker's queue that are not urgent, but not those that
+        workers hold. After 15 urgent requests in a row, one that is not urgent goes first.
 
         Raises BusyError, RejectedError (not executed), NoActiveNodeError (deadline, not executed),
         CallTimeoutError (deadline), HandlerError (the service's handler failed), OutcomeUnknownError,
@@ -104,8 +105,8 @@ class HAClient(Client):
         """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
 
         A stream that breaks after its first PARTIAL is not sent again: it ends with StreamInterruptedError.
-        Leaving the loop early frees what the client keeps; the worker goes on. ``body``, ``timeout``,
-        ``idempotent`` and ``urgent`` are those of ``request``.
+        If the caller leaves the loop early, the client forgets the request; the worker goes on. ``body``,
+        ``timeout``, ``idempotent`` and ``urgent`` are those of ``request``.
         """
         sink: Sink = queue.SimpleQueue()
         self._check()
@@ -165,12 +166,12 @@ class HAClient(Client):
         While the broker says BUSY, fewer are in flight. ``Reply.index`` is the body's position. With
         ``ordered`` the replies come in the order of the bodies, and a reply that waits for an earlier one
         counts against the window. ``timeout`` is each request's own deadline, from the moment it is sent;
-        ``idempotent`` is as in ``request``. ``bodies`` is read as the window moves. An ``Ask`` in place of a
-        body brings a key, urgency, a timeout or a service of its own.
+        ``idempotent`` is as in ``request``. ``map`` reads ``bodies`` as the window moves. An ``Ask`` is a
+        body with a key, urgency, a timeout or a service of its own.
 
-        ``errors="raise"``: the first failure is raised, with the body's position in a note, and all that is
-        in flight is given up. ``errors="return"``: a CallFailed takes the place of the reply, and the others
-        go on; only what concerns no single call is raised (ClosedError, a body of a wrong type).
+        ``errors="raise"``: ``map`` raises the first failure, with the body's position in a note, and gives up
+        all requests in flight. ``errors="return"``: ``map`` yields a CallFailed for a failed call and goes
+        on. It raises only what concerns no single call (ClosedError, a body of a wrong type).
         """
         self._check()
         sliding = self._new_window(bodies, window, ordered, errors)
@@ -212,7 +213,7 @@ class HAClient(Client):
     def services(self, *, timeout: Timeout = DEFAULT) -> list[dict[str, object]]:
         """The services of the active broker: a dict with ``service``, ``workers`` and ``queued`` for each.
 
-        With several pairs, the services of all, each with its ``pair``; the first failure is raised.
+        With several pairs, the services of all, each with its ``pair``. The first failure is raised.
         """
         self._check()
         calls = self._requests.services_calls(timeout, queue.SimpleQueue)
@@ -227,7 +228,9 @@ class HAClient(Client):
     # --- the end ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End outstanding calls, each with what is known of it, and release everything. Idempotent."""
+        """End every outstanding call with an error that says what is known of it, and release everything.
+        Idempotent.
+        """
         if self._pid != os.getpid():
             return
         with self._close_lock:
@@ -255,7 +258,7 @@ class HAClient(Client):
             self._loop.abandon(pending)
 
     def _take(self, call: Call, sink: Sink) -> Reply:
-        """The next reply in the sink; raises the error if that is what came."""
+        """The next reply in the sink; raises the error if the outcome is one."""
         [(_, outcome)] = self._loop.wait(call, sink)
         if type(outcome) is Reply:
             return outcome

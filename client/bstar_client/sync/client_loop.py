@@ -1,18 +1,17 @@
 """Runs a client's core on the threads that wait for replies (Leader/Followers, ``leader``).
 
-A *turn* hands the core what callers began, waits, and hands it what came. A thread that waits for a reply
-leads if nobody does, until it has its outcome; then it hands the lead off to another one that waits. So
-one request at a time changes no thread, and one thread serves all of many.
+A *turn* hands the core new calls, waits, and hands it what has arrived. A thread that waits for a reply leads
+if nobody does, until it has its outcome. Then it hands the lead off to another waiting thread. So a single
+request changes no thread, and one thread serves many callers.
 
 While nobody waits, the standby answers the nodes and keeps the deadlines. It waits for the sockets'
-descriptors and the next deadline *without* the lead, so that a caller who comes can lead at once. While
-callers come and go it only looks now and then whether they still do.
+descriptors and the next deadline *without* the lead, so a new caller can lead at once. While callers come and
+go it only checks now and then.
 
-A worker's leader is never interrupted: handlers run in threads of the worker's own. A client's leader may
-be the main thread, where Ctrl-C or a signal handler may raise anywhere. So a turn notes whether it is
-half-done (``_is_torn``), except while it waits. The next leader that finds it half-done trusts neither
-core nor sockets: it makes new sockets, and the core begins anew with the calls that have no outcome, as
-after broken connections.
+A worker's leader is never interrupted: handlers run in threads of the worker's own. A client's leader may be
+the main thread, where Ctrl-C or a signal handler may raise anywhere. So a turn sets ``_is_torn`` while it
+works, except while it waits. A leader that finds it set trusts neither core nor sockets. It makes new
+sockets, and the core starts over with the calls that have no outcome, as after broken connections.
 """
 
 import contextlib
@@ -38,25 +37,25 @@ from bstar_client.sync.leader import Leadership
 from bstar_client.unclosed import guard
 from bstar_client.wakeup import WakeUp
 
-# Where a caller waits for its outcomes, one or more at a time; None promotes it.
+# A caller waits here for its outcomes, one or more at a time. None promotes it.
 Sink = queue.SimpleQueue[tuple[Outcome, ...] | None]
 
 _log = logging.getLogger("bstar_client")
 
-# The sockets and the timers get their turn after this many calls.
+# After this many calls a turn serves sockets and timers.
 _SUBMIT_MAX = 512
 # The core ends calls at their deadline. A caller waits this much longer before it reports a starved leader.
 _GRACE_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
-# The standby looks this often whether callers still lead.
+# The standby checks this often whether callers still lead.
 _LOOK_S = 0.02
 
 
 class ClientLoop:
     """One client at work.
 
-    Nothing here refers to ``client``, so a client that nobody holds can be collected, and the thread ends
-    with it. ConfigurationError if an endpoint is none or the journal cannot be written.
+    Nothing here refers to ``client``, so Python can collect a forgotten client, and its thread ends.
+    ConfigurationError if an endpoint is none or the journal cannot be written.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class ClientLoop:
         self._inbox: deque[Call] = deque()
         self._abandoned: deque[Call] = deque()
         self._lead = Leadership(self._promote)
-        # The core, or what the sockets held, is half-way between two states.
+        # True if core or sockets may be half-way between two states.
         self._is_torn = False
         # Wakes the leader while it waits in a turn.
         self._wakeup = WakeUp()
@@ -93,7 +92,7 @@ class ClientLoop:
         self._guard = guard(client, name, remedy, lambda is_exit: self.close() if is_exit else self.stop())
 
     def _connect(self) -> None:
-        """Make the links. Those of a fleet are opened by its core."""
+        """Make the links. The core of a fleet opens its links itself."""
         self._delivery.links = links = self._transport.new_links(self._wakeup)
         if not self._is_fleet:
             links.open()
@@ -107,24 +106,24 @@ class ClientLoop:
     # --- in the callers' threads --------------------------------------------------------------------------
 
     def begin(self, calls: Sequence[Call]) -> None:
-        """Take calls, in their order. The next turn sends them; ``wait`` or ``nudge`` brings it."""
+        """Take calls, in their order. The next turn sends them: call ``wait`` or ``nudge`` for it."""
         self._delivery.open.update(dict.fromkeys(calls))
         self._inbox.extend(calls)
         if self._has_ended:
             self._fail_inbox()
 
     def nudge(self) -> None:
-        """Send what was begun, though nobody waits for it yet. Does not block."""
+        """Send the calls that began, before anybody waits for them. Does not block."""
         if self._delivery.announcing_in == threading.get_ident():
             self._lead.bell.set()
         elif not self._lead_while(self._inbox.__len__, is_patient=False):
             self._wake()
 
     def wait(self, call: Call, sink: Sink) -> tuple[Outcome, ...]:
-        """The next outcomes in the sink, which is the caller's alone. ``call`` bounds the wait.
+        """The next outcomes in the caller's own sink. ``call`` bounds the wait.
 
-        CallTimeoutError if the leader is blocked until long after the call's deadline; LocalProtocolError
-        in an observer, which would wait for itself.
+        CallTimeoutError if the leader is blocked until long after the call's deadline. LocalProtocolError in
+        an observer, because it would wait for itself.
         """
         followers = self._delivery.waiting
         while True:
@@ -144,14 +143,16 @@ class ClientLoop:
                 return outcomes
 
     def _fill(self, sink: Sink) -> bool:
-        """Lead, if nobody does, until there is something in the sink. False: there is nothing."""
+        """Lead, if nobody does, until the sink has an outcome. False: it has none."""
         if self._delivery.announcing_in == threading.get_ident():
             raise LocalProtocolError("an observer cannot wait for a reply: the client waits for the observer")
         self._lead_while(sink.empty)
         return not sink.empty()
 
     def _lead_while(self, goes_on: Callable[[], object], *, is_patient: bool = True) -> bool:
-        """Lead, if nobody does, and take turns while that is true. False: another leads, or it failed."""
+        """Lead, if nobody does, and take turns while the condition holds. False: another thread leads, or a
+        turn failed.
+        """
         lead = self._lead
         try:
             if lead.acquire():
@@ -163,7 +164,8 @@ class ClientLoop:
                     self._update_standby()
                 return True
         except zmq.ZMQError as error:
-            # It is no caller's. The turn is half-done; if the standby cannot mend it, it ends the client.
+            # This error concerns no call. The turn is half-done; if the standby cannot mend it, the client
+            # ends.
             _log.warning("the client's sockets failed: %s", error)
         finally:
             try:
@@ -177,20 +179,20 @@ class ClientLoop:
         return False
 
     def _promote(self) -> None:
-        """Let a thread that waits lead."""
+        """Let a waiting thread lead."""
         followers = self._delivery.waiting
         if followers:
             with contextlib.suppress(KeyError):  # the last of them has just got its outcome
                 followers.popitem()[0].put(None)
 
     def _update_standby(self) -> None:
-        """Wake the standby, if it sleeps for what was true before this turn."""
+        """Wake the standby if this turn has changed what it waits for."""
         due = self._core.next_deadline()
         if (due is not None and due < self._standby_until) or not self._delivery.links.is_quiet:
             self._lead.bell.set()
 
     def _wake(self) -> None:
-        """There is something new for the leader."""
+        """Wake the leader: there is work for it."""
         if self._is_asleep:
             self._is_asleep = False
             self._wakeup.set()
@@ -206,13 +208,13 @@ class ClientLoop:
             raise CallTimeoutError(text, may_have_executed=True) from None
 
     def abandon(self, calls: Iterable[Call]) -> None:
-        """Nobody waits for these any more. Only notes it: a finaliser may call this anywhere."""
+        """Nobody waits for these calls. Only notes it, because a finaliser may call this anywhere."""
         self._abandoned.extend(calls)
         self._wake()
         self._lead.bell.set()
 
     def close(self) -> None:
-        """End everything and wait until it has ended. Any thread may call it, also within an observer."""
+        """End the client and wait for its end. Any thread may call it, even an observer."""
         self._guard.detach()
         self.stop()
         here = threading.get_ident()
@@ -223,7 +225,7 @@ class ClientLoop:
             _log.warning("the client did not end in %s s; is an observer blocking it?", _CLOSE_TIMEOUT_S)
 
     def stop(self) -> None:
-        """End everything, and do not wait for it."""
+        """End the client without waiting."""
         self.is_closing = True
         self._wakeup.set()
         self._lead.bell.set()
@@ -231,7 +233,7 @@ class ClientLoop:
     # --- a turn -------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Take in what is there: nothing is to be sent over a connection that is known to be broken."""
+        """Read what has arrived first: nothing must go over a connection that has broken."""
         if self._is_torn:
             self._mend()
         self._is_torn = True
@@ -242,9 +244,9 @@ class ClientLoop:
         self._is_torn = False
 
     def _turn(self, *, is_patient: bool = True) -> None:
-        """Hand the core what was begun, wait for something, hand it what came. The caller leads.
+        """One turn: hand the core new calls, wait, hand it what has arrived. The calling thread leads.
 
-        ``is_patient``: wait until something comes, or somebody calls ``_wake``.
+        ``is_patient``: wait for a message, a deadline or ``_wake``.
         """
         if self._is_torn:
             self._mend()
@@ -277,8 +279,8 @@ class ClientLoop:
         self._is_torn = False
 
     def _mend(self) -> None:
-        """The last turn was interrupted. Keep the calls that have no outcome, and begin anew."""
-        _log.warning("the client was interrupted at work: it connects anew")
+        """The last turn was interrupted: start over with the calls that have no outcome."""
+        _log.warning("a signal interrupted the client at work: it connects again")
         delivery, inbox = self._delivery, self._inbox
         delivery.announcing_in = 0
         delivery.links.close()
@@ -289,7 +291,7 @@ class ClientLoop:
         self._lead.bell.set()
 
     def _begun(self) -> list[Call]:
-        """The calls that the core has taken and that have no outcome."""
+        """The calls that the core has and that have no outcome."""
         return [call for call in list(self._delivery.open) if call.is_begun]
 
     # --- the standby --------------------------------------------------------------------------------------
@@ -324,7 +326,7 @@ class ClientLoop:
                 call = self._inbox.popleft()
             except IndexError:
                 return
-            if call.sink is not None:  # else it was told already, or nobody waits for it
+            if call.sink is not None:  # else it has its outcome, or nobody waits for it
                 call.sink.put(((call, ClosedError("the client is closed; the request was not sent")),))
 
     def _stand_by(self) -> None:
@@ -346,7 +348,7 @@ class ClientLoop:
             self._lead.bell.clear()
 
     def _tend(self) -> list[int] | None:
-        """Lead, if nobody does, until nothing more is to do. What to wait for then; None: somebody leads."""
+        """Lead, if nobody does, until no work is left. Returns what to wait for; None: another leads."""
         lead = self._lead
         if not lead.acquire():
             return None

@@ -1,4 +1,4 @@
-"""Calls the handler for one request, in whichever thread, and posts what comes of it to the outbox."""
+"""Calls the handler for one request, in any thread, and posts its results to the outbox."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -20,7 +20,7 @@ _SMALL_BYTES = 16_384
 
 
 class Executor:
-    """Executes the requests of one worker. ``urge`` is called when a handler begins to yield."""
+    """Executes the requests of one worker. It calls ``urge`` when a handler begins to yield."""
 
     def __init__(
         self, dispatcher: Dispatcher, outbox: Outbox, policy: Policy, urge: Callable[[], None]
@@ -28,7 +28,7 @@ class Executor:
         self._dispatcher = dispatcher
         settings = dispatcher.settings
         self._hooks = settings.hooks
-        # A worker without hooks of its own calls none: saves two calls per request.
+        # A worker without hooks calls none: this saves two calls per request.
         self._is_observed = type(settings.hooks) is not WorkerHooks
         self._outbox = outbox
         self._policy = policy
@@ -38,7 +38,7 @@ class Executor:
         self._urge = urge
 
     def execute(self, job: Job) -> float:
-        """Execute a claimed request. Returns the time when that was done."""
+        """Execute a claimed request. Returns the time at its end."""
         began_at = _clock()
         dispatcher, post = self._dispatcher, self._outbox.post
         if job.deadline is not None and began_at >= job.deadline:
@@ -80,7 +80,7 @@ class Executor:
         return True
 
     def _call(self, job: Job, request: Request) -> list[bytes]:
-        """Call the handler; keep its reply before anybody gets it."""
+        """Call the handler, and keep its reply before it is sent."""
         handler, store = self._dispatcher.handler, self._dedupe
         assert handler is not None, "checked before the start"
         kept: list[bytes] | None = None

@@ -1,4 +1,4 @@
-"""Leader/Followers: threads share sockets by taking turns as the *leader*, which alone attends to them.
+"""Leader/Followers: threads share sockets; one at a time is the *leader* and uses them.
 
 The pattern is from Schmidt, Stal, Rohnert and Buschmann, "Pattern-Oriented Software Architecture 2". The
 leader waits for an event and handles it in the same thread, so no event changes threads. *Followers* wait
@@ -6,11 +6,11 @@ until they are *promoted*. ``client_loop`` and ``worker_loop`` use the pattern w
 
 - A *standby*, a thread of the loop's own, leads when no other thread does. It looks often while the lead
   changes hands, and sleeps while it does not.
-- A leader that calls a handler promotes nobody before: a change of threads costs more than most handlers. It
+- A leader promotes nobody before it calls a handler: a change of threads costs more than most handlers. It
   *leaves* the lead, and *resumes* it after the handler. The standby takes the lead from a handler that lasts.
 
-The lead is an RLock, because that knows its owner. Ctrl-C may interrupt a leader in the main thread anywhere,
-so its ``finally`` cannot know whether it leads. It releases, and an error tells that it did not lead.
+The lead is an RLock, because an RLock knows its owner. Ctrl-C may interrupt a leader in the main thread
+anywhere, so its ``finally`` cannot know whether it leads. It releases; an error shows that it did not lead.
 """
 
 import contextlib
@@ -22,23 +22,23 @@ from functools import partial
 
 from bstar_client.wakeup import WakeUp
 
-# A handler that runs for so long loses the lead.
+# A handler that runs longer than this loses the lead.
 _LASTING_S = 0.005
-# After so many looks at an unchanged lead the standby sleeps until it changes.
+# After this many looks at an unchanged lead the standby sleeps until it changes.
 _LOOKS_MAX = 50
 
 
 class Leadership:
     """The right to lead. ``promote`` wakes one follower, if there is any; ``bell`` wakes the standby.
 
-    ``acquire`` and ``release`` are functions of C: an interrupt comes before or after them, not within.
-    ``changes`` counts how often the lead was released. ``is_offered``: a follower may ``accept`` the
-    lead; only a leader changes it. ``is_unwatched``: the standby sleeps until the lead is released.
+    ``acquire`` and ``release`` are C functions: an interrupt comes before or after them, never within.
+    ``changes`` counts how often the lead was released. ``is_offered``: a follower may ``accept`` the lead;
+    only a leader changes it. ``is_unwatched``: the standby sleeps until the lead is released.
     """
 
     def __init__(self, promote: Callable[[], object]) -> None:
         lead = threading.RLock()
-        # False by place: a keyword costs 0.1 us, twice per request.
+        # False is a positional argument: a keyword costs 0.1 us, twice per request.
         self.acquire: Callable[[], bool] = partial(lead.acquire, False)
         self.release = lead.release
         self.changes = 0
@@ -51,7 +51,7 @@ class Leadership:
         self._left_at = math.inf
         self._is_urgent = False
         self._has_ended = False
-        # The standby has looked so often at this number of changes.
+        # How often the standby has looked at this number of changes.
         self._seen = -1
         self._looks = 0
 
@@ -66,17 +66,17 @@ class Leadership:
         """Release the lead while a handler runs."""
         self._left_at = now
         self.release()
-        self.changes += 1  # _note_change, twice per request: a call costs as much as all of this
+        self.changes += 1  # _note_change inlined, twice per request: a call costs as much as its body
         if self.is_unwatched:
             self.is_unwatched = False
             self.bell.set()
 
     def resume(self) -> bool:
-        """Lead on after the handler. False: another thread leads, or leads next."""
+        """Lead again after the handler. False: another thread leads, or is about to."""
         if not self.acquire():
             return False
         if self.is_offered:
-            # The standby took the lead meanwhile. Who accepts it also takes the requests that wait.
+            # The standby took the lead meanwhile. The thread that accepts it also takes the waiting requests.
             self.release()
             return False
         self._left_at = math.inf
@@ -88,7 +88,7 @@ class Leadership:
         self.bell.set()
 
     def end(self) -> None:
-        """Release the lead at the end of the loop, or of a thread that failed and may not lead."""
+        """Release the lead at the end of the loop, or when a thread failed."""
         self._has_ended = True
         with contextlib.suppress(RuntimeError):
             self.release()
@@ -103,7 +103,7 @@ class Leadership:
     # --- a follower ---------------------------------------------------------------------------------------
 
     def accept(self) -> bool:
-        """Take the lead that is offered. False: another thread did."""
+        """Accept the offered lead. False: another thread did."""
         if not self.acquire():
             return False
         self.is_offered = False
@@ -113,14 +113,14 @@ class Leadership:
     # --- the standby --------------------------------------------------------------------------------------
 
     def offer(self) -> None:
-        """Release the lead to the follower that comes first."""
+        """Release the lead to the first follower that accepts it."""
         self._is_urgent = False
         self.is_offered = True
         self.leave(time.monotonic())
         self._promote()
 
     def take(self, look_s: float) -> bool:
-        """Wait until the lead is free for too long, and lead. False: the loop has ended."""
+        """Wait until the lead has been free for too long, then lead. False: the loop has ended."""
         while not self._has_ended:
             is_due = self._is_urgent or time.monotonic() - self._left_at >= _LASTING_S
             if is_due and self.accept():
@@ -130,7 +130,7 @@ class Leadership:
         return False
 
     def take_back(self, timeout_s: float = -1) -> bool:
-        """Wait for the lead at the end of the loop. False: it does not come in time."""
+        """Wait for the lead at the end of the loop. False: it did not come in time."""
         return self._lead.acquire(timeout=timeout_s)
 
     def urge(self) -> None:
@@ -139,7 +139,7 @@ class Leadership:
         self.bell.set()
 
     def pause(self, look_s: float) -> None:
-        """Wait before the next look at the lead: for ``look_s``, or until it changes if it never does."""
+        """Wait before the next look at the lead: for ``look_s``, or, if it seldom changes, until it does."""
         if self.changes != self._seen:
             self._seen, self._looks = self.changes, 0
         self._looks += 1
@@ -148,7 +148,7 @@ class Leadership:
             return
         self._looks = 0
         self.is_unwatched = True
-        # From here on whoever releases the lead rings; before, it has changed.
+        # From here on the thread that releases the lead rings; before, ``changes`` has changed.
         if self.changes == self._seen:
             self.bell.wait(None)
         self.is_unwatched = False

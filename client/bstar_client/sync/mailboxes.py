@@ -1,7 +1,7 @@
 """The two mailboxes between a worker's loop and its handlers' threads: requests go in, results come out.
 
-``Inbox`` holds requests, fair between clients, and words to the threads. ``Outbox`` holds unsent
-results, wakes the leader for them, and slows down handlers that produce more than the network takes.
+``Inbox`` holds requests, fair between clients, and commands to the threads. ``Outbox`` holds unsent results,
+wakes the leader for them, and slows handlers down (backpressure).
 """
 
 import enum
@@ -17,32 +17,32 @@ from bstar_client.wakeup import WakeUp
 
 # Finished replies wait no longer than this for a handler that still runs.
 UNSENT_S_MAX = 0.001
-# Handlers go on after this pause, even if the network takes nothing.
+# A handler goes on after this pause, even if the network takes nothing.
 _SENDING_S_MAX = 0.05
 # A handler that yields faster than the network takes waits while this many results are unsent.
 _RESULTS_MAX = 1_000
-# A handler that waits for room looks this often whether its request has ended.
+# A handler that waits for room checks this often whether its request has ended.
 _LOOK_S = 1.0
 
 
 class Word(enum.Enum):
-    """What a handlers' thread gets instead of a request."""
+    """A command to a handler thread."""
 
     LEAD = enum.auto()
     END = enum.auto()
 
 
 class Inbox:
-    """Requests and words for the handlers' threads. Any thread may put, any number of threads wait.
+    """Requests and commands for the handler threads. Any thread may put; many threads may wait.
 
-    A word is never overtaken by requests that were put later. It may overtake earlier requests: it takes the
-    turn of one of them.
+    A command never comes after requests that were put later. It may come before earlier requests, because it
+    takes the turn of one.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lanes = Lanes()
-        # A word, or None for each job in the lanes.
+        # A command, or None for each job in the lanes.
         self._tokens: queue.SimpleQueue[Word | None] = queue.SimpleQueue()
 
     def put(self, jobs: Sequence[Job], *, are_one_clients: bool = False) -> None:
@@ -53,15 +53,15 @@ class Inbox:
             self._tokens.put(None)
 
     def tell(self, word: Word) -> None:
-        """Tell one thread, whichever comes first."""
+        """Give a command to the first thread that asks."""
         self._tokens.put(word)
 
     def get(self) -> Job | Word:
-        """Wait for the next request or word."""
+        """Wait for the next request or command."""
         return self._tokens.get() or self._pop()
 
     def take_all(self) -> list[Job]:
-        """Take every request, in order, and forget the words."""
+        """Take every request, in order, and drop the commands."""
         jobs = []
         try:
             while True:
@@ -76,7 +76,7 @@ class Inbox:
 
 
 class Outbox:
-    """Results in order. The leader sets ``is_asleep`` before it looks a last time and sleeps."""
+    """Results in order. The leader sets ``is_asleep``, looks a last time, and sleeps."""
 
     def __init__(self, wakeup: WakeUp) -> None:
         self.results: deque[Result] = deque()
@@ -100,13 +100,13 @@ class Outbox:
             self._wakeup.set()
 
     def wait_for_room(self, job: Job) -> bool:
-        """Wait while too many results are unsent. False: nobody waits for the rest of this job's."""
+        """Wait while too many results are unsent. False: nobody waits for the rest of this job."""
         while len(self.results) >= _RESULTS_MAX and not job.is_ended and not self._is_ended:
             self._wait(lambda: len(self.results) < _RESULTS_MAX, _LOOK_S)
         return not (job.is_ended or self._is_ended)
 
     def yield_to_leader(self, now: float) -> None:
-        """Let the leader send, if results are unsent for long: this thread may hold the GIL all the time."""
+        """Let the leader send if results wait for long: this thread may hold the GIL."""
         if not self.results or now - self._unsent_since <= UNSENT_S_MAX:
             return
         takes = self._takes
@@ -130,7 +130,7 @@ class Outbox:
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """Nothing is sent from now on; no handler waits."""
+        """Send nothing from now on; wake every waiting handler."""
         self._is_ended = True
         with self._changed:
             self._changed.notify_all()

@@ -1,26 +1,27 @@
 """Decides which thread calls a worker's handlers: the leader itself, or followers, from the inbox.
 
-A leader that calls the handler saves two changes of threads for each request. It holds up the next request,
-though, for as long as the handler runs. The gains beside the constants are of requests one at a time, of an
-echo handler, against a standby that always leads (docs/adr/0011-leader-followers.md).
+A leader that calls the handler saves two changes of threads for each request. But it delays the next request
+while the handler runs. The gains beside the constants were measured one request at a time, with an echo
+handler, against a standby that always leads (docs/adr/0011-leader-followers.md).
 """
 
-# One thread leads and calls the handlers if they take less in the mean: 22 % more requests per second.
+# With one thread, the leader calls handlers with a mean below this: 22 % more requests per second.
 _QUICK_S = 0.002
-# Of several threads one does so if they take less than a request's way to another thread: 70 % more.
+# With several threads: a mean below the cost of a change of threads, 70 % more requests per second.
 _QUICK_AMONG_S = 0.0002
-# Several threads share requests that came together; after so many in a row that came alone, one leads again.
+# Several threads share requests that came together. After this many single ones in a row, one thread leads
+# again.
 _ALONE_MIN = 16
-# A handler's weight in the mean, and the most that it counts: twenty quick ones make a long one forgotten.
+# A handler's weight in the mean, and its maximum in it: after twenty quick handlers a slow one is forgotten.
 _WEIGHT = 1 / 16
 _LASTING_S = 0.01
-# A handler's time is counted from when its request is given out. With several threads and a limit below this,
-# no request waits behind a handler.
+# A handler's time counts from Begin. With several threads and a limit below this, no request waits behind a
+# handler.
 _TIMEOUT_S_MIN = 1.0
 
 
 class Policy:
-    """What is known of one worker's handlers. ``is_quick``: may the leader call them?"""
+    """Statistics of one worker's handlers. ``is_quick``: True if the leader may call them."""
 
     def __init__(self, threads: int, handler_timeout_s: float | None) -> None:
         self._has_one_thread = threads == 1
@@ -32,18 +33,18 @@ class Policy:
         self.is_quick = self._quick_s > 0
 
     def note(self, busy_s: float) -> None:
-        """A handler took so long."""
+        """A handler has returned after ``busy_s``."""
         mean_s = self._mean_s
         self._mean_s = mean_s = mean_s + (min(_LASTING_S, busy_s) - mean_s) * _WEIGHT
         self.is_quick = mean_s < self._quick_s
 
     def note_lasting(self) -> None:
-        """A handler has not returned: it counts as one that lasts."""
+        """A handler has not returned: count it as slow."""
         self.note(_LASTING_S)
         self.is_quick = False
 
     def note_stream(self) -> None:
-        """A handler yields: the leader must send its parts, so other threads call such handlers."""
+        """A handler yields: the leader must send its parts, so another thread must call it."""
         self._mean_s = _LASTING_S
 
     def may_call(self, count: int) -> bool:

@@ -60,8 +60,8 @@ class Worker(BaseWorker[Handler]):
     executed again. ``ReplyMemory()`` is for this process, ``bstar_client.reply_file.ReplyFile(path)`` for all
     workers of a machine and across restarts (docs/guarantees.md, "One answer per key").
 
-    ``dialect="mdp02"`` speaks plain MDP/0.2 to any broker, with ``heartbeat_s`` and ``liveness`` as
-    agreed with it; in the native dialect the broker tells both.
+    ``dialect="mdp02"`` speaks plain MDP/0.2 to any broker. ``heartbeat_s`` and ``liveness`` must be the
+    broker's; in the native dialect the broker tells both.
 
     ``backoff_min_s`` to ``backoff_max_s``: the pause before it connects to a node again, doubled with each
     failure in a row. ``hooks``: an observer of sessions and requests. ``link``: socket options. ``context``:
@@ -72,7 +72,7 @@ class Worker(BaseWorker[Handler]):
     """
 
     _credit_default = 1
-    # Without ``threads`` each request that is here has a thread of its own.
+    # Without ``threads`` each request in the worker has a thread of its own.
     _credit_max = THREADS_MAX
 
     def _make_loop(self) -> None:
@@ -89,9 +89,10 @@ class Worker(BaseWorker[Handler]):
     # --- life ---------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until stopped. In the main thread SIGTERM and SIGINT stop it, a second one at once.
+        """Serve until stopped. In the main thread SIGTERM and SIGINT stop it; a second signal stops it at
+        once.
 
-        Raises WorkerError when too many handlers are stuck, ClosedError when it has run before.
+        Raises WorkerError if too many handlers are stuck, ClosedError if the worker has run before.
         """
         self._begin()
         previous: dict[signal.Signals, object] = {}
@@ -109,19 +110,19 @@ class Worker(BaseWorker[Handler]):
         self._begin()
         self._thread = threading.Thread(target=self._serve_in_thread, name="bstar-worker", daemon=True)
         name = f'Worker({", ".join(self.endpoints)}) for "{printable(self.service)}"'
-        # Its thread keeps it: only the process's exit can come before close().
+        # The thread refers to the worker, so only the process's exit can come before close().
         self._guard = guard(self, name, "use it in 'with', or call close()", self._leave)
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Ask it to drain and end; returns at once. Any thread and any signal handler may call it."""
+        """Ask the worker to drain and end; returns at once. Any thread and any signal handler may call it."""
         self._loop.stop()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for a started worker to end; False if it has not. Raises the error that ended it.
 
-        RuntimeError in a hook, for whose return the worker waits itself.
+        RuntimeError in a hook: the worker waits for its hooks.
         """
         thread = self._thread
         if thread is not None:

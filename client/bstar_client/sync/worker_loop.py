@@ -1,9 +1,9 @@
-"""A worker's threads: one leads and attends to the sockets, the followers call handlers (``leader``).
+"""A worker's threads: the leader uses the sockets, the followers call handlers (``leader``).
 
-The standby is the thread that called ``run``, or that ``start`` made. While handlers are quick (``policy``) a
-handlers' thread leads and calls the handlers itself, between receiving a request and sending its reply. While
-they are not, the standby leads and the handlers' threads take requests from the inbox. Handlers never run in
-the standby: what belongs to a thread (an ``sqlite3`` connection) serves all handlers of one thread.
+The standby is the thread that called ``run``, or that ``start`` made. While handlers are quick (``policy``),
+a handler thread leads and calls the handlers itself, between request and reply. While they are slow, the
+standby leads and the handler threads take requests from the inbox. Handlers never run in the standby, so an
+object of a thread (an ``sqlite3`` connection) serves all handlers of that thread.
 """
 
 import logging
@@ -29,9 +29,9 @@ _log = logging.getLogger("bstar_client")
 
 _clock = time.monotonic
 
-# The standby looks so often for a handler that lasts: a reply that is ready waits for at most twice as long.
+# The standby checks this often for a slow handler. A ready reply waits twice as long at most.
 _LOOK_S = 0.005
-# How long the standby waits for the lead at the end; a hook of the user's may never return.
+# How long the standby waits for the lead at the end; a hook may never return.
 _TAKE_BACK_S = 2.0
 
 
@@ -53,7 +53,7 @@ class WorkerLoop(Dispatcher):
         self._policy = Policy(settings.threads, settings.limits.handler_timeout_s)
         self._executor = Executor(self, self._outbox, self._policy, self._lead.urge)
         self._standby = 0
-        # Requests that the leader calls the handlers for.
+        # Requests whose handlers the leader calls.
         self._own = Lanes()
         # With a limit to handlers' time: the requests whose handlers have a slot, which is one thread's. The
         # thread that pops one decides whether the slot stays with the handler's thread or goes to a new one.
@@ -67,7 +67,7 @@ class WorkerLoop(Dispatcher):
         self._lead.urge()
 
     def serve(self) -> None:
-        """Serve until the worker has ended; raises what ended it."""
+        """Serve until the worker has ended. Raises the error that ended it."""
         settings = self.settings
         transport = Transport(settings.endpoints, settings.link, settings.context)
         links = self.links = transport.new_links(self._wakeup)
@@ -121,7 +121,7 @@ class WorkerLoop(Dispatcher):
         threading.Thread(target=self._follow, name="bstar-handler", daemon=True).start()
 
     def _follow(self) -> None:
-        """Take requests from the inbox, and the lead when it is offered."""
+        """Take requests from the inbox, and accept the lead."""
         lead = self._lead
         try:
             while (job := self._inbox.get()) is not Word.END:
@@ -169,7 +169,7 @@ class WorkerLoop(Dispatcher):
         return False
 
     def _claim(self, job: Job) -> bool:
-        """True if its handler is to be called; False if the request was given back."""
+        """True: call the handler. False: the core took the request back."""
         slots = self._slots
         if slots is None:
             return self._core.claim(job)
@@ -187,7 +187,7 @@ class WorkerLoop(Dispatcher):
     # --- whoever leads ------------------------------------------------------------------------------------
 
     def _attend(self, *, is_standby: bool) -> None:
-        """Attend to the sockets until another thread is to lead or the worker has ended."""
+        """Serve the sockets until another thread shall lead or the worker has ended."""
         core, outbox, policy, own = self._core, self._outbox, self._policy, self._own
         results, links = outbox.results, self.links
         while True:
@@ -227,7 +227,7 @@ class WorkerLoop(Dispatcher):
     # --- the dispatcher's ---------------------------------------------------------------------------------
 
     def _begin(self, output: Begin) -> None:
-        """Keep requests for the leader if it calls handlers, else put them into the inbox."""
+        """Keep the requests if the leader calls handlers, else put them into the inbox."""
         if threading.get_ident() == self._standby:
             self._inbox.put(output.jobs, are_one_clients=output.are_one_clients)
         else:

@@ -1,9 +1,9 @@
-"""How much of the workers is in use, and when will they no longer suffice?
+"""The utilisation of workers, and when they will be too few.
 
-A node's load records say for an interval how long workers held requests (busy) and how many they take at
-once (credit): busy / (credit × interval) is the utilisation. Only the node that serves counts. Workers are on
-the list of both nodes, and those of the passive one idle; which of the two a node was at the time is what it
-said last before the record.
+A node's load records have, for an interval, how long workers held requests (busy) and how many they take at
+once (credit). busy / (credit × interval) is the utilisation. Only the node that serves counts. Workers
+register at both nodes, and are idle at the passive one. A node's last record of its state before the load
+record says which one it was.
 
 The forecast is a straight line through the utilisation of all hours of the input, by least squares. It knows
 nothing of weekdays and holidays: give it whole weeks. Fewer than two days give none, because then the rhythm

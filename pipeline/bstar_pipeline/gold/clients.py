@@ -1,9 +1,8 @@
-"""Who asks how much, who has to ask again, and who floods the others?
+"""How much each client asks, how often it retries, and whether it floods the others.
 
-A client that keeps a journal is counted by its own calls, which know of attempts and BUSY; one that does not
-is counted by what the nodes recorded of it: then retries are the requests that it marked as repeated, and how
-often it heard BUSY is not known (null). The two are never added up. Clients are told apart by their identity;
-a process that starts anew has a new one.
+A client with a journal is counted by its own calls, which have attempts and BUSY. A client without one is
+counted by the nodes' records. Then retries are the requests that it marked as repeated, and BUSY is unknown
+(null). The two are never added up. An identity names a client; a restarted process has a new one.
 """
 
 from pyspark.sql import Column, DataFrame, Window
@@ -13,12 +12,13 @@ from bstar_pipeline import sketch
 
 FLOOD_SHARE = 0.5
 FLOOD_FACTOR = 10.0
-"""A client floods if, in its busiest minute, it sent at least ``FLOOD_SHARE`` of all requests of the pair,
-and ``FLOOD_FACTOR`` times what the median client sends in its own (the lower one of two)."""
+"""A client floods if, in its busiest minute, it sent at least ``FLOOD_SHARE`` of the pair's requests and
+``FLOOD_FACTOR`` times the median client's in its own busiest minute (the lower one of two).
+"""
 
 RETRY_SHARE = 0.05
 RETRIES_MIN = 10
-"""A client retries if it sent at least this share of its requests, and at least so many, again."""
+"""A client retries if it repeated at least this share of its requests, and at least this many."""
 
 _MINUTE_US = 60_000_000
 _DAY_US = 86_400_000_000

@@ -1,8 +1,8 @@
-"""The kinds of incident, each read from what was told: ends, pauses, partitions, handovers, starts.
+"""Finds incidents in the reports, by kind: ends, pauses, partitions, handovers, starts.
 
 Each function makes rows of pair, kind, node, boot, began_at_us, began_error_us, ended_at_us (the node is
-there again, or the link), lost_at_us (the peer missed the node) and text. How times are found is told in
-``incidents``.
+there again, or the link), lost_at_us (the peer missed the node) and text. ``incidents`` explains how times
+are found.
 """
 
 from pyspark.sql import DataFrame, Window

@@ -8,17 +8,16 @@ Everything but the counts comes from records of events, which are few. When an i
 * crash: between the last sign of life and the first of death. Of life: the run's last record, and when the
   peer last heard it (``peer-lost`` less ``silent_us``). Of death: the ``peer-lost`` itself; where that is
   silence and no refused connection, one heartbeat interval after the last message, because a node that lives
-  speaks once in it; the first broken connection that a client or worker recorded in between. A refusal and
-  a broken connection come at once, so the first of them is told; else the middle. ``began_error_us`` is half
-  of the distance.
-  Without a peer that listened: the next start of the node, or one and a half intervals of the node's own
-  pulses after its last record.
+  speaks once in it; the first broken connection that a client or worker recorded in between. A refused and a
+  broken connection come at once, so the first of them counts; else the middle. ``began_error_us`` is half of
+  the distance. Without a peer that listened: the next start of the node, or one and a half intervals of the
+  node's own pulses after its last record.
 * partition: likewise, between the later one of the last messages that the nodes heard of each other and a
   heartbeat interval after the earlier one.
 * both-active: when the second node began to serve.
 
 A node that fell silent is explained once: by its end, by a pause, and only if it did neither by a partition.
-A node of which there are no journals at all explains nothing: its peer's records alone are no incident.
+A node without any journal explains nothing: its peer's records alone are no incident.
 
 Outages are read off the requests that ended around an incident (``WINDOW_US`` before and after): the longest
 time between two answers in a row, those that clients recorded if the pair's clients keep journals, else those

@@ -1,7 +1,7 @@
 """What the journals prove about single requests: a table of rules over facts, both in SQL.
 
 A finding is *violated* if the journals prove that a promise of docs/guarantees.md was broken. It is *excused*
-if the guarantees allow a repetition or an unknown outcome and somebody was told of it. It is *unproven* if
+if the guarantees allow a repetition or an unknown outcome and a party got a report of it. It is *unproven* if
 these journals cannot tell. Of the rules of one name the first whose condition holds makes the finding.
 
 Requests of plain Majordomo clients have no identity that lasts (``client`` begins with "mdp-"): no rule

@@ -1,8 +1,8 @@
-"""What brokers, clients and workers told of events, and who missed whom: what incidents are read from.
+"""Reports of brokers, clients and workers about events and lost peers, the source of incidents.
 
 A node that fell silent is explained once: by its end, by a pause, and only if it did neither by a partition.
-The frames in here are small and asked for again and again. So each is computed once and its origin forgotten
-(``settled``): a plan that had all of them in it, over and over, would take longer to make than to carry out.
+The frames in here are small and asked for again and again. So each is computed once and its plan is cut there
+(``settled``). One plan with all of them, several times, would take longer to make than to run.
 """
 
 import re

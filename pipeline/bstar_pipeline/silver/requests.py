@@ -1,8 +1,8 @@
 """Requests, each once, of what nodes, clients and workers recorded of them.
 
 The three kinds of record carry the request's identity, so they meet by one grouping over all of them: one
-shuffle. The rows are sent to where they are grouped before they are grouped, because there is nothing to gain
-by grouping the little that lies together already.
+shuffle. The rows are shuffled before they are grouped, because a partial grouping before the shuffle gains
+nothing.
 
 Without journals of clients and workers nearly every request has one record, at one node, and all that the
 grouping does is to move it. Then ``repeated`` finds the few that have more by grouping digests of identities,
@@ -137,7 +137,7 @@ def _count(condition: Column) -> Column:
 
 
 def _columns() -> dict[str, Column]:
-    """The columns of the table: whoever knows best comes first."""
+    """The columns of the table; the best source comes first."""
     evidence = F.lit(0)
     for bit, record in ((1, "n"), (2, "c"), (4, "x")):
         evidence = evidence + F.when(F.col(record).isNotNull(), bit).otherwise(0)
@@ -168,7 +168,7 @@ def _columns() -> dict[str, Column]:
         "answers": F.col("answers"),
         "returned": F.col("returned"),
         "executions": F.col("executions"),
-        # The first run of a request needs no mark, whichever machine's clock says that it was the first.
+        # The first run of a request needs no mark, by any machine's clock.
         "unmarked": F.greatest(F.col("unmarked") - 1, F.lit(0)).cast("int"),
         "call_outcome": F.col("c.outcome"),
         "call_total_us": F.col("c.total_us"),

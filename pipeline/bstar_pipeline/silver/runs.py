@@ -1,10 +1,10 @@
 """The runs of processes: who they were, how their clock goes, how much of their journal is here.
 
 Every record has two times. The wall clock may be set while a process runs; the monotonic clock may not, but
-it says nothing by itself. A run's ``offset_us`` is what turns the second into the first: the median of
-at - mono over all its records, so that those written while the wall clock was wrong do not matter as long as
-they are fewer than half. Processes of one machine share a monotonic clock, hence an offset: between them,
-times are exact. Between machines they are as exact as the machines' clocks are set.
+it says nothing by itself. A run's ``offset_us`` turns the second into the first. It is the median of at -
+mono over all its records. So records with a wrong wall clock do not matter while they are fewer than half.
+Processes of one machine share a monotonic clock and so an offset: between them, times are exact. Between
+machines they are as exact as the machines' clocks are set.
 """
 
 from pyspark.sql import Column, DataFrame

@@ -1,7 +1,7 @@
 """Intervals of each node's state: what the timeline of an incident is read from.
 
-A node's journal says when its state changed; between two changes, and from the beginning of its run to the
-last sign of life in it, it was what it last said. A run that begins before the input does is what its first
+A node's journal says when its state changed. Between two changes, from the start of its run to its last sign
+of life, the state is the one it recorded last. A run that begins before the input does is what its first
 record about a state says that it was. A node that was away (stopped by SIGSTOP, a sleeping machine, a blocked
 loop) served nobody meanwhile: it says so when it is back, and that time is cut out of the interval in which
 it lies. When a run without a last word ends is known to a heartbeat or so only, namely by its last record.

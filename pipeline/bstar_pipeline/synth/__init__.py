@@ -1,5 +1,5 @@
-"""Synthetic journals of any size, with the truth beside them: for tests, for benchmarks and for trying the
-pipeline before there is a journal of one's own.
+"""Synthetic journals of any size, with the truth beside them: for tests, for benchmarks, and for a first try
+of the pipeline.
 
 ``generate(settings, folder)`` writes ``folder/journal`` in the very format of the real ones, and
 ``folder/truth.json``: which incidents are in it and when they began, which promises were broken on purpose,
