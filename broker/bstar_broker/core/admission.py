@@ -217,7 +217,7 @@ class Admission:
             self._why_not_taken(message, held, size) is not None
             or self._why_not_queued(sender, held, service.queue.length + count, size) is not None
             or size > self._settings.message_bytes_max
-            or (not min(ttls_ms) and any(ttls_ms))
+            or (0 in ttls_ms and any(ttls_ms))
             or self._is_known(message)
         )
 
