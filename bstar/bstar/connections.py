@@ -46,6 +46,14 @@ def watch(socket: "zmq.Socket[bytes]", events: int) -> "zmq.Socket[bytes]":
     return monitor
 
 
+def close_watched(socket: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes] | None") -> None:
+    """Close a socket, and its monitor if it has one."""
+    if monitor is not None:
+        socket.disable_monitor()
+        monitor.close(0)
+    socket.close(0)
+
+
 def hang_up(descriptor: int, place: int | str | None) -> bool:
     """End the connection with this descriptor if it leads to ``place``; libzmq then closes it. libzmq may
     have closed it before, and the number may belong to another file now.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
+from bstar.connections import close_watched
 from bstar.endpoints import parse_endpoint
 from bstar.io_threads import keep_apart
 from bstar.reactor import Reactor
@@ -74,7 +75,7 @@ class PeerLink:
                 self._monitor.linger = 0
             socket.connect(remote)
         except BaseException:
-            self._close_sockets()
+            close_watched(self._socket, self._monitor)
             raise
         if self._monitor is not None:
             reactor.add_source(self._monitor, self._on_readable)
@@ -95,13 +96,7 @@ class PeerLink:
         self._reactor.remove(self._socket)
         if self._monitor is not None:
             self._reactor.remove(self._monitor)
-        self._close_sockets()
-
-    def _close_sockets(self) -> None:
-        if self._monitor is not None:
-            self._socket.disable_monitor()
-            self._monitor.close(0)
-        self._socket.close(0)
+        close_watched(self._socket, self._monitor)
 
     def _on_readable(self, now: float) -> None:
         self._follow_connection(now)

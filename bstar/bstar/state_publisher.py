@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import zmq
 
-from bstar.connections import hang_up, place_of, watch
+from bstar.connections import close_watched, hang_up, place_of, watch
 from bstar.io_threads import keep_apart
 from bstar.reactor import DRAIN_MAX, Reactor
 from bstar.sockets import receive_event
@@ -82,7 +82,7 @@ class StatePublisher:
             socket.bind(local)
             self._place = place_of(socket)
         except BaseException:
-            self._close_sockets()
+            close_watched(self._socket, self._monitor)
             raise
         reactor.add_source(self._monitor, self._on_readable)
         reactor.add_source(socket, self._on_readable)
@@ -97,13 +97,7 @@ class StatePublisher:
         for source in (self._socket, self._monitor):
             assert source is not None
             self._reactor.remove(source)
-        self._close_sockets()
-
-    def _close_sockets(self) -> None:
-        if self._monitor is not None:
-            self._socket.disable_monitor()
-            self._monitor.close(0)
-        self._socket.close(0)
+        close_watched(self._socket, self._monitor)
 
     # --- subscribers ----------------------------------------------------------------------------------------
 

@@ -8,12 +8,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-ProfileName = Literal["lan", "wan", "guide"]
+from bstar.wire.limits import HEARTBEAT_S_MAX, HEARTBEAT_S_MIN
 
-# Below 10 ms the scheduler of an ordinary machine is louder than the heartbeat; above 30 s nobody calls it
-# available.
-HEARTBEAT_S_MIN = 0.01
-HEARTBEAT_S_MAX = 30.0
+ProfileName = Literal["lan", "wan", "guide"]
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

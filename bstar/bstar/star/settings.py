@@ -9,9 +9,7 @@ import msgspec
 
 from bstar.errors import ConfigurationError
 from bstar.star.rules import Role
-
-HEARTBEAT_INTERVAL_MIN_S = 0.01
-HEARTBEAT_INTERVAL_MAX_S = 30.0
+from bstar.wire.limits import HEARTBEAT_S_MAX, HEARTBEAT_S_MIN
 
 OnDualActive = Literal["yield", "exit"]
 OnClientsCutOff = Literal["handover", "stay"]
@@ -38,10 +36,10 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
     arbiter: str = ""
 
     def __post_init__(self) -> None:
-        if not HEARTBEAT_INTERVAL_MIN_S <= self.heartbeat_interval_s <= HEARTBEAT_INTERVAL_MAX_S:
+        if not HEARTBEAT_S_MIN <= self.heartbeat_interval_s <= HEARTBEAT_S_MAX:
             raise ConfigurationError(
                 f"heartbeat_interval_s is {self.heartbeat_interval_s:g}: "
-                f"choose {HEARTBEAT_INTERVAL_MIN_S:g} to {HEARTBEAT_INTERVAL_MAX_S:g} seconds"
+                f"choose {HEARTBEAT_S_MIN:g} to {HEARTBEAT_S_MAX:g} seconds"
             )
         # Compared in milliseconds, as on the wire: 3 × 0.1 must not be less than 0.3.
         if self.failover_timeout_ms < 2 * self.heartbeat_ms:

@@ -1,4 +1,4 @@
-"""The bounds of every message that bstar reads or writes, in one place, each with its reason."""
+"""The bounds of what bstar reads and writes, in one place, each with its reason."""
 
 # Wire text, not code: a name is copied into metrics, logs and listings, so it stays short. One length octet
 # in the native header carries it.
@@ -38,3 +38,8 @@ CREDIT_MAX = 65_535
 
 # The largest time to live that its field of 4 octets holds: 49 days.
 TTL_MS_MAX = 0xFFFF_FFFF
+
+# Seconds between heartbeats. Below 10 ms the scheduler of an ordinary machine is louder; above 30 s nobody
+# calls the pair available.
+HEARTBEAT_S_MIN = 0.01
+HEARTBEAT_S_MAX = 30.0
