@@ -34,6 +34,7 @@ EXCEPTIONS = {
     "bstar_broker.core.settings:BrokerSettings": "one field for each key",
     "bstar_broker.core.snapshot:ServiceState": "one field for each figure of the status page",
     "bstar_broker.core.snapshot:PairState": "one field for each figure of the status page",
+    "bstar_broker.server:BrokerServer": "the sockets and the parts of one node",
     "bstar_client.core.calls:Call": "the fields of one request on its way",
     "bstar_client.core.worker_dialects:Job": "the fields of one request on its way",
     "bstar_client.worker:BaseWorker.__init__": "a public constructor: keyword options and their meaning",
@@ -42,6 +43,7 @@ EXCEPTIONS = {
     "bstar_pipeline.synth.process:Process": "the fields of one process",
     "bstar_pipeline.synth.settings:SynthSettings": "one field for each option",
     "bstar_pipeline.synth.timeline:Timeline": "the state of a pair, and what is read from it afterwards",
+    "bstar_testing.pairs:Pair": "the processes of one pair, and what each was told",
     "bstar_cli.bench.results:Row": "one field for each column",
 }
 

@@ -13,7 +13,7 @@ import zmq
 
 from bstar.io_threads import THREADS_MAX, keep_apart, new_context
 from bstar_client import LinkSettings
-from bstar_client.link import Links
+from bstar_client.links import Links
 from bstar_client.wakeup import WakeUp
 
 pytestmark = pytest.mark.loopback

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from bstar_client.link import Links
+from bstar_client.links import Links
 from bstar_client.settings import LinkSettings
 from bstar_client.wakeup import WakeUp
 

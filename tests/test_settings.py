@@ -347,7 +347,7 @@ def test_no_address_but_loopback_is_bound_unless_the_configuration_says_insecure
     text = complaint(endpoints__clients=f"tcp://{address}")
     assert text.startswith("node.yaml: endpoints.clients: others can reach this address")
     assert "insecure: true" in text
-    assert "CURVE is to come" in text
+    assert "bstar keys new" in text
     assert from_mapping(minimal(endpoints__clients=f"tcp://{address}", insecure=True)).insecure
 
 

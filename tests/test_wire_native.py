@@ -422,9 +422,9 @@ def test_the_numbers_on_the_wire() -> None:
     assert [getattr(native, name) for name in commands.split()] == list(range(1, 14))
     assert (native.FLAG_REDELIVERED, native.FLAG_DISPATCHED) == (1, 2)
     assert [code.name for code in ErrorCode] == [
-        "HANDLER_FAILED", "HANDLER_TIMEOUT", "WORKER_LOST", "POISON", "EXPIRED", "INVALID",
+        "HANDLER_FAILED", "HANDLER_TIMEOUT", "WORKER_LOST", "POISON", "EXPIRED", "INVALID", "NOT_ALLOWED",
     ]  # fmt: skip
-    assert [code.value for code in ErrorCode] == [1, 2, 3, 4, 5, 6]
+    assert [code.value for code in ErrorCode] == [1, 2, 3, 4, 5, 6, 7]
     assert [reason.name for reason in Reason] == [
         "GOODBYE",
         "UNKNOWN",
@@ -432,8 +432,9 @@ def test_the_numbers_on_the_wire() -> None:
         "INVALID",
         "RESERVED",
         "FULL",
+        "NOT_ALLOWED",
     ]
-    assert [reason.value for reason in Reason] == [0, 1, 2, 3, 4, 5]
+    assert [reason.value for reason in Reason] == [0, 1, 2, 3, 4, 5, 6]
 
 
 # There and back -------------------------------------------------------------------------------------------

@@ -105,6 +105,14 @@ _OF_JOURNAL: tuple[Row, ...] = (
     (Counter, "bstar_journal_errors", "errors",
      "Times that the journal could not be written or looked after."),
 )
+_OF_SECURITY: tuple[Row, ...] = (
+    (Gauge, "bstar_security_on", "is_on",
+     "1 if every connection is encrypted and authenticated; 0: whoever reaches the node may do everything."),
+    (Gauge, "bstar_principals", "principals", "Entries in the list of those who may connect."),
+    (Gauge, "bstar_principals_broken", "is_list_broken",
+     "1 if the list of principals changed and could not be read; what it said before holds."),
+    (Counter, "bstar_connections_admitted", "admitted", "Connections that proved a key of the list."),
+)
 _OF_SERVICES: tuple[Row, ...] = (
     (Counter, "bstar_requests_accepted", "accepted", "Requests accepted."),
     (Counter, "bstar_redeliveries", "redelivered",
@@ -169,6 +177,10 @@ class NodeCollector(Collector):
             yield from _loop(state.loop)
         if state.journal is not None:
             yield from _journal(state.journal)
+        if state.security is not None:
+            yield from _plain(_OF_SECURITY, state.security)
+            text = "Connections that were refused: their key is not in the list, or its role does not fit."
+            yield _labelled(Counter, "bstar_connections_refused", text, "reason", state.security.refusals)
 
     def _grouped(self, broker: BrokerState) -> list[ServiceState]:
         """One state for each label value."""

@@ -18,6 +18,7 @@ import zmq
 import bstar
 from bstar.agenda import LAG_BOUNDS_S
 from bstar.closing import Closing
+from bstar.curve import Gate, NodeSecurity, serve
 from bstar.descriptors import DescriptorGuard
 from bstar.epoch_file import EpochFile, EpochKeeper
 from bstar.errors import ConfigurationError, PairError
@@ -25,6 +26,7 @@ from bstar.io_threads import keep_apart, new_context
 from bstar.memory import Memory
 from bstar.pair_shell import PairLinks, PairShell
 from bstar.reactor import Reactor
+from bstar.security.zap import CLIENTS
 from bstar.settings import Settings
 from bstar.sockets import NoMemoryError, receive_bodies, send, set_up_listener
 from bstar.star import Role, StarMachine, StarSettings
@@ -32,7 +34,7 @@ from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar_broker.connections import HAS_TCP_INFO, Connections
 from bstar_broker.control import ControlSocket, control_path
 from bstar_broker.core import BrokerSettings, Dispatch, Node, NodeState, Notice, Output, Send
-from bstar_broker.core.snapshot import LoopState
+from bstar_broker.core.snapshot import LoopState, SecurityState
 from bstar_broker.journal import NodeJournal, open_journal, options_of
 from bstar_broker.memory import LOOK_INTERVAL_S, MemoryWatch
 from bstar_broker.status import StatusServer
@@ -73,6 +75,14 @@ class BrokerServer(Closing):
         self._reactor = Reactor(stop_timeout_s=timing.drain_timeout_s + 2 * timing.failover_timeout_s)
         self._resources.callback(self._reactor.close)
         self._started_at = self._reactor.now()
+        security = NodeSecurity.of(settings.security)
+        if settings.insecure:
+            _log.warning(
+                "insecure: true: whoever reaches this node may send requests, work and pose as its peer"
+            )
+        self._gate = None if security is None else Gate(self._context, self._reactor, security)
+        if self._gate is not None:
+            self._resources.callback(self._gate.close)
         self._stopped_because: str | None = "did not start"
         node_id = os.urandom(16)
         self._epochs = EpochKeeper(EpochFile(settings.state_dir)) if settings.state_dir is not None else None
@@ -93,6 +103,7 @@ class BrokerServer(Closing):
                     remote=settings.endpoints.peer_state,
                     arbiter=settings.endpoints.arbiter,
                     expire_on_refused=timing.expire_on_refused,
+                    security=security,
                 ),
                 self._carry_out,
                 epochs=self._epochs,
@@ -144,6 +155,8 @@ class BrokerServer(Closing):
             loop=self._loop_state,
             observer=self._journal,
             journal=self._journal.state if self._journal is not None else None,
+            find_principal=None if self._gate is None else self._gate.security.find,
+            security=self._security_state,
             epoch_error=lambda: "" if self._epochs is None else self._epochs.error,
         )
 
@@ -168,7 +181,8 @@ class BrokerServer(Closing):
         # Without MANDATORY a message to a lost peer vanishes silently (T-07). Without HANDOVER a peer with a
         # fixed identity cannot return before its old connection is found dead (T-03).
         socket.set(zmq.ROUTER_MANDATORY, 1)
-        socket.set(zmq.ROUTER_HANDOVER, 1)
+        # With CURVE that would let one principal end another's connection and get its replies.
+        socket.set(zmq.ROUTER_HANDOVER, self._gate is None)
         socket.sndhwm = self.settings.limits.requests_per_client_max + _SPARE_ANSWERS
         socket.rcvhwm = _RECEIVE_QUEUE_MESSAGES
         # libzmq closes the connection on a frame beyond its limit; the broker answers its own limit with an
@@ -176,6 +190,8 @@ class BrokerServer(Closing):
         frame_bytes_max = max(self.settings.limits.message_bytes_max, MESSAGE_BYTES_MAX)
         socket.maxmsgsize = self._memory.frame_bytes_max(frame_bytes_max)
         socket.backlog = _LISTEN_BACKLOG
+        if self._gate is not None:
+            serve(socket, self._gate.security.key, CLIENTS)
         self._connections = Connections(self._reactor) if HAS_TCP_INFO else None
         follow = self._connections.follow if self._connections is not None else None
         endpoint = self.settings.endpoints.clients
@@ -232,7 +248,7 @@ class BrokerServer(Closing):
         """The next message. One that does not fit into memory is refused, and the node lives."""
         while True:
             try:
-                return receive_bodies(socket)
+                return receive_bodies(socket, None if self._gate is None else self._gate.look)
             except NoMemoryError as error:
                 self._carry_out(self.node.receive_unread(error.frames))
 
@@ -240,7 +256,8 @@ class BrokerServer(Closing):
         """True if it used the ROUTER only."""
         is_calm = True
         try:
-            outputs = self.node.receive_frames(frames, now)
+            user_id = "" if self._gate is None else self._gate.user_id
+            outputs = self.node.receive_frames(frames, now, user_id)
         except MemoryError:
             outputs = self.node.receive_unread(frames)
         for output in outputs:
@@ -280,6 +297,18 @@ class BrokerServer(Closing):
         if type(output) is Dispatch:
             return self.node.undelivered(output.frames[0], now)
         return self.node.unreachable(output.frames[0], now, is_gone=error.errno == zmq.EHOSTUNREACH)
+
+    def _security_state(self) -> SecurityState:
+        gate = self._gate
+        if gate is None:
+            return SecurityState(is_on=False)
+        return SecurityState(
+            is_on=True,
+            principals=len(gate.security.principals.all),
+            admitted=gate.doorkeeper.admitted.total(),
+            refusals=dict(gate.doorkeeper.refusals),
+            error=gate.security.error,
+        )
 
     def _loop_state(self, now: float) -> LoopState:
         lag = self._reactor.lag

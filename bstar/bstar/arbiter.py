@@ -10,9 +10,11 @@ from collections import Counter
 import zmq
 
 from bstar.closing import Closing
+from bstar.curve import Gate, NodeSecurity, serve
 from bstar.descriptors import DescriptorGuard
 from bstar.errors import ConfigurationError, RemoteProtocolError
 from bstar.reactor import Reactor
+from bstar.security.zap import PEERS
 from bstar.sockets import receive, send, set_up_listener
 from bstar.star.arbiter import ArbiterMachine, ArbiterOutput, BallotGiven, BallotReturned, Reply, TableFull
 from bstar.wire.arbiter import MESSAGE_BYTES_MAX, decode_question, encode_answer
@@ -29,10 +31,11 @@ _STALL_LIMIT_S = 0.05
 class ArbiterServer(Closing):
     """The third voter, listening at ``endpoint``. ``run`` blocks until SIGTERM, SIGINT or ``stop``.
 
+    With ``security`` it takes CURVE connections of peers alone.
     Raises ConfigurationError when the endpoint cannot be bound.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, security: NodeSecurity | None = None) -> None:
         self.drops: Counter[str] = Counter()
         self._is_closed = False
         self._reactor = Reactor()
@@ -46,10 +49,15 @@ class ArbiterServer(Closing):
         # Half-open connections of nodes whose hosts are gone.
         socket.heartbeat_ivl = 5_000
         socket.heartbeat_timeout = 15_000
+        self._gate = None if security is None else Gate(self._context, self._reactor, security)
+        if security is not None:
+            serve(socket, security.key, PEERS)
         try:
             self._guard = DescriptorGuard(self._reactor, socket, endpoint)
         except zmq.ZMQError as error:
             socket.close(0)
+            if self._gate is not None:
+                self._gate.close()
             self._context.term()
             self._reactor.close()
             raise ConfigurationError(
@@ -76,6 +84,8 @@ class ArbiterServer(Closing):
         self._guard.close()
         self._reactor.remove(self._socket)
         self._socket.close(0)
+        if self._gate is not None:
+            self._gate.close()
         self._reactor.close()
         self._context.term()
 

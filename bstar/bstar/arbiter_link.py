@@ -20,6 +20,8 @@ import zmq
 from bstar.errors import RemoteProtocolError
 from bstar.io_threads import keep_apart
 from bstar.reactor import Reactor
+from bstar.security import Security
+from bstar.security.connector import Connector
 from bstar.sockets import receive, send, set_up_link
 from bstar.wire.arbiter import MESSAGE_BYTES_MAX, Answer, Question, decode_answer, encode_question
 
@@ -52,13 +54,20 @@ class ArbiterLink:
     """
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, *, heartbeat_ms: int, timeout_ms: int
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        endpoint: str,
+        *,
+        heartbeat_ms: int,
+        timeout_ms: int,
+        security: Security | None = None,
     ) -> None:
         self._context = context
         self.name = endpoint
         self._endpoint = endpoint
         self._heartbeat_ms = heartbeat_ms
         self._timeout_ms = timeout_ms
+        self._security = security
         self._reactor: Reactor | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._is_garbage_told = False
@@ -73,7 +82,7 @@ class ArbiterLink:
         socket.immediate = True
         socket.sndhwm = _QUESTIONS_MAX
         socket.maxmsgsize = MESSAGE_BYTES_MAX
-        socket.connect(self._endpoint)
+        Connector(socket, self._endpoint, self._security).connect()
 
         def on_readable(now: float) -> None:
             for _ in range(_ANSWERS_MAX):

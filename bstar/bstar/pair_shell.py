@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from bstar.arbiter_link import Arbiter, ArbiterLink
+from bstar.curve import NodeSecurity
 from bstar.epoch_file import EpochKeeper
 from bstar.errors import PairError, RemoteProtocolError
 from bstar.pair_log import FIRST_S, PairLog
@@ -82,12 +83,16 @@ class PairMachine(Protocol[Out_co]):
 
 
 class PairLinks(msgspec.Struct, frozen=True):
-    """The endpoints: it binds ``local`` and connects to ``remote`` and ``arbiter``."""
+    """The endpoints: it binds ``local`` and connects to ``remote`` and ``arbiter``.
+
+    With ``security`` all of them use CURVE; an arbiter that is no endpoint sees to that itself.
+    """
 
     local: str
     remote: str
     arbiter: str | Arbiter | None
     expire_on_refused: bool
+    security: NodeSecurity | None = None
 
 
 class PairShell(Generic[Out]):
@@ -116,7 +121,11 @@ class PairShell(Generic[Out]):
         self._last_word: PeerState | None = None
         self._link: PeerLink | None = None
         self._arbiter: Arbiter | None = None
-        self._publisher = StatePublisher(context, reactor, links.local, on_subscribed=self._on_subscribed)
+        security = links.security
+        key = None if security is None else security.key
+        self._publisher = StatePublisher(
+            context, reactor, links.local, key=key, on_subscribed=self._on_subscribed
+        )
         timing = {"heartbeat_ms": settings.heartbeat_ms, "timeout_ms": settings.failover_timeout_ms}
         try:
             self._link = PeerLink(
@@ -124,15 +133,17 @@ class PairShell(Generic[Out]):
                 reactor,
                 links.remote,
                 **timing,
+                security=None if security is None else security.to_peer(),
                 expire_on_refused=links.expire_on_refused,
                 on_messages=self._on_peer,
                 on_lost=lambda now: self.step(LinkLost(), now),
                 on_refused=lambda now: self.step(PeerRefused(), now),
             )
-            if links.arbiter is not None:
-                arbiter = links.arbiter
-                if isinstance(arbiter, str):
-                    arbiter = ArbiterLink(context, arbiter, **timing)
+            arbiter = links.arbiter
+            if isinstance(arbiter, str):
+                trust = None if security is None else security.to_arbiter()
+                arbiter = ArbiterLink(context, arbiter, **timing, security=trust)
+            if arbiter is not None:
                 self._arbiter = arbiter
                 arbiter.open(reactor, self._on_answer)
         except BaseException:

@@ -20,6 +20,8 @@ from bstar.endpoints import parse_endpoint
 from bstar.io_threads import keep_apart
 from bstar.reactor import Reactor
 from bstar.refusal import RefusalProbe
+from bstar.security import Security
+from bstar.security.connector import FAILURES, Connector
 from bstar.sockets import receive, receive_event, set_up_link
 from bstar.wire.peer import TOPICS_HEARD
 
@@ -29,6 +31,9 @@ _log = logging.getLogger("bstar.pair")
 _PEER_MESSAGES_MAX = 1_000
 # A state message has about 4 KB at most. A longer one is read and reported up to this size.
 _STATE_BYTES_MAX = 1_048_576
+
+# libzmq gives up after some failures of a handshake, such as a peer without CURVE.
+_REFUSED_PAUSE_S = 1.0
 
 TimeHandler = Callable[[float], None]
 
@@ -48,6 +53,7 @@ class PeerLink:
         *,
         heartbeat_ms: int,
         timeout_ms: int,
+        security: Security | None = None,
         expire_on_refused: bool,
         on_messages: Callable[[Iterator[list[bytes]], float], None],
         on_lost: TimeHandler,
@@ -59,6 +65,7 @@ class PeerLink:
         self._on_refused = on_refused
         # True if the peer was heard on the connection that is up.
         self._is_heard = False
+        self._is_closed = False
         self._monitor: zmq.Socket[bytes] | None = None
         self._probe = self._make_probe(remote) if expire_on_refused else None
         self._socket = socket = context.socket(zmq.SUB)
@@ -68,12 +75,13 @@ class PeerLink:
             socket.maxmsgsize = _STATE_BYTES_MAX
             for topic in TOPICS_HEARD:
                 socket.subscribe(topic)
-            if self._probe is not None:
+            if self._probe is not None or security is not None:
                 self._monitor = socket.get_monitor_socket(
-                    zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+                    zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | FAILURES
                 )
                 self._monitor.linger = 0
-            socket.connect(remote)
+            self._connector = Connector(socket, remote, security)
+            self._connector.connect()
         except BaseException:
             close_watched(self._socket, self._monitor)
             raise
@@ -91,6 +99,7 @@ class PeerLink:
 
     def close(self) -> None:
         """Stop. Call it once, before the reactor closes."""
+        self._is_closed = True
         if self._probe is not None:
             self._probe.cancel()
         self._reactor.remove(self._socket)
@@ -114,10 +123,15 @@ class PeerLink:
     def _follow_connection(self, now: float) -> bool:
         """Read the monitor. True if a probe under way began before what it reports."""
         is_news = False
-        if self._monitor is None or self._probe is None:
+        if self._monitor is None:
             return is_news
         while self._monitor.poll(0):
-            if receive_event(self._monitor)[0] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            event = receive_event(self._monitor)[0]
+            if self._connector.note(event):
+                self._reactor.call_at(now + _REFUSED_PAUSE_S, self._connect_again)
+            if self._probe is None or event & FAILURES:
+                continue
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 is_news = True
                 self._is_heard = False
                 self._probe.cancel()
@@ -130,6 +144,10 @@ class PeerLink:
                 self._on_lost(now)
                 self._probe.start(now)
         return is_news
+
+    def _connect_again(self, now: float) -> None:
+        if not self._is_closed:
+            self._connector.connect_again()
 
     def _on_verdict(self, now: float) -> None:
         # A quickly restarted peer may be connected again; the refused connect was to its predecessor.

@@ -90,18 +90,23 @@ def receive_routed(socket: "zmq.Socket[bytes]") -> list[bytes]:
     return frames
 
 
-def receive_bodies(socket: "zmq.Socket[bytes]") -> list[bytes]:
+def receive_bodies(
+    socket: "zmq.Socket[bytes]", look: Callable[[zmq.Frame], None] | None = None
+) -> list[bytes]:
     """As ``receive_routed``, but a frame of ``VIEW_BYTES_MIN`` octets or more is a read-only memoryview.
 
     It is the memory that libzmq filled. A view compares, slices and is sent like bytes; for anything else use
     ``bytes(frame)``. ``NoMemoryError`` if a frame could not be copied; the rest of the message is read then,
-    too.
+    too. ``look`` gets the first frame after the routing id, whose properties tell of the connection.
     """
     frames = [_recv(socket, _NOBLOCK)]
     more = True
     try:
         while more:
             frame = _recv(socket, _NOBLOCK, False)
+            if look is not None:
+                look(frame)
+                look = None
             more = frame.more
             frames.append(frame.bytes if len(frame) < VIEW_BYTES_MIN else _view(frame))
     except MemoryError:

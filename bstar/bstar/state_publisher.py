@@ -20,8 +20,11 @@ from collections.abc import Callable
 import zmq
 
 from bstar.connections import close_watched, hang_up, place_of, watch
+from bstar.curve import serve
 from bstar.io_threads import keep_apart
 from bstar.reactor import DRAIN_MAX, Reactor
+from bstar.security import KeyPair
+from bstar.security.zap import PEERS
 from bstar.sockets import receive_event
 from bstar.wire.peer import CODES, TOPIC, TOPICS_HEARD, PeerState, encode
 
@@ -29,6 +32,10 @@ _log = logging.getLogger("bstar.pair")
 
 # A handshake of some dozens of octets is the longest message of a peer, and its topics have at most five.
 _MESSAGE_BYTES_MAX = 256
+# CURVE shakes hands with longer ones (26/CURVEZMQ, INITIATE), before a subscription can come.
+_CURVE_BYTES_MAX = 1_024
+# With CURVE and room for one message libzmq never hands over a subscription.
+_CURVE_QUEUE_MESSAGES = 2
 # A peer subscribes to five topics, with ten octets in all.
 _CONNECTION_BYTES_MAX = 512
 # One peer and its observers. A newcomer replaces the oldest one; if that is the peer, it connects again at
@@ -47,7 +54,8 @@ class StatePublisher:
     """Publishes at ``local``. Everything from the reactor's thread.
 
     It calls ``on_subscribed(is_published, now)`` for each subscriber, published or native, so that the
-    subscriber does not wait for a heartbeat. Raises zmq.ZMQError if ``local`` cannot be bound.
+    subscriber does not wait for a heartbeat. With ``key`` peers alone may
+    subscribe. Raises zmq.ZMQError if ``local`` cannot be bound.
     """
 
     def __init__(
@@ -56,6 +64,7 @@ class StatePublisher:
         reactor: Reactor,
         local: str,
         *,
+        key: KeyPair | None = None,
         on_subscribed: Callable[[bool, float], None],
     ) -> None:
         self._reactor = reactor
@@ -75,9 +84,11 @@ class StatePublisher:
             socket.ipv6 = True
             socket.set(zmq.XPUB_MANUAL, 1)
             socket.set(zmq.XPUB_VERBOSE, 1)
-            socket.maxmsgsize = _MESSAGE_BYTES_MAX
-            socket.rcvhwm = _QUEUE_MESSAGES
+            socket.maxmsgsize = _MESSAGE_BYTES_MAX if key is None else _CURVE_BYTES_MAX
+            socket.rcvhwm = _QUEUE_MESSAGES if key is None else _CURVE_QUEUE_MESSAGES
             socket.rcvbuf = _KERNEL_BYTES
+            if key is not None:
+                serve(socket, key, PEERS)
             self._monitor = watch(socket, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
             socket.bind(local)
             self._place = place_of(socket)

@@ -1,6 +1,7 @@
 """``bstar arbiter``: the third voter, for any number of pairs."""
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import structlog
@@ -21,9 +22,16 @@ def arbiter(
         bool,
         typer.Option(
             "--insecure",
-            help="Allow an address that others can reach: there is no encryption and no authentication yet.",
+            help="Allow an address that others can reach without a key: no encryption, no authentication.",
         ),
     ] = False,
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="The arbiter's secret key (bstar keys new).")
+    ] = None,
+    principals: Annotated[
+        Path | None,
+        typer.Option("--principals", metavar="FILE", help="Who may ask: the peers of this list, with --key."),
+    ] = None,
     *,
     logs: LogOptions,
 ) -> None:
@@ -39,25 +47,29 @@ def arbiter(
 
         bstar arbiter
 
-        bstar arbiter --bind tcp://10.0.0.3:5010 --insecure --log-format json
+        bstar arbiter --bind tcp://10.0.0.3:5010 --key keys/arbiter.key --principals keys/principals.yaml
     """
     try:
         endpoint = parse_endpoint(bind, bind=True)
     except ValueError as error:
         raise ConfigurationError(f"--bind: {error}") from error
+    refuse((key is None) != (principals is None), "--key and --principals belong together: give both")
     refuse(
-        not (endpoint.is_loopback or insecure),
-        f"--bind {bind}: others can reach this address, and there is no encryption or authentication "
-        "yet: bind 127.0.0.1, or say --insecure if the network itself keeps strangers out",
+        not (endpoint.is_loopback or insecure or key),
+        f"--bind {bind}: others can reach this address, and without --key there is no encryption and no "
+        "authentication: make keys (bstar keys new), bind 127.0.0.1, or say --insecure if the network itself "
+        "keeps strangers out",
     )
     logs.configure()
     log = structlog.get_logger("bstar")
     # A wrong option is found without the sockets.
     from bstar.arbiter import ArbiterServer  # noqa: PLC0415
+    from bstar.curve import NodeSecurity  # noqa: PLC0415
     from bstar.descriptors import raise_limit  # noqa: PLC0415
 
     raise_limit()
-    with ArbiterServer(bind) as server:
+    security = NodeSecurity(str(key), str(principals)) if key is not None else None
+    with ArbiterServer(bind, security) as server:
         log.info("ready", version=bstar.__version__, arbiter=bind, pid=os.getpid())
         server.run()
     log.info("stopped", questions=server.machine.questions, refusals=server.machine.refusals)

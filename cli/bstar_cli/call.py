@@ -106,7 +106,9 @@ def call(
     kept = journal.settings()
     started = time.monotonic()
     try:
-        with HAClient(nodes.fleet(), dialect=dialect, timeout=timeout, journal=kept) as client:
+        with HAClient(
+            nodes.fleet(), dialect=dialect, timeout=timeout, security=nodes.security(), journal=kept
+        ) as client:
             if stream:
                 for reply in client.stream(service, frames, idempotent=not once):
                     shown.reply(reply, time.monotonic() - started)

@@ -138,7 +138,9 @@ def load(
         signal.signal(number, end)
     # It calls one service, so what happens at other pairs is no business of its report.
     fleet = Fleet([nodes.fleet().pair_of(service)])
-    with HAClient(fleet, timeout=timeout, on_event=report.event, journal=kept) as client:
+    with HAClient(
+        fleet, timeout=timeout, on_event=report.event, security=nodes.security(), journal=kept
+    ) as client:
         began = time.monotonic()
         calls = SteadyCalls(
             client, service, rate=rate, window=window, on_answer=report.answer, on_failure=report.failure

@@ -37,6 +37,7 @@ _MODULES = {
     "sample-config": "configuration",
     "demo": "demo",
     "version": "main",
+    "keys": "keys",
     "pipeline": "pipeline",
 }
 

@@ -17,6 +17,8 @@ import typer
 from bstar.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet
+from bstar.security import Security
+from bstar.security.trust import KEY_VARIABLE, SERVERS_VARIABLE
 from bstar.settings import Settings, load, load_fleet
 from bstar_client import JournalSettings
 
@@ -83,9 +85,41 @@ class Nodes:
         ),
     ] = None
 
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--key-file",
+            metavar="FILE",
+            help="Your secret key, for nodes with keys. Otherwise BSTAR_KEY.",
+            show_default=False,
+        ),
+    ] = None
+    server_keys: Annotated[
+        str | None,
+        typer.Option(
+            "--server-keys",
+            metavar="FILE,…",
+            help="The public keys of the nodes. Otherwise BSTAR_SERVER_KEYS.",
+            show_default=False,
+        ),
+    ] = None
+
     def fleet(self) -> Fleet:
         """The pairs. Raises ConfigurationError."""
         return fleet_of(self.endpoints, self.config)
+
+    def security(self) -> Security | None:
+        """What to connect with; None without a key. Raises ConfigurationError."""
+        return Security.from_environment({**os.environ, **self._variables()})
+
+    def export_security(self) -> None:
+        """Say it in the environment, for the processes that this one starts. Raises ConfigurationError."""
+        os.environ.update(self._variables())
+        self.security()
+
+    def _variables(self) -> dict[str, str]:
+        given = {KEY_VARIABLE: self.key_file and str(self.key_file), SERVERS_VARIABLE: self.server_keys}
+        return {name: text for name, text in given.items() if text}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ def status(
 
         bstar status --json | jq '.nodes[].state.pair.state'
     """
-    findings = _look(nodes.fleet(), timeout, service or ())
+    findings = _look(nodes, timeout, service or ())
     if as_json:
         _print(lambda: typer.echo(json_line(_document(findings))))
     else:
@@ -86,9 +86,10 @@ class _Findings:
     homes: dict[str, str]
 
 
-def _look(fleet: Fleet, timeout_s: float, services: Sequence[str]) -> _Findings:
+def _look(asked: Nodes, timeout_s: float, services: Sequence[str]) -> _Findings:
     """Ask all nodes, and judge."""
-    reports = node_states(fleet.endpoints, timeout_s)
+    fleet = asked.fleet()
+    reports = node_states(fleet.endpoints, timeout_s, asked.security())
     nodes = [Seen.of(report) for report in reports]
     titles = _titles(fleet)
     of_pairs: dict[str, list[Seen]] = {title: [] for title in titles}

@@ -94,6 +94,7 @@ def worker(
         handler_timeout_s=handler_timeout,
         dedupe=_store(keep_replies),
         hooks=_Reports(log),
+        security=nodes.security(),
         journal=journal.settings(),
     )
     log.info("started", service=service, handler=handler, endpoints=instance.endpoints, pid=os.getpid())

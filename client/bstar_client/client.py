@@ -9,6 +9,7 @@ import zmq
 
 from bstar.errors import LocalProtocolError
 from bstar.fleet import Endpoints, Fleet
+from bstar.security import Security
 from bstar_client.checks import (
     check_function,
     check_map,
@@ -26,7 +27,7 @@ from bstar_client.core.session import Session, SessionSettings
 from bstar_client.core.window import Window
 from bstar_client.delivery import Delivery
 from bstar_client.requests import Requests
-from bstar_client.settings import ClientSettings, Dialect, LinkSettings
+from bstar_client.settings import ClientSettings, Dialect, LinkSettings, secured
 
 if TYPE_CHECKING:
     from bstar_client.journal import JournalPlace
@@ -53,6 +54,7 @@ class Client:
         attempt_timeout_s: float = 2.5,
         settle_delay_s: float = 2.0,
         link: LinkSettings | None = None,
+        security: Security | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         journal: "JournalPlace | None" = None,
     ) -> None:
@@ -75,7 +77,7 @@ class Client:
             )
         else:
             session = Mdp02Settings(outstanding_max, partials_max, attempt_timeout_s, settle_delay_s)
-        link = link or LinkSettings(high_water_mark=max(outstanding_max, 1_000))
+        link = secured(link or LinkSettings(high_water_mark=max(outstanding_max, 1_000)), security)
         self._settings = ClientSettings(
             self.fleet, is_native, timeout, outstanding_max, link, context, journal
         )

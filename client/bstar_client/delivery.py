@@ -14,7 +14,7 @@ from bstar.errors import BstarError, StreamInterruptedError
 from bstar_client.core.calls import Call, Outcome, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.outputs import ClientCore, Deliver, DeliverAll, Fail, Output, Reset, Send
-from bstar_client.link import Links
+from bstar_client.links import Links
 from bstar_client.settings import ClientSettings
 
 if TYPE_CHECKING:  # most programs keep none

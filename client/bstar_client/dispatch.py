@@ -30,7 +30,7 @@ from bstar_client.core.worker_session import WorkerCore
 from bstar_client.failures import call_hook, report, report_given_up, warn_late
 from bstar_client.handlers import Request
 from bstar_client.journal import WorkJournal
-from bstar_client.link import Links
+from bstar_client.links import Links
 from bstar_client.worker import WorkerSettings
 
 _log = logging.getLogger("bstar_client")

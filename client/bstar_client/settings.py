@@ -7,6 +7,7 @@ import zmq
 
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet
+from bstar.security import Security
 
 if TYPE_CHECKING:  # the journal's writer is loaded by programs that keep one
     from bstar_client.journal import JournalPlace
@@ -25,7 +26,7 @@ class LinkSettings(msgspec.Struct, frozen=True):
     time. ``heartbeat_ms``: how often it probes a connection that carries nothing, ``heartbeat_timeout_ms``:
     when it closes a silent one. ``high_water_mark`` counts messages in each direction. Keep
     ``outstanding_max`` at or below it, or the node may drop replies. ``message_bytes_max``: a longer message
-    ends the connection.
+    ends the connection. ``security`` is the one that ``HAClient`` or ``Worker`` got.
     """
 
     handshake_ms: int = 1_000
@@ -36,15 +37,25 @@ class LinkSettings(msgspec.Struct, frozen=True):
     heartbeat_timeout_ms: int = 5_000
     high_water_mark: int = 100_000
     message_bytes_max: int = 64 * 1024 * 1024
+    security: Security | None = None
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
+        for name in self.__struct_fields__[:-1]:
             value = getattr(self, name)
             if type(value) is not int:
                 raise TypeError(f"{name} of LinkSettings is a whole number, not {type(value).__name__}")
             least = _MESSAGE_BYTES_MIN if name == "message_bytes_max" else 0
             if value < least:
                 raise ConfigurationError(f"{name} of LinkSettings is {least} or more, not {value}")
+
+
+def secured(link: LinkSettings, security: Security | None) -> LinkSettings:
+    """The same with CURVE. TypeError if ``security`` is none."""
+    if security is None:
+        return link
+    if not isinstance(security, Security):
+        raise TypeError(f"security is a bstar.security.Security, not {type(security).__name__}")
+    return msgspec.structs.replace(link, security=security)
 
 
 class ClientSettings(msgspec.Struct, frozen=True):

@@ -13,10 +13,13 @@ import zmq
 from bstar.errors import RemoteProtocolError
 from bstar.fleet import Fleet
 from bstar.io_threads import new_context
+from bstar.security import Security
 from bstar.wire import native
+from bstar.wire.messages import ErrorCode
 from bstar.wire.mmi import OK, Service
 from bstar_client.checks import to_seconds
-from bstar_client.link import Links
+from bstar_client.core.nodes import UNTRUSTED
+from bstar_client.links import Links
 from bstar_client.settings import LinkSettings
 from bstar_client.wakeup import WakeUp
 
@@ -32,16 +35,19 @@ class NodeReport(msgspec.Struct, frozen=True):
     error: str | None
 
 
-def node_states(endpoints: str | Sequence[str], timeout: float = 2.0) -> list[NodeReport]:
+def node_states(
+    endpoints: str | Sequence[str], timeout: float = 2.0, security: Security | None = None
+) -> list[NodeReport]:
     """Ask every node for its state; one report per endpoint, in their order, within ``timeout`` seconds.
 
     It returns as soon as every node has answered or refused the connection. A slow node has the whole time.
+    The key of ``security`` has to be an operator's.
     """
     timeout = to_seconds(timeout, "timeout")
     listed = Fleet.of(endpoints).endpoints
     context = new_context(len(listed))
     patience_ms = int(timeout * 1000) + _SPARE_MS
-    settings = LinkSettings(handshake_ms=patience_ms, connect_timeout_ms=patience_ms)
+    settings = LinkSettings(handshake_ms=patience_ms, connect_timeout_ms=patience_ms, security=security)
     links = Links(context, listed, settings, WakeUp())
     try:
         return _ask(links, listed, time.monotonic() + timeout)
@@ -72,6 +78,9 @@ def _ask(links: Links, endpoints: Sequence[str], until: float) -> list[NodeRepor
                 links[index].send(question)
                 down.discard(index)
                 errors[index] = "connected, but no answer in time"
+            elif links[index].is_untrusted:
+                down.add(index)
+                errors[index] = UNTRUSTED
             elif links[index].is_refused:
                 down.add(index)
                 errors[index] = "connection refused"
@@ -90,6 +99,8 @@ def _read(endpoint: str, frames: list[bytes], identity: bytes) -> NodeReport | N
         return NodeReport(endpoint, None, f"not a bstar node: {error.text}")
     if message.identity != identity:
         return None
+    if message.command == native.ERROR and message.value == ErrorCode.NOT_ALLOWED:
+        return NodeReport(endpoint, None, message.body[0].decode("utf-8", "replace"))
     if message.command != native.FINAL or message.body[0] != OK or len(message.body) < 2:
         return NodeReport(endpoint, None, "the node does not answer mmi.state")
     try:

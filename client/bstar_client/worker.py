@@ -12,6 +12,7 @@ import zmq
 from bstar.errors import ClosedError, ConfigurationError, ForkedError, LocalProtocolError
 from bstar.fleet import Endpoints
 from bstar.printable import printable
+from bstar.security import Security
 from bstar.wire.limits import CREDIT_MAX
 from bstar.wire.mmi import PREFIX
 from bstar_client.bodies import to_name
@@ -30,7 +31,7 @@ from bstar_client.core.worker_session import WorkerCore
 from bstar_client.handlers import WorkerHooks
 from bstar_client.journal import JournalPlace, WorkJournal, named_after
 from bstar_client.replies import ReplyStore
-from bstar_client.settings import Dialect, LinkSettings
+from bstar_client.settings import Dialect, LinkSettings, secured
 
 _HandlerT = TypeVar("_HandlerT")
 
@@ -93,6 +94,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         dedupe: ReplyStore | None = None,
         hooks: WorkerHooks | None = None,
         link: LinkSettings | None = None,
+        security: Security | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         journal: JournalPlace | None = None,
     ) -> None:
@@ -138,7 +140,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             threads=min(limits.credit, threads or limits.credit),
             dedupe=dedupe,
             hooks=hooks or WorkerHooks(),
-            link=link or LinkSettings(),
+            link=secured(link or LinkSettings(), security),
             context=context,
             journal=None if journal is None else named_after(journal, pair),
         )

@@ -22,6 +22,7 @@ from bstar.settings import ProfileName, RoleName
 from bstar.settings.fields import FIELDS
 from bstar_client import HAClient
 from bstar_testing.hosts import Host, LoopbackHost
+from bstar_testing.keys import Keys
 from bstar_testing.nodes import COMMAND, Node
 from bstar_testing.processes import LIMIT_S, HarnessError, NoteTaker, Process, ignore_note, wait_until
 
@@ -42,6 +43,7 @@ class Pair:
     ``settings`` differ from the profile on both nodes, ``primary`` and ``backup`` on one; their keys are
     dotted paths of the configuration, ``{"timing.drain_timeout_s": 1}``. ``commands`` run ``bstar`` in
     another way on a node. ``journals`` is the folder where all processes keep the product's journals.
+    ``is_secure``: every connection uses CURVE, with the keys of ``Pair.keys``.
     """
 
     primary: Node
@@ -59,6 +61,7 @@ class Pair:
         primary: Mapping[str, object] | None = None,
         backup: Mapping[str, object] | None = None,
         has_arbiter: bool = False,
+        is_secure: bool = False,
         journals: Path | None = None,
         hosts: Mapping[RoleName, Host] | None = None,
         route: Route = direct,
@@ -89,6 +92,7 @@ class Pair:
                 f"{role}-state": f"{host.address}:{state}",
                 f"{role}-http": f"{host.control_address}:{status}",
             }
+        self.keys = Keys(folder / "keys", ROLES) if is_secure else None
         self.arbiter = self._make_arbiter() if has_arbiter else None
         for role, own in zip(ROLES, (primary, backup), strict=True):
             config = self._config(role, {**(settings or {}), **(own or {})}, profile)
@@ -99,8 +103,10 @@ class Pair:
     def _make_arbiter(self) -> Process:
         """The third voter, on this machine. Both nodes use one link: they must name it alike."""
         self._addresses["arbiter"] = f"{self.host.address}:{self.host.ports(1)[0]}"
-        bind = ("--bind", f"tcp://{self._addresses['arbiter']}", "--log-format", "json")
-        return Process("arbiter", (*COMMAND, "arbiter", *bind), folder=self.folder, note=self.note)
+        argv = [*COMMAND, "arbiter", "--bind", f"tcp://{self._addresses['arbiter']}", "--log-format", "json"]
+        if self.keys is not None:
+            argv += ["--key", str(self.keys.path("arbiter")), "--principals", str(self.keys.principals)]
+        return Process("arbiter", argv, folder=self.folder, note=self.note)
 
     def _config(self, role: RoleName, settings: Mapping[str, object], profile: ProfileName) -> dict[str, Any]:
         peer = ROLES[1 - ROLES.index(role)]
@@ -109,7 +115,7 @@ class Pair:
             "pair": self.name,
             "role": role,
             "profile": profile,
-            "insecure": not self._addresses[role].startswith("127."),
+            "insecure": self.keys is None and not self._addresses[role].startswith("127."),
             "state_dir": str(self.folder / f"{role}-state"),
             "endpoints": {
                 "clients": f"tcp://{self._addresses[role]}",
@@ -120,6 +126,9 @@ class Pair:
             "log": {"level": "info", "format": "json"},
             "journal": {"directory": None if self.journals is None else str(self.journals)},
         }
+        if self.keys is not None:
+            files = {"key": self.keys.path(role), "principals": self.keys.principals}
+            config["security"] = {key: str(path) for key, path in files.items()}
         if self.arbiter is not None:
             config["endpoints"]["arbiter"] = f"tcp://{self._route(ARBITER_LINK, self._addresses['arbiter'])}"
         for path, value in settings.items():
@@ -211,6 +220,8 @@ class Pair:
 
     def client(self, **options: Any) -> HAClient:
         """A client of the pair. The options are those of ``HAClient``; the pair closes it at the end."""
+        if self.keys is not None:
+            options.setdefault("security", self.keys.security("client"))
         client = HAClient(self.endpoints, **options)
         self._clients.append(client)
         return client
@@ -248,7 +259,8 @@ class Pair:
             argv += ["--endpoints", ",".join(self.endpoints_of(name))]
             if self.journals is not None:
                 argv += ["--journal", str(self.journals), "--journal-pair", self.name, "--journal-name", name]
-            options: dict[str, Any] = {"folder": self.folder, "note": self.note, "environment": environment}
+            variables = {**(environment or {}), **(self.keys.variables("worker") if self.keys else {})}
+            options: dict[str, Any] = {"folder": self.folder, "note": self.note, "environment": variables}
             worker = Process(name, [*argv, handler], **options)
             workers.append(worker)
             self.workers += (worker,)

@@ -21,12 +21,14 @@ from bstar.errors import RemoteProtocolError
 from bstar.wire import CODECS, messages, native, native_broker
 from bstar_broker.core import refusals
 from bstar_broker.core.admission import Admission
+from bstar_broker.core.authority import Denial
 from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.dispatch import Dispatcher
 from bstar_broker.core.endings import Endings
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.observer import Observer
 from bstar_broker.core.outputs import Output, Send
+from bstar_broker.core.refusals import Refusal
 from bstar_broker.core.registry import WorkerRegistry
 from bstar_broker.core.replies import Replies
 from bstar_broker.core.settings import BrokerSettings
@@ -65,6 +67,7 @@ class Broker:
         self.receive_singly = admission.receive_singly
         self.undelivered = registry.undelivered
         self.stalled = registry.stalled
+        self.take_over = registry.take_over
         # Bound once, because the loop asks for the deadline after each message.
         self._workers = ledger.workers
         self._next_expiry = ledger.waiting.deadlines.next_deadline
@@ -103,6 +106,25 @@ class Broker:
             code, text = messages.ErrorCode.INVALID, error.text.encode()
             outputs.append(Send(native_broker.CODEC.failure(asker, self.ledger.epoch, code, text)))
         return outputs
+
+    def deny(self, message: messages.FromPeer, denial: Denial, now: float) -> list[Output]:
+        """A message that its sender may not send: tell the sender if its dialect can, and count it."""
+        if isinstance(message, messages.Requests):
+            return self.receive_singly(message, lambda request, now: self._deny(request, denial), now)
+        if isinstance(message, messages.Request):
+            return self._deny(message, denial)
+        outputs = self.ledger.note(denial.reason, denial.text)
+        if isinstance(message, messages.Ready | messages.Heartbeat):
+            outputs += self._registry.turn_away(message, now)
+        return outputs
+
+    def _deny(self, request: messages.Request, denial: Denial) -> list[Output]:
+        code = None if denial.retry_after_ms else messages.ErrorCode.NOT_ALLOWED
+        refusal = Refusal(denial.reason, denial.text, code, denial.retry_after_ms)
+        outputs = self.ledger.note(refusal.reason, refusal.text)
+        codec = CODECS[request.dialect]
+        frames = refusal.frames(codec, request, self.ledger.epoch)
+        return outputs if frames is None else [*outputs, Send(frames)]
 
     def refuse_unread(self, frames: list[bytes]) -> list[Output]:
         """Refuse a message for which there was no memory; ``frames`` were read."""

@@ -19,6 +19,10 @@ from bstar_broker.core.refusals import QUEUE_RETRY_MS
 _NOTICES_MAX = 10
 
 
+# The routing id of no connection: what is sent there is dropped and counted.
+NOBODY = b""
+
+
 class Endings:
     """Removes requests from queues and tables, and answers their clients."""
 
@@ -161,6 +165,23 @@ class Endings:
                     self.give_back(request, status, request.deliveries > 0, outputs, now)
                     ledger.forget(request)
 
+    def orphan(self, client: bytes) -> None:
+        """Another owns this routing id now: nothing that was asked from it may be answered there."""
+        ledger = self._ledger
+        for worker in ledger.workers.values():
+            for bundle in worker.bundles:
+                if bundle.sender == client:
+                    bundle.sender = NOBODY
+            for request in worker.in_flight.values():
+                _orphan(request, client)
+        for service in ledger.services.values():
+            for item in service.queue.of(client):
+                if type(item) is Bundle:
+                    self._bundles.unfold_queued(item)
+            for item in service.queue.of(client):
+                assert type(item) is Accepted
+                _orphan(item, client)
+
     def release_client(self, client: bytes, now: float) -> None:
         """A native client's connection is gone: its queued requests leave the queue (BSN-B-21).
 
@@ -182,6 +203,13 @@ class Endings:
                 request.is_queued = False
                 ledger.waiting.leave(client, 1, request.size)
                 self._send_back(request, "client-gone", now)
+
+
+def _orphan(request: Accepted, client: bytes) -> None:
+    if request.sender == client:
+        request.sender = NOBODY
+    if request.askers is not None and client in request.askers:
+        request.askers.remove(client)
 
 
 def _given_up(request: Accepted, count: int, why: str) -> list[Output]:

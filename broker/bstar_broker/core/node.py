@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from bstar import star
 from bstar.errors import RemoteProtocolError
+from bstar.security.principals import Principal
 from bstar.star import (
     Activated,
     Deactivated,
@@ -25,14 +26,22 @@ from bstar.star import (
 )
 from bstar.wire import CODECS, decode, mmi
 from bstar.wire.dialect import Dialect
-from bstar.wire.messages import Heartbeat, Partial, Ping, Ready, Request, Requests, StaleEpoch
+from bstar.wire.messages import FromPeer, Heartbeat, Partial, Ping, Ready, Request, Requests, StaleEpoch
+from bstar_broker.core.authority import Authority
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.management import answer, broker_state
 from bstar_broker.core.observer import Observer
 from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.readiness import readiness
 from bstar_broker.core.settings import BrokerSettings
-from bstar_broker.core.snapshot import JournalState, LoopState, NodeState, PairState, QuorumState
+from bstar_broker.core.snapshot import (
+    JournalState,
+    LoopState,
+    NodeState,
+    PairState,
+    QuorumState,
+    SecurityState,
+)
 
 # Only workers are fenced, so only their epochs matter. A client's message never raises an epoch.
 _EPOCH_CARRIERS = frozenset((Heartbeat, Ready, StaleEpoch))
@@ -50,7 +59,8 @@ class Node:
 
     ``node_id`` (16 octets) names this run; ``drain_timeout_s`` bounds how long a stopping node waits for the
     workers that still hold its requests. ``loop`` and ``journal`` tell about the event loop and the journal,
-    for ``state``; ``observer`` learns what becomes of requests and workers.
+    for ``state``; ``observer`` learns what becomes of requests and workers. With ``find_principal`` each
+    message needs the ``user_id`` of its connection, and its principal must be allowed to send it.
     """
 
     def __init__(
@@ -66,10 +76,14 @@ class Node:
         observer: Observer | None = None,
         journal: Callable[[], JournalState] | None = None,
         epoch_error: Callable[[], str] = str,
+        find_principal: Callable[[str], Principal | None] | None = None,
+        security: Callable[[], SecurityState] | None = None,
     ) -> None:
         self.machine = machine
         self._cut_off = machine.cut_off
         self.broker = Broker(settings, node_id=node_id, describe=machine.status, now=now, observer=observer)
+        workers = self.broker.ledger.workers
+        self.authority = None if find_principal is None else Authority(find_principal, workers)
         self._message_bytes_max = settings.message_bytes_max
         self._message_frames_max = settings.message_frames_max
         self._drain_timeout_s = drain_timeout_s
@@ -78,20 +92,25 @@ class Node:
         self._version = version
         self._loop = loop
         self._journal = journal
+        self._security = security
         self._epoch_error = epoch_error
 
     # --- the ROUTER socket ----------------------------------------------------------------------------------
 
-    def receive_frames(self, frames: list[bytes], now: float) -> list[Output]:
+    def receive_frames(self, frames: list[bytes], now: float, user_id: str = "") -> list[Output]:
         """Handle one message of a client or worker, the routing id first. Bad ones are counted."""
         if now >= self.machine.serve_until and self.machine.is_active:
             # The majority has run out, but any message may cause a dispatch.
             outputs = self._expand(self.machine.step(Tick(), now), now)
-            return outputs + self.receive_frames(frames, now)
+            return outputs + self.receive_frames(frames, now, user_id)
         try:
             message = decode(frames, self._message_bytes_max, self._message_frames_max)
         except RemoteProtocolError as error:
             return self.broker.receive_invalid(frames, error, now)
+        if self.authority is not None:
+            refused = self._vet(message, frames, user_id, now)
+            if refused is not None:
+                return refused
         kind = type(message)
         if kind is Request:
             return self._receive_request(message, now)  # type: ignore[arg-type]
@@ -111,6 +130,18 @@ class Node:
         if self._drain_until is not None and kind not in _NO_ENDS:
             outputs += self._leave_when_drained(now)
         return outputs
+
+    def _vet(self, message: FromPeer, frames: list[bytes], user_id: str, now: float) -> list[Output] | None:
+        """What follows if the sender may not send this message; None if it may."""
+        assert self.authority is not None
+        if self.authority.is_new_owner(frames[0], user_id):
+            # libzmq gave the routing id to this connection: nothing can reach the former owner any more.
+            text = f"a routing id of another principal now belongs to {user_id.partition(' ')[0]}"
+            outputs = self.broker.ledger.note("routing-id-taken", text)
+            outputs += self.broker.take_over(frames[0], now)
+            return outputs + self.receive_frames(frames, now, user_id)
+        denial = self.authority.judge(message, user_id, now)
+        return None if denial is None else self.broker.deny(message, denial, now)
 
     def receive_unread(self, frames: list[bytes]) -> list[Output]:
         """Handle a message for which there was no memory: ``frames`` were read."""
@@ -271,6 +302,7 @@ class Node:
             readiness=readiness(pair, is_draining=broker.is_draining),
             loop=self._loop(now) if self._loop is not None else None,
             journal=self._journal() if self._journal is not None else None,
+            security=self._security() if self._security is not None else None,
         )
 
     def _pair_state(self, now: float) -> PairState:

@@ -130,6 +130,23 @@ class WorkerRegistry:
             codec, envelope = CODECS[message.dialect], message.envelope
         return self._turn_away(sender, codec, envelope, Reason.UNKNOWN, "unknown-worker", now)
 
+    def take_over(self, routing_id: bytes, now: float) -> list[Output]:
+        """The routing id belongs to another connection now. What the former owner held goes to others."""
+        self._endings.orphan(routing_id)
+        worker = self._workers.get(routing_id)
+        return [] if worker is None else self._lose(worker, "unreachable", now)
+
+    def turn_away(self, message: Ready | Heartbeat, now: float) -> list[Output]:
+        """Its principal may not offer the service, or may not any more."""
+        worker = self._workers.get(message.sender)
+        outputs = [] if worker is None else self._lose(worker, "unexpected", now)
+        if message.sender in self._outcasts:
+            return outputs
+        self._outcasts.add(message.sender, now)
+        codec = CODECS[message.dialect]
+        frames = codec.disconnect(message.sender, message.envelope, Reason.NOT_ALLOWED, self._ledger.epoch)
+        return [*outputs, Send(frames)]
+
     def _turn_away(
         self, sender: bytes, codec: BrokerCodec, envelope: Envelope, reason: Reason, slug: str, now: float
     ) -> list[Output]:

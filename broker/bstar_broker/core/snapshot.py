@@ -174,6 +174,25 @@ class JournalState(msgspec.Struct, frozen=True):
     errors: int
 
 
+class SecurityState(msgspec.Struct, frozen=True):
+    """Who may connect. ``is_on`` is False without a key: then everybody who reaches the node may do all.
+
+    ``admitted`` counts connections, ``refusals`` those that the ZAP handler refused, by reason. ``error``
+    tells why the list of principals could not be read again; "" if nothing is wrong with it.
+    """
+
+    is_on: bool
+    principals: int = 0
+    admitted: int = 0
+    refusals: dict[str, int] = {}
+    error: str = ""
+
+    @property
+    def is_list_broken(self) -> bool:
+        """True if the list changed and could not be read."""
+        return self.error != ""
+
+
 class Standing(enum.StrEnum):
     """Where a node stands. Scripts read the values, so they never change."""
 
@@ -197,7 +216,7 @@ class Readiness(msgspec.Struct, frozen=True):
 
 class NodeState(msgspec.Struct, frozen=True):
     """A whole node. ``loop`` is None where no event loop carries it (a simulator, a test),
-    ``journal`` where none is kept.
+    ``journal`` where none is kept, ``security`` where no sockets are.
     """
 
     version: str
@@ -206,3 +225,4 @@ class NodeState(msgspec.Struct, frozen=True):
     readiness: Readiness
     loop: LoopState | None = None
     journal: JournalState | None = None
+    security: SecurityState | None = None

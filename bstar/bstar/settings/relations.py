@@ -155,12 +155,23 @@ def node_problems(settings: Settings) -> Iterator[Problem]:
         except ValueError as error:
             yield Problem((path,), str(error))
 
+    security = settings.security
+    if (security.key is None) != (security.principals is None):
+        given, missing = ("key", "principals") if security.principals is None else ("principals", "key")
+        yield Problem(
+            (f"security.{missing}", f"security.{given}"),
+            f"is missing beside security.{given}: a node needs its key and the list of who may connect",
+        )
+    if security.key is not None and settings.insecure:
+        yield Problem(("insecure", "security.key"), "is true beside a key: remove one of them")
     for path in ("endpoints.clients", "endpoints.state"):
-        if path in places and not places[path].is_loopback and not settings.insecure:
+        is_open = path in places and not places[path].is_loopback
+        if is_open and security.key is None and not settings.insecure:
             yield Problem(
-                (path, "insecure"),
-                "others can reach this address, and there is no encryption or authentication yet (CURVE is "
-                "to come): bind 127.0.0.1, or say insecure: true if the network itself keeps strangers out",
+                (path, "security.key", "insecure"),
+                "others can reach this address, and without security.key there is no encryption and no "
+                "authentication: make keys (bstar keys new), bind 127.0.0.1, or say insecure: true if the "
+                "network itself keeps strangers out",
             )
     if "http.bind" in places and not places["http.bind"].is_loopback and not settings.http.allow_remote:
         yield Problem(
@@ -225,6 +236,10 @@ def pair_problems(one: Settings, other: Settings) -> list[str]:
         if ours[path] != theirs[path]
     ]
 
+    if (one.security.key is None) != (other.security.key is None):
+        problems.append(
+            "security.key: one node has a key and the other has none: they cannot hear each other"
+        )
     nodes = [(names[0], one, names[1], other), (names[1], other, names[0], one)]
     for name, node, peer_name, peer in nodes:
         peer_state = parse_endpoint(node.endpoints.peer_state, bind=False)

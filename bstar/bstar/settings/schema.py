@@ -15,6 +15,8 @@ RESERVED_VARIABLES = {
     "BSTAR_CONFIG": "the configuration file of commands that take one",
     "BSTAR_CLIENT_CONFIG": "the file that tells client commands where the pairs are",
     "BSTAR_ENDPOINTS": "the endpoints that client commands connect to, separated by commas",
+    "BSTAR_KEY": "the secret key of client commands",
+    "BSTAR_SERVER_KEYS": "the public keys of the nodes that client commands trust, separated by commas",
 }
 """``BSTAR_…`` variables that name no key."""
 
@@ -36,7 +38,7 @@ class Endpoints(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
         str,
         Meta(
             description="Where clients and workers connect: a ZeroMQ endpoint to bind, tcp://ADDRESS:PORT "
-            "or ipc://PATH. An address that is not loopback needs insecure: true."
+            "or ipc://PATH. An address that is not loopback needs security.key, or insecure: true."
         ),
     ]
     state: Annotated[
@@ -61,6 +63,26 @@ class Endpoints(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "its peer or the arbiter confirms it, so at most one serves whatever the network "
             "does. null: no arbiter, and both nodes may serve while the link between them is "
             "cut."
+        ),
+    ] = None
+
+
+class SecuritySettings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may connect, and as what (docs/security.md). Both keys or none."""
+
+    key: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="Path of this node's secret key (bstar keys new), which only its user may read. With "
+            "a key every connection is encrypted and authenticated (CURVE). null: none is."
+        ),
+    ] = None
+    principals: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="Path of the list of those who may connect: their public keys, and whether each is a "
+            "peer, an operator, a worker of certain services or a client of certain services. The "
+            "same list on both nodes. The node reads it again when it changes."
         ),
     ] = None
 
@@ -303,9 +325,9 @@ class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     insecure: Annotated[
         bool,
         Meta(
-            description="Must be true before the node binds an address that is not loopback. There is no "
-            "encryption and no authentication yet (CURVE is to come): anybody who reaches the "
-            "port can send requests, register as a worker or pose as the peer."
+            description="Must be true before a node without security.key binds an address that is not "
+            "loopback: anybody who reaches the port can then send requests, register as a worker "
+            "or pose as the peer. For laboratories."
         ),
     ] = False
     state_dir: Annotated[
@@ -334,6 +356,7 @@ class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = "handover"
     endpoints: Endpoints
+    security: SecuritySettings = SecuritySettings()
     timing: Timing
     limits: Limits = Limits()
     http: Http = Http()

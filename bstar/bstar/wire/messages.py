@@ -23,6 +23,7 @@ class ErrorCode(enum.IntEnum):
     POISON = 4  # every worker that got it died; the delivery limit is reached
     EXPIRED = 5  # it expired in the queue: not executed
     INVALID = 6  # the request breaks a bound or a rule: not executed
+    NOT_ALLOWED = 7  # the client may not call this service: not executed
 
 
 class Reason(enum.IntEnum):
@@ -34,6 +35,7 @@ class Reason(enum.IntEnum):
     INVALID = 3  # a command whose frames could not be read
     RESERVED = 4  # the service name belongs to the broker (mmi.)
     FULL = 5  # a table of the broker is full: try again later
+    NOT_ALLOWED = 6  # the worker may not offer this service
 
 
 class NodeStatus(msgspec.Struct, frozen=True, gc=False):

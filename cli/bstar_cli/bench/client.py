@@ -24,6 +24,7 @@ from contextlib import contextmanager
 import msgspec
 
 from bstar.errors import BstarError
+from bstar.security import Security
 from bstar_cli import exits
 from bstar_cli.bench.plan import (
     FromClient,
@@ -146,7 +147,9 @@ def _reported(run: _Run) -> Iterator[None]:
 
 
 def _be_sync(job: Job, turns: "queue.SimpleQueue[Job | Turn]", run: _Run) -> None:
-    with HAClient(job.fleet, dialect=job.dialect, timeout=job.timeout_s) as client:
+    with HAClient(
+        job.fleet, dialect=job.dialect, timeout=job.timeout_s, security=Security.from_environment()
+    ) as client:
         client.request(job.service, b"ready?")
         _tell(Ready())
         while True:
@@ -262,7 +265,9 @@ def _open_sync(client: HAClient, job: Job, turn: Turn, run: _Run) -> int:
 
 
 async def _be_async(job: Job, turns: "queue.SimpleQueue[Job | Turn]", run: _Run) -> None:
-    async with AsyncHAClient(job.fleet, dialect=job.dialect, timeout=job.timeout_s) as client:
+    async with AsyncHAClient(
+        job.fleet, dialect=job.dialect, timeout=job.timeout_s, security=Security.from_environment()
+    ) as client:
         await client.request(job.service, b"ready?")
         _tell(Ready())
         while True:

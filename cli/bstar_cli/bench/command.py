@@ -270,6 +270,7 @@ def _sides(
         others.against is not None and others.against_config is not None,
         "--against and --against-config both say where the other nodes are",
     )
+    nodes.export_security()
     ours = side("A", nodes.fleet(), load.dialect, load.client, others.cpu_of_pid)
     if is_alone:
         return [ours]

@@ -18,6 +18,7 @@ from typing import Self
 import msgspec
 
 from bstar.errors import BstarError
+from bstar.security import Security
 from bstar_cli.bench.plan import (
     EchoPlan,
     FromClient,
@@ -220,7 +221,9 @@ def cpu_of(side: Side) -> dict[str, tuple[str, float] | str]:
         return {pair: _cpu_of_process(side.pid)}
     used = side.pairs_used
     try:
-        reports = node_states([each for pair in used.values() for each in pair.endpoints], _STATUS_S_MAX)
+        security = Security.from_environment()
+        endpoints = [each for pair in used.values() for each in pair.endpoints]
+        reports = node_states(endpoints, _STATUS_S_MAX, security)
     except BstarError as error:
         return dict.fromkeys(used, str(error))
     states = {report.endpoint: report.state for report in reports}

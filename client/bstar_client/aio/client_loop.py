@@ -9,7 +9,7 @@ from bstar_client.aio.loop import Holdings, LinkLoop
 from bstar_client.core.calls import Call
 from bstar_client.core.outputs import ClientCore
 from bstar_client.delivery import Delivery
-from bstar_client.link import Transport, connecting
+from bstar_client.links import Transport, connecting
 from bstar_client.settings import ClientSettings
 from bstar_client.unclosed import guard
 

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bstar_client.link import Core, Links, Transport
+from bstar_client.links import Core, Links, Transport
 from bstar_client.wakeup import WakeUp
 
 if TYPE_CHECKING:  # most programs keep none
@@ -117,7 +117,9 @@ class LinkLoop:
             room.set_result(None)
 
     def _set_timer(self) -> None:
-        due = self._core.next_deadline()
+        due, retry_at = self._core.next_deadline(), self._links.retry_at
+        if retry_at is not None and (due is None or retry_at < due):
+            due = retry_at
         if due is None or self._is_closed:
             return
         if self._timer is not None:

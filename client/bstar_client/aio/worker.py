@@ -20,6 +20,7 @@ from typing import Self, TypeVar
 import zmq
 
 from bstar.fleet import Endpoints
+from bstar.security import Security
 from bstar.wire.limits import CREDIT_MAX
 from bstar_client.aio.worker_loop import WorkerLoop
 from bstar_client.checks import check_async_handler
@@ -72,6 +73,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         dedupe: ReplyStore | None = None,
         hooks: WorkerHooks | None = None,
         link: LinkSettings | None = None,
+        security: Security | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         journal: JournalPlace | None = None,
     ) -> None:
@@ -92,6 +94,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
             dedupe=dedupe,
             hooks=hooks,
             link=link,
+            security=security,
             context=context,
             journal=journal,
         )

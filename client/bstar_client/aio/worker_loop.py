@@ -17,7 +17,7 @@ from bstar_client.core.worker_session import WorkerCore
 from bstar_client.dispatch import Dispatcher, Result
 from bstar_client.failures import drop, is_interrupt
 from bstar_client.handlers import Request
-from bstar_client.link import Transport, connecting
+from bstar_client.links import Transport, connecting
 from bstar_client.replies import ReplyStore
 from bstar_client.unclosed import guard
 from bstar_client.worker import LINGER_MS, WorkerSettings

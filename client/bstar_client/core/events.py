@@ -10,7 +10,10 @@ class Connected(msgspec.Struct, frozen=True, gc=False):
 
 
 class Disconnected(msgspec.Struct, frozen=True, gc=False):
-    """The connection to a node broke, or (``reason`` "refused") its first attempt failed."""
+    """The connection to a node broke, or its first attempt failed.
+
+    ``reason``: broken, refused, or untrusted (at the handshake: one side does not accept the other's key).
+    """
 
     endpoint: str
     reason: str

@@ -93,10 +93,12 @@ class FleetSession:
         pair = self._pair_of[node]
         return self._told(pair, self._of(pair).connected(node - self._first[pair], now))
 
-    def disconnected(self, node: int, now: float) -> list[Output]:
+    def disconnected(self, node: int, now: float, *, is_untrusted: bool = False) -> list[Output]:
         """The connection to a node broke, or an attempt to connect failed."""
         pair = self._pair_of[node]
-        return self._told(pair, self._of(pair).disconnected(node - self._first[pair], now))
+        return self._told(
+            pair, self._of(pair).disconnected(node - self._first[pair], now, is_untrusted=is_untrusted)
+        )
 
     def receive(self, node: int, frames: list[bytes], now: float) -> list[Output]:
         """A message came from a node."""

@@ -180,9 +180,9 @@ class Mdp02Session:
             self._send_if_ready(outputs, now)
         return outputs
 
-    def disconnected(self, node: int, now: float) -> list[Output]:
+    def disconnected(self, node: int, now: float, *, is_untrusted: bool = False) -> list[Output]:
         """The connection to a node broke, or an attempt to connect failed."""
-        outputs = self._nodes[node].disconnect()
+        outputs = self._nodes[node].disconnect(is_untrusted=is_untrusted)
         if node == self._at and self._call is not None:
             if self._is_sent:
                 self._next_node("disconnected", outputs, now)

@@ -35,6 +35,9 @@ _ASK_PAUSE_MAX_S = 0.25
 _LOOK_FIRST_S = 0.25
 
 
+UNTRUSTED = "handshake failed: check the key of each side, and the node's list of principals"
+
+
 class Endpoint:
     """A node's address, and whether a connection to it is up."""
 
@@ -43,16 +46,19 @@ class Endpoint:
         self.is_connected = False
         # True if the last attempt to connect failed, or the last connection broke.
         self.was_refused = False
+        # … at the handshake, as if one side does not accept the other's key.
+        self.is_untrusted = False
 
     def connect(self) -> None:
         """A connection is up."""
         self.is_connected = True
         self.was_refused = False
 
-    def disconnect(self) -> list[Output]:
-        """The connection broke, or an attempt to connect failed. True the first time only."""
-        reason = "broken" if self.is_connected else "refused"
-        is_news = self.is_connected or not self.was_refused
+    def disconnect(self, *, is_untrusted: bool = False) -> list[Output]:
+        """The connection broke, or an attempt to connect failed, which is news the first time only."""
+        reason = "broken" if self.is_connected else "untrusted" if is_untrusted else "refused"
+        is_news = self.is_connected or not self.was_refused or is_untrusted > self.is_untrusted
+        self.is_untrusted = is_untrusted
         self.is_connected = False
         self.was_refused = True
         return [Announce(Disconnected(self.endpoint, reason))] if is_news else []
@@ -65,6 +71,8 @@ class Endpoint:
     def describe(self) -> str:
         """The node's state, for an error's text."""
         state = "connected" if self.is_connected else "refused" if self.was_refused else "not connected yet"
+        if state == "refused" and self.is_untrusted:
+            state = UNTRUSTED
         return f"{self.endpoint}: {state}"
 
 

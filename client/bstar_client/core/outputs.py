@@ -71,7 +71,7 @@ class ClientCore(Protocol):
         """The connection to a node is ready for messages."""
         ...
 
-    def disconnected(self, node: int, now: float) -> list[Output]:
+    def disconnected(self, node: int, now: float, *, is_untrusted: bool = False) -> list[Output]:
         """The connection to a node broke, or an attempt to connect failed."""
         ...
 

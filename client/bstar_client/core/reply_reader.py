@@ -149,7 +149,7 @@ class ReplyReader:
             error: BstarError = HandlerError(text or "the handler failed and said nothing")
             self._calls.fail(call, error, outputs)
             return
-        never_executed = code in (ErrorCode.EXPIRED, ErrorCode.INVALID)
+        never_executed = code in (ErrorCode.EXPIRED, ErrorCode.INVALID, ErrorCode.NOT_ALLOWED)
         if not call.end_attempt(node.connection, was_dispatched=not never_executed):
             # It ends an earlier attempt; the current one is in flight.
             return
@@ -159,7 +159,7 @@ class ReplyReader:
                 self._calls.retry_later(call, REFUSED_PAUSE_S, now)
                 return
             error = expired(call, node.endpoint, text, now)
-        elif code == ErrorCode.INVALID:
+        elif code in (ErrorCode.INVALID, ErrorCode.NOT_ALLOWED):
             text = f"{node.endpoint} rejects the request: {text}"
             if call.may_have_executed:
                 error = broken(call, f"{text}; an earlier attempt may have been executed")

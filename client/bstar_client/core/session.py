@@ -187,11 +187,14 @@ class Session:
         outputs += [Announce(Connected(record.endpoint)), self._nodes.ping(record, now)]
         return outputs
 
-    def disconnected(self, node: int, now: float) -> list[Output]:
-        """The connection to a node broke, or an attempt to connect was refused or timed out."""
+    def disconnected(self, node: int, now: float, *, is_untrusted: bool = False) -> list[Output]:
+        """The connection to a node broke, or an attempt to connect failed.
+
+        ``is_untrusted``: at the handshake, as if one side does not accept the other's key.
+        """
         record = self._nodes[node]
         was_connected = record.is_connected
-        outputs = record.disconnect()
+        outputs = record.disconnect(is_untrusted=is_untrusted)
         if was_connected:
             self._leave(record, "disconnected", outputs, now)
         record.forget()

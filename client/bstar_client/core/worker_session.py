@@ -94,8 +94,8 @@ class WorkerCore:
             self._sessions.register(session, outputs, now)
         return outputs
 
-    def disconnected(self, node: int, now: float) -> list[WorkerOutput]:
-        """The connection broke; the socket connects again by itself."""
+    def disconnected(self, node: int, now: float, *, is_untrusted: bool = False) -> list[WorkerOutput]:
+        """The connection broke, or an attempt to connect failed; the socket connects again by itself."""
         session = self._sessions[node]
         outputs: list[WorkerOutput] = []
         if session.connection:

@@ -42,7 +42,8 @@ class HAClient(Client):
     ``silence_limit_s``: the silence after which the node counts as lost. None: the nodes tell their timing.
     ``attempt_timeout_s``, for plain MDP: the silence after which the client sends a request again.
     ``settle_delay_s``, for plain MDP: the pause before it asks the other node, at least the pair's failover
-    timeout. ``link``: socket options. ``context``: a ZeroMQ context to share; the client does not terminate
+    timeout. ``link``: socket options. ``security``: its key, and the keys of the nodes (``bstar.security``).
+    ``context``: a ZeroMQ context to share; the client does not terminate
     it.
 
     ``journal``: a directory, or JournalSettings. The client records there how each call ended and which node

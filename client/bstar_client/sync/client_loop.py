@@ -31,7 +31,7 @@ from bstar.errors import CallTimeoutError, ClosedError, ConfigurationError, Loca
 from bstar_client.core.calls import Call, Outcome
 from bstar_client.core.outputs import ClientCore
 from bstar_client.delivery import Delivery
-from bstar_client.link import Transport, connecting, timeout_ms
+from bstar_client.links import Transport, connecting, timeout_ms
 from bstar_client.settings import ClientSettings
 from bstar_client.sync.leader import Leadership
 from bstar_client.unclosed import guard

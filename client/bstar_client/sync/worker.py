@@ -64,8 +64,9 @@ class Worker(BaseWorker[Handler]):
     broker's; in the native dialect the broker tells both.
 
     ``backoff_min_s`` to ``backoff_max_s``: the pause before it connects to a node again, doubled with each
-    failure in a row. ``hooks``: an observer of sessions and requests. ``link``: socket options. ``context``:
-    a ZeroMQ context to share; the worker does not end it.
+    failure in a row. ``hooks``: an observer of sessions and requests. ``link``: socket options.
+    ``security``: its key, and the keys of the nodes (``bstar.security``). ``context``: a ZeroMQ context to
+    share; the worker does not end it.
 
     ``journal``: a directory in which the worker records its executions and its sessions, or JournalSettings;
     see docs/journal.md. It never makes a handler wait.

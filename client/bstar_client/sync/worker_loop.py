@@ -17,7 +17,7 @@ from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_outputs import Begin
 from bstar_client.core.worker_session import WorkerCore
 from bstar_client.dispatch import Dispatcher
-from bstar_client.link import Transport, connecting, timeout_ms
+from bstar_client.links import Transport, connecting, timeout_ms
 from bstar_client.sync.executor import Executor
 from bstar_client.sync.leader import Leadership
 from bstar_client.sync.mailboxes import UNSENT_S_MAX, Inbox, Outbox, Word

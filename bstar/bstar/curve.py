@@ -1,0 +1,163 @@
+"""CURVE on sockets: the side that listens, with a ZAP handler in the reactor, and the side that connects.
+
+libzmq asks the ZAP handler of its context about each connection before the first message passes (27/ZAP). The
+handler runs in the reactor's thread, one answer for each request, and waits for nothing. A handshake without
+an answer ends after the socket's ``handshake_ivl``.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import zmq
+from zmq.utils import z85
+
+from bstar.errors import ConfigurationError
+from bstar.reactor import Reactor
+from bstar.security import KeyPair, Principal, Principals, Security, read_key
+from bstar.security.zap import Doorkeeper
+from bstar.settings.principals import PrincipalsFile
+from bstar.settings.schema import SecuritySettings
+
+T = TypeVar("T")
+
+_log = logging.getLogger("bstar.security")
+
+_ENDPOINT = "inproc://zeromq.zap.01"
+# Handshakes that wait for an answer: more than a storm of clients brings in one turn of the loop.
+_QUEUE_MESSAGES = 10_000
+# A turn answers so many, then messages and timers have theirs. An answer takes some 20 µs.
+_BURST_MAX = 200
+# A refusal is logged once for each reason and each key or principal, for this many; the others are counted.
+_LOGGED_MAX = 1_000
+# How often the principals file is looked at.
+_REFRESH_S = 2.0
+
+
+class NodeSecurity:
+    """The key of one listening process and its principals, as its configuration names them.
+
+    ``to_peer`` and ``to_arbiter`` are what its own connections use; their servers follow the principals file.
+    Raises ConfigurationError if a file cannot be used, or if the own key is not in the list as a peer.
+    """
+
+    def __init__(self, key_path: str, principals_path: str) -> None:
+        self.key = _explained("security.key", lambda: read_key(key_path))
+        self.file = _explained("security.principals", lambda: PrincipalsFile(principals_path))
+        self.error = ""
+        """Why the principals file could not be read again; "" if nothing is wrong with it."""
+
+    @classmethod
+    def of(cls, settings: SecuritySettings) -> "NodeSecurity | None":
+        """What a node's configuration says; None without a key."""
+        if settings.key is None or settings.principals is None:
+            return None
+        return cls(settings.key, settings.principals)
+
+    @property
+    def principals(self) -> Principals:
+        """The list as it was read last."""
+        return self.file.principals
+
+    def find(self, user_id: str) -> Principal | None:
+        """The principal of a connection's user id; None if its key is not listed now."""
+        return self.file.principals.of_user(user_id)
+
+    def to_peer(self) -> Security:
+        """For the connection to the peer: any other key of a peer is the peer's."""
+        own = self.key.public.decode()
+        keys = [key for entry in self.principals.all if entry.is_peer for key in entry.keys if key != own]
+        return self._trust(keys, "peer beside this node", "peer: true")
+
+    def to_arbiter(self) -> Security:
+        """For the connection to the arbiter."""
+        keys = [key for entry in self.principals.all if entry.is_arbiter for key in entry.keys]
+        return self._trust(keys, "arbiter, and endpoints.arbiter names one", "arbiter: true")
+
+    def _trust(self, keys: list[str], who: str, role: str) -> Security:
+        if not keys:
+            raise ConfigurationError(
+                f"security.principals: lists no {who}: add an entry with its keys and {role}"
+            )
+        return Security(self.key, servers=keys)
+
+    def refresh(self) -> bool:
+        """Read the principals file again if it has changed; True if there is a new list."""
+        try:
+            is_new = self.file.refresh()
+        except ConfigurationError as error:
+            self.error = str(error)
+            _log.error("the principals file cannot be used, what it said before holds: %s", error)
+            return False
+        if is_new:
+            self.error = ""
+            _log.info("the principals file was read again: %d principals", len(self.principals.all))
+        return is_new
+
+
+def _explained(key: str, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{key}: {error}") from error
+
+
+class Gate:
+    """The ZAP handler of a context. One for each context; everything from the reactor's thread."""
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", reactor: Reactor, security: NodeSecurity
+    ) -> None:
+        self._reactor = reactor
+        self.security = security
+        # Whose connection brought the message that was read last.
+        self.user_id = ""
+        self._logged: set[tuple[str, str]] = set()
+        self.doorkeeper = Doorkeeper(security.principals, lambda key: z85.encode(key).decode(), self._report)
+        self._socket = socket = context.socket(zmq.ROUTER)
+        socket.linger = 0
+        socket.sndhwm = socket.rcvhwm = _QUEUE_MESSAGES
+        socket.bind(_ENDPOINT)
+        reactor.add_source(socket, self._on_readable)
+        self._timer = reactor.add_timer(_REFRESH_S, self._refresh)
+
+    def close(self) -> None:
+        """Answer no more; new connections fail. Before the reactor is closed."""
+        self._timer.cancel()
+        self._reactor.remove(self._socket)
+        self._socket.close(0)
+
+    def look(self, frame: zmq.Frame) -> None:
+        """Note the user id of the connection that brought this frame, for ``user_id``."""
+        self.user_id = cast("str", frame.get("User-Id"))
+
+    def _refresh(self, now: float) -> None:
+        if self.security.refresh():
+            self.doorkeeper.principals = self.security.principals
+            self._logged.clear()
+
+    def _on_readable(self, now: float) -> None:
+        for _ in range(_BURST_MAX):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            # libzmq puts an empty frame between its address and the request, as REQ does.
+            at = frames.index(b"") + 1 if b"" in frames else 1
+            reply = self.doorkeeper.answer(frames[at:])
+            if reply is not None:
+                self._socket.send_multipart([*frames[:at], *reply], zmq.NOBLOCK)
+
+    def _report(self, reason: str, who: str, address: str) -> None:
+        if (reason, who) in self._logged or len(self._logged) >= _LOGGED_MAX:
+            return
+        self._logged.add((reason, who))
+        text = "refused a connection from %s: %s%s; the next ones are only counted"
+        _log.warning(text, address or "an unknown address", reason, f" ({who})" if who else "")
+
+
+def serve(socket: "zmq.Socket[bytes]", key: KeyPair, domain: bytes) -> None:
+    """Take CURVE connections only, of principals that may enter ``domain``. Before it is bound."""
+    socket.curve_server = True
+    socket.curve_secretkey = key.secret
+    socket.zap_domain = domain

@@ -1,0 +1,66 @@
+"""Connects a socket to one endpoint, in plain or with CURVE, and tries the keys that its server may have."""
+
+from typing import Final
+
+import zmq
+
+from bstar.security.trust import Security
+
+FAILURES: Final = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+"""Events of the socket's monitor that its owner passes to ``note``, with EVENT_HANDSHAKE_SUCCEEDED."""
+
+# libzmq does not try again by itself after these.
+_GIVEN_UP: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+
+
+class Connector:
+    """``failures`` counts the handshakes that failed since the last one that succeeded.
+
+    A handshake fails if the server has another key than the one tried, if it refuses ours, or if one side
+    wants CURVE and the other does not. ``number`` says which of the servers' keys is tried.
+    """
+
+    def __init__(
+        self, socket: "zmq.Socket[bytes]", endpoint: str, security: Security | None, number: int = 0
+    ) -> None:
+        self._socket = socket
+        self._endpoint = endpoint
+        self._security = security
+        self.number = number
+        self.failures = 0
+
+    @property
+    def is_untrusted(self) -> bool:
+        """True if handshakes failed with every key that the server may have."""
+        return self.failures >= (1 if self._security is None else len(self._security.servers))
+
+    def connect(self) -> None:
+        """Connect. ZMQError if the endpoint is none."""
+        security = self._security
+        if security is not None:
+            self._socket.curve_publickey = security.key.public
+            self._socket.curve_secretkey = security.key.secret
+            self._socket.curve_serverkey = security.servers[self.number % len(security.servers)]
+        self._socket.connect(self._endpoint)
+
+    def connect_again(self) -> None:
+        """Connect anew, with the next key."""
+        self.number += 1
+        self._socket.disconnect(self._endpoint)
+        self.connect()
+
+    def note(self, event: int) -> bool:
+        """Take note of an event. True if libzmq tries no more: call ``connect_again`` after a pause."""
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.failures = 0
+        elif event & FAILURES:
+            self.failures += 1
+            if event in _GIVEN_UP:
+                return True
+            if self._security is not None and self.failures % len(self._security.servers):
+                self.connect_again()
+        return False

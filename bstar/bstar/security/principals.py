@@ -1,0 +1,164 @@
+"""Who may connect to a node, and as what: principals, their keys and their roles.
+
+A principal is a name with one or more public keys. Two keys at once let it change its key without an outage.
+Its roles:
+
+    peer        a node of the pair
+    arbiter     the arbiter that the nodes ask
+    operator    looks at everything: mmi.state and the other management services
+    offers      a worker, of the services that match these patterns
+    calls       a client, of the services that match these patterns
+
+A pattern is a service's name, or the beginning of names with * at its end; "*" alone matches every service. A
+connection bears the ``user_id`` that ZAP gave it: the principal's name and the key that it proved. So a key
+that is removed from the list is nobody's at once, on connections that are open, too.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from bstar.errors import ConfigurationError
+
+_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+# Names of services that a principal was asked about; the answers are kept.
+_ANSWERS_MAX = 10_000
+
+
+def is_public_key(text: str) -> bool:
+    """True for 40 characters of Z85."""
+    return _KEY.fullmatch(text) is not None
+
+
+class Patterns:
+    """A set of names and of beginnings of names (``eu.*``)."""
+
+    __slots__ = ("_answers", "_names", "_prefixes", "texts")
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self.texts = tuple(texts)
+        self._names = frozenset(text.encode() for text in self.texts if not text.endswith("*"))
+        self._prefixes = tuple(text[:-1].encode() for text in self.texts if text.endswith("*"))
+        self._answers: dict[bytes, bool] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.texts)
+
+    def match(self, name: bytes) -> bool:
+        """True if one of them matches the service."""
+        answer = self._answers.get(name)
+        if answer is None:
+            answer = name in self._names or name.startswith(self._prefixes)
+            if len(self._answers) >= _ANSWERS_MAX:
+                self._answers.clear()
+            self._answers[name] = answer
+        return answer
+
+
+NOTHING = Patterns()
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """One entry of the list. ``keys`` are public halves in Z85.
+
+    ``requests_per_s`` bounds what all its connections together may ask of one node; None does not.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    is_peer: bool = False
+    is_arbiter: bool = False
+    is_operator: bool = False
+    offers: Patterns = NOTHING
+    calls: Patterns = NOTHING
+    requests_per_s: float | None = None
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The words of the list: peer, arbiter, operator, offers, calls."""
+        held = {
+            "peer": self.is_peer,
+            "arbiter": self.is_arbiter,
+            "operator": self.is_operator,
+            "offers": self.offers,
+            "calls": self.calls,
+        }
+        return tuple(role for role, has_role in held.items() if has_role)
+
+
+class Principals:
+    """The list of a node. Raises ConfigurationError if two principals share a name or a key."""
+
+    def __init__(self, principals: Iterable[Principal] = ()) -> None:
+        self.all = tuple(principals)
+        self._by_key: dict[str, tuple[str, Principal]] = {}
+        self._by_user: dict[str, Principal] = {}
+        names: set[str] = set()
+        for principal in self.all:
+            if principal.name in names:
+                raise ConfigurationError(f"two principals are called {principal.name}")
+            names.add(principal.name)
+            for key in principal.keys:
+                if key in self._by_key:
+                    other = self._by_key[key][1].name
+                    raise ConfigurationError(
+                        f"{principal.name} and {other} have the same key: each needs its own"
+                    )
+                user_id = f"{principal.name} {key}"
+                self._by_key[key] = (user_id, principal)
+                self._by_user[user_id] = principal
+
+    def of_key(self, key: str) -> tuple[str, Principal] | None:
+        """The user id and the principal of a public key."""
+        return self._by_key.get(key)
+
+    def of_user(self, user_id: str) -> Principal | None:
+        """Whose connection it is; None if its key is in the list no more."""
+        return self._by_user.get(user_id)
+
+
+def principal_of(name: str, entry: object) -> Principal:
+    """One entry of a principals file. Raises ConfigurationError saying what is wrong with it."""
+    try:
+        parts = msgspec.convert(entry, _Entry)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{error}") from None
+    for key in parts.keys:
+        if not is_public_key(key):
+            raise ConfigurationError(
+                "keys: holds what is no public key: 40 characters of Z85, as in the .pub file"
+            )
+    for word, texts in (("offers", parts.offers), ("calls", parts.calls)):
+        for text in texts:
+            if not text or "*" in text[:-1]:
+                raise ConfigurationError(
+                    f"{word}: {text!r} is no pattern: a name, or the beginning of names and *"
+                )
+    principal = Principal(
+        name,
+        tuple(parts.keys),
+        parts.peer,
+        parts.arbiter,
+        parts.operator,
+        Patterns(parts.offers),
+        Patterns(parts.calls),
+        parts.requests_per_s,
+    )
+    if not principal.roles:
+        raise ConfigurationError(
+            "has no role: say peer: true, arbiter: true, operator: true, offers: [...] or calls: [...]"
+        )
+    return principal
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    keys: list[str]
+    peer: bool = False
+    arbiter: bool = False
+    operator: bool = False
+    offers: list[str] = []
+    calls: list[str] = []
+    requests_per_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None

@@ -1,0 +1,78 @@
+"""Answers ZAP requests (27/ZAP): is this the key of somebody who may connect here?
+
+Each socket has a domain, and each domain asks for certain roles. A key that the list does not have, or whose
+owner has no such role, is refused with 300: libzmq then ends the connection and the other side tries again.
+After 400 libzmq would never try again, and a key that is added to the list later would not help. No socket is
+touched here.
+
+    request   [version] [request id] [domain] [address] [routing id] [mechanism] [credentials…]
+    reply     [version] [request id] [status] [text] [user id] [metadata]
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from bstar.security.principals import Principal, Principals
+
+VERSION: Final = b"1.0"
+CURVE: Final = b"CURVE"
+KEY_BYTES: Final = 32
+
+# The domains of a node's sockets, and of the arbiter's.
+CLIENTS: Final = b"bstar.clients"
+PEERS: Final = b"bstar.peers"
+
+_ROLES: dict[bytes, frozenset[str]] = {
+    CLIENTS: frozenset(("operator", "offers", "calls")),
+    PEERS: frozenset(("peer",)),
+}
+_REQUEST_FRAMES_MIN = 6
+_SHOWN_BYTES_MAX = 64
+
+
+class Doorkeeper:
+    """Decides who may connect. ``refusals`` counts by reason; ``on_refused(reason, who, address)`` reports.
+
+    ``encode`` turns the 32 octets of a key into Z85. ``principals`` may be replaced at any time.
+    """
+
+    def __init__(
+        self,
+        principals: Principals,
+        encode: Callable[[bytes], str],
+        on_refused: Callable[[str, str, str], None] = lambda reason, who, address: None,
+    ) -> None:
+        self.principals = principals
+        self.admitted: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self._encode = encode
+        self._on_refused = on_refused
+
+    def answer(self, frames: list[bytes]) -> list[bytes] | None:
+        """The reply to one request; None to what is none (libzmq then gives up the handshake)."""
+        if len(frames) < _REQUEST_FRAMES_MIN or frames[0] != VERSION:
+            self._refuse("malformed", "", b"")
+            return None
+        request_id, domain, address, mechanism = frames[1], frames[2], frames[3], frames[5]
+        credentials = frames[6:]
+        if mechanism != CURVE or len(credentials) != 1 or len(credentials[0]) != KEY_BYTES:
+            return self._refuse("no-curve", "", address, request_id)
+        key = self._encode(credentials[0])
+        found = self.principals.of_key(key)
+        if found is None:
+            return self._refuse("unknown-key", key, address, request_id)
+        user_id, principal = found
+        if not self._may_enter(principal, domain):
+            return self._refuse("wrong-role", principal.name, address, request_id)
+        self.admitted[principal.name] += 1
+        return [VERSION, request_id, b"200", b"OK", user_id.encode(), b""]
+
+    @staticmethod
+    def _may_enter(principal: Principal, domain: bytes) -> bool:
+        return not _ROLES.get(domain, frozenset()).isdisjoint(principal.roles)
+
+    def _refuse(self, reason: str, who: str, address: bytes, request_id: bytes = b"") -> list[bytes]:
+        self.refusals[reason] += 1
+        self._on_refused(reason, who, address[:_SHOWN_BYTES_MAX].decode("ascii", "replace"))
+        return [VERSION, request_id, b"300", reason.encode(), b"", b""]

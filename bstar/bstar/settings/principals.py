@@ -1,0 +1,99 @@
+"""The principals file of a node: who may connect, and as what.
+
+    principals:
+      bstar-primary: {keys: ['…'], peer: true}
+      bstar-backup:  {keys: ['…'], peer: true}
+      shop:          {keys: ['…'], calls: [price, "stock.*"]}
+      price-worker:  {keys: ['…'], offers: [price]}
+      ops:           {keys: ['…'], operator: true}
+
+One file for both nodes of a pair and for its arbiter. They read it again when it changes.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from bstar.errors import ConfigurationError
+from bstar.security.keys import check_name
+from bstar.security.principals import Principal, Principals, principal_of
+from bstar.settings.document import Problems, read_document, shown
+
+LIST_HEAD = """\
+# Who may connect, and as what (docs/security.md). The same file for both nodes; they read it again when it
+# changes. Roles: peer: true, arbiter: true, operator: true, offers: [SERVICE], calls: [SERVICE]; SERVICE may
+# end with * and then stands for all that begin so.
+principals:
+"""
+"""The first lines of a list that ``entry_line`` continues."""
+
+
+def entry_line(name: str, public: str, roles: Iterable[str]) -> str:
+    """One entry in one line. ``roles`` are peer, arbiter, operator, ``offers:A,B`` or ``calls:A,B``."""
+    said = []
+    for role in roles:
+        word, is_listed, texts = role.partition(":")
+        listed = ", ".join(f"'{text.strip()}'" for text in texts.split(",") if text.strip())
+        said.append(f"{word}: [{listed}]" if is_listed else f"{word}: true")
+    return f"  {name}: {{keys: ['{public}'], {', '.join(said)}}}\n"
+
+
+def load_principals(path: str | os.PathLike[str]) -> Principals:
+    """Read a principals file. Raises ConfigurationError naming all that is wrong, with its lines."""
+    problems = Problems()
+    source = os.fspath(path)
+    document, lines = read_document(Path(path), problems)
+
+    def where(key: str) -> str:
+        return f"{source}:{lines[key]}" if key in lines else source
+
+    for key in document:
+        if key != "principals":
+            problems.problem(where(str(key)), str(key), "unknown key; there is only principals")
+    entries = document.get("principals")
+    if not isinstance(entries, Mapping):
+        problems.problem(
+            where("principals"), "principals", f"must hold names with their keys, not {shown(entries)}"
+        )
+        entries = {}
+    found: list[Principal] = []
+    for name, entry in entries.items():
+        place = f"principals.{name}"
+        try:
+            check_name(str(name))
+            found.append(principal_of(str(name), entry))
+        except ConfigurationError as error:
+            problems.problem(where(place), place, str(error))
+    problems.raise_all()
+    try:
+        return Principals(found)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error}") from error
+
+
+class PrincipalsFile:
+    """The file, and what it said when it was read last. Raises ConfigurationError if it cannot be used."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._stamp = self._look()
+        self.principals = load_principals(path)
+
+    def _look(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino, found.st_size
+
+    def refresh(self) -> bool:
+        """Read it again if it has changed; True if it says something new.
+
+        Raises ConfigurationError once for each change that cannot be used. What was read before then holds.
+        """
+        stamp = self._look()
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        self.principals = load_principals(self._path)
+        return True

@@ -1,0 +1,202 @@
+"""``bstar keys``: the CURVE keys of nodes, workers and clients, and the list of who may connect."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from bstar.errors import ConfigurationError
+from bstar.security.keys import new_key, read_public_key, write_key
+from bstar.security.principals import Principal, principal_of
+from bstar.settings.principals import LIST_HEAD, entry_line, load_principals
+from bstar_cli.options import refuse
+
+keys = typer.Typer(
+    name="keys",
+    no_args_is_help=True,
+    add_completion=False,
+    help="CURVE keys, and the list of who may connect (docs/security.md).",
+)
+
+LIST_NAME = "principals.yaml"
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder of keys and of the list.")]
+
+
+@keys.command()
+def new(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME…", help="Whose keys: a node, a worker, a client.")
+    ],
+    out: Out = Path("keys"),
+    peer: Annotated[bool, typer.Option("--peer", help="They are nodes of the pair.")] = False,
+    arbiter: Annotated[bool, typer.Option("--arbiter", help="They are arbiters.")] = False,
+    operator: Annotated[bool, typer.Option("--operator", help="They may look at everything.")] = False,
+    offers: Annotated[
+        str | None, typer.Option("--offers", metavar="SERVICE,…", help="They are workers of these services.")
+    ] = None,
+    calls: Annotated[
+        str | None, typer.Option("--calls", metavar="SERVICE,…", help="They are clients of these services.")
+    ] = None,
+) -> None:
+    """Make a key for each name, and add it to DIR/principals.yaml with the roles that you give.
+
+    NAME.key is secret (mode 0600): it goes to its owner alone. NAME.pub and the list are not. No file is
+    replaced. Without a role the list is not touched.
+
+    Exit codes: 0 made; 2 wrong usage, or a file is there already.
+
+    Examples:
+
+        bstar keys new primary backup --peer
+
+        bstar keys new price-worker --offers price
+
+        bstar keys new shop --calls 'price,stock.*' --out /etc/bstar/keys
+    """
+    refuse(len(set(names)) != len(names), "a name stands twice")
+    given = {"peer": peer, "arbiter": arbiter, "operator": operator}
+    roles = [role for role, is_given in given.items() if is_given]
+    roles += [f"{word}:{texts}" for word, texts in (("offers", offers), ("calls", calls)) if texts]
+    listed = out / LIST_NAME
+    if roles and listed.exists():
+        known = {entry.name for entry in load_principals(listed).all} & set(names)
+        refuse(known, f"{listed} lists {', '.join(sorted(known))} already: bstar keys rotate changes a key")
+    made = [new_key(name) for name in names]
+    lines = [entry_line(key.name, key.public.decode(), roles) for key in made]
+    if roles:
+        _check(lines)
+    for key in made:
+        secret, public = write_key(key, out)
+        typer.echo(f"{secret} (secret, for {key.name} alone), {public}")
+    if roles:
+        _append(listed, lines)
+        typer.echo(f"{listed} lists {', '.join(names)} as {', '.join(roles)}")
+    if peer:
+        path = out / f"{names[0]}.key"
+        typer.echo(
+            f"\n# in the configuration of {names[0]}:\nsecurity:\n  key: {path}\n  principals: {listed}"
+        )
+
+
+@keys.command()
+def show(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE…", help="Files .key or .pub, or a principals file.")
+    ],
+) -> None:
+    """Print names, public keys and roles; never a secret key.
+
+    Exit codes: 0 printed; 2 a file holds no keys.
+
+    Examples:
+
+        bstar keys show keys/shop.key
+
+        bstar keys show keys/principals.yaml
+    """
+    for file in files:
+        if file.suffix in (".yaml", ".yml"):
+            for entry in load_principals(file).all:
+                said = [word for word in entry.roles if word not in ("offers", "calls")]
+                said += [f"{word} {', '.join(texts)}" for word, texts in _services(entry) if texts]
+                typer.echo(f"{entry.name}: {'; '.join(said)}")
+                for public in entry.keys:
+                    typer.echo(f"  {public}")
+        else:
+            name, key = read_public_key(file)
+            typer.echo(f"{name}: {key.decode()}")
+
+
+@keys.command()
+def rotate(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key.")], out: Out = Path("keys")
+) -> None:
+    """Make a second key for NAME, and list it beside the first: both are good until the first is retired.
+
+    The new files are NAME.next.key and NAME.next.pub. Nodes take the new key some seconds after the list
+    has reached them. Give the new key to its owner, restart that, then: bstar keys retire NAME.
+
+    For a node's key: clients and workers must trust both keys before the node is restarted with the new one.
+
+    Exit codes: 0 made; 2 NAME is not listed, or has two keys already.
+
+    Examples:
+
+        bstar keys rotate shop --out /etc/bstar/keys
+    """
+    listed = out / LIST_NAME
+    old = _keys_of(listed, name)
+    refuse(len(old) > 1, f"{name} has {len(old)} keys in {listed}: first bstar keys retire {name}")
+    key = new_key(name)
+    secret, public = write_key(key, out, file_name=f"{name}.next")
+    _replace_keys(listed, name, [*old, key.public.decode()])
+    typer.echo(f"{secret} (secret, for {name} alone), {public}\n{listed} lists both keys of {name}")
+
+
+@keys.command()
+def retire(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose old key.")], out: Out = Path("keys")
+) -> None:
+    """End a rotation: take the first key of NAME off the list, and let the new files have its names.
+
+    Whoever still uses the old key is refused from then on, on open connections, too.
+
+    Exit codes: 0 done; 2 NAME has no second key, or its files are missing.
+
+    Examples:
+
+        bstar keys retire shop --out /etc/bstar/keys
+    """
+    listed = out / LIST_NAME
+    old = _keys_of(listed, name)
+    refuse(len(old) < 2, f"{name} has one key in {listed}: bstar keys rotate {name} makes the second")
+    _replace_keys(listed, name, old[1:])
+    for suffix in (".key", ".pub"):
+        try:
+            (out / f"{name}.next{suffix}").replace(out / f"{name}{suffix}")
+        except FileNotFoundError:
+            typer.echo(f"{out / name}.next{suffix} is not here; nothing to rename", err=True)
+    typer.echo(f"{listed} lists the new key of {name} alone")
+
+
+def _services(entry: Principal) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return (("offers", entry.offers.texts), ("calls", entry.calls.texts))
+
+
+def _check(lines: list[str]) -> None:
+    """Raise ConfigurationError if the list could not be read with these lines in it."""
+    for name, entry in yaml.safe_load("".join(lines)).items():
+        principal_of(str(name), entry)
+
+
+def _append(listed: Path, lines: list[str]) -> None:
+    try:
+        text = listed.read_text(encoding="utf-8") if listed.exists() else LIST_HEAD
+        listed.write_text(text + "\n" * (not text.endswith("\n")) + "".join(lines), encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{listed}: cannot be written: {error.strerror}") from error
+
+
+def _keys_of(listed: Path, name: str) -> list[str]:
+    found = [entry for entry in load_principals(listed).all if entry.name == name]
+    refuse(not found, f"{listed} lists no {name}")
+    return list(found[0].keys)
+
+
+def _replace_keys(listed: Path, name: str, public: list[str]) -> None:
+    text = listed.read_text(encoding="utf-8")
+    entry = re.compile(
+        rf"^(\s+{re.escape(name)}:\s*\{{.*?keys:\s*\[)[^'\]]*(?:'[^']*'[^'\]]*)*(\])", re.MULTILINE
+    )
+    listing = ", ".join(f"'{key}'" for key in public)
+    text, count = entry.subn(lambda found: f"{found[1]}{listing}{found[2]}", text)
+    refuse(
+        count != 1,
+        f"{listed}: the entry of {name} is not in one line as bstar keys new writes it: put these keys there "
+        f"yourself: {listing}",
+    )
+    new_text = listed.with_name(f"{listed.name}.new")
+    new_text.write_text(text, encoding="utf-8")
+    new_text.replace(listed)

@@ -1,0 +1,247 @@
+"""What each principal may do at a node, by the key of its connection and never by its routing id."""
+
+from __future__ import annotations
+
+import pytest
+
+from bstar.security import Principal
+from bstar.security.principals import Patterns
+from bstar.star import PeerMessage, Role, StarMachine, StarSettings
+from bstar.wire import native
+from bstar.wire.messages import ErrorCode, Reason
+from bstar.wire.peer import PeerState
+from bstar_broker.core import BrokerSettings, Dispatch, Node, Notice, Send
+
+ID = bytes(range(24))
+PRINCIPALS = {
+    "shop": Principal("shop", (), calls=Patterns(["price", "eu.*"])),
+    "bank": Principal("bank", (), calls=Patterns(["price"])),
+    "worker": Principal("worker", (), offers=Patterns(["price"])),
+    "second": Principal("second", (), offers=Patterns(["price"])),
+    "both": Principal("both", (), offers=Patterns(["price"]), calls=Patterns(["price"])),
+    "ops": Principal("ops", (), is_operator=True),
+}
+
+
+class House:
+    """An active node with a list of principals."""
+
+    def __init__(self) -> None:
+        self.principals = dict(PRINCIPALS)
+        self.now = 0.0
+        self.notices: list[str] = []
+        machine = StarMachine(StarSettings(pair="test", role=Role.PRIMARY), node="we", epoch=0, now=0.0)
+        self.node = Node(
+            machine,
+            BrokerSettings(),
+            node_id=bytes(16),
+            drain_timeout_s=5.0,
+            version="test",
+            now=0.0,
+            find_principal=self.principals.get,
+        )
+        for number, state in enumerate((2, 4)):
+            said = PeerState(
+                state=state, pair="test", role="backup", node="they", seq=number, epoch=0, heartbeat_ms=1000,
+                timeout_ms=2000,
+            )  # fmt: skip
+            self.node.step(PeerMessage(said), 0.0)
+        assert self.node.is_active
+
+    @property
+    def drops(self) -> dict[str, int]:
+        return dict(self.node.broker.ledger.drops)
+
+    def hear(self, user: str, routing_id: bytes, frames: list[bytes]) -> list[list[bytes]]:
+        """What the node sends because of this message."""
+        outputs = self.node.receive_frames([routing_id, *frames], self.now, user)
+        self.notices += [output.text for output in outputs if isinstance(output, Notice)]
+        return [output.frames for output in outputs if isinstance(output, Send | Dispatch)]
+
+    def call(
+        self, user: str, service: bytes = b"price", client: bytes = b"client", id_: bytes = ID
+    ) -> list[list[bytes]]:
+        request = native.encode_request(id_, service, [b"x"], ttl_ms=0, epoch=0, is_repeated=False)
+        return self.hear(user, client, request)
+
+    def offer(
+        self, user: str, service: bytes = b"price", worker: bytes = b"worker", epoch: int = 0
+    ) -> list[list[bytes]]:
+        return self.hear(user, worker, native.encode_ready(service, credit=1, epoch=epoch))
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def command(frames: list[bytes]) -> tuple[bytes, int, int]:
+    message = native.decode(frames[1:])
+    return frames[0], message.command, message.value
+
+
+def test_a_client_calls_what_its_entry_lists(house: House) -> None:
+    house.offer("worker")
+    (dispatched,) = house.call("shop")
+    assert command(dispatched)[:2] == (b"worker", native.REQUEST)
+    assert house.call("shop", b"eu.tax", id_=ID[::-1]) == [], "it waits for a worker"
+
+
+@pytest.mark.parametrize("user", ["worker", "ops", "nobody", ""])
+def test_nobody_else_does_and_hears_why(house: House, user: str) -> None:
+    house.offer("worker")
+    (answer,) = house.call(user)
+    assert command(answer) == (b"client", native.ERROR, ErrorCode.NOT_ALLOWED)
+    assert not house.node.broker.ledger.by_identity
+
+
+def test_a_refusal_names_both(house: House) -> None:
+    (answer,) = house.call("shop", b"secret")
+    text = native.decode(answer[1:]).body[0].decode()
+    assert '"secret"' in text
+    assert "shop" in text
+    assert house.drops == {"call-not-allowed": 1}
+    house.call("shop", b"secret")
+    assert len(house.notices) == 1, "the log has it once"
+
+
+def test_a_plain_client_hears_nothing_and_is_counted(house: House) -> None:
+    house.offer("worker", b"price")
+    assert house.hear("ops", b"c1", [b"", b"MDPC01", b"price", b"x"]) == []
+    assert house.hear("ops", b"c2", [b"MDPC02", b"\x01", b"price", b"x"]) == []
+    assert house.drops == {"call-not-allowed": 2}
+
+
+@pytest.mark.parametrize("user", ["shop", "both"])
+def test_each_request_of_a_batch_is_refused(house: House, user: str) -> None:
+    house.offer("worker")
+    batch = native.encode_requests(ID[:16], b"secret", [1, 2], [0, 0], [b"a", b"b"])
+    assert [command(answer)[1:] for answer in house.hear(user, b"client", batch)] == [
+        (native.ERROR, ErrorCode.NOT_ALLOWED)
+    ] * 2
+
+
+def test_a_worker_offers_what_its_entry_lists(house: House) -> None:
+    (answer,) = house.offer("worker", b"bank")
+    assert command(answer) == (b"worker", native.DISCONNECT, Reason.NOT_ALLOWED)
+    assert not house.node.broker.ledger.workers
+    (welcome,) = house.offer("worker", b"price")
+    assert command(welcome)[1] == native.WELCOME
+
+
+@pytest.mark.parametrize("user", ["shop", "ops", "nobody"])
+def test_nobody_else_is_a_worker(house: House, user: str) -> None:
+    house.offer(user)
+    assert not house.node.broker.ledger.workers
+    house.hear(user, b"plain", [b"", b"MDPW01", b"\x01", b"price"])
+    house.hear(user, b"plain2", [b"MDPW02", b"\x01", b"price"])
+    assert not house.node.broker.ledger.workers
+
+
+def test_an_epoch_is_believed_of_workers_alone(house: House) -> None:
+    seen = house.node.machine.epochs.seen
+    for user in ("shop", "ops", "nobody"):
+        house.offer(user, epoch=seen + 5)
+        house.hear(user, b"liar", native.encode_heartbeat(seen + 5))
+    assert house.node.machine.epochs.seen == seen
+    house.offer("worker", epoch=seen + 5)
+    assert house.node.machine.epochs.seen == seen + 5
+
+
+def test_what_only_workers_say_is_dropped_from_clients(house: House) -> None:
+    said = [
+        native.encode_heartbeat(0),
+        native.encode_final(ID, 0, 0, [b"x"]),
+        native.encode_partial(ID, 0, 0, [b"x"]),
+        native.encode_stale_epoch(ID, 99),
+    ]
+    for frames in said:
+        house.hear("shop", b"client", frames)
+    assert house.drops == {"no-worker": len(said)}
+
+
+def test_a_stolen_routing_id_of_a_worker_answers_nothing(house: House) -> None:
+    """libzmq gives a routing id to the connection that claims it last (ROUTER_HANDOVER)."""
+    house.offer("worker", worker=b"w1")
+    house.call("shop")
+    house.offer("second", worker=b"w2")
+    final = native.encode_final(ID, house.node.machine.epoch, 0, [b"forged"])
+    outputs = house.hear("second", b"w1", final)
+    assert b"forged" not in b"".join(frame for frames in outputs for frame in frames)
+    assert command(outputs[0])[:2] == (b"w2", native.REQUEST), "another worker gets the request"
+    assert house.drops["routing-id-taken"] == 1
+
+
+def test_a_stolen_routing_id_of_a_client_gets_no_reply(house: House) -> None:
+    house.offer("worker")
+    house.call("shop", client=b"c1")
+    house.hear("bank", b"c1", native.encode_ping(ID[:16]))
+    final = native.encode_final(ID, house.node.machine.epoch, 0, [b"secret answer"])
+    assert all(frames[0] != b"c1" for frames in house.hear("worker", b"worker", final))
+
+
+def test_a_stolen_routing_id_gets_nothing_that_waited(house: House) -> None:
+    house.call("shop", client=b"c1")
+    house.hear("bank", b"c1", native.encode_ping(ID[:16]))
+    house.offer("worker")
+    final = native.encode_final(ID, house.node.machine.epoch, 0, [b"secret answer"])
+    assert all(frames[0] != b"c1" for frames in house.hear("worker", b"worker", final))
+
+
+def test_a_key_that_leaves_the_list_is_refused_at_once(house: House) -> None:
+    house.offer("worker")
+    del house.principals["shop"]
+    (answer,) = house.call("shop")
+    assert command(answer)[1:] == (native.ERROR, ErrorCode.NOT_ALLOWED)
+    del house.principals["worker"]
+    house.hear("worker", b"worker", native.encode_heartbeat(0))
+    assert not house.node.broker.ledger.workers, "it is sent away with its next heartbeat"
+
+
+def test_a_worker_that_may_not_offer_any_more_is_sent_away(house: House) -> None:
+    house.offer("worker")
+    house.principals["worker"] = Principal("worker", (), offers=Patterns(["other"]))
+    (answer,) = house.hear("worker", b"worker", native.encode_heartbeat(0))
+    assert command(answer) == (b"worker", native.DISCONNECT, Reason.NOT_ALLOWED)
+    assert not house.node.broker.ledger.workers
+
+
+def test_management_services_are_for_operators_and_clients(house: House) -> None:
+    def asked(user: str, service: bytes) -> int:
+        (answer,) = house.call(user, service)
+        return command(answer)[1]
+
+    assert asked("ops", b"mmi.state") == native.FINAL
+    assert asked("shop", b"mmi.service") == native.FINAL
+    assert asked("shop", b"mmi.state") == native.ERROR
+    assert asked("worker", b"mmi.service") == native.ERROR
+
+
+def test_a_principal_with_a_rate_is_told_to_wait(house: House) -> None:
+    house.offer("worker")
+    house.principals["shop"] = Principal("shop", (), calls=Patterns(["*"]), requests_per_s=2)
+    asked = [house.call("shop", client=b"c%d" % number, id_=b"%024d" % number) for number in range(3)]
+    assert [command(answers[0])[1] for answers in (asked[0], asked[2])] == [native.REQUEST, native.BUSY]
+    assert command(asked[2][0])[2] >= 1, "and when it may try again"
+    house.now = 0.6
+    assert house.call("bank", client=b"other") == [], "others are not held up: it is queued"
+    house.call("shop", id_=b"%024d" % 9)
+    assert house.drops == {"rate-limited": 1}
+
+
+def test_a_batch_counts_its_requests(house: House) -> None:
+    house.principals["shop"] = Principal("shop", (), calls=Patterns(["*"]), requests_per_s=10)
+    batch = native.encode_requests(ID[:16], b"price", list(range(50)), [0] * 50, [b"a"] * 50)
+    assert house.hear("shop", b"client", batch) == [], "the bucket was full: it is taken, and leaves a debt"
+    house.now = 3.9
+    assert [command(answer)[1] for answer in house.call("shop")] == [native.BUSY]
+    house.now = 4.2
+    assert house.call("shop") == []
+
+
+def test_owners_are_remembered_in_bounded_room(house: House) -> None:
+    authority = house.node.authority
+    assert authority is not None
+    for number in range(450_000):
+        authority.is_new_owner(b"%d" % number, "shop")
+    assert len(authority._owners) + len(authority._older_owners) <= 400_000

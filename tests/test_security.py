@@ -1,0 +1,232 @@
+"""Keys, the list of principals, the ZAP handler's decisions and the broker's, without a socket."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from bstar.errors import ConfigurationError
+from bstar.security import KeyPair, Principal, Principals, Security, new_key, read_key, read_public_key
+from bstar.security.keys import write_key
+from bstar.security.principals import Patterns
+from bstar.security.zap import CLIENTS, PEERS, Doorkeeper
+from bstar.settings.principals import PrincipalsFile, load_principals
+
+A, B, C = (new_key(name) for name in ("a", "b", "c"))
+
+
+def spelled(text: str) -> str:
+    """With the keys in the places of their names, which differ in each run."""
+    return text.replace("A-PUBLIC", A.public.decode()).replace("B-SECRET", B.secret.decode())
+
+
+def entry(key: KeyPair, name: str = "", **roles: object) -> Principal:
+    return Principal(name or key.name, (key.public.decode(),), **roles)  # type: ignore[arg-type]
+
+
+def test_a_key_survives_its_files(tmp_path: Path) -> None:
+    secret, public = write_key(A, tmp_path)
+    assert read_key(secret) == A
+    assert read_public_key(public) == read_public_key(secret) == ("a", A.public)
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert A.secret.decode() not in public.read_text()
+
+
+def test_a_key_is_never_written_over_another(tmp_path: Path) -> None:
+    secret, _ = write_key(A, tmp_path)
+    with pytest.raises(ConfigurationError, match=r"a\.key exists"):
+        write_key(new_key("a"), tmp_path)
+    assert read_key(secret) == A
+
+
+def test_a_secret_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    secret, _ = write_key(A, tmp_path)
+    secret.chmod(0o640)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        read_key(secret)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("", "is no key file"),
+        ("name: a\n", "is no key file"),
+        ("name: a\npublic: short\n", ":2: is no line"),
+        ("name: a\npublic: A-PUBLIC\n", "holds a public key only"),
+        ("name: a\npublic: A-PUBLIC\nsecret: B-SECRET\n", "do not belong together"),
+        ("name: a b\npublic: A-PUBLIC\n", ":1: is no line"),
+        ("x" * 5_000, ":1: is no line"),
+    ],
+)
+def test_what_is_no_key_is_refused(tmp_path: Path, text: str, wrong: str) -> None:
+    path = tmp_path / "a.key"
+    path.write_text(spelled(text))
+    path.chmod(0o600)
+    with pytest.raises(ConfigurationError, match=wrong):
+        read_key(path)
+
+
+def test_no_text_shows_a_secret_key(tmp_path: Path) -> None:
+    secret, _ = write_key(A, tmp_path)
+    security = Security(secret, servers=[B.public])
+    shown = f"{A!r} {A} {security!r} {security} {[A]} {vars(security)}"
+    assert A.secret.decode() not in shown
+    secret.write_text(secret.read_text().replace("secret", "secrets"))
+    with pytest.raises(ConfigurationError) as caught:
+        read_key(secret)
+    assert A.secret.decode() not in str(caught.value)
+
+
+def test_security_needs_the_key_of_a_server(tmp_path: Path) -> None:
+    secret, public = write_key(A, tmp_path)
+    assert Security(secret, servers=[public, B.public, B.public.decode()]).servers == (A.public, B.public)
+    with pytest.raises(ConfigurationError, match="no server's key"):
+        Security(secret, servers=[])
+    with pytest.raises(ConfigurationError, match="is a list"):
+        Security(secret, servers=str(public))
+
+
+def test_security_from_the_environment(tmp_path: Path) -> None:
+    secret, public = write_key(A, tmp_path)
+    assert Security.from_environment({}) is None
+    both = {"BSTAR_KEY": str(secret), "BSTAR_SERVER_KEYS": f"{public}, {B.public.decode()}"}
+    security = Security.from_environment(both)
+    assert security is not None
+    assert security.servers == (A.public, B.public)
+    with pytest.raises(ConfigurationError, match="BSTAR_SERVER_KEYS is not"):
+        Security.from_environment({"BSTAR_KEY": str(secret)})
+
+
+# --- principals ---------------------------------------------------------------------------------------------
+
+
+def test_a_pattern_is_a_name_or_its_beginning() -> None:
+    patterns = Patterns(["price", "eu.*"])
+    assert [patterns.match(name) for name in (b"price", b"prices", b"eu.", b"eu.price", b"e", b"my.eu.")] == [
+        True, False, True, True, False, False,
+    ]  # fmt: skip
+    assert Patterns(["*"]).match(b"anything")
+    assert not Patterns().match(b"price")
+
+
+def test_patterns_remember_a_bounded_number_of_names() -> None:
+    patterns = Patterns(["a*"])
+    for number in range(25_000):
+        assert patterns.match(b"a%d" % number)
+    assert len(patterns._answers) <= 10_000
+
+
+def test_a_list_of_principals_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "principals.yaml"
+    path.write_text(
+        f"principals:\n  node: {{keys: ['{A.public.decode()}'], peer: true}}\n"
+        f"  shop: {{keys: ['{B.public.decode()}', '{C.public.decode()}'], calls: [price, 'eu.*']}}\n"
+    )
+    found = load_principals(path)
+    assert [(one.name, one.roles) for one in found.all] == [("node", ("peer",)), ("shop", ("calls",))]
+    user_id, shop = found.of_key(C.public.decode()) or ("", None)
+    assert user_id == f"shop {C.public.decode()}"
+    assert found.of_user(user_id) is shop
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("principals: 5", "must hold names"),
+        ("others: {}", "unknown key"),
+        ("principals: {a: 5}", r"principals\.a"),
+        ("principals: {a: {keys: ['x'], peer: true}}", "no public key"),
+        ("principals: {a: {keys: ['A-PUBLIC']}}", "has no role"),
+        ("principals: {a: {keys: ['A-PUBLIC'], peers: true}}", "peers"),
+        ("principals: {a: {keys: ['A-PUBLIC'], calls: ['a*b']}}", "no pattern"),
+        (
+            "principals:\n  a: {keys: ['A-PUBLIC'], peer: true}\n  b: {keys: ['A-PUBLIC'], peer: true}",
+            "have the same key",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_list_is_told(tmp_path: Path, text: str, wrong: str) -> None:
+    path = tmp_path / "principals.yaml"
+    path.write_text(spelled(text))
+    with pytest.raises(ConfigurationError, match=wrong):
+        load_principals(path)
+
+
+def test_a_list_that_breaks_while_it_is_used_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "principals.yaml"
+    good = f"principals: {{a: {{keys: ['{A.public.decode()}'], peer: true}}}}"
+    path.write_text(good)
+    file = PrincipalsFile(path)
+    assert not file.refresh()
+    path.write_text("principals: {")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(ConfigurationError):
+        file.refresh()
+    assert not file.refresh(), "one change is told once"
+    assert file.principals.of_key(A.public.decode())
+    path.write_text(good.replace("peer: true", "operator: true"))
+    os.utime(path, ns=(2, 2))
+    assert file.refresh()
+    assert file.principals.all[0].roles == ("operator",)
+
+
+# --- ZAP ----------------------------------------------------------------------------------------------------
+
+
+def ask(domain: bytes = CLIENTS, key: bytes = b"a" * 32, mechanism: bytes = b"CURVE") -> list[bytes]:
+    return [b"1.0", b"7", domain, b"10.0.0.1", b"", mechanism, key]
+
+
+def doorkeeper(*principals: Principal, told: list[tuple[str, str, str]] | None = None) -> Doorkeeper:
+    names = {b"a" * 32: A, b"b" * 32: B}
+    report = (lambda *what: told.append(what)) if told is not None else (lambda *what: None)
+    return Doorkeeper(Principals(principals), lambda raw: names.get(raw, C).public.decode(), report)
+
+
+def test_zap_lets_a_listed_key_in_and_names_it() -> None:
+    door = doorkeeper(entry(A, "shop", calls=Patterns(["*"])))
+    reply = door.answer(ask())
+    assert reply == [b"1.0", b"7", b"200", b"OK", b"shop " + A.public, b""]
+    assert door.admitted == {"shop": 1}
+
+
+@pytest.mark.parametrize(
+    ("request_frames", "reason"),
+    [
+        (ask(key=b"c" * 32), "unknown-key"),
+        (ask(domain=PEERS), "wrong-role"),
+        (ask(domain=b"another"), "wrong-role"),
+        (ask(domain=b""), "wrong-role"),
+        (ask(mechanism=b"NULL"), "no-curve"),
+        (ask(mechanism=b"PLAIN"), "no-curve"),
+        (ask(key=b"a" * 31), "no-curve"),
+        (ask()[:-1], "no-curve"),
+        ([*ask(), b"more"], "no-curve"),
+    ],
+)
+def test_zap_refuses_everybody_else_for_a_while(request_frames: list[bytes], reason: str) -> None:
+    told: list[tuple[str, str, str]] = []
+    door = doorkeeper(entry(A, "shop", calls=Patterns(["*"])), told=told)
+    reply = door.answer(request_frames)
+    assert reply is not None
+    assert reply[2] == b"300", "after 400 libzmq would never try again"
+    assert reply[4] == b""
+    assert door.refusals == {reason: 1}
+    assert told[0][0] == reason
+    assert not door.admitted
+
+
+@pytest.mark.parametrize(
+    "frames", [[], [b"1.0"], [b"2.0", b"7", CLIENTS, b"", b"", b"CURVE", b"a" * 32], ask()[:5]]
+)
+def test_zap_gives_no_answer_to_what_is_no_request(frames: list[bytes]) -> None:
+    door = doorkeeper(entry(A, is_peer=True))
+    assert door.answer(frames) is None
+    assert door.refusals == {"malformed": 1}
+
+
+def test_a_peer_enters_the_state_link_alone() -> None:
+    door = doorkeeper(entry(A, is_peer=True), entry(B, offers=Patterns(["*"])))
+    replies = [door.answer(ask(domain, key * 32)) for domain in (PEERS, CLIENTS) for key in (b"a", b"b")]
+    assert [reply[2] for reply in replies if reply is not None] == [b"200", b"300", b"300", b"200"]

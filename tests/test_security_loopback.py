@@ -1,0 +1,278 @@
+"""A pair with keys, and those who attack it: a test for each row of the threat model in docs/security.md."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from bstar.errors import NoActiveNodeError, RejectedError
+from bstar.security import Security, new_key
+from bstar.wire import native
+from bstar_client import HAClient, Worker, node_states
+from bstar_testing import Pair, wait_until
+from bstar_testing.nodes import COMMAND
+from bstar_testing.processes import environment
+
+pytestmark = pytest.mark.loopback
+
+REPLY_S = 60.0
+# Long enough that a reply that should not come would have come; nothing is measured.
+NOTHING_MS = 1_500
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with Pair(tmp_path_factory.mktemp("secure"), is_secure=True, has_arbiter=True) as made:
+        assert made.keys is not None
+        made.keys.add("shop", "calls:price,stock.*")
+        made.keys.add("seller", "offers:price")
+        made.start()
+        made.start_workers(1, "echo", service="price")
+        yield made
+        assert not made.odd_ends
+
+
+@contextlib.contextmanager
+def dealer(pair: Pair, name: str = "", *, key: Security | None = None) -> Iterator[zmq.Socket[bytes]]:
+    """A bare DEALER at the primary, of any program: with a key of the pair's list, another, or none."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as bare:
+        bare.linger = 0
+        bare.rcvtimeo = NOTHING_MS
+        security = pair.keys.security(name) if name and pair.keys else key
+        if security is not None:
+            bare.curve_publickey, bare.curve_secretkey = security.key.public, security.key.secret
+            bare.curve_serverkey = security.servers[0]
+        bare.connect(pair.primary.endpoint)
+        yield bare
+
+
+def logs(pair: Pair) -> str:
+    return "\n".join(path.read_text() for path in pair.folder.glob("*.log"))
+
+
+def test_a_pair_with_keys_serves_and_fails_over(pair: Pair) -> None:
+    client = pair.client()
+    assert client.request("price", b"1", timeout=REPLY_S).frames == (b"1",)
+    killed = pair.kill_active()
+    assert client.request("price", b"2", timeout=REPLY_S).frames == (b"2",)
+    killed.launch()
+    killed.wait_for_state("PASSIVE")
+    assert pair.arbiter is not None
+    assert "ballot" in pair.arbiter.log()
+
+
+def test_a_stranger_without_a_key_gets_nothing(pair: Pair) -> None:
+    with dealer(pair) as bare:
+        bare.send_multipart(native.encode_ping())
+        with pytest.raises(zmq.Again):
+            bare.recv_multipart()
+    with HAClient(pair.endpoints) as client, pytest.raises(NoActiveNodeError, match="handshake failed"):
+        client.request("price", b"x", timeout=3.0)
+
+
+def test_a_stranger_with_a_key_of_his_own_gets_nothing_and_is_named_in_the_log(pair: Pair) -> None:
+    assert pair.keys is not None
+    stranger = Security(new_key("stranger"), servers=pair.keys.security("client").servers)
+    with (
+        HAClient(pair.endpoints, security=stranger) as client,
+        pytest.raises(NoActiveNodeError, match="handshake"),
+    ):
+        client.request("price", b"x", timeout=3.0)
+    wait_until(lambda: "unknown-key" in logs(pair), "the log names him")
+    assert stranger.key.public.decode() in logs(pair)
+
+
+def test_a_node_that_poses_as_ours_gets_no_request(pair: Pair) -> None:
+    """Somebody took the node's address. He has a key, but not the node's."""
+    assert pair.keys is not None
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as thief:
+        key = new_key("thief")
+        thief.curve_server, thief.curve_secretkey = True, key.secret
+        thief.rcvtimeo = NOTHING_MS
+        port = thief.bind_to_random_port("tcp://127.0.0.1")
+        security = pair.keys.security("client")
+        with (
+            HAClient([f"tcp://127.0.0.1:{port}"], security=security) as client,
+            pytest.raises(NoActiveNodeError, match="handshake failed"),
+        ):
+            client.request("price", b"secret", timeout=3.0)
+        with pytest.raises(zmq.Again):
+            thief.recv_multipart()
+
+
+def test_a_client_calls_what_its_entry_lists_and_nothing_else(pair: Pair) -> None:
+    assert pair.keys is not None
+    with HAClient(pair.endpoints, security=pair.keys.security("shop")) as client:
+        assert client.request("price", b"x", timeout=REPLY_S).frames == (b"x",)
+        with pytest.raises(RejectedError, match='shop may not call service "payroll"') as caught:
+            client.request("payroll", b"x", timeout=REPLY_S)
+        assert not caught.value.may_have_executed
+        with pytest.raises(RejectedError):
+            list(client.map("payroll", [b"1", b"2", b"3"], timeout=REPLY_S))
+
+
+def test_a_worker_cannot_take_the_work_of_another_service(pair: Pair) -> None:
+    assert pair.keys is not None
+    with dealer(pair, "seller") as bare:
+        bare.send_multipart(native.encode_ready(b"payroll", credit=1, epoch=0))
+        answer = native.decode(bare.recv_multipart())
+        assert answer.command == native.DISCONNECT
+    with dealer(pair, "client") as bare:
+        bare.send_multipart(native.encode_ready(b"price", credit=1, epoch=0))
+        assert native.decode(bare.recv_multipart()).command == native.DISCONNECT
+    state = pair.active().state()
+    assert "payroll" not in [each.service for each in state.broker.services]
+
+
+def test_a_plain_client_of_another_program_uses_curve_unchanged(pair: Pair) -> None:
+    active = pair.active()
+    assert pair.keys is not None
+    with zmq.Context() as context, context.socket(zmq.REQ) as plain:
+        security = pair.keys.security("shop")
+        plain.curve_publickey, plain.curve_secretkey = security.key.public, security.key.secret
+        plain.curve_serverkey = security.servers[0 if active is pair.primary else 1]
+        plain.linger, plain.rcvtimeo = 0, int(REPLY_S * 1_000)
+        plain.connect(active.endpoint)
+        plain.send_multipart([b"MDPC01", b"price", b"hello"])
+        assert plain.recv_multipart() == [b"MDPC01", b"price", b"hello"]
+
+
+def test_nobody_poses_as_the_peer(pair: Pair) -> None:
+    """A client's key, and no key, hear nothing of the state link and cannot speak on it."""
+    assert pair.keys is not None
+    for security in (pair.keys.security("client"), None):
+        with zmq.Context() as context, context.socket(zmq.SUB) as spy:
+            spy.linger, spy.rcvtimeo = 0, NOTHING_MS
+            if security is not None:
+                spy.curve_publickey, spy.curve_secretkey = security.key.public, security.key.secret
+                spy.curve_serverkey = security.servers[0]
+            spy.subscribe(b"")
+            spy.connect(pair.primary.state_endpoint)
+            with pytest.raises(zmq.Again):
+                spy.recv_multipart()
+
+
+def test_an_operator_sees_the_state_and_others_do_not(pair: Pair) -> None:
+    assert pair.keys is not None
+    by_operator = node_states(pair.endpoints, REPLY_S, pair.keys.security("operator"))
+    assert all(report.state for report in by_operator)
+    (report, _) = node_states(pair.endpoints, REPLY_S, pair.keys.security("shop"))
+    assert report.state is None
+    assert "may not ask" in (report.error or "")
+
+
+def test_a_key_that_leaves_the_list_is_refused_on_its_open_connection(pair: Pair) -> None:
+    assert pair.keys is not None
+    pair.keys.add("leaver", "calls:price")
+    with HAClient(pair.endpoints, security=pair.keys.security("leaver")) as client:
+        assert client.request("price", b"x", timeout=REPLY_S).frames == (b"x",)
+        pair.keys.remove("leaver")
+
+        def is_refused() -> bool:
+            try:
+                client.request("price", b"x", timeout=5.0)
+            except (RejectedError, NoActiveNodeError):
+                return True
+            return False
+
+        wait_until(is_refused, "the nodes have read the list again")
+
+
+def test_a_key_is_changed_without_an_outage(pair: Pair) -> None:
+    """Rotation: both keys are good for a while."""
+    assert pair.keys is not None
+    first, second = pair.keys.add("turning", "calls:price"), new_key("turning")
+    lines = pair.keys._lines
+    at = next(number for number, line in enumerate(lines) if line.startswith("  turning:"))
+    servers = pair.keys.security("client").servers
+    with HAClient(pair.endpoints, security=Security(first, servers=servers)) as client:
+        client.request("price", b"x", timeout=REPLY_S)
+        lines[at] = lines[at].replace("keys: [", f"keys: ['{second.public.decode()}', ")
+        pair.keys.write()
+        with HAClient(pair.endpoints, security=Security(second, servers=servers)) as other:
+            assert other.request("price", b"x", timeout=REPLY_S).frames == (b"x",)
+        assert client.request("price", b"x", timeout=REPLY_S).frames == (b"x",)
+
+
+def test_a_client_trusts_a_node_by_any_of_the_keys_it_was_given(pair: Pair) -> None:
+    """So a node gets a new key without an outage."""
+    assert pair.keys is not None
+    security = pair.keys.security("client")
+    others = [new_key(f"old{number}").public for number in range(3)]
+    mixed = Security(security.key, servers=[*others, *security.servers])
+    with HAClient(pair.endpoints, security=mixed) as client:
+        assert client.request("price", b"x", timeout=REPLY_S).frames == (b"x",)
+
+
+def test_garbage_before_the_handshake_harms_nobody(pair: Pair) -> None:
+    host, port = pair.primary.endpoint.removeprefix("tcp://").rsplit(":", 1)
+    seeds = [
+        b"",
+        b"\xff" * 64,
+        os.urandom(200),
+        b"\xff\0\0\0\0\0\0\0\1\x7f\3\1CURVE" + bytes(47) + os.urandom(300),
+    ]
+    for octets in seeds * 25:
+        with socket.create_connection((host, int(port)), REPLY_S) as connection, contextlib.suppress(OSError):
+            connection.sendall(octets)
+    assert pair.client().request("price", b"x", timeout=REPLY_S).frames == (b"x",)
+
+
+def test_no_secret_key_is_written_anywhere(pair: Pair) -> None:
+    """Not to a log, a status, a metric, an error, or the process list."""
+    assert pair.keys is not None
+    secrets = [
+        line.split()[1]
+        for path in pair.keys.folder.glob("*.key")
+        for line in path.read_text().splitlines()
+        if line.startswith("secret:")
+    ]
+    assert len(secrets) >= 6
+    texts = [logs(pair)]
+    for node in pair.nodes:
+        for page in ("/metrics", "/status", "/readyz"):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                texts.append(_fetch(node.http_url + page))
+    texts += [Path(f"/proc/{process.pid}/cmdline").read_text() for process in pair.processes if process.pid]
+    said = subprocess.run(
+        [*COMMAND, "status", "--endpoints", ",".join(pair.endpoints), "--json"],
+        capture_output=True,
+        text=True,
+        env=environment() | pair.keys.variables("operator"),
+        check=False,
+    )
+    assert '"healthy"' in said.stdout
+    texts += [said.stdout, said.stderr]
+    assert not [secret for secret in secrets for text in texts if secret in text]
+
+
+def _fetch(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=REPLY_S) as response:
+            return str(response.read().decode())
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+
+
+def test_a_worker_with_a_key_works_for_clients_with_keys(pair: Pair) -> None:
+    assert pair.keys is not None
+    pair.keys.add("maker", "offers:made.*")
+    security = pair.keys.security("maker")
+    worker = Worker(pair.endpoints, "made.here", lambda request: b"made", security=security)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        assert pair.client().request("made.here", b"x", timeout=REPLY_S).frames == (b"made",)
+    finally:
+        worker.stop()
+        thread.join()
