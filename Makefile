@@ -50,8 +50,8 @@ pipeline-demo: $(JAVA) $(SPARK) ## the demo with journals, and what the pipeline
 	@echo "make: the audit's findings and its verdict"
 	@$(BIN)/bstar pipeline audit $(PLAYED)/tables
 
-# The tests of one module stay in one process, so that they share its fixtures.
-test: $(JAVA) $(TOOLS) ## all tests except those that break real processes, one process per core; or JOBS=1
+# tests/support/schedule.py says how many processes there are, and which tests share one.
+test: $(JAVA) $(TOOLS) ## all tests except those that break real processes, three at a time on two cores; or JOBS=1
 	@$(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist loadfile
 
 mutants: $(TOOLS) ## break the product on purpose, once per mutant, and see that a test notices; or ONLY=star

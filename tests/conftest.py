@@ -13,7 +13,7 @@ from hypothesis import settings
 settings.register_profile("patient", settings(), deadline=None)
 settings.load_profile("patient")
 
-pytest_plugins = ["support.broker_fixtures", "support.spark_fixtures"]
+pytest_plugins = ["support.broker_fixtures", "support.schedule", "support.spark_fixtures"]
 
 # The audit events of what takes time that is not the test's own.
 _FORBIDDEN = frozenset(

@@ -1,0 +1,90 @@
+"""Which tests share a process, and which begin first, when pytest-xdist runs the suite (``make test``).
+
+The tests of a file stay in one process and share its fixtures. Those that need Spark share two sessions.
+The order is about time alone: a long file that begins last keeps one process busy while the others wait.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+
+# Files that share a session, each list about as long as the other.
+_SESSIONS = (
+    ("pipeline_job", "pipeline_incidents", "pipeline_report_tables", "pipeline_sketch", "pipeline_store"),
+    (
+        "pipeline_watch",
+        "source",
+        "calls",
+        "pipeline_bronze",
+        "pipeline_capacity",
+        "pipeline_objectives",
+        "pipeline_silver",
+        "pipeline_session",
+    ),
+)
+# The longest of the others, the longest first.
+_LONG = (
+    "pipeline_cluster",
+    "pair_scenarios",
+    "sim",
+    "fleet_loopback",
+    "epoch_liars",
+    "arbiter_process",
+    "pipeline_connect",
+    "docs_programs",
+    "cli_streams",
+    "state_publisher",
+    "promote",
+    "bench",
+    "bench_fleet",
+    "explorer",
+    "demo",
+    "load",
+    "journal_loopback",
+    "cli",
+    "flood",
+    "published_broker_crashes",
+    "conformance_mdp01",
+    "conformance_mdp02",
+    "unclosed",
+    "keepalive_loopback",
+    "testing_kit",
+    "example",
+)
+_SCOPES = {f"tests/test_{file}.py": f"session {n}" for n, files in enumerate(_SESSIONS) for file in files}
+_ORDER = [*_SCOPES, *(f"tests/test_{file}.py" for file in _LONG)]
+
+
+class _Scheduler(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives a process the tests of one file, or of all files that share a session."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return _SCOPES.get(file, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Scheduler:
+    """Keep the order in which tests were collected."""
+    config.option.loadscopereorder = False
+    return _Scheduler(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Three processes for two cores: most of what a test does is to wait for other processes."""
+    return max(1, (os.cpu_count() or 1) * 3 // 2)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the long files first; pytest-randomly's order stays within a file and between the others."""
+    rank = {file: number for number, file in enumerate(_ORDER)}
+    items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(rank)))
