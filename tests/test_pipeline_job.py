@@ -36,6 +36,8 @@ WRITTEN = [name for name, table in TABLES.items() if table.layer != "stream"]
 # Of each day: how many requests there are, how many of them in the first file of each process, and how many
 # are on disk while the second is still written.
 REQUESTS, IN_FIRST, SO_FAR = 30, 20, 25
+# Records of a backup, of which a file that is cut off lacks a part.
+MISSED = 600
 
 Rows = list[tuple[Any, ...]]
 OPENED, STOCK = (DAYS[1], "orders"), (DAYS[1], "stock")
@@ -87,7 +89,7 @@ def _backup(day: int, pair: str) -> tuple[Run, int]:
     backup = Run("backup", boot=_boot("b", day, pair), pair=pair)
     backup.start(noon)
     backup.state(noon + S, "BACKUP", "PASSIVE", "PEER_ACTIVE", epoch=1)
-    for number in range(2_000):
+    for number in range(MISSED):
         backup.add(records.PeerRejected, noon + 2 * S + number, reason="pair", text=f"{number * 7919:x}")
     end = len(backup.records)
     backup.add(records.Pulse, noon + 40 * S, state="PASSIVE", epoch=1, workers=0, queued=0, in_flight=0)
@@ -209,7 +211,7 @@ def test_whatever_is_wrong_with_the_input_is_counted(done: Done) -> None:
     assert first.duplicates == 3 * (of_first_file + 9)
     cut = rows(done.root, "bronze.files", "SELECT node, lines, last_seq FROM it WHERE state = 'truncated'")
     assert cut == [("backup", count, count) for count in sorted(done.readable)]
-    assert 100 < cut[0][1] <= cut[-1][1] < 2_000
+    assert 100 < cut[0][1] <= cut[-1][1] < MISSED
 
 
 def test_the_rest_is_right(done: Done) -> None:

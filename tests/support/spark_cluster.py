@@ -17,11 +17,11 @@ from pathlib import Path
 import pyspark
 
 from pipeline.events import SETTINGS, Application, read
+from support.spark_fixtures import CODEGEN, JVM_OPTIONS
 
 EXECUTORS = 2
 # Starting three JVMs takes a loaded machine its time.
 LIMIT_S = 400.0
-_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Cluster:
             "spark.ui.enabled": "false",
             "spark.log.level": "WARN",
             "spark.driver.memory": "1g",
-            # Two cores for three JVMs: the optimizing compiler would be at work when the test is over.
-            "spark.driver.extraJavaOptions": _JVM,
-            "spark.executor.extraJavaOptions": _JVM,
+            "spark.driver.extraJavaOptions": JVM_OPTIONS,
+            "spark.executor.extraJavaOptions": JVM_OPTIONS,
+            **CODEGEN,
             "spark.sql.shuffle.partitions": "4",
             # Even a small input is for both.
             "spark.sql.files.minPartitionNum": "4",
