@@ -17,19 +17,7 @@ pytestmark = pytest.mark.loopback
 COUNT = 100_000
 # It ends a hang.
 PATIENCE_MS = 120_000
-# A published worker of MDP/0.2 in a process of its own, which takes one request at a time.
-WORKER = """
-import sys, zmq
-socket = zmq.Context().socket(zmq.DEALER)
-socket.connect(sys.argv[1])
-socket.send_multipart([b"MDPW02", b"\\x01", b"echo"])
-while True:
-    while not socket.poll(500):
-        socket.send_multipart([b"MDPW02", b"\\x05"])
-    frames = socket.recv_multipart()
-    if frames[1] == b"\\x02":
-        socket.send_multipart([b"MDPW02", b"\\x04", *frames[2:]])
-"""
+WORKER = ("worker", "--service", "echo", "--credit", "500", "--threads", "1", "--endpoints")
 
 
 def test_the_defaults_leave_room_for_all_that_one_client_may_send() -> None:
@@ -41,7 +29,7 @@ def test_the_defaults_leave_room_for_all_that_one_client_may_send() -> None:
 @pytest.mark.storm
 def test_a_plain_client_that_sends_everything_before_it_reads_gets_every_reply(tmp_path: Path) -> None:
     with lone_broker(tmp_path, Profile(Timing(request_ttl_s=600.0))) as broker, zmq.Context() as context:
-        worker = subprocess.Popen([sys.executable, "-c", WORKER, broker.endpoint])
+        worker = subprocess.Popen([sys.executable, "-m", "bstar_cli", *WORKER, broker.endpoint])
         try:
             with context.socket(zmq.DEALER) as client:
                 client.linger = 0
