@@ -147,7 +147,8 @@ def test_a_node_that_stood_still_says_so(tmp_path: Path) -> None:
         wait_for(folder, "primary", "it serves no more", lambda found: bool(of(found, records.Deactivated)))
         found = read(folder, node="primary")
 
-    stalled = of(found, records.Stalled)[-1]
+    # A busy machine makes the node stand still as well, for less.
+    stalled = max(of(found, records.Stalled), key=lambda stall: stall.gap_us)
     [inactive] = of(found, records.Deactivated)
     assert stalled.gap_us > 100_000
     assert stalled.seq < inactive.seq, "the pause comes before what it led to"
