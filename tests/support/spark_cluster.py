@@ -17,7 +17,8 @@ from pathlib import Path
 import pyspark
 
 from pipeline.events import SETTINGS, Application, read
-from support.spark_fixtures import CODEGEN, JVM_OPTIONS
+from support.spark_fixtures import JVM_OPTIONS
+from support.spark_fixtures import SETTINGS as QUICK
 
 EXECUTORS = 2
 # Starting three JVMs takes a loaded machine its time.
@@ -59,17 +60,14 @@ class Cluster:
         logs = self._folder / f"{name}-events"
         logs.mkdir()
         settings = {
+            **QUICK,
             **SETTINGS,
             "spark.eventLog.dir": f"file:{logs}",
-            "spark.ui.enabled": "false",
             "spark.log.level": "WARN",
-            "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": JVM_OPTIONS,
             "spark.executor.extraJavaOptions": JVM_OPTIONS,
-            **CODEGEN,
-            "spark.sql.shuffle.partitions": "4",
             # Even a small input is for both.
-            "spark.sql.files.minPartitionNum": "4",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.files.minPartitionNum": "2",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
         }

@@ -20,16 +20,13 @@ if TYPE_CHECKING:
 JVM_OPTIONS = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
-# They are over before code made for each query pays, too: two fifths of what is left. Plans are the same, and
-# the test of Spark Connect runs them as users do: with such code and with adaptive execution.
-CODEGEN = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 SETTINGS = {
     "spark.ui.enabled": "false",
     # What adaptive execution comes to with so little data, in one step.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
     # One task reads all files of a table. More would write as many files of each partition, with 70 columns
-    # each, for the next query to open. The test of the cluster has several.
+    # each, for the next query to open. The test of the cluster has two.
     "spark.sql.files.openCostInBytes": "4096",
     "spark.sql.files.minPartitionNum": "1",
     # The driver lists directories: a job of 40 tasks takes longer.
@@ -39,7 +36,10 @@ SETTINGS = {
     "spark.log.level": "ERROR",
     "spark.driver.extraJavaOptions": JVM_OPTIONS,
     "spark.driver.memory": "1g",
-    **CODEGEN,
+    # And before code made for each query does: two fifths of what is left. Plans are the same, and the test
+    # of Spark Connect runs them as users do: with such code and with adaptive execution.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 """For small data on a small machine that nobody else should reach."""
 
