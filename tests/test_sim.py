@@ -205,9 +205,8 @@ def test_a_build_that_does_not_mark_what_it_redelivers_is_caught(monkeypatch: py
     sound = native_broker.CODEC.request
 
     def marks_nothing(codec: object, *arguments: Any) -> list[bytes]:
-        told = [*arguments]
-        told[7] = False
-        return sound(*told)
+        unmarked = [*arguments[:-1], False]
+        return sound(*unmarked)
 
     monkeypatch.setattr(type(native_broker.CODEC), "request", marks_nothing)
     assert first_violation(Mood.PROCESSES, range(1, 41)).rule == "i"
