@@ -52,24 +52,25 @@ _TABLES = (
     Table(
         "bronze",
         "records",
-        "Every record that could be read, once. topic: requests, calls, executions, or events (the rest).",
+        "Every record that the job could read, once. topic is requests, calls, executions, or events (all "
+        "other kinds).",
         "<fields of bstar.records>, time TIMESTAMP, file STRING, topic STRING",
         ("day", "pair", "topic"),
     ),
     Table(
         "bronze",
         "rejected",
-        "Every line that could not be read, and why: unreadable, newer-version, incomplete (a field that its "
-        "kind needs is missing or of another type). day and pair as the file's name says, or 1970-01-01 and "
-        "unknown.",
+        "Every line that the job could not read, and the reason: unreadable, newer-version, or incomplete "
+        "(a field is missing or has another type). day and pair come from the file's name, else they are "
+        "1970-01-01 and unknown.",
         "file STRING, reason STRING, version INT, line STRING",
     ),
     Table(
         "bronze",
         "files",
-        "One row a file. state: whole (its last record says how many there are, and they are), open (a file "
-        "that is being written or whose writer was killed), truncated (a packed file without its end), "
-        "duplicate (its records came in another file, too).",
+        "One row for each file. state is whole (the last record tells the number of lines, and all are "
+        "here), open (a process writes the file, or its writer was killed), truncated (a packed file "
+        "without its end) or duplicate (other files have all its records).",
         "file STRING, node STRING, boot STRING, state STRING, lines BIGINT, rejected BIGINT, duplicates "
         "BIGINT, first_seq BIGINT, last_seq BIGINT, first_at_us BIGINT, last_at_us BIGINT",
     ),
@@ -77,10 +78,10 @@ _TABLES = (
         "silver",
         "runs",
         "One row for each run of a process. offset_us turns its monotonic clock into the common timeline: "
-        "the median of at - mono, so that steps of the wall clock do not move it; processes with the same "
-        "machine share one. is_clean: it said that it stopped. missing counts records that it wrote and that "
-        "are not here (gaps in seq), dropped those that it could not write. is_sampled: its records of "
-        "requests are a sample.",
+        "it is the median of at - mono, so steps of the wall clock do not matter; processes of one machine "
+        "share it. is_clean: the process said that it stopped. missing counts records that it wrote and "
+        "that are not here (gaps in seq). dropped counts records that it could not write. is_sampled: its "
+        "records of requests are a sample.",
         "node STRING, boot STRING, source STRING, machine STRING, host STRING, version STRING, config "
         "STRING, service STRING, heartbeat_us BIGINT, failover_timeout_us BIGINT, offset_us BIGINT, "
         "started_at_us BIGINT, last_at_us BIGINT, is_clean BOOLEAN, records BIGINT, missing BIGINT, "
@@ -89,15 +90,15 @@ _TABLES = (
     Table(
         "silver",
         "requests",
-        "One row for each request, by identity (client, number), from all records. outcome: as its client "
-        "was told if that wrote a journal, else the best that a node recorded (null: only a worker did). "
-        "evidence: bits 1 a node's record, 2 its client's, 4 a worker's. accepted_at_us: when the first node "
-        "took it (or the client sent it, or a worker began it). ended_at_us: when its client had the outcome "
-        "(or that node's record was made, or the worker's). queued_us, busy_us, total_us are those of the "
-        "record that answered; deliveries are of all nodes, each once. "
-        "answers: node records with outcome answered or failed. executions: how often a worker ran it; "
-        "unmarked: how many of the runs after the first were not marked as repeated. reply_crc: what the "
-        "client got; execution_crcs: what workers answered to this very request.",
+        "One row for each request, by identity (client, number), from all its records. outcome is what its "
+        "client was told if the client keeps a journal, else the best outcome that a node recorded (null: "
+        "only a worker recorded it). evidence has the bits 1 (a node's record), 2 (its client's) and 4 (a "
+        "worker's). accepted_at_us is when the first node took it, else when the client sent it or a worker "
+        "began it. ended_at_us is when its client had the outcome, else when the node or the worker made "
+        "its record. queued_us, busy_us and total_us come from the record that answered. deliveries is the "
+        "sum over all nodes. answers counts node records with the outcome answered or failed. executions "
+        "counts the runs by workers; unmarked counts the runs after the first that were not marked as "
+        "redelivered. reply_crc is what the client got; execution_crcs are what workers answered.",
         "client STRING, number BIGINT, service STRING, sender STRING, node STRING, worker STRING, "
         "outcome STRING, evidence INT, accepted_at_us BIGINT, ended_at_us BIGINT, epoch BIGINT, "
         "total_us BIGINT, queued_us BIGINT, busy_us BIGINT, deliveries INT, is_repeated BOOLEAN, "
@@ -109,21 +110,22 @@ _TABLES = (
         "silver",
         "states",
         "Intervals of each node's state, in order, without gaps within a run. until_at_us is the next "
-        "change, or the last sign of life of the run. is_serving: state ACTIVE and the process was not away: "
-        "the time of a stall is cut out of it. text: why it began; ended_by: state, stall (the process "
-        "went away, or was back), stop, kill (no more records), end (the journal ends here).",
+        "change, or the run's last sign of life. is_serving: the state is ACTIVE and the process was not "
+        "away; the time of a stall is an interval of its own. text tells why the interval began. ended_by "
+        "is state, stall (the process went away or came back), stop, kill (no more records) or end (the "
+        "journal ends here).",
         "node STRING, boot STRING, state STRING, is_serving BOOLEAN, epoch BIGINT, since_at_us BIGINT, "
         "until_at_us BIGINT, event STRING, text STRING, ended_by STRING, votes BIGINT",
     ),
     Table(
         "gold",
         "incidents",
-        "What moved the role or ended a node. kind: crash (killed, or gone without a word), stop (in good "
+        "What moved the role or ended a node. kind is crash (killed, or gone without a word), stop (in good "
         "order), handover, pause (the process was away), partition (both nodes lived and did not hear each "
-        "other), both-active, start (the pair begins). began_at_us: when it happened, as exactly as the "
-        "journals tell (began_error_us); detected_at_us: the first sign at another process; "
-        "taken_over_at_us: the other node serves; recovered_at_us: both nodes are there again. outage_us: "
-        "the longest time without an answer that clients saw around it. retried, refused, unknown, affected "
+        "other), both-active or start (the pair begins). began_at_us is when it happened, began_error_us "
+        "how far that may be off. detected_at_us is the first sign at another process, taken_over_at_us "
+        "when the other node served, recovered_at_us when both nodes were there again. outage_us is the "
+        "longest time without an answer that clients saw around it. retried, refused, unknown and affected "
         "count requests.",
         "id STRING, kind STRING, node STRING, boot STRING, successor STRING, epoch BIGINT, "
         "began_at_us BIGINT, began_error_us BIGINT, detected_at_us BIGINT, taken_over_at_us BIGINT, "
@@ -133,9 +135,9 @@ _TABLES = (
     Table(
         "gold",
         "audit",
-        "One row for each finding. rule: lost, executed-twice, answered-twice, crossed, both-active. "
-        "verdict: violated; excused (a repetition that the guarantees allow: counted, not listed one by "
-        "one); unproven (the journals cannot tell: sampled, dropped, or no journal of a client or worker).",
+        "One row for each finding. rule is lost, executed-twice, answered-twice, crossed or both-active. "
+        "verdict is violated, excused (the guarantees allow the repetition; such findings are counted, not "
+        "listed) or unproven (the journals cannot tell: they are sampled, incomplete or missing).",
         "rule STRING, verdict STRING, client STRING, number BIGINT, service STRING, node STRING, "
         "at_us BIGINT, duration_us BIGINT, count BIGINT, text STRING",
     ),
@@ -143,22 +145,22 @@ _TABLES = (
         "gold",
         "sketches",
         "Mergeable histograms of the requests that ended at a node: one row for each service, minute, "
-        "outcome, measure (queued, busy, total) and bucket; bucket b holds values in (G^(b-1), G^b] "
-        "microseconds, see bstar_pipeline.sketch. outcome as in bstar.records, without returned and late, "
-        "which did not end there; or the reason of a refusal (queue-full, ...): those have the measure "
-        "total, and no bucket.",
+        "outcome, measure (queued, busy, total) and bucket. Bucket b holds values in (G^(b-1), G^b] "
+        "microseconds, see bstar_pipeline.sketch. outcome is that of bstar.records, without returned and "
+        "late, because such requests did not end there; or the reason of a refusal (queue-full, ...), with "
+        "the measure total and no bucket.",
         _SKETCH,
     ),
     Table(
         "gold",
         "objectives",
-        "One row for each service and minute in which anything ended: requests per second, the share of "
-        "them that are errors and, of those that a worker finished, the share that was slower than the "
-        "objective; percentiles of the finished ones in microseconds; and burn rate: the share over the "
-        "budget (1 = the budget is used up exactly at the end of its period), of errors in this minute "
-        "(burn_rate) and in the last 5 minutes, 1 and 6 hours, of slow ones in this minute "
-        "(slow_burn_rate). alert: fast (an hour and 5 minutes burn so fast that an hour costs 2 % of the "
-        "budget), slow (6 hours and an hour, 5 %), or null; see bstar_pipeline.slo.",
+        "One row for each service and minute in which a request ended: requests per second, the share of "
+        "errors, the share of finished requests that were slower than the objective, and percentiles of the "
+        "finished requests in microseconds. A burn rate is a share over its budget: at 1 the budget lasts "
+        "exactly for its period. burn_rate is that of errors in this minute, burn_5m, burn_1h and burn_6h "
+        "those of the last 5 minutes, 1 and 6 hours, slow_burn_rate that of slow requests in this minute. "
+        "alert is fast (1 hour and 5 minutes burn fast: an hour costs 2 % of the budget), slow (6 hours and "
+        "1 hour: 5 %) or null, see bstar_pipeline.slo.",
         "service STRING, minute TIMESTAMP, requests DOUBLE, rate DOUBLE, errors DOUBLE, error_share DOUBLE, "
         "slow_share DOUBLE, queued_p50_us DOUBLE, queued_p95_us DOUBLE, queued_p99_us DOUBLE, "
         "busy_p50_us DOUBLE, busy_p95_us DOUBLE, busy_p99_us DOUBLE, total_p50_us DOUBLE, "
@@ -168,9 +170,9 @@ _TABLES = (
     Table(
         "gold",
         "budgets",
-        "One row for each service and day: its objectives, what the day brought, and how much of the error "
-        "budget and of the budget of slow requests the period that ends with this day has used (1 = all). "
-        "is_kept: neither is overdrawn. The period is as long as the objectives say, or as the input is.",
+        "One row for each service and day: its objectives, the day's figures, and how much of the error "
+        "budget and of the budget of slow requests the period up to this day has used (1 = all). is_kept: "
+        "neither budget is overdrawn. The period is as long as the objectives say, or as the input.",
         "service STRING, availability DOUBLE, latency_us BIGINT, latency_share DOUBLE, requests DOUBLE, "
         "errors DOUBLE, slow DOUBLE, period_requests DOUBLE, period_errors DOUBLE, period_slow DOUBLE, "
         "budget_used DOUBLE, slow_budget_used DOUBLE, is_kept BOOLEAN",
@@ -178,11 +180,11 @@ _TABLES = (
     Table(
         "gold",
         "capacity",
-        "One row for each service and hour in which a node served it: workers, the credit (requests at once) "
-        "that they gave, the share of it in use in the hour and in the worst interval of it, requests "
-        "accepted per second, queue and its growth. trend_per_day: the slope of a straight line through the "
-        "utilisation of all hours of the input, saturates_at when that line reaches 1 (both null with fewer "
-        "than two days; saturates_at if not within a year).",
+        "One row for each service and hour in which a node served it: workers, their credit (requests at "
+        "once), the share of the credit in use in the hour and in its worst interval, accepted requests per "
+        "second, the queue and its growth. trend_per_day is the slope of a straight line through the "
+        "utilisation of all hours of the input; saturates_at is when that line reaches 1. Both are null "
+        "with fewer than two days, saturates_at also beyond a year.",
         "service STRING, hour TIMESTAMP, workers DOUBLE, credit DOUBLE, utilisation DOUBLE, "
         "peak_utilisation DOUBLE, arrivals_per_s DOUBLE, queued_mean DOUBLE, queued_max BIGINT, "
         "queue_growth_per_s DOUBLE, trend_per_day DOUBLE, saturates_at TIMESTAMP",
@@ -190,11 +192,11 @@ _TABLES = (
     Table(
         "gold",
         "clients",
-        "One row for each client and day: what it asked, how often it had to ask again, its share of all "
-        "requests and its busiest minute. By its own journal if it keeps one (node names it), else by what "
-        "nodes recorded of it (node and busy are null). is_flooding: in its busiest minute at least half of "
-        "all requests were its, and 10 times what the median client sends in its own; is_retrying: at least "
-        "10 requests and 5 % of all went out again.",
+        "One row for each client and day: its requests, how often it sent one again, its share of all "
+        "requests and its busiest minute. The figures come from its own journal if it keeps one (node names "
+        "it), else from the nodes' records (node and busy are null). is_flooding: its busiest minute had at "
+        "least half of all requests, and 10 times those of the median client's. is_retrying: it sent at "
+        "least 10 requests and 5 % of its requests again.",
         "client STRING, node STRING, requests DOUBLE, answered DOUBLE, failed DOUBLE, not_answered DOUBLE, "
         "retries BIGINT, busy BIGINT, bytes_in BIGINT, bytes_out BIGINT, share DOUBLE, "
         "peak_per_s DOUBLE, total_p99_us DOUBLE, is_flooding BOOLEAN, is_retrying BOOLEAN",
@@ -203,14 +205,14 @@ _TABLES = (
     Table(
         "stream",
         "sketches",
-        "gold.sketches of one micro-batch; a minute's are the sum over all micro-batches.",
+        "gold.sketches of one micro-batch. The figure of a minute is the sum over all micro-batches.",
         _SKETCH,
         ("day", "pair", "batch"),
     ),
     Table(
         "stream",
         "records",
-        "bronze.records of one micro-batch, those of topic events only.",
+        "bronze.records of one micro-batch, topic events only.",
         "<fields of bstar.records>, time TIMESTAMP, file STRING",
         ("day", "pair", "topic", "batch"),
     ),
@@ -232,8 +234,8 @@ _TABLES = (
     Table(
         "stream",
         "news",
-        "What a watch told, in the micro-batch in which it was first seen: changes of state, processes that "
-        "could not go on, two nodes that served at once, alerts. key tells one from the others of its kind.",
+        "What a watch told, in the micro-batch that showed it first: changes of state, processes that could "
+        "not go on, two nodes that served at once, alerts. key tells one from the others of its kind.",
         "kind STRING, key STRING, at_us BIGINT, node STRING, service STRING, text STRING",
         ("day", "pair", "batch"),
     ),
