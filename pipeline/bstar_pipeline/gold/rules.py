@@ -9,9 +9,8 @@ judges them.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import reduce
-from itertools import groupby
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
@@ -24,7 +23,6 @@ LATE_US = 1_000_000
 class Rule(NamedTuple):
     """``when`` is a condition over facts and columns; ``text`` shows those in braces."""
 
-    name: str
     verdict: str
     when: str
     text: str
@@ -66,131 +64,110 @@ FACTS = {
     "replies": "array_join(transform(crcs, crc -> hex(crc)), ', ')",
 }
 
-RULES = (
-    # Guarantee 1: each accepted request has one outcome. A caller that went away (abandoned) lost nothing.
-    Rule(
-        "lost",
-        "violated",
-        "NOT has_call AND keeps AND NOT is_keyed AND NOT client_may_lack",
-        "{at_node}; {by_worker}; its client's journal is whole and knows no outcome",
+RULES = {
+    "lost": (
+        # Guarantee 1: each accepted request has one outcome. A caller that went away lost nothing.
+        Rule(
+            "violated",
+            "NOT has_call AND keeps AND NOT is_keyed AND NOT client_may_lack",
+            "{at_node}; {by_worker}; its client's journal is whole and knows no outcome",
+        ),
+        Rule(
+            "unproven",
+            "NOT has_call AND keeps AND NOT is_keyed",
+            "no outcome in the client's journal, which may lack something there",
+        ),
+        Rule(
+            "violated",
+            "call_outcome = 'timeout' AND answers > 0 AND was_sent_once AND NOT is_keyed AND node_lived_on "
+            f"AND call_total_us - total_us > {LATE_US}",
+            "a node answered it after {after} and lived on; its client, which had sent it once, "
+            "was told timeout after {call_after}",
+        ),
+        # A worker did it, and the node that had dispatched it never had an end of it.
+        Rule(
+            "violated",
+            "call_outcome = 'timeout' AND executions > 0 AND NOT has_node AND was_sent_once AND NOT is_keyed "
+            "AND NOT node_may_lack",
+            "{by_worker}; no node recorded its end, and its client was told timeout",
+        ),
+        Rule(
+            "violated",
+            "call_outcome IN ('busy', 'rejected', 'no-active') AND executions + answers > 0 AND NOT is_keyed",
+            "its client was told {call_outcome}, so not executed, but {by_worker} and {answers} answers by "
+            "nodes",
+        ),
+        Rule(
+            "excused",
+            "call_outcome IN ('timeout', 'unknown', 'interrupted', 'closed') AND (has_node OR has_worker)",
+            "the client was told that the outcome is not known: {call_outcome}",
+        ),
+        Rule(
+            "unproven",
+            "NOT has_call AND has_node AND outcome IN ('returned', 'late')",
+            "given back by a node, never seen at the other: only the client's journal could tell",
+        ),
     ),
-    Rule(
-        "lost",
-        "unproven",
-        "NOT has_call AND keeps AND NOT is_keyed",
-        "no outcome in the client's journal, which may lack something there",
+    "executed-twice": (
+        # A request is executed again only as a marked repetition, and never if its caller forbade that.
+        Rule("excused", "is_executed_again AND is_keyed", "asked again by its key"),
+        Rule(
+            "violated",
+            "is_executed_again AND is_forbidden",
+            "executed {executions} times, although its caller forbade to repeat it",
+        ),
+        Rule(
+            "violated",
+            "unmarked > 0",
+            "executed {executions} times; {unmarked} runs after the first were not marked as repetitions",
+        ),
+        Rule("excused", "is_executed_again AND has_call", "a marked repetition of an idempotent call"),
+        Rule(
+            "unproven",
+            "is_executed_again",
+            "a marked repetition: only the client's journal could tell whether it was allowed",
+        ),
+        Rule(
+            "violated",
+            "is_delivered_again AND is_forbidden",
+            "given to workers {deliveries} times, although its caller forbade to repeat it; {by_worker}",
+        ),
+        Rule("excused", "is_delivered_again AND has_call", "an idempotent call, given to another worker"),
+        Rule(
+            "unproven",
+            "is_delivered_again",
+            "given to another worker: only the client's journal could tell whether it was allowed",
+        ),
     ),
-    Rule(
-        "lost",
-        "violated",
-        "call_outcome = 'timeout' AND answers > 0 AND was_sent_once AND NOT is_keyed AND node_lived_on "
-        f"AND call_total_us - total_us > {LATE_US}",
-        "a node answered it after {after} and lived on; its client, which had sent it once, "
-        "was told timeout after {call_after}",
+    "answered-twice": (
+        # Guarantee 2: a reply is delivered once. Of two marked answers the client delivers one.
+        Rule("excused", "answers > 1 AND is_keyed", "asked again by its key"),
+        Rule("excused", "answers > 1 AND is_repeated", "a marked repetition: the first answer had been lost"),
+        Rule(
+            "violated",
+            "answers > 1",
+            "nodes recorded {answers} answers to it, none of them marked as a repetition",
+        ),
     ),
-    # A worker did it, and the node that had dispatched it never had an end of it.
-    Rule(
-        "lost",
-        "violated",
-        "call_outcome = 'timeout' AND executions > 0 AND NOT has_node AND was_sent_once AND NOT is_keyed "
-        "AND NOT node_may_lack",
-        "{by_worker}; no node recorded its end, and its client was told timeout",
+    "crossed": (
+        # Guarantee 2: replies are never crossed. The CRC-32 of a delivered reply is one that a worker gave.
+        Rule(
+            "violated",
+            "is_crossed AND NOT worker_may_lack",
+            "its client got a reply with CRC-32 {reply}; what workers answered to it has {replies}",
+        ),
+        Rule("unproven", "is_crossed", "no recorded reply, but a worker's journal is incomplete there"),
     ),
-    Rule(
-        "lost",
-        "violated",
-        "call_outcome IN ('busy', 'rejected', 'no-active') AND executions + answers > 0 AND NOT is_keyed",
-        "its client was told {call_outcome}, so not executed, but {by_worker} and {answers} answers by nodes",
-    ),
-    Rule(
-        "lost",
-        "excused",
-        "call_outcome IN ('timeout', 'unknown', 'interrupted', 'closed') AND (has_node OR has_worker)",
-        "the client was told that the outcome is not known: {call_outcome}",
-    ),
-    Rule(
-        "lost",
-        "unproven",
-        "NOT has_call AND has_node AND outcome IN ('returned', 'late')",
-        "given back by a node, never seen at the other: only the client's journal could tell",
-    ),
-    # A request is executed again only as a marked repetition, and never if its caller forbade that.
-    Rule("executed-twice", "excused", "is_executed_again AND is_keyed", "asked again by its key"),
-    Rule(
-        "executed-twice",
-        "violated",
-        "is_executed_again AND is_forbidden",
-        "executed {executions} times, although its caller forbade to repeat it",
-    ),
-    Rule(
-        "executed-twice",
-        "violated",
-        "unmarked > 0",
-        "executed {executions} times; {unmarked} runs after the first were not marked as repetitions",
-    ),
-    Rule(
-        "executed-twice",
-        "excused",
-        "is_executed_again AND has_call",
-        "a marked repetition of an idempotent call",
-    ),
-    Rule(
-        "executed-twice",
-        "unproven",
-        "is_executed_again",
-        "a marked repetition: only the client's journal could tell whether it was allowed",
-    ),
-    Rule(
-        "executed-twice",
-        "violated",
-        "is_delivered_again AND is_forbidden",
-        "given to workers {deliveries} times, although its caller forbade to repeat it; {by_worker}",
-    ),
-    Rule(
-        "executed-twice",
-        "excused",
-        "is_delivered_again AND has_call",
-        "an idempotent call, given to another worker",
-    ),
-    Rule(
-        "executed-twice",
-        "unproven",
-        "is_delivered_again",
-        "given to another worker: only the client's journal could tell whether it was allowed",
-    ),
-    # Guarantee 2: a reply is delivered once. Of two marked answers the client delivers one.
-    Rule("answered-twice", "excused", "answers > 1 AND is_keyed", "asked again by its key"),
-    Rule(
-        "answered-twice",
-        "excused",
-        "answers > 1 AND is_repeated",
-        "a marked repetition: the first answer had been lost",
-    ),
-    Rule(
-        "answered-twice",
-        "violated",
-        "answers > 1",
-        "nodes recorded {answers} answers to it, none of them marked as a repetition",
-    ),
-    # Guarantee 2: replies are never crossed. The CRC-32 of a delivered reply is one that a worker gave.
-    Rule(
-        "crossed",
-        "violated",
-        "is_crossed AND NOT worker_may_lack",
-        "its client got a reply with CRC-32 {reply}; what workers answered to it has {replies}",
-    ),
-    Rule(
-        "crossed", "unproven", "is_crossed", "no recorded reply, but a worker's journal is incomplete there"
-    ),
-)
+}
 
 
 def findings(requests: DataFrame) -> DataFrame:
     """One row for each request and name of rules that has a finding."""
     named = requests.where("NOT startswith(client, 'mdp-')")
     facts = reduce(lambda frame, fact: frame.withColumn(fact[0], F.expr(fact[1])), FACTS.items(), named)
-    of_names = [_first(rules) for _, rules in groupby(RULES, lambda rule: rule.name)]
-    found = F.filter(F.array(*of_names), lambda one: one.isNotNull())
+    found = F.filter(
+        F.array(*(_first(name, rules) for name, rules in RULES.items())), lambda one: one.isNotNull()
+    )
     at_us = F.coalesce("ended_at_us", "accepted_at_us").alias("at_us")
     rows = facts.select(
         "day", "pair", "client", "number", "service", "node", at_us, F.explode(found).alias("found")
@@ -198,17 +175,17 @@ def findings(requests: DataFrame) -> DataFrame:
     return rows.select("*", "found.*").drop("found")
 
 
-def _first(rules: Iterator[Rule]) -> Column:
+def _first(name: str, rules: Sequence[Rule]) -> Column:
     """What the first rule says whose condition holds; null if there is none."""
-    cases = " ".join(f"WHEN {rule.when} THEN {_finding(rule)}" for rule in rules)
+    cases = " ".join(f"WHEN {rule.when} THEN {_finding(name, rule)}" for rule in rules)
     return F.expr(f"CASE {cases} END")
 
 
-def _finding(rule: Rule) -> str:
+def _finding(name: str, rule: Rule) -> str:
     """A struct of name, verdict and text, in SQL."""
     parts = [part for part in re.split(r"(\{\w+\})", rule.text) if part]
     shown = [part[1:-1] if part.startswith("{") else _literal(part) for part in parts]
-    values = [_literal(rule.name), _literal(rule.verdict), f"concat({', '.join(shown)})"]
+    values = [_literal(name), _literal(rule.verdict), f"concat({', '.join(shown)})"]
     return "named_struct('rule', {}, 'verdict', {}, 'text', {})".format(*values)
 
 
