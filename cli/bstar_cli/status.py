@@ -102,7 +102,10 @@ def _look(asked: Nodes, timeout_s: float, services: Sequence[str]) -> _Findings:
     astray = strays(fleet, of_pairs)
     troubles = find_troubles(of_pairs)
     verdict = judge_services(judge_strays(judge_all(by_pair), astray), troubles)
-    homes = {service: titles[_first_node(fleet, service)] for service in services}
+    # What the first node of the service's pair is called.
+    homes = {
+        service: titles[fleet.endpoints.index(fleet.pair_of(service).endpoints[0])] for service in services
+    }
     return _Findings(fleet, titles, reports, nodes, by_pair, verdict, astray, troubles, homes)
 
 
@@ -161,11 +164,6 @@ def _print(show: Callable[[], None]) -> None:
 def _titles(fleet: Fleet) -> list[str]:
     """For each node what its pair is called here: its name, or its number in the list."""
     return [pair.name or f"#{number}" for number, pair in enumerate(fleet.pairs, 1) for _ in pair.endpoints]
-
-
-def _first_node(fleet: Fleet, service: str) -> int:
-    """The index among all nodes of the first node of the service's pair."""
-    return fleet.endpoints.index(fleet.pair_of(service).endpoints[0])
 
 
 def _nodes_table(

@@ -80,25 +80,9 @@ def _placed(found: DataFrame) -> DataFrame:
     )
     is_mixed = F.col("is_repeating") | ((F.col("duplicates") > 0) & ~F.col("is_duplicate"))
     of_run = Window.partitionBy("boot")
-    return found.withColumn(
-        "is_overlapping", F.col("boot").isNotNull() & ~F.col("is_duplicate") & F.max(is_mixed).over(of_run)
-    ).select(
-        "file",
-        "pair",
-        "node",
-        "boot",
-        "lines",
-        "rejected",
-        "first_seq",
-        "last_seq",
-        "first_at_us",
-        "last_at_us",
-        "closed_lines",
-        "place",
-        "duplicates",
-        "is_duplicate",
-        "is_overlapping",
-    )
+    is_overlapping = F.col("boot").isNotNull() & ~F.col("is_duplicate") & F.max(is_mixed).over(of_run)
+    steps = ("before", "is_dense", "is_repeating", "low_seqs", "high_seqs")
+    return found.withColumn("is_overlapping", is_overlapping).drop(*steps)
 
 
 def once(typed: DataFrame, ranges: DataFrame) -> DataFrame:
@@ -142,17 +126,12 @@ def files(ranges: DataFrame, listing: DataFrame, unpacked: DataFrame | None = No
     A packed file without a last record has lost its end, unless it is one of ``unpacked`` (``file``).
     """
     of_file = ranges.groupBy("file").agg(
-        F.max("pair").alias("pair"),
-        F.max("node").alias("node"),
-        F.max("boot").alias("boot"),
-        F.sum("lines").alias("lines"),
-        F.sum("rejected").alias("rejected"),
-        F.sum("duplicates").alias("duplicates"),
-        F.min("first_seq").alias("first_seq"),
-        F.max("last_seq").alias("last_seq"),
-        F.min("first_at_us").alias("first_at_us"),
-        F.max("last_at_us").alias("last_at_us"),
-        F.max("closed_lines").alias("closed_lines"),
+        *(
+            F.max(name).alias(name)
+            for name in ("pair", "node", "boot", "last_seq", "last_at_us", "closed_lines")
+        ),
+        *(F.sum(name).alias(name) for name in ("lines", "rejected", "duplicates")),
+        *(F.min(name).alias(name) for name in ("first_seq", "first_at_us")),
         F.min(_is_copied()).alias("is_copy"),
     )
     is_packed = F.col("file").endswith(".gz")

@@ -13,12 +13,12 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.fs
+from pyspark.sql import types
 from pyspark.sql.datasource import (
     DataSourceReader,
     EqualNullSafe,
@@ -32,24 +32,18 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-from pyspark.sql.types import (
-    BooleanType,
-    DataType,
-    DateType,
-    DoubleType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from bstar.errors import ConfigurationError
 from bstar.records import KINDS, VERSION
+from bstar_pipeline.journal_files import file_system
 from bstar_pipeline.schema import BASE, RECORDS, TOPICS
 
-ROWS = StructType(
-    [*RECORDS.fields, StructField("rejection", StringType()), StructField("line", StringType())]
+ROWS = types.StructType(
+    [
+        *RECORDS.fields,
+        types.StructField("rejection", types.StringType()),
+        types.StructField("line", types.StringType()),
+    ]
 )
 """One row a line: ``bronze.records``, and what is known of a line that is no record."""
 
@@ -61,13 +55,13 @@ _PIECE_BYTES = 1 << 20
 # What zlib calls a gzip file.
 _GZIP = 31
 _LINE_LENGTH_MAX = 10_000
-_ARROW: dict[type[DataType], pa.DataType] = {
-    StringType: pa.string(),
-    LongType: pa.int64(),
-    DoubleType: pa.float64(),
-    BooleanType: pa.bool_(),
-    DateType: pa.date32(),
-    TimestampType: pa.timestamp("us", tz="UTC"),
+_ARROW: dict[type[types.DataType], pa.DataType] = {
+    types.StringType: pa.string(),
+    types.LongType: pa.int64(),
+    types.DoubleType: pa.float64(),
+    types.BooleanType: pa.bool_(),
+    types.DateType: pa.date32(),
+    types.TimestampType: pa.timestamp("us", tz="UTC"),
 }
 _EPOCH_DAY = date(1970, 1, 1)
 
@@ -112,7 +106,7 @@ _read_any = msgspec.json.Decoder(dict[str, Any]).decode
 class JournalReader(DataSourceReader):
     """Reads every journal below ``path``, a file a partition."""
 
-    def __init__(self, path: str, schema: StructType, *, slack_s: float) -> None:
+    def __init__(self, path: str, schema: types.StructType, *, slack_s: float) -> None:
         self._path = path
         self._names = schema.names
         self._arrow = pa.schema([pa.field(field.name, _ARROW[type(field.dataType)]) for field in schema])
@@ -289,17 +283,9 @@ def _moments(value: object) -> tuple[datetime | None, datetime | None]:
     return None, None
 
 
-def _open(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    """The file system that a path is of, and the path there."""
-    if "://" in path:
-        system, inner = pyarrow.fs.FileSystem.from_uri(path)
-        return system, inner
-    return pyarrow.fs.LocalFileSystem(), str(Path(path).resolve())
-
-
 def _find(path: str) -> list[_Name | str]:
     """The journal files at a path, oldest first within a run; by its path alone one of a name of its own."""
-    system, inner = _open(path)
+    system, inner = file_system(path)
     scheme = path.partition("://")[0] + "://" if "://" in path else ""
     told = system.get_file_info(inner)
     if told.type == pyarrow.fs.FileType.NotFound:
@@ -337,7 +323,7 @@ def _find(path: str) -> list[_Name | str]:
 
 def _lines(path: str) -> Iterator[bytes | None]:
     """The lines of a file; None for the end of a packed file that lacks it."""
-    system, inner = _open(path)
+    system, inner = file_system(path)
     try:
         source = system.open_input_stream(inner, compression=None)
     except FileNotFoundError:

@@ -22,7 +22,7 @@ from bstar_pipeline.gold.objectives import objectives, sketches
 from bstar_pipeline.schema import REJECTED, table_schema
 from bstar_pipeline.silver import runs, states
 from bstar_pipeline.slo import Objectives
-from bstar_pipeline.store import location
+from bstar_pipeline.store import location, nothing
 from bstar_pipeline.tables import TABLES
 
 # Nothing else makes a node serve, or shows that it did not.
@@ -42,7 +42,7 @@ def read(spark: SparkSession, root: str, name: str, days: Sequence[date] = ()) -
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
-        return spark.range(0).select(*(F.lit(None).cast(of.dataType).alias(of.name) for of in schema))
+        return nothing(spark, schema)
 
 
 def _write(frame: DataFrame, root: str, name: str) -> None:

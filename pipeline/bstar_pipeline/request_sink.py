@@ -12,7 +12,6 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -23,6 +22,7 @@ from pyspark.sql.types import BinaryType, ByteType, IntegerType, LongType, Short
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline.bulk import BODY, KEY, OUTCOME, BulkPlan, call_batches
+from bstar_pipeline.journal_files import file_system
 
 _TEMPORARY = "_temporary"
 
@@ -88,7 +88,7 @@ class _Sink:
             for batch in answered:
                 rows.update(batch.column("status").to_pylist())
             return Sent(dict(rows), None)
-        system, root = _file_system(plan.replies)
+        system, root = file_system(plan.replies)
         system.create_dir(f"{root}/{_TEMPORARY}", recursive=True)
         path = f"{root}/{_TEMPORARY}/{uuid.uuid4().hex}.parquet"
         writer: pyarrow.parquet.ParquetWriter | None = None
@@ -112,7 +112,7 @@ class _Sink:
         """Give the replies their names; files of the same prefix are from an earlier commit of the same."""
         if self._plan.replies is None:
             return
-        system, root = _file_system(self._plan.replies)
+        system, root = file_system(self._plan.replies)
         system.create_dir(root, recursive=True)
         for info in system.get_file_info(pyarrow.fs.FileSelector(root)):
             if info.base_name.startswith(prefix):
@@ -124,7 +124,7 @@ class _Sink:
         """Remove the replies of the tasks that had ended."""
         if self._plan.replies is None:
             return
-        system, _ = _file_system(self._plan.replies)
+        system, _ = file_system(self._plan.replies)
         for file in _files(messages):
             system.delete_file(file)
 
@@ -170,10 +170,3 @@ def _with_octets(batch: pa.RecordBatch, body: str, key: str | None) -> pa.Record
             columns.append(values)
             names.append(name)
     return pa.RecordBatch.from_arrays(columns, names=names)
-
-
-def _file_system(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    if "://" in path:
-        system, root = pyarrow.fs.FileSystem.from_uri(path)
-        return system, root
-    return pyarrow.fs.LocalFileSystem(), str(Path(path).resolve())

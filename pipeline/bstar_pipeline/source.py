@@ -22,18 +22,9 @@ from bstar_pipeline.request_sink import RequestStreamWriter, RequestWriter, Sink
 
 _READ_OPTIONS = ("path", "pushdown", "clockSlackSeconds")
 _WRITE_OPTIONS = (
-    "endpoints",
-    "service",
-    "body",
-    "key",
-    "window",
-    "timeout",
-    "taskDeadline",
-    "errorThreshold",
-    "errorSpan",
-    "idempotent",
-    "replies",
-)
+    "endpoints", "service", "body", "key", "window", "timeout", "taskDeadline", "errorThreshold", "errorSpan",
+    "idempotent", "replies",
+)  # fmt: skip
 # What a stream brings of its own.
 _STREAM_OPTIONS = ("checkpointLocation", "path")
 

@@ -31,18 +31,9 @@ _ROW_GROUP_BYTES = 32 * 1024 * 1024
 # Columns in which hardly a value comes twice. Parquet would look each of them up in a dictionary until it is
 # too large, and then write them as they are.
 _DISTINCT = (
-    "seq",
-    "at",
-    "mono",
-    "time",
-    "number",
-    "accepted_at_us",
-    "ended_at_us",
-    "total_us",
-    "queued_us",
-    "busy_us",
-    "call_total_us",
-)
+    "seq", "at", "mono", "time", "number", "accepted_at_us", "ended_at_us", "total_us", "queued_us",
+    "busy_us", "call_total_us",
+)  # fmt: skip
 
 
 def location(root: str, name: str) -> str:

@@ -13,7 +13,7 @@ It opens no socket and reads no clock.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -192,10 +192,6 @@ def due_count(turn: Turn) -> int:
         return turn.count
     assert turn.rate is not None
     assert turn.seconds is not None
-    indices = iter(_around(int(turn.seconds * turn.rate / turn.clients)))
-    return next(index for index in indices if due_at(turn, index) >= turn.seconds)
-
-
-def _around(guess: int) -> Iterator[int]:
     # Floating point may be one off on either side.
-    return iter(range(max(0, guess - 1), guess + 3))
+    guess = int(turn.seconds * turn.rate / turn.clients)
+    return next(index for index in itertools.count(max(0, guess - 1)) if due_at(turn, index) >= turn.seconds)

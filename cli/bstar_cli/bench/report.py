@@ -14,27 +14,9 @@ from bstar_cli.bench.plan import Means, Side
 from bstar_cli.bench.results import Ratio, Row
 
 CSV_COLUMNS = (
-    "side",
-    "pair",
-    "endpoints",
-    "dialect",
-    "client",
-    "size",
-    "window",
-    "clients",
-    "rate",
-    "rounds",
-    "answered",
-    "failed",
-    "unsent",
-    "per_second",
-    "p50_us",
-    "p90_us",
-    "p99_us",
-    "p999_us",
-    "max_us",
-    "cpu_us",
-)
+    "side", "pair", "endpoints", "dialect", "client", "size", "window", "clients", "rate", "rounds",
+    "answered", "failed", "unsent", "per_second", "p50_us", "p90_us", "p99_us", "p999_us", "max_us", "cpu_us",
+)  # fmt: skip
 
 
 class Machine(msgspec.Struct, frozen=True):

@@ -17,34 +17,13 @@ CUT_OFF = "('disconnected', 'active-lost', 'unregistered')"
 """The kinds of record, in SQL, by which a client or worker tells that it lost a node."""
 
 _KINDS = (
-    "state",
-    "active",
-    "inactive",
-    "peer-seen",
-    "peer-lost",
-    "stall",
-    "stopping",
-    "stopped",
-    "fatal",
-    "pulse",
-    "refused",
-    "disconnected",
-    "active-lost",
-    "unregistered",
-)
+    "state", "active", "inactive", "peer-seen", "peer-lost", "stall", "stopping", "stopped", "fatal", "pulse",
+    "refused", "disconnected", "active-lost", "unregistered",
+)  # fmt: skip
 _FIELDS = (
-    "old",
-    "new",
-    "event",
-    "epoch",
-    "reason",
-    "text",
-    "exit_code",
-    "peer_boot",
-    "silent_us",
-    "gap_us",
+    "old", "new", "event", "epoch", "reason", "text", "exit_code", "peer_boot", "silent_us", "gap_us",
     "count",
-)
+)  # fmt: skip
 
 
 # What a broker run told of itself: name, aggregate, column and condition. A node leaves when it was asked to

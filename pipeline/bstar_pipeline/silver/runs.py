@@ -14,6 +14,8 @@ from bstar_pipeline.schema import table_schema
 
 _ABOUT = ("source", "machine", "host", "version", "config", "service", "heartbeat_us", "failover_timeout_us")
 
+_TOPICS = ("requests", "calls", "executions")
+
 
 def runs(records: DataFrame) -> DataFrame:
     """``silver.runs`` of bronze records. A run over midnight is of the day of its first record.
@@ -29,9 +31,7 @@ def runs(records: DataFrame) -> DataFrame:
         F.min("mono").alias("first_mono"),
         F.max("mono").alias("last_mono"),
         F.count_if(F.col("kind").isin("stopped", "fatal")).alias("ends"),
-        F.count_if(F.col("topic") == "requests").alias("requests"),
-        F.count_if(F.col("topic") == "calls").alias("calls"),
-        F.count_if(F.col("topic") == "executions").alias("executions"),
+        *(F.count_if(F.col("topic") == topic).alias(topic) for topic in _TOPICS),
         F.count_if(F.coalesce(F.col("weight"), F.lit(1.0)) != 1).alias("weighted"),
         F.sum(F.when(F.col("kind") == "dropped", F.col("count"))).alias("dropped"),
     )
@@ -44,13 +44,9 @@ def runs(records: DataFrame) -> DataFrame:
     )
     of_run = told.groupBy("pair", "boot", "node", "clock").agg(
         F.max("start").alias("start"),
-        F.min("day").alias("day"),
-        F.min("first_seq").alias("first_seq"),
-        F.max("last_seq").alias("last_seq"),
-        F.min("first_mono").alias("first_mono"),
-        F.max("last_mono").alias("last_mono"),
-        *(F.sum(name).alias(name) for name in ("records", "ends", "weighted", "dropped")),
-        *(F.sum(name).alias(name) for name in ("requests", "calls", "executions")),
+        *(F.min(name).alias(name) for name in ("day", "first_seq", "first_mono")),
+        *(F.max(name).alias(name) for name in ("last_seq", "last_mono")),
+        *(F.sum(name).alias(name) for name in ("records", "ends", "weighted", "dropped", *_TOPICS)),
     )
     # Without its first record (of another day, or lost) a run is what it did.
     guess = (

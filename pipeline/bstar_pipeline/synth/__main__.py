@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder: Path = given.pop("folder")
     began = time.monotonic()
     try:
-        truth = generate(SynthSettings(**given), folder, _Bar())
+        truth = generate(SynthSettings(**given), folder, _bar)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -62,17 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-class _Bar:
-    """One line that is written over; not more often than there is something to see."""
-
-    def __init__(self) -> None:
-        self._told = -1
-
-    def __call__(self, done: int, total: int) -> None:
-        share = 100 * done // max(1, total)
-        if share != self._told and sys.stderr.isatty():
-            sys.stderr.write(f"\r{done:,} of {total:,} records ({share} %) ")
-            self._told = share
+def _bar(done: int, total: int) -> None:
+    """One line that is written over."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{done:,} of {total:,} records ({100 * done // max(1, total)} %) ")
 
 
 def _tell(truth: Truth, took_s: float) -> None:
