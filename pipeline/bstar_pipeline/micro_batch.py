@@ -14,7 +14,7 @@ from datetime import date, timedelta
 from functools import reduce
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline import bronze
@@ -120,41 +120,40 @@ class MicroBatch:
             "burn_6h",
             "alert",
         )
-        return begun.select(
-            F.lit("alert").alias("kind"),
-            F.concat_ws(" ", "pair", "service", "alert", "minute").alias("key"),
-            "day",
-            "pair",
-            F.unix_micros("minute").alias("at_us"),
-            F.lit("").alias("node"),
-            "service",
-            text.alias("text"),
-        )
+        key = "concat_ws(' ', pair, service, alert, minute)"
+        return _news(begun, "'alert'", key, text, at_us="unix_micros(minute)", service="service")
 
     def _both_active(self, spark: SparkSession, days: Sequence[date]) -> DataFrame:
         """Two nodes of a pair that served at once, in these days and the ones before."""
         needed = sorted({*days, *(day - timedelta(days=1) for day in days)})
         events = read(spark, self.root, "stream.records", needed)
         serving = states(events, runs(events)).where("is_serving")
-        one = serving.select("pair", *(F.col(name).alias(f"one_{name}") for name in _OF_STATE))
-        other = serving.select("pair", *(F.col(name).alias(f"other_{name}") for name in _OF_STATE))
-        since = F.greatest("one_since_at_us", "other_since_at_us")
-        until = F.least("one_until_at_us", "other_until_at_us")
-        overlaps = one.join(other, "pair").where(
-            (F.col("one_node") < F.col("other_node")) & (until - since > self.clock_error_us)
+        one = serving.selectExpr("pair", *(f"{name} AS one_{name}" for name in _OF_STATE))
+        other = serving.selectExpr("pair", *(f"{name} AS other_{name}" for name in _OF_STATE))
+        overlaps = (
+            one.join(other, "pair")
+            .selectExpr(
+                "*",
+                "greatest(one_since_at_us, other_since_at_us) AS at_us",
+                "least(one_until_at_us, other_until_at_us) AS until_us",
+            )
+            .where(f"one_node < other_node AND until_us - at_us > {self.clock_error_us}")
         )
-        key = F.concat_ws(" ", "pair", "one_boot", "one_epoch", "other_boot", "other_epoch")
-        nodes = F.concat_ws(" and ", "one_node", "other_node")
-        return overlaps.select(
-            F.lit("both-active").alias("kind"),
-            key.alias("key"),
-            F.to_date(F.timestamp_micros(since)).alias("day"),
-            "pair",
-            since.alias("at_us"),
-            nodes.alias("node"),
-            F.lit("").alias("service"),
-            F.format_string("both served for at least %.3f s", (until - since) / 1e6).alias("text"),
+        return _news(
+            overlaps,
+            "'both-active'",
+            "concat_ws(' ', pair, one_boot, one_epoch, other_boot, other_epoch)",
+            F.format_string("both served for at least %.3f s", F.expr("(until_us - at_us) / 1e6")),
+            day="to_date(timestamp_micros(at_us))",
+            node="concat_ws(' and ', one_node, other_node)",
         )
+
+
+def _news(rows: DataFrame, kind: str, key: str, text: Column, **columns: str) -> DataFrame:
+    """News of ``rows``: the SQL of kind, key and further ``columns``, and what is told."""
+    named = {"day": "day", "pair": "pair", "at_us": "at_us", "node": "''", "service": "''"} | columns
+    found = (f"{sql} AS {name}" for name, sql in {"kind": kind, "key": key, **named}.items())
+    return rows.select(*map(F.expr, found), text.alias("text"))
 
 
 def _arrivals(rows: DataFrame) -> tuple[dict[str, int | None], list[date]]:
@@ -175,22 +174,10 @@ def _arrivals(rows: DataFrame) -> tuple[dict[str, int | None], list[date]]:
 
 def _changes(events: DataFrame) -> DataFrame:
     """Changes of state, processes that cannot go on, and what a journal had to leave out."""
-    kind = F.col("kind")
-    text = (
-        F.when(
-            kind == "state",
-            F.concat("old", F.lit(" -> "), "new", F.lit(" on "), "event", F.lit(": "), "text"),
-        )
-        .when(kind == "fatal", F.concat(F.lit("ends with exit code "), "exit_code", F.lit(": "), "text"))
-        .when(kind == "dropped", F.concat(F.lit("its journal left out "), "count", F.lit(" records")))
+    text = F.expr(
+        "CASE kind WHEN 'state' THEN concat(old, ' -> ', new, ' on ', event, ': ', text) "
+        "WHEN 'fatal' THEN concat('ends with exit code ', exit_code, ': ', text) "
+        "ELSE concat('its journal left out ', count, ' records') END"
     )
-    return events.where(kind.isin("state", "fatal", "dropped")).select(
-        "kind",
-        F.concat_ws(" ", "boot", "seq").alias("key"),
-        "day",
-        "pair",
-        F.col("at").alias("at_us"),
-        "node",
-        F.lit("").alias("service"),
-        text.alias("text"),
-    )
+    told = events.where("kind IN ('state', 'fatal', 'dropped')")
+    return _news(told, "kind", "concat_ws(' ', boot, seq)", text, at_us="at", node="node")

@@ -202,11 +202,7 @@ def _minutes(sketches: DataFrame, slo: Objectives, with_percentiles: bool = True
 
 def _of(slo: Objectives, field: Callable[[Objective], float]) -> Column:
     """A field of the objective that the row's service has."""
-    if not slo.services:
-        return F.lit(field(slo.default))
-    services = iter(slo.services.items())
-    name, objective = next(services)
-    chosen = F.when(F.col("service") == name, F.lit(field(objective)))
-    for name, objective in services:
-        chosen = chosen.when(F.col("service") == name, F.lit(field(objective)))
-    return chosen.otherwise(F.lit(field(slo.default)))
+    chosen = F.lit(field(slo.default))
+    for name, objective in slo.services.items():
+        chosen = F.when(F.col("service") == name, F.lit(field(objective))).otherwise(chosen)
+    return chosen
