@@ -199,18 +199,15 @@ class AsyncHAClient(Client):
 
     def _open(self) -> ClientLoop:
         """The loop; the first call makes it. Raises an error if the client cannot be used here."""
-        event_loop = asyncio.get_running_loop()
-        loop = self._loop
-        is_usable = not self._is_closed and self._pid == os.getpid()
-        if is_usable and loop is not None and loop.event_loop is event_loop:
-            return loop
         if self._pid != os.getpid():
             raise ForkedError("this client was made before fork(): make a new AsyncHAClient in the child")
         if self._is_closed:
             raise ClosedError("the client is closed")
-        if loop is not None:
+        event_loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._is_closed = True  # until all of it is open
+            self._loop = ClientLoop(self, self._settings, self._core, self._delivery)
+            self._is_closed = False
+        elif self._loop.event_loop is not event_loop:
             raise LocalProtocolError("the client belongs to another event loop: make one for each loop")
-        self._is_closed = True  # until all of it is open
-        self._loop = ClientLoop(self, self._settings, self._core, self._delivery)
-        self._is_closed = False
         return self._loop
