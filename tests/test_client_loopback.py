@@ -254,7 +254,7 @@ def test_map_keeps_the_order_of_the_bodies_whatever_the_order_of_the_replies(
         if request.identity in answered:
             return [reply]  # on a busy machine the client may come again, on a new connection
         held[request.identity] = reply
-        if len(held) < 10:
+        if len(held) < 5:  # map may keep one or two places of its window empty
             return []
         answered.update(held)
         ready = list(held.values())[::-1]
@@ -393,7 +393,7 @@ def test_what_is_urgent_says_so_and_travels_alone(client: HAClient, broker: Scri
     assert sorted(seen) == [(b"%d" % n, n in (1, 3, 4)) for n in range(1, 7)]
     with (
         HAClient(broker.endpoint, dialect="mdp02") as plain,
-        pytest.raises(LocalProtocolError, match="no word for"),
+        pytest.raises(LocalProtocolError, match="no urgent requests"),
     ):
         plain.request("echo", b"x", urgent=True)
 
