@@ -65,7 +65,4 @@ ONCE_REPEATED = Refusal(
     is_of_service=False,  # the earlier attempt counts
 )
 
-REFUSALS = (
-    SERVICES_FULL, CLIENT_FULL, QUEUE_FULL, BYTES_FULL, MEMORY_FULL, MEMORY_UNREAD, ASKERS_FULL, ASKERS_LATE,
-    OTHER_BODY, ONCE_REPEATED,
-)  # fmt: skip
+REFUSALS = tuple(value for value in list(vars().values()) if isinstance(value, Refusal))
