@@ -26,6 +26,7 @@ from bstar.errors import (
     LocalProtocolError,
     NoActiveNodeError,
     OutcomeUnknownError,
+    RejectedError,
     StreamInterruptedError,
 )
 from bstar.wire import native
@@ -376,6 +377,40 @@ def test_a_key_has_an_octet_and_a_dialect_that_can_carry_it(client: HAClient, br
         pytest.raises(LocalProtocolError, match="no identities"),
     ):
         plain.request("echo", b"x", key=b"k")
+
+
+def test_a_caller_is_answered_although_the_call_that_sent_its_key_was_left(
+    client: HAClient, broker: ScriptedBroker
+) -> None:
+    """Its own request is due at once then, while its thread waits."""
+    requests: dict[bytes, list[Request]] = {b"x": [], b"y": []}
+
+    def answer(request: Request) -> list[list[bytes]]:
+        listed = requests[request.body[0]]
+        listed.append(request)
+        return [final(request, b"done")] if request.body[0] == b"x" and len(listed) == 2 else []
+
+    broker.on_request = answer
+    left = threading.Thread(target=_map_until_a_failure, args=(client,))
+    left.start()
+    broker.wait_for(lambda: bool(requests[b"x"] and requests[b"y"]))
+    asked: list[bytes] = []
+    caller = threading.Thread(
+        target=lambda: asked.append(client.request("echo", b"x", key=b"k", timeout=WAIT_S).body)
+    )
+    caller.start()
+    while not client.counters.joined:
+        time.sleep(0.001)
+    (failing,) = requests[b"y"]
+    broker.send(CODEC.failure(failing, 1, ErrorCode.INVALID, b"no"))
+    left.join(WAIT_S)
+    caller.join(WAIT_S)
+    assert asked == [b"done"]
+
+
+def _map_until_a_failure(client: HAClient) -> None:
+    with pytest.raises(RejectedError):
+        list(client.map("echo", [Ask(b"x", key=b"k"), Ask(b"y")], ordered=False, timeout=WAIT_S))
 
 
 def test_what_is_urgent_says_so_and_travels_alone(client: HAClient, broker: ScriptedBroker) -> None:

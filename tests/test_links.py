@@ -1,12 +1,13 @@
 """The links of a client or worker: a descriptor tells of a change once, so nothing may be left unread."""
 
+import math
 import time
 from collections.abc import Iterator
 
 import pytest
 import zmq
 
-from bstar_client.links import Links
+from bstar_client.links import Links, timeout_ms
 from bstar_client.settings import LinkSettings
 from bstar_client.wakeup import WakeUp
 
@@ -123,3 +124,9 @@ def test_the_owner_is_woken(server: zmq.Socket[bytes]) -> None:
     for _ in range(2):
         wakeup.set()
         assert not list(links.poll(-1))
+
+
+@pytest.mark.parametrize(("due", "wait_ms"), [(None, -1), (-math.inf, 0), (0.0, 0)])
+def test_a_deadline_that_has_passed_is_no_wait_whatever_it_is(due: float | None, wait_ms: int) -> None:
+    """A call whose leader was abandoned is due since minus infinity."""
+    assert timeout_ms(due) == wait_ms

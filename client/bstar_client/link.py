@@ -34,7 +34,7 @@ class Link:
 
     ``is_refused``: the last attempt to connect was refused, because nobody listened. A broken connection or a
     slow handshake does not count.
-    ``is_untrusted``: the last handshake failed, as if one side does not accept the other\'s key.
+    ``is_untrusted``: the last handshake failed, as if one side does not accept the other's key.
     """
 
     def __init__(

@@ -25,7 +25,11 @@ Core = ClientCore | WorkerCore
 
 def timeout_ms(due: float | None) -> int:
     """How long a poll may wait for this deadline, in milliseconds; -1 means for ever."""
-    return -1 if due is None else max(0, math.ceil((due - time.monotonic()) * 1000))
+    if due is None:
+        return -1
+    left_s = due - time.monotonic()
+    # A deadline may be minus infinity: at once.
+    return math.ceil(left_s * 1000) if left_s > 0 else 0
 
 
 @contextmanager

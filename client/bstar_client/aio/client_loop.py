@@ -101,6 +101,7 @@ class ClientLoop:
         self.free(1)
         if not call.is_done and not self.is_closed:
             self._delivery.abandon(call, time.monotonic())
+            self._links.soon()  # another call with its key may have to be sent
 
     async def close(self) -> None:
         """End every call and release everything. Idempotent."""
@@ -124,4 +125,7 @@ class ClientLoop:
         begun = self._begun
         if begun:
             self._begun = []
+            if not (self.is_closed or all(call.is_idempotent for call in begun)):
+                # Such a request is never sent twice, so it must not go over a connection that has broken.
+                self._links.read()
             self._delivery.perform(self._core.submit_all(begun, now))

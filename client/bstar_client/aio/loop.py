@@ -83,6 +83,12 @@ class LinkLoop:
         if self._next is None and not self._is_closed:
             self._next = self._loop.call_soon(self._turn)
 
+    def read(self) -> None:
+        """Hand the core what has arrived, and how the connections are."""
+        self._links.prepare()
+        self._links.wait(0)
+        self._links.step(self._core, self._perform)
+
     async def room(self) -> None:
         """Wait until no link has a backlog."""
         while self._links.is_congested and not self._is_closed:
