@@ -182,7 +182,7 @@ def test_wrong_arguments_of_calls_are_told_and_send_nothing_in_both_clients() ->
                         await async_do(client, name, GOOD[name] | wrong)
                 assert client._core.outstanding == 0
                 assert client._loop is not None
-                assert client._loop._places == 100_000
+                assert client._loop._slots == 100_000
 
         asyncio.run(work())
         assert broker.requests() == []

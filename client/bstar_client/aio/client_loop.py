@@ -32,20 +32,20 @@ class ClientLoop:
         # What the next turn sends.
         self._begun: list[Call] = []
         # How many more requests may be outstanding, and who waits for that.
-        self._places = settings.outstanding_max
+        self._slots = settings.outstanding_max
         self._waiting: deque[asyncio.Future[None]] = deque()
         endpoints = settings.fleet.endpoints
         self._transport = Transport(endpoints, settings.link, settings.context)
         holdings = Holdings(self.event_loop, self._transport)
-        self._links = LinkLoop(self.event_loop, holdings.links, core, delivery.perform, self._send_begun)
-        delivery.links, delivery.reset = holdings.links, self._links.reset
+        self._turns = LinkLoop(self.event_loop, holdings.links, core, delivery.perform, self._send_begun)
+        delivery.links, delivery.reset = holdings.links, self._turns.reset
         name = f"AsyncHAClient({', '.join(endpoints)})"
         remedy = "use it in 'async with', or await close() before its event loop ends"
         self._guard = guard(client, name, remedy, holdings.end)
         try:
             if len(settings.fleet.pairs) == 1:
                 with connecting(endpoints):
-                    self._links.open_all()
+                    self._turns.open_all()
             delivery.open_journal(settings)
         except ConfigurationError:
             self._release()
@@ -53,29 +53,29 @@ class ClientLoop:
         holdings.journal = delivery.journal
 
     async def begin(self, call: Call) -> None:
-        """Take a place and let the next turn send the call.
+        """Take a slot and let the next turn send the call.
 
-        If no place comes free before the call's deadline, its outcome is BusyError.
+        If no slot comes free before the call's deadline, its outcome is BusyError.
         """
-        if self._places > 0:  # asyncio.Semaphore costs 0.4 µs more, of 6 µs per request
-            self._places -= 1
+        if self._slots > 0:  # asyncio.Semaphore costs 0.4 µs more, of 6 µs per request
+            self._slots -= 1
         else:
-            await self._wait_for_place(call)
+            await self._wait_for_slot(call)
         self._begun.append(call)
-        self._links.soon()
+        self._turns.soon()
 
-    async def _wait_for_place(self, call: Call) -> None:
-        place = self.event_loop.create_future()
-        self._waiting.append(place)
+    async def _wait_for_slot(self, call: Call) -> None:
+        slot = self.event_loop.create_future()
+        self._waiting.append(slot)
         try:
             async with asyncio.timeout(None if call.deadline is None else call.deadline - time.monotonic()):
-                await place
+                await slot
         except TimeoutError:
             call.busy_text = "as many requests as allowed (outstanding_max) were outstanding"
-            if place.cancelled():
-                self._places -= 1  # the core refuses the call, so that the journal has it
+            if slot.cancelled():
+                self._slots -= 1  # the core refuses the call, so that the journal has it
         except BaseException:
-            if not place.cancelled():
+            if not slot.cancelled():
                 self.free(1)
             raise
         if self.is_closed:
@@ -85,23 +85,23 @@ class ClientLoop:
     @property
     def is_full(self) -> bool:
         """True if no slot is free."""
-        return self._places <= 0
+        return self._slots <= 0
 
     def free(self, count: int) -> None:
         """Free the slots of calls that have ended."""
-        self._places += count
-        while self._places > 0 and self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
-                self._places -= 1
+        self._slots += count
+        while self._slots > 0 and self._waiting:
+            slot = self._waiting.popleft()
+            if not slot.done():
+                slot.set_result(None)
+                self._slots -= 1
 
     def end(self, call: Call) -> None:
         """Free the call's slot. If the call has no outcome, give it up."""
         self.free(1)
         if not call.is_done and not self.is_closed:
             self._delivery.abandon(call, time.monotonic())
-            self._links.soon()  # another call with its key may have to be sent
+            self._turns.soon()  # another call with its key may have to be sent
 
     async def close(self) -> None:
         """End every call and release everything. Idempotent."""
@@ -117,7 +117,7 @@ class ClientLoop:
 
     def _release(self) -> None:
         self.is_closed = True
-        self._links.end()
+        self._turns.end()
         self._transport.close()
         self._guard.detach()
 
@@ -127,5 +127,5 @@ class ClientLoop:
             self._begun = []
             if not (self.is_closed or all(call.is_idempotent for call in begun)):
                 # Such a request is never sent twice, so it must not go over a connection that has broken.
-                self._links.read()
+                self._turns.read()
             self._delivery.perform(self._core.submit_all(begun, now))

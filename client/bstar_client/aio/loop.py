@@ -1,6 +1,6 @@
 """Drives a core from an asyncio event loop: the links' descriptors and the core's deadlines wake a *turn*.
 
-A ZeroMQ socket's descriptor shows a change once, and sending may reset it (see ``link.Links``). So after a
+A ZeroMQ socket's descriptor shows a change once, and sending may reset it (see ``links.Links``). So after a
 turn that sent messages or left some unread, the loop takes another turn.
 """
 
