@@ -283,7 +283,7 @@ def test_map_raises_the_first_failure_or_returns_each(broker: ScriptedBroker) ->
             assert failed == [(3, HandlerError), (5, LocalProtocolError)]
             assert client._core.outstanding == 0
             assert client._loop is not None
-            assert client._loop._places == 100_000
+            assert client._loop._slots == 100_000
 
     run(work())
 
@@ -296,7 +296,7 @@ def test_map_that_is_left_early_gives_up_what_is_in_flight(broker: ScriptedBroke
                     break
             assert client._core.outstanding == 0
             assert client._loop is not None
-            assert client._loop._places == 100_000
+            assert client._loop._slots == 100_000
 
     run(work())
 

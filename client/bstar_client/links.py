@@ -133,7 +133,8 @@ class Links:
     @property
     def retry_at(self) -> float | None:
         """When ``prepare`` is to be called again for a link for which libzmq has given up; None: for none."""
-        return min(self._notes.retries.values(), default=None)
+        retries = self._notes.retries
+        return min(retries.values()) if retries else None
 
     def _retry(self) -> None:
         now = time.monotonic()
@@ -144,8 +145,8 @@ class Links:
 
     def wait(self, timeout_ms: int) -> None:
         """Wait for a message or a change, -1 for ever. An exception in here loses no message."""
-        if self.retry_at is not None:
-            left_ms = max(0, math.ceil((self.retry_at - time.monotonic()) * 1000))
+        if self._notes.retries:
+            left_ms = max(0, math.ceil((min(self._notes.retries.values()) - time.monotonic()) * 1000))
             timeout_ms = left_ms if timeout_ms < 0 else min(left_ms, timeout_ms)
         self._ready = self._poller.poll(timeout_ms if self.is_quiet else 0)
 

@@ -32,11 +32,17 @@ class Connector:
         self._security = security
         self.number = number
         self.failures = 0
+        self._is_given_up = False
 
     @property
     def is_untrusted(self) -> bool:
-        """True if handshakes failed with every key that the server may have."""
-        return self.failures >= (1 if self._security is None else len(self._security.servers))
+        """True if handshakes failed with every key that the server may have.
+
+        Without ``security``: if the server wants CURVE. Any other handshake may fail because a node ends.
+        """
+        if self._security is None:
+            return self._is_given_up
+        return self.failures >= len(self._security.servers)
 
     def connect(self) -> None:
         """Connect. ZMQError if the endpoint is none."""
@@ -57,9 +63,11 @@ class Connector:
         """Take note of an event. True if libzmq tries no more: call ``connect_again`` after a pause."""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.failures = 0
+            self._is_given_up = False
         elif event & FAILURES:
             self.failures += 1
-            if event in _GIVEN_UP:
+            self._is_given_up = event in _GIVEN_UP
+            if self._is_given_up:
                 return True
             if self._security is not None and self.failures % len(self._security.servers):
                 self.connect_again()
