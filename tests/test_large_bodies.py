@@ -163,9 +163,9 @@ def test_a_node_does_not_copy_a_large_body(settings: Settings, monkeypatch: pyte
     came: list[type] = []
     receive = Node.receive_frames
 
-    def note(node: Node, frames: list[bytes], now: float) -> list[Output]:
+    def note(node: Node, frames: list[bytes], now: float, user_id: str) -> list[Output]:
         came.append(type(frames[-1]))
-        return receive(node, frames, now)
+        return receive(node, frames, now, user_id)
 
     monkeypatch.setattr(Node, "receive_frames", note)
     with zmq.Context() as context, BrokerServer(settings) as server:

@@ -239,10 +239,10 @@ def test_a_request_that_there_is_no_memory_for_is_refused_and_the_node_lives(
             raise MemoryError
         return view(frame)
 
-    def handle(node: Node, frames: list[bytes], now: float) -> list[Output]:
+    def handle(node: Node, frames: list[bytes], now: float, user_id: str) -> list[Output]:
         if is_short and place == "handle":
             raise MemoryError
-        return receive(node, frames, now)
+        return receive(node, frames, now, user_id)
 
     monkeypatch.setattr(sockets, "_view", read)
     monkeypatch.setattr(Node, "receive_frames", handle)

@@ -7,7 +7,7 @@ an answer ends after the socket's ``handshake_ivl``.
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import zmq
 from zmq.utils import z85
@@ -16,8 +16,9 @@ from bstar.errors import ConfigurationError
 from bstar.reactor import Reactor
 from bstar.security import KeyPair, Principal, Principals, Security, read_key
 from bstar.security.zap import Doorkeeper
-from bstar.settings.principals import PrincipalsFile
-from bstar.settings.schema import SecuritySettings
+
+if TYPE_CHECKING:
+    from bstar.settings.schema import SecuritySettings
 
 T = TypeVar("T")
 
@@ -42,13 +43,16 @@ class NodeSecurity:
     """
 
     def __init__(self, key_path: str, principals_path: str) -> None:
+        # It reads YAML, which a server of one's own without keys does without.
+        from bstar.settings.principals import PrincipalsFile  # noqa: PLC0415
+
         self.key = _explained("security.key", lambda: read_key(key_path))
         self.file = _explained("security.principals", lambda: PrincipalsFile(principals_path))
         self.error = ""
         """Why the principals file could not be read again; "" if nothing is wrong with it."""
 
     @classmethod
-    def of(cls, settings: SecuritySettings) -> "NodeSecurity | None":
+    def of(cls, settings: "SecuritySettings") -> "NodeSecurity | None":
         """What a node's configuration says; None without a key."""
         if settings.key is None or settings.principals is None:
             return None
