@@ -3,6 +3,7 @@
 A test without a marker is a unit test: one that starts a process, opens a connection or sleeps fails here.
 """
 
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -29,6 +30,10 @@ def _refuse(event: str, _: object) -> None:
 
 
 sys.addaudithook(_refuse)
+
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and their processes inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -270,7 +270,7 @@ class Interruption:
         self._before.clear()
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:  # as sys.settrace has it
-        if "bstar" not in frame.f_code.co_filename:
+        if not frame.f_globals.get("__name__", "").startswith("bstar"):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":

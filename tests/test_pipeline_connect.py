@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ def test_the_batch_job_runs_under_spark_connect(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, connect_job.__file__, str(tmp_path / "journal"), str(root)],
         cwd=tmp_path,
+        env={**os.environ, "SPARK_TESTING": "1"},  # a free port; otherwise it is always 15002
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
