@@ -198,6 +198,17 @@ def test_a_key_that_leaves_the_list_is_refused_at_once(house: House) -> None:
     assert not house.node.broker.ledger.workers, "it is sent away with its next heartbeat"
 
 
+def test_a_worker_that_is_silent_is_sent_away_when_the_list_changes(house: House) -> None:
+    house.offer("worker")
+    house.offer("second", worker=b"w2")
+    del house.principals["worker"]
+    outputs = house.node.principals_changed(house.now)
+    (told,) = [output.frames for output in outputs if isinstance(output, Send)]
+    assert command(told) == (b"worker", native.DISCONNECT, Reason.NOT_ALLOWED)
+    (dispatched,) = house.call("shop")
+    assert dispatched[0] == b"w2"
+
+
 def test_a_worker_that_may_not_offer_any_more_is_sent_away(house: House) -> None:
     house.offer("worker")
     house.principals["worker"] = Principal("worker", (), offers=Patterns(["other"]))

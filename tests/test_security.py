@@ -138,7 +138,9 @@ def test_a_list_of_principals_is_read(tmp_path: Path) -> None:
         ("principals: {a: 5}", r"principals\.a"),
         ("principals: {a: {keys: ['x'], peer: true}}", "no public key"),
         ("principals: {a: {keys: ['A-PUBLIC']}}", "has no role"),
-        ("principals: {a: {keys: ['A-PUBLIC'], peers: true}}", "peers"),
+        ("principals: {a: {keys: ['A-PUBLIC'], peers: true}}", "unknown word 'peers'"),
+        ("principals: {a: {keys: ['A-PUBLIC'], calls: price}}", "calls is a list"),
+        ("principals: {a: {keys: ['A-PUBLIC', 'A-PUBLIC'], peer: true}}", "one key twice"),
         ("principals: {a: {keys: ['A-PUBLIC'], calls: ['a*b']}}", "no pattern"),
         (
             "principals:\n  a: {keys: ['A-PUBLIC'], peer: true}\n  b: {keys: ['A-PUBLIC'], peer: true}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -16,7 +17,8 @@ import pytest
 import zmq
 
 from bstar.errors import NoActiveNodeError, RejectedError
-from bstar.security import Security, new_key
+from bstar.security import KeyPair, Security, new_key, read_key
+from bstar.security.keys import write_key
 from bstar.wire import native
 from bstar_client import HAClient, Worker, node_states
 from bstar_testing import Pair, wait_until
@@ -276,3 +278,86 @@ def test_a_worker_with_a_key_works_for_clients_with_keys(pair: Pair) -> None:
     finally:
         worker.stop()
         thread.join()
+
+
+@pytest.fixture
+def own_pair(tmp_path: Path) -> Iterator[Pair]:
+    """A pair for one test, which changes the keys of its nodes."""
+    with Pair(tmp_path, is_secure=True, has_arbiter=True) as made:
+        made.start()
+        made.start_workers(1, "echo", service="price")
+        yield made
+
+
+def _is_fresh(pair: Pair) -> bool:
+    states = [node.look() for node in pair.nodes]
+    return all(state is not None and state.pair.is_peer_fresh for state in states)
+
+
+def _replace_key(pair: Pair, name: str, *keys: KeyPair) -> None:
+    assert pair.keys is not None
+    lines = pair.keys._lines
+    at = next(number for number, line in enumerate(lines) if line.startswith(f"  {name}:"))
+    listed = ", ".join(f"'{key.public.decode()}'" for key in keys)
+    lines[at] = re.sub(r"keys: \[.*?'\]", lambda _: f"keys: [{listed}]", lines[at])
+    pair.keys.write()
+
+
+def _lists_read(pair: Pair) -> int:
+    return sum(node.log().count("was read again") for node in pair.nodes)
+
+
+def test_a_node_gets_a_new_key_and_its_peer_hears_it(own_pair: Pair) -> None:
+    keys = own_pair.keys
+    assert keys is not None
+    old, new = read_key(keys.path("primary")), new_key("primary")
+    _replace_key(own_pair, "primary", old, new)
+    wait_until(lambda: _lists_read(own_pair) == 2, "both nodes have read the list")
+    own_pair.primary.stop()
+    keys.path("primary").unlink()
+    keys.path("primary").with_suffix(".pub").unlink()
+    write_key(new, keys.folder)
+    own_pair.primary.launch()
+    wait_until(lambda: _is_fresh(own_pair), "the nodes hear each other")
+    _replace_key(own_pair, "primary", new)
+    wait_until(lambda: own_pair.backup.log().count("was read again") == 2, "the old key is retired")
+    wait_until(lambda: _is_fresh(own_pair), "the nodes still hear each other")
+
+
+def test_a_peer_whose_key_is_withdrawn_is_heard_no_more(own_pair: Pair) -> None:
+    assert own_pair.keys is not None
+    own_pair.keys.remove("backup")
+    own_pair.primary.wait_for("it hears no peer", lambda state: not state.pair.is_peer_fresh)
+    own_pair.backup.wait_for("nor does the other", lambda state: not state.pair.is_peer_fresh)
+    # Started again it is refused, and its key cannot speak for the peer.
+    own_pair.backup.kill()
+    own_pair.backup.launch()
+    wait_until(
+        lambda: "lists no" in own_pair.backup.log_since_start() or not own_pair.backup.is_running, "it ends"
+    )
+    assert not own_pair.primary.state().pair.is_peer_fresh
+
+
+def test_a_worker_whose_key_is_withdrawn_gets_nothing_more(own_pair: Pair) -> None:
+    assert own_pair.keys is not None
+    own_pair.keys.remove("worker")
+    for node in own_pair.nodes:
+        node.wait_for_workers(0)
+
+
+def test_the_arbiter_is_asked_again_after_somebody_without_a_key_had_its_address(own_pair: Pair) -> None:
+    assert own_pair.arbiter is not None
+    assert own_pair.keys is not None
+    endpoint = own_pair.primary.config["endpoints"]["arbiter"]
+    own_pair.arbiter.stop()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as impostor:
+        impostor.linger = 0
+        impostor.bind(endpoint)
+        wait_until(
+            lambda: all("handshake fails" in node.log() for node in own_pair.nodes), "both nodes met it"
+        )
+    own_pair.arbiter.launch()
+    for node in own_pair.nodes:
+        node.wait_for(
+            "hears the arbiter", lambda state: state.pair.quorum and state.pair.quorum.is_arbiter_heard
+        )

@@ -83,6 +83,9 @@ class BrokerServer(Closing):
         self._gate = None if security is None else Gate(self._context, self._reactor, security)
         if self._gate is not None:
             self._resources.callback(self._gate.close)
+            self._gate.security.on_change(
+                lambda _: self._carry_out(self.node.principals_changed(self._reactor.now()))
+            )
         self._stopped_because: str | None = "did not start"
         node_id = os.urandom(16)
         self._epochs = EpochKeeper(EpochFile(settings.state_dir)) if settings.state_dir is not None else None

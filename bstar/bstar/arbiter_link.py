@@ -17,12 +17,13 @@ from typing import Protocol
 
 import zmq
 
+from bstar.connections import close_watched
 from bstar.errors import RemoteProtocolError
 from bstar.io_threads import keep_apart
 from bstar.reactor import Reactor
 from bstar.security import Security
-from bstar.security.connector import Connector
-from bstar.sockets import receive, send, set_up_link
+from bstar.security.connector import FAILURES, GIVEN_UP_PAUSE_S, Connector
+from bstar.sockets import receive, receive_event, send, set_up_link
 from bstar.wire.arbiter import MESSAGE_BYTES_MAX, Answer, Question, decode_answer, encode_question
 
 _log = logging.getLogger("bstar.pair")
@@ -70,7 +71,9 @@ class ArbiterLink:
         self._security = security
         self._reactor: Reactor | None = None
         self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
         self._is_garbage_told = False
+        self._is_failure_told = False
 
     def open(self, reactor: Reactor, hear: Callable[[Answer], None]) -> None:
         """Connect. Raises zmq.ZMQError if the endpoint cannot be read."""
@@ -82,7 +85,10 @@ class ArbiterLink:
         socket.immediate = True
         socket.sndhwm = _QUESTIONS_MAX
         socket.maxmsgsize = MESSAGE_BYTES_MAX
-        Connector(socket, self._endpoint, self._security).connect()
+        self._monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | FAILURES)
+        self._monitor.linger = 0
+        self._connector = Connector(socket, self._endpoint, self._security)
+        self._connector.connect()
 
         def on_readable(now: float) -> None:
             for _ in range(_ANSWERS_MAX):
@@ -97,8 +103,31 @@ class ArbiterLink:
                     continue
                 hear(answer)
 
+        reactor.add_source(self._monitor, self._on_handshake)
         reactor.add_source(socket, on_readable)
         self._reactor = reactor
+
+    def _on_handshake(self, now: float) -> None:
+        assert self._monitor is not None
+        assert self._reactor is not None
+        while self._monitor.poll(0):
+            event = receive_event(self._monitor)[0]
+            if event & FAILURES and not self._is_failure_told:
+                self._is_failure_told = True
+                _log.warning(
+                    "arbiter %s: the handshake fails: do both sides have keys, and list them?", self.name
+                )
+            if self._connector.note(event):
+                self._reactor.call_at(now + GIVEN_UP_PAUSE_S, lambda now: self._connect_again())
+
+    def _connect_again(self) -> None:
+        if self._socket is not None:
+            self._connector.connect_again()
+
+    def follow_trust(self) -> None:
+        """The list of principals has changed: leave an arbiter that is not in it."""
+        if self._socket is not None:
+            self._connector.follow_trust()
 
     def _tell_of_garbage(self, error: RemoteProtocolError) -> None:
         if not self._is_garbage_told:
@@ -116,6 +145,7 @@ class ArbiterLink:
         socket, self._socket = self._socket, None
         if socket is None:
             return
-        if self._reactor is not None:
+        if self._reactor is not None and self._monitor is not None:
             self._reactor.remove(socket)
-        socket.close(0)
+            self._reactor.remove(self._monitor)
+        close_watched(socket, self._monitor)

@@ -42,7 +42,7 @@ class NodeSecurity:
     Raises ConfigurationError if a file cannot be used, or if the own key is not in the list as a peer.
     """
 
-    def __init__(self, key_path: str, principals_path: str) -> None:
+    def __init__(self, key_path: str, principals_path: str, role: str = "peer") -> None:
         # It reads YAML, which a server of one's own without keys does without.
         from bstar.settings.principals import PrincipalsFile  # noqa: PLC0415
 
@@ -50,6 +50,16 @@ class NodeSecurity:
         self.file = _explained("security.principals", lambda: PrincipalsFile(principals_path))
         self.error = ""
         """Why the principals file could not be read again; "" if nothing is wrong with it."""
+        self._path = principals_path
+        self._on_change: list[Callable[[bool], object]] = []
+        # What this process connects with; their servers follow the list.
+        self._trusts: dict[str, Security] = {}
+        own = self.principals.of_key(self.key.public.decode())
+        if own is None or role not in own[1].roles:
+            raise ConfigurationError(
+                f"security.principals: {principals_path} does not list this node's own key, {key_path}, with "
+                f"{role}: true: add it there, or name another key"
+            )
 
     @classmethod
     def of(cls, settings: "SecuritySettings") -> "NodeSecurity | None":
@@ -69,24 +79,33 @@ class NodeSecurity:
 
     def to_peer(self) -> Security:
         """For the connection to the peer: any other key of a peer is the peer's."""
-        own = self.key.public.decode()
-        keys = [key for entry in self.principals.all if entry.is_peer for key in entry.keys if key != own]
-        return self._trust(keys, "peer beside this node", "peer: true")
+        return self._trust("peer")
 
     def to_arbiter(self) -> Security:
         """For the connection to the arbiter."""
-        keys = [key for entry in self.principals.all if entry.is_arbiter for key in entry.keys]
-        return self._trust(keys, "arbiter, and endpoints.arbiter names one", "arbiter: true")
+        return self._trust("arbiter")
 
-    def _trust(self, keys: list[str], who: str, role: str) -> Security:
+    def _keys_of(self, role: str) -> tuple[bytes, ...]:
+        listed = (key.encode() for entry in self.principals.all if role in entry.roles for key in entry.keys)
+        return tuple(key for key in listed if key != self.key.public)
+
+    def _trust(self, role: str) -> Security:
+        keys = self._keys_of(role)
         if not keys:
             raise ConfigurationError(
-                f"security.principals: lists no {who}: add an entry with its keys and {role}"
+                f"security.principals: {self._path} lists no {role} beside this process: add an entry with "
+                f"its keys and {role}: true"
             )
-        return Security(self.key, servers=keys)
+        self._trusts[role] = Security(self.key, servers=keys)
+        return self._trusts[role]
+
+    def on_change(self, handler: Callable[[bool], object]) -> None:
+        """Call ``handler(is_any_gone)`` when the list has changed: True if a key is not in it any more."""
+        self._on_change.append(handler)
 
     def refresh(self) -> bool:
         """Read the principals file again if it has changed; True if there is a new list."""
+        before = self.principals
         try:
             is_new = self.file.refresh()
         except ConfigurationError as error:
@@ -96,6 +115,13 @@ class NodeSecurity:
         if is_new:
             self.error = ""
             _log.info("the principals file was read again: %d principals", len(self.principals.all))
+            for role, trust in self._trusts.items():
+                trust.servers = self._keys_of(role)
+                if not trust.servers:
+                    _log.error("the principals file lists no %s beside this process", role)
+            is_any_gone = not before.keys <= self.principals.keys
+            for handler in self._on_change:
+                handler(is_any_gone)
         return is_new
 
 
@@ -123,6 +149,7 @@ class Gate:
         socket.sndhwm = socket.rcvhwm = _QUEUE_MESSAGES
         socket.bind(_ENDPOINT)
         reactor.add_source(socket, self._on_readable)
+        security.on_change(self._take_list)
         self._timer = reactor.add_timer(_REFRESH_S, self._refresh)
 
     def close(self) -> None:
@@ -135,9 +162,11 @@ class Gate:
         """Note the user id of the connection that brought this frame, for ``user_id``."""
         self.user_id = cast("str", frame.get("User-Id"))
 
+    def _take_list(self, is_any_gone: bool) -> None:
+        self.doorkeeper.principals = self.security.principals
+
     def _refresh(self, now: float) -> None:
         if self.security.refresh():
-            self.doorkeeper.principals = self.security.principals
             self._logged.clear()
 
     def _on_readable(self, now: float) -> None:

@@ -146,6 +146,8 @@ class PairShell(Generic[Out]):
             if arbiter is not None:
                 self._arbiter = arbiter
                 arbiter.open(reactor, self._on_answer)
+            if security is not None:
+                security.on_change(self._follow_trust)
         except BaseException:
             self.close()
             raise
@@ -155,6 +157,15 @@ class PairShell(Generic[Out]):
         reactor.on_stop(lambda now: self.step(Leave(), now), machine.has_left)
         if epochs is not None:
             reactor.add_timer(_EPOCH_RETRY_S, epochs.retry)
+
+    def _follow_trust(self, is_any_gone: bool) -> None:
+        """The list of principals has changed: whose key is gone must neither be heard nor hear."""
+        assert self._link is not None
+        self._link.follow_trust()
+        if isinstance(self._arbiter, ArbiterLink):
+            self._arbiter.follow_trust()
+        if is_any_gone:
+            self._publisher.hang_up_all()
 
     def run(self) -> None:
         """Run until the reactor stops. Raises PairError when the pair cannot go on."""

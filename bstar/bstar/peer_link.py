@@ -21,7 +21,7 @@ from bstar.io_threads import keep_apart
 from bstar.reactor import Reactor
 from bstar.refusal import RefusalProbe
 from bstar.security import Security
-from bstar.security.connector import FAILURES, Connector
+from bstar.security.connector import FAILURES, GIVEN_UP_PAUSE_S, Connector
 from bstar.sockets import receive, receive_event, set_up_link
 from bstar.wire.peer import TOPICS_HEARD
 
@@ -31,9 +31,6 @@ _log = logging.getLogger("bstar.pair")
 _PEER_MESSAGES_MAX = 1_000
 # A state message has about 4 KB at most. A longer one is read and reported up to this size.
 _STATE_BYTES_MAX = 1_048_576
-
-# libzmq gives up after some failures of a handshake, such as a peer without CURVE.
-_REFUSED_PAUSE_S = 1.0
 
 TimeHandler = Callable[[float], None]
 
@@ -128,7 +125,7 @@ class PeerLink:
         while self._monitor.poll(0):
             event = receive_event(self._monitor)[0]
             if self._connector.note(event):
-                self._reactor.call_at(now + _REFUSED_PAUSE_S, self._connect_again)
+                self._reactor.call_at(now + GIVEN_UP_PAUSE_S, self._connect_again)
             if self._probe is None or event & FAILURES:
                 continue
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -144,6 +141,10 @@ class PeerLink:
                 self._on_lost(now)
                 self._probe.start(now)
         return is_news
+
+    def follow_trust(self) -> None:
+        """The list of principals has changed: leave a peer that is not in it."""
+        self._connector.follow_trust()
 
     def _connect_again(self, now: float) -> None:
         if not self._is_closed:

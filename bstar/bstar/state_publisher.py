@@ -103,6 +103,12 @@ class StatePublisher:
         self._socket.send(CODES[message.state], zmq.NOBLOCK)
         self._socket.send_multipart(encode(message), zmq.NOBLOCK)
 
+    def hang_up_all(self) -> None:
+        """End every connection; a subscriber that may connect is back at once."""
+        self._follow_connections()
+        for descriptor in list(self._connections):
+            hang_up(descriptor, self._place)
+
     def close(self) -> None:
         """Stop. Call it once, before the reactor closes."""
         for source in (self._socket, self._monitor):

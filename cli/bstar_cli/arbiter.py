@@ -26,11 +26,14 @@ def arbiter(
         ),
     ] = False,
     key: Annotated[
-        Path | None, typer.Option("--key", metavar="FILE", help="The arbiter's secret key (bstar keys new).")
+        Path | None,
+        typer.Option("--key-file", metavar="FILE", help="The arbiter's secret key (bstar keys new)."),
     ] = None,
     principals: Annotated[
         Path | None,
-        typer.Option("--principals", metavar="FILE", help="Who may ask: the peers of this list, with --key."),
+        typer.Option(
+            "--principals", metavar="FILE", help="Who may ask: the peers of this list, with --key-file."
+        ),
     ] = None,
     *,
     logs: LogOptions,
@@ -47,16 +50,16 @@ def arbiter(
 
         bstar arbiter
 
-        bstar arbiter --bind tcp://10.0.0.3:5010 --key keys/arbiter.key --principals keys/principals.yaml
+        bstar arbiter --bind tcp://10.0.0.3:5010 --key-file keys/arbiter.key --principals keys/principals.yaml
     """
     try:
         endpoint = parse_endpoint(bind, bind=True)
     except ValueError as error:
         raise ConfigurationError(f"--bind: {error}") from error
-    refuse((key is None) != (principals is None), "--key and --principals belong together: give both")
+    refuse((key is None) != (principals is None), "--key-file and --principals belong together: give both")
     refuse(
         not (endpoint.is_loopback or insecure or key),
-        f"--bind {bind}: others can reach this address, and without --key there is no encryption and no "
+        f"--bind {bind}: others can reach this address, and without --key-file there is no encryption and no "
         "authentication: make keys (bstar keys new), bind 127.0.0.1, or say --insecure if the network itself "
         "keeps strangers out",
     )
@@ -68,7 +71,7 @@ def arbiter(
     from bstar.descriptors import raise_limit  # noqa: PLC0415
 
     raise_limit()
-    security = NodeSecurity(str(key), str(principals)) if key is not None else None
+    security = NodeSecurity(str(key), str(principals), "arbiter") if key is not None else None
     with ArbiterServer(bind, security) as server:
         log.info("ready", version=bstar.__version__, arbiter=bind, pid=os.getpid())
         server.run()

@@ -5,8 +5,17 @@ from typing import Annotated, Literal
 
 import typer
 
+from bstar.curve import NodeSecurity
 from bstar.errors import ConfigurationError
-from bstar.settings import check_pair, load, load_fleet, sample_client_configuration, sample_configuration
+from bstar.settings import (
+    Settings,
+    check_pair,
+    load,
+    load_fleet,
+    sample_client_configuration,
+    sample_configuration,
+)
+from bstar.settings.principals import load_principals
 
 
 def check_config(
@@ -37,12 +46,26 @@ def check_config(
     if len(files) > 2:
         raise ConfigurationError(f"one file or two, not {len(files)}: a pair has two nodes")
     loaded = [load(file) for file in files]
+    for file, settings in zip(files, loaded, strict=True):
+        _check_keys(file, settings, is_alone=len(files) == 1)
     if len(loaded) == 2:
         check_pair(*loaded)
     for file, settings in zip(files, loaded, strict=True):
         typer.echo(f"{file}: right, the {settings.role} of the pair {settings.pair}")
     if len(loaded) == 2:
         typer.echo("the two are a pair")
+
+
+def _check_keys(file: Path, settings: Settings, *, is_alone: bool) -> None:
+    """Read a node's key and its list. The key of a node of another machine need not be here."""
+    security = settings.security
+    if security.key is None or security.principals is None:
+        return
+    if is_alone or Path(security.key).exists():
+        NodeSecurity.of(security)
+    else:
+        load_principals(security.principals)
+        typer.echo(f"{file}: not checked: {security.key} is not on this machine", err=True)
 
 
 def sample_config(

@@ -55,7 +55,8 @@ def new(
 
         bstar keys new shop --calls 'price,stock.*' --out /etc/bstar/keys
     """
-    refuse(len(set(names)) != len(names), "a name stands twice")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    refuse(twice, f"{', '.join(twice)}: stands twice")
     given = {"peer": peer, "arbiter": arbiter, "operator": operator}
     roles = [role for role, is_given in given.items() if is_given]
     roles += [f"{word}:{texts}" for word, texts in (("offers", offers), ("calls", calls)) if texts]
@@ -73,6 +74,11 @@ def new(
     if roles:
         _append(listed, lines)
         typer.echo(f"{listed} lists {', '.join(names)} as {', '.join(roles)}")
+    if not roles:
+        text = (
+            f"not listed: nobody lets {', '.join(names)} in before an entry of {listed} has these public keys"
+        )
+        typer.echo(text, err=True)
     if peer:
         path = out / f"{names[0]}.key"
         typer.echo(
@@ -132,7 +138,10 @@ def rotate(
     key = new_key(name)
     secret, public = write_key(key, out, file_name=f"{name}.next")
     _replace_keys(listed, name, [*old, key.public.decode()])
-    typer.echo(f"{secret} (secret, for {name} alone), {public}\n{listed} lists both keys of {name}")
+    typer.echo(
+        f"{secret} (secret, for {name} alone), {public}\n{listed} lists both keys of {name}. Take it to "
+        f"both nodes and the new key to its owner, restart that, then: bstar keys retire {name} --out {out}"
+    )
 
 
 @keys.command()
@@ -152,13 +161,16 @@ def retire(
     listed = out / LIST_NAME
     old = _keys_of(listed, name)
     refuse(len(old) < 2, f"{name} has one key in {listed}: bstar keys rotate {name} makes the second")
+    files = [(out / f"{name}.next{suffix}", out / f"{name}{suffix}") for suffix in (".key", ".pub")]
+    missing = [str(new) for new, _ in files if not new.exists()]
+    refuse(missing, f"{' and '.join(missing)}: missing, so nothing was changed; bstar keys rotate made them")
     _replace_keys(listed, name, old[1:])
-    for suffix in (".key", ".pub"):
-        try:
-            (out / f"{name}.next{suffix}").replace(out / f"{name}{suffix}")
-        except FileNotFoundError:
-            typer.echo(f"{out / name}.next{suffix} is not here; nothing to rename", err=True)
-    typer.echo(f"{listed} lists the new key of {name} alone")
+    for new, former in files:
+        new.replace(former)
+    typer.echo(
+        f"{listed} lists the new key of {name} alone; a configuration that names {files[0][0]} names "
+        f"{files[0][1]} from now on"
+    )
 
 
 def _services(entry: Principal) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -5,6 +5,7 @@ a connection that may never come. If the socket refuses a message although the c
 waits in ``backlog`` until there is room. This keeps the order.
 """
 
+import logging
 import time
 from collections import deque
 
@@ -14,6 +15,8 @@ from bstar.io_threads import keep_apart
 from bstar.security.connector import Connector
 from bstar.sockets import is_readable, receive, receive_event, send
 from bstar_client.settings import LinkSettings
+
+_log = logging.getLogger("bstar_client")
 
 # After this many messages of a burst, ask the socket whether it has more.
 _ASKS_MAX = 5
@@ -216,7 +219,9 @@ class Link:
         assert self._connector is not None
         if self._connector.note(event):
             self._notes.retries[self._index] = time.monotonic() + self._settings.reconnect_max_ms / 1000
-        self.is_untrusted = self._connector.is_untrusted
+        was_untrusted, self.is_untrusted = self.is_untrusted, self._connector.is_untrusted
+        if self.is_untrusted and not was_untrusted:
+            _log.warning("%s: %s", self.endpoint, self._connector.why_untrusted)
 
 
 class Notes:

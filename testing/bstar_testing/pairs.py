@@ -105,7 +105,7 @@ class Pair:
         self._addresses["arbiter"] = f"{self.host.address}:{self.host.ports(1)[0]}"
         argv = [*COMMAND, "arbiter", "--bind", f"tcp://{self._addresses['arbiter']}", "--log-format", "json"]
         if self.keys is not None:
-            argv += ["--key", str(self.keys.path("arbiter")), "--principals", str(self.keys.principals)]
+            argv += ["--key-file", str(self.keys.path("arbiter")), "--principals", str(self.keys.principals)]
         return Process("arbiter", argv, folder=self.folder, note=self.note)
 
     def _config(self, role: RoleName, settings: Mapping[str, object], profile: ProfileName) -> dict[str, Any]:

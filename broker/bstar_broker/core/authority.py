@@ -80,11 +80,21 @@ class Authority:
         """Begin a new generation."""
         self._older_owners, self._owners = self._owners, {}
 
+    def may_offer(self, worker: WorkerRecord) -> bool:
+        """True if the owner of its connection may offer its service now."""
+        routing_id = worker.routing_id
+        owner = self._owners.get(routing_id) or self._older_owners.get(routing_id)
+        if owner is None:
+            return True  # forgotten in a flood of routing ids; its next heartbeat tells
+        principal = self._find(owner)
+        return principal is not None and principal.offers.match(worker.service.name)
+
     def judge(self, message: FromPeer, user_id: str, now: float) -> Denial | None:
         """Why this message may not be acted upon; None if it may."""
         principal = self._find(user_id)
         if principal is None:
-            return Denial("key-not-listed", "its key is not in the list of those who may connect, any more")
+            text = f"the key of {user_id.partition(' ')[0]} is not in the list of principals any more"
+            return Denial("key-not-listed", text)
         kind = type(message)
         if kind is Request or kind is Requests:
             denial = self._judge_call(message.service, principal)  # type: ignore[union-attr]
@@ -113,7 +123,9 @@ class Authority:
         if service.startswith(mmi.PREFIX):
             if principal.is_operator or (principal.calls and service != mmi.Service.STATE.value):
                 return None
-            return Denial("call-not-allowed", f'{principal.name} may not ask for "{printable(service)}"')
+            text = f'{principal.name} may not ask for "{printable(service)}"'
+            needs = "operator: true" if service == mmi.Service.STATE.value else "calls, or operator: true"
+            return Denial("call-not-allowed", f"{text}: its entry needs {needs}")
         if principal.calls.match(service):
             return None
         text = (

@@ -68,6 +68,7 @@ class Broker:
         self.undelivered = registry.undelivered
         self.stalled = registry.stalled
         self.take_over = registry.take_over
+        self.send_away = registry.send_away
         # Bound once, because the loop asks for the deadline after each message.
         self._workers = ledger.workers
         self._next_expiry = ledger.waiting.deadlines.next_deadline

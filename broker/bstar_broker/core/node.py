@@ -131,6 +131,18 @@ class Node:
             outputs += self._leave_when_drained(now)
         return outputs
 
+    def principals_changed(self, now: float) -> list[Output]:
+        """The list has changed: send the workers away that may not offer their service now."""
+        outputs: list[Output] = []
+        if self.authority is not None:
+            for worker in list(self.broker.ledger.workers.values()):
+                if not self.authority.may_offer(worker):
+                    outputs += self.broker.ledger.note(
+                        "offer-not-allowed", "a worker may not offer its service"
+                    )
+                    outputs += self.broker.send_away(worker, now)
+        return outputs
+
     def _vet(self, message: FromPeer, frames: list[bytes], user_id: str, now: float) -> list[Output] | None:
         """What follows if the sender may not send this message; None if it may."""
         assert self.authority is not None

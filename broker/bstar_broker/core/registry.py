@@ -139,13 +139,18 @@ class WorkerRegistry:
     def turn_away(self, message: Ready | Heartbeat, now: float) -> list[Output]:
         """Its principal may not offer the service, or may not any more."""
         worker = self._workers.get(message.sender)
-        outputs = [] if worker is None else self._lose(worker, "unexpected", now)
+        if worker is not None:
+            return self.send_away(worker, now)
         if message.sender in self._outcasts:
-            return outputs
+            return []
         self._outcasts.add(message.sender, now)
         codec = CODECS[message.dialect]
         frames = codec.disconnect(message.sender, message.envelope, Reason.NOT_ALLOWED, self._ledger.epoch)
-        return [*outputs, Send(frames)]
+        return [Send(frames)]
+
+    def send_away(self, worker: WorkerRecord, now: float) -> list[Output]:
+        """A worker that may not offer its service any more."""
+        return self._expel(worker, Reason.NOT_ALLOWED, "unexpected", now)
 
     def _turn_away(
         self, sender: bytes, codec: BrokerCodec, envelope: Envelope, reason: Reason, slug: str, now: float

@@ -13,6 +13,9 @@ FAILURES: Final = (
 )
 """Events of the socket's monitor that its owner passes to ``note``, with EVENT_HANDSHAKE_SUCCEEDED."""
 
+GIVEN_UP_PAUSE_S: Final = 1.0
+"""How long an owner waits after ``note`` returned True."""
+
 # libzmq does not try again by itself after these.
 _GIVEN_UP: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
@@ -33,6 +36,8 @@ class Connector:
         self.number = number
         self.failures = 0
         self._is_given_up = False
+        self._server = b""
+        self._is_connecting = False
 
     @property
     def is_untrusted(self) -> bool:
@@ -44,20 +49,42 @@ class Connector:
             return self._is_given_up
         return self.failures >= len(self._security.servers)
 
+    @property
+    def why_untrusted(self) -> str:
+        """What the failed handshakes may mean, for a log."""
+        if self._security is None:
+            return "the handshake fails: the node wants a key (security=, --key-file)"
+        key, count = self._security.key, len(self._security.servers)
+        return (
+            f"the handshake fails with each of {count} server key(s): the node does not list key {key.name} "
+            f"({key.public.decode()}), or has another key than these, or none"
+        )
+
     def connect(self) -> None:
-        """Connect. ZMQError if the endpoint is none."""
+        """Connect, unless no server is trusted. ZMQError if the endpoint is none."""
         security = self._security
         if security is not None:
+            if not security.servers:
+                return
+            self._server = security.servers[self.number % len(security.servers)]
             self._socket.curve_publickey = security.key.public
             self._socket.curve_secretkey = security.key.secret
-            self._socket.curve_serverkey = security.servers[self.number % len(security.servers)]
+            self._socket.curve_serverkey = self._server
         self._socket.connect(self._endpoint)
+        self._is_connecting = True
 
     def connect_again(self) -> None:
         """Connect anew, with the next key."""
         self.number += 1
-        self._socket.disconnect(self._endpoint)
+        if self._is_connecting:
+            self._is_connecting = False
+            self._socket.disconnect(self._endpoint)
         self.connect()
+
+    def follow_trust(self) -> None:
+        """The trusted servers have changed: end a connection to one that is not among them now."""
+        if self._security is not None and self._server not in self._security.servers:
+            self.connect_again()
 
     def note(self, event: int) -> bool:
         """Take note of an event. True if libzmq tries no more: call ``connect_again`` after a pause."""
@@ -66,9 +93,9 @@ class Connector:
             self._is_given_up = False
         elif event & FAILURES:
             self.failures += 1
-            self._is_given_up = event in _GIVEN_UP
-            if self._is_given_up:
+            if event in _GIVEN_UP:
+                self._is_given_up = True
                 return True
-            if self._security is not None and self.failures % len(self._security.servers):
+            if self._security is not None and self.failures % max(1, len(self._security.servers)):
                 self.connect_again()
         return False

@@ -106,8 +106,7 @@ def read_public_key(path: str | os.PathLike[str]) -> tuple[str, bytes]:
 def _read(path: str | os.PathLike[str], *, is_secret: bool) -> tuple[str, dict[str, str]]:
     try:
         with Path(path).open("rb") as file:
-            if is_secret and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise ConfigurationError(f"{path}: others may read this secret key: chmod 600 {path}")
+            is_open = bool(stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077)
             text = file.read(_FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
@@ -126,4 +125,6 @@ def _read(path: str | os.PathLike[str], *, is_secret: bool) -> tuple[str, dict[s
     if len(text) > _FILE_BYTES_MAX or "public" not in values or "name" not in values:
         raise ConfigurationError(f"{path}: is no key file of bstar: make one with bstar keys new NAME")
     check_name(values["name"])
+    if is_secret and "secret" in values and is_open:
+        raise ConfigurationError(f"{path}: others may read this secret key: chmod 600 {path}")
     return values["name"], values

@@ -15,7 +15,7 @@ that is removed from the list is nobody's at once, on connections that are open,
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -104,12 +104,19 @@ class Principals:
             for key in principal.keys:
                 if key in self._by_key:
                     other = self._by_key[key][1].name
+                    if other == principal.name:
+                        raise ConfigurationError(f"{other} lists one key twice")
                     raise ConfigurationError(
                         f"{principal.name} and {other} have the same key: each needs its own"
                     )
                 user_id = f"{principal.name} {key}"
                 self._by_key[key] = (user_id, principal)
                 self._by_user[user_id] = principal
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The public keys of all."""
+        return frozenset(self._by_key)
 
     def of_key(self, key: str) -> tuple[str, Principal] | None:
         """The user id and the principal of a public key."""
@@ -122,6 +129,16 @@ class Principals:
 
 def principal_of(name: str, entry: object) -> Principal:
     """One entry of a principals file. Raises ConfigurationError saying what is wrong with it."""
+    if not isinstance(entry, Mapping):
+        raise ConfigurationError("must hold keys and roles")
+    for word in entry:
+        if word not in _Entry.__struct_fields__:
+            raise ConfigurationError(
+                f"unknown word {word!r}; there are {', '.join(_Entry.__struct_fields__)}"
+            )
+    for word in ("keys", "offers", "calls"):
+        if not isinstance(entry.get(word, []), list):
+            raise ConfigurationError(f"{word} is a list, such as {word}: [{entry[word]}]")
     try:
         parts = msgspec.convert(entry, _Entry)
     except msgspec.ValidationError as error:

@@ -1,0 +1,76 @@
+"""``bstar keys``: files and the list of principals, in a folder."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from bstar.security import read_key
+from bstar.settings.principals import load_principals
+from bstar_cli import exits
+from bstar_cli.main import main
+
+
+def keys(folder: Path, *arguments: str) -> int:
+    return main(["keys", *arguments, "--out", str(folder)])
+
+
+def roles(folder: Path) -> dict[str, tuple[str, ...]]:
+    return {entry.name: entry.roles for entry in load_principals(folder / "principals.yaml").all}
+
+
+def test_new_makes_keys_and_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keys(tmp_path, "new", "primary", "backup", "--peer") == exits.OK
+    assert keys(tmp_path, "new", "shop", "--calls", "price,stock.*") == exits.OK
+    assert roles(tmp_path) == {"primary": ("peer",), "backup": ("peer",), "shop": ("calls",)}
+    assert stat.S_IMODE((tmp_path / "shop.key").stat().st_mode) == 0o600
+    secret = read_key(tmp_path / "shop.key").secret.decode()
+    assert main(["keys", "show", str(tmp_path / "principals.yaml"), str(tmp_path / "shop.key")]) == exits.OK
+    said = "".join(capsys.readouterr())
+    assert "shop: calls price, stock.*" in said
+    assert secret not in said
+
+
+def test_new_replaces_nothing(tmp_path: Path) -> None:
+    assert keys(tmp_path, "new", "shop", "--calls", "price") == exits.OK
+    before = [path.read_bytes() for path in sorted(tmp_path.iterdir())]
+    assert keys(tmp_path, "new", "shop", "--calls", "stock") == exits.USAGE
+    assert keys(tmp_path, "new", "shop") == exits.USAGE
+    assert keys(tmp_path, "new", "a b", "--peer") == exits.USAGE
+    assert keys(tmp_path, "new", "c", "--calls", "a*b") == exits.USAGE
+    assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == before
+
+
+def test_new_says_that_a_key_without_a_role_is_unlisted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert keys(tmp_path, "new", "shop") == exits.OK
+    assert "not listed" in capsys.readouterr().err
+    assert not (tmp_path / "principals.yaml").exists()
+
+
+def test_a_rotation_lists_both_keys_and_then_the_new_one(tmp_path: Path) -> None:
+    keys(tmp_path, "new", "shop", "--calls", "price")
+    keys(tmp_path, "new", "ops", "--operator")
+    old = read_key(tmp_path / "shop.key")
+    assert keys(tmp_path, "rotate", "shop") == exits.OK
+    new = read_key(tmp_path / "shop.next.key")
+    listed = load_principals(tmp_path / "principals.yaml")
+    assert listed.all[0].keys == (old.public.decode(), new.public.decode())
+    assert keys(tmp_path, "rotate", "shop") == exits.USAGE, "two are enough"
+    assert keys(tmp_path, "retire", "shop") == exits.OK
+    assert read_key(tmp_path / "shop.key") == new
+    assert load_principals(tmp_path / "principals.yaml").all[0].keys == (new.public.decode(),)
+    assert roles(tmp_path) == {"shop": ("calls",), "ops": ("operator",)}
+    assert keys(tmp_path, "retire", "shop") == exits.USAGE, "it has one key"
+    assert keys(tmp_path, "rotate", "nobody") == exits.USAGE
+
+
+def test_retire_changes_nothing_without_the_new_files(tmp_path: Path) -> None:
+    keys(tmp_path, "new", "shop", "--calls", "price")
+    keys(tmp_path, "rotate", "shop")
+    (tmp_path / "shop.next.pub").unlink()
+    assert keys(tmp_path, "retire", "shop") == exits.USAGE
+    assert len(load_principals(tmp_path / "principals.yaml").all[0].keys) == 2
