@@ -38,7 +38,7 @@ def running(is_secure: bool) -> Iterator[Pair]:
     """A pair with one worker that echoes."""
     with tempfile.TemporaryDirectory() as folder, Pair(Path(folder), is_secure=is_secure) as pair:
         pair.start()
-        pair.start_workers(1, "echo", credit=2_000)
+        pair.start_workers(1, "echo", service="echo", credit=1_000)
         yield pair
 
 

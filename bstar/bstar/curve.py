@@ -27,7 +27,7 @@ _log = logging.getLogger("bstar.security")
 _ENDPOINT = "inproc://zeromq.zap.01"
 # Handshakes that wait for an answer: more than a storm of clients brings in one turn of the loop.
 _QUEUE_MESSAGES = 10_000
-# A turn answers so many, then messages and timers have theirs. An answer takes some 20 µs.
+# A turn answers so many, then messages and timers have theirs. An answer takes some 5 µs.
 _BURST_MAX = 200
 # A refusal is logged once for each reason and each key or principal, for this many; the others are counted.
 _LOGGED_MAX = 1_000
