@@ -149,7 +149,6 @@ class Gate:
         socket.sndhwm = socket.rcvhwm = _QUEUE_MESSAGES
         socket.bind(_ENDPOINT)
         reactor.add_source(socket, self._on_readable)
-        security.on_change(self._take_list)
         self._timer = reactor.add_timer(_REFRESH_S, self._refresh)
 
     def close(self) -> None:
@@ -162,11 +161,9 @@ class Gate:
         """Note the user id of the connection that brought this frame, for ``user_id``."""
         self.user_id = cast("str", frame.get("User-Id"))
 
-    def _take_list(self, is_any_gone: bool) -> None:
-        self.doorkeeper.principals = self.security.principals
-
     def _refresh(self, now: float) -> None:
         if self.security.refresh():
+            self.doorkeeper.principals = self.security.principals
             self._logged.clear()
 
     def _on_readable(self, now: float) -> None:

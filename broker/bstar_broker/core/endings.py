@@ -5,7 +5,7 @@ up its role. Each way is counted and reported to the observer. A native client g
 plain MDP gets nothing, so its timeout applies.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from bstar.wire.messages import ErrorCode, NodeStatus
 from bstar_broker.core.bundles import Bundles
@@ -174,13 +174,8 @@ class Endings:
                     bundle.sender = NOBODY
             for request in worker.in_flight.values():
                 _orphan(request, client)
-        for service in ledger.services.values():
-            for item in service.queue.of(client):
-                if type(item) is Bundle:
-                    self._bundles.unfold_queued(item)
-            for item in service.queue.of(client):
-                assert type(item) is Accepted
-                _orphan(item, client)
+        for request in self._queued_of(client):
+            _orphan(request, client)
 
     def release_client(self, client: bytes, now: float) -> None:
         """A native client's connection is gone: its queued requests leave the queue (BSN-B-21).
@@ -191,18 +186,23 @@ class Endings:
         ledger = self._ledger
         if not ledger.settings.client_check_interval_s or not ledger.waiting.is_native(client):
             return
-        for service in ledger.services.values():
+        for request in self._queued_of(client):
+            if request.sender != client or request.askers or request.deliveries:
+                continue
+            request.service.queue.remove(client, request, is_urgent=request.is_urgent)
+            request.is_queued = False
+            ledger.waiting.leave(client, 1, request.size)
+            self._send_back(request, "client-gone", now)
+
+    def _queued_of(self, client: bytes) -> Iterator[Accepted]:
+        """The requests of a client that wait, its batches unfolded."""
+        for service in self._ledger.services.values():
             for item in service.queue.of(client):
                 if type(item) is Bundle:
                     self._bundles.unfold_queued(item)
             for request in service.queue.of(client):
                 assert type(request) is Accepted
-                if request.sender != client or request.askers or request.deliveries:
-                    continue
-                service.queue.remove(client, request, is_urgent=request.is_urgent)
-                request.is_queued = False
-                ledger.waiting.leave(client, 1, request.size)
-                self._send_back(request, "client-gone", now)
+                yield request
 
 
 def _orphan(request: Accepted, client: bytes) -> None:

@@ -53,6 +53,8 @@ class Security:
 
 def _public(server: str | bytes | os.PathLike[str]) -> bytes:
     text = server.decode("ascii", "replace") if isinstance(server, bytes) else os.fspath(server)
+    if is_public_key(text):
+        return text.encode()
     if text.endswith(".key"):
         raise ConfigurationError(f"{text} is a node's secret key, which stays with it: name its .pub file")
-    return text.encode() if is_public_key(text) else read_public_key(text)[1]
+    return read_public_key(text)[1]
