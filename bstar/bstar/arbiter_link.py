@@ -18,11 +18,12 @@ from typing import Protocol
 import zmq
 
 from bstar.connections import close_watched
+from bstar.curve import LinkConnector
 from bstar.errors import RemoteProtocolError
 from bstar.io_threads import keep_apart
 from bstar.reactor import Reactor
 from bstar.security import Security
-from bstar.security.connector import FAILURES, GIVEN_UP_PAUSE_S, Connector
+from bstar.security.connector import FAILURES
 from bstar.sockets import receive, receive_event, send, set_up_link
 from bstar.wire.arbiter import MESSAGE_BYTES_MAX, Answer, Question, decode_answer, encode_question
 
@@ -87,7 +88,7 @@ class ArbiterLink:
         socket.maxmsgsize = MESSAGE_BYTES_MAX
         self._monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | FAILURES)
         self._monitor.linger = 0
-        self._connector = Connector(socket, self._endpoint, self._security)
+        self._connector = LinkConnector(socket, self._endpoint, self._security, reactor)
         self._connector.connect()
 
         def on_readable(now: float) -> None:
@@ -109,7 +110,6 @@ class ArbiterLink:
 
     def _on_handshake(self, now: float) -> None:
         assert self._monitor is not None
-        assert self._reactor is not None
         while self._monitor.poll(0):
             event = receive_event(self._monitor)[0]
             if event & FAILURES and not self._is_failure_told:
@@ -117,12 +117,7 @@ class ArbiterLink:
                 _log.warning(
                     "arbiter %s: the handshake fails: do both sides have keys, and list them?", self.name
                 )
-            if self._connector.note(event):
-                self._reactor.call_at(now + GIVEN_UP_PAUSE_S, lambda now: self._connect_again())
-
-    def _connect_again(self) -> None:
-        if self._socket is not None:
-            self._connector.connect_again()
+            self._connector.follow(event, now)
 
     def follow_trust(self) -> None:
         """The list of principals has changed: leave an arbiter that is not in it."""
@@ -148,4 +143,5 @@ class ArbiterLink:
         if self._reactor is not None and self._monitor is not None:
             self._reactor.remove(socket)
             self._reactor.remove(self._monitor)
+            self._connector.close()
         close_watched(socket, self._monitor)

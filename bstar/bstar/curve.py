@@ -15,6 +15,7 @@ from zmq.utils import z85
 from bstar.errors import ConfigurationError
 from bstar.reactor import Reactor
 from bstar.security import KeyPair, Principal, Principals, Security, read_key
+from bstar.security.connector import GIVEN_UP_PAUSE_S, Connector
 from bstar.security.zap import Doorkeeper
 
 if TYPE_CHECKING:
@@ -184,6 +185,30 @@ class Gate:
         self._logged.add((reason, who))
         text = "refused a connection from %s: %s%s; the next ones are only counted"
         _log.warning(text, address or "an unknown address", reason, f" ({who})" if who else "")
+
+
+class LinkConnector(Connector):
+    """A ``Connector`` that tries again by itself, from the reactor, when libzmq has given up."""
+
+    def __init__(
+        self, socket: "zmq.Socket[bytes]", endpoint: str, security: Security | None, reactor: Reactor
+    ) -> None:
+        super().__init__(socket, endpoint, security)
+        self._reactor = reactor
+        self._is_closed = False
+
+    def follow(self, event: int, now: float) -> None:
+        """Take note of an event of the socket's monitor."""
+        if self.note(event):
+            self._reactor.call_at(now + GIVEN_UP_PAUSE_S, self._try_again)
+
+    def _try_again(self, now: float) -> None:
+        if not self._is_closed:
+            self.connect_again()
+
+    def close(self) -> None:
+        """Try no more. Before the socket closes."""
+        self._is_closed = True
 
 
 def serve(socket: "zmq.Socket[bytes]", key: KeyPair, domain: bytes) -> None:

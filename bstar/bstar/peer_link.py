@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 import zmq
 
 from bstar.connections import close_watched
+from bstar.curve import LinkConnector
 from bstar.endpoints import parse_endpoint
 from bstar.io_threads import keep_apart
 from bstar.reactor import Reactor
 from bstar.refusal import RefusalProbe
 from bstar.security import Security
-from bstar.security.connector import FAILURES, GIVEN_UP_PAUSE_S, Connector
+from bstar.security.connector import FAILURES
 from bstar.sockets import receive, receive_event, set_up_link
 from bstar.wire.peer import TOPICS_HEARD
 
@@ -62,7 +63,6 @@ class PeerLink:
         self._on_refused = on_refused
         # True if the peer was heard on the connection that is up.
         self._is_heard = False
-        self._is_closed = False
         self._monitor: zmq.Socket[bytes] | None = None
         self._probe = self._make_probe(remote) if expire_on_refused else None
         self._socket = socket = context.socket(zmq.SUB)
@@ -77,7 +77,7 @@ class PeerLink:
                     zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | FAILURES
                 )
                 self._monitor.linger = 0
-            self._connector = Connector(socket, remote, security)
+            self._connector = LinkConnector(socket, remote, security, reactor)
             self._connector.connect()
         except BaseException:
             close_watched(self._socket, self._monitor)
@@ -96,7 +96,7 @@ class PeerLink:
 
     def close(self) -> None:
         """Stop. Call it once, before the reactor closes."""
-        self._is_closed = True
+        self._connector.close()
         if self._probe is not None:
             self._probe.cancel()
         self._reactor.remove(self._socket)
@@ -124,8 +124,7 @@ class PeerLink:
             return is_news
         while self._monitor.poll(0):
             event = receive_event(self._monitor)[0]
-            if self._connector.note(event):
-                self._reactor.call_at(now + GIVEN_UP_PAUSE_S, self._connect_again)
+            self._connector.follow(event, now)
             if self._probe is None or event & FAILURES:
                 continue
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -145,10 +144,6 @@ class PeerLink:
     def follow_trust(self) -> None:
         """The list of principals has changed: leave a peer that is not in it."""
         self._connector.follow_trust()
-
-    def _connect_again(self, now: float) -> None:
-        if not self._is_closed:
-            self._connector.connect_again()
 
     def _on_verdict(self, now: float) -> None:
         # A quickly restarted peer may be connected again; the refused connect was to its predecessor.

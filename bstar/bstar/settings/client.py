@@ -18,7 +18,7 @@ from pathlib import Path
 from bstar.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet, Pair
-from bstar.settings.document import Problems, read_document, shown
+from bstar.settings.document import Problems, locator, read_document, shown
 
 _KEYS = ("pairs", "pins")
 
@@ -44,10 +44,7 @@ def load_fleet(path: str | os.PathLike[str]) -> Fleet:
     problems = Problems()
     source = os.fspath(path)
     document, lines = read_document(Path(path), problems)
-
-    def where(key: str) -> str:
-        return f"{source}:{lines[key]}" if key in lines else source
-
+    where = locator(source, lines)
     for key in document:
         if key not in _KEYS:
             problems.problem(where(str(key)), str(key), "unknown key; there are pairs and pins")

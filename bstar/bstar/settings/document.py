@@ -3,7 +3,7 @@
 A key that stands twice is an error instead of silently the last one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,11 @@ def read_document(path: Path, problems: Problems) -> tuple[Mapping[Any, object],
     if not isinstance(document, dict):
         raise ConfigurationError(f"{path}: must hold keys with values, not {kind(document)}")
     return document, lines
+
+
+def locator(source: str, lines: Mapping[str, int]) -> Callable[[str], str]:
+    """The place of a key, by its path: file and line, or the file alone."""
+    return lambda key: f"{source}:{lines[key]}" if key in lines else source
 
 
 def _note_keys(node: yaml.Node, prefix: str, source: str, lines: dict[str, int], problems: Problems) -> None:

@@ -7,13 +7,13 @@ in the file a value must already be of it.
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bstar.settings.document import Problems, kind, read_document, shown
+from bstar.settings.document import Problems, kind, locator, read_document, shown
 from bstar.settings.fields import FIELDS, SECTIONS, Field
 from bstar.settings.relations import node_problems
 from bstar.settings.sample import sample_values
@@ -67,7 +67,7 @@ def load(
     if path is not None:
         source = os.fspath(path)
         document, lines = read_document(Path(path), given)
-        _read_mapping(document, source, lines, given)
+        _read_mapping(document, locator(source, lines), given)
     _read_environment(os.environ if environ is None else environ, given)
     _read_options(options or {}, given)
     return _build(given, source)
@@ -76,19 +76,19 @@ def load(
 def from_mapping(mapping: Mapping[str, object], *, source: str = "configuration") -> Settings:
     """Settings from nested mappings as YAML would hold them. Raises ConfigurationError like ``load``."""
     given = _Given()
-    _read_mapping(mapping, source, {}, given)
+    _read_mapping(mapping, locator(source, {}), given)
     return _build(given, source)
 
 
 def _read_mapping(
-    mapping: Mapping[Any, object], source: str, lines: Mapping[str, int], given: _Given, section: str = ""
+    mapping: Mapping[Any, object], locate: Callable[[str], str], given: _Given, section: str = ""
 ) -> None:
     for key, value in mapping.items():
         path = f"{section}.{key}" if section else str(key)
-        where = f"{source}:{lines[path]}" if path in lines else source
+        where = locate(path)
         if not section and key in SECTIONS:
             if isinstance(value, Mapping):
-                _read_mapping(value, source, lines, given, str(key))
+                _read_mapping(value, locate, given, str(key))
             elif value is not None:
                 given.problem(where, path, f"is a section with keys of its own, not {kind(value)}")
         elif isinstance(key, str) and path in FIELDS:

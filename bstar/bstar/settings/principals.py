@@ -17,7 +17,7 @@ from pathlib import Path
 from bstar.errors import ConfigurationError
 from bstar.security.keys import check_name
 from bstar.security.principals import Principal, Principals, principal_of
-from bstar.settings.document import Problems, read_document, shown
+from bstar.settings.document import Problems, locator, read_document, shown
 
 LIST_HEAD = """\
 # Who may connect, and as what (docs/security.md). The same file for both nodes; they read it again when it
@@ -43,10 +43,7 @@ def load_principals(path: str | os.PathLike[str]) -> Principals:
     problems = Problems()
     source = os.fspath(path)
     document, lines = read_document(Path(path), problems)
-
-    def where(key: str) -> str:
-        return f"{source}:{lines[key]}" if key in lines else source
-
+    where = locator(source, lines)
     for key in document:
         if key != "principals":
             problems.problem(where(str(key)), str(key), "unknown key; there is only principals")
