@@ -1,6 +1,10 @@
 """The links of a client or worker: a descriptor tells of a change once, so nothing may be left unread."""
 
+import contextlib
+import itertools
 import math
+import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -32,8 +36,8 @@ def server(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     return server
 
 
-def links_to(server: zmq.Socket[bytes]) -> Links:
-    endpoint = server.getsockopt_string(zmq.LAST_ENDPOINT)
+def links_to(server: zmq.Socket[bytes], endpoint: str = "") -> Links:
+    endpoint = endpoint or server.getsockopt_string(zmq.LAST_ENDPOINT)
     return Links(server.context, (endpoint,), LinkSettings(high_water_mark=10_000), WakeUp())
 
 
@@ -115,6 +119,89 @@ def test_what_an_old_socket_had_is_void(server: zmq.Socket[bytes]) -> None:
     assert take(links, 1) == [[b"fresh"]]
     links.close()
     assert not list(links.poll(0))
+
+
+class Relay:
+    """Carries connections to a server. ``cut`` ends the client's side; the server does not learn of it."""
+
+    def __init__(self, server: zmq.Socket[bytes]) -> None:
+        self._port = int(server.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(LIMIT_S)
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sides: list[tuple[socket.socket, socket.socket]] = []
+
+    def carry(self) -> None:
+        """Accept the next connection."""
+        near, _ = self._listener.accept()
+        far = socket.create_connection(("127.0.0.1", self._port))
+        self._sides.append((near, far))
+        for source, sink in ((near, far), (far, near)):
+            threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
+
+    @staticmethod
+    def _copy(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while octets := source.recv(65_536):
+                sink.sendall(octets)
+
+    def cut(self) -> None:
+        self._sides[-1][0].shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for side in (self._listener, *(side for sides in self._sides for side in sides)):
+            side.close()
+
+
+@pytest.fixture
+def relay(server: zmq.Socket[bytes]) -> Iterator[Relay]:
+    made = Relay(server)
+    yield made
+    made.close()
+
+
+def test_each_connection_has_a_routing_id_that_nobody_can_guess(server: zmq.Socket[bytes]) -> None:
+    seen = []
+    for _ in range(3):
+        links = links_to(server)
+        links.open()
+        connect(links)
+        links[0].send([b"hello"])
+        seen.append(server.recv_multipart()[0])
+        links.close()
+    # A ROUTER gives five octets, a zero and a number that counts up.
+    assert all(len(each) == 16 and each[0] for each in seen)
+    # With a counter most octets would agree.
+    for one, other in itertools.pairwise(seen):
+        assert sum(a != b for a, b in zip(one[1:], other[1:], strict=True)) > 5
+
+
+def test_a_link_comes_back_although_the_node_holds_its_dead_connection(
+    server: zmq.Socket[bytes], relay: Relay
+) -> None:
+    """With keys ROUTER_HANDOVER is off: a connection with the routing id of another one is ignored."""
+    server.set(zmq.ROUTER_HANDOVER, 0)
+    server.rcvtimeo = int(LIMIT_S * 1000)
+    links = links_to(server, relay.endpoint)
+    links.open()
+    relay.carry()
+    connect(links)
+    links[0].send([b"before"])
+    first = server.recv_multipart()[0]
+    relay.cut()
+    until = time.monotonic() + LIMIT_S
+    while (0, False) not in list(links.changes()):
+        assert time.monotonic() < until
+        assert not list(links.poll(int(LIMIT_S * 1000)))
+    carrying = threading.Thread(target=relay.carry)
+    carrying.start()
+    connect(links)
+    carrying.join()
+    links[0].send([b"after"])
+    second, body = server.recv_multipart()
+    assert body == b"after"
+    assert second != first
+    links.close()
 
 
 def test_the_owner_is_woken(server: zmq.Socket[bytes]) -> None:

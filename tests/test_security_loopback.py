@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import socket
@@ -10,17 +11,18 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
-from bstar.errors import NoActiveNodeError, RejectedError
+from bstar.errors import ClosedError, NoActiveNodeError, OutcomeUnknownError, RejectedError
 from bstar.security import KeyPair, Security, new_key, read_key
 from bstar.security.keys import write_key
 from bstar.wire import native
-from bstar_client import HAClient, Worker, node_states
+from bstar.wire.mdp import MDP02, WorkerVerb
+from bstar_client import HAClient, Request, Worker, node_states
 from bstar_testing import Pair, wait_until
 from bstar_testing.nodes import COMMAND
 from bstar_testing.processes import environment
@@ -47,12 +49,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 @contextlib.contextmanager
-def dealer(pair: Pair, name: str = "", *, key: Security | None = None) -> Iterator[zmq.Socket[bytes]]:
-    """A bare DEALER at the primary, of any program: with a key of the pair's list, another, or none."""
+def dealer(pair: Pair, name: str = "", *, routing_id: bytes = b"") -> Iterator[zmq.Socket[bytes]]:
+    """A bare DEALER at the primary, of any program: with a key of the pair's list, or none."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as bare:
         bare.linger = 0
         bare.rcvtimeo = NOTHING_MS
-        security = pair.keys.security(name) if name and pair.keys else key
+        if routing_id:
+            bare.routing_id = routing_id
+        security = pair.keys.security(name) if name and pair.keys else None
         if security is not None:
             bare.curve_publickey, bare.curve_secretkey = security.key.public, security.key.secret
             bare.curve_serverkey = security.servers[0]
@@ -375,3 +379,89 @@ def test_the_arbiter_is_asked_again_after_somebody_without_a_key_had_its_address
         node.wait_for(
             "hears the arbiter", lambda state: state.pair.quorum and state.pair.quorum.is_arbiter_heard
         )
+
+
+@contextlib.contextmanager
+def claims(pair: Pair, name: str, routing_ids: Iterable[bytes]) -> Iterator[list[zmq.Socket[bytes]]]:
+    """Connections of one principal with these routing ids, but for those that a live connection has."""
+    with contextlib.ExitStack() as open_ones:
+        claimed = []
+        for routing_id in routing_ids:
+            bare = open_ones.enter_context(dealer(pair, name, routing_id=routing_id))
+            bare.send_multipart(native.encode_ping())
+            with contextlib.suppress(zmq.Again):
+                assert native.decode(bare.recv_multipart()).command == native.PONG
+                claimed.append(bare)
+        assert claimed
+        yield claimed
+
+
+def test_nobody_gets_the_reply_of_a_client_that_has_gone_by_the_routing_ids_after_his_own(
+    own_pair: Pair,
+) -> None:
+    """A worker of plain MDP learns the routing id of his own client. A counter would give away the others."""
+    keys = own_pair.keys
+    assert keys is not None
+    keys.add("insider", "offers:mirror", "calls:mirror")
+    wait_until(lambda: _lists_read(own_pair) == 2, "both nodes know the insider")
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow(request: Request) -> bytes:
+        began.set()
+        assert may_end.wait(REPLY_S)
+        return b"the secret"
+
+    worker = Worker(own_pair.endpoints, "slow", slow, security=keys.security("worker"))
+    with dealer(own_pair, "insider") as mirror, dealer(own_pair, "insider") as own, worker:
+        mirror.rcvtimeo = int(REPLY_S * 1_000)
+        mirror.send_multipart(MDP02.encode_ready(b"mirror"))
+        own.send_multipart(MDP02.encode_request(b"mirror", [b"x"]))
+        while (heard := MDP02.decode_for_worker(mirror.recv_multipart())).verb is not WorkerVerb.REQUEST:
+            pass
+        number = int.from_bytes(heard.client[1:])
+        assert heard.client == b"\0" + number.to_bytes(4)
+        own_pair.primary.wait_for(
+            "a worker for the service", lambda state: state.broker.workers == 2 + len(own_pair.workers)
+        )
+        victim = HAClient(own_pair.endpoints, security=keys.security("client"))
+        ended = threading.Thread(target=_ask_until_closed, args=(victim, "slow"))
+        ended.start()
+        assert began.wait(REPLY_S)
+        victim.close()
+        ended.join()
+        guesses = [b"\0" + (number + after).to_bytes(4) for after in range(1, 33)]
+        with claims(own_pair, "insider", guesses) as claimed:
+            may_end.set()
+            own_pair.primary.wait_for(
+                "the slow request has ended",
+                lambda state: all(
+                    each.in_flight == 0 for each in state.broker.services if each.service == "slow"
+                ),
+            )
+            poller = zmq.Poller()
+            for each in claimed:
+                poller.register(each, zmq.POLLIN)
+            assert not poller.poll(NOTHING_MS)
+
+
+def _ask_until_closed(client: HAClient, service: str) -> None:
+    with pytest.raises((ClosedError, OutcomeUnknownError)):
+        client.request(service, b"x", timeout=REPLY_S)
+
+
+def test_a_node_does_not_end_because_somebody_claims_the_routing_ids_that_libzmq_gives_next(
+    own_pair: Pair,
+) -> None:
+    """Without a seed C's rand() begins with the same numbers in each process."""
+    libc = ctypes.CDLL(None)
+    libc.srand(1)
+    firsts = [libc.rand() for _ in range(24)]
+    likely = {
+        (first & 0x7FFFFFFF | high << 31) + after for first in firsts for high in (0, 1) for after in (0, 1)
+    }
+    with claims(own_pair, "client", (b"\0" + number.to_bytes(4) for number in likely)):
+        for _ in range(4):
+            with dealer(own_pair, "client") as bare:
+                bare.send_multipart(native.encode_ping())
+                bare.recv_multipart()
+    assert own_pair.primary.is_running

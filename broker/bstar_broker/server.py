@@ -28,7 +28,7 @@ from bstar.pair_shell import PairLinks, PairShell
 from bstar.reactor import Reactor
 from bstar.security.zap import CLIENTS
 from bstar.settings import Settings
-from bstar.sockets import NoMemoryError, receive_bodies, send, set_up_listener
+from bstar.sockets import NoMemoryError, new_router, receive_bodies, send, set_up_listener
 from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar_broker.connections import HAS_TCP_INFO, Connections
@@ -177,7 +177,7 @@ class BrokerServer(Closing):
         return journal
 
     def _open_router(self) -> "zmq.Socket[bytes]":
-        socket = self._context.socket(zmq.ROUTER)
+        socket = new_router(self._context)
         keep_apart(socket, 0)
         set_up_listener(socket)
         socket.linger = _LINGER_MS

@@ -15,7 +15,7 @@ from bstar.descriptors import DescriptorGuard
 from bstar.errors import ConfigurationError, RemoteProtocolError
 from bstar.reactor import Reactor
 from bstar.security.zap import PEERS
-from bstar.sockets import receive, send, set_up_listener
+from bstar.sockets import new_router, receive, send, set_up_listener
 from bstar.star.arbiter import ArbiterMachine, ArbiterOutput, BallotGiven, BallotReturned, Reply, TableFull
 from bstar.wire.arbiter import MESSAGE_BYTES_MAX, decode_question, encode_answer
 
@@ -41,7 +41,7 @@ class ArbiterServer(Closing):
         self._reactor = Reactor()
         self.machine = ArbiterMachine(now=self._reactor.now())
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = socket = self._context.socket(zmq.ROUTER)
+        self._socket = socket = new_router(self._context)
         socket.linger = 0
         set_up_listener(socket)
         socket.sndhwm = socket.rcvhwm = _QUEUE_MESSAGES

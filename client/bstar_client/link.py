@@ -3,9 +3,14 @@
 ``ZMQ_IMMEDIATE`` makes the socket refuse messages while there is no connection. Without it, messages wait for
 a connection that may never come. If the socket refuses a message although the connection is up, the message
 waits in ``backlog`` until there is room. This keeps the order.
+
+Each connection has a routing id of its own that nobody can guess. With keys a ROUTER ignores a connection
+with the routing id of one that it has not found dead, and libzmq connects again with the same one. So a link
+connects again by itself after its connection has broken (docs/adr/0021-principals.md).
 """
 
 import logging
+import os
 import time
 from collections import deque
 
@@ -59,6 +64,7 @@ class Link:
         self._keepalive: zmq.Socket[bytes] | None = None
         self.is_refused = False
         self.is_untrusted = False
+        self._is_up = False
         self._connector: Connector | None = None
 
     def open(self) -> None:
@@ -78,14 +84,18 @@ class Link:
         # The keys of the nodes probably stand in the order of their endpoints.
         self._connector = Connector(socket, self.endpoint, settings.security, self._index)
         try:
-            self._connector.connect()
+            self.connect()
         except zmq.ZMQError:
             self.close()
             raise
 
-    def connect_again(self) -> None:
-        """Try to connect once more, after libzmq has given up."""
-        if self._connector is not None:
+    def connect(self) -> None:
+        """Connect, or connect anew, with a new routing id. ZMQError if the endpoint is none."""
+        if self.socket is not None and self._connector is not None:
+            if not self._connector.is_connecting:
+                self.changes()  # forget the last events of the ended connection
+            # The routing ids that libzmq gives begin with a zero.
+            self.socket.setsockopt(zmq.ROUTING_ID, b"\x01" + os.urandom(15))
             self._connector.connect_again()
 
     def keep_alive(self, routing_id: bytes, interval_ms: int, ttl_ms: int) -> None:
@@ -130,8 +140,10 @@ class Link:
             self.socket = None
             self.monitor = None
             self._connector = None
+            self._is_up = False
             self.backlog.clear()
             self._notes.changed[self._index] = None
+            self._notes.retries.pop(self._index, None)
             socket.disable_monitor()
             if monitor is not None:
                 monitor.close(0)
@@ -200,16 +212,23 @@ class Link:
         try:
             while True:
                 event = receive_event(monitor)[0]
+                assert self._connector is not None
+                if not self._connector.is_connecting:
+                    continue  # of the ended connection
                 if event == zmq.EVENT_CLOSED:
                     # The closed connection was never up; EVENT_CONNECT_RETRIED comes next.
                     self.is_refused = True
                     continue
                 if event != zmq.EVENT_CONNECT_RETRIED:
                     self.is_refused = False
+                if event == zmq.EVENT_DISCONNECTED and self._is_up:
+                    self._connector.disconnect()
+                    # As libzmq does: up to twice the pause, so that clients spread.
+                    self._connect_later(self._settings.reconnect_min_ms * (1 + os.urandom(1)[0] / 256))
                 self._note_handshake(event)
-                is_up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-                changes.append(is_up)
-                if not is_up:
+                self._is_up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                changes.append(self._is_up)
+                if not self._is_up:
                     self.backlog.clear()
         except zmq.Again:
             pass
@@ -218,10 +237,13 @@ class Link:
     def _note_handshake(self, event: int) -> None:
         assert self._connector is not None
         if self._connector.note(event):
-            self._notes.retries[self._index] = time.monotonic() + self._settings.reconnect_max_ms / 1000
+            self._connect_later(self._settings.reconnect_max_ms)
         was_untrusted, self.is_untrusted = self.is_untrusted, self._connector.is_untrusted
         if self.is_untrusted and not was_untrusted:
             _log.warning("%s: %s", self.endpoint, self._connector.why_untrusted)
+
+    def _connect_later(self, pause_ms: float) -> None:
+        self._notes.retries[self._index] = time.monotonic() + pause_ms / 1000
 
 
 class Notes:
@@ -231,5 +253,5 @@ class Notes:
         # Links with new sockets, and links that may have a message that no descriptor shows.
         self.changed: dict[int, None] = {}
         self.touched: dict[int, None] = {}
-        # When to try those again for which libzmq has given up.
+        # When to connect again those whose connections have broken, or for which libzmq has given up.
         self.retries: dict[int, float] = {}

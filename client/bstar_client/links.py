@@ -128,20 +128,19 @@ class Links:
         if self._notes.touched:
             self._take_in(is_ready=False)
         if self._notes.retries:
-            self._retry()
+            self._connect_again()
 
-    @property
-    def retry_at(self) -> float | None:
-        """When ``prepare`` is to be called again for a link for which libzmq has given up; None: for none."""
-        retries = self._notes.retries
-        return min(retries.values()) if retries else None
+    def next_deadline(self, core: Core) -> float | None:
+        """When the core is due, or a link is to connect again, so that ``prepare`` is to be called."""
+        due, retries = core.next_deadline(), self._notes.retries
+        return due if not retries else min(*retries.values(), math.inf if due is None else due)
 
-    def _retry(self) -> None:
+    def _connect_again(self) -> None:
         now = time.monotonic()
         for index, at in list(self._notes.retries.items()):
             if now >= at:
                 del self._notes.retries[index]
-                self._links[index].connect_again()
+                self._links[index].connect()
 
     def wait(self, timeout_ms: int) -> None:
         """Wait for a message or a change, -1 for ever. An exception in here loses no message."""

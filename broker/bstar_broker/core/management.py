@@ -5,6 +5,7 @@ Nothing here changes a queue or a worker's deadline.
 
 import math
 from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from typing import TypeVar
 
 import msgspec
@@ -64,7 +65,8 @@ def _has_live_worker(ledger: Ledger, record: ServiceRecord, now: float) -> bool:
 def worker_state(worker: WorkerRecord, now: float) -> WorkerState:
     """One worker for a listing."""
     return WorkerState(
-        worker=worker.routing_id.hex(),
+        # Whoever knows a routing id can claim it when its connection ends.
+        worker=blake2b(worker.routing_id, digest_size=8).hexdigest(),
         service=worker.service.label,
         dialect=worker.codec.label,
         credit=worker.credit,

@@ -21,7 +21,8 @@ _GIVEN_UP: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAI
 
 
 class Connector:
-    """``failures`` counts the handshakes that failed since the last one that succeeded.
+    """``failures`` counts the handshakes that failed since the last one that succeeded. ``is_connecting``:
+    the socket is connected or tries to be.
 
     A handshake fails if the server has another key than the one tried, if it refuses ours, or if one side
     wants CURVE and the other does not. ``number`` says which of the servers' keys is tried.
@@ -37,7 +38,7 @@ class Connector:
         self.failures = 0
         self._is_given_up = False
         self._server = b""
-        self._is_connecting = False
+        self.is_connecting = False
 
     @property
     def is_untrusted(self) -> bool:
@@ -71,14 +72,19 @@ class Connector:
             self._socket.curve_secretkey = security.key.secret
             self._socket.curve_serverkey = self._server
         self._socket.connect(self._endpoint)
-        self._is_connecting = True
+        self.is_connecting = True
+
+    def disconnect(self) -> None:
+        """End the connection and all attempts."""
+        if self.is_connecting:
+            self.is_connecting = False
+            self._socket.disconnect(self._endpoint)
 
     def connect_again(self) -> None:
-        """Connect anew, with the next key."""
-        self.number += 1
-        if self._is_connecting:
-            self._is_connecting = False
-            self._socket.disconnect(self._endpoint)
+        """Connect anew; after a failed handshake, with the next key."""
+        if self.failures:
+            self.number += 1
+        self.disconnect()
         self.connect()
 
     def follow_trust(self) -> None:

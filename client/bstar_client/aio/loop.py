@@ -123,9 +123,7 @@ class LinkLoop:
             room.set_result(None)
 
     def _set_timer(self) -> None:
-        due, retry_at = self._core.next_deadline(), self._links.retry_at
-        if retry_at is not None and (due is None or retry_at < due):
-            due = retry_at
+        due = self._links.next_deadline(self._core)
         if due is None or self._is_closed:
             return
         if self._timer is not None:

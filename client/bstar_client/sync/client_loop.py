@@ -187,8 +187,9 @@ class ClientLoop:
 
     def _update_standby(self) -> None:
         """Wake the standby if this turn has changed what it waits for."""
-        due = self._core.next_deadline()
-        if (due is not None and due < self._standby_until) or not self._delivery.links.is_quiet:
+        links = self._delivery.links
+        due = links.next_deadline(self._core)
+        if (due is not None and due < self._standby_until) or not links.is_quiet:
             self._lead.bell.set()
 
     def _wake(self) -> None:
@@ -358,9 +359,10 @@ class ClientLoop:
                 is_idle = self._delivery.links.is_quiet and not self._inbox and not self._abandoned
                 if is_idle and not self._delivery.waiting:
                     break
-            due = self._core.next_deadline()
+            links = self._delivery.links
+            due = links.next_deadline(self._core)
             self._standby_until = math.inf if due is None else due
-            return self._delivery.links.descriptors()
+            return links.descriptors()
         finally:
             lead.release()
             lead.hand_off()
