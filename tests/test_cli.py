@@ -372,11 +372,13 @@ def test_a_node_says_when_it_is_ready_and_stops_with_0(tmp_path: Path) -> None:
 
 
 @pytest.mark.loopback
-def test_a_node_whose_port_is_taken_names_the_key(node: Broker) -> None:
-    done = run("serve", "--config", str(node.config_path))
-    assert done.returncode == 2
-    assert b"endpoints.state: cannot bind" in done.stderr
-    assert b"Traceback" not in done.stderr
+def test_a_node_whose_directory_or_port_is_taken_names_the_key(node: Broker) -> None:
+    elsewhere = ["--set", f"state_dir={node.config_path.parent / 'another-state'}"]
+    for key, options in (("state_dir: another process", []), ("endpoints.state: cannot bind", elsewhere)):
+        done = run("serve", "--config", str(node.config_path), *options)
+        assert done.returncode == 2
+        assert key.encode() in done.stderr
+        assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.loopback

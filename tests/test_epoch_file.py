@@ -62,6 +62,32 @@ def test_a_directory_that_cannot_be_written_to_is_refused_at_the_start(
         EpochFile(tmp_path).load()
 
 
+# --- who may use it ---------------------------------------------------------------------------------------
+
+
+def test_two_nodes_cannot_share_a_directory(file: EpochFile) -> None:
+    first, second = EpochKeeper(file), EpochKeeper(EpochFile(file.path.parent))
+    assert first.open() == 0
+    with pytest.raises(ConfigurationError, match=r"state_dir: another process uses .* directory of"):
+        second.open()
+    first.close()
+    first.close()
+    assert second.open() == 0
+    second.close()
+
+
+def test_a_file_system_without_locks_is_used_with_a_warning(
+    file: EpochFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("bstar.epoch_file.fcntl.flock", fails)
+    file.save(7)
+    assert EpochKeeper(file).open() == 7
+    assert "cannot be locked: [Errno" in caplog.text
+
+
 # --- what a power cut leaves -----------------------------------------------------------------------------
 
 

@@ -9,6 +9,8 @@ import pytest
 import zmq
 
 from bstar.wire import native
+from bstar_cli import exits
+from bstar_cli.main import main
 from support.brokers import Broker
 from support.pairs import standing_pair
 from support.waiting import LIMIT_S
@@ -119,4 +121,32 @@ def test_a_pair_whose_nodes_remember_epochs_that_are_worlds_apart_serves_in_ever
         pair.primary.wait_for_state("PASSIVE")
         pair.backup.kill()
         load.wait_for_replies()
+        assert load.failed == []
+
+
+def test_an_operator_takes_the_epoch_back_that_a_worker_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/operations.md, "Epochs that are too high", on a real pair."""
+    with standing_pair() as pair, pair.load() as load:
+        load.wait_for_replies()
+        ready = native.encode_ready(b"lies", credit=1, epoch=STEP)
+        tell(pair.primary, [ready, native.encode_ping()], answers=2)
+        pair.primary.wait_for("it climbs above the lie", lambda state: state.pair.epoch > STEP)
+        files = {node: ["--config", str(node.config_path)] for node in pair.nodes}
+        for node in pair.nodes:
+            assert main(["epoch", "reset", *files[node]]) == exits.FAILED, "its peer runs"
+            assert main(["epoch", "reset", *files[node], "--force"]) == exits.FAILED, "it runs"
+        for each in (*pair.nodes, *pair.workers):
+            each.stop()
+        assert main(["epoch", "show", *files[pair.primary]]) == exits.OK
+        assert "no pair gets there by itself" in capsys.readouterr().out
+        for node in pair.nodes:
+            assert main(["epoch", "reset", *files[node]]) == exits.OK
+        pair.start()
+        for worker in pair.workers:
+            worker.launch()
+        pair.wait_for_workers()
+        load.wait_for_replies()
+        pair.kill_active()
+        load.wait_for_replies()
+        assert pair.backup.state().pair.epoch < 100
         assert load.failed == []

@@ -89,6 +89,8 @@ class BrokerServer(Closing):
         self._stopped_because: str | None = "did not start"
         node_id = os.urandom(16)
         self._epochs = EpochKeeper(EpochFile(settings.state_dir)) if settings.state_dir is not None else None
+        if self._epochs is not None:
+            self._resources.callback(self._epochs.close)
         machine = self._make_machine(node_id)
         self._journal = self._open_journal(node_id, machine.epochs.seen)
         self.node = self._make_node(node_id, machine)
@@ -139,7 +141,7 @@ class BrokerServer(Closing):
                 arbiter=settings.endpoints.arbiter or "",
             ),
             node=node_id.hex(),
-            epoch=self._epochs.file.load() if self._epochs is not None else 0,
+            epoch=self._epochs.open() if self._epochs is not None else 0,
             now=self._started_at,
         )
 

@@ -2,8 +2,12 @@
 
 It is written whole and then renamed, with file and folder synced. So a crash leaves the old number or the new
 one. ``EpochKeeper`` writes it while the node serves, and retries after a failure.
+
+A process that uses the file holds a lock on its folder (flock of ``STATE_DIR/epoch.lock``), which ends with
+the process. So two nodes cannot share a folder, and ``bstar epoch reset`` cannot write beside a node.
 """
 
+import fcntl
 import logging
 import os
 from pathlib import Path
@@ -25,6 +29,30 @@ class EpochFile:
     def __init__(self, state_dir: str | os.PathLike[str]) -> None:
         self._folder = Path(state_dir)
         self.path = self._folder / "epoch"
+        self._lock: int | None = None
+
+    def lock(self) -> bool:
+        """Take the folder, which is made if it is missing, until ``unlock`` or the end of this process.
+
+        False if another process has it. OSError if the folder cannot be made or its file system has no locks.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.path.with_name("epoch.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
+        self._lock = lock
+        return True
+
+    def unlock(self) -> None:
+        """Leave the folder to others. Idempotent."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def load(self) -> int:
         """The stored epoch, 0 if there is none. Makes the folder and writes into it as a test.
@@ -38,6 +66,10 @@ class EpochFile:
                 f"state_dir: cannot write to {self._folder}: {error.strerror or error}; name a directory "
                 "that this user may write to and that has room, or null to keep no epoch"
             ) from error
+        return self.read()
+
+    def read(self) -> int:
+        """The stored epoch, 0 if there is no file. ConfigurationError if the file holds none."""
         try:
             text = self.path.read_text(encoding="ascii")
         except FileNotFoundError:
@@ -90,6 +122,29 @@ class EpochKeeper:
         self.error = ""
         self._epoch = 0
         self._told_at = 0.0
+
+    def open(self) -> int:
+        """Take the file for this process; the stored epoch. ConfigurationError if another process has it, or
+        if it cannot be read or written.
+        """
+        try:
+            is_free = self.file.lock()
+        except OSError as error:
+            epoch = self.file.load()  # says what is wrong if it is more than the lock
+            _log.warning(
+                "%s cannot be locked: %s; nothing keeps another node from using it", self.file.path, error
+            )
+            return epoch
+        if not is_free:
+            raise ConfigurationError(
+                f"state_dir: another process uses {self.file.path.parent}: each node needs a directory of "
+                "its own; stop the process that has this one, or name another one"
+            )
+        return self.file.load()
+
+    def close(self) -> None:
+        """Leave the file to others. Idempotent."""
+        self.file.unlock()
 
     def keep(self, epoch: int, now: float) -> None:
         """Store ``epoch``, now or as soon as that is possible."""

@@ -72,12 +72,15 @@ class BinaryStar(Closing):
             on_dual_active=on_dual_active,  # type: ignore[arg-type]  # the settings check it
             arbiter=arbiter if isinstance(arbiter, str) else "" if arbiter is None else arbiter.name,
         )
-        epoch = self._epochs.file.load() if self._epochs is not None and machine is None else 0
         self._on_active: list[Handler] = []
         self._on_passive: list[Handler] = []
         self._has_voter = False
         # Closed in the reverse order of opening.
         with ExitStack() as resources:
+            epoch = 0
+            if self._epochs is not None:
+                resources.callback(self._epochs.close)
+                epoch = self._epochs.open()
             self._context = context if context is not None else new_context(3)
             if context is None:
                 resources.callback(self._context.term)

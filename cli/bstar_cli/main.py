@@ -33,6 +33,7 @@ _MODULES = {
     "bench": "bench",
     "status": "status",
     "promote": "promote",
+    "epoch": "epoch",
     "check-config": "configuration",
     "sample-config": "configuration",
     "demo": "demo",

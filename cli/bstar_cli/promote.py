@@ -1,19 +1,16 @@
 """``bstar promote``: let a backup serve that is alone since it started, when its primary is dead."""
 
-import socket
 import time
 from typing import Annotated, Final
 
 import typer
 import zmq
 
-from bstar.endpoints import Endpoint, parse_endpoint
 from bstar.settings import Settings
 from bstar_cli import exits
 from bstar_cli.options import NodeConfiguration, refuse
+from bstar_cli.probe import probe
 
-# A peer on the same network answers or refuses within milliseconds.
-_PROBE_S = 2.0
 _ANSWER_S = 5.0
 _ASK_AGAIN_S = 0.1
 
@@ -65,28 +62,12 @@ def promote(
 
 def _why_not(peer: str) -> str | None:
     """Why the primary may live; None if its endpoint refuses us."""
-    try:
-        targets = _targets(parse_endpoint(peer, bind=False))
-    except OSError as error:
-        return _UNREACHABLE.format(peer=peer, why=error.strerror or error)
-    for family, address in targets:
-        with socket.socket(family) as probe:
-            probe.settimeout(_PROBE_S)
-            try:
-                probe.connect(address)
-            except (ConnectionRefusedError, FileNotFoundError):
-                continue
-            except OSError as error:
-                return _UNREACHABLE.format(peer=peer, why=error.strerror or error)
-            return _LISTENS.format(peer=peer)
-    return None
-
-
-def _targets(endpoint: Endpoint) -> "list[tuple[int, tuple[str, int] | str]]":
-    if endpoint.transport == "ipc":
-        return [(socket.AF_UNIX, endpoint.host)]
-    found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-    return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]  # TCP has hosts and ports
+    found, why = probe(peer)
+    return {
+        "refuses": None,
+        "listens": _LISTENS.format(peer=peer),
+        "unreachable": _UNREACHABLE.format(peer=peer, why=why),
+    }[found]
 
 
 def _ask(settings: Settings, *, is_forced: bool) -> str | None:
