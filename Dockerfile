@@ -27,10 +27,12 @@ LABEL org.opencontainers.image.title="bstar" \
       org.opencontainers.image.description="Two Majordomo brokers that stand in for each other, their clients and workers" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.vendor="The bstar authors"
-# A fixed number, so that volumes and policies can name it. A new volume takes over the folder's owner.
+# A fixed number, so that volumes and policies can name it. A new volume takes over the folder's owner. The service
+# "keys" of docker-compose.yml writes to the last three.
 RUN groupadd --gid 10001 bstar \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/bstar --shell /usr/sbin/nologin bstar \
- && install -d -o bstar -g bstar -m 0750 /var/lib/bstar /var/lib/bstar/journal
+ && install -d -o bstar -g bstar -m 0750 /var/lib/bstar /var/lib/bstar/journal \
+ && install -d -o bstar -g bstar -m 0700 /keys /worker-keys /load-keys
 COPY --from=build /opt/bstar /opt/bstar
 ENV PATH=/opt/bstar/bin:$PATH \
     PYTHONUNBUFFERED=1 \

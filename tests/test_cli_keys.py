@@ -43,6 +43,29 @@ def test_new_replaces_nothing(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == before
 
 
+def test_new_makes_what_is_missing_and_may_be_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once = ("new", "shop", "--calls", "price", "--if-missing")
+    assert keys(tmp_path, *once) == exits.OK
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert keys(tmp_path, *once) == exits.OK
+    assert "shop.key is there" in capsys.readouterr().out
+    assert keys(tmp_path, "new", "shop", "till", "--calls", "price", "--if-missing") == exits.OK
+    assert roles(tmp_path) == {"shop": ("calls",), "till": ("calls",)}
+    assert (tmp_path / "shop.key").read_bytes() == before["shop.key"]
+
+
+@pytest.mark.parametrize("lost", ["shop.key", "principals.yaml"])
+def test_new_does_not_take_half_a_key_for_a_whole_one(tmp_path: Path, lost: str) -> None:
+    """A key that nobody lists would be refused by every node, and an entry without a key is of no use."""
+    once = ("new", "shop", "--calls", "price", "--if-missing")
+    assert keys(tmp_path, *once) == exits.OK
+    (tmp_path / lost).unlink()
+    assert keys(tmp_path, *once) == exits.USAGE
+    assert not (tmp_path / lost).exists()
+
+
 def test_new_says_that_a_key_without_a_role_is_unlisted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

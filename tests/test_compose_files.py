@@ -61,8 +61,36 @@ def test_a_node_has_no_rights_and_writes_to_its_volume_only(node: str) -> None:
         f"{node}-state:{state}",
         f"{node}-journal:{journal}",
     ]
-    assert f" {state} {journal}\n" in DOCKERFILE, "a new volume takes over the owner of the image's folder"
+    assert f" {state} {journal} " in DOCKERFILE, "a new volume takes over the owner of the image's folder"
     assert re.search(r"^USER 10001:10001$", DOCKERFILE, re.MULTILINE)
+
+
+def test_whoever_needs_a_key_waits_until_it_is_made() -> None:
+    services = {**compose()["services"], **_alone(compose(FILES[2])["services"])}
+    made = services.pop("keys")
+    places = dict(mount.rsplit(":", 1) for mount in made["volumes"] if not mount.endswith(":ro"))
+    assert all(f"{place} " in DOCKERFILE.replace("\n", " ") for place in places.values()), "of its user"
+    assert made["restart"] == "no"
+    assert made["network_mode"] == "none"
+    users = {name: found for name, found in services.items() if "bstar" in found["image"]}
+    assert users.keys() == {"primary", "backup", "worker-1", "worker-2", "load", "arbiter"}
+    for name, found in users.items():
+        assert found["depends_on"]["keys"] == {"condition": "service_completed_successfully"}, name
+        (volume,) = (mount for mount in found["volumes"] if mount.endswith(":/keys:ro"))
+        assert volume.partition(":")[0] in places
+        is_client = "BSTAR_KEY" in found.get("environment", {})
+        assert is_client == (volume != "keys:/keys:ro"), "who is no node has the volume of its own key"
+
+
+def _alone(services: dict[str, Any]) -> dict[str, Any]:
+    """Those that the file adds."""
+    return {name: found for name, found in services.items() if "image" in found}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_service_goes_without_keys(name: str) -> None:
+    assert "insecure" not in (ROOT / name).read_text(encoding="utf-8")
+    assert not any(settings(node).insecure for node in NODES)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -1,6 +1,7 @@
 """``bstar keys``: the CURVE keys of nodes, workers and clients, and the list of who may connect."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from bstar.errors import ConfigurationError
 from bstar.security.keys import new_key, read_public_key, write_key
 from bstar.security.principals import Principal, principal_of
 from bstar.settings.principals import LIST_HEAD, entry_line, load_principals
-from bstar_cli.options import refuse
+from bstar_cli.options import grouped, refuse
 
 keys = typer.Typer(
     name="keys",
@@ -24,26 +25,48 @@ LIST_NAME = "principals.yaml"
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder of keys and of the list.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """What the owners of new keys may do."""
+
+    peer: Annotated[bool, typer.Option("--peer", help="They are nodes of the pair.")] = False
+    arbiter: Annotated[bool, typer.Option("--arbiter", help="They are arbiters.")] = False
+    operator: Annotated[bool, typer.Option("--operator", help="They may look at everything.")] = False
+    offers: Annotated[
+        str | None, typer.Option("--offers", metavar="SERVICE,…", help="They are workers of these services.")
+    ] = None
+    calls: Annotated[
+        str | None, typer.Option("--calls", metavar="SERVICE,…", help="They are clients of these services.")
+    ] = None
+
+    @property
+    def words(self) -> list[str]:
+        """As ``entry_line`` takes them."""
+        given = {"peer": self.peer, "arbiter": self.arbiter, "operator": self.operator}
+        services = (("offers", self.offers), ("calls", self.calls))
+        return [
+            *(role for role, is_given in given.items() if is_given),
+            *(f"{word}:{texts}" for word, texts in services if texts),
+        ]
+
+
 @keys.command()
+@grouped
 def new(
     names: Annotated[
         list[str], typer.Argument(metavar="NAME…", help="Whose keys: a node, a worker, a client.")
     ],
+    given: Roles,
     out: Out = Path("keys"),
-    peer: Annotated[bool, typer.Option("--peer", help="They are nodes of the pair.")] = False,
-    arbiter: Annotated[bool, typer.Option("--arbiter", help="They are arbiters.")] = False,
-    operator: Annotated[bool, typer.Option("--operator", help="They may look at everything.")] = False,
-    offers: Annotated[
-        str | None, typer.Option("--offers", metavar="SERVICE,…", help="They are workers of these services.")
-    ] = None,
-    calls: Annotated[
-        str | None, typer.Option("--calls", metavar="SERVICE,…", help="They are clients of these services.")
-    ] = None,
+    if_missing: Annotated[
+        bool, typer.Option("--if-missing", help="Leave those as they are that have a key and are listed.")
+    ] = False,
 ) -> None:
     """Make a key for each name, and add it to DIR/principals.yaml with the roles that you give.
 
     NAME.key is secret (mode 0600): it goes to its owner alone. NAME.pub and the list are not. No file is
-    replaced. Without a role the list is not touched.
+    replaced. Without a role the list is not touched. With --if-missing the command may be repeated: it does
+    not look at the roles of those that are listed.
 
     Exit codes: 0 made; 2 wrong usage, or a file is there already.
 
@@ -57,13 +80,15 @@ def new(
     """
     twice = sorted({name for name in names if names.count(name) > 1})
     refuse(twice, f"{', '.join(twice)}: stands twice")
-    given = {"peer": peer, "arbiter": arbiter, "operator": operator}
-    roles = [role for role, is_given in given.items() if is_given]
-    roles += [f"{word}:{texts}" for word, texts in (("offers", offers), ("calls", calls)) if texts]
-    listed = out / LIST_NAME
-    if roles and listed.exists():
-        known = {entry.name for entry in load_principals(listed).all} & set(names)
-        refuse(known, f"{listed} lists {', '.join(sorted(known))} already: bstar keys rotate changes a key")
+    roles, listed = given.words, out / LIST_NAME
+    entries = load_principals(listed).all if roles and listed.exists() else ()
+    known = {entry.name for entry in entries} & set(names)
+    if if_missing:
+        names = [name for name in names if not _is_made(name, out, is_listed=name in known or not roles)]
+        known &= set(names)
+    refuse(known, f"{listed} lists {', '.join(sorted(known))} already: bstar keys rotate changes a key")
+    if not names:
+        return
     made = [new_key(name) for name in names]
     lines = [entry_line(key.name, key.public.decode(), roles) for key in made]
     if roles:
@@ -79,7 +104,7 @@ def new(
             f"not listed: nobody lets {', '.join(names)} in before an entry of {listed} has these public keys"
         )
         typer.echo(text, err=True)
-    if peer:
+    if given.peer:
         path = out / f"{names[0]}.key"
         typer.echo(
             f"\n# in the configuration of {names[0]}:\nsecurity:\n  key: {path}\n  principals: {listed}"
@@ -171,6 +196,15 @@ def retire(
         f"{listed} lists the new key of {name} alone; a configuration that names {files[0][0]} names "
         f"{files[0][1]} from now on"
     )
+
+
+def _is_made(name: str, out: Path, *, is_listed: bool) -> bool:
+    """Say it if the key of this name needs not be made."""
+    path = out / f"{name}.key"
+    if is_listed and path.exists():
+        typer.echo(f"{path} is there, and stays as it is")
+        return True
+    return False
 
 
 def _services(entry: Principal) -> tuple[tuple[str, tuple[str, ...]], ...]:

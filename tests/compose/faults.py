@@ -62,7 +62,9 @@ def is_locked_up(stack: Stack) -> None:
         status = stack.execute(node, "cat", "/proc/1/comm").stdout.strip()
         _must(status in ("docker-init", "tini"), f"process 1 is an init: {status}")
     kept = stack.execute("primary", "ls", "/var/lib/bstar").stdout.split()
-    _must(bool(kept), "the primary's epoch is in its volume")
+    _must("epoch" in kept, "the primary's epoch is in its volume")
+    owned = stack.execute("worker-1", "ls", "/keys").stdout.split()
+    _must(owned == ["backup.pub", "own.key", "primary.pub"], f"a worker has its own key alone: {owned}")
     shown = stack.execute("load", "bstar", "status", "--json")
     _must(shown.returncode == 0, f"bstar status in a client's container: {shown.stdout}{shown.stderr}")
     _must(json.loads(shown.stdout)["healthy"] is True, "bstar status says healthy")
@@ -194,8 +196,10 @@ def both_down(stack: Stack) -> None:
     wait_until("one node serves", lambda: "ACTIVE" in [stack.state(node) for node in NODES])
     stack.wait_pair(stack.active())
     stack.wait_quiet()
-    reply = stack.execute("worker-1", "bstar", "call", "echo", "again")
-    _must(reply.stdout == "again", f"a call is answered: {reply.stdout}{reply.stderr}")
+    refused = stack.execute("worker-1", "bstar", "call", "echo", "again")
+    _must("may not call" in refused.stderr, f"a worker's key does not call: {refused.stdout}{refused.stderr}")
+    reply = stack.compose("run", "--rm", "-T", "--no-deps", "load", "call", "echo", "again")
+    _must(reply == "again", f"a call is answered: {reply}")
     say("the pair is back, the alert has resolved, a call is answered")
 
 

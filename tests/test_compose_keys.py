@@ -1,0 +1,123 @@
+"""The keys of docker-compose.yml: made once, and good for what its services do. Real processes, no engine."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bstar.settings import load
+from bstar.settings.principals import load_principals
+from bstar_testing import LoopbackHost, Pair
+from bstar_testing.nodes import COMMAND
+from bstar_testing.processes import environment
+
+ROOT = Path(__file__).parents[1]
+SERVICES: dict[str, Any] = {
+    name: found
+    for file in ("docker-compose.arbiter.yml", "docker-compose.yml")
+    for name, found in yaml.safe_load((ROOT / file).read_text())["services"].items()
+}
+
+pytestmark = pytest.mark.loopback
+
+
+def make_keys(root: Path) -> None:
+    """What the service "keys" runs, with its volumes under ``root``."""
+    entrypoint, script = SERVICES["keys"]["entrypoint"]
+    path = ROOT / "configs" / script.removeprefix("/etc/bstar/")
+    for volume in ("keys", "worker-keys", "load-keys"):
+        (root / volume).mkdir(mode=0o700, parents=True, exist_ok=True)
+    variables = environment() | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run([entrypoint, str(path), str(root)], env=variables, check=True, timeout=120)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*.*"))}
+
+
+def variables_of(service: str, root: Path) -> dict[str, str]:
+    """The keys that the service's environment names, where they are under ``root``."""
+    (volume,) = (mount.partition(":")[0] for mount in SERVICES[service]["volumes"])
+    return {
+        name: text.replace("/keys/", f"{root / volume}/")
+        for name, text in SERVICES[service]["environment"].items()
+        if name != "BSTAR_ENDPOINTS"
+    }
+
+
+def bstar(pair: Pair, root: Path, *arguments: str) -> tuple[int, str]:
+    """Run the command as the service ``load`` would."""
+    variables = environment() | variables_of("load", root) | {"BSTAR_ENDPOINTS": ",".join(pair.endpoints)}
+    done = subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, env=variables, timeout=120, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_keys_are_made_once_and_each_client_has_its_own_alone(tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    made = files(tmp_path)
+    make_keys(tmp_path)
+    assert files(tmp_path) == made
+    for client in ("worker", "load"):
+        owned = {path.name for path in (tmp_path / f"{client}-keys").iterdir()}
+        assert owned == {"own.key", "primary.pub", "backup.pub"}
+        assert made[f"{client}-keys/own.key"] == made[f"keys/{client}.key"]
+    secrets = list(tmp_path.rglob("*.key"))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
+
+
+def test_a_key_that_is_changed_reaches_its_owner(tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    old = (tmp_path / "worker-keys" / "own.key").read_bytes()
+    subprocess.run(
+        [*COMMAND, "keys", "rotate", "worker", "--out", str(tmp_path / "keys")], check=True, timeout=120
+    )
+    make_keys(tmp_path)
+    new = (tmp_path / "worker-keys" / "own.key").read_bytes()
+    assert old != new == (tmp_path / "keys" / "worker.next.key").read_bytes()
+    assert len(load_principals(tmp_path / "keys" / "principals.yaml").all) == 5
+
+
+def test_the_services_of_the_compose_files_work_with_these_keys(tmp_path: Path) -> None:
+    make_keys(tmp_path)
+
+    def place(path: str | None) -> str:
+        assert path is not None
+        return f"{tmp_path}{path}"
+
+    with LoopbackHost() as host:
+        arbiter = f"tcp://127.0.0.1:{host.ports(1)[0]}"
+        keys = {
+            role: {
+                "security.key": place(load(ROOT / f"configs/compose-{role}.yaml").security.key),
+                "security.principals": place(load(ROOT / f"configs/compose-{role}.yaml").security.principals),
+                "endpoints.arbiter": arbiter,
+            }
+            for role in ("primary", "backup")
+        }
+        with Pair(tmp_path / "pair", primary=keys["primary"], backup=keys["backup"]) as pair:
+            asked = [word.replace("/keys/", f"{tmp_path}/keys/") for word in SERVICES["arbiter"]["command"]]
+            asked[asked.index("--bind") + 1] = arbiter
+            pair.start_process("arbiter", [*COMMAND, *asked])
+            pair.start()
+            for node in pair.nodes:
+                node.wait_for(
+                    "hears the arbiter",
+                    lambda state: state.pair.quorum and state.pair.quorum.is_arbiter_heard,
+                )
+            _, _, service, handler = SERVICES["worker-1"]["command"]
+            pair.start_workers(1, handler, service=service, environment=variables_of("worker-1", tmp_path))
+            assert bstar(pair, tmp_path, "status")[0] == 0
+            asked_for = SERVICES["load"]["command"][1]
+            assert bstar(pair, tmp_path, "call", asked_for, "hello") == (0, "hello")
+            status, text = bstar(pair, tmp_path, "call", "payroll", "hello")
+            assert (status, "load may not call" in text) == (1, True), text
+            assert not pair.odd_ends
