@@ -188,6 +188,32 @@ def test_a_stolen_routing_id_gets_nothing_that_waited(house: House) -> None:
     assert all(frames[0] != b"c1" for frames in house.hear("worker", b"worker", final))
 
 
+@pytest.mark.parametrize("identity", [ID, native.keyed_identity(b"price", b"key")], ids=["own", "key"])
+def test_a_stolen_routing_id_gets_nothing_that_was_sent_again_from_it(house: House, identity: bytes) -> None:
+    """The request waits where its first address put it."""
+    house.call("shop", client=b"c1", id_=identity)
+    house.call("shop", client=b"c2", id_=identity)
+    house.hear("bank", b"c2", native.encode_ping(ID[:16]))
+    house.offer("worker")
+    final = native.encode_final(identity, house.node.machine.epoch, 0, [b"secret answer"])
+    assert all(frames[0] != b"c2" for frames in house.hear("worker", b"worker", final))
+
+
+def test_a_batch_of_a_stolen_routing_id_is_counted_to_its_end(house: House) -> None:
+    ready = native.encode_ready(b"price", credit=4, takes_batches=True)
+    house.hear("worker", b"worker", ready)
+    batch = native.encode_requests(ID[:16], b"price", [1, 2], [0, 0], [b"x", b"y"])
+    (given,) = house.hear("shop", b"c1", batch)
+    assert given[0] == b"worker"
+    house.hear("bank", b"c1", native.encode_ping(ID[:16]))
+    ledger = house.node.broker.ledger
+    assert ledger.requests_of == {b"c1": 2}
+    finals = native.encode_finals(ID[:16], house.node.machine.epoch, [1, 2], [b"secret", b"secret"])
+    assert all(frames[0] != b"c1" for frames in house.hear("worker", b"worker", finals))
+    assert not ledger.requests_of
+    assert not ledger.by_identity
+
+
 def test_a_key_that_leaves_the_list_is_refused_at_once(house: House) -> None:
     house.offer("worker")
     del house.principals["shop"]
@@ -207,6 +233,16 @@ def test_a_worker_that_is_silent_is_sent_away_when_the_list_changes(house: House
     assert command(told) == (b"worker", native.DISCONNECT, Reason.NOT_ALLOWED)
     (dispatched,) = house.call("shop")
     assert dispatched[0] == b"w2"
+
+
+def test_what_a_worker_held_that_is_sent_away_goes_to_no_other_of_the_same_key(house: House) -> None:
+    house.offer("worker", worker=b"w1")
+    house.call("shop")
+    house.offer("worker", worker=b"w2")
+    del house.principals["worker"]
+    outputs = house.node.principals_changed(house.now)
+    sent = [command(output.frames)[:2] for output in outputs if isinstance(output, Send | Dispatch)]
+    assert sent == [(b"w1", native.DISCONNECT), (b"w2", native.DISCONNECT)]
 
 
 def test_a_worker_that_may_not_offer_any_more_is_sent_away(house: House) -> None:

@@ -169,11 +169,14 @@ class Endings:
         """Another owns this routing id now: nothing that was asked from it may be answered there."""
         ledger = self._ledger
         for worker in ledger.workers.values():
-            for bundle in worker.bundles:
-                if bundle.sender == client:
-                    bundle.sender = NOBODY
+            # A bundle has one field for the address and for the client that it counts for.
+            for bundle in [bundle for bundle in worker.bundles if bundle.sender == client]:
+                self._bundles.unfold_given(worker, bundle)
             for request in worker.in_flight.values():
                 _orphan(request, client)
+        # A request that was sent again from there waits in the lane of its first address.
+        for request in ledger.by_identity.values():
+            _orphan(request, client)
         for request in self._queued_of(client):
             _orphan(request, client)
 

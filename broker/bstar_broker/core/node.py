@@ -134,13 +134,16 @@ class Node:
     def principals_changed(self, now: float) -> list[Output]:
         """The list has changed: send the workers away that may not offer their service now."""
         outputs: list[Output] = []
-        if self.authority is not None:
-            for worker in list(self.broker.ledger.workers.values()):
-                if not self.authority.may_offer(worker):
-                    outputs += self.broker.ledger.note(
-                        "offer-not-allowed", "a worker may not offer its service"
-                    )
-                    outputs += self.broker.send_away(worker, now)
+        if self.authority is None:
+            return outputs
+        ledger, may_offer = self.broker.ledger, self.authority.may_offer
+        gone = [worker for worker in ledger.workers.values() if not may_offer(worker)]
+        for worker in gone:
+            # What the first one held must not go to the next one.
+            worker.service.idle.pop(worker, None)
+        for worker in gone:
+            outputs += ledger.note("offer-not-allowed", "a worker may not offer its service")
+            outputs += self.broker.send_away(worker, now)
         return outputs
 
     def _vet(self, message: FromPeer, frames: list[bytes], user_id: str, now: float) -> list[Output] | None:
