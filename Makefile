@@ -91,17 +91,19 @@ bench-pipeline: $(JAVA) $(TOOLS) ## the pipeline on Spark beside DuckDB, 5 and 5
 docs: $(TOOLS) ## write the generated files anew: sample configurations, state diagram, tables of the pipeline
 	@PYTHONPATH=tools $(BIN)/python -m pages --write
 
-sim: $(TOOLS) ## simulated pairs under faults: 200 seeds; or SEED=7, RUNS=1000, HOURS=100; or EXPLORE=all: every state once; or PAIRS=100: a fleet that grows
+sim: $(TOOLS) ## simulated pairs under faults: 200 seeds; or SEED=7, RUNS=1000, HOURS=100, KEYS=on; or EXPLORE=all: every state once; or PAIRS=100: a fleet that grows
 ifdef EXPLORE
 	@PYTHONPATH=tests $(BIN)/python -m explorer $(EXPLORE) $(if $(STATES),--states $(STATES)) $(if $(WRITE),--write)
 else
 	@PYTHONPATH=tests $(BIN)/python -m sim $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) \
 	  $(if $(HOURS),--hours $(HOURS)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(MOOD),--mood $(MOOD)) \
 	  $(if $(PROFILE),--profile $(PROFILE)) $(if $(ARBITER),--arbiter $(ARBITER)) $(if $(FLEET),--fleet $(FLEET)) \
+	  $(if $(KEYS),--keys $(KEYS)) \
 	  $(if $(PAIRS),--pairs $(PAIRS)) $(if $(TRACE),--trace)
 endif
 
-chaos: $(TOOLS) ## faults against real processes, or at random: RUNS=20, SEED=7 (chaos-tests/README.md)
+chaos: export CHAOS_KEYS = $(KEYS)
+chaos: $(TOOLS) ## faults against real processes, or at random: RUNS=20, SEED=7; or KEYS=on (chaos-tests/README.md)
 ifneq ($(RUNS)$(SEED),)
 	@PYTHONPATH=chaos-tests $(BIN)/python -m chaos.explore $(if $(RUNS),--runs $(RUNS)) $(if $(SEED),--seed $(SEED))
 else

@@ -138,7 +138,7 @@ def test_a_promoted_backup_serves_and_a_primary_that_comes_back_stands_by() -> N
 def first_violation(mood: Mood, seeds: range, *, storm_s: float = math.inf) -> Outcome:
     """Of the first seed that breaks a rule. ``storm_s`` cuts storms that are longer."""
     for seed in seeds:
-        setup = setup_of(seed, mood=mood, profile="lan")
+        setup = setup_of(seed, mood=mood, profile="lan", keys=False)
         faults = tuple(fault for fault in setup.faults if fault.at < storm_s)
         outcome = play(msgspec.structs.replace(setup, storm_s=min(setup.storm_s, storm_s), faults=faults))
         if outcome.violation is not None:

@@ -8,6 +8,12 @@ One whose caller was told that it was not executed is not begun, neither before 
 forbids a second execution has one at most; of all executions of a call at most one is not marked as
 redelivered.
 
+``RightsHistory`` does the same for runs whose connections bear keys:
+
+(j) Nobody gets more than the list of principals gives. A request is begun only if a node took it from a
+principal that may call the service. Requests go to principals that may offer the service, and replies to the
+principal that asked. A reply is made by a worker, and an epoch is believed of workers alone.
+
 The author of the workers knows what a reply must look like.
 """
 
@@ -93,3 +99,35 @@ class CallHistory:
 
     def _of(self, call: str) -> _Call:
         return self._calls.setdefault(call, _Call())
+
+
+class RightsHistory:
+    """Rule (j). Rights are those by the list that the node had read when it acted."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def asked(self, call: str, *, may_call: bool) -> None:
+        """A node hears a request of this call; ``may_call``: its sender may ask for the service."""
+        if may_call:
+            self._taken.add(call)
+
+    def begun(self, call: str, *, worker: str) -> Iterator[Violation]:
+        """A worker begins to execute it."""
+        if call not in self._taken:
+            yield Violation("j", f"{worker} began {call}, which nobody asked for who may call the service")
+
+    def given(self, what: str, *, by: str, to: str, may_have: bool) -> Iterator[Violation]:
+        """A node sends a request or a reply; ``may_have``: the owner of the connection may get it."""
+        if not may_have:
+            yield Violation("j", f"{by} gave {what} to {to}, which may not have it")
+
+    def answered(self, call: str, *, maker: str, may_answer: bool) -> Iterator[Violation]:
+        """A client is handed a reply, a part of one or a failure that ``maker`` made."""
+        if not may_answer:
+            yield Violation("j", f"{call} was handed what {maker} made, which is no worker of the service")
+
+    def believed(self, what: str, *, by: str, of: str, may_claim: bool) -> Iterator[Violation]:
+        """A node takes a new epoch or a new role because of a message."""
+        if not may_claim:
+            yield Violation("j", f"{by} {what} because of a message of {of}, which may not cause that")

@@ -55,6 +55,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--fleet", choices=["yes", "no"], help="with several pairs or one only (default: an eighth with)"
     )
     parser.add_argument(
+        "--keys",
+        choices=["on", "off", "some"],
+        default="some",
+        help="all runs with keys and outsiders, none, or half of them (default: some)",
+    )
+    parser.add_argument(
         "--pairs", type=int, help="instead of faults: a fleet of so many pairs, and one that is added"
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -64,7 +70,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def _setup(seed: int, options: argparse.Namespace) -> Setup:
     def of(answer: str | None) -> bool | None:
-        return None if answer is None else answer == "yes"
+        return {"yes": True, "on": True, "no": False, "off": False}.get(answer or "")
 
     return setup_of(
         seed,
@@ -72,6 +78,7 @@ def _setup(seed: int, options: argparse.Namespace) -> Setup:
         profile=options.profile,
         arbiter=of(options.arbiter),
         fleet=of(options.fleet),
+        keys=of(options.keys),
     )
 
 
@@ -84,8 +91,9 @@ def _play(seed: int, options: argparse.Namespace) -> Outcome:
 def command(setup: Setup, faults: tuple[int, ...] | None, options: argparse.Namespace) -> str:
     """What repeats this run."""
     words = [f"make sim SEED={setup.seed}"]
-    names = ("mood", "profile", "arbiter", "fleet")
-    words += [f"{name.upper()}={value}" for name in names if (value := getattr(options, name))]
+    names = ("mood", "profile", "arbiter", "fleet", "keys")
+    chosen = {name: getattr(options, name) for name in names}
+    words += [f"{name.upper()}={value}" for name, value in chosen.items() if value not in {None, "some"}]
     if faults is not None:
         words.append(f"FAULTS={','.join(map(str, faults)) or 'none'}")
     return " ".join(words)
@@ -167,7 +175,7 @@ def _many(options: argparse.Namespace) -> int:
     seeds = _seeds(options)
     began = told = time.perf_counter()
     counts: Counter[str] = Counter()
-    runs, simulated_s, dual_s_max = 0, 0.0, 0.0
+    runs, runs_with_keys, simulated_s, dual_s_max = 0, 0, 0.0, 0.0
     wanted_s = float("inf") if options.hours is None else options.hours * 3600
     broken: list[Outcome] = []
     futures: set[Future[Outcome]] = set()
@@ -175,7 +183,8 @@ def _many(options: argparse.Namespace) -> int:
     def tell(end: str = "\n") -> None:
         real_s = time.perf_counter() - began
         print(
-            f"{runs} runs, {simulated_s / 3600:.1f} simulated hours in {real_s:.0f} s "
+            f"{runs} runs, {runs_with_keys} of them with keys, "
+            f"{simulated_s / 3600:.1f} simulated hours in {real_s:.0f} s "
             f"({simulated_s / 3600 / real_s:.2f} simulated hours per second), "
             f"{counts['faults']} faults, {counts['calls']} calls, {len(broken)} violations",
             end=end,
@@ -202,6 +211,7 @@ def _many(options: argparse.Namespace) -> int:
                 for future in done:
                     outcome = future.result()
                     runs += 1
+                    runs_with_keys += outcome.setup.has_keys
                     simulated_s += outcome.simulated_s
                     dual_s_max = max(dual_s_max, outcome.dual_s_max)
                     counts.update(outcome.counts)
@@ -240,6 +250,11 @@ def _summarise(counts: Counter[str], dual_s_max: float) -> None:
     print(
         f"sends that found a full pipe: {counts['full pipes']}; nodes that ended with status 70: "
         f"{counts['ended with status 70']}"
+    )
+    print(
+        f"keys:     {counts['messages of outsiders']} messages of outsiders, {counts['fault KEY_WITHDRAWN']} "
+        f"keys withdrawn and listed again, {counts['sent to silent successors']} messages to who claimed a "
+        "routing id and was silent"
     )
     print(
         f"executed: {counts['executions']}, of them repeated {counts['repeated executions']}; "

@@ -16,7 +16,7 @@ from bstar.errors import (
     OutcomeUnknownError,
     PairError,
 )
-from bstar_broker.core import BrokerSettings
+from bstar_broker.core import BrokerSettings, Send
 from bstar_client.core.calls import Reply
 from bstar_client.core.worker_dialects import Job
 from bstar_testing import rules
@@ -24,7 +24,8 @@ from bstar_testing.rules import CallHistory
 from sim.client import Issued, SimClient
 from sim.dialects import service_asked
 from sim.faults import Mood
-from sim.network import Frames
+from sim.guard import Guard, is_outsider
+from sim.network import Connection, Frames
 from sim.node import SimNode
 from sim.tables import bounds_of, left_of
 from sim.worker import SimWorker
@@ -76,6 +77,8 @@ class Checks:
         self._dual_number = 0
         self._calls: dict[str, Issued] = {}
         self._history = CallHistory()
+        # None without keys.
+        self.guard: Guard | None = None
         # When a client's pipe last had no room for what may have been the end of a call.
         self._deprived_at: dict[str, float] = {}
 
@@ -214,12 +217,33 @@ class Checks:
             if service is not None and service not in self.services:
                 self._fail("h", f"{node.name} was asked for {service!r}, which belongs to another pair")
 
+    # --- (j): keys ------------------------------------------------------------------------------------------
+
+    def node_handles(self, node: SimNode, message: Frames, user_id: str) -> None:
+        assert self.guard is not None
+        self.guard.handles(node, message, user_id)
+
+    def node_handled(self, node: SimNode, user_id: str) -> None:
+        assert self.guard is not None
+        self.counts["messages of outsiders"] += is_outsider(user_id)
+        self._judge(self.guard.handled(node, user_id))
+
+    def node_sent(self, node: SimNode, connection: Connection, message: Send) -> None:
+        assert self.guard is not None
+        self._judge(self.guard.sent(node, connection, message))
+
+    def _check_maker(self, issued: Issued, *frames: bytes) -> None:
+        if self.guard is not None:
+            self._judge(self.guard.answered(issued.token, frames))
+
     # --- (b): workers ---------------------------------------------------------------------------------------
 
     def work_begun(self, worker: SimWorker, token: str, job: Job) -> None:
         self.counts["executions"] += 1
         if self.services is not None and not token.startswith(f"{worker.service}/"):
             self._fail("h", f"{worker.name}, a worker of {worker.service}, began {token}")
+        if self.guard is not None:
+            self._judge(self.guard.begun(token, worker.name))
         self._judge(
             self._history.begun(
                 token,
@@ -248,12 +272,14 @@ class Checks:
     def call_partial(self, issued: Issued, reply: Reply) -> None:
         if issued.outcome:
             self._fail("c", f"{issued.token} was handed a part after its end: {issued.outcome}")
+        self._check_maker(issued, *reply.frames)
         expected = (issued.token.encode(), b"%d" % issued.parts)
         if reply.frames != expected or reply.index != issued.parts:
             self._fail("c", f"{issued.token} was handed the part {reply.frames!r} instead of {expected!r}")
         issued.parts += 1
 
     def call_answered(self, issued: Issued, reply: Reply) -> None:
+        self._check_maker(issued, *reply.frames, *(frame for part in reply.partials for frame in part))
         self._judge(self._history.ended(issued.token, "a reply", may_have_executed=True))
         if all(reply.endpoint != node.name for node in self.nodes):
             self._fail("h", f"{issued.token} was answered by {reply.endpoint}, which is of another pair")
@@ -307,6 +333,7 @@ class Checks:
         self._judge(self._history.ended(issued.token, str(error), may_have_executed=may_have_executed))
         self._end(issued, name)
         if isinstance(error, HandlerError):
+            self._check_maker(issued, error.text.encode())
             if issued.kind != "fail" and "did not return within" not in error.text:
                 self._fail("c", f"{issued.token} was handed another call's failure: {error.text}")
             if issued.kind == "fail" and error.text != issued.token and "did not" not in error.text:

@@ -62,6 +62,8 @@ class Kind(enum.Enum):
     ISOLATED = "a node is cut off from its peer and from the arbiter, but not from clients and workers"
     LIE_CLIENT = "a client claims epochs that nobody took"
     LIE_WORKER = "a worker claims epochs that nobody took"
+    ATTACK = "somebody whose key is listed for another service does what it may not"
+    KEY_WITHDRAWN = "the key of a client or worker leaves the list and comes back"
     LIE_PEER = "state messages are forged in a node's name and claim an epoch that it did not take"
 
 
@@ -215,6 +217,36 @@ def lies(
         faults.append(Fault(round(at, 6), kind, target, round(duration_s, 6), rng.random()))
         at += rng.uniform(2, 40) * timeout_s
     return faults
+
+
+def attacks(
+    rng: random.Random,
+    mood: Mood,
+    *,
+    until: float,
+    timeout_s: float,
+    nodes: Sequence[str],
+    owners: Sequence[str],
+) -> list[Fault]:
+    """What befalls a run with keys: attacks on ``nodes``, in any mood, since nothing may follow from them;
+    otherwise withdrawn keys of ``owners`` as well. ``amount`` chooses the attacker.
+    """
+    faults: list[Fault] = []
+    at = 2.0 + rng.random()
+    while at < until:
+        duration_s = min(timeout_s * rng.choice((0.1, 3.0, 10.0)), until - at)
+        kind, target = Kind.ATTACK, rng.choice(nodes)
+        if mood is not Mood.QUIET and rng.random() < _WITHDRAWN_SHARE:
+            # Long enough that both nodes may have read the list, or too short for either.
+            kind, target = Kind.KEY_WITHDRAWN, rng.choice(owners)
+            duration_s = min(rng.uniform(0.5, 6.0), until - at + 0.5)
+        faults.append(Fault(round(at, 6), kind, target, round(duration_s, 6), rng.random()))
+        at += rng.uniform(1, 15) * timeout_s
+    return faults
+
+
+# Of what befalls a run because it has keys.
+_WITHDRAWN_SHARE = 0.15
 
 
 def _target(

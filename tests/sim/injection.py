@@ -10,15 +10,18 @@ import msgspec
 from bstar.settings.timing import Timing
 from bstar.wire import native
 from sim.arbiter import SimArbiter
+from sim.attacker import Attacker
 from sim.client import SimClient
 from sim.faults import LIES, Fault, Kind, Mood
+from sim.key_faults import KeyFaults
+from sim.keys import READ_S
 from sim.network import Link, LinkOwner, Paths
 from sim.node import SimNode
 from sim.pair import SimPair
 from sim.worker import SimWorker
 from sim.world import World
 
-Startable = SimNode | SimWorker | SimClient | SimArbiter
+Startable = SimNode | SimWorker | SimClient | SimArbiter | Attacker
 
 
 class Injection:
@@ -35,6 +38,7 @@ class Injection:
         clients: Mapping[str, SimClient],
     ) -> None:
         self.is_over = False
+        self.key_faults: KeyFaults | None = None  # in a run with keys
         self._world = world
         self._mood = mood
         self._timing = timing
@@ -64,15 +68,21 @@ class Injection:
         first = pair or next(iter(self._pairs.values()))
         first.checks.counts["faults"] += 1
         first.checks.counts[f"fault {fault.kind.name}"] += 1
-        if self._mood is not Mood.QUIET:
+        # Nothing may follow from an attack, so it explains nothing.
+        if self._mood is not Mood.QUIET and fault.kind is not Kind.ATTACK:
+            if fault.kind is Kind.KEY_WITHDRAWN:
+                until += READ_S
             for each in [pair] if pair is not None else self._pairs.values():
                 each.checks.trouble(self._world.now, until, client=None if pair else fault.target)
         end = self._start_fault(fault, pair)
         if end is not None:
-            self._world.at(until, end)
+            self._world.at(self._world.now + fault.duration_s, end)
 
     def _start_fault(self, fault: Fault, pair: SimPair | None) -> Callable[[], None] | None:
         name = fault.kind.name
+        if fault.kind is Kind.KEY_WITHDRAWN:
+            assert self.key_faults is not None
+            return self.key_faults.withdraw(fault.target)
         if pair is None:
             return self._start_client_fault(fault, self._clients[fault.target])
         if name.startswith("PEER"):
@@ -85,6 +95,10 @@ class Injection:
             return self._cut_clients(fault)
         if name.startswith("NET"):
             return self._start_net_fault(fault)
+        if fault.kind is Kind.ATTACK:
+            assert self.key_faults is not None
+            self.key_faults.attack(fault, pair)
+            return None
         if name.startswith("LIE"):
             return self._start_lie(fault, pair)
         if name.startswith("WORKER"):
@@ -142,6 +156,7 @@ class Injection:
         if fault.kind is Kind.LIE_PEER:
             pair.checks.peer_unsound(self._world.now + fault.duration_s + pair.settle_s)
         rng = self._world.rng(f"lie {fault.at}")
+        liar = next(iter(self._clients.values())).user_id
         until = self._world.now + fault.duration_s
 
         def tell() -> None:
@@ -149,9 +164,9 @@ class Injection:
                 if fault.kind is Kind.LIE_CLIENT:
                     epoch = min(node.node.machine.epochs.seen + lie, 2**64 - 1)
                     # Whoever is not connected can be told nothing, which is as good here.
-                    node.hear_router(b"liar", native.encode_ping(epoch=epoch))
+                    node.hear_router(b"liar", native.encode_ping(epoch=epoch), liar)
                     if node.is_alive:
-                        node.hear_router(b"liar", native.encode_heartbeat(epoch))
+                        node.hear_router(b"liar", native.encode_heartbeat(epoch), liar)
                 else:
                     node.forge_word(lie, rng)
             if self._world.now + self._timing.heartbeat_interval_s <= until:

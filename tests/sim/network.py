@@ -165,12 +165,19 @@ class _Stream:
 
 
 class Connection:
-    """A TCP connection of one link to one run of a node. ``None`` in a stream is the end of the stream."""
+    """A TCP connection of one link to one run of a node. ``None`` in a stream is the end of the stream.
 
-    def __init__(self, link: Link, routing_id: bytes) -> None:
+    ``user_id`` is that of the key that its owner has proved, "" without keys. ``is_claimed``: its owner chose
+    the routing id. ``is_heard``: the node has handled a message of it.
+    """
+
+    def __init__(self, link: Link, routing_id: bytes, *, is_claimed: bool = False) -> None:
         self.link = link
         self.node = link.node
         self.routing_id = routing_id
+        self.user_id = link.owner.user_id
+        self.is_claimed = is_claimed
+        self.is_heard = False
         self.is_open_at_link = True
         self.is_open_at_node = True
         self.to_node = _Stream(link.there, self._arrive_at_node)
@@ -185,7 +192,7 @@ class Connection:
         if frames is None:
             self.close_at_node(is_told=True)
         elif self.is_open_at_node:
-            self.node.hear_router(self.routing_id, frames)
+            self.node.hear_router(self.routing_id, frames, self.user_id)
         elif not self.node.is_dark:
             self.to_link.send(None)
 
@@ -201,7 +208,7 @@ class Connection:
         """This end is gone; ``is_told``: by the other one, ``is_silent``: and cannot say so."""
         if self.is_open_at_node:
             self.is_open_at_node = False
-            self.node.router.pop(self.routing_id, None)
+            self.node.forget(self.routing_id)
             if not (is_told or is_silent):
                 self.to_link.send(None)
 
@@ -218,6 +225,7 @@ class LinkOwner(Process):
     """A client's or worker's process, with one link to each node."""
 
     links: list[Link]
+    user_id = ""  # of its key, in runs with keys
     is_held = False  # frozen by one of its own threads; libzmq's go on
     _messages: deque[tuple[int, Frames]]  # what has come while it was frozen
 
@@ -244,6 +252,7 @@ class Link:
         self.there = there
         self.back = back
         self.connection: Connection | None = None
+        self.claims = b""  # the routing id that it asks for, if it asks for one
         self._keepalive: Keepalive | None = None
         self._attempt = 0  # attempts of an earlier socket are void
         self._pause_s = RECONNECT_MIN_S
@@ -360,6 +369,10 @@ class Link:
         if run != node.runs or not node.is_alive or self.there.is_blocked:
             self._fail(attempt)
             return
+        connection = node.accept(self)
+        if connection is None:
+            self._fail(attempt)
+            return
         self._pause_s = RECONNECT_MIN_S
-        self.connection = node.accept(self)
+        self.connection = connection
         self.owner.change(self.index, True)

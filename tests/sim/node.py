@@ -14,6 +14,7 @@ import msgspec
 
 from bstar.errors import PairError, RemoteProtocolError
 from bstar.pair_shell import LAST_WORD_S
+from bstar.security import Principal
 from bstar.settings.timing import Timing
 from bstar.star import (
     Activated,
@@ -45,6 +46,7 @@ from bstar.wire import arbiter, peer
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node, Output, Send
 from sim.arbiter import ArbiterLink
+from sim.keys import KeyList, View, read_after_s
 from sim.network import Connection, Frames, Link
 from sim.peer_link import PeerLink
 from sim.world import Process, World
@@ -52,6 +54,7 @@ from sim.world import Process, World
 # What a supervisor waits before it starts a process again that ended with an error.
 RESTART_MIN_S = 0.1
 RESTART_MAX_S = 1.0
+_VACANT_MAX = 8
 
 
 class NodeWatcher(Protocol):
@@ -59,6 +62,15 @@ class NodeWatcher(Protocol):
 
     def node_heard(self, node: SimNode, frames: Frames) -> None:
         """A message of a client or worker has reached it."""
+
+    def node_handles(self, node: SimNode, message: Frames, user_id: str) -> None:
+        """It is about to handle that message, in a run with keys; the routing id comes first."""
+
+    def node_handled(self, node: SimNode, user_id: str) -> None:
+        """It has handled that message, in a run with keys."""
+
+    def node_sent(self, node: SimNode, connection: Connection, message: Send) -> None:
+        """It sends a message by this connection, in a run with keys."""
 
     def node_activated(self, node: SimNode, epoch: int) -> None:
         """It serves."""
@@ -94,9 +106,15 @@ class SimNode(Process):
         is_durable: bool,
         on_dual_active: OnDualActive = "yield",
         pipe_max: float = math.inf,
+        keys: KeyList | None = None,
     ) -> None:
         super().__init__(world, name)
         self.role = role
+        # The list of principals as it was read last; None without keys.
+        self.view: View | None = None
+        self._keys = keys
+        # Routing ids of connections that have just ended.
+        self.vacant: deque[bytes] = deque(maxlen=_VACANT_MAX)
         self.on_dual_active = on_dual_active
         self.disk: int | None = 0 if is_durable else None
         self.router: dict[bytes, Connection] = {}
@@ -116,7 +134,7 @@ class SimNode(Process):
         self._peer_waits: list[Frames | None] = []
         self._arbiter_waits: list[Frames] = []
         self._leased_until = -inf
-        self._router_waits: list[tuple[bytes, Frames]] = []
+        self._router_waits: list[tuple[bytes, Frames, str]] = []
         self._subscriptions = 0
         self._turned_at = 0.0
         self._seen_at: float | None = None  # set while the loop may be away
@@ -166,7 +184,10 @@ class SimNode(Process):
             drain_timeout_s=timing.drain_timeout_s,
             version="simulated",
             now=now,
+            find_principal=None if self._keys is None else self._find_principal,
         )
+        self.view = None if self._keys is None else self._keys.view()
+        self.vacant.clear()
         self.keepalives.clear()
         self._peer_waits.clear()
         self._arbiter_waits.clear()
@@ -279,7 +300,7 @@ class SimNode(Process):
         self.thaw()
         self._pause_in_burst_s = 0.0
 
-    def _pause_in_burst(self, rest: list[tuple[bytes, Frames]]) -> None:
+    def _pause_in_burst(self, rest: list[tuple[bytes, Frames, str]]) -> None:
         self.freeze()
         self._router_waits = rest
         self.world.after(self._pause_in_burst_s, partial(self._thaw_if, self.runs))
@@ -298,8 +319,8 @@ class SimNode(Process):
         answers, self._arbiter_waits = self._arbiter_waits, []
         split = self.rng.randrange(len(router) + 1) if router and self.rng.random() < 0.3 else 0
         self._look()
-        for routing_id, frames in router[:split]:
-            self._receive(routing_id, frames)
+        for message in router[:split]:
+            self._receive(*message)
         self._read_peer(peers)
         for frames in answers:
             self._do(self.node.step(ArbiterAnswer(arbiter.decode_answer(frames)), self.clock()))
@@ -307,8 +328,8 @@ class SimNode(Process):
             self._do(self.node.step(Subscription(), self.clock()))
         self._subscriptions = 0
         half = (split + len(router)) // 2 if self._pause_in_burst_s else len(router)
-        for routing_id, frames in router[split:half]:
-            self._receive(routing_id, frames)
+        for message in router[split:half]:
+            self._receive(*message)
         self._end_turn()
         self._watcher.node_changed(self)
         if half < len(router) and self.is_alive:
@@ -350,27 +371,63 @@ class SimNode(Process):
 
     # --- what arrives -------------------------------------------------------------------------------------
 
-    def accept(self, link: Link) -> Connection:
-        """Let a client or worker in."""
+    def accept(self, link: Link) -> Connection | None:
+        """Let a client or worker in; None if its key is not listed or another has the routing id it claims.
+
+        The ROUTER of a node with keys does not hand routing ids over.
+        """
+        is_listed = self.view is None or self.view.is_listed(link.owner.user_id)
+        if not is_listed or link.claims in self.router:
+            return None
         self._routing_ids += 1
-        routing_id = b"\0" + self._routing_ids.to_bytes(4, "big")
-        connection = self.router[routing_id] = Connection(link, routing_id)
+        routing_id = link.claims or b"\0" + self._routing_ids.to_bytes(4, "big")
+        connection = self.router[routing_id] = Connection(link, routing_id, is_claimed=bool(link.claims))
         return connection
 
-    def hear_router(self, routing_id: bytes, frames: Frames) -> None:
+    def forget(self, routing_id: bytes) -> None:
+        """The connection with this routing id has ended."""
+        if self.router.pop(routing_id, None) is not None:
+            self.vacant.append(routing_id)
+
+    def hear_router(self, routing_id: bytes, frames: Frames, user_id: str = "") -> None:
         """A message of a client or worker."""
         if self.is_frozen:
-            self._router_waits.append((routing_id, frames))
+            self._router_waits.append((routing_id, frames, user_id))
             return
         if self._seen_at is not None:
             self._look()
-        self._receive(routing_id, frames)
+        self._receive(routing_id, frames, user_id)
         self._end_turn()
         self.arrange()
 
-    def _receive(self, routing_id: bytes, frames: Frames) -> None:
+    def _receive(self, routing_id: bytes, frames: Frames, user_id: str) -> None:
         self._watcher.node_heard(self, frames)
-        self._do(self.node.receive_frames([routing_id, *frames], self.clock()))
+        if self.view is None:
+            self._do(self.node.receive_frames([routing_id, *frames], self.clock()))
+            return
+        connection = self.router.get(routing_id)
+        if connection is not None and connection.user_id == user_id:
+            connection.is_heard = True
+        self._watcher.node_handles(self, [routing_id, *frames], user_id)
+        self._do(self.node.receive_frames([routing_id, *frames], self.clock(), user_id))
+        self._watcher.node_handled(self, user_id)
+
+    def _find_principal(self, user_id: str) -> Principal | None:
+        assert self.view is not None
+        return self.view.principals.of_user(user_id)
+
+    def list_changed(self) -> None:
+        """The list of principals is another one; it is read a little later."""
+        if self.is_alive:
+            self.world.after(read_after_s(self.rng), partial(self._read_list, self.runs))
+
+    def _read_list(self, run: int) -> None:
+        if self.is_frozen:
+            self.when_it_goes_on(partial(self._read_list, run))
+        elif run == self.runs and self.is_alive:
+            assert self._keys is not None
+            self.view = self._keys.view()
+            self._turn(lambda: self.node.principals_changed(self.clock()))
 
     def hear_peer(self, frames: Frames | None) -> None:
         """A message of the peer; None if the connection that brought such messages broke."""
@@ -480,6 +537,8 @@ class SimNode(Process):
             self._watcher.node_refused_by_pipe(connection.link.owner.name)
             connection = None  # which is the same to it
         if connection is not None:
+            if self.view is not None:
+                self._watcher.node_sent(self, connection, message)
             connection.to_link.send(message.frames[1:])
             return []
         if self.world.now < self.keepalives.get(routing_id, -inf):

@@ -8,6 +8,7 @@ from bstar.star import Role
 from bstar_broker.core import BrokerSettings
 from sim.arbiter import ArbiterLink, SimArbiter
 from sim.checks import Checks
+from sim.keys import KeyList
 from sim.network import Path, Paths
 from sim.node import RESTART_MAX_S, SimNode
 from sim.peer_link import PeerLink
@@ -29,6 +30,7 @@ class SimPair:
         checks: type[Checks] = Checks,
         node_class: type[SimNode] = SimNode,
         limits: BrokerSettings | None = None,
+        keys: KeyList | None = None,
     ) -> None:
         self.name = name
         limits = limits or small_limits(timing)
@@ -45,6 +47,7 @@ class SimPair:
                 is_durable=setup.is_durable,
                 on_dual_active=setup.on_dual_active,
                 pipe_max=setup.pipe_max,
+                keys=keys,
             )
             for role, own in ((Role.PRIMARY, primary), (Role.BACKUP, backup))
         )

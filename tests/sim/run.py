@@ -13,14 +13,18 @@ import msgspec
 
 from bstar.settings.timing import Timing, timing_of
 from bstar_client.core.worker_session import WorkerCore
+from sim.attacker import Attacker
 from sim.checks import Checks, Violation
 from sim.client import Load, SimClient
 from sim.faults import Fault
+from sim.guard import Guard
 from sim.injection import Injection, Startable
+from sim.key_faults import KeyFaults
+from sim.keys import KeyList, user_of
 from sim.network import Link, LinkOwner, Paths
 from sim.node import SimNode
 from sim.pair import SimPair
-from sim.setup import Setup
+from sim.setup import Setup, attackers_of
 from sim.worker import SimWorker
 from sim.world import World
 
@@ -65,9 +69,18 @@ class Simulation:
         self.paths = Paths(self.world, setup.delay_s, setup.jitter_s)
         fleet = None if setup.fleet is None else setup.fleet.fleet
         names = ("",) if setup.fleet is None else setup.fleet.pairs
+        services = (SERVICE,) * len(setup.workers) if setup.fleet is None else setup.fleet.services
+        keys = KeyList.of(setup, set(services), services) if setup.has_keys else None
         self.pairs = {
             name: SimPair(
-                self.world, self.paths, setup, self.timing, name, checks=checks, node_class=node_class
+                self.world,
+                self.paths,
+                setup,
+                self.timing,
+                name,
+                checks=checks,
+                node_class=node_class,
+                keys=keys,
             )
             for name in names
         }
@@ -76,7 +89,6 @@ class Simulation:
         self.checks, self.arbiter, self.nodes = first.checks, first.arbiter, first.nodes
         self.primary, self.backup = first.primary, first.backup
         self.settle_s = first.settle_s
-        services = (SERVICE,) * len(setup.workers) if setup.fleet is None else setup.fleet.services
         places = {
             service: 0 if fleet is None else fleet.place(service.encode())
             for service in sorted(set(services))
@@ -118,9 +130,30 @@ class Simulation:
             if setup.fleet is not None:
                 pair.checks.services = {worker.service.encode() for worker in of_pair}
                 pair.checks.is_struck = pair.name in setup.fleet.struck
+        self.attackers = self._begin_keys(setup)
         self._injection = Injection(
             self.world, setup.mood, self.timing, self.paths, self.pairs, self.workers, self.clients
         )
+        if keys is not None:
+            self._injection.key_faults = KeyFaults(
+                self.world, keys, self.pairs, self.attackers, self.timing.heartbeat_interval_s
+            )
+
+    def _begin_keys(self, setup: Setup) -> dict[str, list[Attacker]]:
+        """Give everybody a key, if there are keys; the outsiders of each pair."""
+        if not setup.has_keys:
+            return {}
+        for owner in (*self.workers.values(), *self.clients.values()):
+            owner.user_id = user_of(owner.name)
+        attackers: dict[str, list[Attacker]] = {name: [] for name in self.pairs}
+        for name in attackers_of(setup):
+            pair = self.pairs[name.rpartition(".")[0]]
+            service = min(pair.checks.services or {SERVICE.encode()})
+            attackers[pair.name].append(Attacker(self.world, name, service))
+            self._link(attackers[pair.name][-1], pair.nodes)
+        for pair in self.pairs.values():
+            pair.checks.guard = Guard()
+        return attackers
 
     def _link(self, owner: LinkOwner, nodes: Sequence[SimNode]) -> None:
         for index, node in enumerate(nodes):
@@ -132,7 +165,8 @@ class Simulation:
     def _processes(self) -> list[Startable]:
         nodes = [node for pair in self.pairs.values() for node in pair.nodes]
         arbiters = [pair.arbiter for pair in self.pairs.values() if pair.arbiter is not None]
-        return [*nodes, *self.workers.values(), *self.clients.values(), *arbiters]
+        attackers = [attacker for each in self.attackers.values() for attacker in each]
+        return [*nodes, *self.workers.values(), *self.clients.values(), *arbiters, *attackers]
 
     # --- the course of a run ------------------------------------------------------------------------------
 
@@ -212,11 +246,14 @@ class Simulation:
         for process in self._processes:
             process.thaw()
             if process.is_stopping:
+                assert not isinstance(process, Attacker)
                 process.die()  # its time to stop in good order is over
             self._injection.revive(process)
         for worker in self.workers.values():
             worker.slowness = 1.0
             worker.lie = 0
+        if self._injection.key_faults is not None:
+            self._injection.key_faults.end()
 
 
 Make = Callable[..., Simulation]
@@ -240,6 +277,8 @@ def play(setup: Setup, *, keep_trace: bool = False, make: Make = Simulation) -> 
     counts: Counter[str] = Counter()
     for pair in simulation.pairs.values():
         counts.update(pair.checks.counts)
+        if pair.checks.guard is not None:
+            counts["sent to silent successors"] += pair.checks.guard.silent_successors
     return Outcome(
         setup,
         violation,

@@ -12,12 +12,13 @@ from bstar.fleet import Fleet, Pair
 from bstar.settings.timing import ProfileName, timing_of
 from bstar.star.settings import OnDualActive
 from sim.dialects import Dialect
-from sim.faults import Fault, Mood, lies, plan
+from sim.faults import Fault, Mood, attacks, lies, plan
 
 STORM_TIMEOUTS = 220
-# Of all runs, those in which pairs have an arbiter, and those with several pairs.
+# Of all runs, those in which pairs have an arbiter, those with several pairs, and those with keys.
 ARBITER_SHARE = 1 / 3
 FLEET_SHARE = 1 / 8
+KEYS_SHARE = 1 / 2
 PAIRS_MAX = 4
 SERVICES_OF_A_PAIR_MAX = 2
 
@@ -56,6 +57,7 @@ class Setup(msgspec.Struct, frozen=True):
     faults: tuple[Fault, ...]
     has_arbiter: bool = False
     fleet: FleetSetup | None = None
+    has_keys: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -70,6 +72,7 @@ class Setup(msgspec.Struct, frozen=True):
             f"refused connections prove {'death' if self.is_probing else 'nothing'}",
             f"both active: {self.on_dual_active}",
             f"{'an' if self.has_arbiter else 'no'} arbiter",
+            f"{'keys' if self.has_keys else 'no keys'}",
             f"pipes of {self.pipe_max:g}",
             f"{len(self.workers)} workers",
             f"{len(self.clients)} clients{', some speak plain MDP' if self.is_plain else ''}",
@@ -94,6 +97,7 @@ def setup_of(
     profile: ProfileName | None = None,
     arbiter: bool | None = None,
     fleet: bool | None = None,
+    keys: bool | None = None,
 ) -> Setup:
     """What this seed stands for."""
     rng = random.Random(f"{seed}/setup")
@@ -156,7 +160,38 @@ def setup_of(
     )
     rng = random.Random(f"{seed}/fleet")
     is_fleet = rng.random() < FLEET_SHARE
-    return _with_pairs(setup, rng) if (is_fleet if fleet is None else fleet) else setup
+    if is_fleet if fleet is None else fleet:
+        setup = _with_pairs(setup, rng)
+    rng = random.Random(f"{seed}/keys")
+    has_keys = rng.random() < KEYS_SHARE
+    return _with_keys(setup, rng) if (has_keys if keys is None else keys) else setup
+
+
+def attackers_of(setup: Setup) -> list[str]:
+    """The outsiders of a run with keys, by name: for each pair a client and a worker of another service."""
+    pairs = ("",) if setup.fleet is None else setup.fleet.pairs
+    begins = [f"{pair}." if pair else "" for pair in pairs]
+    return [f"{begin}outsider-{kind}" for begin in begins for kind in ("client", "worker")]
+
+
+def _with_keys(setup: Setup, rng: random.Random) -> Setup:
+    """The same with keys, and with what befalls a run that has them."""
+    fleet = setup.fleet
+    pairs = ("",) if fleet is None else fleet.pairs
+    owners = [name for name, *_ in setup.clients]
+    for number, (name, *_) in enumerate(setup.workers):
+        if fleet is None or fleet.fleet.pair_of(fleet.services[number]).name in fleet.struck:
+            owners.append(name)
+    faults = attacks(
+        rng,
+        setup.mood,
+        until=setup.storm_s,
+        timeout_s=timing_of(setup.profile).failover_timeout_s,
+        nodes=[node for pair in pairs for node in names_of(pair)[:2]],
+        owners=owners,
+    )
+    ordered = tuple(sorted([*setup.faults, *faults], key=lambda fault: fault.at))
+    return msgspec.structs.replace(setup, faults=ordered, has_keys=True)
 
 
 def _dialects(rng: random.Random, is_plain: bool) -> list[Dialect]:
