@@ -16,6 +16,7 @@ import threading
 import time
 from pathlib import Path
 
+from bstar.security import Security
 from bstar_client import BstarError, CallError, ClosedError, Event, FailedOver, HAClient, JournalSettings
 from chaos.history import PAIR, ClientSaw, Failed, Invoke, Ok, Started, Stopped, Writer
 
@@ -134,6 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
             list(endpoints),
             timeout=options.deadline,
             on_event=observe,
+            security=Security.from_environment(),
             outstanding_max=options.threads * 4,
             journal=options.journal and JournalSettings(options.journal, pair=PAIR, name=options.name),
         ) as client:

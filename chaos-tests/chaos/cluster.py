@@ -31,11 +31,13 @@ class Profile:
     """The configuration of both nodes: the profile's name, and what differs from it.
 
     ``settings`` replace keys of the configuration by their dotted paths, ``{"timing.drain_timeout_s": 1}``.
+    ``has_keys``: every connection uses CURVE.
     """
 
     name: ProfileName = "lan"
     settings: Mapping[str, object] = field(default_factory=dict)
     has_state_dir: bool = False
+    has_keys: bool = False
 
 
 class Cluster(Pair):
@@ -68,6 +70,7 @@ class Cluster(Pair):
             profile=profile.name,
             settings=settings,
             has_arbiter=has_arbiter,
+            is_secure=profile.has_keys,
             journals=folder / "journals" if has_journals else None,
             hosts=hosts,
             route=route,

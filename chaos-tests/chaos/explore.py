@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from chaos.cluster import Profile
 from chaos.faults import LINK_KINDS, PROCESS_KINDS, Kind, Step, apply
 from chaos.report import RunFailedError
-from chaos.stage import Cast, Stage, stage
+from chaos.stage import Cast, Stage, is_with_keys, stage
 from chaos.toxiproxy import ToxiproxyMissingError, get_binary, say
 from chaos.traffic import BOTH, WorkerLoad
 from chaos.validate import InvalidRunError
@@ -52,22 +52,26 @@ class Plan:
     seed: int
     has_state_dir: bool
     has_arbiter: bool
+    has_keys: bool
     work_ms: float
     acts: tuple[Act, ...]
 
     def __str__(self) -> str:
         kept = "with" if self.has_state_dir else "without"
         arbiter = "an" if self.has_arbiter else "no"
+        keys = "with" if self.has_keys else "without"
         acts = "; ".join(map(str, self.acts))
-        return f"seed {self.seed}, {kept} state directories, {arbiter} arbiter: {acts}"
+        return f"seed {self.seed}, {kept} state directories, {arbiter} arbiter, {keys} keys: {acts}"
 
 
 def draw(seed: int) -> Plan:
-    """The plan of a seed."""
+    """The plan of a seed. Half of them have keys, unless CHAOS_KEYS says otherwise."""
     chance = random.Random(seed)
     has_arbiter = chance.random() < 0.3
     acts = tuple(_act(chance, has_arbiter=has_arbiter) for _ in range(chance.randint(3, 5)))
-    return Plan(seed, chance.random() < 0.5, has_arbiter, chance.choice((2.0, 5.0, 15.0)), acts)
+    has_state_dir, work_ms = chance.random() < 0.5, chance.choice((2.0, 5.0, 15.0))
+    has_keys = is_with_keys(random.Random(f"{seed}/keys").random() < 0.5)
+    return Plan(seed, has_state_dir, has_arbiter, has_keys, work_ms, acts)
 
 
 def _act(chance: random.Random, *, has_arbiter: bool) -> Act:
@@ -92,8 +96,9 @@ def play(plan: Plan, *, name: str = "") -> None:
         clients=(BOTH, BOTH),
         worker_load=WorkerLoad(work_ms=plan.work_ms),
         has_arbiter=plan.has_arbiter,
+        has_keys=plan.has_keys,
     )
-    repeat = f"make chaos SEED={plan.seed}"
+    repeat = f"make chaos SEED={plan.seed} KEYS={'on' if plan.has_keys else 'off'}"
     with stage(name or f"seed-{plan.seed}", cast=cast, repeat=repeat, plan=str(plan)) as run:
         perform(run, plan.acts)
 
@@ -119,9 +124,10 @@ def main(arguments: list[str] | None = None) -> int:
     except ToxiproxyMissingError as error:
         say(str(error))
         return 2
-    began, failed, invalid = time.monotonic(), 0, 0
+    began, with_keys, failed, invalid = time.monotonic(), 0, 0, 0
     for seed in range(first, first + options.runs):
         plan = draw(seed)
+        with_keys += plan.has_keys
         print(plan, flush=True)
         try:
             _play_validly(plan)
@@ -132,8 +138,9 @@ def main(arguments: list[str] | None = None) -> int:
             invalid += 1
             print(f"  invalid: {error}", flush=True)
     print(
-        f"{options.runs} runs from seed {first} on in {time.monotonic() - began:.0f} s: {failed} failed, "
-        f"{invalid} showed nothing; repeat: make chaos RUNS={options.runs} SEED={first}"
+        f"{options.runs} runs from seed {first} on, {with_keys} of them with keys, in "
+        f"{time.monotonic() - began:.0f} s: {failed} failed, {invalid} showed nothing; "
+        f"repeat: make chaos RUNS={options.runs} SEED={first}"
     )
     return 1 if failed else 2 if invalid else 0
 

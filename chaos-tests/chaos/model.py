@@ -47,6 +47,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """Nothing is broken on purpose, so nothing may fail over."""
     has_arbiter: bool = False
     """There is a third voter, so at most one node serves whatever the network does."""
+    has_keys: bool = False
+    """Every connection uses CURVE."""
     calls_before_faults_min: int = 40
     half_open_s: float = 2.0
     """After a pair has settled: how long half-open connections may go undiscovered."""

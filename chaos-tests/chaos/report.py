@@ -57,6 +57,7 @@ def summary(run: Run) -> str:
 def describe(folder: Path, run: Run, violations: list[Violation]) -> str:
     """The report of a run in which rules were broken."""
     manifest = run.manifest
+    title = f"{manifest.name} with keys" if manifest.has_keys else manifest.name
     shown = [f"  {violation}" for violation in violations[:_SHOWN_MAX]]
     if len(violations) > _SHOWN_MAX:
         shown.append(f"  … and {len(violations) - _SHOWN_MAX} more")
@@ -66,7 +67,7 @@ def describe(folder: Path, run: Run, violations: list[Violation]) -> str:
     ]
     return "\n".join(
         [
-            f"{manifest.name}: {len(violations)} violations; {summary(run)}",
+            f"{title}: {len(violations)} violations; {summary(run)}",
             *shown,
             "faults, in seconds before the end of the run:",
             *faults,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,7 @@ from chaos.waits import WaitWatch
 
 _WARM_UP_ANSWERS = 50
 _FINAL_ANSWERS = 15
+_KEYS = ("on", "off", "some")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Cast:
     interface; then the links are the network's, and ``is_proxied`` must be False. ``half_open_s``: how long
     connections may be dead without anybody noticing, after the faults are over. ``carriers``: names and
     process ids of others than the cast and its proxies that carry messages on which the role depends.
+    ``has_keys``: every connection uses CURVE; None: as ``is_with_keys`` says of the run's name.
     """
 
     profile: Profile = field(default_factory=Profile)
@@ -67,6 +70,20 @@ class Cast:
     half_open_s: float = 1.5
     has_arbiter: bool = False
     carriers: tuple[tuple[str, int], ...] = ()
+    has_keys: bool | None = None
+
+
+def is_with_keys(by_chance: bool) -> bool:
+    """What CHAOS_KEYS says: ``on``, ``off``, or ``some``, which leaves it to chance."""
+    asked = os.environ.get("CHAOS_KEYS") or "some"
+    if asked not in _KEYS:
+        raise ValueError(f"CHAOS_KEYS is {' or '.join(_KEYS)}, not {asked!r}")
+    return by_chance if asked == "some" else asked == "on"
+
+
+def _has_keys(name: str, cast: Cast) -> bool:
+    """About every second run by its name, so that the same name is always the same run."""
+    return is_with_keys(zlib.crc32(name.encode()) % 2 == 1) if cast.has_keys is None else cast.has_keys
 
 
 class Stage:
@@ -186,6 +203,7 @@ def stage(
     ``at_end`` is called when the run has been judged, while the nodes still run and the folder is there.
     """
     cast = cast or Cast()
+    has_keys = _has_keys(name, cast)
     folder = new_folder(name)
     timing = PROFILES[cast.profile.name] | {
         key.removeprefix("timing."): value
@@ -199,14 +217,15 @@ def stage(
         is_control=is_control,
         half_open_s=cast.half_open_s,
         has_arbiter=cast.has_arbiter,
+        has_keys=has_keys,
         plan=plan,
-        repeat=repeat or _command(),
+        repeat=repeat or _command(has_keys),
     )
     with ExitStack() as resources:
         links: Links | None = None
         proxies: list[Process] = []
         route: Route = direct
-        profile = cast.profile
+        profile = replace(cast.profile, has_keys=has_keys)
         if cast.is_proxied:
             need_toxiproxy()
             journal = resources.enter_context(Writer(folder / "toxiproxy.jsonl"))
@@ -256,10 +275,11 @@ def stage(
     remove(folder)
 
 
-def _command() -> str:
+def _command(has_keys: bool) -> str:
     """What runs the present test again."""
+    keys = "on" if has_keys else "off"
     test = os.environ.get("PYTEST_CURRENT_TEST", "chaos-tests").rpartition(" (")[0] or "chaos-tests"
-    return f".venv/bin/python -m pytest '{test}'"
+    return f"CHAOS_KEYS={keys} .venv/bin/python -m pytest '{test}'"
 
 
 def _proxied(profile: Profile) -> Profile:

@@ -36,16 +36,26 @@ class WorkerLoad:
 
 
 class Historian(Process):
-    """A process of a pair that writes a history, and the product's journal if the pair keeps journals."""
+    """A process of a pair that writes a history, and the product's journal if the pair keeps journals.
+
+    ``principal`` is whose key it has in a pair with keys.
+    """
 
     def __init__(
-        self, name: str, pair: Pair, module: Sequence[str], options: Sequence[str], host: Host | None
+        self,
+        name: str,
+        pair: Pair,
+        principal: str,
+        module: Sequence[str],
+        options: Sequence[str],
+        host: Host | None,
     ) -> None:
         self.history_path = pair.folder / f"{name}.jsonl"
         argv = (sys.executable, "-m", *module, "--name", name, "--history", str(self.history_path), *options)
         if pair.journals is not None:
             argv = (*argv, "--journal", str(pair.journals))
-        super().__init__(name, argv, folder=pair.folder, host=host, note=pair.note)
+        keys = pair.keys.variables(principal) if pair.keys is not None else None
+        super().__init__(name, argv, folder=pair.folder, host=host, note=pair.note, environment=keys)
         self._lines_before = 0
 
     def launch(self) -> None:
@@ -100,7 +110,7 @@ class ClientProcess(Historian):
             *("--threads", str(self.load.threads), "--rate", str(self.load.rate)),
             *("--deadline", str(self.load.deadline_s), "--bound-every", str(self.load.bound_every)),
         )
-        super().__init__(name, pair, module, options, host)
+        super().__init__(name, pair, "client", module, options, host)
 
     def wait_for_answers(self, count: int) -> None:
         """Wait until so many calls that *begin* from now on have been answered."""
@@ -137,7 +147,7 @@ class WorkerProcess(Historian):
             *("--endpoints", ",".join(pair.endpoints_of(name, nodes))),
             *("--credit", str(load.credit), "--work-ms", str(load.work_ms)),
         )
-        super().__init__(name, pair, module, options, host)
+        super().__init__(name, pair, "worker", module, options, host)
 
     def wait_registered(self, nodes: int) -> None:
         """Wait until the present run is on the lists of so many nodes."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bstar.errors import RemoteProtocolError
+from bstar.security import Security
 from bstar.wire import native
 from bstar_client import JournalSettings, Request, Worker, WorkerHooks
 from bstar_client.core.worker_dialects import Job
@@ -126,6 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
             handle,
             credit=options.credit,
             hooks=_Hooks(history),
+            security=Security.from_environment(),
             journal=options.journal and JournalSettings(options.journal, pair=PAIR, name=options.name),
         )
         executions = _watch(worker, history)
