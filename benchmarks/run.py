@@ -117,13 +117,23 @@ def bstar_server(
     profile: ProfileName = "lan", settings: Mapping[str, object] | None = None
 ) -> Iterator[tuple[int, str]]:
     """One primary alone, as ``bstar serve`` runs it; its first request makes it active."""
+    with bstar_pair(profile, settings) as pair:
+        yield pair.primary.pid, pair.primary.endpoint
+
+
+@contextmanager
+def bstar_pair(
+    profile: ProfileName = "lan", settings: Mapping[str, object] | None = None, *, is_secure: bool = False
+) -> Iterator[Pair]:
+    """The same with all of the pair, of which only the primary runs; ``is_secure``: with ``Pair.keys``."""
     quiet = {"state_dir": None, "log.level": "warning", "timing.mdp_heartbeat_interval_s": 2.5}
+    changed = {**quiet, **(settings or {})}
     with (
         tempfile.TemporaryDirectory() as folder,
-        Pair(Path(folder), name="bench", profile=profile, settings={**quiet, **(settings or {})}) as pair,
+        Pair(Path(folder), name="bench", profile=profile, settings=changed, is_secure=is_secure) as pair,
     ):
         pair.primary.start()
-        yield pair.primary.pid, pair.primary.endpoint
+        yield pair
 
 
 @contextmanager
@@ -137,9 +147,12 @@ def echo_workers(endpoint: str, count: int, dialect: str = "mdp02") -> Iterator[
 
 
 @contextmanager
-def child(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that lives as long as the block; it is ended by its own pid."""
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def child(
+    command: list[str], environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that lives as long as the block; it is ended by its own pid. ``environment`` is added."""
+    variables = {**os.environ, **(environment or {})}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
     try:
         yield process
     finally:

@@ -33,6 +33,8 @@ def test_all_of_ours_take_their_turns(tmp_path: Path) -> None:
             "bstar AsyncHAClient",
             "bstar AsyncHAClient.request",
             "bstar MDP/0.2 on pyzmq",
+            "bstar HAClient, CURVE",
+            "bstar AsyncHAClient, CURVE",
             "floor: MDP/0.2 on pyzmq",
         ]
         for window in (1, 20):

@@ -2,7 +2,7 @@
 
 ``sync`` and ``async`` call ``map`` with the window, with a window of 1 ``request``; ``async-request`` is as
 many tasks as the window, each of which awaits ``request``; ``raw`` speaks MDP/0.2 on a pyzmq DEALER,
-replies in order.
+replies in order. With BSTAR_KEY and BSTAR_SERVER_KEYS the first three use CURVE.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from turns import clock, tell, turns, turns_async
 
+from bstar.security import Security
 from bstar_client import AsyncHAClient, HAClient
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -27,7 +28,7 @@ def bodies(body, end):
 
 def ask_sync(endpoint, service):
     """HAClient."""
-    with HAClient([endpoint]) as client:
+    with HAClient([endpoint], security=Security.from_environment()) as client:
         client.request(service, b"ready?")
         for window, seconds, body in turns():
             started = clock()
@@ -47,7 +48,7 @@ def ask_sync(endpoint, service):
 
 async def ask_async(endpoint, service, is_map):
     """AsyncHAClient."""
-    async with AsyncHAClient([endpoint]) as client:
+    async with AsyncHAClient([endpoint], security=Security.from_environment()) as client:
         await client.request(service, b"ready?")
         async for window, seconds, body in turns_async():
             started = clock()

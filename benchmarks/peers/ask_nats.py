@@ -1,4 +1,4 @@
-"""Clients of NATS: ``ask_nats.py URL SUBJECT asyncio|uvloop request|inbox``.
+"""Clients of NATS: ``ask_nats.py URL SUBJECT asyncio|uvloop request|inbox [CERTIFICATE]``.
 
 ``request``: as many tasks as the window, each of which awaits nats-py's ``request()``. ``inbox``: one
 subscription for all replies and a callback that sends the next request, which is what a user writes by hand
@@ -6,6 +6,7 @@ when ``request()`` is too slow; with one responder replies come in the order of 
 """
 
 import asyncio
+import ssl
 import sys
 from collections import deque
 
@@ -55,9 +56,10 @@ async def by_inbox(connection, subject, window, seconds, body):
     return latencies
 
 
-async def main(url, subject, mode):
-    """Take turns until the standard input closes."""
-    connection = await nats.connect(url)
+async def main(url, subject, mode, certificate=None):
+    """Take turns until the standard input closes; with a server's certificate over TLS."""
+    tls = ssl.create_default_context(cafile=certificate) if certificate else None
+    connection = await nats.connect(url, tls=tls)
     await connection.request(subject, b"ready?", timeout=TIMEOUT_S)
     ask = by_request if mode == "request" else by_inbox
     async for window, seconds, body in turns_async():
@@ -71,6 +73,6 @@ if __name__ == "__main__":
     if sys.argv[3] == "uvloop":
         import uvloop
 
-        uvloop.run(main(sys.argv[1], sys.argv[2], sys.argv[4]))
+        uvloop.run(main(*sys.argv[1:3], *sys.argv[4:]))
     else:
-        asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[4]))
+        asyncio.run(main(*sys.argv[1:3], *sys.argv[4:]))

@@ -1,14 +1,16 @@
-"""A NATS responder that echoes: ``echo_nats.py URL SUBJECT asyncio|uvloop``."""
+"""A NATS responder that echoes: ``echo_nats.py URL SUBJECT asyncio|uvloop [CERTIFICATE]``."""
 
 import asyncio
+import ssl
 import sys
 
 import nats
 
 
-async def main(url, subject):
-    """Echo until the standard input closes."""
-    connection = await nats.connect(url)
+async def main(url, subject, certificate=None):
+    """Echo until the standard input closes; with a server's certificate over TLS."""
+    tls = ssl.create_default_context(cafile=certificate) if certificate else None
+    connection = await nats.connect(url, tls=tls)
 
     async def echo(message):
         await connection.publish(message.reply, message.data)
@@ -25,6 +27,6 @@ if __name__ == "__main__":
     if sys.argv[3] == "uvloop":
         import uvloop
 
-        uvloop.run(main(*sys.argv[1:3]))
+        uvloop.run(main(*sys.argv[1:3], *sys.argv[4:]))
     else:
-        asyncio.run(main(*sys.argv[1:3]))
+        asyncio.run(main(*sys.argv[1:3], *sys.argv[4:]))

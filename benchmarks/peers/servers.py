@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 _START_S_MAX = 90.0
@@ -29,13 +30,41 @@ def free_port() -> int:
         return int(holder.getsockname()[1])
 
 
+@dataclass(frozen=True)
+class Certificate:
+    """Files of a server's certificate, which is its own authority, and of its key."""
+
+    path: Path
+    key_path: Path
+
+
+def make_certificate(folder: Path) -> Certificate:
+    """A certificate for 127.0.0.1, on the curve P-256. NotUp without openssl."""
+    made = Certificate(folder / "server.pem", folder / "server-key.pem")
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+        *("-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
+        *("-keyout", str(made.key_path), "-out", str(made.path)),
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise NotUp("openssl, which makes its certificate, is not installed") from None
+    if done.returncode != 0:
+        raise NotUp(f"openssl makes no certificate: {done.stderr.strip()[-_SAID_MAX:]}")
+    return made
+
+
 @contextmanager
-def nats(program: str, folder: Path) -> Iterator[tuple[int, str]]:
-    """A NATS server; its pid and URL."""
+def nats(program: str, folder: Path, certificate: Certificate | None = None) -> Iterator[tuple[int, str]]:
+    """A NATS server; its pid and URL. With a certificate it takes TLS connections only."""
     port = free_port()
-    command = [program, "--addr", "127.0.0.1", "--port", str(port), "--log", str(folder / "nats.log")]
-    with _process("nats-server", command, folder, port) as pid:
-        yield pid, f"nats://127.0.0.1:{port}"
+    name, scheme = ("nats-server", "nats") if certificate is None else ("nats-server-tls", "tls")
+    command = [program, "--addr", "127.0.0.1", "--port", str(port), "--log", str(folder / f"{name}.log")]
+    if certificate is not None:
+        command += ["--tls", "--tlscert", str(certificate.path), "--tlskey", str(certificate.key_path)]
+    with _process(name, command, folder, port) as pid:
+        yield pid, f"{scheme}://127.0.0.1:{port}"
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from bstar.security import Security
 from bstar_cli.bench.plan import EchoPlan
 from bstar_client import AsyncWorker, Request, Worker, WorkerHooks
 
@@ -32,6 +33,7 @@ def main(text: str) -> None:
         "credit": plan.credit,
         "drain_timeout_s": 0.5,
         "hooks": _Told(),
+        "security": Security.from_environment(),
     }
     if plan.kind == "sync":
         # One thread: echoing is quick, and what several threads hand to each other would be measured.
