@@ -14,7 +14,6 @@ import zmq
 from bstar.io_threads import THREADS_MAX, keep_apart, new_context
 from bstar_client import LinkSettings
 from bstar_client.links import Links
-from bstar_client.wakeup import WakeUp
 
 pytestmark = pytest.mark.loopback
 
@@ -22,15 +21,13 @@ pytestmark = pytest.mark.loopback
 @contextmanager
 def links_of(context: zmq.Context[zmq.Socket[bytes]], count: int) -> Iterator[list[int]]:
     """The affinities of the links to so many nodes that are not there."""
-    links = Links(
-        context, [f"tcp://127.0.0.1:{number + 1}" for number in range(count)], LinkSettings(), WakeUp()
-    )
-    links.open()
+    links = Links([f"tcp://127.0.0.1:{number + 1}" for number in range(count)], LinkSettings(), context)
+    links.open_all()
     try:
         sockets = [links[index].socket for index in range(count)]
         yield [int(socket.get(zmq.AFFINITY)) for socket in sockets if socket is not None]
     finally:
-        links.close()
+        links.end()
         context.term()
 
 

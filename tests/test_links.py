@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from bstar_client.links import Links, timeout_ms
+from bstar_client.links import AnyPoll, Links, timeout_ms
 from bstar_client.settings import LinkSettings
 from bstar_client.wakeup import WakeUp
 
@@ -38,7 +38,7 @@ def server(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
 
 def links_to(server: zmq.Socket[bytes], endpoint: str = "") -> Links:
     endpoint = endpoint or server.getsockopt_string(zmq.LAST_ENDPOINT)
-    return Links(server.context, (endpoint,), LinkSettings(high_water_mark=10_000), WakeUp())
+    return Links((endpoint,), LinkSettings(high_water_mark=10_000), server.context, WakeUp())
 
 
 def connect(links: Links) -> None:
@@ -62,19 +62,19 @@ def take(links: Links, count: int) -> list[list[bytes]]:
 def test_a_connection_that_was_up_before_anybody_waited(server: zmq.Socket[bytes]) -> None:
     monitor = server.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
     links = links_to(server)
-    links.open()
+    links.open_all()
     assert monitor.poll(int(LIMIT_S * 1000))  # so the client's side has succeeded, or is about to
     begun = time.monotonic()
     connect(links)
     assert time.monotonic() - begun < LIMIT_S, "nobody was woken"
-    links.close()
+    links.end()
     server.disable_monitor()
     monitor.close(0)
 
 
 def test_more_messages_than_are_read_at_once(server: zmq.Socket[bytes]) -> None:
     links = links_to(server)
-    links.open()
+    links.open_all()
     connect(links)
     links[0].send([b"hello"])
     address = server.recv_multipart()[0]
@@ -82,12 +82,12 @@ def test_more_messages_than_are_read_at_once(server: zmq.Socket[bytes]) -> None:
     for number in range(count):
         server.send_multipart([address, b"%d" % number])
     assert take(links, count) == [[b"%d" % number] for number in range(count)]
-    links.close()
+    links.end()
 
 
 def test_an_answer_that_came_while_another_message_was_sent(server: zmq.Socket[bytes]) -> None:
     links = links_to(server)
-    links.open()
+    links.open_all()
     connect(links)
     for number in range(300):
         links[0].send([b"one"])
@@ -96,12 +96,12 @@ def test_an_answer_that_came_while_another_message_was_sent(server: zmq.Socket[b
         links[0].send([b"two"])  # may swallow what the descriptor tells
         assert take(links, 1) == [[b"answer %d" % number]]
         server.recv_multipart()
-    links.close()
+    links.end()
 
 
 def test_what_an_old_socket_had_is_void(server: zmq.Socket[bytes]) -> None:
     links = links_to(server)
-    links.open()
+    links.open_all()
     connect(links)
     links[0].send([b"hello"])
     address = server.recv_multipart()[0]
@@ -110,14 +110,13 @@ def test_what_an_old_socket_had_is_void(server: zmq.Socket[bytes]) -> None:
     # Its first message leads to a new socket; the others are dropped.
     for index, frames in links.poll(int(LIMIT_S * 1000)):
         assert frames == [b"late"]
-        links[index].close()
-        links[index].open()
+        links.reset(index)
     connect(links)
     links[0].send([b"anew"])
     address = server.recv_multipart()[0]
     server.send_multipart([address, b"fresh"])
     assert take(links, 1) == [[b"fresh"]]
-    links.close()
+    links.end()
     assert not list(links.poll(0))
 
 
@@ -164,11 +163,11 @@ def test_each_connection_has_a_routing_id_that_nobody_can_guess(server: zmq.Sock
     seen = []
     for _ in range(3):
         links = links_to(server)
-        links.open()
+        links.open_all()
         connect(links)
         links[0].send([b"hello"])
         seen.append(server.recv_multipart()[0])
-        links.close()
+        links.end()
     # A ROUTER gives five octets, a zero and a number that counts up.
     assert all(len(each) == 16 and each[0] for each in seen)
     # With a counter most octets would agree.
@@ -183,7 +182,7 @@ def test_a_link_comes_back_although_the_node_holds_its_dead_connection(
     server.set(zmq.ROUTER_HANDOVER, 0)
     server.rcvtimeo = int(LIMIT_S * 1000)
     links = links_to(server, relay.endpoint)
-    links.open()
+    links.open_all()
     relay.carry()
     connect(links)
     links[0].send([b"before"])
@@ -201,13 +200,13 @@ def test_a_link_comes_back_although_the_node_holds_its_dead_connection(
     second, body = server.recv_multipart()
     assert body == b"after"
     assert second != first
-    links.close()
+    links.end()
 
 
 def test_the_owner_is_woken(server: zmq.Socket[bytes]) -> None:
     wakeup = WakeUp()
     endpoint = server.getsockopt_string(zmq.LAST_ENDPOINT)
-    links = Links(server.context, (endpoint,), LinkSettings(), wakeup)
+    links = Links((endpoint,), LinkSettings(), server.context, wakeup)
     for _ in range(2):
         wakeup.set()
         assert not list(links.poll(-1))
@@ -217,3 +216,16 @@ def test_the_owner_is_woken(server: zmq.Socket[bytes]) -> None:
 def test_a_deadline_that_has_passed_is_no_wait_whatever_it_is(due: float | None, wait_ms: int) -> None:
     """A call whose leader was abandoned is due since minus infinity."""
     assert timeout_ms(due) == wait_ms
+
+
+def test_a_system_without_epoll(server: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bstar_client.links._new_poll", AnyPoll)
+    links = links_to(server)
+    links.open_all()
+    connect(links)
+    for number in range(3):
+        links[0].send([b"hello"])
+        server.send_multipart([server.recv_multipart()[0], b"answer %d" % number])
+        assert take(links, 1) == [[b"answer %d" % number]]
+    assert links.fd >= 0
+    links.end()

@@ -26,16 +26,12 @@ _NOTHING: list[bytes] = []
 
 
 class Delivery:
-    """Carries outputs out. Only the thread that drives the core calls ``perform``.
-
-    Its owner sets ``links``. It sets ``reset`` if it closes and opens more than the link.
-    """
+    """Carries outputs out. Only the thread that drives the core calls ``perform``; it sets ``links``."""
 
     def __init__(
         self, core: ClientCore, on_event: Callable[[Event], object] | None, partials_max: int
     ) -> None:
         self.links: Links
-        self.reset: Callable[[int], None] | None = None
         self.journal: CallJournal | None = None
         self.observers = [] if on_event is None else [on_event]
         # The thread that calls observers now, else 0.
@@ -66,7 +62,7 @@ class Delivery:
                 output.call.elapsed_s = time.monotonic() - output.call.begun_at
                 self._fail(output.call, output.error)
             elif isinstance(output, Reset):
-                (self.reset or self.links.reset)(output.node)
+                self.links.reset(output.node)
             else:
                 self._announce(output.event)
 

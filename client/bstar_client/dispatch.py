@@ -69,14 +69,6 @@ class Dispatcher(ABC):
     def _end(self, error: BstarError | None) -> None:
         """The worker has ended."""
 
-    def _open(self, node: int) -> None:
-        """Connect to this node."""
-        self.links[node].open()
-
-    def _close(self, node: int) -> None:
-        """Close the socket to this node."""
-        self.links[node].close()
-
     def perform(self, outputs: list[WorkerOutput]) -> None:
         """Carry the outputs out, in their order."""
         journal, hooks, service = self.journal, self.settings.hooks, self.settings.service
@@ -109,9 +101,9 @@ class Dispatcher(ABC):
                 case Late():
                     warn_late(output, service, self.handler)
                 case Close(node):
-                    self._close(node)
+                    self.links.close(node)
                 case Open(node):
-                    self._open(node)
+                    self.links.open(node)
                 case Ended(error):
                     self._end(error)
                 case _:

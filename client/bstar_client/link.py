@@ -50,14 +50,14 @@ class Link:
         context: "zmq.Context[zmq.Socket[bytes]]",
         endpoint: str,
         settings: LinkSettings,
-        index: int = 0,
-        notes: "Notes | None" = None,
+        index: int,
+        notes: "Notes",
     ) -> None:
         self._context = context
         self.endpoint = endpoint
         self._settings = settings
         self._index = index
-        self._notes = notes or Notes()
+        self._notes = notes
         self.backlog: deque[list[bytes]] = deque()
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
@@ -80,7 +80,6 @@ class Link:
         self.monitor = socket.get_monitor_socket(_EVENTS)
         self.monitor.linger = 0
         self.socket = socket
-        self._notes.changed[self._index] = None
         # The keys of the nodes probably stand in the order of their endpoints.
         self._connector = Connector(socket, self.endpoint, settings.security, self._index)
         try:
@@ -142,18 +141,15 @@ class Link:
             self._connector = None
             self._is_up = False
             self.backlog.clear()
-            self._notes.changed[self._index] = None
             self._notes.retries.pop(self._index, None)
             socket.disable_monitor()
             if monitor is not None:
                 monitor.close(0)
             socket.close(linger_ms)
 
-    def descriptors(self) -> tuple[int, int] | None:
-        """The descriptors of the socket and of its monitor (ZMQ_FD). None if closed."""
-        if self.socket is None or self.monitor is None:
-            return None
-        return int(self.socket.getsockopt(zmq.FD)), int(self.monitor.getsockopt(zmq.FD))
+    def descriptors(self) -> list[int]:
+        """The descriptors of the socket and of its monitor (ZMQ_FD). None of them if closed."""
+        return [int(each.getsockopt(zmq.FD)) for each in (self.socket, self.monitor) if each is not None]
 
     def send(self, frames: list[bytes]) -> None:
         """Send the message, or keep it until the socket takes it. A closed link drops it."""
@@ -250,8 +246,7 @@ class Notes:
     """What the links of one owner note about themselves, by their indexes."""
 
     def __init__(self) -> None:
-        # Links with new sockets, and links that may have a message that no descriptor shows.
-        self.changed: dict[int, None] = {}
+        # Links that may have a message that no descriptor shows.
         self.touched: dict[int, None] = {}
         # When to connect again those whose connections have broken, or for which libzmq has given up.
         self.retries: dict[int, float] = {}

@@ -1,10 +1,10 @@
-"""The links of one owner, polled together, and the context that they are made from."""
+"""The links of one owner, polled together, and the ZeroMQ context that they are made from."""
 
 import math
 import select
+import selectors
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import zmq
@@ -32,17 +32,30 @@ def timeout_ms(due: float | None) -> int:
     return math.ceil(left_s * 1000) if left_s > 0 else 0
 
 
-@contextmanager
-def connecting(endpoints: Sequence[str]) -> Iterator[None]:
-    """Turn a ZMQError of opening links into a ConfigurationError."""
-    try:
-        yield
-    except zmq.ZMQError as error:
-        raise ConfigurationError(f"cannot connect to {list(endpoints)}: {error}") from error
+class AnyPoll:
+    """What ``Links`` uses of ``select.epoll``, for systems without it."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self.fileno, self.unregister = self._selector.fileno, self._selector.unregister
+
+    def register(self, descriptor: int, _: int) -> None:
+        """Poll this descriptor for input."""
+        self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        """Descriptors that are readable. A negative timeout is endless."""
+        return [(key.fd, mask) for key, mask in self._selector.select(None if timeout_s < 0 else timeout_s)]
+
+
+_new_poll: Callable[[], Any] = getattr(select, "epoll", AnyPoll)
 
 
 class Links:
     """The links of one owner. It polls them together with the descriptor that wakes it.
+
+    ``shared``: a context to use; without one the links have their own. ``wakeup`` makes ``wait`` return.
+    ``poll``: what to use in the place of an epoll.
 
     It polls the sockets' descriptors (ZMQ_FD), not the sockets: one system call where ``zmq_poll`` makes
     several for each socket. A descriptor shows a change once. A send may reset it, and it shows a socket's
@@ -52,21 +65,30 @@ class Links:
 
     def __init__(
         self,
-        context: "zmq.Context[zmq.Socket[bytes]]",
         endpoints: Sequence[str],
         settings: LinkSettings,
-        wakeup: WakeUp,
+        shared: "zmq.Context[zmq.Socket[bytes]] | None",
+        wakeup: WakeUp | None = None,
+        poll: Any = None,  # Any: of several kinds, see AnyPoll
     ) -> None:
+        self._endpoints = endpoints
+        self._settings = settings
+        self._is_shared = shared is not None
+        self._context = shared or new_context(len(endpoints))
+        self._wakeup = wakeup
+        self._begin(poll or _new_poll())
+
+    def _begin(self, poll: Any) -> None:
         self._notes = Notes()
         self._links = [
-            Link(context, endpoint, settings, index, self._notes) for index, endpoint in enumerate(endpoints)
+            Link(self._context, endpoint, self._settings, index, self._notes)
+            for index, endpoint in enumerate(self._endpoints)
         ]
-        self._wakeup = wakeup
-        self._poller = select.poll()
-        self._poller.register(wakeup.fd, select.POLLIN)
-        # The link of each descriptor, and True for its monitor's; the descriptors of each open link.
+        self._poll = poll
+        if self._wakeup is not None:
+            self._poll.register(self._wakeup.fd, select.POLLIN)
+        # The link of each descriptor, and True for its monitor's.
         self._origins: dict[int, tuple[int, bool]] = {}
-        self._watched: dict[int, tuple[int, ...]] = {}
         # The results of ``wait``; messages with their sockets; links whose monitors are readable.
         self._ready: list[tuple[int, int]] = []
         self._read: list[tuple[int, zmq.Socket[bytes], list[list[bytes]]]] = []
@@ -79,39 +101,71 @@ class Links:
         return self._links[index]
 
     @property
+    def fd(self) -> int:
+        """While everything is read, this descriptor is readable when ``wait`` would return."""
+        return int(self._poll.fileno())
+
+    @property
     def is_congested(self) -> bool:
         """True if any link has a backlog."""
-        return any(self._links[index].backlog for index in self._watched)
+        return any(link.backlog for link in self._links)
 
     @property
     def is_quiet(self) -> bool:
         """True if everything is read, so a descriptor shows the next message."""
-        return not (self._notes.touched or self._told or self._read or self._notes.changed)
+        return not (self._notes.touched or self._told or self._read)
 
-    def descriptors(self) -> list[int]:
-        """Descriptors that another thread can poll while everything is read."""
-        if self._notes.changed:
-            self._watch()
-        return list(self._origins)
+    # --- open and close -----------------------------------------------------------------------------------
 
-    def open(self) -> None:
-        """Open every link, or none: ZMQError."""
+    def open(self, index: int) -> None:
+        """Connect a link. ZMQError if its endpoint is none."""
+        link = self._links[index]
+        link.open()
+        for descriptor, is_monitor in zip(link.descriptors(), (False, True), strict=True):
+            self._origins[descriptor] = (index, is_monitor)
+            self._poll.register(descriptor, select.POLLIN)
+        self._notes.touched[index] = self._told[index] = None
+
+    def open_all(self) -> None:
+        """Connect every link, or none: ConfigurationError."""
         try:
-            for link in self._links:
-                link.open()
-        except zmq.ZMQError:
-            self.close()
-            raise
+            for index in range(len(self._links)):
+                self.open(index)
+        except zmq.ZMQError as error:
+            self.close_all()
+            raise ConfigurationError(f"cannot connect to {list(self._endpoints)}: {error}") from error
 
     def reset(self, index: int) -> None:
         """Close a link with its messages, and open it again."""
-        self._links[index].close()
-        self._links[index].open()
+        self.close(index)
+        self.open(index)
 
-    def close(self, linger_ms: int = 0) -> None:
+    def close(self, index: int, linger_ms: int = 0) -> None:
+        """Close a link; sent messages have ``linger_ms`` to leave the process."""
+        # First the descriptors: the next socket may get the same numbers.
+        for descriptor in self._links[index].descriptors():
+            if self._origins.pop(descriptor, None) is not None:
+                self._poll.unregister(descriptor)
+        self._links[index].close(linger_ms)
+
+    def close_all(self, linger_ms: int = 0) -> None:
         """Close every link."""
+        for index in range(len(self._links)):
+            self.close(index, linger_ms)
+
+    def start_over(self) -> None:
+        """Close every link; trust nothing of what an interrupt may have left half-way."""
         for link in self._links:
-            link.close(linger_ms)
+            link.close()
+        self._begin(_new_poll())
+
+    def end(self, linger_ms: int = 0) -> None:
+        """Close every link, and terminate the context unless it is shared."""
+        self.close_all(linger_ms)
+        if not self._is_shared:
+            self._context.term()
+
+    # --- poll ---------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: int) -> Iterator[tuple[int, list[bytes]]]:
         """Wait, then yield (index of the link, message). Call ``changes`` afterwards."""
@@ -121,10 +175,13 @@ class Links:
 
     # The steps of ``poll``, for an owner that an interrupt may hit while it waits.
 
+    def suspect(self) -> None:
+        """Let ``prepare`` and ``changes`` look at every link, whatever the descriptors show."""
+        for index, _ in self._origins.values():
+            self._notes.touched[index] = self._told[index] = None
+
     def prepare(self) -> None:
         """Read the messages that no descriptor shows."""
-        if self._notes.changed:
-            self._watch()
         if self._notes.touched:
             self._take_in(is_ready=False)
         if self._notes.retries:
@@ -147,7 +204,7 @@ class Links:
         if self._notes.retries:
             left_ms = max(0, math.ceil((min(self._notes.retries.values()) - time.monotonic()) * 1000))
             timeout_ms = left_ms if timeout_ms < 0 else min(left_ms, timeout_ms)
-        self._ready = self._poller.poll(timeout_ms if self.is_quiet else 0)
+        self._ready = self._poll.poll(timeout_ms / 1000 if self.is_quiet else 0)
 
     def messages(self) -> Iterator[tuple[int, list[bytes]]]:
         """Yield (index of the link, message) for each message."""
@@ -155,12 +212,10 @@ class Links:
         ready, self._ready = self._ready, []
         for descriptor, _ in ready:
             origin = self._origins.get(descriptor)
-            if origin is None:
+            if origin is not None:
+                (self._told if origin[1] else notes.touched)[origin[0]] = None
+            elif self._wakeup is not None:
                 self._wakeup.clear()
-            elif origin[1]:
-                self._told[origin[0]] = None
-            else:
-                notes.touched[origin[0]] = None
         if notes.touched:
             self._take_in(is_ready=True)
         read, self._read = self._read, []
@@ -216,46 +271,3 @@ class Links:
                 self._read.append((index, socket, messages))
             if len(messages) < _DRAIN_MAX:
                 touched.pop(index, None)
-
-    def _watch(self) -> None:
-        """Poll the sockets that are open now."""
-        changed = list(self._notes.changed)
-        self._notes.changed.clear()
-        for index in changed:
-            for descriptor in self._watched.pop(index, ()):
-                # Another link's new socket may have got the number in the meantime.
-                if self._origins.get(descriptor, (index,))[0] == index:
-                    self._origins.pop(descriptor, None)
-                    self._poller.unregister(descriptor)
-            descriptors = self._links[index].descriptors()
-            if descriptors is not None:
-                self._watched[index] = descriptors
-                for descriptor, is_monitor in zip(descriptors, (False, True), strict=True):
-                    self._origins[descriptor] = (index, is_monitor)
-                    self._poller.register(descriptor, select.POLLIN)
-                self._notes.touched[index] = None
-                self._told[index] = None
-
-
-class Transport:
-    """The ZeroMQ context of a client or worker, its own or a shared one, and the links made from it."""
-
-    def __init__(
-        self,
-        endpoints: Sequence[str],
-        settings: LinkSettings,
-        shared: "zmq.Context[zmq.Socket[bytes]] | None",
-    ) -> None:
-        self._endpoints = endpoints
-        self._settings = settings
-        self._is_shared = shared is not None
-        self._context = shared or new_context(len(endpoints))
-
-    def new_links(self, wakeup: WakeUp) -> Links:
-        """Links to all endpoints, closed."""
-        return Links(self._context, self._endpoints, self._settings, wakeup)
-
-    def close(self) -> None:
-        """Terminate the context, unless it is shared. Close every link before."""
-        if not self._is_shared:
-            self._context.term()

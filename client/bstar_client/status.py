@@ -12,7 +12,6 @@ import zmq
 
 from bstar.errors import RemoteProtocolError
 from bstar.fleet import Fleet
-from bstar.io_threads import new_context
 from bstar.security import Security
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode
@@ -21,7 +20,6 @@ from bstar_client.checks import to_seconds
 from bstar_client.core.nodes import UNTRUSTED
 from bstar_client.links import Links
 from bstar_client.settings import LinkSettings
-from bstar_client.wakeup import WakeUp
 
 # No slow connection is given up before the caller's own timeout.
 _SPARE_MS = 1_000
@@ -45,15 +43,13 @@ def node_states(
     """
     timeout = to_seconds(timeout, "timeout")
     listed = Fleet.of(endpoints).endpoints
-    context = new_context(len(listed))
     patience_ms = int(timeout * 1000) + _SPARE_MS
     settings = LinkSettings(handshake_ms=patience_ms, connect_timeout_ms=patience_ms, security=security)
-    links = Links(context, listed, settings, WakeUp())
+    links = Links(listed, settings, None)
     try:
         return _ask(links, listed, time.monotonic() + timeout)
     finally:
-        links.close()
-        context.term()
+        links.end()
 
 
 def _ask(links: Links, endpoints: Sequence[str], until: float) -> list[NodeReport]:
@@ -63,7 +59,7 @@ def _ask(links: Links, endpoints: Sequence[str], until: float) -> list[NodeRepor
     errors = ["no connection in time"] * len(endpoints)
     for index, endpoint in enumerate(endpoints):
         try:
-            links[index].open()
+            links.open(index)
         except zmq.ZMQError as error:
             reports[index] = NodeReport(endpoint, None, f"cannot connect: {error}")
     # A refused connection is an answer: the node is down.

@@ -5,13 +5,11 @@ import time
 from collections import deque
 
 from bstar.errors import ClosedError, ConfigurationError
-from bstar_client.aio.loop import Holdings, LinkLoop
+from bstar_client.aio.loop import LinkLoop
 from bstar_client.core.calls import Call
 from bstar_client.core.outputs import ClientCore
 from bstar_client.delivery import Delivery
-from bstar_client.links import Transport, connecting
 from bstar_client.settings import ClientSettings
-from bstar_client.unclosed import guard
 
 
 class ClientLoop:
@@ -35,22 +33,19 @@ class ClientLoop:
         self._slots = settings.outstanding_max
         self._waiting: deque[asyncio.Future[None]] = deque()
         endpoints = settings.fleet.endpoints
-        self._transport = Transport(endpoints, settings.link, settings.context)
-        holdings = Holdings(self.event_loop, self._transport)
-        self._turns = LinkLoop(self.event_loop, holdings.links, core, delivery.perform, self._send_begun)
-        delivery.links, delivery.reset = holdings.links, self._turns.reset
-        name = f"AsyncHAClient({', '.join(endpoints)})"
-        remedy = "use it in 'async with', or await close() before its event loop ends"
-        self._guard = guard(client, name, remedy, holdings.end)
+        self._turns = LinkLoop(
+            core, endpoints, settings.link, settings.context, delivery.perform, self._send_begun
+        )
+        delivery.links = self._turns.links
+        self._turns.guard(client, f"AsyncHAClient({', '.join(endpoints)})")
         try:
             if len(settings.fleet.pairs) == 1:
-                with connecting(endpoints):
-                    self._turns.open_all()
+                self._turns.start()
             delivery.open_journal(settings)
         except ConfigurationError:
             self._release()
             raise
-        holdings.journal = delivery.journal
+        self._turns.holdings.journal = delivery.journal
 
     async def begin(self, call: Call) -> None:
         """Take a slot and let the next turn send the call.
@@ -118,8 +113,7 @@ class ClientLoop:
     def _release(self) -> None:
         self.is_closed = True
         self._turns.end()
-        self._transport.close()
-        self._guard.detach()
+        self._delivery.links.end()
 
     def _send_begun(self, now: float) -> None:
         begun = self._begun

@@ -7,11 +7,14 @@ turn that sent messages or left some unread, the loop takes another turn.
 import asyncio
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bstar_client.links import Core, Links, Transport
-from bstar_client.wakeup import WakeUp
+import zmq
+
+from bstar_client.links import Core, Links
+from bstar_client.settings import LinkSettings
+from bstar_client.unclosed import guard
 
 if TYPE_CHECKING:  # most programs keep none
     from bstar_client.journal import CallJournal, WorkJournal
@@ -25,57 +28,43 @@ class LinkLoop:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        links: Links,
         core: Core,
+        endpoints: Sequence[str],
+        settings: LinkSettings,
+        shared: "zmq.Context[zmq.Socket[bytes]] | None",
         perform: Callable[[list[Any]], None],  # Any: the core's own outputs
         begin: Callable[[float], None],
     ) -> None:
-        self._loop = loop
-        self._links = links
+        self._loop = loop = asyncio.get_running_loop()
+        self.holdings = Holdings(loop, self._on_readable)
+        self.links = self.holdings.links = Links(endpoints, settings, shared, poll=self.holdings)
         self._core = core
         self._perform = perform
         self._begin = begin
-        self._watched: dict[int, tuple[int, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._next: asyncio.Handle | None = None
         self._room: asyncio.Future[None] | None = None
         self._is_closed = False
 
-    def open(self, node: int) -> None:
-        """Connect the link. ZMQError if its endpoint is none."""
-        link = self._links[node]
-        link.open()
-        self._watched[node] = descriptors = link.descriptors() or ()
-        for descriptor in descriptors:
-            self._loop.add_reader(descriptor, self._on_readable)
+    def guard(self, owner: object, name: str) -> None:
+        """Close everything if nobody does until ``owner`` is collected."""
+        remedy = "use it in 'async with', or await close() before its event loop ends"
+        self._guard = guard(owner, name, remedy, self.holdings.end)
+
+    def start(self) -> None:
+        """Open every link. ConfigurationError if an endpoint is none."""
+        self.links.open_all()
         self.soon()
-
-    def open_all(self) -> None:
-        """Connect every link."""
-        for node in range(len(self._links)):
-            self.open(node)
-
-    def reset(self, node: int) -> None:
-        """Close the link, with everything in it, and open it again."""
-        self.close(node)
-        self.open(node)
-
-    def close(self, node: int, linger_ms: int = 0) -> None:
-        """Close the link, after its descriptors are forgotten: the next socket may get the same numbers."""
-        for descriptor in self._watched.pop(node, ()):
-            self._loop.remove_reader(descriptor)
-        self._links[node].close(linger_ms)
 
     def end(self, linger_ms: int = 0) -> None:
         """Close every link and take no more turns. Idempotent."""
+        self._guard.detach()
         self._is_closed = True
         for handle in (self._timer, self._next):
             if handle is not None:
                 handle.cancel()
-        for node in list(self._watched):
-            self.close(node, linger_ms)
+        self.links.close_all(linger_ms)
         self._end_waiting()
 
     def soon(self) -> None:
@@ -85,18 +74,20 @@ class LinkLoop:
 
     def read(self) -> None:
         """Hand the core what has arrived, and how the connections are."""
-        self._links.prepare()
-        self._links.wait(0)
-        self._links.step(self._core, self._perform)
+        self.links.suspect()
+        self.links.prepare()
+        self.links.wait(0)
+        self.links.step(self._core, self._perform)
 
     async def room(self) -> None:
         """Wait until no link has a backlog."""
-        while self._links.is_congested and not self._is_closed:
+        while self.links.is_congested and not self._is_closed:
             if self._room is None:
                 self._room = self._loop.create_future()
             await asyncio.shield(self._room)
 
-    def _on_readable(self) -> None:
+    def _on_readable(self, descriptor: int) -> None:
+        self.holdings.ready.append((descriptor, 0))
         # At once: another round of the event loop costs as much as the turn.
         if self._next is None and not self._is_closed:
             self._turn()
@@ -107,7 +98,7 @@ class LinkLoop:
         self._begin(time.monotonic())
         if self._is_closed:
             return
-        links, due, asked_at = self._links, self._core.next_deadline(), time.monotonic()
+        links, due, asked_at = self.links, self._core.next_deadline(), time.monotonic()
         links.prepare()
         links.wait(0)
         links.step(self._core, self._perform, due, asked_at)
@@ -123,7 +114,7 @@ class LinkLoop:
             room.set_result(None)
 
     def _set_timer(self) -> None:
-        due = self._links.next_deadline(self._core)
+        due = self.links.next_deadline(self._core)
         if due is None or self._is_closed:
             return
         if self._timer is not None:
@@ -139,21 +130,41 @@ class LinkLoop:
 
 
 class Holdings:
-    """What a client or a worker of an event loop has open, for ``unclosed.guard``."""
+    """What a client or a worker of an event loop has open, and what ``Links`` uses of ``select.epoll``.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, transport: Transport) -> None:
-        self.links = transport.new_links(WakeUp())
+    ``unclosed.guard`` holds this. So it holds neither the client nor the event loop, which holds the client.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_readable: Callable[[int], None]) -> None:
+        self.links: Links
         self.journal: CallJournal | WorkJournal | None = None
-        # The event loop refers to the client.
+        self.ready: list[tuple[int, int]] = []
         self._loop = weakref.ref(loop)
-        self._transport = transport
+        self._on_readable = weakref.WeakMethod(on_readable)
+
+    def register(self, descriptor: int, _: int) -> None:
+        """Let the event loop watch this descriptor."""
+        loop, on_readable = self._loop(), self._on_readable()
+        assert loop is not None
+        assert on_readable is not None
+        loop.add_reader(descriptor, on_readable, descriptor)
+
+    def unregister(self, descriptor: int) -> None:
+        """Let the event loop forget this descriptor."""
+        loop = self._loop()
+        if loop is not None and not loop.is_closed():
+            loop.remove_reader(descriptor)
+
+    def poll(self, _: float) -> list[tuple[int, int]]:
+        """What the event loop has found readable since the last call."""
+        ready, self.ready = self.ready, []
+        return ready
 
     def end(self, is_exit: bool) -> None:
         """Close all of it. At the process's exit, do nothing if the event loop runs in another thread."""
         loop = self._loop()
         if is_exit and loop is not None and loop.is_running():
             return
-        self.links.close()
-        self._transport.close()
+        self.links.end()
         if self.journal is not None:
             self.journal.close()

@@ -8,7 +8,7 @@ from functools import partial
 
 from bstar.errors import BstarError
 from bstar.printable import printable
-from bstar_client.aio.loop import Holdings, LinkLoop
+from bstar_client.aio.loop import LinkLoop
 from bstar_client.bodies import to_reply
 from bstar_client.core.calls import Body
 from bstar_client.core.worker_dialects import Job
@@ -17,9 +17,7 @@ from bstar_client.core.worker_session import WorkerCore
 from bstar_client.dispatch import Dispatcher, Result
 from bstar_client.failures import drop, is_interrupt
 from bstar_client.handlers import Request
-from bstar_client.links import Transport, connecting
 from bstar_client.replies import ReplyStore
-from bstar_client.unclosed import guard
 from bstar_client.worker import LINGER_MS, WorkerSettings
 
 
@@ -38,28 +36,26 @@ class WorkerLoop(Dispatcher):
         super().__init__(worker, settings, core)
         self.handler = handler
         self._loop = asyncio.get_running_loop()
-        self._transport = Transport(settings.endpoints, settings.link, settings.context)
-        self._holdings = Holdings(self._loop, self._transport)
-        self.links = self._holdings.links
         self._takes_signals = takes_signals
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         # Final replies that leave with the next turn, as a batch if one client gets several.
         self._results: deque[Result] = deque()
         answer = partial(self.answer_all, self._results)
-        self._link_loop = LinkLoop(self._loop, self.links, core, self.perform, answer)
+        self._link_loop = LinkLoop(
+            core, settings.endpoints, settings.link, settings.context, self.perform, answer
+        )
+        self.links = self._link_loop.links
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._serving = asyncio.current_task()
         name = f'AsyncWorker({", ".join(settings.endpoints)}) for "{printable(settings.service)}"'
-        remedy = "use it in 'async with', or await close() before its event loop ends"
-        self._guard = guard(worker, name, remedy, self._holdings.end)
+        self._link_loop.guard(worker, name)
 
     async def serve(self) -> None:
         """Serve until the worker has ended. Raises the error that ended it."""
         settings = self.settings
         try:
-            self.journal = self._holdings.journal = settings.open_journal()
-            with connecting(settings.endpoints):
-                self._link_loop.open_all()
+            self.journal = self._link_loop.holdings.journal = settings.open_journal()
+            self._link_loop.start()
             await self._ended
         except GeneratorExit:
             raise  # the event loop has ended before the worker, so nothing can be awaited: the guard warns
@@ -81,10 +77,9 @@ class WorkerLoop(Dispatcher):
         for task in list(self._tasks.values()):
             task.cancel()
         # It takes until the last messages have left, at most the linger.
-        await asyncio.shield(asyncio.to_thread(self._transport.close))
+        await asyncio.shield(asyncio.to_thread(self.links.end))
         if self.journal is not None:
             await asyncio.shield(asyncio.to_thread(self.journal.close, self._core.unfinished, reason))
-        self._guard.detach()
 
     def _post(self, result: Result) -> None:
         """Send a result: a final reply with the next turn, anything else at once."""
@@ -106,12 +101,6 @@ class WorkerLoop(Dispatcher):
     def _abandon(self, job: Job) -> None:
         """Cancel a stuck handler."""
         self._tasks[job].cancel()
-
-    def _open(self, node: int) -> None:
-        self._link_loop.open(node)
-
-    def _close(self, node: int) -> None:
-        self._link_loop.close(node)
 
     def _end(self, error: BstarError | None) -> None:
         if self._ended.done():

@@ -31,7 +31,7 @@ from bstar.errors import CallTimeoutError, ClosedError, ConfigurationError, Loca
 from bstar_client.core.calls import Call, Outcome
 from bstar_client.core.outputs import ClientCore
 from bstar_client.delivery import Delivery
-from bstar_client.links import Transport, connecting, timeout_ms
+from bstar_client.links import Links, timeout_ms
 from bstar_client.settings import ClientSettings
 from bstar_client.sync.leader import Leadership
 from bstar_client.unclosed import guard
@@ -77,11 +77,10 @@ class ClientLoop:
         self._has_ended = False
         self._is_fleet = len(settings.fleet.pairs) > 1
         endpoints = settings.fleet.endpoints
-        self._transport = Transport(endpoints, settings.link, settings.context)
+        delivery.links = Links(endpoints, settings.link, settings.context, self._wakeup)
         self._thread = threading.Thread(target=self._run, name="bstar-client", daemon=True)
         try:
-            with connecting(endpoints):
-                self._connect()
+            self._connect()
             delivery.open_journal(settings)
             self._thread.start()
         except (ConfigurationError, RuntimeError):  # RuntimeError: the system has no more threads
@@ -92,14 +91,12 @@ class ClientLoop:
         self._guard = guard(client, name, remedy, lambda is_exit: self.close() if is_exit else self.stop())
 
     def _connect(self) -> None:
-        """Make the links. The core of a fleet opens its links itself."""
-        self._delivery.links = links = self._transport.new_links(self._wakeup)
+        """Open the links. The core of a fleet opens its links itself."""
         if not self._is_fleet:
-            links.open()
+            self._delivery.links.open_all()
 
     def _release(self) -> None:
-        self._delivery.links.close()
-        self._transport.close()
+        self._delivery.links.end()
         if self._delivery.journal is not None:
             self._delivery.journal.close()
 
@@ -163,7 +160,7 @@ class ClientLoop:
                 if self._standby_until:
                     self._update_standby()
                 return True
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, ConfigurationError) as error:
             # This error concerns no call. The turn is half-done; if the standby cannot mend it, the client
             # ends.
             _log.warning("the client's sockets failed: %s", error)
@@ -284,7 +281,7 @@ class ClientLoop:
         _log.warning("a signal interrupted the client at work: it connects again")
         delivery, inbox = self._delivery, self._inbox
         delivery.announcing_in = 0
-        delivery.links.close()
+        delivery.links.start_over()
         self._connect()
         while inbox and inbox[0].is_begun:
             inbox.popleft()
@@ -334,35 +331,32 @@ class ClientLoop:
         """Lead while nobody else does."""
         seen = self._lead.changes
         while not self.is_closing:
-            descriptors = None
-            if self._lead.changes == seen or self._delivery.waiting:
-                descriptors = self._tend()
+            is_idle = (self._lead.changes == seen or self._delivery.waiting) and self._tend()
             seen = self._lead.changes
-            if descriptors is None:
+            if not is_idle:
                 self._lead.pause(_LOOK_S)
                 continue
             poller = select.poll()
-            for descriptor in (self._lead.bell.fd, *descriptors):
+            for descriptor in (self._lead.bell.fd, self._delivery.links.fd):
                 poller.register(descriptor, select.POLLIN)
             poller.poll(timeout_ms(self._standby_until if self._standby_until < math.inf else None))
             self._standby_until = 0.0
             self._lead.bell.clear()
 
-    def _tend(self) -> list[int] | None:
-        """Lead, if nobody does, until no work is left. Returns what to wait for; None: another leads."""
+    def _tend(self) -> bool:
+        """Lead, if nobody does, until no work is left. False: another thread leads."""
         lead = self._lead
         if not lead.acquire():
-            return None
+            return False
         try:
             while not self.is_closing:
                 self._turn(is_patient=bool(self._delivery.waiting))
                 is_idle = self._delivery.links.is_quiet and not self._inbox and not self._abandoned
                 if is_idle and not self._delivery.waiting:
                     break
-            links = self._delivery.links
-            due = links.next_deadline(self._core)
+            due = self._delivery.links.next_deadline(self._core)
             self._standby_until = math.inf if due is None else due
-            return links.descriptors()
+            return True
         finally:
             lead.release()
             lead.hand_off()

@@ -17,7 +17,7 @@ from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_outputs import Begin
 from bstar_client.core.worker_session import WorkerCore
 from bstar_client.dispatch import Dispatcher
-from bstar_client.links import Transport, connecting, timeout_ms
+from bstar_client.links import Links, timeout_ms
 from bstar_client.sync.executor import Executor
 from bstar_client.sync.leader import Leadership
 from bstar_client.sync.mailboxes import UNSENT_S_MAX, Inbox, Outbox, Word
@@ -69,16 +69,14 @@ class WorkerLoop(Dispatcher):
     def serve(self) -> None:
         """Serve until the worker has ended. Raises the error that ended it."""
         settings = self.settings
-        transport = Transport(settings.endpoints, settings.link, settings.context)
-        links = self.links = transport.new_links(self._wakeup)
+        links = self.links = Links(settings.endpoints, settings.link, settings.context, self._wakeup)
         self._standby = threading.get_ident()
         self._lead.acquire()
         for _ in range(settings.threads):
             self._add_thread()
         reason = "stopped"
         try:
-            with connecting(settings.endpoints):
-                links.open()
+            links.open_all()
             self._stand_by()
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
@@ -91,8 +89,7 @@ class WorkerLoop(Dispatcher):
                 self._inbox.tell(Word.END)
             self._outbox.end()
             if is_ours:
-                links.close(LINGER_MS)
-                transport.close()
+                links.end(LINGER_MS)
             else:
                 _log.error(
                     'a hook does not return: the sockets of the worker for "%s" stay open',
