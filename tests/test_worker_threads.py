@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from bstar.errors import WorkerError
+from bstar.security import Security, new_key
 from bstar.wire import native, native_broker
 from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, Heartbeat, Partial, Ready
 from bstar_client import HAClient, Request, Worker, WorkerHooks
+from bstar_client.core.worker_outputs import Lost, Registered
 from bstar_testing import wait_until
 from support.brokers import lone_broker
 from support.scripted import WAIT_S, ScriptedBroker
@@ -313,6 +316,26 @@ def test_a_hook_may_close_its_worker_but_not_wait_for_it(
     assert worker.join(WAIT_S)
     assert len(closed) == 1
     assert "a hook cannot wait" in caplog.text
+
+
+def test_a_node_that_refuses_the_worker_is_logged_once_until_it_registers_the_worker(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = new_key("price-worker")
+    core = Worker(
+        desk.broker.endpoint, "price", lambda request: b"", security=Security(key, servers=[key.public])
+    )
+    for reason in ("not_allowed", "not_allowed", "silent", "silent", "not_allowed"):
+        core._loop.perform([Lost("tcp://node1", reason)])
+    core._loop.perform([Lost("tcp://node2", "not_allowed"), Registered("tcp://node2")])
+    core._loop.perform([Lost("tcp://node2", "not_allowed")])
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    told = [text.partition(" ")[0] for text in warnings]
+    assert told == ["tcp://node1", "tcp://node1", "tcp://node2", "tcp://node2"]
+    assert warnings[0] == (
+        'tcp://node1 does not let key price-worker offer service "price": add the service to "offers" of its '
+        "entry in the list of principals of the nodes"
+    )
 
 
 PROGRAM = """

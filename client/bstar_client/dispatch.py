@@ -27,7 +27,7 @@ from bstar_client.core.worker_outputs import (
     WorkerOutput,
 )
 from bstar_client.core.worker_session import WorkerCore
-from bstar_client.failures import call_hook, report, report_given_up, warn_late
+from bstar_client.failures import call_hook, report, report_given_up, report_lost, warn_late
 from bstar_client.handlers import Request
 from bstar_client.journal import WorkJournal
 from bstar_client.links import Links
@@ -56,6 +56,8 @@ class Dispatcher(ABC):
         self.settings = settings
         self._worker = worker
         self._core = core
+        # Why the last session with each node ended, until the node registers the worker again.
+        self._losses: dict[str, str] = {}
 
     @abstractmethod
     def _begin(self, output: Begin) -> None:
@@ -85,11 +87,14 @@ class Dispatcher(ABC):
                     self._abandon(job)
                     self._announce(hooks.handler_stuck, job.identity)
                 case Registered(endpoint):
+                    self._losses.pop(endpoint, None)
                     if journal is not None:
                         journal.registered(endpoint)
                     self._announce(hooks.registered, endpoint)
                 case Lost(endpoint, reason):
-                    _log.info("the session with %s ended: %s", endpoint, reason)
+                    if self._losses.get(endpoint) != reason:
+                        self._losses[endpoint] = reason
+                        report_lost(endpoint, reason, service, self.settings.link.security)
                     if journal is not None:
                         journal.unregistered(endpoint, reason)
                     self._announce(hooks.lost, endpoint, reason)

@@ -11,7 +11,9 @@ import traceback
 from collections.abc import Callable
 
 from bstar.printable import printable
+from bstar.security import Security
 from bstar.wire.limits import TEXT_BYTES_MAX
+from bstar.wire.messages import Reason
 from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_outputs import Late
 from bstar_client.replies import ReplyStore
@@ -19,6 +21,7 @@ from bstar_client.replies import ReplyStore
 _log = logging.getLogger("bstar_client")
 
 
+_NOT_ALLOWED = Reason.NOT_ALLOWED.name.lower()
 # A longer traceback, or one that cannot be made, shrinks to its frames and the start of the text.
 _TRACE_CHARS_MAX = 50_000
 
@@ -43,6 +46,20 @@ def report_given_up(service: bytes, job: Job, timeout_s: float | None) -> None:
     """Log that a handler exceeded its time."""
     what = f"was given up: its handler did not return within {timeout_s} s"
     _log.error("%s %s", _title(service, job), what)
+
+
+def report_lost(endpoint: str, reason: str, service: bytes, security: Security | None) -> None:
+    """Log that a session with a node ended."""
+    if reason != _NOT_ALLOWED:
+        _log.info("the session with %s ended: %s", endpoint, reason)
+        return
+    _log.warning(
+        '%s does not let %s offer service "%s": add the service to "offers" of its entry in the list of '
+        "principals of the nodes",
+        endpoint,
+        "a worker without a key" if security is None else f"key {security.key.name}",
+        printable(service),
+    )
 
 
 def warn_late(late: Late, service: bytes, handler: Callable[..., object] | None) -> None:
