@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing
@@ -24,6 +25,7 @@ from bstar.errors import (
 from bstar.wire.messages import ErrorCode, Request
 from bstar.wire.native_broker import CODEC
 from bstar_client import Ask, AsyncHAClient, CallFailed, Event, FailedOver, HAClient
+from bstar_client.core.session import Session
 from support.scripted import PASSIVE, WAIT_S, ScriptedBroker, final, partial, status
 
 pytestmark = pytest.mark.loopback
@@ -74,6 +76,18 @@ def test_it_has_the_words_of_the_client_with_a_thread() -> None:
         }
 
     assert words(AsyncHAClient) == words(HAClient)
+
+
+def test_it_waits_for_the_primary_since_it_connects_and_not_since_it_was_made(broker: ScriptedBroker) -> None:
+    client = client_of(broker)
+    made_at = time.monotonic()
+
+    async def connected_at() -> list[float]:
+        async with client:
+            assert isinstance(client._core, Session)
+            return [node.created_at for node in client._core._nodes]
+
+    assert min(run(connected_at())) > made_at
 
 
 # --- request ------------------------------------------------------------------------------------------------

@@ -325,6 +325,19 @@ def test_a_refused_vote_goes_to_the_other_node_at_once_and_comes_back_after_the_
     assert desk.requests()[2:] == [(0, call.identity)]
 
 
+def test_a_client_that_opens_its_sockets_late_waits_for_the_primary_from_then_on(desk: Desk) -> None:
+    """An AsyncHAClient opens them in the event loop, perhaps long after it was made."""
+    desk.now += 60.0
+    desk.take(desk.session.restart((), desk.now))
+    call = desk.call()
+    desk.connect(1, status(BACKUP, retry_after_ms=0))
+    desk.wait(0.9)
+    assert desk.requests() == []
+    desk.pong(1, status(BACKUP, retry_after_ms=0))
+    desk.wait(0.2)
+    assert desk.requests() == [(1, call.identity)]
+
+
 def test_a_node_that_no_request_can_promote_is_not_asked(desk: Desk) -> None:
     desk.call(timeout=3.0)
     desk.connect(0, status(BACKUP))

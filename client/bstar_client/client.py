@@ -85,9 +85,9 @@ class Client:
         self._core = _new_core(self.fleet, session)
         self._delivery = Delivery(self._core, on_event, partials_max)
         self._pid = os.getpid()
-        self._make_loop()
+        self._init_shell()
 
-    def _make_loop(self) -> None:
+    def _init_shell(self) -> None:
         """Make what the shell has from the beginning."""
 
     def _new_window(self, bodies: object, window: int, ordered: bool, errors: str) -> Window:

@@ -156,12 +156,12 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         self._pid = os.getpid()
         self._has_begun = False
         self._handler: _HandlerT | None = None
-        self._make_loop()
+        self._init_shell()
         if handler is not None:
             self.handler(handler)
 
     @abstractmethod
-    def _make_loop(self) -> None:
+    def _init_shell(self) -> None:
         """Make what the shell has from the beginning."""
 
     @abstractmethod

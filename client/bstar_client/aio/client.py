@@ -30,7 +30,7 @@ class AsyncHAClient(Client):
     where HAClient raises BusyError.
     """
 
-    def _make_loop(self) -> None:
+    def _init_shell(self) -> None:
         self._loop: ClientLoop | None = None
         self._is_closed = False
 

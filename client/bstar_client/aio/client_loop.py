@@ -38,6 +38,8 @@ class ClientLoop:
         )
         delivery.links = self._turns.links
         self._turns.guard(client, f"AsyncHAClient({', '.join(endpoints)})")
+        # The core waits for the primary from now on, not since the client was made.
+        delivery.perform(core.restart((), time.monotonic()))
         try:
             if len(settings.fleet.pairs) == 1:
                 self._turns.start()

@@ -99,7 +99,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
             journal=journal,
         )
 
-    def _make_loop(self) -> None:
+    def _init_shell(self) -> None:
         self._loop: WorkerLoop | None = None
         self._serving: asyncio.Task[None] | None = None
         # Ctrl-C ends run(), not the code that happens to run in the main thread.

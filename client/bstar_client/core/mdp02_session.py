@@ -281,7 +281,7 @@ class Mdp02Session:
         node = self._nodes[self._at]
         if node.is_connected:
             self._send_if_ready(outputs, now)
-        elif node.was_refused:
+        elif node.trouble:
             self._pass_over(outputs, now)
 
     def _send_if_ready(self, outputs: list[Output], now: float) -> None:

@@ -1,4 +1,4 @@
-"""A native client's view of its nodes: their connections, their status, and which one may be asked.
+"""A native client's view of its nodes: their connections, their status, and which one gets a vote.
 
 A status ages. A node says how long it takes until a request could make it active. The client keeps that as a
 moment on its own clock.
@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 from bstar.wire import native
-from bstar.wire.messages import NEVER_MS, NodeStatus
+from bstar.wire.messages import NodeStatus
+from bstar_client.core.candidacy import ACTIVE, Candidacy
 from bstar_client.core.events import Disconnected
 from bstar_client.core.outputs import Announce, Output, Send
 
-ACTIVE = 3
 _STATE_NAMES = {1: "PRIMARY, starting", 2: "BACKUP, starting", 3: "ACTIVE", 4: "PASSIVE", 5: "ERROR"}
 
 # Used until a node tells the pair's timing. After that the client sends at least four PINGs in a failover
@@ -28,111 +28,43 @@ _SEARCH_GROWTH = 1.5
 # While nothing is outstanding, PING only so that observers learn of changes.
 IDLE_PING_INTERVAL_S = 5.0
 
-# If a node says "now" and still refuses, the client asks it ever less often.
-_ASK_PAUSE_MIN_S = 0.01
-_ASK_PAUSE_MAX_S = 0.25
-# Longer than a PONG takes, shorter than callers wait.
-_LOOK_FIRST_S = 0.25
-
-
 UNTRUSTED = "handshake failed: check the key of each side, and the node's list of principals"
 
 
 class Endpoint:
-    """A node's address, and whether a connection to it is up."""
+    """A node's address, and whether a connection to it is up.
+
+    ``trouble``: how the last connection, or the last attempt to connect, ended. Broken, refused, or untrusted
+    (at the handshake: one side does not accept the other's key). Empty at the beginning and while connected.
+    """
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self.is_connected = False
-        # True if the last attempt to connect failed, or the last connection broke.
-        self.was_refused = False
-        # … at the handshake, as if one side does not accept the other's key.
-        self.is_untrusted = False
+        self.trouble = ""
 
     def connect(self) -> None:
         """A connection is up."""
         self.is_connected = True
-        self.was_refused = False
+        self.trouble = ""
 
     def disconnect(self, *, is_untrusted: bool = False) -> list[Output]:
         """The connection broke, or an attempt to connect failed, which is news the first time only."""
-        reason = "broken" if self.is_connected else "untrusted" if is_untrusted else "refused"
-        is_news = self.is_connected or not self.was_refused or is_untrusted > self.is_untrusted
-        self.is_untrusted = is_untrusted
+        trouble = "broken" if self.is_connected else "untrusted" if is_untrusted else "refused"
+        is_news = not self.trouble or (trouble == "untrusted" != self.trouble)
         self.is_connected = False
-        self.was_refused = True
-        return [Announce(Disconnected(self.endpoint, reason))] if is_news else []
+        self.trouble = trouble
+        return [Announce(Disconnected(self.endpoint, trouble))] if is_news else []
 
     def restart(self) -> None:
         """There is a new socket, as at the beginning."""
         self.is_connected = False
-        self.was_refused = False
+        self.trouble = ""
 
     def describe(self) -> str:
         """The node's state, for an error's text."""
-        state = "connected" if self.is_connected else "refused" if self.was_refused else "not connected yet"
-        if state == "refused" and self.is_untrusted:
-            state = UNTRUSTED
-        return f"{self.endpoint}: {state}"
-
-
-class Vote:
-    """When a node may be asked for a vote: a request that could turn it active."""
-
-    def __init__(self) -> None:
-        # When a request could turn it active.
-        self._turns_at = 0.0
-        self._refusals = 0
-        # After a refusal the client does not ask it before then.
-        self._rests_until = 0.0
-        # The client asks it at this time at the latest, even if it hears its peer: the peer may be out of
-        # this client's reach.
-        self._ask_by = math.inf
-
-    def restart(self) -> None:
-        """Forget what the node said. A search goes on."""
-        self._turns_at = 0.0
-        self._refusals = 0
-        self._rests_until = 0.0
-
-    def seek(self, now: float, patience_s: float) -> None:
-        """The client follows no node and starts to search. ``patience_s`` is the failover timeout, after
-        which a successor serves.
-        """
-        looks_until = now + min(patience_s, _LOOK_FIRST_S)
-        self._ask_by = max(min(self._ask_by, now + patience_s), looks_until)
-
-    def rest(self) -> None:
-        """The client follows a node."""
-        self._ask_by = math.inf
-
-    def hear(self, status: NodeStatus, now: float) -> None:
-        """The node told its status."""
-        if status.state == ACTIVE:
-            self._refusals = 0
-            self._rests_until = 0.0
-            self._turns_at = now
-        elif status.retry_after_ms == NEVER_MS:
-            self._turns_at = math.inf
-        else:
-            # A late PONG does not repeat a vote that was just refused. PONGs come more often than votes, and
-            # do not delay the next one.
-            self._turns_at = max(now + status.retry_after_ms / 1000, self._rests_until)
-
-    def refuse(self, now: float, retry_after_max_s: float) -> None:
-        """The node refused a request. A burst of refusals is one."""
-        if now >= self._rests_until:
-            self._refusals += 1
-            pause_s = min(_ASK_PAUSE_MIN_S * 2.0 ** min(self._refusals - 1, 8), _ASK_PAUSE_MAX_S)
-            self._rests_until = now + min(pause_s, retry_after_max_s)
-        self._ask_by = now + retry_after_max_s
-
-    @property
-    def ask_at(self) -> float:
-        """When to ask the node, if the client follows none then; inf if no request could make it active."""
-        if self._turns_at == math.inf:
-            return math.inf
-        return max(min(self._turns_at, self._ask_by), self._rests_until)
+        state = "connected" if self.is_connected else self.trouble or "not connected yet"
+        return f"{self.endpoint}: {UNTRUSTED if state == 'untrusted' else state}"
 
 
 class Node(Endpoint):
@@ -149,7 +81,7 @@ class Node(Endpoint):
         # When the first unanswered PING was sent; None: all are answered.
         self.pinged_at: float | None = None
         self.heard_at: float | None = None
-        self.vote = Vote()
+        self.candidacy = Candidacy()
         self.created_at = now
 
     @property
@@ -169,7 +101,7 @@ class Node(Endpoint):
         self.status = None
         self.pinged_at = None
         self.heard_at = None
-        self.vote.restart()
+        self.candidacy.restart()
 
     def fall_silent(self) -> None:
         """The node is connected and does not answer."""
@@ -182,7 +114,7 @@ class Node(Endpoint):
         self.is_active = status.state == ACTIVE
         if self.is_active:
             self.epoch = status.epoch
-        self.vote.hear(status, now)
+        self.candidacy.hear(status, now)
 
     def describe(self, now: float = 0.0) -> str:
         """The node's state, for an error's text."""
@@ -275,17 +207,17 @@ class Nodes:
         """A request is outstanding again: PING in the normal interval."""
         self._ping_at = min(self._ping_at, now + self.ping_interval_s)
 
-    def search(self, now: float) -> None:
+    def start_search(self, now: float) -> None:
         """The client follows no node: PING all of them soon."""
         self._ping_at = now
         self._search_pause_s = _SEARCH_PAUSE_MIN_S
         for node in self._nodes:
-            node.vote.seek(now, self.failover_timeout_s)
+            node.candidacy.start_search(now, self.failover_timeout_s)
 
     def end_search(self) -> None:
         """The client follows a node."""
         for node in self._nodes:
-            node.vote.rest()
+            node.candidacy.end_search()
 
     def next_deadline(self) -> float:
         """When a PING is due, or a node's silence is loss."""
@@ -336,18 +268,18 @@ class Nodes:
         The search waits a while for an earlier node in the list (the primary), so that a client does not
         promote a backup.
         """
-        ask_at = math.inf
+        vote_at = math.inf
         for node in self._nodes:
             if not node.is_connected:
                 settles_at = node.created_at + self.silence_limit_s
-                if not node.was_refused and now < settles_at:
-                    return None, min(ask_at, settles_at)
+                if not node.trouble and now < settles_at:
+                    return None, min(vote_at, settles_at)
             elif node.is_silent:
                 continue
             elif node.status is None:
-                return None, ask_at  # its PONG is on the way, or its silence will be noticed
-            elif now >= node.vote.ask_at:
+                return None, vote_at  # its PONG is on the way, or its silence will be noticed
+            elif now >= node.candidacy.vote_at:
                 return node, now
             else:
-                ask_at = min(ask_at, node.vote.ask_at)
-        return None, ask_at
+                vote_at = min(vote_at, node.candidacy.vote_at)
+        return None, vote_at

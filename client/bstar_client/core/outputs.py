@@ -88,11 +88,11 @@ class ClientCore(Protocol):
         ...
 
     def restart(self, calls: Iterable[Call], now: float) -> list[Output]:
-        """Start over with these calls, which began and have no outcome.
+        """Start over with these calls, which began and have no outcome, on new sockets.
 
-        A shell calls this after an interrupt stopped one of these methods, or its outputs, half way. The rest
-        of the core's state is not trusted, and the shell has new sockets. A call fails if it may have been
-        executed and must not be sent again. The others are sent again.
+        A shell calls this if it opens its sockets later than it made the core, and after an interrupt stopped
+        one of these methods, or its outputs, half way. The rest of the core's state is not trusted. A call
+        fails if it may have been executed and must not be sent again. The others are sent again.
         """
         ...
 

@@ -87,10 +87,10 @@ class Session:
         # The node that the session follows.
         self._target: Node | None = None
         # The node with an unanswered vote, and the vote's identity.
-        self._asked: Node | None = None
-        self._asked_identity = b""
-        # When to look again for a node to ask; events look at once.
-        self._elect_at = math.inf
+        self._candidate: Node | None = None
+        self._vote_identity = b""
+        # When to look again for a candidate; events look at once.
+        self._vote_at = math.inf
         self._left: _Left | None = None
 
     @property
@@ -118,7 +118,7 @@ class Session:
         outputs = []
         target = self._target
         if target is None:
-            self._seek(len(self._calls.by_identity) == 1, outputs, now)
+            self._search(len(self._calls.by_identity) == 1, outputs, now)
             return outputs
         if len(self._calls.by_identity) == 1:
             self._nodes.ping_soon(now)
@@ -139,18 +139,18 @@ class Session:
         if not entered:
             return outputs
         if self._target is None:
-            self._seek(was_idle, outputs, now)
+            self._search(was_idle, outputs, now)
             return outputs
         if was_idle:
             self._nodes.ping_soon(now)
         self._sender.send_all(entered, self._target, outputs, now)
         return outputs
 
-    def _seek(self, was_idle: bool, outputs: list[Output], now: float) -> None:
+    def _search(self, was_idle: bool, outputs: list[Output], now: float) -> None:
         """A call came while the session follows no node."""
         if was_idle:
-            self._nodes.search(now)
-        self._elect(outputs, now)
+            self._nodes.start_search(now)
+        self._vote(outputs, now)
 
     def abandon(self, call: Call, now: float) -> list[Output]:
         """Nobody waits for this call. Its request is not cancelled: the protocol has no command for that."""
@@ -163,11 +163,13 @@ class Session:
             return []
         outputs: list[Output] = []
         self._lose_target("interrupted", outputs, now)
-        self._asked = None
-        self._elect_at = math.inf
+        self._candidate = None
+        self._vote_at = math.inf
         self._nodes.restart(now)
-        self._nodes.search(now)
-        return outputs + self._calls.restart(calls)
+        outputs += self._calls.restart(calls)
+        if self._calls.by_identity:
+            self._nodes.start_search(now)
+        return outputs
 
     def close(self, now: float) -> list[Output]:
         """End every outstanding call with an error that says what is known of it."""
@@ -198,7 +200,7 @@ class Session:
         if was_connected:
             self._leave(record, "disconnected", outputs, now)
         record.forget()
-        self._choose(outputs, now)
+        self._follow_active(outputs, now)
         return outputs
 
     def receive(self, node: int, frames: list[bytes], now: float) -> list[Output]:
@@ -216,10 +218,10 @@ class Session:
             self._nodes.take_epoch(message.epoch)
         outputs: list[Output] = []
         command = message.command
-        if self._asked is record and message.identity == self._asked_identity and command in _PROOFS:
+        if self._candidate is record and message.identity == self._vote_identity and command in _PROOFS:
             record.is_active = True
             record.epoch = message.epoch
-            self._adopt(record, outputs, now)
+            self._follow(record, outputs, now)
         if command == native.FINALS:
             self._replies.receive_finals(record, message, outputs, now)
         elif command == native.FINAL:
@@ -238,7 +240,7 @@ class Session:
             self.counters.messages_invalid += 1
         if record.is_silent:
             record.is_silent = False
-            self._choose(outputs, now)
+            self._follow_active(outputs, now)
         return outputs
 
     # --- time ---------------------------------------------------------------------------------------------
@@ -250,8 +252,8 @@ class Session:
             return None
         due_call, due_node = calls.next_deadline(), self._nodes.next_deadline()
         due = min(due_call, due_node)
-        if self._target is None and self._elect_at < due and calls.by_identity:
-            due = self._elect_at
+        if self._target is None and self._vote_at < due and calls.by_identity:
+            due = self._vote_at
         return due
 
     def handle_timer(self, now: float) -> list[Output]:
@@ -267,7 +269,7 @@ class Session:
         outputs += nodes.ping_due(now, is_idle=not calls.by_identity, is_found=self._target is not None)
         again = calls.pop_retries(now)
         if self._target is None:
-            self._choose(outputs, now)
+            self._follow_active(outputs, now)
         elif again:
             self._sender.send_all(again, self._target, outputs, now)
         return outputs
@@ -283,9 +285,9 @@ class Session:
         target = self._target
         if node is target and not node.is_active:
             self._leave(node, "not active", outputs, now)
-            self._choose(outputs, now)
+            self._follow_active(outputs, now)
         elif node.is_active or target is None:
-            self._choose(outputs, now)
+            self._follow_active(outputs, now)
         elif (
             # Two witnesses: the peer of the followed node misses it, too, and our own PING has no answer.
             (status.peer_state, status.retry_after_ms, len(self._nodes)) == (0, 0, 2)
@@ -294,7 +296,7 @@ class Session:
         ):
             target.fall_silent()
             self._leave(target, "silent", outputs, now)
-            self._choose(outputs, now)
+            self._follow_active(outputs, now)
 
     def _receive_not_active(
         self, node: Node, message: native.Message, outputs: list[Output], now: float
@@ -302,11 +304,11 @@ class Session:
         self.counters.refusals += 1
         status = self._read_status(message)
         if status is not None and node.is_connected:
-            node.vote.refuse(now, self._nodes.failover_timeout_s)
+            node.candidacy.refuse(now, self._nodes.failover_timeout_s)
             node.hear(status, now)
             self._nodes.take_timing(status)
-        if self._asked is node and message.identity == self._asked_identity:
-            self._asked = None
+        if self._candidate is node and message.identity == self._vote_identity:
+            self._candidate = None
         call = self._calls.by_identity.get(message.identity)
         if call is not None:
             was_dispatched = bool(message.flags & native.FLAG_DISPATCHED)
@@ -319,7 +321,7 @@ class Session:
         if node is self._target and not node.is_active:
             self._leave(node, "not active", outputs, now)
         if self._target is None:
-            self._choose(outputs, now)
+            self._follow_active(outputs, now)
         elif call is not None and not call.is_done and not call.sent_to:
             if node is self._target:
                 # It says ACTIVE and refuses: do not ask it again at once.
@@ -336,18 +338,18 @@ class Session:
 
     # --- which node ---------------------------------------------------------------------------------------
 
-    def _choose(self, outputs: list[Output], now: float) -> None:
-        """Follow the active node with the highest epoch; without one, ask."""
+    def _follow_active(self, outputs: list[Output], now: float) -> None:
+        """Follow the active node with the highest epoch; without one, vote."""
         best = self._nodes.find_active()
         if best is None:
-            self._elect(outputs, now)
+            self._vote(outputs, now)
         elif best is not self._target:
-            self._adopt(best, outputs, now)
+            self._follow(best, outputs, now)
 
-    def _adopt(self, node: Node, outputs: list[Output], now: float) -> None:
+    def _follow(self, node: Node, outputs: list[Output], now: float) -> None:
         """Follow this node, and send it every outstanding request that it does not have."""
         previous = self._target
-        self._asked = None
+        self._candidate = None
         if previous is node:
             return
         left = self._left
@@ -367,11 +369,11 @@ class Session:
 
     def _leave(self, node: Node, reason: str, outputs: list[Output], now: float) -> None:
         """The followed node stopped serving, or is out of reach."""
-        if self._asked is node:
-            self._asked = None
+        if self._candidate is node:
+            self._candidate = None
         if self._target is node:
             self._lose_target(reason, outputs, now)
-            self._nodes.search(now)
+            self._nodes.start_search(now)
         if reason != "not active":  # a node that is alive answers or refuses what it has
             self._calls.lose_attempts(node.connection, f"{node.endpoint} was lost ({reason})", outputs)
 
@@ -382,17 +384,17 @@ class Session:
             self._left = _Left(endpoint, reason, now, outstanding)
             outputs.append(Announce(ActiveLost(endpoint, reason, outstanding)))
 
-    def _elect(self, outputs: list[Output], now: float) -> None:
+    def _vote(self, outputs: list[Output], now: float) -> None:
         """No node is active: send the oldest request, as a vote, to the first node that may become active."""
-        self._elect_at = math.inf
-        if self._target is not None or self._asked is not None or not self._calls.by_identity:
+        self._vote_at = math.inf
+        if self._target is not None or self._candidate is not None or not self._calls.by_identity:
             return
-        candidate, self._elect_at = self._nodes.find_candidate(now)
+        candidate, self._vote_at = self._nodes.find_candidate(now)
         if candidate is not None:
-            self._elect_at = math.inf
-            self._ask(candidate, outputs, now)
+            self._vote_at = math.inf
+            self._send_vote(candidate, outputs, now)
 
-    def _ask(self, node: Node, outputs: list[Output], now: float) -> None:
+    def _send_vote(self, node: Node, outputs: list[Output], now: float) -> None:
         """Send the node a vote."""
         calls = self._calls
         while (call := calls.oldest_unsent()) is not None and not (call.is_idempotent or node.obeys_once):
@@ -401,14 +403,14 @@ class Session:
             # A node that is alive but not active holds all of them. It should have answered or refused them.
             left_at = self._left.at if self._left is not None else now
             if now < left_at + self._nodes.failover_timeout_s:
-                self._elect_at = left_at + self._nodes.failover_timeout_s
+                self._vote_at = left_at + self._nodes.failover_timeout_s
                 return
             call = next((call for call in calls.by_identity.values() if not call.is_bound), None)
             if call is None:
                 return
             call.lose_attempt()
         self.counters.votes += 1
-        self._asked = node
-        self._asked_identity = call.identity
+        self._candidate = node
+        self._vote_identity = call.identity
         self._sender.send(call, node, outputs, now)
         outputs.append(self._nodes.ping(node, now))

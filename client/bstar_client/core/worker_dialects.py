@@ -15,7 +15,7 @@ from bstar.wire import batches, native
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.mdp import MDP02, WorkerVerb
 from bstar.wire.messages import Reason
-from bstar_client.core.nodes import ACTIVE
+from bstar_client.core.candidacy import ACTIVE
 
 
 class Hearing(enum.Enum):

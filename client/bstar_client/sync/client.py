@@ -50,7 +50,7 @@ class HAClient(Client):
     it followed (docs/journal.md). A journal never makes a call wait or fail.
     """
 
-    def _make_loop(self) -> None:
+    def _init_shell(self) -> None:
         self._close_lock = threading.Lock()
         self._loop = ClientLoop(self, self._settings, self._core, self._delivery)
 

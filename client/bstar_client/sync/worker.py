@@ -76,7 +76,7 @@ class Worker(BaseWorker[Handler]):
     # Without ``threads`` each request in the worker has a thread of its own.
     _credit_max = THREADS_MAX
 
-    def _make_loop(self) -> None:
+    def _init_shell(self) -> None:
         self._loop = WorkerLoop(self, self._settings, self._core)
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
