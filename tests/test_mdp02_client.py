@@ -17,7 +17,8 @@ from bstar.errors import (
 )
 from bstar_client.core.calls import Call
 from bstar_client.core.events import FailedOver
-from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
+from bstar_client.core.mdp02_session import Mdp02Session
+from bstar_client.core.session_settings import SessionSettings
 from support.client_outputs import ClientOutputs
 
 ENDPOINTS = ("tcp://primary", "tcp://backup")
@@ -27,7 +28,7 @@ ENDPOINTS = ("tcp://primary", "tcp://backup")
 class Desk(ClientOutputs):
     """A session, the time, and everything it has put out. A socket that is reset connects again when told."""
 
-    options: Mdp02Settings = field(default_factory=Mdp02Settings)
+    options: SessionSettings = field(default_factory=SessionSettings)
     now: float = 100.0
 
     def __post_init__(self) -> None:
@@ -318,7 +319,7 @@ def test_observers_hear_of_the_failover(desk: Desk) -> None:
 
 
 def test_outstanding_calls_and_collected_partials_are_bounded() -> None:
-    desk = Desk(options=Mdp02Settings(outstanding_max=2, partials_max=1))
+    desk = Desk(options=SessionSettings(outstanding_max=2, partials_max=1))
     desk.connect(0, 1)
     first, _, third = desk.call(), desk.call(), desk.call()
     assert isinstance(desk.error_of(third), BusyError)

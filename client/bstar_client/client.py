@@ -22,8 +22,9 @@ from bstar_client.checks import (
 from bstar_client.core.counters import Counters
 from bstar_client.core.events import Event
 from bstar_client.core.fleet_session import FleetSession
-from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
-from bstar_client.core.session import Session, SessionSettings
+from bstar_client.core.mdp02_session import Mdp02Session
+from bstar_client.core.session import Session
+from bstar_client.core.session_settings import SessionSettings
 from bstar_client.core.window import Window
 from bstar_client.delivery import Delivery
 from bstar_client.requests import Requests
@@ -64,26 +65,22 @@ class Client:
             check_function(on_event, "on_event")
         if timeout is not None:
             timeout = to_timeout(to_seconds(timeout, "timeout", may_be_endless=True))
-        ping_interval_s = to_seconds_or_none(ping_interval_s, "ping_interval_s")
-        silence_limit_s = to_seconds_or_none(silence_limit_s, "silence_limit_s")
-        attempt_timeout_s = to_seconds(attempt_timeout_s, "attempt_timeout_s")
-        settle_delay_s = to_seconds(settle_delay_s, "settle_delay_s", may_be_zero=True)
-        outstanding_max = to_count(outstanding_max, "outstanding_max", 1)
-        partials_max = to_count(partials_max, "partials_max", 1)
+        session = SessionSettings(
+            to_count(outstanding_max, "outstanding_max", 1),
+            to_count(partials_max, "partials_max", 1),
+            to_seconds_or_none(ping_interval_s, "ping_interval_s"),
+            to_seconds_or_none(silence_limit_s, "silence_limit_s"),
+            to_seconds(attempt_timeout_s, "attempt_timeout_s"),
+            to_seconds(settle_delay_s, "settle_delay_s", may_be_zero=True),
+        )
         is_native = dialect == "native"
-        if is_native:
-            session: SessionSettings | Mdp02Settings = SessionSettings(
-                outstanding_max, partials_max, ping_interval_s, silence_limit_s
-            )
-        else:
-            session = Mdp02Settings(outstanding_max, partials_max, attempt_timeout_s, settle_delay_s)
-        link = secured(link or LinkSettings(high_water_mark=max(outstanding_max, 1_000)), security)
+        link = secured(link or LinkSettings(high_water_mark=max(session.outstanding_max, 1_000)), security)
         self._settings = ClientSettings(
-            self.fleet, is_native, timeout, outstanding_max, link, context, journal
+            self.fleet, is_native, timeout, session.outstanding_max, link, context, journal
         )
         self._requests = Requests(self._settings)
-        self._core = _new_core(self.fleet, session)
-        self._delivery = Delivery(self._core, on_event, partials_max)
+        self._core = _new_core(self.fleet, session, is_native=is_native)
+        self._delivery = Delivery(self._core, on_event, session.partials_max)
         self._pid = os.getpid()
         self._init_shell()
 
@@ -129,11 +126,11 @@ class Client:
 
 
 def _new_core(
-    fleet: Fleet, settings: SessionSettings | Mdp02Settings
+    fleet: Fleet, settings: SessionSettings, *, is_native: bool
 ) -> Session | Mdp02Session | FleetSession:
     def begin(pair: int, now: float, counters: Counters | None = None) -> Session | Mdp02Session:
         endpoints = fleet.pairs[pair].endpoints
-        if isinstance(settings, Mdp02Settings):
+        if not is_native:
             return Mdp02Session(endpoints, now=now, settings=settings, counters=counters)
         return Session(endpoints, client_id=os.urandom(16), now=now, settings=settings, counters=counters)
 

@@ -13,9 +13,10 @@ from bstar.errors import BstarError
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.counters import Counters
 from bstar_client.core.fleet_session import FleetSession
-from bstar_client.core.mdp02_session import Mdp02Session, Mdp02Settings
+from bstar_client.core.mdp02_session import Mdp02Session
 from bstar_client.core.outputs import Deliver, DeliverAll, Fail, Output, Reset, Send
-from bstar_client.core.session import Session, SessionSettings
+from bstar_client.core.session import Session
+from bstar_client.core.session_settings import SessionSettings
 from sim.dialects import Dialect, for_mdp01, from_mdp01
 from sim.network import Frames, Link, LinkOwner
 from sim.world import World
@@ -128,7 +129,7 @@ class SimClient(LinkOwner):
             settings = SessionSettings(outstanding_max=OUTSTANDING_MAX)
             client_id = self.rng.randbytes(16)
             return Session(endpoints, client_id=client_id, now=now, settings=settings, counters=counters)
-        plain = Mdp02Settings(outstanding_max=OUTSTANDING_MAX, settle_delay_s=self._settle_s)
+        plain = SessionSettings(outstanding_max=OUTSTANDING_MAX, settle_delay_s=self._settle_s)
         return Mdp02Session(endpoints, now=now, settings=plain, counters=counters)
 
     def die(self, *, with_host: bool = False) -> None:

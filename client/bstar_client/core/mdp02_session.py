@@ -16,8 +16,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-import msgspec
-
 from bstar.deadlines import Deadlines
 from bstar.errors import BstarError, RemoteProtocolError
 from bstar.wire.mdp import MDP02
@@ -38,19 +36,7 @@ from bstar_client.core.events import ActiveFound, Connected, FailedOver
 from bstar_client.core.nodes import Endpoint
 from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Reset, Send
 from bstar_client.core.reply_reader import collect_partial, stream_partial
-
-
-class Mdp02Settings(msgspec.Struct, frozen=True):
-    """Bounds and timing of a plain MDP/0.2 session.
-
-    ``attempt_timeout_s``: silence after which an attempt is given up; each PARTIAL restarts it (MDP2-R-01).
-    ``settle_delay_s``: pause before a request goes to the next node; at least the pair's failover timeout.
-    """
-
-    outstanding_max: int = 100_000
-    partials_max: int = 10_000
-    attempt_timeout_s: float = 2.5
-    settle_delay_s: float = 2.0
+from bstar_client.core.session_settings import SessionSettings
 
 
 class Mdp02Session:
@@ -61,11 +47,11 @@ class Mdp02Session:
         endpoints: Sequence[str],
         *,
         now: float,
-        settings: Mdp02Settings | None = None,
+        settings: SessionSettings | None = None,
         counters: Counters | None = None,
     ) -> None:
         self._nodes = [Endpoint(endpoint) for endpoint in endpoints]
-        self._settings = settings or Mdp02Settings()
+        self._settings = settings or SessionSettings()
         # The node that is asked now.
         self._at = 0
         self._waiting: deque[Call] = deque()

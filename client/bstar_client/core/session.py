@@ -32,23 +32,10 @@ from bstar_client.core.outputs import Announce, Output
 from bstar_client.core.outstanding import Outstanding
 from bstar_client.core.reply_reader import REFUSED_PAUSE_S, ReplyReader
 from bstar_client.core.sender import Sender
+from bstar_client.core.session_settings import SessionSettings
 
 # The answers to a vote that prove that the node serves.
 _PROOFS = frozenset({native.FINAL, native.PARTIAL, native.ERROR, native.BUSY})
-
-
-class SessionSettings(msgspec.Struct, frozen=True):
-    """Bounds and timing of a native session.
-
-    ``ping_interval_s`` and ``silence_limit_s`` None: the nodes tell their timing. ``outstanding_max``:
-    requests without a reply; each costs its body and a few hundred octets. ``partials_max``: PARTIALs kept
-    for one reply of ``request``.
-    """
-
-    outstanding_max: int = 100_000
-    partials_max: int = 10_000
-    ping_interval_s: float | None = None
-    silence_limit_s: float | None = None
 
 
 class _Left(msgspec.Struct, frozen=True, gc=False):
