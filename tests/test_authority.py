@@ -4,80 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from bstar.security import Principal
+from bstar.security import Principal, Quota
 from bstar.security.principals import Patterns
-from bstar.star import PeerMessage, Role, StarMachine, StarSettings
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode, Reason
-from bstar.wire.peer import PeerState
-from bstar_broker.core import BrokerSettings, Dispatch, Node, Notice, Send
-
-ID = bytes(range(24))
-PRINCIPALS = {
-    "shop": Principal("shop", (), calls=Patterns(["price", "eu.*"])),
-    "bank": Principal("bank", (), calls=Patterns(["price"])),
-    "worker": Principal("worker", (), offers=Patterns(["price"])),
-    "second": Principal("second", (), offers=Patterns(["price"])),
-    "both": Principal("both", (), offers=Patterns(["price"]), calls=Patterns(["price"])),
-    "ops": Principal("ops", (), is_operator=True),
-}
-
-
-class House:
-    """An active node with a list of principals."""
-
-    def __init__(self) -> None:
-        self.principals = dict(PRINCIPALS)
-        self.now = 0.0
-        self.notices: list[str] = []
-        machine = StarMachine(StarSettings(pair="test", role=Role.PRIMARY), node="we", epoch=0, now=0.0)
-        self.node = Node(
-            machine,
-            BrokerSettings(),
-            node_id=bytes(16),
-            drain_timeout_s=5.0,
-            version="test",
-            now=0.0,
-            find_principal=self.principals.get,
-        )
-        for number, state in enumerate((2, 4)):
-            said = PeerState(
-                state=state, pair="test", role="backup", node="they", seq=number, epoch=0, heartbeat_ms=1000,
-                timeout_ms=2000,
-            )  # fmt: skip
-            self.node.step(PeerMessage(said), 0.0)
-        assert self.node.is_active
-
-    @property
-    def drops(self) -> dict[str, int]:
-        return dict(self.node.broker.ledger.drops)
-
-    def hear(self, user: str, routing_id: bytes, frames: list[bytes]) -> list[list[bytes]]:
-        """What the node sends because of this message."""
-        outputs = self.node.receive_frames([routing_id, *frames], self.now, user)
-        self.notices += [output.text for output in outputs if isinstance(output, Notice)]
-        return [output.frames for output in outputs if isinstance(output, Send | Dispatch)]
-
-    def call(
-        self, user: str, service: bytes = b"price", client: bytes = b"client", id_: bytes = ID
-    ) -> list[list[bytes]]:
-        request = native.encode_request(id_, service, [b"x"], ttl_ms=0, epoch=0, is_repeated=False)
-        return self.hear(user, client, request)
-
-    def offer(
-        self, user: str, service: bytes = b"price", worker: bytes = b"worker", epoch: int = 0
-    ) -> list[list[bytes]]:
-        return self.hear(user, worker, native.encode_ready(service, credit=1, epoch=epoch))
+from bstar_broker.core import Send
+from support.house import ID, House, command
 
 
 @pytest.fixture
 def house() -> House:
     return House()
-
-
-def command(frames: list[bytes]) -> tuple[bytes, int, int]:
-    message = native.decode(frames[1:])
-    return frames[0], message.command, message.value
 
 
 def test_a_client_calls_what_its_entry_lists(house: House) -> None:
@@ -266,7 +203,7 @@ def test_management_services_are_for_operators_and_clients(house: House) -> None
 
 def test_a_principal_with_a_rate_is_told_to_wait(house: House) -> None:
     house.offer("worker")
-    house.principals["shop"] = Principal("shop", (), calls=Patterns(["*"]), requests_per_s=2)
+    house.principals["shop"] = Principal("shop", (), calls=Patterns(["*"]), quota=Quota(requests_per_s=2))
     asked = [house.call("shop", client=b"c%d" % number, id_=b"%024d" % number) for number in range(3)]
     assert [command(answers[0])[1] for answers in (asked[0], asked[2])] == [native.REQUEST, native.BUSY]
     assert command(asked[2][0])[2] >= 1, "and when it may try again"
@@ -277,7 +214,7 @@ def test_a_principal_with_a_rate_is_told_to_wait(house: House) -> None:
 
 
 def test_a_batch_counts_its_requests(house: House) -> None:
-    house.principals["shop"] = Principal("shop", (), calls=Patterns(["*"]), requests_per_s=10)
+    house.principals["shop"] = Principal("shop", (), calls=Patterns(["*"]), quota=Quota(requests_per_s=10))
     batch = native.encode_requests(ID[:16], b"price", list(range(50)), [0] * 50, [b"a"] * 50)
     assert house.hear("shop", b"client", batch) == [], "the bucket was full: it is taken, and leaves a debt"
     house.now = 3.9

@@ -33,6 +33,15 @@ def test_new_makes_keys_and_lists_them(tmp_path: Path, capsys: pytest.CaptureFix
     assert secret not in said
 
 
+@pytest.mark.parametrize("name", ["on", "null", "1e3", "7", "no"])
+def test_a_name_that_yaml_reads_as_something_else_is_written_in_quotes(tmp_path: Path, name: str) -> None:
+    assert keys(tmp_path, "new", name, "--calls", "price") == exits.OK
+    assert roles(tmp_path) == {name: ("calls",)}
+    assert keys(tmp_path, "rotate", name) == exits.OK
+    assert keys(tmp_path, "retire", name) == exits.OK
+    assert roles(tmp_path) == {name: ("calls",)}
+
+
 def test_new_replaces_nothing(tmp_path: Path) -> None:
     assert keys(tmp_path, "new", "shop", "--calls", "price") == exits.OK
     before = [path.read_bytes() for path in sorted(tmp_path.iterdir())]

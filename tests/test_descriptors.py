@@ -15,7 +15,8 @@ import pytest
 import zmq
 
 from bstar import Reactor
-from bstar.descriptors import RESERVE, DescriptorGuard
+from bstar.descriptors import RESERVE
+from bstar.listener import Listener
 from bstar_testing import LoopbackHost
 from bstar_testing.nodes import COMMAND
 from support.brokers import Broker, BrokerPair, lone_broker
@@ -129,7 +130,8 @@ class Guarded:
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest_in_use() + spare, before[1]))
         try:
             self.endpoint = f"tcp://127.0.0.1:{self.host.ports(1)[0]}"
-            self.guard = DescriptorGuard(self.reactor, self.socket, self.endpoint)
+            self.listener = Listener(self.reactor, self.socket, self.endpoint)
+            self.guard = self.listener.descriptors
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -161,8 +163,8 @@ def test_files_count_as_well_and_what_is_given_back_counts(caplog: pytest.LogCap
             turn_until(is_short=False)
         assert caplog.text.count("descriptors are short") == 1
         assert caplog.text.count("descriptors are free again") == 1, "the end of what was told"
-        guard.close()
-        guard.close()
+        guarded.listener.close()
+        guarded.listener.close()
         guarded.socket.close()
         guarded.reactor.close()
         guarded.host.close()

@@ -28,6 +28,7 @@ EXCEPTIONS = {
     "bstar.star.rules:Facts": "the facts that a rule may name",
     "bstar.wire.peer:_Detail": "the fields of a message",
     "bstar.wire.peer:PeerState": "the fields of a message",
+    "bstar_broker.core.ledger:Ledger": "one attribute for each table of the broker",
     "bstar_broker.core.records:Accepted": "the fields of one request on its way",
     "bstar_broker.core.records:Bundle": "the fields of one bundle on its way",
     "bstar_broker.core.records:WorkerRecord": "the fields of one worker: a dispatch reads nine of them",

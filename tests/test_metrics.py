@@ -142,6 +142,16 @@ def test_a_shortage_of_descriptors_is_shown_and_counted() -> None:
         assert value(found, "bstar_descriptor_shortages_total") == 3
 
 
+def test_who_connects_is_shown_and_counted() -> None:
+    found = samples(node_state())
+    assert value(found, "bstar_connections") == 8
+    assert value(found, "bstar_connections_accepted_total") == 50
+    assert value(found, "bstar_connections_hung_up_total") == 2
+    assert value(found, "bstar_connection_attempts_dropped_total") == 7
+    assert value(found, "bstar_networks_held_off") == 1
+    assert value(found, "bstar_all_held_off") == 0
+
+
 def test_a_node_without_a_loop_has_no_lag() -> None:
     assert not any(name.startswith("bstar_loop") for name, _ in samples(node_state(loop=False)))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bstar.errors import ConfigurationError
-from bstar.security import KeyPair, Principal, Principals, Security, new_key, read_key, read_public_key
+from bstar.security import KeyPair, Principal, Principals, Quota, Security, new_key, read_key, read_public_key
 from bstar.security.keys import write_key
 from bstar.security.principals import Patterns
 from bstar.security.zap import CLIENTS, PEERS, Doorkeeper
@@ -142,6 +142,16 @@ def test_a_list_of_principals_is_read(tmp_path: Path) -> None:
         ("principals: {a: {keys: ['A-PUBLIC'], calls: price}}", "calls is a list"),
         ("principals: {a: {keys: ['A-PUBLIC', 'A-PUBLIC'], peer: true}}", "one key twice"),
         ("principals: {a: {keys: ['A-PUBLIC'], calls: ['a*b']}}", "no pattern"),
+        ("principals: {on: {keys: ['A-PUBLIC'], peer: true}}", r":1: .*on: .* true: put it in quotes.*'on'"),
+        ("principals:\n  null: {keys: ['A-PUBLIC'], peer: true}", r":2: .*null: .* nothing: put it"),
+        (
+            "principals: {1e3: {keys: ['A-PUBLIC'], peer: true}, 7: {}}",
+            r"principals\.7: .* 7: put it in quotes",
+        ),
+        ("principals: {a: {keys: ['A-PUBLIC'], calls: [off]}}", "calls: YAML reads one of these as False"),
+        ("principals: {a: {keys: ['A-PUBLIC'], calls: [a], connections: 0}}", "connections"),
+        ("principals: {a: {keys: ['A-PUBLIC'], calls: [a], bytes_per_s: -1}}", "bytes_per_s"),
+        ("principals: {a: {keys: ['A-PUBLIC'], peer: true, connections: 5}}", "has bounds"),
         (
             "principals:\n  a: {keys: ['A-PUBLIC'], peer: true}\n  b: {keys: ['A-PUBLIC'], peer: true}",
             "have the same key",
@@ -153,6 +163,20 @@ def test_what_is_wrong_with_a_list_is_told(tmp_path: Path, text: str, wrong: str
     path.write_text(spelled(text))
     with pytest.raises(ConfigurationError, match=wrong):
         load_principals(path)
+
+
+def test_the_bounds_of_an_entry_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "principals.yaml"
+    bounds = {
+        "connections": 2,
+        "messages_per_s": 3,
+        "requests_per_s": 0.5,
+        "bytes_per_s": 1e6,
+        "outstanding": 4,
+    }
+    path.write_text(f"principals: {{a: {{keys: ['{A.public.decode()}'], calls: [x], {str(bounds)[1:]}}}")
+    (found,) = load_principals(path).all
+    assert found.quota == Quota(**bounds)  # type: ignore[arg-type]
 
 
 def test_a_list_that_breaks_while_it_is_used_changes_nothing(tmp_path: Path) -> None:
@@ -217,6 +241,23 @@ def test_zap_refuses_everybody_else_for_a_while(request_frames: list[bytes], rea
     assert door.refusals == {reason: 1}
     assert told[0][0] == reason
     assert not door.admitted
+
+
+def test_zap_refuses_a_listed_key_that_may_open_no_more_connections() -> None:
+    told: list[tuple[str, str, str]] = []
+    door = doorkeeper(entry(A, "shop", calls=Patterns(["*"])), told=told)
+    door.why_not = lambda domain, principal: "too-many-connections" if principal.name == "shop" else ""
+    reply = door.answer(ask())
+    assert reply is not None
+    assert reply[2:5] == [b"300", b"too-many-connections", b""]
+    assert (door.refusals, door.admitted) == ({"too-many-connections": 1}, {})
+    assert told == [("too-many-connections", f"shop {A.public.decode()}", "10.0.0.1")]
+
+
+def test_zap_passes_on_what_its_owner_says_of_the_connection() -> None:
+    door = doorkeeper(entry(A, "shop", calls=Patterns(["*"])))
+    door.on_admitted = lambda domain, address: f"{domain.decode()} {address}".encode()
+    assert (door.answer(ask()) or [])[5] == b"bstar.clients 10.0.0.1"
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,19 @@ _OF_LOOP: tuple[Row, ...] = (
     (Counter, "bstar_descriptor_shortages", "descriptor_shortages",
      "Times that new connections had to wait for a descriptor."),
 )
+_OF_CONNECTIONS: tuple[Row, ...] = (
+    (Gauge, "bstar_connections", "count", "Open connections of clients and workers."),
+    (Counter, "bstar_connections_accepted", "accepted",
+     "Connections accepted from clients, workers and strangers."),
+    (Counter, "bstar_connections_hung_up", "hung_up",
+     "Connections that the node ended: beyond a bound, or from where new ones are held off."),
+    (Counter, "bstar_connection_attempts_dropped", "attempts_dropped",
+     "Requests for a connection that the kernel dropped, because they are held off or its queue is full."),
+    (Gauge, "bstar_networks_held_off", "networks_held_off",
+     "Addresses (IPv6: /64) from which new connections are held off, for failed handshakes."),
+    (Gauge, "bstar_all_held_off", "are_all_held_off",
+     "1 while new connections from everywhere are held off, for failed handshakes."),
+)
 _OF_JOURNAL: tuple[Row, ...] = (
     (Counter, "bstar_journal_records", "records", "Records written. Absent where no journal is kept."),
     (Counter, "bstar_journal_bytes", "octets", "Octets written, before they are packed."),
@@ -179,7 +192,7 @@ class NodeCollector(Collector):
             yield from _journal(state.journal)
         if state.security is not None:
             yield from _plain(_OF_SECURITY, state.security)
-            text = "Connections that were refused: their key is not in the list, or its role does not fit."
+            text = "Connections refused: key not in the list, role that does not fit, entry beyond a bound."
             yield _labelled(Counter, "bstar_connections_refused", text, "reason", state.security.refusals)
 
     def _grouped(self, broker: BrokerState) -> list[ServiceState]:
@@ -301,6 +314,8 @@ def _services(groups: Sequence[ServiceState]) -> Iterator[Metric]:
 
 def _loop(loop: LoopState) -> Iterator[Metric]:
     yield from _plain(_OF_LOOP, loop)
+    if loop.connections is not None:
+        yield from _plain(_OF_CONNECTIONS, loop.connections)
     lag = HistogramMetricFamily("bstar_loop_lag_seconds", "How late the event loop served its deadlines.")
     lag.add_metric((), _buckets(loop.lag_bounds_s, loop.lag_counts), sum_value=loop.lag_sum_s)
     yield lag

@@ -19,10 +19,10 @@ import bstar
 from bstar.agenda import LAG_BOUNDS_S
 from bstar.closing import Closing
 from bstar.curve import Gate, NodeSecurity, serve
-from bstar.descriptors import DescriptorGuard
 from bstar.epoch_file import EpochFile, EpochKeeper
 from bstar.errors import ConfigurationError, PairError
 from bstar.io_threads import keep_apart, new_context
+from bstar.listener import Listener
 from bstar.memory import Memory
 from bstar.pair_shell import PairLinks, PairShell
 from bstar.reactor import Reactor
@@ -33,8 +33,8 @@ from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar_broker.connections import HAS_TCP_INFO, Connections
 from bstar_broker.control import ControlSocket, control_path
-from bstar_broker.core import BrokerSettings, Dispatch, Node, NodeState, Notice, Output, Send
-from bstar_broker.core.snapshot import LoopState, SecurityState
+from bstar_broker.core import BrokerSettings, Dispatch, HangUp, Node, NodeState, Notice, Output, Send
+from bstar_broker.core.snapshot import ConnectionsState, LoopState, SecurityState
 from bstar_broker.journal import NodeJournal, open_journal, options_of
 from bstar_broker.memory import LOOK_INTERVAL_S, MemoryWatch
 from bstar_broker.status import StatusServer
@@ -161,6 +161,7 @@ class BrokerServer(Closing):
             observer=self._journal,
             journal=self._journal.state if self._journal is not None else None,
             find_principal=None if self._gate is None else self._gate.security.find,
+            origin=None if self._gate is None else self._gate.origins,
             security=self._security_state,
             epoch_error=lambda: "" if self._epochs is None else self._epochs.error,
         )
@@ -198,10 +199,15 @@ class BrokerServer(Closing):
         if self._gate is not None:
             serve(socket, self._gate.security.key, CLIENTS)
         self._connections = Connections(self._reactor) if HAS_TCP_INFO else None
-        follow = self._connections.follow if self._connections is not None else None
-        endpoint = self.settings.endpoints.clients
+        endpoint, gate, node = self.settings.endpoints.clients, self._gate, self.node
         with _explained("endpoints.clients", endpoint):
-            self._guard = DescriptorGuard(self._reactor, socket, endpoint, follow)
+            self._listener = Listener(self._reactor, socket, endpoint, is_keyed=gate is not None)
+        if self._connections is not None:
+            self._listener.add_follower(self._connections.follow)
+        if gate is not None:
+            authority = node.authority
+            assert authority is not None
+            gate.guard(self._listener, CLIENTS, authority.quotas.ended, authority.quotas.why_not)
         return socket
 
     # --- running ------------------------------------------------------------------------------------------
@@ -226,7 +232,7 @@ class BrokerServer(Closing):
             # connection break and go to the other node.
             if self._connections is not None:
                 self._connections.close()
-            self._guard.close()
+            self._listener.close()
             self._reactor.remove(self._router)
             self._router.close()
 
@@ -289,6 +295,9 @@ class BrokerServer(Closing):
                     pending.extendleft(reversed(self._on_unsent(output, error)))
             elif isinstance(output, Notice):
                 _log.warning("%s", output.text)
+            elif isinstance(output, HangUp):
+                assert self._gate is not None
+                self._gate.origins.hang_up(output.connection)
             else:
                 if self._journal is not None:
                     self._journal.observe(output)
@@ -315,6 +324,17 @@ class BrokerServer(Closing):
             error=gate.security.error,
         )
 
+    def _connections_state(self) -> ConnectionsState:
+        listener = self._listener
+        return ConnectionsState(
+            count=len(listener.open),
+            accepted=listener.accepted,
+            hung_up=listener.hang_ups,
+            attempts_dropped=listener.filter.dropped(),
+            networks_held_off=len(listener.budget.held),
+            are_all_held_off=listener.budget.is_all_held,
+        )
+
     def _loop_state(self, now: float) -> LoopState:
         lag = self._reactor.lag
         return LoopState(
@@ -326,9 +346,10 @@ class BrokerServer(Closing):
             lag_bounds_s=list(LAG_BOUNDS_S),
             lag_counts=list(lag.counts),
             cpu_s=time.process_time(),
-            descriptors_max=self._guard.maximum,
-            is_short_of_descriptors=self._guard.is_short,
-            descriptor_shortages=self._guard.shortages,
+            descriptors_max=self._listener.descriptors.maximum,
+            is_short_of_descriptors=self._listener.descriptors.is_short,
+            descriptor_shortages=self._listener.descriptors.shortages,
+            connections=self._connections_state(),
         )
 
 

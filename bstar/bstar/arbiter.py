@@ -11,8 +11,8 @@ import zmq
 
 from bstar.closing import Closing
 from bstar.curve import Gate, NodeSecurity, serve
-from bstar.descriptors import DescriptorGuard
 from bstar.errors import ConfigurationError, RemoteProtocolError
+from bstar.listener import Listener
 from bstar.reactor import Reactor
 from bstar.security.zap import PEERS
 from bstar.sockets import new_router, receive, send, set_up_listener
@@ -53,7 +53,7 @@ class ArbiterServer(Closing):
         if security is not None:
             serve(socket, security.key, PEERS)
         try:
-            self._guard = DescriptorGuard(self._reactor, socket, endpoint)
+            self._listener = Listener(self._reactor, socket, endpoint, is_keyed=security is not None)
         except zmq.ZMQError as error:
             socket.close(0)
             if self._gate is not None:
@@ -64,6 +64,8 @@ class ArbiterServer(Closing):
                 f"--bind: cannot bind {endpoint}: {error.strerror}. Does another arbiter run here, or is the "
                 "address not one of this machine?"
             ) from error
+        if self._gate is not None:
+            self._gate.guard(self._listener, PEERS)
         self._reactor.add_source(socket, self._on_readable)
         self._reactor.add_machine(self.machine.next_deadline, self._on_deadline)
         self._reactor.on_stall(_STALL_LIMIT_S, self._on_stall)
@@ -81,7 +83,7 @@ class ArbiterServer(Closing):
         if self._is_closed:
             return
         self._is_closed = True
-        self._guard.close()
+        self._listener.close()
         self._reactor.remove(self._socket)
         self._socket.close(0)
         if self._gate is not None:

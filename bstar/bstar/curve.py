@@ -13,6 +13,8 @@ import zmq
 from zmq.utils import z85
 
 from bstar.errors import ConfigurationError
+from bstar.listener import Listener
+from bstar.origins import Origins
 from bstar.reactor import Reactor
 from bstar.security import KeyPair, Principal, Principals, Security, read_key
 from bstar.security.connector import GIVEN_UP_PAUSE_S, Connector
@@ -141,8 +143,9 @@ class Gate:
     ) -> None:
         self._reactor = reactor
         self.security = security
-        # Whose connection brought the message that was read last.
+        # Whose connection brought the message that was read last, and which it is.
         self.user_id = ""
+        self.origins = Origins()
         self._logged: set[tuple[str, str]] = set()
         self.doorkeeper = Doorkeeper(security.principals, lambda key: z85.encode(key).decode(), self._report)
         self._socket = socket = context.socket(zmq.ROUTER)
@@ -158,9 +161,35 @@ class Gate:
         self._reactor.remove(self._socket)
         self._socket.close(0)
 
+    def guard(
+        self,
+        listener: Listener,
+        domain: bytes,
+        on_ended: Callable[[int], object] = lambda number: None,
+        why_not: Callable[[Principal, float], str] = lambda principal, now: "",
+    ) -> None:
+        """The connections of this listener, which is of ``domain``, are meant by ``origins``.
+
+        ``why_not`` says why a principal may open no more connections; ``on_ended``: see ``Origins``.
+        """
+        self.origins.follow(listener, on_ended)
+
+        def admit(entered: bytes, address: str) -> bytes:
+            if entered != domain:
+                return b""
+            listener.authenticated(address)
+            return self.origins.number_next()
+
+        def refuse(entered: bytes, principal: Principal) -> str:
+            return why_not(principal, self._reactor.now()) if entered == domain else ""
+
+        self.doorkeeper.on_admitted = admit
+        self.doorkeeper.why_not = refuse
+
     def look(self, frame: zmq.Frame) -> None:
-        """Note the user id of the connection that brought this frame, for ``user_id``."""
+        """Note the connection that brought this frame, for ``user_id`` and ``origins``."""
         self.user_id = cast("str", frame.get("User-Id"))
+        self.origins.frame = frame
 
     def _refresh(self, now: float) -> None:
         if self.security.refresh():

@@ -18,10 +18,10 @@ import zmq
 
 from bstar.arbiter_link import Arbiter
 from bstar.closing import Closing
-from bstar.descriptors import DescriptorGuard
 from bstar.epoch_file import EpochFile, EpochKeeper
 from bstar.errors import ConfigurationError, LocalProtocolError
 from bstar.io_threads import keep_apart, new_context
+from bstar.listener import Listener
 from bstar.pair_shell import PairLinks, PairShell
 from bstar.reactor import Reactor
 from bstar.star import Activated, Deactivated, Handover, Output, Role, StarMachine, StarSettings, Vote
@@ -124,7 +124,7 @@ class BinaryStar(Closing):
         keep_apart(socket, 0)
         socket.linger = 0
         socket.ipv6 = True
-        guard = DescriptorGuard(self.reactor, socket, endpoint)
+        listener = Listener(self.reactor, socket, endpoint)
 
         def on_request(frames: list[bytes], now: float) -> None:
             if self.may_serve(now):
@@ -132,7 +132,7 @@ class BinaryStar(Closing):
 
         self.reactor.add_reader(socket, on_request)
         self._resources.callback(self.reactor.remove, socket)
-        self._resources.callback(guard.close)
+        self._resources.callback(listener.close)
         self._has_voter = True
         return socket
 

@@ -234,7 +234,7 @@ def _keys_of(listed: Path, name: str) -> list[str]:
 def _replace_keys(listed: Path, name: str, public: list[str]) -> None:
     text = listed.read_text(encoding="utf-8")
     entry = re.compile(
-        rf"^(\s+{re.escape(name)}:\s*\{{.*?keys:\s*\[)[^'\]]*(?:'[^']*'[^'\]]*)*(\])", re.MULTILINE
+        rf"^(\s+'?{re.escape(name)}'?:\s*\{{.*?keys:\s*\[)[^'\]]*(?:'[^']*'[^'\]]*)*(\])", re.MULTILINE
     )
     listing = ", ".join(f"'{key}'" for key in public)
     text, count = entry.subn(lambda found: f"{found[1]}{listing}{found[2]}", text)

@@ -31,11 +31,15 @@ class Keys:
         for name, roles in ROLES.items():
             self.add(name, *roles)
 
-    def add(self, name: str, *roles: str) -> KeyPair:
-        """A new key for another principal; the nodes know it a few seconds later."""
+    def add(self, name: str, *roles: str, bounds: str = "") -> KeyPair:
+        """A new key for another principal; the nodes know it a few seconds later.
+
+        ``bounds`` as in the list: ``"connections: 2, outstanding: 10"``.
+        """
         key = new_key(name)
         write_key(key, self.folder)
-        self._lines.append(entry_line(name, key.public.decode(), roles))
+        line = entry_line(name, key.public.decode(), roles)
+        self._lines.append(line.replace("}\n", f", {bounds}}}\n") if bounds else line)
         self.write()
         return key
 

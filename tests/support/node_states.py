@@ -8,7 +8,14 @@ import msgspec
 
 from bstar_broker.core.readiness import readiness
 from bstar_broker.core.records import LATENCY_BOUNDS_S
-from bstar_broker.core.snapshot import BrokerState, LoopState, NodeState, PairState, ServiceState
+from bstar_broker.core.snapshot import (
+    BrokerState,
+    ConnectionsState,
+    LoopState,
+    NodeState,
+    PairState,
+    ServiceState,
+)
 
 
 def service_state(name: str, **changes: Any) -> ServiceState:
@@ -74,6 +81,7 @@ def node_state(
             descriptors_max=1024,
             is_short_of_descriptors=is_short_of_descriptors,
             descriptor_shortages=3,
+            connections=ConnectionsState(8, 50, 2, 7, networks_held_off=1, are_all_held_off=False),
         )
         if loop
         else None,

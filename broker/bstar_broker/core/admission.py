@@ -41,6 +41,7 @@ class Admission:
         self._services = ledger.services
         self._by_identity = ledger.by_identity
         self._requests_of = ledger.requests_of
+        self._accounts = ledger.accounts
         self._waiting = ledger.waiting
 
     def receive(self, message: Request, now: float) -> list[Output]:
@@ -85,6 +86,8 @@ class Admission:
         service.tally.accepted += 1
         ledger.memory_left -= size + REQUEST_BYTES
         self._requests_of[sender] = held + 1
+        if self._accounts:
+            ledger.charge(sender, 1)
         if identity:
             self._by_identity[identity] = request
         return outputs
@@ -196,6 +199,8 @@ class Admission:
         service.tally.accepted += count
         ledger.memory_left -= size
         self._requests_of[sender] = self._requests_of.get(sender, 0) + count
+        if self._accounts:
+            ledger.charge(sender, count)
         outputs: list[Output] = []
         if service.idle and not service.queue.length and not ledger.is_draining:
             self._deal(bundle, count, outputs, now)

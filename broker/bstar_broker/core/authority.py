@@ -6,62 +6,32 @@ message of another user id shows that libzmq gave the routing id to another conn
 broker then forgets what it held for the first owner.
 """
 
-import math
-from collections.abc import Callable, Mapping
-
-import msgspec
+from collections.abc import Callable
 
 from bstar.printable import printable
 from bstar.security.principals import Principal
 from bstar.wire import mmi
 from bstar.wire.messages import FromPeer, Heartbeat, Ping, Ready, Request, Requests
+from bstar_broker.core.ledger import Ledger
+from bstar_broker.core.quotas import WITHDRAWN, Denial, Nowhere, Origin, Quotas
 from bstar_broker.core.records import WorkerRecord
 
 # Routing ids whose owners are remembered: twice as many as were heard between two tidyings.
 _OWNERS_MAX = 200_000
 
 
-class Denial(msgspec.Struct, frozen=True):
-    """Why a message is not acted upon. ``reason`` is for counters, ``text`` for the sender and the log.
-
-    A request may be sent again after ``retry_after_ms``; 0: it will never be acted upon.
-    """
-
-    reason: str
-    text: str
-    retry_after_ms: int = 0
-
-
-class _Bucket:
-    """A token bucket: ``rate_s`` tokens come in a second, and as many fit in."""
-
-    def __init__(self, rate_s: float, now: float) -> None:
-        self._rate_s = rate_s
-        self._tokens = rate_s
-        self._filled_at = now
-
-    def take(self, count: int, now: float) -> int:
-        """Take so many. 0, or the milliseconds until there are any; a batch may leave the bucket in debt."""
-        self._tokens = min(self._rate_s, self._tokens + (now - self._filled_at) * self._rate_s)
-        self._filled_at = now
-        if self._tokens <= 0:
-            return max(1, math.ceil(-self._tokens / self._rate_s * 1000))
-        self._tokens -= count
-        return 0
-
-
 class Authority:
     """Asks the principals. ``find`` returns the principal of a user id, None if its key is not listed now."""
 
     def __init__(
-        self, find: Callable[[str], Principal | None], workers: Mapping[bytes, WorkerRecord]
+        self, find: Callable[[str], Principal | None], ledger: Ledger, origin: Origin | None = None
     ) -> None:
         self._find = find
-        self._workers = workers
+        self._origin = origin or Nowhere()
+        self._workers = ledger.workers
+        self.quotas = Quotas(self._origin, ledger.accounts, ledger.requests_of)
         # Two generations: an owner that is not heard for one of them is forgotten with the next.
         self._owners: dict[bytes, str] = {}
-        # By name and rate, of those whose entry has a rate.
-        self._buckets: dict[tuple[str, float], _Bucket] = {}
         self._older_owners: dict[bytes, str] = {}
 
     def is_new_owner(self, routing_id: bytes, user_id: str) -> bool:
@@ -93,14 +63,14 @@ class Authority:
         """Why this message may not be acted upon; None if it may."""
         principal = self._find(user_id)
         if principal is None:
-            text = f"the key of {user_id.partition(' ')[0]} is not in the list of principals any more"
-            return Denial("key-not-listed", text)
+            return self._judge_withdrawn(user_id, now)
+        if principal.quota is not None and (denial := self.quotas.judge_message(principal, now)) is not None:
+            return denial
         kind = type(message)
         if kind is Request or kind is Requests:
             denial = self._judge_call(message.service, principal)  # type: ignore[union-attr]
-            if denial is None and principal.requests_per_s is not None:
-                count = len(message.numbers) if isinstance(message, Requests) else 1
-                return self._judge_rate(principal.name, principal.requests_per_s, count, now)
+            if denial is None and principal.quota is not None:
+                return self.quotas.judge_requests(message, principal, now)  # type: ignore[arg-type]
             return denial
         if kind is Ready:
             return self._judge_offer(message.service, principal)  # type: ignore[union-attr]
@@ -110,13 +80,26 @@ class Authority:
             return Denial("no-worker", f"{principal.name} is no worker: its entry has no offers")
         return None
 
-    def _judge_rate(self, name: str, rate_s: float, count: int, now: float) -> Denial | None:
-        bucket = self._buckets.get((name, rate_s))
-        if bucket is None:
-            bucket = self._buckets[name, rate_s] = _Bucket(rate_s, now)
-        wait_ms = bucket.take(count, now)
-        text = f"{name} sends more than {rate_s:g} requests a second"
-        return Denial("rate-limited", text, wait_ms) if wait_ms else None
+    def judge_unread(self, user_id: str, now: float) -> Denial | None:
+        """As ``judge``, for a message that no codec could read."""
+        principal = self._find(user_id)
+        if principal is None:
+            return self._judge_withdrawn(user_id, now)
+        return None if principal.quota is None else self.quotas.judge_message(principal, now)
+
+    def judge_split(self, request: Request, user_id: str, now: float) -> Denial | None:
+        """As ``judge``, for one request of a batch that was judged."""
+        principal = self._find(user_id)
+        assert principal is not None
+        return self.quotas.judge_requests(request, principal, now)
+
+    def _judge_withdrawn(self, user_id: str, now: float) -> Denial:
+        name, _, key = user_id.partition(" ")
+        beyond = self.quotas.judge_message(WITHDRAWN, now)
+        if beyond is not None:
+            return beyond
+        text = f"{name} is not in the list of principals with its key {key} any more"
+        return Denial("key-not-listed", f"{text}; it asks from {self._origin.address()}")
 
     @staticmethod
     def _judge_call(service: bytes, principal: Principal) -> Denial | None:

@@ -21,13 +21,13 @@ from bstar.errors import RemoteProtocolError
 from bstar.wire import CODECS, messages, native, native_broker
 from bstar_broker.core import refusals
 from bstar_broker.core.admission import Admission
-from bstar_broker.core.authority import Denial
 from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.dispatch import Dispatcher
 from bstar_broker.core.endings import Endings
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.observer import Observer
-from bstar_broker.core.outputs import Output, Send
+from bstar_broker.core.outputs import HangUp, Output, Send
+from bstar_broker.core.quotas import Denial
 from bstar_broker.core.refusals import Refusal
 from bstar_broker.core.registry import WorkerRegistry
 from bstar_broker.core.replies import Replies
@@ -111,12 +111,15 @@ class Broker:
     def deny(self, message: messages.FromPeer, denial: Denial, now: float) -> list[Output]:
         """A message that its sender may not send: tell the sender if its dialect can, and count it."""
         if isinstance(message, messages.Requests):
-            return self.receive_singly(message, lambda request, now: self._deny(request, denial), now)
-        if isinstance(message, messages.Request):
-            return self._deny(message, denial)
-        outputs = self.ledger.note(denial.reason, denial.text)
-        if isinstance(message, messages.Ready | messages.Heartbeat):
-            outputs += self._registry.turn_away(message, now)
+            outputs = self.receive_singly(message, lambda request, now: self._deny(request, denial), now)
+        elif isinstance(message, messages.Request):
+            outputs = self._deny(message, denial)
+        else:
+            outputs = self.ledger.note(denial.reason, denial.text)
+            if isinstance(message, messages.Ready | messages.Heartbeat) and not denial.retry_after_ms:
+                outputs += self._registry.turn_away(message, now)
+        if denial.ends:
+            outputs.append(HangUp(denial.ends))
         return outputs
 
     def _deny(self, request: messages.Request, denial: Denial) -> list[Output]:
@@ -230,6 +233,7 @@ class Broker:
         if now >= self._tidy_at:
             self._tidy_at = now + _TIDY_INTERVAL_S
             self._registry.tidy(now)
+            ledger.tidy_accounts()
             for service in ledger.services.tidy(now):
                 if ledger.observer is not None:
                     ledger.observer.forgotten(service, now)

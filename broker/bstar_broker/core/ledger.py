@@ -12,6 +12,7 @@ from bstar.wire import native
 from bstar.wire.messages import NodeStatus
 from bstar_broker.core.observer import Observer, Outcome
 from bstar_broker.core.outputs import Notice, Output, Send
+from bstar_broker.core.quotas import Account
 from bstar_broker.core.records import Accepted, Held, ServiceRecord, WorkerRecord
 from bstar_broker.core.services import ServiceTable
 from bstar_broker.core.settings import BrokerSettings
@@ -48,6 +49,8 @@ class Ledger:
         self.by_identity: dict[bytes, Accepted] = {}
         # How many requests each client has here. A client with none has no entry.
         self.requests_of: dict[bytes, int] = {}
+        # The accounts of clients whose principals may have so many requests outstanding (``quotas``).
+        self.accounts: dict[bytes, Account] = {}
         self.waiting = Waiting(settings)
         # How many octets requests may still take. The shell sets it; each accepted request lowers it.
         self.memory_left = 1 << 62
@@ -99,6 +102,19 @@ class Ledger:
             self.requests_of[client] = held - ended
         else:
             self.requests_of.pop(client, None)
+        if self.accounts:
+            self.charge(client, -ended)
+
+    def charge(self, client: bytes, count: int) -> None:
+        """Its principal has so many outstanding requests more, or fewer."""
+        account = self.accounts.get(client)
+        if account is not None:
+            account.held += count
+
+    def tidy_accounts(self) -> None:
+        """Forget the accounts of clients without a request."""
+        for client in [each for each in self.accounts if each not in self.requests_of]:
+            del self.accounts[client]
 
     def forget(self, request: Accepted) -> None:
         """A request has ended: remove it from the tables."""
@@ -107,6 +123,8 @@ class Ledger:
             self.requests_of[request.lane] = held - 1
         else:
             self.requests_of.pop(request.lane, None)
+        if self.accounts:
+            self.charge(request.lane, -1)
         if request.identity:
             self.by_identity.pop(request.identity, None)
         # The deadline line may keep the record until its time to live ends.

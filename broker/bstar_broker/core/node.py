@@ -7,6 +7,7 @@ broker. So shell and simulator have no logic of their own.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from bstar import star
 from bstar.errors import RemoteProtocolError
@@ -31,7 +32,8 @@ from bstar_broker.core.authority import Authority
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.management import answer, broker_state
 from bstar_broker.core.observer import Observer
-from bstar_broker.core.outputs import Output, Send
+from bstar_broker.core.outputs import HangUp, Output, Send
+from bstar_broker.core.quotas import Origin
 from bstar_broker.core.readiness import readiness
 from bstar_broker.core.settings import BrokerSettings
 from bstar_broker.core.snapshot import (
@@ -60,7 +62,8 @@ class Node:
     ``node_id`` (16 octets) names this run; ``drain_timeout_s`` bounds how long a stopping node waits for the
     workers that still hold its requests. ``loop`` and ``journal`` tell about the event loop and the journal,
     for ``state``; ``observer`` learns what becomes of requests and workers. With ``find_principal`` each
-    message needs the ``user_id`` of its connection, and its principal must be allowed to send it.
+    message needs the ``user_id`` of its connection, and its principal must be allowed to send it. ``origin``
+    tells more of that connection.
     """
 
     def __init__(
@@ -77,13 +80,14 @@ class Node:
         journal: Callable[[], JournalState] | None = None,
         epoch_error: Callable[[], str] = str,
         find_principal: Callable[[str], Principal | None] | None = None,
+        origin: Origin | None = None,
         security: Callable[[], SecurityState] | None = None,
     ) -> None:
         self.machine = machine
         self._cut_off = machine.cut_off
         self.broker = Broker(settings, node_id=node_id, describe=machine.status, now=now, observer=observer)
-        workers = self.broker.ledger.workers
-        self.authority = None if find_principal is None else Authority(find_principal, workers)
+        ledger = self.broker.ledger
+        self.authority = None if find_principal is None else Authority(find_principal, ledger, origin)
         self._message_bytes_max = settings.message_bytes_max
         self._message_frames_max = settings.message_frames_max
         self._drain_timeout_s = drain_timeout_s
@@ -106,7 +110,7 @@ class Node:
         try:
             message = decode(frames, self._message_bytes_max, self._message_frames_max)
         except RemoteProtocolError as error:
-            return self.broker.receive_invalid(frames, error, now)
+            return self._receive_unread(frames, error, user_id, now)
         if self.authority is not None:
             refused = self._vet(message, frames, user_id, now)
             if refused is not None:
@@ -154,9 +158,31 @@ class Node:
             text = f"a routing id of another principal now belongs to {user_id.partition(' ')[0]}"
             outputs = self.broker.ledger.note("routing-id-taken", text)
             outputs += self.broker.take_over(frames[0], now)
+            self.authority.quotas.leave(frames[0])
             return outputs + self.receive_frames(frames, now, user_id)
         denial = self.authority.judge(message, user_id, now)
-        return None if denial is None else self.broker.deny(message, denial, now)
+        if denial is None:
+            return None
+        if denial.splits:
+            assert isinstance(message, Requests)
+            return self.broker.receive_singly(message, partial(self._receive_split, user_id), now)
+        return self.broker.deny(message, denial, now)
+
+    def _receive_split(self, user_id: str, request: Request, now: float) -> list[Output]:
+        assert self.authority is not None
+        denial = self.authority.judge_split(request, user_id, now)
+        if denial is None:
+            return self._receive_request(request, now)
+        return self.broker.deny(request, denial, now)
+
+    def _receive_unread(
+        self, frames: list[bytes], error: RemoteProtocolError, user_id: str, now: float
+    ) -> list[Output]:
+        denial = None if self.authority is None else self.authority.judge_unread(user_id, now)
+        if denial is None:
+            return self.broker.receive_invalid(frames, error, now)
+        outputs = self.broker.ledger.note(denial.reason, denial.text)
+        return [*outputs, HangUp(denial.ends)] if denial.ends else outputs
 
     def receive_unread(self, frames: list[bytes]) -> list[Output]:
         """Handle a message for which there was no memory: ``frames`` were read."""

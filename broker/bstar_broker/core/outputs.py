@@ -27,4 +27,10 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
-Output = Send | Dispatch | Notice | star.Output
+class HangUp(msgspec.Struct, frozen=True, gc=False):
+    """End the connection with this number (``Origin``): its principal is beyond a bound."""
+
+    connection: int
+
+
+Output = Send | Dispatch | Notice | HangUp | star.Output

@@ -158,6 +158,23 @@ class LoopState(msgspec.Struct, frozen=True):
     descriptors_max: int = 0
     is_short_of_descriptors: bool = False
     descriptor_shortages: int = 0
+    connections: "ConnectionsState | None" = None
+
+
+class ConnectionsState(msgspec.Struct, frozen=True):
+    """Who connects to the endpoint of clients and workers. ``count`` connections are open.
+
+    ``accepted`` counts them, and ``hung_up`` those that the node ended. ``attempts_dropped`` counts requests
+    for a connection that the kernel dropped. ``networks_held_off`` and ``are_all_held_off``: who may open
+    none now.
+    """
+
+    count: int
+    accepted: int
+    hung_up: int
+    attempts_dropped: int
+    networks_held_off: int
+    are_all_held_off: bool
 
 
 class JournalState(msgspec.Struct, frozen=True):

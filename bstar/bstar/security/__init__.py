@@ -9,7 +9,16 @@ Applications need ``Security`` alone:
 """
 
 from bstar.security.keys import KeyPair, new_key, read_key, read_public_key
-from bstar.security.principals import Principal, Principals
+from bstar.security.principals import Principal, Principals, Quota
 from bstar.security.trust import Security
 
-__all__ = ["KeyPair", "Principal", "Principals", "Security", "new_key", "read_key", "read_public_key"]
+__all__ = [
+    "KeyPair",
+    "Principal",
+    "Principals",
+    "Quota",
+    "Security",
+    "new_key",
+    "read_key",
+    "read_public_key",
+]

@@ -12,6 +12,8 @@ Its roles:
 A pattern is a service's name, or the beginning of names with * at its end; "*" alone matches every service. A
 connection bears the ``user_id`` that ZAP gave it: the principal's name and the key that it proved. So a key
 that is removed from the list is nobody's at once, on connections that are open, too.
+
+An entry may have bounds, for all its connections to one node together (``Quota``).
 """
 
 import re
@@ -61,11 +63,22 @@ class Patterns:
 NOTHING = Patterns()
 
 
-class Principal(msgspec.Struct, frozen=True):
-    """One entry of the list. ``keys`` are public halves in Z85.
+class Quota(msgspec.Struct, frozen=True):
+    """The bounds of one entry, for all its connections to one node together. None: no bound.
 
-    ``requests_per_s`` bounds what all its connections together may ask of one node; None does not.
+    ``messages_per_s`` counts messages of every kind, ``requests_per_s`` and ``bytes_per_s`` requests and the
+    octets of their bodies, ``outstanding`` requests that wait or execute.
     """
+
+    connections: int | None = None
+    messages_per_s: float | None = None
+    requests_per_s: float | None = None
+    bytes_per_s: float | None = None
+    outstanding: int | None = None
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """One entry of the list. ``keys`` are public halves in Z85. Without a ``quota`` it has no bounds."""
 
     name: str
     keys: tuple[str, ...]
@@ -74,7 +87,7 @@ class Principal(msgspec.Struct, frozen=True):
     is_operator: bool = False
     offers: Patterns = NOTHING
     calls: Patterns = NOTHING
-    requests_per_s: float | None = None
+    quota: Quota | None = None
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -139,6 +152,30 @@ def principal_of(name: str, entry: object) -> Principal:
     for word in ("keys", "offers", "calls"):
         if not isinstance(entry.get(word, []), list):
             raise ConfigurationError(f"{word} is a list, such as {word}: [{entry[word]}]")
+        for text in entry.get(word, []):
+            if not isinstance(text, str):
+                raise ConfigurationError(f"{word}: YAML reads one of these as {text!r}: put it in quotes")
+    parts = _parts(entry)
+    principal = Principal(
+        name,
+        tuple(parts.keys),
+        parts.peer,
+        parts.arbiter,
+        parts.operator,
+        Patterns(parts.offers),
+        Patterns(parts.calls),
+        parts.quota(),
+    )
+    if principal.quota is not None and not (principal.offers or principal.calls or principal.is_operator):
+        raise ConfigurationError("has bounds, which are for calls, offers and operator: a node uses none")
+    if not principal.roles:
+        raise ConfigurationError(
+            "has no role: say peer: true, arbiter: true, operator: true, offers: [...] or calls: [...]"
+        )
+    return principal
+
+
+def _parts(entry: Mapping[object, object]) -> "_Entry":
     try:
         parts = msgspec.convert(entry, _Entry)
     except msgspec.ValidationError as error:
@@ -154,21 +191,11 @@ def principal_of(name: str, entry: object) -> Principal:
                 raise ConfigurationError(
                     f"{word}: {text!r} is no pattern: a name, or the beginning of names and *"
                 )
-    principal = Principal(
-        name,
-        tuple(parts.keys),
-        parts.peer,
-        parts.arbiter,
-        parts.operator,
-        Patterns(parts.offers),
-        Patterns(parts.calls),
-        parts.requests_per_s,
-    )
-    if not principal.roles:
-        raise ConfigurationError(
-            "has no role: say peer: true, arbiter: true, operator: true, offers: [...] or calls: [...]"
-        )
-    return principal
+    return parts
+
+
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+Rate = Annotated[float, Meta(gt=0, le=1e12)]
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -178,4 +205,12 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operator: bool = False
     offers: list[str] = []
     calls: list[str] = []
-    requests_per_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    connections: Count | None = None
+    messages_per_s: Rate | None = None
+    requests_per_s: Rate | None = None
+    bytes_per_s: Rate | None = None
+    outstanding: Count | None = None
+
+    def quota(self) -> Quota | None:
+        bounds = {word: getattr(self, word) for word in Quota.__struct_fields__}
+        return Quota(**bounds) if any(bounds.values()) else None

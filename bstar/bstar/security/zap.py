@@ -34,7 +34,9 @@ _SHOWN_BYTES_MAX = 64
 class Doorkeeper:
     """Decides who may connect. ``refusals`` counts by reason; ``on_refused(reason, who, address)`` reports.
 
-    ``encode`` turns the 32 octets of a key into Z85. ``principals`` may be replaced at any time.
+    ``encode`` turns the 32 octets of a key into Z85. ``principals`` may be replaced at any time, and so may
+    ``why_not(domain, principal)``, which says why a listed principal may open no more connections ("" if it
+    may), and ``on_admitted(domain, address)``, which returns the connection's metadata.
     """
 
     def __init__(
@@ -44,6 +46,8 @@ class Doorkeeper:
         on_refused: Callable[[str, str, str], None] = lambda reason, who, address: None,
     ) -> None:
         self.principals = principals
+        self.why_not: Callable[[bytes, Principal], str] = lambda domain, principal: ""
+        self.on_admitted: Callable[[bytes, str], bytes] = lambda domain, address: b""
         self.admitted: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         self._encode = encode
@@ -64,9 +68,13 @@ class Doorkeeper:
             return self._refuse("unknown-key", key, address, request_id)
         user_id, principal = found
         if not self._may_enter(principal, domain):
-            return self._refuse("wrong-role", principal.name, address, request_id)
+            return self._refuse("wrong-role", user_id, address, request_id)
+        reason = self.why_not(domain, principal)
+        if reason:
+            return self._refuse(reason, user_id, address, request_id)
         self.admitted[principal.name] += 1
-        return [VERSION, request_id, b"200", b"OK", user_id.encode(), b""]
+        metadata = self.on_admitted(domain, _text(address))
+        return [VERSION, request_id, b"200", b"OK", user_id.encode(), metadata]
 
     @staticmethod
     def _may_enter(principal: Principal, domain: bytes) -> bool:
@@ -74,5 +82,9 @@ class Doorkeeper:
 
     def _refuse(self, reason: str, who: str, address: bytes, request_id: bytes = b"") -> list[bytes]:
         self.refusals[reason] += 1
-        self._on_refused(reason, who, address[:_SHOWN_BYTES_MAX].decode("ascii", "replace"))
+        self._on_refused(reason, who, _text(address))
         return [VERSION, request_id, b"300", reason.encode(), b"", b""]
+
+
+def _text(address: bytes) -> str:
+    return address[:_SHOWN_BYTES_MAX].decode("ascii", "replace")

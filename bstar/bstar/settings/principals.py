@@ -14,15 +14,18 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import yaml
+
 from bstar.errors import ConfigurationError
 from bstar.security.keys import check_name
 from bstar.security.principals import Principal, Principals, principal_of
-from bstar.settings.document import Problems, locator, read_document, shown
+from bstar.settings.document import Problems, kind, locator, read_document, shown
 
 LIST_HEAD = """\
 # Who may connect, and as what (docs/security.md). The same file for both nodes; they read it again when it
 # changes. Roles: peer: true, arbiter: true, operator: true, offers: [SERVICE], calls: [SERVICE]; SERVICE may
-# end with * and then stands for all that begin so.
+# end with * and then stands for all that begin so. Bounds, for all connections of an entry to one node:
+# connections, messages_per_s, requests_per_s, bytes_per_s, outstanding.
 principals:
 """
 """The first lines of a list that ``entry_line`` continues."""
@@ -35,7 +38,8 @@ def entry_line(name: str, public: str, roles: Iterable[str]) -> str:
         word, is_listed, texts = role.partition(":")
         listed = ", ".join(f"'{text.strip()}'" for text in texts.split(",") if text.strip())
         said.append(f"{word}: [{listed}]" if is_listed else f"{word}: true")
-    return f"  {name}: {{keys: ['{public}'], {', '.join(said)}}}\n"
+    written = name if isinstance(yaml.safe_load(name), str) else f"'{name}'"
+    return f"  {written}: {{keys: ['{public}'], {', '.join(said)}}}\n"
 
 
 def load_principals(path: str | os.PathLike[str]) -> Principals:
@@ -54,11 +58,18 @@ def load_principals(path: str | os.PathLike[str]) -> Principals:
         )
         entries = {}
     found: list[Principal] = []
-    for name, entry in entries.items():
+    written = [path for path in lines if path.startswith("principals.")]
+    for number, (name, entry) in enumerate(entries.items()):
         place = f"principals.{name}"
+        if not isinstance(name, str):
+            place = written[number] if number < len(written) else place
+            word = place.removeprefix("principals.")
+            text = f"YAML reads this name as {kind(name)}: put it in quotes, such as '{word}'"
+            problems.problem(where(place), place, text)
+            continue
         try:
-            check_name(str(name))
-            found.append(principal_of(str(name), entry))
+            check_name(name)
+            found.append(principal_of(name, entry))
         except ConfigurationError as error:
             problems.problem(where(place), place, str(error))
     problems.raise_all()
