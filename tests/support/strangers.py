@@ -47,16 +47,15 @@ class Flood:
             stranger.connect_ex(("127.0.0.1", self._port))
             self.attempts += 1
             self._open[stranger] = False
-            self._selector.register(stranger, selectors.EVENT_WRITE)
+            self._selector.register(stranger, selectors.EVENT_WRITE, stranger)
         for key, events in self._selector.select(0.05):
-            stranger = key.fileobj
-            assert isinstance(stranger, tcp.socket)
+            stranger = key.data
             try:
                 if events & selectors.EVENT_WRITE and not self._open[stranger]:
                     stranger.send(self._said)
                     self._open[stranger] = True
                     self.let_in += 1
-                    self._selector.modify(stranger, selectors.EVENT_READ)
+                    self._selector.modify(stranger, selectors.EVENT_READ, stranger)
                 elif stranger.recv(4_096) == b"":
                     self._end(stranger)
             except OSError:
