@@ -16,7 +16,7 @@ from bstar.handshakes import NETWORK_BURST
 from bstar.wire import native
 from bstar_client import HAClient
 from bstar_testing import Node, Pair, wait_until
-from support.strangers import KINDS, Flood
+from bstar_testing.strangers import KINDS, Flood
 
 pytestmark = pytest.mark.loopback
 
@@ -118,12 +118,13 @@ def test_authenticated_calls_succeed_while_strangers_flood(pair: Pair, kind: str
     source = f"127.0.1.{2 + sorted(KINDS).index(kind)}"
     port = int(node.endpoint.rpartition(":")[2])
     dropped = metric(node, "bstar_connection_attempts_dropped_total")
-    flood = Flood(port, KINDS[kind], source=source, open_max=NETWORK_BURST + 200)
+    flood = Flood(port, KINDS[kind], source=source)
     is_over = threading.Event()
 
     def run() -> None:
         while not is_over.is_set():
-            flood.turn()
+            flood.open(NETWORK_BURST + 200 - len(flood))
+            flood.turn(stay_s=REPLY_S)
         flood.close()
 
     thread = threading.Thread(target=run)

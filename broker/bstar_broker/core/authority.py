@@ -82,10 +82,13 @@ class Authority:
 
     def judge_unread(self, user_id: str, now: float) -> Denial | None:
         """As ``judge``, for a message that no codec could read."""
-        principal = self._find(user_id)
-        if principal is None:
-            return self._judge_withdrawn(user_id, now)
-        return None if principal.quota is None else self.quotas.judge_message(principal, now)
+        match self._find(user_id):
+            case None:
+                return self._judge_withdrawn(user_id, now)
+            case Principal(quota=None):
+                return None
+            case principal:
+                return self.quotas.judge_message(principal, now)
 
     def judge_split(self, request: Request, user_id: str, now: float) -> Denial | None:
         """As ``judge``, for one request of a batch that was judged."""
