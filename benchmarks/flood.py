@@ -23,6 +23,7 @@ import zmq
 from rich.console import Console
 from rich.table import Table
 
+from bstar.descriptors import raise_limit
 from bstar_client import HAClient
 from bstar_testing import Pair
 from bstar_testing.strangers import KINDS, Flood
@@ -39,6 +40,7 @@ KEYS_RATE_MAX = 500
 
 def flood(kind: str, port: int, server_key: bytes, rate: int, seconds: float) -> None:
     """Open connections at this rate; run in a process of its own."""
+    raise_limit()
     if kind == KEY:
         _flood_with_keys(port, server_key, min(rate, KEYS_RATE_MAX), seconds)
         return

@@ -255,6 +255,17 @@ def test_of_many_connections_the_oldest_goes(node: Publishing) -> None:
         stranger.close()
 
 
+def test_strangers_do_not_push_a_subscriber_out(node: Publishing) -> None:
+    peer = node.stranger()
+    peer.send(b"\x01" + TOPIC)
+    node.turn_until(lambda: node.subscribed)
+    strangers = [node.stranger() for _ in range(40)]
+    node.turn_until(lambda: all(is_cut_off(stranger) for stranger in strangers[:8]))
+    assert not is_cut_off(peer)
+    for each in (peer, *strangers):
+        each.close()
+
+
 # With a timeout that no pause of a busy machine reaches; the attack used to stop the loop for minutes.
 CALM = Profile(PATIENT)
 ATTACK_BYTES = 20_000_000

@@ -38,8 +38,8 @@ _CURVE_BYTES_MAX = 1_024
 _CURVE_QUEUE_MESSAGES = 2
 # A peer subscribes to five topics, with ten octets in all.
 _CONNECTION_BYTES_MAX = 512
-# One peer and its observers. A newcomer replaces the oldest one; if that is the peer, it connects again at
-# once.
+# One peer and its observers. A newcomer replaces the oldest one that has subscribed to nothing, if there is
+# one; with keys those are strangers.
 _CONNECTIONS_MAX = 32
 # libzmq reads subscriptions in a loop of its own, as long as there are any. With room for one at a time, and
 # little room in the kernel, it comes back to us before it has read many: 20 MB of topics then take 2 MB and
@@ -147,7 +147,12 @@ class StatePublisher:
             if event == zmq.EVENT_ACCEPTED:
                 self._connections[descriptor] = 0
                 if len(self._connections) > _CONNECTIONS_MAX:
-                    self._hang_up(next(iter(self._connections)), f"more than {_CONNECTIONS_MAX} subscribe")
+                    self._hang_up(self._superfluous(), f"more than {_CONNECTIONS_MAX} subscribe")
+
+    def _superfluous(self) -> int:
+        """The oldest connection without a subscription, else the oldest: strangers go before peers."""
+        idle = (descriptor for descriptor, octets in self._connections.items() if not octets)
+        return next(idle, next(iter(self._connections)))
 
     def _read(self, frame: zmq.Frame) -> bytes | None:
         """The topic of a new subscriber, if it gets the state."""
