@@ -29,7 +29,8 @@ from bstar_testing import Pair
 from bstar_testing.strangers import KINDS, Flood
 
 KEY = "key not listed"
-SOURCE = "127.0.1.1"
+# Each flood comes from an address of its own, whose budget is whole.
+SOURCES = (f"127.0.{1 + number // 250}.{1 + number % 250}" for number in range(10_000))
 # So long a stranger stays if the node does not end its connection.
 STAY_S = 1.0
 RATE_MAX, SECONDS_MAX = 5_000, 60.0
@@ -38,13 +39,13 @@ WARM_UP_S = 1.0
 KEYS_RATE_MAX = 500
 
 
-def flood(kind: str, port: int, server_key: bytes, rate: int, seconds: float) -> None:
+def flood(kind: str, source: str, port: int, server_key: bytes, rate: int, seconds: float) -> None:
     """Open connections at this rate; run in a process of its own."""
     raise_limit()
     if kind == KEY:
-        _flood_with_keys(port, server_key, min(rate, KEYS_RATE_MAX), seconds)
+        _flood_with_keys(source, port, server_key, min(rate, KEYS_RATE_MAX), seconds)
         return
-    strangers = Flood(port, KINDS[kind], source=SOURCE)
+    strangers = Flood(port, KINDS[kind], source=source)
     began = time.monotonic()
     while (passed_s := time.monotonic() - began) < seconds:
         strangers.open(int(passed_s * rate) - strangers.attempts)
@@ -52,7 +53,7 @@ def flood(kind: str, port: int, server_key: bytes, rate: int, seconds: float) ->
     strangers.close()
 
 
-def _flood_with_keys(port: int, server_key: bytes, rate: int, seconds: float) -> None:
+def _flood_with_keys(source: str, port: int, server_key: bytes, rate: int, seconds: float) -> None:
     public, secret = zmq.curve_keypair()
     with zmq.Context() as context:
         context.set(zmq.MAX_SOCKETS, 2 * rate + 16)
@@ -64,7 +65,7 @@ def _flood_with_keys(port: int, server_key: bytes, rate: int, seconds: float) ->
                 stranger.linger, stranger.reconnect_ivl = 0, -1
                 stranger.curve_publickey, stranger.curve_secretkey = public, secret
                 stranger.curve_serverkey = server_key
-                stranger.connect(f"tcp://{SOURCE}:0;127.0.0.1:{port}")
+                stranger.connect(f"tcp://{source}:0;127.0.0.1:{port}")
                 open_.append((passed_s, stranger))
                 count += 1
             while open_ and open_[0][0] < passed_s - STAY_S:
@@ -85,7 +86,7 @@ def latencies_us(client: HAClient, seconds: float) -> list[float]:
 
 
 def measure(
-    client: HAClient, arguments: tuple[str, int, bytes, int, float] | None, seconds: float
+    client: HAClient, arguments: tuple[str, str, int, bytes, int, float] | None, seconds: float
 ) -> list[float]:
     """p50 and p99 of a client while such a flood runs, or none."""
     process = None
@@ -130,7 +131,7 @@ def main() -> None:
                 seen.setdefault("quiet", []).append(measure(client, None, seconds))
                 for kind in kinds:
                     for target, port in ports.items():
-                        arguments = (kind, port, server_key, rate, seconds + 2 * WARM_UP_S)
+                        arguments = (kind, next(SOURCES), port, server_key, rate, seconds + 2 * WARM_UP_S)
                         seen.setdefault(f"{kind} {target}", []).append(measure(client, arguments, seconds))
                 Console(stderr=True).print(f"round {number + 1} of {asked.rounds}")
     found = {

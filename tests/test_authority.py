@@ -8,7 +8,7 @@ from bstar.security import Principal, Quota
 from bstar.security.principals import Patterns
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode, Reason
-from bstar_broker.core import Send
+from bstar_broker.core import Dispatch, Send
 from support.house import ID, House, command
 
 

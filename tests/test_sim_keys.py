@@ -14,8 +14,9 @@ import pytest
 
 from bstar.wire.messages import Ready
 from bstar_broker.core import Node
-from bstar_broker.core.authority import Authority, Denial
+from bstar_broker.core.authority import Authority
 from bstar_broker.core.endings import Endings
+from bstar_broker.core.quotas import Denial
 from bstar_broker.core.registry import WorkerRegistry
 from sim.checks import Violation
 from sim.faults import Kind, Mood

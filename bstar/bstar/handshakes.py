@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from bstar.connections import NETWORKS_MAX
 from bstar.token_bucket import TokenBucket
 
-# A thousand clients of one address come back in the same moment after a failover, and the node's loop may be
-# a hundred milliseconds behind then. Strangers have that once.
-NETWORK_BURST = 1_000
+# Handshakes of one address that are under way at once. libzmq accepts one connection between two rounds of
+# all that are under way, so a thousand clients that come in the same moment have far fewer. Strangers have
+# this many once, which takes a node some 0.2 s.
+NETWORK_BURST = 300
 # A host with a handful of clients whose key is not listed stays below. It costs some 2 % of one core.
 NETWORK_RATE_S = 50
 # For strangers at many addresses: some 20 % of one core.
-ALL_BURST = 4_000
+ALL_BURST = 2_000
 ALL_RATE_S = 500
 # Nobody is held off for longer after the last stranger.
 HELD_S_MAX = 5.0

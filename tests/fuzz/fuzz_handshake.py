@@ -142,12 +142,16 @@ class Mutator:
     )  # fmt: skip
 
 
-def attack(endpoint: str, mutator: Mutator, runs: int, source: str = "127.0.2.1") -> int:
-    """So many strangers send what the mutator says, and read what comes. How many the node hung up on."""
+def attack(endpoint: str, mutator: Mutator, runs: int) -> int:
+    """So many strangers send what the mutator says, and read what comes. How many the node hung up on.
+
+    They come from several addresses, so that none is held off.
+    """
     port = int(endpoint.rpartition(":")[2])
     strangers: list[tcp.socket] = []
     ended = 0
-    for _ in range(runs):
+    for number in range(runs):
+        source = f"127.0.2.{1 + number % 100}"
         stranger = tcp.create_connection(("127.0.0.1", port), LIMIT_S, (source, 0))
         strangers.append(stranger)
         with contextlib.suppress(OSError):
@@ -189,8 +193,7 @@ def main(arguments: Sequence[str]) -> None:
         mutator = Mutator(record(node.endpoint, security, server_key), seed)
         ended = 0
         for done in range(0, options.runs, 500):
-            source = f"127.0.2.{1 + done // 500 % 250}"
-            ended += attack(node.endpoint, mutator, min(500, options.runs - done), source)
+            ended += attack(node.endpoint, mutator, min(500, options.runs - done))
             with pair.client() as client:
                 assert client.request("echo", b"x", timeout=LIMIT_S).frames == (b"x",)
         print(f"{options.runs} handshakes, seed {seed}: the node ended {ended} of them and serves")
