@@ -80,7 +80,7 @@ failover-picture: $(TOOLS) ## measure a kill of ours and of the published patter
 	@PYTHONPATH=chaos-tests:benchmarks:tools $(BIN)/python -m failover.picture --trials $(or $(TRIALS),5)
 
 # Not part of what has to pass: it installs servers of others.
-bench-peers: $(TOOLS) ## beside NATS and RabbitMQ, which it installs (Debian, root), 5 minutes; or ROUNDS=1, WINDOWS=100, SECONDS=1, ONLY=haclient,nats
+bench-peers: $(TOOLS) ## beside NATS and RabbitMQ, which it installs (Debian, root), 8 minutes; or ROUNDS=1, WINDOWS=100, SECONDS=1, ONLY=haclient,nats
 	@PYTHONPATH=benchmarks $(BIN)/python -m peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WINDOWS),--windows $(WINDOWS)) \
 	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SIZE),--size $(SIZE)) $(if $(ONLY),--only $(ONLY))
 

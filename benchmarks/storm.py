@@ -17,10 +17,10 @@ from bstar.security import Security
 from bstar_client import AsyncHAClient
 
 TIMEOUT_S = 60.0
-# Sockets of a client: two for each node, at most.
-_SOCKETS = 4
+# Sockets of a client, at most: two DEALERs, what watches them, and what wakes it.
+_SOCKETS = 16
 # Clients that connect at once before the measurement.
-_AT_ONCE = 50
+_AT_ONCE = 10
 
 
 async def main(endpoints: str, count: int) -> None:

@@ -113,6 +113,21 @@ def while_clients_routing_ids_change_hands(seed: int) -> Simulation:
     return simulation
 
 
+def while_waiting_clients_routing_ids_change_hands(seed: int) -> Simulation:
+    """One slow worker, so that requests wait; most of them are of plain clients, and have no identity."""
+    simulation = pair(
+        seed,
+        workers=(("worker1", "native", 1, 0.4),),
+        clients=(("client1", "mdp02"), ("client2", "native"), ("client3", "mdp02")),
+        calls_per_s=3.0,
+    )
+    attack(simulation, 40.0)
+    for number in range(20):
+        befall(simulation, Kind.CLIENT_CRASH, f"client{1 + number % 3}", 0.5)
+        simulation.run_for(2.0)
+    return simulation
+
+
 CHANGES = [while_workers_routing_ids_change_hands, while_clients_routing_ids_change_hands]
 
 
@@ -203,6 +218,11 @@ def test_a_build_that_lets_a_routing_id_change_its_owner_is_caught(monkeypatch: 
     monkeypatch.setattr(Authority, "is_new_owner", lambda self, routing_id, user_id: False)
     with pytest.raises(Violation, match=r"^\((i|j)\)"):
         of_some_seed(while_workers_routing_ids_change_hands)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_who_claims_the_routing_id_of_a_client_that_waited_gets_no_reply(seed: int) -> None:
+    while_waiting_clients_routing_ids_change_hands(seed)
 
 
 def test_a_build_that_answers_where_another_is_now_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

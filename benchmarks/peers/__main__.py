@@ -1,6 +1,6 @@
 """bstar beside NATS and RabbitMQ as a Python user meets them: ``make bench-peers``.
 
-    make bench-peers                                 windows 1, 100, 1,000, medians of 5 rounds; 5 minutes
+    make bench-peers                                 windows 1, 100, 1,000, medians of 5 rounds; 8 minutes
     make bench-peers ROUNDS=1 WINDOWS=100            quicker
     PYTHONPATH=benchmarks python -m peers --help
 
