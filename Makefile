@@ -24,7 +24,7 @@ JAVA := $(VENV)/.java-found
 # What the demo of the pipeline leaves: journal/, tables/, report.html.
 PLAYED := build/pipeline-demo
 
-.PHONY: help setup setup-dev demo pipeline-demo check test mutants sim chaos compose-test bench bench-failover failover-picture bench-peers bench-pipeline docs clean
+.PHONY: help setup setup-dev demo pipeline-demo check audit test mutants sim chaos compose-test bench bench-failover failover-picture bench-peers bench-pipeline docs clean
 
 help: ## this list
 	@printf 'bstar: make VERB\n\n'
@@ -63,6 +63,14 @@ check: $(TOOLS) ## style, types, layers of the house, generated files up to date
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	PYTHONPATH=tools $(BIN)/python -m pages --check
+
+# Not part of check: the advisories come from the network, and not every package index passes them on. A dependency that
+# nobody could look up fails it (--strict), so it never passes for want of data. The tool has a venv of its own.
+audit: $(TOOLS) ## look for known vulnerabilities of the pinned dependencies; needs an index that has advisories
+	@test -x .cache/audit/bin/pip-audit || { $(BIN)/python -m venv .cache/audit \
+	  && .cache/audit/bin/python -m pip install --disable-pip-version-check --no-input --quiet pip-audit==2.10.1; }
+	@.cache/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt \
+	  || { echo "make: a dependency is vulnerable, or (could not be audited) no advisories can be had here" >&2; exit 1; }
 
 bench: $(TOOLS) ## benchmarks, printed as a table
 	@$(BIN)/python benchmarks/run.py

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import re
-import socket
 import subprocess
 import threading
 import urllib.error
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from bstar.errors import ClosedError, NoActiveNodeError, OutcomeUnknownError, RejectedError
+from bstar.errors import ClosedError, OutcomeUnknownError, RejectedError
 from bstar.security import KeyPair, Security, new_key, read_key
 from bstar.security.keys import write_key
 from bstar.wire import native
@@ -26,6 +25,7 @@ from bstar_client import HAClient, Request, Worker, node_states
 from bstar_testing import Pair, wait_until
 from bstar_testing.nodes import COMMAND
 from bstar_testing.processes import environment
+from chaos.attacks import ATTACKS, Attack, Target, go_on_as_a_withdrawn_peer, read_the_traffic
 
 pytestmark = pytest.mark.loopback
 
@@ -79,45 +79,6 @@ def test_a_pair_with_keys_serves_and_fails_over(pair: Pair) -> None:
     assert "ballot" in pair.arbiter.log()
 
 
-def test_a_stranger_without_a_key_gets_nothing(pair: Pair) -> None:
-    with dealer(pair) as bare:
-        bare.send_multipart(native.encode_ping())
-        with pytest.raises(zmq.Again):
-            bare.recv_multipart()
-    with HAClient(pair.endpoints) as client, pytest.raises(NoActiveNodeError, match="handshake failed"):
-        client.request("price", b"x", timeout=3.0)
-
-
-def test_a_stranger_with_a_key_of_his_own_gets_nothing_and_is_named_in_the_log(pair: Pair) -> None:
-    assert pair.keys is not None
-    stranger = Security(new_key("stranger"), servers=pair.keys.security("client").servers)
-    with (
-        HAClient(pair.endpoints, security=stranger) as client,
-        pytest.raises(NoActiveNodeError, match="handshake"),
-    ):
-        client.request("price", b"x", timeout=3.0)
-    wait_until(lambda: "unknown-key" in logs(pair), "the log names him")
-    assert stranger.key.public.decode() in logs(pair)
-
-
-def test_a_node_that_poses_as_ours_gets_no_request(pair: Pair) -> None:
-    """Somebody took the node's address. He has a key, but not the node's."""
-    assert pair.keys is not None
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as thief:
-        key = new_key("thief")
-        thief.curve_server, thief.curve_secretkey = True, key.secret
-        thief.rcvtimeo = NOTHING_MS
-        port = thief.bind_to_random_port("tcp://127.0.0.1")
-        security = pair.keys.security("client")
-        with (
-            HAClient([f"tcp://127.0.0.1:{port}"], security=security) as client,
-            pytest.raises(NoActiveNodeError, match="handshake failed"),
-        ):
-            client.request("price", b"secret", timeout=3.0)
-        with pytest.raises(zmq.Again):
-            thief.recv_multipart()
-
-
 def test_a_client_calls_what_its_entry_lists_and_nothing_else(pair: Pair) -> None:
     assert pair.keys is not None
     with HAClient(pair.endpoints, security=pair.keys.security("shop")) as client:
@@ -127,19 +88,6 @@ def test_a_client_calls_what_its_entry_lists_and_nothing_else(pair: Pair) -> Non
         assert not caught.value.may_have_executed
         with pytest.raises(RejectedError):
             list(client.map("payroll", [b"1", b"2", b"3"], timeout=REPLY_S))
-
-
-def test_a_worker_cannot_take_the_work_of_another_service(pair: Pair) -> None:
-    assert pair.keys is not None
-    with dealer(pair, "seller") as bare:
-        bare.send_multipart(native.encode_ready(b"payroll", credit=1, epoch=0))
-        answer = native.decode(bare.recv_multipart())
-        assert answer.command == native.DISCONNECT
-    with dealer(pair, "client") as bare:
-        bare.send_multipart(native.encode_ready(b"price", credit=1, epoch=0))
-        assert native.decode(bare.recv_multipart()).command == native.DISCONNECT
-    state = pair.active().state()
-    assert "payroll" not in [each.service for each in state.broker.services]
 
 
 def perl(pair: Pair, role: str, name: str, *arguments: str) -> subprocess.Popen[str]:
@@ -167,21 +115,6 @@ def test_plain_programs_of_another_library_use_curve_unchanged(pair: Pair) -> No
             worker.kill()
 
 
-def test_nobody_poses_as_the_peer(pair: Pair) -> None:
-    """A client's key, and no key, hear nothing of the state link and cannot speak on it."""
-    assert pair.keys is not None
-    for security in (pair.keys.security("client"), None):
-        with zmq.Context() as context, context.socket(zmq.SUB) as spy:
-            spy.linger, spy.rcvtimeo = 0, NOTHING_MS
-            if security is not None:
-                spy.curve_publickey, spy.curve_secretkey = security.key.public, security.key.secret
-                spy.curve_serverkey = security.servers[0]
-            spy.subscribe(b"")
-            spy.connect(pair.primary.state_endpoint)
-            with pytest.raises(zmq.Again):
-                spy.recv_multipart()
-
-
 def test_an_operator_sees_the_state_and_others_do_not(pair: Pair) -> None:
     assert pair.keys is not None
     by_operator = node_states(pair.endpoints, REPLY_S, pair.keys.security("operator"))
@@ -191,21 +124,36 @@ def test_an_operator_sees_the_state_and_others_do_not(pair: Pair) -> None:
     assert "may not ask" in (report.error or "")
 
 
-def test_a_key_that_leaves_the_list_is_refused_on_its_open_connection(pair: Pair) -> None:
+def target_of(pair: Pair) -> Target:
+    """For the attacks of docs/security.md."""
     assert pair.keys is not None
-    pair.keys.add("leaver", "calls:price")
-    with HAClient(pair.endpoints, security=pair.keys.security("leaver")) as client:
-        assert client.request("price", b"x", timeout=REPLY_S).frames == (b"x",)
-        pair.keys.remove("leaver")
+    assert pair.arbiter is not None
+    return Target(
+        endpoints=(pair.primary.endpoint, pair.backup.endpoint),
+        state_endpoint=pair.primary.state_endpoint,
+        arbiter_endpoint=pair.primary.config["endpoints"]["arbiter"],
+        keys=pair.keys.folder,
+        nodes={"primary": pair.primary, "backup": pair.backup},
+        arbiter=pair.arbiter,
+        worker="seller",
+        operator="operator",
+    )
 
-        def is_refused() -> bool:
-            try:
-                client.request("price", b"x", timeout=5.0)
-            except (RejectedError, NoActiveNodeError):
-                return True
-            return False
 
-        wait_until(is_refused, "the nodes have read the list again")
+# Those that need a network of several hosts are in chaos-tests/test_attacks.py alone.
+@pytest.mark.parametrize(
+    "attack",
+    [each for each in ATTACKS if each.make not in (read_the_traffic, go_on_as_a_withdrawn_peer)],
+    ids=lambda attack: attack.make.__name__,
+)
+def test_the_attack_gets_nowhere(pair: Pair, attack: Attack) -> None:
+    attack.make(target_of(pair))
+
+
+def test_a_peer_whose_key_is_withdrawn_is_heard_no_more(own_pair: Pair) -> None:
+    assert own_pair.keys is not None
+    own_pair.keys.add("shop", "calls:price")
+    go_on_as_a_withdrawn_peer(target_of(own_pair))
 
 
 def test_a_key_is_changed_without_an_outage(pair: Pair) -> None:
@@ -232,20 +180,6 @@ def test_a_client_trusts_a_node_by_any_of_the_keys_it_was_given(pair: Pair) -> N
     mixed = Security(security.key, servers=[*others, *security.servers])
     with HAClient(pair.endpoints, security=mixed) as client:
         assert client.request("price", b"x", timeout=REPLY_S).frames == (b"x",)
-
-
-def test_garbage_before_the_handshake_harms_nobody(pair: Pair) -> None:
-    host, port = pair.primary.endpoint.removeprefix("tcp://").rsplit(":", 1)
-    seeds = [
-        b"",
-        b"\xff" * 64,
-        os.urandom(200),
-        b"\xff\0\0\0\0\0\0\0\1\x7f\3\1CURVE" + bytes(47) + os.urandom(300),
-    ]
-    for octets in seeds * 25:
-        with socket.create_connection((host, int(port)), REPLY_S) as connection, contextlib.suppress(OSError):
-            connection.sendall(octets)
-    assert pair.client().request("price", b"x", timeout=REPLY_S).frames == (b"x",)
 
 
 def test_no_secret_key_is_written_anywhere(pair: Pair) -> None:
@@ -342,43 +276,11 @@ def test_a_node_gets_a_new_key_and_its_peer_hears_it(own_pair: Pair) -> None:
     wait_until(lambda: _is_fresh(own_pair), "the nodes still hear each other")
 
 
-def test_a_peer_whose_key_is_withdrawn_is_heard_no_more(own_pair: Pair) -> None:
-    assert own_pair.keys is not None
-    own_pair.keys.remove("backup")
-    own_pair.primary.wait_for("it hears no peer", lambda state: not state.pair.is_peer_fresh)
-    own_pair.backup.wait_for("nor does the other", lambda state: not state.pair.is_peer_fresh)
-    # Started again it is refused, and its key cannot speak for the peer.
-    own_pair.backup.kill()
-    own_pair.backup.launch()
-    wait_until(
-        lambda: "lists no" in own_pair.backup.log_since_start() or not own_pair.backup.is_running, "it ends"
-    )
-    assert not own_pair.primary.state().pair.is_peer_fresh
-
-
 def test_a_worker_whose_key_is_withdrawn_gets_nothing_more(own_pair: Pair) -> None:
     assert own_pair.keys is not None
     own_pair.keys.remove("worker")
     for node in own_pair.nodes:
         node.wait_for_workers(0)
-
-
-def test_the_arbiter_is_asked_again_after_somebody_without_a_key_had_its_address(own_pair: Pair) -> None:
-    assert own_pair.arbiter is not None
-    assert own_pair.keys is not None
-    endpoint = own_pair.primary.config["endpoints"]["arbiter"]
-    own_pair.arbiter.stop()
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as impostor:
-        impostor.linger = 0
-        impostor.bind(endpoint)
-        wait_until(
-            lambda: all("handshake fails" in node.log() for node in own_pair.nodes), "both nodes met it"
-        )
-    own_pair.arbiter.launch()
-    for node in own_pair.nodes:
-        node.wait_for(
-            "hears the arbiter", lambda state: state.pair.quorum and state.pair.quorum.is_arbiter_heard
-        )
 
 
 @contextlib.contextmanager
