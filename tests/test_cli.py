@@ -27,6 +27,7 @@ from bstar.errors import (
     RejectedError,
     WorkerError,
 )
+from bstar.settings import sample_configuration
 from bstar_cli import exits
 from bstar_cli.main import main
 from bstar_cli.options import DEFAULT_ENDPOINTS, fleet_of, parse_set
@@ -177,6 +178,33 @@ def test_a_wrong_key_is_told_with_its_place(tmp_path: Path, capsys: pytest.Captu
     file.write_text("role: primary\nlimits: {worker_max: 3}\n")
     assert main(["check-config", str(file)]) == 2
     assert "limits.worker_max: unknown key; did you mean limits.workers_max?" in capsys.readouterr().err
+
+
+def test_the_files_of_the_http_endpoint_are_read_and_told_with_their_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = tmp_path / "tokens"
+    file = tmp_path / "primary.yaml"
+    file.write_text(sample_configuration("primary").replace("tokens: null", f"tokens: {tokens}"))
+    assert main(["check-config", str(file)]) == 2
+    assert f"http.tokens: {tokens}: cannot be read: No such file" in capsys.readouterr().err
+    tokens.write_text("a-token-of-16-or-more\n")
+    tokens.chmod(0o644)
+    assert main(["check-config", str(file)]) == 2
+    assert f"others may read this file of tokens: chmod 600 {tokens}" in capsys.readouterr().err
+    tokens.chmod(0o600)
+    assert main(["check-config", str(file)]) == 0
+
+
+def test_the_files_of_a_node_of_another_machine_need_not_be_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for role in ("primary", "backup"):
+        files.append(tmp_path / f"{role}.yaml")
+        files[-1].write_text(sample_configuration(role).replace("tokens: null", "tokens: /nowhere/tokens"))
+    assert main(["check-config", *map(str, files)]) == 0
+    assert f"{files[0]}: not checked: /nowhere/tokens is not on this machine" in capsys.readouterr().err
 
 
 # --- handlers -------------------------------------------------------------------------------------------

@@ -166,4 +166,4 @@ def test_the_health_check_asks_where_the_node_listens() -> None:
     for node in NODES:
         bind = settings(node).http.bind
         assert bind is not None
-        assert f"http://127.0.0.1:{bind.rpartition(':')[2]}/healthz" in DOCKERFILE
+        assert f"ENV HEALTH_URL=http://127.0.0.1:{bind.rpartition(':')[2]}/healthz\n" in DOCKERFILE

@@ -13,8 +13,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from bstar_broker.core.snapshot import JournalState, NodeState, QuorumState
-from bstar_broker.metrics import NodeCollector, make_registry
+from bstar_broker.core.snapshot import HttpState, JournalState, NodeState, QuorumState, SecurityState
+from bstar_broker.metrics import SERVICES_MAX, NodeCollector, make_registry
 from support.node_states import node_state, service_state
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -288,9 +288,64 @@ def test_a_services_name_cannot_break_the_page(name: str) -> None:
     assert value(samples(node_state(service_state(name, workers=1))), "bstar_workers", service=name) == 1
 
 
+# Why each label has few values whatever comes from the network.
+LABELS = {
+    "service": "SERVICES_MAX and other",
+    "outcome": "OUTCOMES",
+    "le": "the bounds of a histogram",
+    "bstar_state": "the states of a node",
+    "bstar_peer_state": "the states of a node",
+    "from": "the states of a node",
+    "to": "the states of a node",
+    "voter": "peer and arbiter",
+    "about": "requests and events",
+    # Words of the source, never of a message: test_malformed_storm, test_security, http_access.Reason.
+    "reason": "closed sets",
+    "version": "this node's own",
+    "pair": "this node's own",
+    "role": "this node's own",
+    "node": "this node's own",
+}
+
+
+def full_state() -> NodeState:
+    """A node with all that a node can have, and with more services than have series of their own."""
+    names = [f"service-{number}" for number in range(3 * SERVICES_MAX)]
+    http = HttpState(True, 2, {"wrong-credentials": 3}, "http.tokens: broken")
+    return msgspec.structs.replace(
+        node_state(
+            *(service_state(name, workers=1) for name in names),
+            past=tuple(service_state(f"past-{name}") for name in names),
+            quorum=QuorumState("tcp://arbiter:5010", True, True, False, True, 2),
+            peer_ignored={"stale": 7},
+            drops={"late-reply": 1},
+        ),
+        journal=JournalState("/j", 9, 3_000, 2, 5, 4, 1),
+        security=SecurityState(True, 5, 9, {"unknown-key": 2}, http=http),
+    )
+
+
+def test_every_label_has_few_values() -> None:
+    values: dict[str, set[str]] = {}
+    for _, labels in samples(full_state()):
+        for label, word in labels:
+            values.setdefault(label, set()).add(word)
+    assert values.keys() == LABELS.keys(), "say in LABELS why a new label is bounded"
+    assert len(values.pop("service")) == SERVICES_MAX + 1
+    assert max(map(len, values.values())) < 40
+
+
+def test_the_http_endpoint_tells_who_may_read_it_and_what_it_refused() -> None:
+    found = samples(full_state())
+    assert value(found, "bstar_http_tls") == 1
+    assert value(found, "bstar_http_credentials") == 2
+    assert value(found, "bstar_http_files_broken") == 1
+    assert value(found, "bstar_http_refused_total", reason="wrong-credentials") == 3
+
+
 def test_every_name_is_ours_and_every_counter_ends_in_total() -> None:
     registry = CollectorRegistry()
-    registry.register(NodeCollector(lambda: node_state(service_state("echo"), drops={"x": 1})))
+    registry.register(NodeCollector(full_state))
     for family in registry.collect():
         assert re.fullmatch(r"bstar(_[a-z]+)*", family.name)
         assert family.documentation

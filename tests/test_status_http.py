@@ -2,83 +2,22 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from bstar.errors import ClosedError, ConfigurationError
-from bstar_broker import status
-from bstar_broker.core.snapshot import NodeState
+from bstar.settings import Http
+from bstar_broker import http_server, status
 from bstar_broker.status import StatusServer
 from support.node_states import node_state, service_state
+from support.status_site import FakeNode, Site, WaitingNode, running
 
 pytestmark = pytest.mark.loopback
-
-
-class FakeNode:
-    """Answers with what it is told to."""
-
-    def __init__(self) -> None:
-        self.state: NodeState | Exception = node_state()
-        self.asked = 0
-
-    def snapshot(self, timeout_s: float) -> NodeState:
-        self.asked += 1
-        if isinstance(self.state, Exception):
-            raise self.state
-        return self.state
-
-
-class WaitingNode(FakeNode):
-    """Answers when it may."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked_now = threading.Semaphore(0)
-        self.may_answer = threading.Event()
-
-    def snapshot(self, timeout_s: float) -> NodeState:
-        self.asked_now.release()
-        assert self.may_answer.wait(30)
-        return super().snapshot(timeout_s)
-
-
-class Site:
-    """A status server and what a client sees of it."""
-
-    def __init__(self, server: StatusServer, node: FakeNode) -> None:
-        self.server = server
-        self.node = node
-
-    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=30)
-        try:
-            connection.request(method, path, headers=headers)
-            response = connection.getresponse()
-            return response, response.read()
-        finally:
-            connection.close()
-
-    def probe(self, path: str) -> tuple[int, dict[str, Any]]:
-        response, body = self.ask(path)
-        return response.status, json.loads(body)
-
-    def say(self, octets: bytes) -> bytes:
-        with socket.create_connection(("127.0.0.1", self.server.port), timeout=30) as connection:
-            connection.sendall(octets)
-            return b"".join(iter(lambda: connection.recv(65_536), b""))
-
-
-@contextmanager
-def running(node: FakeNode) -> Iterator[Site]:
-    with StatusServer("127.0.0.1:0", node.snapshot) as server:
-        yield Site(server, node)
 
 
 @pytest.fixture
@@ -214,6 +153,10 @@ def test_a_request_too_large_is_refused(site: Site) -> None:
     assert site.say(b"GET /healthz HTTP/1.1\r\n" + headers + b"\r\n").startswith(b"HTTP/1.1 431 ")
 
 
+def test_a_request_line_too_long_is_refused(site: Site) -> None:
+    assert site.say(b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 431 ")
+
+
 @pytest.mark.parametrize(
     "octets", [b"\x00\xff\x00\r\n\r\n", b"GET\r\n\r\n", b"\r\n", b"GET / HTTP/9.9\r\n\r\n"]
 )
@@ -245,7 +188,7 @@ def test_probes_in_quick_succession_share_a_snapshot(site: Site, monkeypatch: py
 def test_whole_requests_are_answered_however_many_slow_connections_there_are(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(http_server, "CONNECTIONS_MAX", 3)
     slow: list[socket.socket] = []
     try:
         for number in range(10):
@@ -267,8 +210,8 @@ def test_whole_requests_are_answered_however_many_slow_connections_there_are(
 
 
 def test_who_is_being_answered_does_not_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "CONNECTIONS_MAX", 2)
-    monkeypatch.setattr(status, "_ANSWER_S_MAX", 60.0)
+    monkeypatch.setattr(http_server, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(http_server, "_ANSWER_S_MAX", 60.0)
     node = WaitingNode()
     with running(node) as site:
         asked = [socket.create_connection(("127.0.0.1", site.server.port), timeout=30) for _ in range(2)]
@@ -284,7 +227,7 @@ def test_who_is_being_answered_does_not_make_room(monkeypatch: pytest.MonkeyPatc
 
 
 def test_who_takes_too_long_is_cut_off(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "CONNECTION_S_MAX", 0.1)
+    monkeypatch.setattr(http_server, "CONNECTION_S_MAX", 0.1)
     assert site.say(b"GET /healthz HTTP/1.1\r\nX: ") == b""
 
 
@@ -304,17 +247,17 @@ def test_close_ends_waiting_connections_and_threads() -> None:
 
 def test_an_address_in_use_is_a_configuration_error(site: Site) -> None:
     with pytest.raises(ConfigurationError, match=r"http\.bind: cannot listen on .*choose another"):
-        StatusServer(f"127.0.0.1:{site.server.port}", site.node.snapshot)
+        StatusServer(Http(bind=f"127.0.0.1:{site.server.port}"), site.node.snapshot)
 
 
 def test_a_wrong_address_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match=r"http\.bind"):
-        StatusServer("here", FakeNode().snapshot)
+        StatusServer(Http(bind="here"), FakeNode().snapshot)
 
 
 def test_ipv6_has_brackets_in_its_url() -> None:
     try:
-        server = StatusServer("[::1]:0", FakeNode().snapshot)
+        server = StatusServer(Http(bind="[::1]:0"), FakeNode().snapshot)
     except ConfigurationError:
         pytest.skip("this machine has no IPv6")
     with server:

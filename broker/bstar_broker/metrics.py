@@ -4,11 +4,11 @@ The core counts in plain integers and knows nothing of Prometheus; nothing is co
 snapshot, so all its figures belong to the same moment. If the snapshot does not come in time the scrape fails
 and ``up`` is 0, because half a page of metrics looks like health.
 
-Labels are bounded: ``from``, ``to``, ``outcome`` and ``reason`` come from closed sets of ours. Workers choose
-the names of services, so at most ``services_max`` services get series of their own. A service keeps its
-series; one that the broker has forgotten gives them up to one that needs them. All others are summed as
-``service="other"``, and so is a service of that very name. No counter goes down: ``other`` grows by what its
-services count while they are part of it.
+Labels are bounded. ``from``, ``to``, ``outcome``, ``reason``, ``voter`` and ``about`` come from closed sets
+of ours; no text of a message becomes one. Workers choose the names of services, so at most ``services_max``
+services get series of their own. A service keeps its series; one that the broker has forgotten gives them up
+to one that needs them. All others are summed as ``service="other"``, and so is a service of that very name.
+No counter goes down: ``other`` grows by what its services count while they are part of it.
 
 Nothing that is unknown is invented: ``bstar_peer_age_seconds`` is absent until the peer was heard once, and
 ``bstar_peer_state`` is then UNKNOWN. ``bstar_peer_fresh`` is always there, for alerts.
@@ -31,6 +31,7 @@ from prometheus_client.registry import Collector
 from bstar_broker.core.records import COUNTERS, LATENCY_BOUNDS_S, OUTCOMES
 from bstar_broker.core.snapshot import (
     BrokerState,
+    HttpState,
     JournalState,
     LoopState,
     NodeState,
@@ -126,6 +127,13 @@ _OF_SECURITY: tuple[Row, ...] = (
      "1 if the list of principals changed and could not be read; what it said before holds."),
     (Counter, "bstar_connections_admitted", "admitted", "Connections that proved a key of the list."),
 )
+_OF_HTTP: tuple[Row, ...] = (
+    (Gauge, "bstar_http_tls", "is_encrypted", "1 if the HTTP endpoint speaks TLS."),
+    (Gauge, "bstar_http_credentials", "credentials",
+     "Tokens and users that may read status and metrics; 0: everybody who reaches the endpoint may."),
+    (Gauge, "bstar_http_files_broken", "is_broken",
+     "1 if the certificate or the file of tokens changed and could not be read; what it said before holds."),
+)
 _OF_SERVICES: tuple[Row, ...] = (
     (Counter, "bstar_requests_accepted", "accepted", "Requests accepted."),
     (Counter, "bstar_redeliveries", "redelivered",
@@ -194,6 +202,8 @@ class NodeCollector(Collector):
             yield from _plain(_OF_SECURITY, state.security)
             text = "Connections refused: key not in the list, role that does not fit, entry beyond a bound."
             yield _labelled(Counter, "bstar_connections_refused", text, "reason", state.security.refusals)
+            if state.security.http is not None:
+                yield from _http(state.security.http)
 
     def _grouped(self, broker: BrokerState) -> list[ServiceState]:
         """One state for each label value."""
@@ -326,6 +336,12 @@ def _journal(journal: JournalState) -> Iterator[Metric]:
     text = "Records that did not fit into the journal's buffer."
     dropped = {"requests": journal.dropped_requests, "events": journal.dropped - journal.dropped_requests}
     yield _labelled(Counter, "bstar_journal_dropped", text, "about", dropped)
+
+
+def _http(http: HttpState) -> Iterator[Metric]:
+    yield from _plain(_OF_HTTP, http)
+    text = "HTTP requests without a page: no credentials, wrong ones, no TLS, or a handshake that failed."
+    yield _labelled(Counter, "bstar_http_refused", text, "reason", http.refusals)
 
 
 def _labelled(

@@ -125,7 +125,7 @@ class BrokerServer(Closing):
         self._reactor.add_reader(self._router, self._on_message, keeps_to_itself=True, read=self._read)
         self._status: StatusServer | None = None
         if settings.http.bind is not None:
-            self._status = StatusServer(settings.http.bind, self.snapshot)
+            self._status = StatusServer(settings.http, self.snapshot)
             self._resources.callback(self._status.close)
 
     def _make_machine(self, node_id: bytes) -> StarMachine:
@@ -314,14 +314,16 @@ class BrokerServer(Closing):
 
     def _security_state(self) -> SecurityState:
         gate = self._gate
+        http = None if self._status is None else self._status.access.state()
         if gate is None:
-            return SecurityState(is_on=False)
+            return SecurityState(is_on=False, http=http)
         return SecurityState(
             is_on=True,
             principals=len(gate.security.principals.all),
             admitted=gate.doorkeeper.admitted.total(),
             refusals=dict(gate.doorkeeper.refusals),
             error=gate.security.error,
+            http=http,
         )
 
     def _connections_state(self) -> ConnectionsState:

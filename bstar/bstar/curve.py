@@ -7,7 +7,7 @@ an answer ends after the socket's ``handshake_ivl``.
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import zmq
 from zmq.utils import z85
@@ -18,12 +18,11 @@ from bstar.origins import Origins
 from bstar.reactor import Reactor
 from bstar.security import KeyPair, Principal, Principals, Security, read_key
 from bstar.security.connector import GIVEN_UP_PAUSE_S, Connector
+from bstar.security.files import LOOK_INTERVAL_S, explained
 from bstar.security.zap import Doorkeeper
 
 if TYPE_CHECKING:
     from bstar.settings.schema import SecuritySettings
-
-T = TypeVar("T")
 
 _log = logging.getLogger("bstar.security")
 
@@ -34,8 +33,6 @@ _QUEUE_MESSAGES = 10_000
 _BURST_MAX = 200
 # A refusal is logged once for each reason and each key or principal, for this many; the others are counted.
 _LOGGED_MAX = 1_000
-# How often the principals file is looked at.
-_REFRESH_S = 2.0
 
 
 class NodeSecurity:
@@ -47,12 +44,12 @@ class NodeSecurity:
 
     def __init__(self, key_path: str, principals_path: str, role: str = "peer") -> None:
         # It reads YAML, which a server of one's own without keys does without.
-        from bstar.settings.principals import PrincipalsFile  # noqa: PLC0415
+        from bstar.settings.principals import watch_principals  # noqa: PLC0415
 
-        self.key = _explained("security.key", lambda: read_key(key_path))
-        self.file = _explained("security.principals", lambda: PrincipalsFile(principals_path))
-        self.error = ""
-        """Why the principals file could not be read again; "" if nothing is wrong with it."""
+        with explained("security.key"):
+            self.key = read_key(key_path)
+        with explained("security.principals"):
+            self._file = watch_principals(principals_path)
         self._path = principals_path
         self._on_change: list[Callable[[bool], object]] = []
         # What this process connects with; their servers follow the list.
@@ -74,11 +71,16 @@ class NodeSecurity:
     @property
     def principals(self) -> Principals:
         """The list as it was read last."""
-        return self.file.principals
+        return self._file.value
+
+    @property
+    def error(self) -> str:
+        """Why the principals file could not be read again; "" if nothing is wrong with it."""
+        return self._file.error
 
     def find(self, user_id: str) -> Principal | None:
         """The principal of a connection's user id; None if its key is not listed now."""
-        return self.file.principals.of_user(user_id)
+        return self._file.value.of_user(user_id)
 
     def to_peer(self) -> Security:
         """For the connection to the peer: any other key of a peer is the peer's."""
@@ -109,14 +111,8 @@ class NodeSecurity:
     def refresh(self) -> bool:
         """Read the principals file again if it has changed; True if there is a new list."""
         before = self.principals
-        try:
-            is_new = self.file.refresh()
-        except ConfigurationError as error:
-            self.error = str(error)
-            _log.error("the principals file cannot be used, what it said before holds: %s", error)
-            return False
+        is_new = self._file.refresh()
         if is_new:
-            self.error = ""
             _log.info("the principals file was read again: %d principals", len(self.principals.all))
             for role, trust in self._trusts.items():
                 trust.servers = self._keys_of(role)
@@ -126,13 +122,6 @@ class NodeSecurity:
             for handler in self._on_change:
                 handler(is_any_gone)
         return is_new
-
-
-def _explained(key: str, read: Callable[[], T]) -> T:
-    try:
-        return read()
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{key}: {error}") from error
 
 
 class Gate:
@@ -153,7 +142,7 @@ class Gate:
         socket.sndhwm = socket.rcvhwm = _QUEUE_MESSAGES
         socket.bind(_ENDPOINT)
         reactor.add_source(socket, self._on_readable)
-        self._timer = reactor.add_timer(_REFRESH_S, self._refresh)
+        self._timer = reactor.add_timer(LOOK_INTERVAL_S, self._refresh)
 
     def close(self) -> None:
         """Answer no more; new connections fail. Before the reactor is closed."""

@@ -8,6 +8,7 @@ import typer
 from bstar.curve import NodeSecurity
 from bstar.errors import ConfigurationError
 from bstar.settings import (
+    Http,
     Settings,
     check_pair,
     load,
@@ -16,6 +17,7 @@ from bstar.settings import (
     sample_configuration,
 )
 from bstar.settings.principals import load_principals
+from bstar_broker.http_access import HttpAccess
 
 
 def check_config(
@@ -48,6 +50,7 @@ def check_config(
     loaded = [load(file) for file in files]
     for file, settings in zip(files, loaded, strict=True):
         _check_keys(file, settings, is_alone=len(files) == 1)
+        _check_http(file, settings.http, is_alone=len(files) == 1)
     if len(loaded) == 2:
         check_pair(*loaded)
     for file, settings in zip(files, loaded, strict=True):
@@ -66,6 +69,16 @@ def _check_keys(file: Path, settings: Settings, *, is_alone: bool) -> None:
     else:
         load_principals(security.principals)
         typer.echo(f"{file}: not checked: {security.key} is not on this machine", err=True)
+
+
+def _check_http(file: Path, http: Http, *, is_alone: bool) -> None:
+    """Read the certificate, its key and the tokens. Those of a node of another machine need not be here."""
+    named = [path for path in (http.certificate, http.key, http.tokens) if path is not None]
+    missing = [path for path in named if not Path(path).exists()]
+    if is_alone or not missing:
+        HttpAccess(http)
+    else:
+        typer.echo(f"{file}: not checked: {', '.join(missing)} is not on this machine", err=True)
 
 
 def sample_config(

@@ -6,13 +6,13 @@ A half is 40 characters of Z85 (32/Z85). No text of an error, log or ``repr`` sh
 
 import os
 import re
-import stat
 from pathlib import Path
 
 import msgspec
 import zmq
 
 from bstar.errors import ConfigurationError
+from bstar.security.files import read_small
 from bstar.security.principals import is_public_key
 
 NAME_CHARS_MAX = 64
@@ -104,12 +104,7 @@ def read_public_key(path: str | os.PathLike[str]) -> tuple[str, bytes]:
 
 
 def _read(path: str | os.PathLike[str], *, is_secret: bool) -> tuple[str, dict[str, str]]:
-    try:
-        with Path(path).open("rb") as file:
-            is_open = bool(stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077)
-            text = file.read(_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+    text, is_open = read_small(path, _FILE_BYTES_MAX)
     values: dict[str, str] = {}
     for number, line in enumerate(text.decode("ascii", "replace").splitlines(), start=1):
         if not line.strip() or line.startswith("#"):

@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from bstar.errors import ConfigurationError
+from bstar.security.files import WatchedFiles
 from bstar.security.keys import check_name
 from bstar.security.principals import Principal, Principals, principal_of
 from bstar.settings.document import Problems, kind, locator, read_document, shown
@@ -79,29 +80,6 @@ def load_principals(path: str | os.PathLike[str]) -> Principals:
         raise ConfigurationError(f"{source}: {error}") from error
 
 
-class PrincipalsFile:
-    """The file, and what it said when it was read last. Raises ConfigurationError if it cannot be used."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
-        self._stamp = self._look()
-        self.principals = load_principals(path)
-
-    def _look(self) -> tuple[int, int, int] | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_ino, found.st_size
-
-    def refresh(self) -> bool:
-        """Read it again if it has changed; True if it says something new.
-
-        Raises ConfigurationError once for each change that cannot be used. What was read before then holds.
-        """
-        stamp = self._look()
-        if stamp == self._stamp:
-            return False
-        self._stamp = stamp
-        self.principals = load_principals(self._path)
-        return True
+def watch_principals(path: str | os.PathLike[str]) -> WatchedFiles[Principals]:
+    """The file, read again when it changes. Raises ConfigurationError if it cannot be used."""
+    return WatchedFiles("the principals file", [path], lambda: load_principals(path))

@@ -12,7 +12,7 @@ import msgspec
 from bstar.endpoints import Endpoint, parse_endpoint, parse_http_bind
 from bstar.errors import ConfigurationError
 from bstar.settings.fields import FIELDS, flatten
-from bstar.settings.schema import Settings
+from bstar.settings.schema import Http, Settings
 
 # Two numbers written as decimals and multiplied may differ by less than anyone meant.
 _ROUNDING = 1e-9
@@ -173,12 +173,7 @@ def node_problems(settings: Settings) -> Iterator[Problem]:
                 "authentication: make keys (bstar keys new), bind 127.0.0.1, or say insecure: true if the "
                 "network itself keeps strangers out",
             )
-    if "http.bind" in places and not places["http.bind"].is_loopback and not settings.http.allow_remote:
-        yield Problem(
-            ("http.bind", "http.allow_remote"),
-            "others can reach this address and would read status and metrics without a password: bind "
-            "127.0.0.1, or say http.allow_remote: true if they may",
-        )
+    yield from _http_problems(settings.http, places.get("http.bind"))
 
     bound = [path for path in ("endpoints.clients", "endpoints.state", "http.bind") if path in places]
     for at, path in enumerate(bound):
@@ -203,6 +198,23 @@ def node_problems(settings: Settings) -> Iterator[Problem]:
                 ("endpoints.peer_state", "endpoints.state"),
                 "is this node's own endpoints.state: give the other node's",
             )
+
+
+def _http_problems(http: Http, place: Endpoint | None) -> Iterator[Problem]:
+    if (http.certificate is None) != (http.key is None):
+        given, missing = ("certificate", "key") if http.key is None else ("key", "certificate")
+        yield Problem(
+            (f"http.{missing}", f"http.{given}"),
+            f"is missing beside http.{given}: TLS needs a certificate and its private key",
+        )
+    is_guarded = http.certificate is not None and http.tokens is not None
+    if place is not None and not place.is_loopback and not is_guarded and not http.allow_remote:
+        yield Problem(
+            ("http.bind", "http.allow_remote", "http.certificate", "http.tokens"),
+            "others can reach this address and read status and metrics, because TLS (http.certificate, "
+            "http.key) or http.tokens is missing: name these files, bind 127.0.0.1, or say "
+            "http.allow_remote: true if the network itself keeps strangers out",
+        )
 
 
 # What both nodes must say alike, and why.

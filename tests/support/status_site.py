@@ -1,0 +1,90 @@
+"""A status server before a node that answers as it is told, and what a client sees of it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from bstar.settings import Http
+from bstar_broker.core.snapshot import NodeState
+from bstar_broker.status import StatusServer
+from support.node_states import node_state
+from support.waiting import LIMIT_S
+
+
+class FakeNode:
+    """Answers with what it is told to."""
+
+    def __init__(self) -> None:
+        self.state: NodeState | Exception = node_state()
+        self.asked = 0
+
+    def snapshot(self, timeout_s: float) -> NodeState:
+        self.asked += 1
+        if isinstance(self.state, Exception):
+            raise self.state
+        return self.state
+
+
+class WaitingNode(FakeNode):
+    """Answers when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_now = threading.Semaphore(0)
+        self.may_answer = threading.Event()
+
+    def snapshot(self, timeout_s: float) -> NodeState:
+        self.asked_now.release()
+        assert self.may_answer.wait(LIMIT_S)
+        return super().snapshot(timeout_s)
+
+
+class Site:
+    """A status server and what a client sees of it."""
+
+    def __init__(self, server: StatusServer, node: FakeNode, trust: ssl.SSLContext | None) -> None:
+        self.server = server
+        self.node = node
+        self.trust = trust
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+        connection = (
+            http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=LIMIT_S)
+            if self.trust is None
+            else http.client.HTTPSConnection(
+                "127.0.0.1", self.server.port, timeout=LIMIT_S, context=self.trust
+            )
+        )
+        try:
+            connection.request(method, path, headers=headers)
+            response = connection.getresponse()
+            return response, response.read()
+        finally:
+            connection.close()
+
+    def probe(self, path: str) -> tuple[int, dict[str, Any]]:
+        response, body = self.ask(path)
+        return response.status, json.loads(body)
+
+    def say(self, octets: bytes) -> bytes:
+        """What comes back for these octets, without TLS, until the server hangs up."""
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=LIMIT_S) as connection:
+            connection.sendall(octets)
+            return b"".join(iter(lambda: connection.recv(65_536), b""))
+
+
+@contextmanager
+def running(node: FakeNode, http: Http | None = None, trust: ssl.SSLContext | None = None) -> Iterator[Site]:
+    """``trust`` is what clients use, if the server has TLS."""
+    http = msgspec.structs.replace(http or Http(), bind="127.0.0.1:0")
+    with StatusServer(http, node.snapshot) as server:
+        yield Site(server, node, trust)
