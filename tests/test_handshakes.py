@@ -11,7 +11,15 @@ import zmq
 
 from bstar import Reactor
 from bstar.connections import ListenerFilter, network_of
-from bstar.handshakes import ALL_BURST, HELD_S_MAX, NETWORK_BURST, NETWORK_RATE_S, HandshakeBudget
+from bstar.handshakes import (
+    ALL_BURST,
+    HANDSHAKE_S_MAX,
+    HELD_S_MAX,
+    NETWORK_BURST,
+    NETWORK_RATE_S,
+    NETWORK_UNDER_WAY,
+    HandshakeBudget,
+)
 from bstar.listener import Listener
 from bstar.token_bucket import TokenBucket
 from support.waiting import LIMIT_S
@@ -24,6 +32,12 @@ def accept(budget: HandshakeBudget, network: bytes | None, count: int, now: floa
         budget.accepted(network, now)
 
 
+def fail(budget: HandshakeBudget, network: bytes | None, count: int, now: float = 0.0) -> None:
+    for _ in range(count):
+        budget.accepted(network, now)
+        budget.ended(network, now, now)
+
+
 def test_a_bucket_fills_to_its_capacity_and_its_debt_is_bounded() -> None:
     bucket = TokenBucket(10, 0.0, capacity=20, debt_max=5)
     assert [bucket.take(20, 0.0), bucket.take(1, 0.0), bucket.take(1, 0.1)] == [0, 1, 0]
@@ -32,69 +46,110 @@ def test_a_bucket_fills_to_its_capacity_and_its_debt_is_bounded() -> None:
     assert bucket.level(100.0) == 20
 
 
-def test_an_address_whose_handshakes_do_not_end_well_is_held_off_and_no_other_one() -> None:
+def test_an_address_whose_handshakes_fail_is_held_off_and_no_other_one() -> None:
     budget = HandshakeBudget(0.0)
-    accept(budget, HERE, NETWORK_BURST - 1)
-    accept(budget, THERE, 5)
+    fail(budget, HERE, NETWORK_BURST - 1)
+    fail(budget, THERE, 5)
     assert not budget.held
-    accept(budget, HERE, 1)
+    fail(budget, HERE, 1)
     assert budget.held == {HERE}
     assert not budget.is_all_held
 
 
-def test_clients_pay_nothing_however_many_come() -> None:
+def test_an_address_has_so_many_handshakes_under_way() -> None:
     budget = HandshakeBudget(0.0)
-    for _ in range(50):
-        accept(budget, HERE, 200)
-        for _ in range(200):
+    accept(budget, HERE, NETWORK_UNDER_WAY - 1)
+    assert not budget.held
+    accept(budget, HERE, 1)
+    assert budget.held == {HERE}
+    for _ in range(NETWORK_UNDER_WAY // 2):
+        budget.authenticated(HERE)
+    budget.look(0.1)
+    assert not budget.held
+
+
+def test_clients_pay_nothing_however_many_come_and_go() -> None:
+    budget = HandshakeBudget(0.0)
+    for _ in range(5):
+        accept(budget, HERE, 3_000)
+        for _ in range(3_000):
             budget.authenticated(HERE)
+        for _ in range(3_000):
+            budget.ended(HERE, 0.0, 1.0)
     assert (budget.held, budget.is_all_held) == (frozenset(), False)
+
+
+def test_a_client_that_ends_while_another_one_shakes_hands_pays_nothing() -> None:
+    budget = HandshakeBudget(0.0)
+    for _ in range(3 * NETWORK_BURST):
+        accept(budget, HERE, 2)
+        budget.authenticated(HERE)
+        budget.ended(HERE, 0.0, 0.0)
+        budget.authenticated(HERE)
+        budget.ended(HERE, 0.0, 0.0)
+    assert not budget.held
+
+
+def test_what_ends_after_a_long_time_had_shaken_hands() -> None:
+    budget = HandshakeBudget(0.0)
+    for _ in range(3 * NETWORK_BURST):
+        accept(budget, HERE, 1, 20.0)
+        budget.ended(HERE, 0.0, 20.0)
+        budget.authenticated(HERE)
+    assert not budget.held
 
 
 def test_an_address_comes_in_again_with_tokens_for_a_second() -> None:
     budget = HandshakeBudget(0.0)
-    accept(budget, HERE, NETWORK_BURST)
+    fail(budget, HERE, NETWORK_BURST)
     budget.look(0.9)
     assert budget.held == {HERE}
     budget.look(1.1)
     assert not budget.held
-    accept(budget, HERE, NETWORK_RATE_S + 10, 1.1)
+    fail(budget, HERE, NETWORK_RATE_S + 10, 1.1)
     assert budget.held == {HERE}
 
 
 def test_nobody_is_held_off_for_long_after_the_flood() -> None:
     budget = HandshakeBudget(0.0)
-    accept(budget, HERE, 100 * NETWORK_BURST)
+    fail(budget, HERE, 10 * ALL_BURST)
     assert budget.is_all_held
     budget.look(HELD_S_MAX + 0.1)
+    assert (budget.held, budget.is_all_held) == (frozenset(), False)
+
+
+def test_handshakes_whose_end_nobody_told_are_forgotten() -> None:
+    budget = HandshakeBudget(0.0)
+    accept(budget, HERE, 2 * NETWORK_UNDER_WAY)
+    budget.look(HANDSHAKE_S_MAX + 0.1)
     assert (budget.held, budget.is_all_held) == (frozenset(), False)
 
 
 def test_strangers_of_many_addresses_are_held_off_together() -> None:
     budget = HandshakeBudget(0.0)
     for number in range(ALL_BURST):
-        budget.accepted(number.to_bytes(4, "big"), 0.0)
+        fail(budget, number.to_bytes(4, "big"), 1)
     assert (budget.held, budget.is_all_held) == (frozenset(), True)
 
 
 def test_without_keys_there_is_one_budget() -> None:
     budget = HandshakeBudget(0.0)
-    accept(budget, None, ALL_BURST - 1)
-    assert not budget.is_all_held
+    fail(budget, None, ALL_BURST - 1)
+    accept(budget, None, 1)
     budget.authenticated(None)
-    accept(budget, None, 1)
+    budget.ended(None, 0.0, 0.0)
     assert not budget.is_all_held
-    accept(budget, None, 1)
+    fail(budget, None, 1)
     assert budget.is_all_held
 
 
-def test_buckets_of_addresses_are_bounded_and_forgotten() -> None:
+def test_accounts_of_addresses_are_bounded_and_forgotten() -> None:
     budget = HandshakeBudget(0.0)
     for number in range(10_000):
-        budget.accepted(number.to_bytes(4, "big"), 0.0)
-    assert len(budget._buckets) <= 4_096
+        fail(budget, number.to_bytes(4, "big"), 1)
+    assert len(budget._accounts) <= 4_096
     budget.look(10.0)
-    assert not budget._buckets
+    assert not budget._accounts
 
 
 def test_a_network_is_an_ipv4_address_or_the_half_of_an_ipv6_one() -> None:
@@ -164,7 +219,10 @@ def test_everybody_is_held_off_until_the_last_who_wanted_it_gives_in(listener: t
 
 @linux
 @pytest.mark.loopback
-def test_a_listener_holds_an_address_off_that_only_connects(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_holds_an_address_off_that_only_connects(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bstar.handshakes.NETWORK_BURST", 100)
     with zmq.Context() as context, Reactor() as reactor, context.socket(zmq.ROUTER) as router:
         _, router.curve_secretkey = zmq.curve_keypair()
         router.curve_server, router.linger = True, 0
@@ -175,11 +233,15 @@ def test_a_listener_holds_an_address_off_that_only_connects(caplog: pytest.LogCa
         connections: list[tcp.socket] = []
         try:
             connections += [
-                tcp.create_connection(("127.0.0.1", port), LIMIT_S, ("127.0.0.2", 0))
-                for _ in range(NETWORK_BURST)
+                tcp.create_connection(("127.0.0.1", port), LIMIT_S, ("127.0.0.2", 0)) for _ in range(200)
             ]
             until = reactor.now() + LIMIT_S
-            while listener.accepted < NETWORK_BURST:
+            while listener.accepted < 200:
+                assert reactor.now() < until
+                reactor.turn()
+            for connection in connections:
+                connection.close()
+            while not listener.budget.held:
                 assert reactor.now() < until
                 reactor.turn()
             assert listener.budget.held == {b"\x7f\0\0\2"}

@@ -6,6 +6,7 @@ A socket has one monitor. The listener reads it, remembers the open connections,
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 import zmq
 
@@ -24,6 +25,15 @@ _LOOK_INTERVAL_S = 0.25
 _REPORT_INTERVAL_S = 60.0
 _REPORTED_MAX = 20
 
+
+class Opened(NamedTuple):
+    """An open connection. ``peer`` is None if it ended before its address could be asked."""
+
+    peer: Peer | None
+    network: bytes | None
+    at: float
+
+
 Follower = Callable[[int, int], object]
 """Gets each EVENT_ACCEPTED and EVENT_DISCONNECTED with the connection's descriptor."""
 
@@ -32,8 +42,8 @@ class Listener:
     """Binds a socket. In the reactor's thread.
 
     ``is_keyed``: the socket takes CURVE connections only, and its owner calls ``authenticated`` for each.
-    ``open`` are the connections by descriptor, with the address and port of the other side; None if it ended
-    before that could be asked. Raises zmq.ZMQError if the socket cannot be bound to ``endpoint``.
+    ``open`` are the connections by descriptor. Raises zmq.ZMQError if the socket cannot be bound to
+    ``endpoint``.
     """
 
     def __init__(
@@ -42,7 +52,7 @@ class Listener:
         self._reactor = reactor
         self._socket = socket
         self._is_keyed = is_keyed
-        self.open: dict[int, Peer | None] = {}
+        self.open: dict[int, Opened] = {}
         self.accepted = 0
         self.hang_ups = 0
         self._followers: list[Follower] = []
@@ -91,7 +101,8 @@ class Listener:
 
     def hang_up(self, descriptor: int) -> None:
         """End an open connection."""
-        if hang_up(descriptor, self._place, self.open.get(descriptor)):
+        opened = self.open.get(descriptor)
+        if hang_up(descriptor, self._place, None if opened is None else opened.peer):
             self.hang_ups += 1
 
     def catch_up(self) -> None:
@@ -113,20 +124,27 @@ class Listener:
             if event == zmq.EVENT_ACCEPTED:
                 self._on_accepted(value, now)
             else:
-                self.open.pop(value, None)
+                self._on_ended(value, now)
             for follow in self._followers:
                 follow(event, value)
         self._apply(now)
 
     def _on_accepted(self, descriptor: int, now: float) -> None:
         self.accepted += 1
-        self.open[descriptor] = peer = peer_of(descriptor)
-        network = None if peer is None else network_of(peer[0])
-        self.budget.accepted(network if self._is_keyed else None, now)
+        self._on_ended(descriptor, now)
+        peer = peer_of(descriptor)
+        network = None if peer is None or not self._is_keyed else network_of(peer[0])
+        self.open[descriptor] = Opened(peer, network, now)
+        self.budget.accepted(network, now)
         # It waited in the kernel's queue when the others were held off.
         is_held = self.budget.is_all_held or network in self.budget.held
         if self.descriptors.accepted(descriptor, now) or is_held:
             self.hang_up(descriptor)
+
+    def _on_ended(self, descriptor: int, now: float) -> None:
+        opened = self.open.pop(descriptor, None)
+        if opened is not None:
+            self.budget.ended(opened.network, opened.at, now)
 
     def _look(self, now: float) -> None:
         self.descriptors.look(now)
