@@ -41,6 +41,8 @@ _SETTINGS = {
     # With a column for each field of each kind, deducing what filters imply takes the optimizer longer than
     # it takes to read a small journal.
     "spark.sql.constraintPropagation.enabled": "false",
+    # Else each operation on a column asks the JVM five times more, to note which line of Python it stands in.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Else Spark refuses a Python data source that can take filters (format("bstar")).
     "spark.sql.python.filterPushdown.enabled": "true",
 }
