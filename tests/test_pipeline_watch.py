@@ -1,7 +1,8 @@
 """The stream comes to what the batch job comes to, though it is killed, and gets files late, twice, torn.
 
-Starting Spark is what takes the time: one watch is killed, one ended by a signal. The other watches run in
-the session of all tests, and find what a kill leaves behind.
+Starting Spark and each micro-batch are what takes the time: one watch is killed, and the next one goes on,
+gets new files and is ended by a signal. The other watches run in the session of all tests, and find what a
+kill leaves behind.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ def tell(text):
     print(text, flush=True)
 
 spark = open_session("watch", master="local[2]", settings={SETTINGS!r})
-settings = WatchSettings(journals=sys.argv[1], root=sys.argv[2], files_max=2, partitions=1, interval_s=0)
+settings = WatchSettings(journals=sys.argv[1], root=sys.argv[2], files_max=3, partitions=1, interval_s=0)
 with Watch(spark, settings, tell=tell) as watch, stopped_by_signals(watch):
     watch.run()
 print("ended", flush=True)
@@ -88,7 +89,7 @@ def watch_what_is_there(spark: "SparkSession", journals: Path, root: Path) -> st
     from bstar_pipeline.watch import Watch, WatchSettings
 
     told: list[str] = []
-    settings = WatchSettings(str(journals), str(root), files_max=2, partitions=1, interval_s=0)
+    settings = WatchSettings(str(journals), str(root), files_max=3, partitions=1, interval_s=0)
     with Watch(spark.newSession(), settings, available_now=True, tell=told.append) as watch:
         watch.run()
     return "\n".join(told)
@@ -136,10 +137,25 @@ def rows_of(frame: "DataFrame") -> list[Any]:
     return sorted(frame.collect(), key=repr)
 
 
+def put_what_comes_first(journals: Path, made: Path) -> bytes:
+    """Six files; returns what a later one holds: a copy of the first, and records of two days before."""
+    one = segments(Run("primary"), made, count=3, packed=True)
+    other = segments(Run("backup", boot="b" * 32, at_us=AT_US + 1800_000_000), made, count=2, packed=False)
+    old = segments(Run("primary", boot="0" * 32, at_us=AT_US - 2 * DAY_US), made, count=2, packed=True)
+    contents = {path: path.read_bytes() for path in (one[0], other[0], one[1], one[2], other[1], old[0])}
+    # In the middle a packed file without its end, and one with lines that are none; three in a micro-batch.
+    contents[one[1]] = contents[one[1]][: len(contents[one[1]]) // 2]
+    contents[other[1]] += 2 * b'{"v":99,"kind":"request"}\nnonsense\n'
+    now = int(time.time()) - 1000
+    for number, (path, content) in enumerate(contents.items()):
+        put(journals / path.name, content, now + number)
+    return one[0].read_bytes() + old[1].read_bytes()
+
+
 @pytest.mark.spark
 @pytest.mark.loopback
 @pytest.mark.timeout(3000)
-def test_a_watch_killed_three_times_comes_to_what_the_batch_job_comes_to(
+def test_a_watch_killed_three_times_and_ended_by_sigterm_comes_to_what_the_batch_job_comes_to(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
     from pyspark.sql import functions as F  # noqa: N812
@@ -147,36 +163,30 @@ def test_a_watch_killed_three_times_comes_to_what_the_batch_job_comes_to(
     from bstar_pipeline import bronze, micro_batch, sketch
     from bstar_pipeline.gold.objectives import objectives, sketches
 
-    journals, root, made = tmp_path / "journals", tmp_path / "tables", tmp_path / "made"
+    journals, root = tmp_path / "journals", tmp_path / "tables"
     journals.mkdir()
-    one = segments(Run("primary"), made, count=3, packed=True)
-    other = segments(Run("backup", boot="b" * 32, at_us=AT_US + 1800_000_000), made, count=2, packed=False)
-    old = segments(Run("primary", boot="0" * 32, at_us=AT_US - 2 * DAY_US), made, count=1, packed=True)
-    now = int(time.time()) - 1000
-    # In the middle a packed file without its end, and one with lines that are none; two in a micro-batch.
-    files = [one[0], other[0], one[1], one[2]]
-    for number, path in enumerate(files):
-        content = path.read_bytes()
-        put(journals / path.name, content[: len(content) // 2] if path is one[1] else content, now + number)
-    garbage = b'{"v":99,"kind":"request"}\nnonsense\n'
-    put(journals / other[1].name, other[1].read_bytes() + garbage + garbage, now + 10)
-
+    late = put_what_comes_first(journals, tmp_path / "made")
     with watch(journals, root) as process:
         # Between the first table of a micro-batch and its end.
         process.wait_for(lambda: any((root / "stream" / "sketches").rglob("batch=0/*.parquet")))
         process.kill()
-    told = watch_what_is_there(spark, journals, root)
+    with watch(journals, root) as process:
+        process.wait_for(lambda: "batch 1:" in process.log.read_text())
+        put(journals / "copy.ndjson.gz", late, int(time.time()))
+        process.wait_for(lambda: "batch 2:" in process.log.read_text())
+        assert process.stop() == 0, process.log.read_text()
+    told = process.log.read_text()
+    assert told.endswith("ended\n")
+    assert "Traceback" not in told
     assert [f"batch {number}:" in told for number in range(4)] == [True, True, True, False]
     forget(root, 2, has_begun=False)
-    # A copy under another name, and a file of two days ago.
-    put(journals / f"copy.{one[0].name}", one[0].read_bytes(), now + 20)
-    put(journals / old[0].name, old[0].read_bytes(), now + 21)
     told += watch_what_is_there(spark, journals, root)
-    forget(root, 3, has_begun=True)
+    forget(root, 2, has_begun=True)
     told += watch_what_is_there(spark, journals, root)
 
     batch = bronze.read(spark, [str(journals)])
-    by_batch = sketches(batch.records)
+    records = batch.records.persist()
+    by_batch = sketches(records).persist()
     by_stream = micro_batch.read(spark, str(root), "stream.sketches")
     added = by_stream.groupBy(*(name for name in by_batch.columns if name != "weight")).agg(
         sketch.total("weight").alias("weight")
@@ -189,40 +199,20 @@ def test_a_watch_killed_three_times_comes_to_what_the_batch_job_comes_to(
         *(F.sum(name).alias(name) for name in ("files", "requests", "events", "rejected"))
     )
     (came,) = arrivals.collect()
-    counts = {row["topic"]: row["count"] for row in batch.records.groupBy("topic").count().collect()}
+    counts = {row["topic"]: row["count"] for row in records.groupBy("topic").count().collect()}
     assert (came["requests"], came["events"]) == (counts["requests"], counts["events"])
-    assert 200 < came["requests"] < 240  # all but what the torn file lacks
+    assert 240 < came["requests"] < 280  # all but what the torn file lacks
     assert came["rejected"] == 4
     key = ["boot", "seq", "kind", "at"]
     kept = micro_batch.read(spark, str(root), "stream.records").select(*key)
-    assert rows_of(kept) == rows_of(batch.records.where("topic = 'events'").select(*key))
+    assert rows_of(kept) == rows_of(records.where("topic = 'events'").select(*key))
     assert micro_batch.read(spark, str(root), "stream.rejected").count() == 4
 
     news = micro_batch.read(spark, str(root), "stream.news").collect()
     assert {row["kind"] for row in news} == {"state", "alert", "both-active"}
     assert len({(row["kind"], row["key"]) for row in news}) == len(news)
-    assert told.count("batch 3: 1 file, 40 requests, 3 events") == 2
-    assert "43 lines that had come before" in told
+    # By a process that was awake when the file came, and after either kill.
+    assert told.count("batch 2: 1 file, 40 requests, 2 events") == 3
+    assert told.count("43 lines that had come before") == 3
     assert "state orders/primary: PRIMARY -> ACTIVE on PEER_LOST" in told
     assert "too late" not in told
-
-
-@pytest.mark.spark
-@pytest.mark.loopback
-@pytest.mark.timeout(1800)
-def test_a_watch_goes_on_with_new_files_and_ends_in_good_order_on_sigterm(tmp_path: Path) -> None:
-    from support.spark_fixtures import need_java
-
-    need_java()
-    journals, root, made = tmp_path / "journals", tmp_path / "tables", tmp_path / "made"
-    journals.mkdir()
-    first, second = segments(Run("primary"), made, count=2, packed=True)
-    put(journals / first.name, first.read_bytes(), int(time.time()))
-    with watch(journals, root) as process:
-        process.wait_for(lambda: "batch 0: 1 file, 40 requests" in process.log.read_text())
-        put(journals / second.name, second.read_bytes(), int(time.time()))
-        process.wait_for(lambda: "batch 1: 1 file, 40 requests" in process.log.read_text())
-        assert process.stop() == 0, process.log.read_text()
-    told = process.log.read_text()
-    assert told.endswith("ended\n")
-    assert "Traceback" not in told
