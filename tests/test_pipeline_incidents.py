@@ -1,22 +1,34 @@
 """Incidents and audit against synthetic journals whose truth is known: all of it is found, and nothing else.
 
-Three pairs go through the whole pipeline at once: one with journals of everybody and broken promises, one of
+One batch job reads the journals of three pairs: one with journals of everybody and broken promises, one of
 which only the brokers keep journals (on machines whose clocks differ, one of them set meanwhile), and one to
-which nothing happens.
+which nothing happens. It runs under Spark Connect, with Spark's settings as users have them: nothing in it
+reaches for a driver in its own process.
 """
 
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import duckdb
 import pytest
 
 from bstar_pipeline.synth import INCIDENT_KINDS, VIOLATION_KINDS, Incident, SynthSettings, Truth, generate
+from bstar_pipeline.tables import TABLES
+from support import connect_job
+from support.spark_fixtures import need_java
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+# It ends a hang; a busy machine takes its time.
+LIMIT_S = 1_800.0
+pytestmark = [pytest.mark.spark, pytest.mark.loopback, pytest.mark.timeout(LIMIT_S + 60)]
 
 CLOCK_SKEW_US = 2_000
 EVERYBODY = SynthSettings(
@@ -65,8 +77,10 @@ CALM = SynthSettings(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the pipeline says, and the truth by pair."""
+    """What the pipeline says, and the truth by pair. ``told``: what the job's process printed."""
 
+    root: Path
+    told: dict[str, Any]
     incidents: list[Any]
     audit: list[Any]
     truths: dict[str, Truth]
@@ -78,32 +92,46 @@ class Found:
         return [one for one in self.audit if one.pair == pair and one.verdict == "violated"]
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> Found:
-    from bstar_pipeline import bronze, silver
-    from bstar_pipeline.gold.audit import audit
-    from bstar_pipeline.gold.incidents import incidents
+def rows(root: Path, name: str) -> list[Any]:
+    """The rows of a table, with a field for each column."""
+    files = f"{root}/{TABLES[name].path}/*/*/*.parquet"
+    found = duckdb.execute(f"FROM read_parquet('{files}', hive_partitioning = true)")
+    columns = [column[0] for column in found.description or ()]
+    return [SimpleNamespace(**dict(zip(columns, row, strict=True))) for row in found.fetchall()]
 
-    truths, paths = {}, []
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    need_java()
+    truths, journals = {}, []
     for settings in (EVERYBODY, BROKERS, CALM):
         folder = tmp_path_factory.mktemp(settings.pair_name)
         truths[settings.pair_name] = generate(settings, folder)
-        paths.append(str(folder / "journal"))
-    # Each table is written before the next one is made of it, as a job does.
-    tables = tmp_path_factory.mktemp("tables")
-
-    def kept(name: str, frame: "DataFrame") -> "DataFrame":
-        path = str(tables / name)
-        frame.write.parquet(path)
-        return spark.read.parquet(path)
-
-    records = kept("records", bronze.read(spark, paths).records)
-    runs = kept("runs", silver.runs(records))
-    requests = kept("requests", silver.requests(records, runs))
-    states = kept("states", silver.states(records, runs))
-    return Found(
-        incidents(records, runs, states, requests).collect(), audit(requests, runs, states).collect(), truths
+        journals.append(str(folder / "journal"))
+    root = tmp_path_factory.mktemp("connect") / "tables"
+    done = subprocess.run(
+        [sys.executable, connect_job.__file__, str(root), *journals],
+        cwd=root.parent,
+        env={**os.environ, "SPARK_TESTING": "1"},  # a free port; otherwise it is always 15002
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    return Found(root, told, rows(root, "gold.incidents"), rows(root, "gold.audit"), truths)
+
+
+def test_the_batch_job_runs_under_spark_connect(found: Found) -> None:
+    assert found.told["session"].startswith("pyspark.sql.connect.")
+    requests = Counter(row.pair for row in rows(found.root, "silver.requests"))
+    assert found.told["requests"] == requests.total()
+    for pair in ("brokers", "calm"):
+        services = found.truths[pair].requests[pair]
+        assert requests[pair] == sum(sum(counts.values()) for counts in services.values()) > 500
+        objectives = (row for row in rows(found.root, "gold.objectives") if row.pair == pair)
+        assert {row.service for row in objectives} == set(services)
 
 
 @pytest.mark.parametrize("pair", ["everybody", "brokers", "calm"])
@@ -160,7 +188,7 @@ def test_each_broken_promise_is_named_and_nothing_else(found: Found) -> None:
 def test_what_the_guarantees_allow_is_counted_and_what_nobody_can_tell_is_said(found: Found) -> None:
     def count(pair: str, rule: str, verdict: str) -> int:
         return sum(
-            one["count"] for one in found.audit if (one.pair, one.rule, one.verdict) == (pair, rule, verdict)
+            one.count for one in found.audit if (one.pair, one.rule, one.verdict) == (pair, rule, verdict)
         )
 
     everybody, calm = found.truths["everybody"], found.truths["calm"]
@@ -172,7 +200,7 @@ def test_what_the_guarantees_allow_is_counted_and_what_nobody_can_tell_is_said(f
     assert not [one for one in found.audit if one.pair == "calm" and one.verdict != "excused"]
     brokers = sum(sum(counts.values()) for counts in found.truths["brokers"].requests["brokers"].values())
     unseen = [one for one in found.audit if one.pair == "brokers" and "not in a client's journal" in one.text]
-    assert sum(one["count"] for one in unseen) == brokers
+    assert sum(one.count for one in unseen) == brokers
     assert count("brokers", "answered-twice", "violated") == 0
     killed = [one.text for one in found.audit if one.pair == "brokers" and "ended without a word" in one.text]
     assert len(killed) == 3

@@ -1,6 +1,6 @@
-"""Run by test_pipeline_connect in a process of its own: the batch job under Spark Connect.
+"""Run by test_pipeline_incidents in a process of its own: the batch job under Spark Connect.
 
-connect_job.py JOURNAL ROOT
+connect_job.py ROOT JOURNAL…
 """
 
 import json
@@ -24,15 +24,15 @@ SETTINGS = {
 }
 
 
-def main(journal: str, root: str) -> None:
+def main(root: str, journals: list[str]) -> None:
     """Run it; print one JSON object about it."""
     spark = open_session("connect", remote="local[2]", settings=SETTINGS)
     try:
-        summary = job.run(spark, [journal], root)
+        summary = job.run(spark, journals, root)
         print(json.dumps({"session": type(spark).__module__, "requests": summary.requests}))
     finally:
         spark.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], sys.argv[2:])
