@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,13 @@ from support.requirements import REQUIREMENTS
 TESTS = Path(__file__).parent
 
 
-def named_requirements() -> Iterator[tuple[str, str]]:
+@functools.cache
+def named_requirements() -> frozenset[tuple[str, str]]:
     """The id in each `requirement("…")` of the test modules, and the module's name.
 
     Read from the source, so that the answer does not depend on which tests were selected.
     """
+    found = set()
     for path in sorted(TESTS.glob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
@@ -26,15 +28,13 @@ def named_requirements() -> Iterator[tuple[str, str]]:
                     func=ast.Name(id="requirement") | ast.Attribute(attr="requirement"),
                     args=[ast.Constant(value=str(name))],
                 ):
-                    yield name, path.name
-
-
-NAMED = list(named_requirements())
+                    found.add((name, path.name))
+    return frozenset(found)
 
 
 @pytest.mark.parametrize("requirement_id", REQUIREMENTS)
 def test_the_requirement_has_a_test(requirement_id: str) -> None:
-    assert requirement_id in {name for name, _ in NAMED}, (
+    assert requirement_id in {name for name, _ in named_requirements()}, (
         f"no test for {requirement_id}: {REQUIREMENTS[requirement_id]}"
     )
 
@@ -42,7 +42,9 @@ def test_the_requirement_has_a_test(requirement_id: str) -> None:
 def test_every_name_is_in_the_list() -> None:
     families = tuple({requirement_id.split("-")[0] + "-" for requirement_id in REQUIREMENTS})
     unknown = {
-        (name, module) for name, module in NAMED if name.startswith(families) and name not in REQUIREMENTS
+        (name, module)
+        for name, module in named_requirements()
+        if name.startswith(families) and name not in REQUIREMENTS
     }
     assert unknown == set()
 
@@ -51,7 +53,7 @@ def test_names_have_one_shape() -> None:
     """A misspelt family would go unnoticed otherwise."""
     odd = {
         (name, module)
-        for name, module in NAMED
+        for name, module in named_requirements()
         if not re.fullmatch(r"(MDP[12]|MMI|BST|BSN)-[A-Z]-\d\d", name)
     }
     assert odd == set()
