@@ -29,10 +29,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from chaos.lock import exclusive
+
 T = TypeVar("T")
 
 _CLONE_NEWNET = 0x40000000
 _FOLDER = Path("/run/netns")
+_LOCK = Path("/run/lock/bstar-chaos-leftovers")
 _NAME = re.compile(r"bstar-chaos-(?P<pid>\d+)-(?P<started>\d+)-\d+-.+")
 _PORT_FIRST = 5001
 # It ends a hang; nothing is measured by it.
@@ -139,14 +142,17 @@ class Namespace:
 
 
 def remove_leftovers() -> list[str]:
-    """Remove the namespaces of runs that are no more, and what still runs in them; their names."""
-    names = [path.name for path in _FOLDER.iterdir()] if _FOLDER.is_dir() else []
+    """Remove the namespaces of runs that are no more, and what still runs in them; their names.
+
+    Of several processes that call it at once each namespace is removed by one.
+    """
     removed = []
-    for name in names:
-        match = _NAME.fullmatch(name)
-        if match is not None and _started(int(match["pid"])) != int(match["started"]):
-            Namespace(name).close()
-            removed.append(name)
+    with exclusive(_LOCK):
+        for name in [path.name for path in _FOLDER.iterdir()] if _FOLDER.is_dir() else []:
+            match = _NAME.fullmatch(name)
+            if match is not None and _started(int(match["pid"])) != int(match["started"]):
+                Namespace(name).close()
+                removed.append(name)
     return removed
 
 

@@ -23,6 +23,7 @@ import requests
 from bstar_testing.hosts import LoopbackHost
 from bstar_testing.processes import Process
 from chaos.history import Writer
+from chaos.lock import exclusive
 
 VERSION = "2.12.0"
 MODULE = "github.com/Shopify/toxiproxy/v2"
@@ -37,25 +38,29 @@ class ToxiproxyMissingError(Exception):
 
 
 def get_binary() -> Path:
-    """The path of a Toxiproxy server. Builds it the first time, which takes up to some minutes."""
+    """The path of a Toxiproxy server. Builds it the first time, which takes up to some minutes.
+
+    Of several processes that ask at once one builds it and the others wait.
+    """
     found = shutil.which("toxiproxy-server")
     if found is not None:
         return Path(found)
     binary = CACHE / "toxiproxy-server"
     if not binary.exists():
-        _build(binary)
+        with exclusive(CACHE / "lock"):
+            if not binary.exists():
+                _build(binary)
     return binary
 
 
 def _build(binary: Path) -> None:
     go = _find_go()
-    CACHE.mkdir(parents=True, exist_ok=True)
     say(f"building the Toxiproxy server {VERSION} with {go} (once; up to some minutes)")
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="build-") as folder:
         flags = f"-X {MODULE}.Version={VERSION}"
         command = [go, "install", "-ldflags", flags, f"{MODULE}/cmd/server@v{VERSION}"]
         _run(command, {"GOBIN": folder, "GOFLAGS": "", "CGO_ENABLED": "0"})
-        # One step, so that two runs at once do not meet a half-written file.
+        # One step: a build that was killed leaves no half-written file.
         (Path(folder) / "server").replace(binary)
 
 

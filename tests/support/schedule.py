@@ -1,7 +1,8 @@
-"""Which tests share a process, and which begin first, when pytest-xdist runs the suite (``make test``).
+"""Which tests share a process, and which begin first, under pytest-xdist (``make test``, ``make chaos``).
 
 The tests of a file stay in one process and share its fixtures. Those that need Spark share two sessions.
-The order is about time alone: a long file that begins last keeps one process busy while the others wait.
+Each chaos test is a run of its own, wherever it runs. The order is about time alone: what is long and begins
+last keeps one process busy while the others wait.
 """
 
 from __future__ import annotations
@@ -17,11 +18,9 @@ if TYPE_CHECKING:
 
 # Files that share a session, each list about as long as the other.
 _SESSIONS = (
-    ("pipeline_job", "pipeline_incidents", "pipeline_report_tables", "pipeline_sketch", "pipeline_store"),
+    ("pipeline_job", "source", "pipeline_report_tables", "calls", "pipeline_sketch", "pipeline_store"),
     (
         "pipeline_watch",
-        "source",
-        "calls",
         "pipeline_bronze",
         "pipeline_capacity",
         "pipeline_objectives",
@@ -37,7 +36,7 @@ _LONG = (
     "fleet_loopback",
     "epoch_liars",
     "arbiter_process",
-    "pipeline_connect",
+    "pipeline_incidents",
     "docs_programs",
     "cli_streams",
     "state_publisher",
@@ -59,14 +58,25 @@ _LONG = (
     "example",
 )
 _SCOPES = {f"tests/test_{file}.py": f"session {n}" for n, files in enumerate(_SESSIONS) for file in files}
-_ORDER = [*_SCOPES, *(f"tests/test_{file}.py" for file in _LONG)]
+# Its tests look at one run.
+_CHAOS_JOURNAL = "chaos-tests/test_pair_journal.py"
+_ORDER = [
+    *_SCOPES,
+    *(f"tests/test_{file}.py" for file in _LONG),
+    _CHAOS_JOURNAL,
+    "chaos-tests/test_dead_machine.py",
+    "chaos-tests/test_exploratory.py",
+    "chaos-tests/test_partitions.py",
+]
 
 
 class _Scheduler(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Gives a process the tests of one file, or of all files that share a session."""
+    """Gives a process the tests of one file, or of all files that share a session, or one chaos test."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
+        if file.startswith("chaos-tests/") and file != _CHAOS_JOURNAL:
+            return nodeid
         return _SCOPES.get(file, file)
 
 
@@ -79,8 +89,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Schedu
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Three processes for two cores: most of what a test does is to wait for other processes."""
-    return max(1, (os.cpu_count() or 1) * 3 // 2)
+    """Four processes for two cores: most of what a test does is to wait for other processes."""
+    return 2 * (os.cpu_count() or 1)
 
 
 @pytest.hookimpl(trylast=True)
