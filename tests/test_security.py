@@ -1,16 +1,22 @@
-"""Keys, the list of principals, the ZAP handler's decisions and the broker's, without a socket."""
+"""Keys, the list of principals, the ZAP handler's decisions and the broker's, and how a socket connects."""
 
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from bstar.errors import ConfigurationError
 from bstar.security import KeyPair, Principal, Principals, Quota, Security, new_key, read_key, read_public_key
+from bstar.security.connector import Connector
 from bstar.security.keys import write_key
 from bstar.security.principals import Patterns
 from bstar.security.zap import CLIENTS, PEERS, Doorkeeper
 from bstar.settings.principals import load_principals, watch_principals
+
+# Nobody listens there.
+ENDPOINT = "tcp://127.0.0.1:1"
 
 A, B, C = (new_key(name) for name in ("a", "b", "c"))
 
@@ -269,3 +275,43 @@ def test_a_peer_enters_the_state_link_alone() -> None:
     door = doorkeeper(entry(A, is_peer=True), entry(B, offers=Patterns(["*"])))
     replies = [door.answer(ask(domain, key * 32)) for domain in (PEERS, CLIENTS) for key in (b"a", b"b")]
     assert [reply[2] for reply in replies if reply is not None] == [b"200", b"300", b"300", b"200"]
+
+
+# --- connections ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dealer() -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.handshake_ivl = 1_000
+        yield socket
+
+
+def test_a_handshake_that_fails_gets_more_time_in_the_next_round_of_keys(dealer: zmq.Socket[bytes]) -> None:
+    """Otherwise a storm of clients at a busy node never ends."""
+    own, *servers = (new_key(name) for name in ("own", "primary", "backup"))
+    connector = Connector(dealer, ENDPOINT, Security(own, servers=[key.public for key in servers]))
+    connector.connect()
+    limits, pauses = [dealer.handshake_ivl], []
+    for _ in range(8):
+        pauses.append(connector.note(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL))
+        assert connector.is_connecting is not pauses[-1]
+        if pauses[-1]:
+            connector.connect_again()
+        limits.append(dealer.handshake_ivl)
+    assert pauses == [False, True] * 4
+    assert limits == [1_000, 1_000, 2_000, 2_000, *[4_000] * 5]
+    assert not connector.note(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    connector.connect_again()
+    assert dealer.handshake_ivl == 1_000
+
+
+def test_libzmq_tries_again_by_itself_without_keys(dealer: zmq.Socket[bytes]) -> None:
+    connector = Connector(dealer, ENDPOINT, None)
+    connector.connect()
+    assert not connector.note(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+    assert connector.is_connecting
+    assert not connector.is_untrusted
+    assert connector.note(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+    assert connector.is_untrusted

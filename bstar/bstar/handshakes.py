@@ -14,7 +14,7 @@ from bstar.token_bucket import TokenBucket
 
 # Thousands of clients of one address come back in the same moment after a failover.
 NETWORK_UNDER_WAY = 4_000
-# A thousand clients of one address fail twice if their host is too busy to shake hands within 2 s. Strangers
+# A thousand clients of one address fail twice if their host is too busy to shake hands in time. Strangers
 # have this many once.
 NETWORK_BURST = 2_000
 # A host with a handful of clients whose key is not listed stays below. It costs some 2 % of one core.

@@ -75,7 +75,8 @@ def new_router(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]"
 def set_up_listener(socket: "zmq.Socket[bytes]") -> None:
     """Options of a socket that many connect to: one that says nothing, or whose host is gone, is closed."""
     socket.ipv6 = True
-    socket.handshake_ivl = 2_000
+    # More than clients wait, or a storm of handshakes on a busy machine would end none.
+    socket.handshake_ivl = 5_000
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = 10
     socket.tcp_keepalive_intvl = 5

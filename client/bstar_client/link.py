@@ -109,6 +109,7 @@ class Link:
         socket.setsockopt(zmq.CONFLATE, 1)
         socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
         socket.setsockopt(zmq.HEARTBEAT_TTL, ttl_ms)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, 0)  # the node is known, and ends it by itself
         number = self._connector.number if self._connector is not None else 0
         Connector(socket, self.endpoint, self._settings.security, number).connect()
         self._keepalive = socket

@@ -16,6 +16,9 @@ FAILURES: Final = (
 GIVEN_UP_PAUSE_S: Final = 1.0
 """How long an owner waits after ``note`` returned True."""
 
+# A handshake that failed gets twice the time in the next round of keys, this often: a busy node needs it, and
+# to give up early and begin again would make it busier.
+_DOUBLINGS_MAX: Final = 2
 # libzmq does not try again by itself after these.
 _GIVEN_UP: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
@@ -25,7 +28,8 @@ class Connector:
     the socket is connected or tries to be.
 
     A handshake fails if the server has another key than the one tried, if it refuses ours, or if one side
-    wants CURVE and the other does not. ``number`` says which of the servers' keys is tried.
+    wants CURVE and the other does not, or if it takes longer than the socket's ``handshake_ivl``. ``number``
+    says which of the servers' keys is tried.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class Connector:
         self._security = security
         self.number = number
         self.failures = 0
+        self._limit_ms = int(socket.getsockopt(zmq.HANDSHAKE_IVL))
         self._is_given_up = False
         self._server = b""
         self.is_connecting = False
@@ -58,7 +63,7 @@ class Connector:
         key, count = self._security.key, len(self._security.servers)
         return (
             f"the handshake fails with each of {count} server key(s): the node does not list key {key.name} "
-            f"({key.public.decode()}), or has another key than these, or none"
+            f"({key.public.decode()}), has another key than these or none, or is too busy"
         )
 
     def connect(self) -> None:
@@ -68,6 +73,8 @@ class Connector:
             if not security.servers:
                 return
             self._server = security.servers[self.number % len(security.servers)]
+            rounds = self.failures // len(security.servers)
+            self._socket.handshake_ivl = self._limit_ms << min(rounds, _DOUBLINGS_MAX)
             self._socket.curve_publickey = security.key.public
             self._socket.curve_secretkey = security.key.secret
             self._socket.curve_serverkey = self._server
@@ -93,7 +100,7 @@ class Connector:
             self.connect_again()
 
     def note(self, event: int) -> bool:
-        """Take note of an event. True if libzmq tries no more: call ``connect_again`` after a pause."""
+        """Take note of an event. True if nobody tries any more: call ``connect_again`` after a pause."""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.failures = 0
             self._is_given_up = False
@@ -102,6 +109,9 @@ class Connector:
             if event in _GIVEN_UP:
                 self._is_given_up = True
                 return True
-            if self._security is not None and self.failures % max(1, len(self._security.servers)):
+            if self._security is not None:
+                if not self.failures % max(1, len(self._security.servers)):
+                    self.disconnect()
+                    return True
                 self.connect_again()
         return False
