@@ -14,14 +14,14 @@ from bstar.token_bucket import TokenBucket
 
 # Thousands of clients of one address come back in the same moment after a failover.
 NETWORK_UNDER_WAY = 4_000
-# A thousand clients of one address fail twice if their host is too busy to shake hands in time. Strangers
+# A host that is too busy to shake hands in time makes some of its clients fail. Strangers
 # have this many once.
-NETWORK_BURST = 2_000
+NETWORK_BURST = 500
 # A host with a handful of clients whose key is not listed stays below. It costs some 2 % of one core.
 NETWORK_RATE_S = 50
 # For strangers at many addresses: some 20 % of one core.
 ALL_UNDER_WAY = 8_000
-ALL_BURST = 4_000
+ALL_BURST = 1_000
 ALL_RATE_S = 500
 # Nobody is held off for longer after the last failure.
 HELD_S_MAX = 5.0

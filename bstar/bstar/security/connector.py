@@ -16,9 +16,9 @@ FAILURES: Final = (
 GIVEN_UP_PAUSE_S: Final = 1.0
 """How long an owner waits after ``note`` returned True."""
 
-# A handshake that failed gets twice the time in the next round of keys, this often: a busy node needs it, and
-# to give up early and begin again would make it busier.
-_DOUBLINGS_MAX: Final = 2
+# With keys a handshake gets so many times the limit of one in plain, and more after a round of keys has failed:
+# a busy node or client needs it, and to give up early and begin again would make both busier.
+_PATIENCE: Final = (2, 4)
 # libzmq does not try again by itself after these.
 _GIVEN_UP: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
@@ -28,7 +28,7 @@ class Connector:
     the socket is connected or tries to be.
 
     A handshake fails if the server has another key than the one tried, if it refuses ours, or if one side
-    wants CURVE and the other does not, or if it takes longer than the socket's ``handshake_ivl``. ``number``
+    wants CURVE and the other does not, or if it takes longer than the limit (``_PATIENCE``). ``number``
     says which of the servers' keys is tried.
     """
 
@@ -73,8 +73,8 @@ class Connector:
             if not security.servers:
                 return
             self._server = security.servers[self.number % len(security.servers)]
-            rounds = self.failures // len(security.servers)
-            self._socket.handshake_ivl = self._limit_ms << min(rounds, _DOUBLINGS_MAX)
+            has_failed = self.failures >= len(security.servers)
+            self._socket.handshake_ivl = self._limit_ms * _PATIENCE[has_failed]
             self._socket.curve_publickey = security.key.public
             self._socket.curve_secretkey = security.key.secret
             self._socket.curve_serverkey = self._server
