@@ -16,7 +16,7 @@ FAILURES: Final = (
 GIVEN_UP_PAUSE_S: Final = 1.0
 """How long an owner waits after ``note`` returned True."""
 
-# With keys a handshake gets so many times the limit of one in plain, and more after a round of keys has failed:
+# With keys a handshake gets so many times the limit of a plain one, more after a round of keys has failed:
 # a busy node or client needs it, and to give up early and begin again would make both busier.
 _PATIENCE: Final = (2, 4)
 # libzmq does not try again by itself after these.
