@@ -257,3 +257,12 @@ def test_a_listener_holds_an_address_off_that_only_connects(
                 connection.close()
             listener.close()
             listener.close()
+
+
+def test_a_handshake_whose_end_nobody_noted_is_forgotten() -> None:
+    """Else the accounts of addresses that came once would fill the table."""
+    budget = HandshakeBudget(0.0)
+    budget.authenticated(HERE)
+    accept(budget, HERE, 1)
+    budget.look(HANDSHAKE_S_MAX + 1)
+    assert not budget._accounts

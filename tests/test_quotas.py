@@ -61,6 +61,33 @@ def test_a_plain_client_beyond_it_hears_nothing(house: House) -> None:
     assert house.drops == {"outstanding": 1}
 
 
+def test_a_request_that_is_sent_again_is_joined_and_not_counted_again(house: House) -> None:
+    """The client comes back with another routing id; the worker's answer must reach it."""
+    bound(house, outstanding=1, requests_per_s=1.0)
+    house.offer("worker")
+    house.call("shop", client=b"c1", id_=numbered(1))
+    assert house.call("shop", client=b"c2", id_=numbered(1)) == []
+    assert held(house) == 1
+    final = native.encode_final(numbered(1), house.node.machine.epoch, 0, [b"y"])
+    assert b"c2" in [frames[0] for frames in house.hear("worker", b"worker", final)]
+
+
+def test_a_batch_that_is_sent_again_is_joined(house: House) -> None:
+    bound(house, outstanding=2)
+    assert house.hear("shop", b"c1", batch(2)) == []
+    assert house.hear("shop", b"c2", batch(2)) == []
+    assert not house.drops
+
+
+def test_one_large_body_makes_an_entry_wait_for_a_minute_at_most(house: House) -> None:
+    bound(house, bytes_per_s=0.001)
+    house.call("shop", id_=numbered(1))
+    (answer,) = house.call("shop", id_=numbered(2))
+    assert command(answer)[:2] == (b"client", native.BUSY)
+    house.tick(61.0)
+    assert house.call("shop", id_=numbered(3)) == []
+
+
 def test_an_answer_makes_room(house: House) -> None:
     bound(house, outstanding=1)
     house.offer("worker")

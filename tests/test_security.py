@@ -315,3 +315,25 @@ def test_libzmq_tries_again_by_itself_without_keys(dealer: zmq.Socket[bytes]) ->
     assert not connector.is_untrusted
     assert connector.note(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
     assert connector.is_untrusted
+
+
+def test_a_server_that_is_trusted_again_is_connected_to_again(dealer: zmq.Socket[bytes]) -> None:
+    """An operator takes a key off the list by mistake, and puts it back."""
+    own, server = new_key("own"), new_key("primary").public
+    security = Security(own, servers=[server])
+    connector = Connector(dealer, ENDPOINT, security)
+    connector.connect()
+    for servers, is_connecting in (((), False), ((server,), True)):
+        security.servers = servers
+        connector.follow_trust()
+        assert connector.is_connecting is is_connecting
+
+
+def test_each_attempt_to_connect_is_announced(dealer: zmq.Socket[bytes]) -> None:
+    own, *servers = (new_key(name) for name in ("own", "primary", "backup"))
+    attempts = []
+    security = Security(own, servers=[key.public for key in servers])
+    connector = Connector(dealer, ENDPOINT, security, on_connect=lambda: attempts.append(connector.number))
+    connector.connect()
+    connector.note(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+    assert attempts == [0, 1]

@@ -224,8 +224,13 @@ class BoundedServer(HTTPServer):
         with self._lock:
             has_room = len(self._connections) < CONNECTIONS_MAX or self._make_room(now)
             if has_room:
-                self._connections[thread] = connection
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the process may have no more threads
+                    _log.warning("an HTTP request got no answer: %s", error)
+                    has_room = False
+                else:
+                    self._connections[thread] = connection
         if not has_room:
             self.shutdown_request(request)
 

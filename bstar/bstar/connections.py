@@ -11,7 +11,7 @@ import socket as stdlib_socket
 import struct
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import zmq
 
@@ -30,7 +30,7 @@ _IP = 0xFFF0_0000
 _DROP = _STEP.pack(0x06, 0, 0, 0)
 _TAKE = _STEP.pack(0x06, 0, 0, 0xFFFF_FFFF)
 NETWORKS_MAX = 256
-"""Networks that one listener can hold off. The kernel takes 4,096 steps, and each packet passes them all."""
+"""Networks that one listener can hold off; each packet passes the steps of all."""
 
 Peer = tuple[str, int]
 
@@ -150,14 +150,24 @@ class ListenerFilter:
     def _apply(self) -> None:
         if self._listener is None:
             return
-        steps = _DROP if self._holders else _program(self._networks)
-        with suppress(OSError), _borrowed(self._listener) as socket:
-            if steps:
-                program = ctypes.create_string_buffer(steps, len(steps))
-                value = struct.pack("@HP", len(steps) // _STEP.size, ctypes.addressof(program))
-                socket.setsockopt(stdlib_socket.SOL_SOCKET, _SO_ATTACH_FILTER, value)
-            else:
-                socket.setsockopt(stdlib_socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+        networks = sorted(self._networks)
+        while not self._attach(_DROP if self._holders else _program(networks)) and networks:
+            # The kernel has less room for steps (net.core.optmem_max); older kernels have 20,480 octets.
+            del networks[len(networks) // 2 :]
+
+    def _attach(self, steps: bytes) -> bool:
+        assert self._listener is not None
+        try:
+            with _borrowed(self._listener) as socket:
+                if steps:
+                    program = ctypes.create_string_buffer(steps, len(steps))
+                    value = struct.pack("@HP", len(steps) // _STEP.size, ctypes.addressof(program))
+                    socket.setsockopt(stdlib_socket.SOL_SOCKET, _SO_ATTACH_FILTER, value)
+                else:
+                    socket.setsockopt(stdlib_socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+        except OSError:
+            return False
+        return True
 
 
 def _program(networks: Iterable[bytes]) -> bytes:

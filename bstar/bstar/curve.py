@@ -31,8 +31,10 @@ _ENDPOINT = "inproc://zeromq.zap.01"
 _QUEUE_MESSAGES = 10_000
 # A turn answers so many, then messages and timers have theirs. An answer takes some 5 µs.
 _BURST_MAX = 200
-# A refusal is logged once for each reason and each key or principal, for this many; the others are counted.
+# A refusal is logged once in ten minutes for each reason and each key or principal, for this many; the others
+# are counted.
 _LOGGED_MAX = 1_000
+_LOGGED_S = 600.0
 
 
 class NodeSecurity:
@@ -136,6 +138,8 @@ class Gate:
         self.user_id = ""
         self.origins = Origins()
         self._logged: set[tuple[str, str]] = set()
+        self._logged_since = reactor.now()
+        self._catch_up: Callable[[], object] = lambda: None
         self.doorkeeper = Doorkeeper(security.principals, lambda key: z85.encode(key).decode(), self._report)
         self._socket = socket = context.socket(zmq.ROUTER)
         socket.linger = 0
@@ -162,6 +166,8 @@ class Gate:
         ``why_not`` says why a principal may open no more connections; ``on_ended``: see ``Origins``.
         """
         self.origins.follow(listener, on_ended)
+        # What happened to connections before they asked here counts first.
+        self._catch_up = listener.catch_up
 
         def admit(entered: bytes, address: str) -> bytes:
             if entered != domain:
@@ -183,6 +189,9 @@ class Gate:
     def _refresh(self, now: float) -> None:
         if self.security.refresh():
             self.doorkeeper.principals = self.security.principals
+            self._logged_since = 0.0
+        if now - self._logged_since >= _LOGGED_S:
+            self._logged_since = now
             self._logged.clear()
 
     def _on_readable(self, now: float) -> None:
@@ -193,6 +202,7 @@ class Gate:
                 return
             # libzmq puts an empty frame between its address and the request, as REQ does.
             at = frames.index(b"") + 1 if b"" in frames else 1
+            self._catch_up()
             reply = self.doorkeeper.answer(frames[at:])
             if reply is not None:
                 self._socket.send_multipart([*frames[:at], *reply], zmq.NOBLOCK)

@@ -63,11 +63,15 @@ class _Account:
         return self._under_way >= self._under_way_max or self._bucket.level(now) <= 0
 
     def is_settled(self, now: float) -> bool:
-        if now - self._used_at > HANDSHAKE_S_MAX:
-            self._under_way = 0
+        self._expire(now)
         return self._under_way <= self._under_way_max // 2 and self._bucket.level(now) >= self._rate_s
 
+    def _expire(self, now: float) -> None:
+        if now - self._used_at > HANDSHAKE_S_MAX:
+            self._under_way = 0
+
     def is_idle(self, now: float) -> bool:
+        self._expire(now)
         return not self._under_way and self._bucket.is_full(now)
 
 

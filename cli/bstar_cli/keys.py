@@ -1,5 +1,6 @@
 """``bstar keys``: the CURVE keys of nodes, workers and clients, and the list of who may connect."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,7 +221,20 @@ def _check(lines: list[str]) -> None:
 def _append(listed: Path, lines: list[str]) -> None:
     try:
         text = listed.read_text(encoding="utf-8") if listed.exists() else LIST_HEAD
-        listed.write_text(text + "\n" * (not text.endswith("\n")) + "".join(lines), encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{listed}: cannot be read: {error.strerror}") from error
+    _write_list(listed, text + "\n" * (not text.endswith("\n")) + "".join(lines))
+
+
+def _write_list(listed: Path, text: str) -> None:
+    """Nodes read the list: they find the old one or the new one, also after a crash or on a full disk."""
+    new = listed.with_name(f"{listed.name}.new")
+    try:
+        with new.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(listed)
     except OSError as error:
         raise ConfigurationError(f"{listed}: cannot be written: {error.strerror}") from error
 
@@ -243,6 +257,4 @@ def _replace_keys(listed: Path, name: str, public: list[str]) -> None:
         f"{listed}: the entry of {name} is not in one line as bstar keys new writes it: put these keys there "
         f"yourself: {listing}",
     )
-    new_text = listed.with_name(f"{listed.name}.new")
-    new_text.write_text(text, encoding="utf-8")
-    new_text.replace(listed)
+    _write_list(listed, text)

@@ -81,7 +81,9 @@ class Link:
         self.monitor.linger = 0
         self.socket = socket
         # The keys of the nodes probably stand in the order of their endpoints.
-        self._connector = Connector(socket, self.endpoint, settings.security, self._index)
+        self._connector = Connector(
+            socket, self.endpoint, settings.security, self._index, on_connect=lambda: _name_anew(socket)
+        )
         try:
             self.connect()
         except zmq.ZMQError:
@@ -93,8 +95,6 @@ class Link:
         if self.socket is not None and self._connector is not None:
             if not self._connector.is_connecting:
                 self.changes()  # forget the last events of the ended connection
-            # The routing ids that libzmq gives begin with a zero.
-            self.socket.setsockopt(zmq.ROUTING_ID, b"\x01" + os.urandom(15))
             self._connector.connect_again()
 
     def keep_alive(self, routing_id: bytes, interval_ms: int, ttl_ms: int) -> None:
@@ -241,6 +241,11 @@ class Link:
 
     def _connect_later(self, pause_ms: float) -> None:
         self._notes.retries[self._index] = time.monotonic() + pause_ms / 1000
+
+
+def _name_anew(socket: "zmq.Socket[bytes]") -> None:
+    """Give the next connection another routing id. Those that libzmq gives begin with a zero."""
+    socket.setsockopt(zmq.ROUTING_ID, b"\x01" + os.urandom(15))
 
 
 class Notes:

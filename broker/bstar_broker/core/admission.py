@@ -226,8 +226,15 @@ class Admission:
             or self._is_known(message)
         )
 
+    def knows(self, message: Request | Requests) -> bool:
+        """True if the node has this request, or any of these."""
+        if isinstance(message, Requests):
+            return self._is_known(message)
+        identity = message.identity
+        bundled = self._bundles.by_number.get(identity[:16], {})
+        return identity in self._by_identity or int.from_bytes(identity[16:], "big") in bundled
+
     def _is_known(self, message: Requests) -> bool:
-        """True if the node has any of these requests."""
         bundled = self._bundles.by_number.get(message.client_id)
         if bundled is not None and not bundled.keys().isdisjoint(message.numbers):
             return True

@@ -108,6 +108,10 @@ class Broker:
             outputs.append(Send(native_broker.CODEC.failure(asker, self.ledger.epoch, code, text)))
         return outputs
 
+    def knows(self, message: messages.Request | messages.Requests) -> bool:
+        """True if this request, or one of these, came before and has no reply."""
+        return self._admission.knows(message)
+
     def deny(self, message: messages.FromPeer, denial: Denial, now: float) -> list[Output]:
         """A message that its sender may not send: tell the sender if its dialect can, and count it."""
         if isinstance(message, messages.Requests):

@@ -33,7 +33,7 @@ from bstar_broker.core.broker import Broker
 from bstar_broker.core.management import answer, broker_state
 from bstar_broker.core.observer import Observer
 from bstar_broker.core.outputs import HangUp, Output, Send
-from bstar_broker.core.quotas import Origin
+from bstar_broker.core.quotas import QUOTA_REASONS, Denial, Origin
 from bstar_broker.core.readiness import readiness
 from bstar_broker.core.settings import BrokerSettings
 from bstar_broker.core.snapshot import (
@@ -161,19 +161,22 @@ class Node:
             self.authority.quotas.leave(frames[0])
             return outputs + self.receive_frames(frames, now, user_id)
         denial = self.authority.judge(message, user_id, now)
-        if denial is None:
+        if denial is None or (isinstance(message, Request) and self._is_repeated(message, denial)):
             return None
-        if denial.splits:
-            assert isinstance(message, Requests)
+        if isinstance(message, Requests) and (denial.splits or self._is_repeated(message, denial)):
             return self.broker.receive_singly(message, partial(self._receive_split, user_id), now)
         return self.broker.deny(message, denial, now)
 
     def _receive_split(self, user_id: str, request: Request, now: float) -> list[Output]:
         assert self.authority is not None
         denial = self.authority.judge_split(request, user_id, now)
-        if denial is None:
+        if denial is None or self._is_repeated(request, denial):
             return self._receive_request(request, now)
         return self.broker.deny(request, denial, now)
+
+    def _is_repeated(self, message: Request | Requests, denial: Denial) -> bool:
+        """True if a quota denies what was counted before: the caller is to join the request under way."""
+        return denial.reason in QUOTA_REASONS and self.broker.knows(message)
 
     def _receive_unread(
         self, frames: list[bytes], error: RemoteProtocolError, user_id: str, now: float

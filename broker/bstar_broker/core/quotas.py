@@ -19,6 +19,10 @@ from bstar.wire.messages import Request, Requests
 
 # When a request may come again that waits for the end of others, or for another connection.
 _RETRY_MS = 50
+# Why requests are refused that may come again; not those that the node has already.
+QUOTA_REASONS = frozenset(("outstanding", "rate-limited"))
+# One large message or batch makes an entry wait for so long at most.
+_DEBT_S_MAX = 60.0
 # All keys that left the list, together: each message is refused, and more than these end the connection.
 WITHDRAWN = Principal("", (), quota=Quota(messages_per_s=100))
 
@@ -75,7 +79,7 @@ class Account:
         """The list has another quota for it."""
         self.quota = quota
         self.messages, self.requests, self.octets = (
-            None if rate_s is None else TokenBucket(rate_s, now)
+            None if rate_s is None else TokenBucket(rate_s, now, debt_max=rate_s * _DEBT_S_MAX)
             for rate_s in (quota.messages_per_s, quota.requests_per_s, quota.bytes_per_s)
         )
 

@@ -1,5 +1,6 @@
 """Connects a socket to one endpoint, in plain or with CURVE, and tries the keys that its server may have."""
 
+from collections.abc import Callable
 from typing import Final
 
 import zmq
@@ -29,16 +30,22 @@ class Connector:
 
     A handshake fails if the server has another key than the one tried, if it refuses ours, or if one side
     wants CURVE and the other does not, or if it takes longer than the limit (``_PATIENCE``). ``number``
-    says which of the servers' keys is tried.
+    says which of the servers' keys is tried. ``on_connect`` sets what each attempt has of its own.
     """
 
     def __init__(
-        self, socket: "zmq.Socket[bytes]", endpoint: str, security: Security | None, number: int = 0
+        self,
+        socket: "zmq.Socket[bytes]",
+        endpoint: str,
+        security: Security | None,
+        number: int = 0,
+        on_connect: Callable[[], object] = lambda: None,
     ) -> None:
         self._socket = socket
         self._endpoint = endpoint
         self._security = security
         self.number = number
+        self._on_connect = on_connect
         self.failures = 0
         self._limit_ms = int(socket.getsockopt(zmq.HANDSHAKE_IVL))
         self._is_given_up = False
@@ -78,6 +85,7 @@ class Connector:
             self._socket.curve_publickey = security.key.public
             self._socket.curve_secretkey = security.key.secret
             self._socket.curve_serverkey = self._server
+        self._on_connect()
         self._socket.connect(self._endpoint)
         self.is_connecting = True
 
@@ -95,8 +103,12 @@ class Connector:
         self.connect()
 
     def follow_trust(self) -> None:
-        """The trusted servers have changed: end a connection to one that is not among them now."""
-        if self._security is not None and self._server not in self._security.servers:
+        """The trusted servers have changed: end a connection to one that is not among them now, or connect
+        to one of them if there was none.
+        """
+        if self._security is None:
+            return
+        if not self.is_connecting or self._server not in self._security.servers:
             self.connect_again()
 
     def note(self, event: int) -> bool:

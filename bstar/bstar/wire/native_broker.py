@@ -249,7 +249,8 @@ class NativeCodec:
 
     def busy(self, asker: Asker, epoch: int, retry_after_ms: int, text: bytes) -> Frames:
         """``[header] [text]``"""
-        head = native.header(native.BUSY, identity=asker.identity, epoch=epoch, value=retry_after_ms)
+        wait_ms = min(retry_after_ms, NEVER_MS)
+        head = native.header(native.BUSY, identity=asker.identity, epoch=epoch, value=wait_ms)
         return [asker.sender, head, text]
 
     def not_active(self, asker: Asker, status: NodeStatus, was_dispatched: bool) -> Frames:
