@@ -293,7 +293,8 @@ def test_with_an_arbiter_one_node_serves_whatever_the_network_does(
     """
     endpoint, pid = arbiter
     profile = Profile(settings={**PATIENT.settings, "endpoints.arbiter": endpoint})
-    cast = Cast(profile=profile, carriers=(("arbiter", pid),))
+    # The arbiter runs before there is a pair that could give it a key. test_attacks.py has one with a key.
+    cast = Cast(profile=profile, carriers=(("arbiter", pid),), has_keys=False)
     with stage("arbiter", cast=cast_on(network, cast)) as run:
         primary, backup = run.cluster.nodes
         with run.fault("cut+clients", "peer link", hits_peer_link=True):
