@@ -16,7 +16,7 @@ RUN python3 -m venv /opt/bstar
 # Dependencies change less often than the program: their layer is kept until they do.
 COPY constraints.txt ./
 RUN /opt/bstar/bin/pip install --disable-pip-version-check --no-input --no-cache-dir --constraint constraints.txt \
-    pyzmq msgspec transitions PyYAML prometheus-client typer rich structlog
+    pyzmq msgspec transitions PyYAML prometheus-client typer rich structlog cronsim tzdata
 COPY . .
 RUN /opt/bstar/bin/pip install --disable-pip-version-check --no-input --no-cache-dir --constraint constraints.txt '.[server]' \
  && /opt/bstar/bin/pip check \
@@ -31,7 +31,7 @@ LABEL org.opencontainers.image.title="bstar" \
 # "keys" of docker-compose.yml writes to the last three.
 RUN groupadd --gid 10001 bstar \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/bstar --shell /usr/sbin/nologin bstar \
- && install -d -o bstar -g bstar -m 0750 /var/lib/bstar /var/lib/bstar/journal \
+ && install -d -o bstar -g bstar -m 0750 /var/lib/bstar /var/lib/bstar/journal /var/lib/bstar/store \
  && install -d -o bstar -g bstar -m 0700 /keys /worker-keys /load-keys
 COPY --from=build /opt/bstar /opt/bstar
 ENV PATH=/opt/bstar/bin:$PATH \

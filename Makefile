@@ -24,7 +24,7 @@ JAVA := $(VENV)/.java-found
 # What the demo of the pipeline leaves: journal/, tables/, report.html.
 PLAYED := build/pipeline-demo
 
-.PHONY: help setup setup-dev demo pipeline-demo check audit test mutants sim chaos compose-test bench bench-failover failover-picture bench-peers bench-pipeline docs clean
+.PHONY: help setup setup-dev demo durable-demo pipeline-demo check audit test mutants sim chaos compose-test bench bench-failover failover-picture bench-peers bench-pipeline docs clean
 
 help: ## this list
 	@printf 'bstar: make VERB\n\n'
@@ -36,6 +36,9 @@ setup-dev: $(JAVA) $(TOOLS) ## the same with the tools for checks and tests
 
 demo: $(PROGRAM) ## start a pair, kill the active broker, watch the other take over
 	@$(BIN)/bstar demo
+
+durable-demo: $(PROGRAM) ## submit durable requests, kill everything, start it again, fetch all answers
+	@$(BIN)/bstar durable-demo
 
 # Its status is the audit's.
 pipeline-demo: $(JAVA) $(SPARK) ## the demo with journals, and what the pipeline on Spark makes of them
@@ -60,20 +63,16 @@ test: $(JAVA) $(TOOLS) ## all tests except those that break real processes, four
 mutants: $(TOOLS) ## break the product on purpose, once per mutant, and see that a test notices; or ONLY=star
 	@PYTHONPATH=tests $(BIN)/python -m mutants $(if $(ONLY),--only '$(ONLY)')
 
-check: $(TOOLS) ## style, types, layers of the house, generated files up to date
+check: $(TOOLS) ## style, types, layers of the house, generated files up to date, known vulnerabilities
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	PYTHONPATH=tools $(BIN)/python -m pages --check
+	@tools/audit
 
-# Not part of check: the advisories come from the network, and not every package index passes them on. A dependency that
-# nobody could look up fails it (--strict), so it never passes for want of data. The tool has a venv of its own.
-audit: $(TOOLS) ## look for known vulnerabilities of the pinned dependencies; needs an index that has advisories
-	@test -x .cache/audit/bin/pip-audit || { $(BIN)/python -m venv .cache/audit \
-	  && .cache/audit/bin/python -m pip install --disable-pip-version-check --no-input --quiet pip-audit==2.10.1; }
-	@.cache/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt \
-	  || { echo "make: a dependency is vulnerable, or (could not be audited) no advisories can be had here" >&2; exit 1; }
+audit: $(TOOLS) ## look for known vulnerabilities of the pinned dependencies; fails where no advisories can be had
+	@tools/audit --strict
 
 bench: $(TOOLS) ## benchmarks, printed as a table
 	@$(BIN)/python benchmarks/run.py
@@ -91,8 +90,8 @@ failover-picture: $(TOOLS) ## measure a kill of ours and of the published patter
 	@PYTHONPATH=chaos-tests:benchmarks:tools $(BIN)/python -m failover.picture --trials $(or $(TRIALS),5)
 
 # Not part of what has to pass: it installs servers of others.
-bench-peers: $(TOOLS) ## beside NATS and RabbitMQ, which it installs (Debian, root), 8 minutes; or ROUNDS=1, WINDOWS=100, SECONDS=1, ONLY=haclient,nats
-	@PYTHONPATH=benchmarks $(BIN)/python -m peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WINDOWS),--windows $(WINDOWS)) \
+bench-peers: $(TOOLS) ## beside NATS and RabbitMQ, which it installs (Debian, root), 8 minutes; or ROUNDS=1, WINDOWS=100, SECONDS=1, ONLY=haclient,nats; or DURABLE=1: submits that are on disk
+	@PYTHONPATH=benchmarks $(BIN)/python -m peers$(if $(DURABLE),.durable) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WINDOWS),--windows $(WINDOWS)) \
 	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SIZE),--size $(SIZE)) $(if $(ONLY),--only $(ONLY))
 
 bench-pipeline: $(JAVA) $(TOOLS) ## the pipeline on Spark beside DuckDB, 5 and 50 million requests, 35 minutes; or MILLIONS=1,2, MEMORY=2, CORES=2
@@ -110,15 +109,19 @@ else
 	  $(if $(HOURS),--hours $(HOURS)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(MOOD),--mood $(MOOD)) \
 	  $(if $(PROFILE),--profile $(PROFILE)) $(if $(ARBITER),--arbiter $(ARBITER)) $(if $(FLEET),--fleet $(FLEET)) \
 	  $(if $(KEYS),--keys $(KEYS)) \
+	  $(if $(PIRATES),--pirates $(PIRATES)) $(if $(EMQ),--emq $(EMQ)) \
 	  $(if $(PAIRS),--pairs $(PAIRS)) $(if $(TRACE),--trace)
 endif
 
 chaos: export CHAOS_KEYS = $(KEYS)
-chaos: $(TOOLS) ## faults against real processes, one run at a time on each core, or JOBS=1; or at random: RUNS=20, SEED=7; or KEYS=on (chaos-tests/README.md)
-ifneq ($(RUNS)$(SEED),)
+chaos: export ROUNDS := $(ROUNDS)
+chaos: export SEED := $(SEED)
+chaos: export COUNT := $(COUNT)
+chaos: $(TOOLS) ## faults against real processes, one run at a time on each core, or JOBS=1; or at random: RUNS=20, SEED=7; or SCENARIO=durable ROUNDS=200; or SCENARIO=pzq COUNT=100000; or KEYS=on (chaos-tests/README.md)
+ifneq ($(RUNS)$(if $(ROUNDS)$(COUNT),,$(SEED)),)
 	@PYTHONPATH=chaos-tests $(BIN)/python -m chaos.explore $(if $(RUNS),--runs $(RUNS)) $(if $(SEED),--seed $(SEED))
 else
-	@PYTHONPATH=tests $(BIN)/python -m pytest -p support.schedule chaos-tests -n $(or $(JOBS),$(shell nproc)) --dist loadfile $(if $(SCENARIO),-k '$(SCENARIO)')
+	@PYTHONPATH=tests $(BIN)/python -m pytest -p support.schedule chaos-tests -n $(or $(JOBS),$(shell nproc)) --dist loadfile $(if $(SCENARIO),-k '$(SCENARIO)')$(if $(ROUNDS)$(COUNT), -s)
 endif
 
 compose-test: $(TOOLS) ## the pair of docker-compose.yml under faults (Docker; docs/deployment.md)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 
+from chaos.durable_stage import DurableStage, durable_stage
 from chaos.needs import CHAOS, until_valid
+from chaos.platter import Loss
 from chaos.scenarios import clients_on_both_sides, plain_traffic, stalled_node_wakes_up, worker_dies_at_work
 from chaos.stage import Cast, Stage
 
 pytestmark = CHAOS
 
 
-def rules(run: Stage) -> Counter[str]:
+def rules(run: Stage | DurableStage) -> Counter[str]:
     return Counter(violation.rule for violation in run.violations)
 
 
@@ -61,3 +63,27 @@ def test_a_node_that_executes_twice_what_must_not_be_is_caught() -> None:
 
     assert rules(run)["i"] > 0, run.violations
     assert any("which it forbids" in violation.text for violation in run.violations)
+
+
+def test_a_store_that_does_not_sync_is_caught() -> None:
+    """What both nodes acknowledged is gone when their power fails."""
+    launcher = ("chaos.mutant", "store-sync", "--")
+    with durable_stage("mutant-store-sync", launcher=launcher, is_judged=False) as run:
+        run.kill(*run.cluster.nodes)
+        run.lose_power(Loss.EVERYTHING, *run.cluster.nodes)
+        run.recover(*run.cluster.nodes)
+    assert rules(run)["kept"] > 0, run.violations
+
+
+def test_a_store_that_acknowledges_with_one_disk_is_caught() -> None:
+    """The follower stands still meanwhile. Then both die, and the leader's disk is lost."""
+    launcher = ("chaos.mutant", "second-disk", "--")
+    settings = {"store.peer_timeout_s": 5.0, "store.when_alone": "accept"}
+    with durable_stage("mutant-second-disk", settings=settings, launcher=launcher, is_judged=False) as run:
+        leader, follower = run.leader(), run.follower()
+        follower.pause()
+        run.progress(3)
+        run.kill(leader, follower)
+        run.delete_store(leader)
+        run.recover(leader, follower)
+    assert rules(run)["kept"] > 0, run.violations

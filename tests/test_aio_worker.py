@@ -101,7 +101,7 @@ def test_as_many_handlers_run_at_once_as_there_is_credit(broker: ScriptedBroker)
     assert sorted(finals(broker)) == [[b"%d" % number, b"done"] for number in range(10)]
     [ready] = [message for message in broker.messages if isinstance(message, Ready)]
     assert ready.credit == 5
-    assert broker.received(Disconnect)
+    broker.wait_for(lambda: bool(broker.received(Disconnect)))
 
 
 def test_an_async_generators_yields_are_partials(broker: ScriptedBroker) -> None:

@@ -8,7 +8,7 @@ from bstar.security import Principal, Quota
 from bstar.security.principals import Patterns
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode, Reason
-from bstar_broker.core import Dispatch, Send
+from bstar_broker.core import Dispatch, Notice, Send
 from support.house import ID, House, command
 
 
@@ -59,10 +59,13 @@ def test_each_request_of_a_batch_is_refused(house: House, user: str) -> None:
 
 
 def test_a_worker_offers_what_its_entry_lists(house: House) -> None:
-    (answer,) = house.offer("worker", b"bank")
+    house.principals["worker KEY"] = house.principals["worker"]
+    (answer,) = house.offer("worker KEY", b"bank")
+    (notice,) = house.notices
+    assert "no pattern of its offers matches (key KEY, from 10.0.0.9)" in notice
     assert command(answer) == (b"worker", native.DISCONNECT, Reason.NOT_ALLOWED)
     assert not house.node.broker.ledger.workers
-    (welcome,) = house.offer("worker", b"price")
+    (welcome,) = house.offer("worker KEY", b"price")
     assert command(welcome)[1] == native.WELCOME
 
 
@@ -83,6 +86,13 @@ def test_an_epoch_is_believed_of_workers_alone(house: House) -> None:
     assert house.node.machine.epochs.seen == seen
     house.offer("worker", epoch=seen + 5)
     assert house.node.machine.epochs.seen == seen + 5
+
+
+def test_the_log_has_who_named_a_far_epoch(house: House) -> None:
+    house.principals["worker KEY"] = house.principals["worker"]
+    house.offer("worker KEY", epoch=2**30)
+    (text,) = house.notices
+    assert f'worker (key KEY, from 10.0.0.9) of service "price" names epoch {2**30}' in text
 
 
 def test_what_only_workers_say_is_dropped_from_clients(house: House) -> None:
@@ -170,6 +180,26 @@ def test_a_worker_that_is_silent_is_sent_away_when_the_list_changes(house: House
     assert command(told) == (b"worker", native.DISCONNECT, Reason.NOT_ALLOWED)
     (dispatched,) = house.call("shop")
     assert dispatched[0] == b"w2"
+
+
+def test_the_log_names_each_worker_that_a_new_list_sends_away(house: House) -> None:
+    house.principals |= {f"w{number} KEY{number}": house.principals["worker"] for number in range(7)}
+    for number in range(7):
+        house.offer(f"w{number} KEY{number}", worker=b"w%d" % number)
+    for number in range(1, 7):
+        del house.principals[f"w{number} KEY{number}"]
+    house.principals["w0 KEY0"] = Principal("w0", (), offers=Patterns(["stock"]))
+    notices = [each.text for each in house.node.principals_changed(house.now) if isinstance(each, Notice)]
+    (text,) = notices
+    for said in (
+        'sent away: the worker of service "price": w0 may not offer service "price"',
+        "(key KEY0, from 10.0.0.9)",
+        'the worker of service "price": w1 is not in the list of principals with its key KEY1 any more; ',
+        "it asks from 10.0.0.9",
+        "; 2 more",
+    ):
+        assert said in text
+    assert house.drops == {"offer-not-allowed": 1, "key-not-listed": 6}
 
 
 def test_what_a_worker_held_that_is_sent_away_goes_to_no_other_of_the_same_key(house: House) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from peers.__main__ import ratio_of
 from peers.contestants import all_of
+from peers.durable import OURS, PLAIN, ours, sync_times
 from peers.install import Peers
 
 NONE = Peers(None, None, None, None, None, has_uvloop=False, lacks=[], told="")
@@ -22,6 +23,13 @@ def test_a_ratio_is_the_median_of_the_rounds() -> None:
 def test_without_figures_there_is_no_ratio() -> None:
     assert ratio_of([], [1.0]) is None
     assert ratio_of([1.0], [0.0]) is None
+
+
+def test_the_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+    times = sync_times(tmp_path / "sync", count=3)
+    assert len(times) == 3
+    assert min(times) > 0
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.loopback
@@ -43,3 +51,16 @@ def test_all_of_ours_take_their_turns(tmp_path: Path) -> None:
                 assert figures.per_second > 0, contestant.name
                 assert 0 < figures.p50_us <= figures.p99_us, contestant.name
                 assert figures.cpu_us > 0, contestant.name
+
+
+@pytest.mark.loopback
+def test_our_submits_take_their_turns_and_leave_nothing_in_the_store(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        plain, durable = ours(stack, tmp_path / "pair")
+        assert [plain.name, durable.name] == [PLAIN, OURS]
+        assert [plain.takes_part(window) for window in (1, 2)] == [True, False]
+        for contestant, window in ((plain, 1), (durable, 1), (durable, 20)):
+            figures = contestant.turn(window, 0.2, 16)
+            assert figures.per_second > 0, contestant.name
+            assert 0 < figures.p50_us <= figures.p99_us, contestant.name
+        assert {*durable.cpu_us} == {"leader", "follower", "client"}

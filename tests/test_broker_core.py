@@ -38,6 +38,19 @@ def test_a_request_waits_for_a_worker() -> None:
     assert desk.ready02(b"w") == [[b"w", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
 
 
+@pytest.mark.requirement("BSN-B-26")
+def test_a_plain_request_is_not_tried_again() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    desk.request(b"c", 1)
+    retry = native.encode_error(ident(1), 7, ErrorCode.RETRY, b"not yet", retry_ms=5)
+    [told] = desk.send(b"w", *retry)
+    message = heard(told)
+    assert (told[0], message.command, message.value) == (b"c", native.ERROR, ErrorCode.RETRY)
+    assert message.body == [b"not yet"]
+    assert desk.request(b"c", 1) != [], "it has ended: the same one is a new one"
+
+
 def test_the_worker_idle_longest_comes_first() -> None:
     desk = Desk()
     for worker in (b"w1", b"w2", b"w3"):

@@ -19,7 +19,8 @@ from bstar.journal import JournalOptions
 from bstar.records import Load, Pulse, Record, Refused, Request, WorkerLost, WorkerRegistered
 from bstar.settings import from_mapping, sample_settings
 from bstar.star import PeerMessage, Role, StarMachine, StarSettings, Tick
-from bstar.wire import native, native_broker
+from bstar.wire import front, messages, native, native_broker
+from bstar.wire.dialect import Dialect
 from bstar.wire.messages import ErrorCode, Finals
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Node, Send
@@ -463,6 +464,17 @@ def test_a_plain_client_is_named_by_its_connection(stand: Stand) -> None:
     assert (request.client, request.number) == ("mdp-" + b"\x00plain".hex(), 1)
 
 
+def test_a_client_behind_a_front_is_named_with_the_front(stand: Stand) -> None:
+    peer = front.peer_id("ppp", "clients", b"\x00c")
+    stand.send(b"w", [b"MDPW02", b"\x01", b"echo"])
+    asked = messages.Request(peer, Dialect.FRONT, (b"",), b"echo", [b"hi"])
+    stand.node.receive_message(asked, stand.now, "")
+    stand.send(b"w", [b"MDPW02", b"\x04", peer, b"", b"ho"])
+
+    [request] = stand.of(Request)
+    assert request.client == "mdp-ppp-" + b"\x00c".hex()
+
+
 def test_both_nodes_and_everybody_else_choose_the_same_requests(tmp_path: Path) -> None:
     chosen = []
     for name in ("one", "other"):
@@ -617,6 +629,12 @@ _OUTPUTS = [
     (star.PeerAsked("why"), records.PeerAsked, {"text": "why"}),
     (star.PeerRejected("pair", "text"), records.PeerRejected, {"reason": "pair", "text": "text"}),
     (star.HandoverRefused("text"), records.HandoverRefused, {"text": "text"}),
+    (
+        star.TakeoversPaused(2.0, "who: why"),
+        records.TakeoversPaused,
+        {"for_us": 2_000_000, "text": "who: why"},
+    ),
+    (star.TakeoversResumed("who: why"), records.TakeoversResumed, {"text": "who: why"}),
     (star.Claimed("why"), records.Claimed, {"text": "why"}),
     (star.ArbiterSeen(), records.ArbiterSeen, {}),
     (star.ArbiterLost(0.5), records.ArbiterLost, {"silent_us": 500_000}),
@@ -637,7 +655,7 @@ def test_every_other_output_of_the_pair_is_recorded(
 
 def test_no_output_of_the_pair_is_forgotten(stand: Stand) -> None:
     """Those without a record are what is sent and stored, not what happened."""
-    carried_out = {star.Publish, star.PersistEpoch, star.AskArbiter}
+    carried_out = {star.Publish, star.PersistEpoch, star.PersistPause, star.AskArbiter}
 
     assert set(PAIR_RECORDS) == set(star.Output.__args__) - carried_out
 

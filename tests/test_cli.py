@@ -25,6 +25,8 @@ from bstar.errors import (
     OutcomeUnknownError,
     PeerMismatchError,
     RejectedError,
+    StoreError,
+    UnknownRequestError,
     WorkerError,
 )
 from bstar.settings import sample_configuration
@@ -38,7 +40,7 @@ from support.brokers import Broker, lone_broker
 
 VERBS = [
     *("serve", "worker", "call", "load", "bench", "status", "check-config", "sample-config", "demo"),
-    "version",
+    *("durable-demo", "emq-jobmanager", "emq-pubsub", "emq-admin", "version"),
 ]
 LIMIT_S = 60.0
 
@@ -128,6 +130,8 @@ def test_wrong_usage_is_2_without_a_traceback(
         (DualPassiveError("x"), 71),
         (PeerMismatchError("x"), 72),
         (WorkerError("x"), 1),
+        (UnknownRequestError("x", request_id="y"), 1),
+        (StoreError("x"), 1),
     ],
 )
 def test_every_error_has_its_exit_code(error: BstarError, code: int) -> None:

@@ -46,9 +46,9 @@ def closed_port() -> str:
     ("stored", "said"),
     [
         (None, ["never active", "the primary 1, the backup 2"]),
-        (17, ["an epoch of the primary", "the primary 19, the backup 18"]),
-        (18, ["an epoch of the backup", "the primary 19, the backup 20"]),
-        (2**40, ["no pair gets there by itself"]),
+        (17, ["the primary took it", "the primary 19, the backup 18"]),
+        (18, ["the backup took it", "the primary 19, the backup 20"]),
+        (2**40, ["too high: no pair gets above 4294967296 by itself"]),
     ],
 )
 def test_show_says_what_the_epoch_means(
@@ -148,6 +148,8 @@ def test_reset_refuses_while_the_node_runs_even_by_force(
     try:
         assert main(["epoch", "reset", str(file.path.parent), "--force"]) == exits.FAILED
         assert "stop the node" in capsys.readouterr().err
+        assert main(["epoch", "reset", str(file.path.parent)]) == exits.FAILED
+        assert "--force" not in capsys.readouterr().err, "that would not help"
         assert file.read() == 99
     finally:
         node.unlock()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bstar.security import read_key
+from bstar.security import read_key, read_public_key
 from bstar.settings.principals import load_principals
 from bstar_cli import exits
 from bstar_cli.main import main
@@ -23,6 +23,9 @@ def roles(folder: Path) -> dict[str, tuple[str, ...]]:
 
 def test_new_makes_keys_and_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert keys(tmp_path, "new", "primary", "backup", "--peer") == exits.OK
+    told = capsys.readouterr().out
+    for name in ("primary", "backup"):
+        assert f"# in the configuration of {name}:\nsecurity:\n  key: {tmp_path / name}.key\n" in told
     assert keys(tmp_path, "new", "shop", "--calls", "price,stock.*") == exits.OK
     assert roles(tmp_path) == {"primary": ("peer",), "backup": ("peer",), "shop": ("calls",)}
     assert stat.S_IMODE((tmp_path / "shop.key").stat().st_mode) == 0o600
@@ -83,7 +86,9 @@ def test_new_says_that_a_key_without_a_role_is_unlisted(
     assert not (tmp_path / "principals.yaml").exists()
 
 
-def test_a_rotation_lists_both_keys_and_then_the_new_one(tmp_path: Path) -> None:
+def test_a_rotation_lists_both_keys_and_then_the_new_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     keys(tmp_path, "new", "shop", "--calls", "price")
     keys(tmp_path, "new", "ops", "--operator")
     old = read_key(tmp_path / "shop.key")
@@ -92,8 +97,15 @@ def test_a_rotation_lists_both_keys_and_then_the_new_one(tmp_path: Path) -> None
     listed = load_principals(tmp_path / "principals.yaml")
     assert listed.all[0].keys == (old.public.decode(), new.public.decode())
     assert keys(tmp_path, "rotate", "shop") == exits.USAGE, "two are enough"
+    assert "must use the new key" in capsys.readouterr().err
+    capsys.readouterr()
     assert keys(tmp_path, "retire", "shop") == exits.OK
+    assert (
+        "names shop.next.key or shop.next.pub there must name shop.key or shop.pub" in capsys.readouterr().out
+    )
     assert read_key(tmp_path / "shop.key") == new
+    assert read_public_key(tmp_path / "shop.pub") == ("shop", new.public)
+    assert not list(tmp_path.glob("*.next.*"))
     assert load_principals(tmp_path / "principals.yaml").all[0].keys == (new.public.decode(),)
     assert roles(tmp_path) == {"shop": ("calls",), "ops": ("operator",)}
     assert keys(tmp_path, "retire", "shop") == exits.USAGE, "it has one key"

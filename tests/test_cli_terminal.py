@@ -19,15 +19,16 @@ import pytest
 import structlog
 from rich.table import Table
 
+from bstar_broker.core.snapshot import FrontState
 from bstar_cli import exits, logs
 from bstar_cli.diagnosis import Seen
 from bstar_cli.main import main
-from bstar_cli.status import _nodes_table, _services_table
+from bstar_cli.status import _fronts_table, _nodes_table, _services_table, _stores_table
 from bstar_cli.terminal import has_colours, json_line, lines, print_tables
 from bstar_client import BstarError, HAClient, Worker
 from bstar_client.status import NodeReport
 from support.brokers import lone_broker
-from support.node_states import node_state, service_state
+from support.node_states import node_state, service_state, store_state
 
 # A title for the window, red, a new line that looks like ours, the 8-bit CSI, and a change of direction.
 EVIL = "\x1b]0;owned\x07\x1b[31mred\nbstar: all is well\x9b2J\u202edone"
@@ -63,16 +64,28 @@ def test_a_json_line_means_the_same_and_moves_no_terminal() -> None:
 def tables(name: str = "a.rather.long.service.name.of.a.team") -> list[Table]:
     services = [service_state("echo", workers=2, queued=3, answered=123_456), service_state(name, answered=7)]
     active = node_state(
-        *services, role="primary", state="ACTIVE", is_active=True, epoch=12, peer_state="PASSIVE"
+        *services,
+        role="primary",
+        state="ACTIVE",
+        is_active=True,
+        epoch=12,
+        peer_state="PASSIVE",
+        store=store_state(copies=1, catch_up=0.25, oldest_pending_s=7.0),
     )
+    front = FrontState("ppp", {"clients": 3, "paranoid_workers": 2}, error="a door is closed")
+    active = msgspec.structs.replace(active, fronts=[front])
     reports = [
         NodeReport("tcp://10.0.0.1:5001", msgspec.to_builtins(active), None),
         NodeReport("tcp://broker-backup.example.com:5002", None, "connection refused"),
     ]
     views = [Seen.of(report).view for report in reports]
     services_table = _services_table(["#1", "#1"], views)
+    stores_table = _stores_table(["#1", "#1"], views)
     assert services_table is not None
-    return [_nodes_table(["#1", "#1"], reports, views), services_table]
+    assert stores_table is not None
+    fronts_table = _fronts_table(["#1", "#1"], views)
+    assert fronts_table is not None
+    return [_nodes_table(["#1", "#1"], reports, views), stores_table, fronts_table, services_table]
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
@@ -83,7 +96,18 @@ def test_tables_show_every_word_at_any_width(columns: int, capsys: pytest.Captur
     assert "…" not in shown
     for word in (
         *("tcp://10.0.0.1:5001", "tcp://broker-backup.example.com:5002", "primary", "ACTIVE", "no answer"),
-        *("PASSIVE", "0.050 s", "echo", "a.rather.long.service.name.of.a.team", "123456"),
+        *(
+            "leads",
+            "25%",
+            "64.0 GiB",
+            "3 clients, 2 paranoid workers",
+            "a door is closed",
+            "PASSIVE",
+            "0.050 s",
+            "echo",
+            "a.rather.long.service.name.of.a.team",
+            "123456",
+        ),
     ):
         assert word in shown
 
@@ -96,6 +120,14 @@ def test_a_table_that_does_not_fit_is_a_paragraph_for_each_row(capsys: pytest.Ca
         "  peer age 0.050 s  services 2  workers 2  queued 3",
         "tcp://broker-backup.example.com:5002",
         "  role -  state no answer",
+        "",
+        "primary",
+        "  plays leads  copies 1  lag 25%  pending 4  oldest 7 s",
+        "  running 2  answered 3  dead 2  disk free 64.0 GiB",
+        "",
+        "ppp",
+        "  on primary  peers 3 clients, 2 paranoid workers",
+        "  error a door is closed",
         "",
         "a.rather.long.service.name.of.a.team",
         "  on primary  workers 0  idle 0  in flight 0  queued 0",

@@ -583,6 +583,7 @@ def test_a_request_that_the_second_node_rejects_may_have_been_executed_by_the_fi
     [
         (ErrorCode.HANDLER_FAILED, HandlerError, True),
         (ErrorCode.HANDLER_TIMEOUT, HandlerError, True),
+        (ErrorCode.RETRY, HandlerError, True),
         (ErrorCode.WORKER_LOST, OutcomeUnknownError, True),
         (ErrorCode.POISON, OutcomeUnknownError, True),
         (ErrorCode.EXPIRED, CallTimeoutError, False),

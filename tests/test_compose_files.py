@@ -57,12 +57,37 @@ def test_a_node_has_no_rights_and_writes_to_its_volume_only(node: str) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert service["init"] is True
     state, journal = settings(node).state_dir, settings(node).journal.directory
+    store = settings(node).store.directory
     assert [mount for mount in service["volumes"] if not mount.endswith(":ro")] == [
         f"{node}-state:{state}",
         f"{node}-journal:{journal}",
+        f"{node}-store:{store}",
     ]
-    assert f" {state} {journal} " in DOCKERFILE, "a new volume takes over the owner of the image's folder"
+    assert f" {state} {journal} {store} " in DOCKERFILE, (
+        "a new volume takes over the owner of the image's folder"
+    )
     assert re.search(r"^USER 10001:10001$", DOCKERFILE, re.MULTILINE)
+
+
+def test_each_volume_is_declared() -> None:
+    declared: set[str] = set()
+    for name in FILES:
+        declared |= compose(name).get("volumes", {}).keys()
+    mounts = [
+        mount.partition(":")[0]
+        for name in FILES
+        for found in compose(name)["services"].values()
+        for mount in found.get("volumes", ())
+    ]
+    assert {mount for mount in mounts if not mount.startswith(".")} == declared
+
+
+def test_the_store_s_link_is_in_the_peers_network() -> None:
+    primary, backup = (settings(role).store.link or "" for role in NODES)
+    assert primary.removeprefix("tcp://").partition(":")[0] == "*"
+    host, _, port = backup.removeprefix("tcp://").partition(":")
+    assert port == primary.rpartition(":")[2]
+    assert compose()["services"]["primary"]["networks"]["peers"]["aliases"] == [host]
 
 
 def test_whoever_needs_a_key_waits_until_it_is_made() -> None:

@@ -30,7 +30,7 @@ def removed_by_another(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
 def listens(path: Path) -> bool:
     with zmq.Context() as context:
         reactor = Reactor()
-        socket = control.ControlSocket(context, reactor, path, lambda *, is_trial: None)
+        socket = control.ControlSocket(context, reactor, path, lambda *, is_trial: None, str)
         is_there = path.is_socket()
         socket.close()
         reactor.close()
@@ -61,7 +61,7 @@ def test_a_promotion_is_told_once_however_often_it_is_asked_for_while_it_claims(
     with zmq.Context() as context, caplog.at_level(logging.INFO, "bstar_broker.control"):
         reactor = Reactor()
         path = tmp_path / "control" / "node"
-        socket = control.ControlSocket(context, reactor, path, lambda *, is_trial: answers.pop(0))
+        socket = control.ControlSocket(context, reactor, path, lambda *, is_trial: answers.pop(0), str)
         asked = (control.QUESTION, *[control.PROMOTE] * 4, control.QUESTION, control.FORCE)
         told = [socket._answer(request) for request in asked]
         assert socket._answer(b"demote") == "this node knows no such request"
@@ -70,3 +70,16 @@ def test_a_promotion_is_told_once_however_often_it_is_asked_for_while_it_claims(
     claiming = control.CLAIMING
     assert told == ["may", "it hears its primary", claiming, claiming, "serves", "may", claiming]
     assert [text.partition(":")[0] for text in caplog.messages] == ["bstar promote", "bstar promote --force"]
+
+
+@pytest.mark.parametrize(
+    ("why", "told"), [("", control.LEADS), ("the peer's store leads", "the peer's store leads")]
+)
+def test_an_operator_hears_whether_the_store_leads(tmp_path: Path, why: str, told: str) -> None:
+    with zmq.Context() as context:
+        reactor = Reactor()
+        path = tmp_path / "control" / "node"
+        socket = control.ControlSocket(context, reactor, path, lambda *, is_trial: None, lambda: why)
+        assert socket._answer(control.FORCE_STORE) == told
+        socket.close()
+        reactor.close()

@@ -246,7 +246,7 @@ def test_a_node_that_drains_gives_nothing_up_by_this_rule() -> None:
     two.register(*Role)
     identity = native.identity(b"long".ljust(16), 1)
     two.send(Role.PRIMARY, b"long", native.encode_request(identity, ECHO, [b"?"], ttl_ms=0))
-    two.primary._drain_timeout_s = 1e9
+    two.primary.parting._drain_timeout_s = 1e9
     two.carry_out(Role.PRIMARY, list(two.primary.step(Leave(), two.now)))
     two.run(2 * LONE_S, each_step=lambda: two.ask(Role.BACKUP, b"c1", b"c2"))
     assert two.active() is Role.PRIMARY

@@ -19,9 +19,12 @@ from bstar.descriptors import RESERVE
 from bstar.listener import Listener
 from bstar_testing import LoopbackHost
 from bstar_testing.nodes import COMMAND
-from support.brokers import Broker, BrokerPair, lone_broker
+from support.brokers import Broker, BrokerPair, Profile, Timing, lone_broker
 from support.rawpeers import ZmtpPeer
 from support.waiting import LIMIT_S, Socket
+
+# The worker is silent while the crowd shakes hands.
+PATIENT = Profile(Timing(mdp_heartbeat_interval_s=0.4, mdp_liveness=100, busy_timeout_s=40.0))
 
 pytestmark = pytest.mark.loopback
 
@@ -78,7 +81,7 @@ def metric(broker: Broker, name: str) -> float:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel cannot hold connections off elsewhere")
 def test_a_broker_without_descriptors_serves_whom_it_has_and_lets_in_who_waits(tmp_path: Path) -> None:
-    with lone_broker(tmp_path, command=LIMITED) as broker, broker.peers() as peers:
+    with lone_broker(tmp_path, PATIENT, command=LIMITED) as broker, broker.peers() as peers:
         worker, client = peers.worker01(b"echo"), peers.client01()
         with crowd(broker.endpoint, 500) as strangers:
             peers.wait_until(lambda: "descriptors are short" in log_of(broker), "the broker says so")

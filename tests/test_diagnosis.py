@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from bstar.fleet import Fleet
-from bstar_broker.core.snapshot import QuorumState
+from bstar_broker.core.snapshot import HttpState, QuorumState, SecurityState
 from bstar_cli.diagnosis import Reason, Seen, Verdict, judge, judge_all, judge_strays, strays
+from bstar_client.core.nodes import UNTRUSTED
 from bstar_client.status import NodeReport
-from support.node_states import node_state, service_state
+from support.node_states import disk_state, node_state, service_state, store_state
 
 A, B = "tcp://a:5001", "tcp://b:5002"
 REFUSED = "connection refused"
@@ -32,15 +33,33 @@ def gone(endpoint: str) -> Seen:
     return Seen.of(NodeReport(endpoint, None, REFUSED))
 
 
+def denied(endpoint: str) -> Seen:
+    return Seen.of(NodeReport(endpoint, None, UNTRUSTED, is_denied=True))
+
+
 SERVING = {"role": "primary", "state": "ACTIVE", "epoch": 1, "peer_state": "PASSIVE", "retry_after_s": 0.0}
 LONE = {"is_peer_fresh": False}
 HEARD = QuorumState("tcp://c:5010", True, True, True, True)
 UNHEARD = QuorumState("tcp://c:5010", False, False, False, False)
+UNLISTED = SecurityState(is_on=True, error="p.yaml does not list this node's own key")
+NO_TOKENS = SecurityState(is_on=True, http=HttpState(True, 0, error="http.tokens: cannot be read"))
 primary = seen(A, **SERVING)
 backup = seen(B)
 
 SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
     ("a healthy pair", [primary, backup], Reason.SERVED, "the primary serves"),
+    (
+        "an operator's pause",
+        [primary, seen(B, paused_for_s=1800.0, pause_why="ann@c1: new switch")],
+        Reason.PAUSED,
+        "takeovers are paused for 30 min more (ann@c1: new switch), so no node takes over by itself",
+    ),
+    (
+        "a node that a pause holds back",
+        [gone(A), seen(B, is_held=True, pause_why="ann@c1: new switch", **LONE)],
+        Reason.HELD,
+        f"takeovers are paused: ann@c1: new switch; {A} does not answer. Start the node that served, or end",
+    ),
     ("a broker alone", [seen(A, **SERVING | LONE)], Reason.SERVED, "the primary serves"),
     (
         "the passive node's address is of another network",
@@ -77,6 +96,21 @@ SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
         "start that node; the primary cannot store its epoch (No space left on device): make room",
     ),
     (
+        "the passive node is down, and the store of the active one waits for it",
+        [
+            seen(A, store=store_state(is_leading=False, trouble="it waits", copies=1), **SERVING | LONE),
+            gone(B),
+        ],
+        Reason.NODE_DOWN,
+        "start that node; the durable store of the primary does not lead: it waits",
+    ),
+    (
+        "the passive node is down, and nothing is known of its disk",
+        [seen(A, store=store_state(copies=1, catch_up=0.0, is_peer_heard=False), **SERVING | LONE), gone(B)],
+        Reason.NODE_DOWN,
+        "start that node; durable requests are on the disk of the primary only: start the other node's store",
+    ),
+    (
         "the link between the nodes is cut",
         [seen(A, **SERVING | LONE), seen(B, **LONE)],
         Reason.PEERS_APART,
@@ -101,10 +135,63 @@ SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
         "the primary serves, but the primary lets no new connections in",
     ),
     (
+        "a node does not find itself in its list of principals",
+        [primary, seen(B, security=UNLISTED)],
+        Reason.SECURITY_FILES_BROKEN,
+        (
+            "the primary serves, but the backup goes on, and cannot start again before this is mended: "
+            "p.yaml does not list this node's own key"
+        ),
+    ),
+    (
+        "a node cannot read its file of tokens",
+        [seen(A, security=NO_TOKENS, **SERVING), backup],
+        Reason.SECURITY_FILES_BROKEN,
+        "before this is mended: http.tokens: cannot be read",
+    ),
+    (
+        "the nodes do not hear each other because a list lacks one of them",
+        [seen(A, **SERVING | LONE), seen(B, security=UNLISTED, **LONE)],
+        Reason.PEERS_APART,
+        "endpoints; the backup goes on, and cannot start again before this is mended: p.yaml",
+    ),
+    (
         "a node cannot write to its state directory",
         [seen(A, epoch_error="No space left on device", **SERVING), backup],
         Reason.EPOCH_UNSAVED,
         "the primary serves, but the primary cannot store its epoch (No space left on device): make room",
+    ),
+    (
+        "the disk of the passive node's store is full",
+        [
+            seen(A, store=store_state(), **SERVING),
+            seen(B, store=store_state(disk=disk_state(error="disk full"))),
+        ],
+        Reason.STORE_DAMAGED,
+        "the disk of the backup's store does not work (disk full): mend it",
+    ),
+    (
+        "a record of the store has rotted",
+        [seen(A, store=store_state(disk=disk_state(damaged=3), copies=1), **SERVING), backup],
+        Reason.STORE_DAMAGED,
+        "3 records of the primary's store are damaged: run bstar store check there",
+    ),
+    (
+        "the node serves, and its store has not heard the peer's",
+        [
+            seen(
+                A, store=store_state(is_leading=False, trouble="the peer is not heard", copies=1), **SERVING
+            ),
+            backup,
+        ],
+        Reason.STORE_WAITS,
+        "the primary serves, but the durable store of the primary does not lead: the peer is not heard",
+    ),
+    (
+        "durable requests are on one disk, and the other copy catches up",
+        [seen(A, store=store_state(copies=1, catch_up=0.25), **SERVING), backup],
+        Reason.STORE_ALONE,
+        "durable requests are on the disk of the primary only (the other copy has 25% of its way behind it)",
     ),
     (
         "the arbiter is down",
@@ -167,6 +254,18 @@ SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
         f"no node answers at {A} and {B}, so nothing is known of the pair",
     ),
     (
+        "the command's key is no operator's",
+        [denied(A), denied(B)],
+        Reason.NOT_ALLOWED,
+        f"nothing is known of {A} and {B}, because this command may not ask there",
+    ),
+    (
+        "the command does not trust the key of one node",
+        [primary, denied(B)],
+        Reason.NOT_ALLOWED,
+        f"the primary serves, but nothing is known of {B}, because",
+    ),
+    (
         "both serve",
         [seen(A, **SERVING | LONE), seen(B, state="ACTIVE", epoch=2, **LONE)],
         Reason.BOTH_ACTIVE,
@@ -205,6 +304,11 @@ def test_the_documented_table_has_every_reason_with_its_exit_status() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \| \S.* \| \S.* \|$", section, re.MULTILINE)
     assert {name: int(code) for name, code in rows} == {reason.value: reason.code for reason in Reason}
     assert len(rows) == len(Reason)
+
+
+def test_a_store_that_leads_with_two_copies_beside_its_follower_is_well() -> None:
+    follower = store_state(is_leading=False, copies=1)
+    assert judge([seen(A, store=store_state(), **SERVING), seen(B, store=follower)]).reason is Reason.SERVED
 
 
 def test_a_node_of_an_older_version_is_judged_by_its_state() -> None:

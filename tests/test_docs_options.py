@@ -8,8 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from bstar_client import Ask, AsyncHAClient, AsyncWorker, HAClient, LinkSettings, ReplyMemory, Worker
+from bstar_client import (
+    Ask,
+    AsyncHAClient,
+    AsyncWorker,
+    HAClient,
+    LinkSettings,
+    ReplyMemory,
+    RetryPolicy,
+    Task,
+    Worker,
+)
 from bstar_client.reply_file import ReplyFile
+from bstar_client.sync.durable import DurableCalls
 
 PAGE = (Path(__file__).parents[1] / "docs" / "clients.md").read_text()
 # Not for programs: the tests' own time.
@@ -44,6 +55,23 @@ def test_the_class_explains_every_option(explained: type) -> None:
 def test_a_twin_has_no_option_of_its_own_and_says_whose_they_are(twin: type, of: type) -> None:
     assert options(twin) <= options(of)
     assert f"``{of.__name__}``'s and mean the same" in (twin.__doc__ or "")
+
+
+def test_the_page_of_durable_requests_has_every_method_and_option() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "durable.md").read_text()
+    methods = {name for name in vars(DurableCalls) if not name.startswith("_")}
+    names = methods | set(inspect.signature(Task).parameters) - {"body"}
+    names |= set(inspect.signature(RetryPolicy).parameters)
+    assert [name for name in sorted(names) if re.search(rf"`[^`]*\b{name}\b[^`]*`", page) is None] == []
+
+
+@pytest.mark.parametrize("name", sorted(name for name in vars(DurableCalls) if not name.startswith("_")))
+def test_every_argument_of_a_durable_call_is_explained(name: str) -> None:
+    text = (getattr(HAClient, name).__doc__ or "") + (DurableCalls.__doc__ or "")
+    plain = {"self", "service", "request_id", "body", "bodies"}
+    inherited = {"older"} if name == "dead_letters" else set()
+    missing = set(inspect.signature(getattr(HAClient, name)).parameters) - plain - inherited
+    assert [each for each in sorted(missing) if each not in text] == []
 
 
 @pytest.mark.parametrize("name", ["request", "stream", "map", "discover", "services"])

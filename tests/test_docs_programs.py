@@ -12,9 +12,15 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
+from bstar.settings.fields import FIELDS
+from bstar.wire import emq
+from bstar_client import LazyPirateClient
 from bstar_testing import LoopbackHost
-from support.brokers import Broker, broker_pair
+from support.brokers import Broker, BrokerPair, broker_pair
+from support.emq_router import PublishedRouter
+from support.stored_pair import stored_pair
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 120.0
@@ -44,17 +50,19 @@ def write(folder: Path, page: str, nodes: Sequence[Broker], names: set[str]) -> 
         (folder / name).write_text(text)
 
 
-def run(folder: Path, name: str) -> list[str]:
-    """What a program prints."""
+def run(folder: Path, name: str, given: str = "") -> list[str]:
+    """What a program prints that reads ``given``."""
     command = [sys.executable, name]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(
+        command, cwd=folder, input=given, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 @contextmanager
-def running(folder: Path, name: str) -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, name], cwd=folder)
+def running(folder: Path, *command: str) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, *command], cwd=folder)
     try:
         yield
     finally:
@@ -78,14 +86,38 @@ def test_clients_and_workers(tmp_path: Path) -> None:
     with broker_pair(tmp_path / "pair") as nodes, ExitStack() as stack:
         write(tmp_path, "clients.md", nodes, {"ask.py", "work.py", "aio.py"})
         stack.enter_context(running(tmp_path, "work.py"))
-        assert run(tmp_path, "ask.py") == [
+        *lines, last = run(tmp_path, "ask.py")
+        assert lines == [
             "b'HELLO'",
             "4000",
             *("0 Reply", "1 Reply", "2 Reply", "3 CallFailed"),
             "[b'0', b'1', b'2', b'done']",
-            "CallTimeoutError may have been executed: False",
         ]
+        # On a busy machine the call ends before the node's word that nobody has executed it.
+        assert last.removesuffix("False").removesuffix("True") == "CallTimeoutError may have been executed: "
         assert run(tmp_path, "aio.py") == ["b'abab'", "1000", "0 b'aa'", "1 b'bb'"]
+
+
+def test_durable_requests(tmp_path: Path) -> None:
+    """docs/durable.md: requests are left, both nodes are killed, and the answers are fetched."""
+    with stored_pair(tmp_path / "pair") as pair:
+        write(tmp_path, "durable.md", pair.nodes, {"later.py", "answers.py", "invoices.py", "titanic.py"})
+        ids = run(tmp_path, "later.py")
+        for node in pair.nodes:
+            node.kill()
+        pair.start()
+        with running(tmp_path, "invoices.py"):
+            answers = run(tmp_path, "answers.py", "\n".join(ids))
+            assert run(tmp_path, "titanic.py") == ["(b'200', b'invoice for order 5')"]
+        assert answers == [f"b'invoice for order {number}'" for number in range(1, 5)]
+        [again] = run(tmp_path, "answers.py", ids[0])
+        assert again.startswith(f"the store has no durable request {ids[0]}")
+
+
+def test_the_configuration_of_a_store() -> None:
+    """docs/durable.md: its keys are those of a node."""
+    [text] = blocks("durable.md", "yaml")
+    assert {f"store.{name}" for name in yaml.safe_load(text)["store"]} <= FIELDS.keys()
 
 
 def test_two_pairs_on_one_machine(tmp_path: Path) -> None:
@@ -137,6 +169,70 @@ def test_plain_majordomo(tmp_path: Path) -> None:
             assert run(tmp_path, "plain_client.py") == ["HELLO", "AGAIN"]
             nodes[0].kill()
             assert run(tmp_path, "plain_client.py") == ["HELLO", "AGAIN"]
+
+
+def test_pirates_at_a_pair(tmp_path: Path) -> None:
+    """docs/patterns.md: a worker at each node, and a client before and after a node was killed."""
+    page = programs("patterns.md")
+    found = {name: page[name] for name in ("pirate_worker.py", "pirate_client.py")}
+    doors = "fronts.ppp.clients", "fronts.ppp.workers"
+    with BrokerPair(tmp_path / "pair", doors=doors) as pair, ExitStack() as stack:
+        pair.start()
+        for name, text in found.items():
+            for shipped, door in zip(("5011", "5021"), pair.doors(doors[0]), strict=True):
+                text = text.replace(f"tcp://127.0.0.1:{shipped}", door)  # noqa: PLW2901
+            (tmp_path / name).write_text(text)
+        for door in pair.doors(doors[1]):
+            stack.enter_context(running(tmp_path, "pirate_worker.py", door))
+        for node in pair.nodes:
+            node.wait_for_workers(1)
+        assert run(tmp_path, "pirate_client.py") == ["b'AHOY'"]
+        pair.primary.kill()
+        assert run(tmp_path, "pirate_client.py") == ["b'AHOY'"]
+
+
+def test_servers_without_a_broker(tmp_path: Path) -> None:
+    """docs/patterns.md: two servers, and a client of each kind, before and after one of them was killed."""
+    page = programs("patterns.md")
+    found = {name: page[name] for name in ("lazy.py", "capitals.py", "freelance.py")}
+    assert all(len(text.splitlines()) <= 15 for text in found.values())
+    with LoopbackHost() as host:
+        places = [f"tcp://127.0.0.1:{port}" for port in host.ports(2)]
+        for name, text in found.items():
+            for shipped, place in zip(("5555", "5556"), places, strict=True):
+                text = text.replace(f"tcp://127.0.0.1:{shipped}", place)  # noqa: PLW2901
+            (tmp_path / name).write_text(text)
+        said = [f"{model} [b'TO', b'BE']" for model in (1, 2, 3)]
+        with running(tmp_path, "capitals.py", places[1]):
+            with running(tmp_path, "capitals.py", places[0]):
+                for place in places:  # it waits for the server
+                    with LazyPirateClient(place, timeout=LIMIT_S) as client:
+                        client.request(b"?")
+                assert run(tmp_path, "freelance.py") == said
+                [line] = run(tmp_path, "lazy.py")
+                assert re.fullmatch(rf"b'HELLO' from ({'|'.join(map(re.escape, places))})", line)
+            assert run(tmp_path, "freelance.py") == said
+            assert run(tmp_path, "lazy.py") == [f"b'HELLO' from {places[1]}"]
+
+
+def test_a_job_of_eventmq(tmp_path: Path) -> None:
+    """docs/patterns.md: the client at the second of two routers, and a job manager there."""
+    text = programs("patterns.md")["emq_ask.py"]
+    assert len(text.splitlines()) <= 15
+    (tmp_path / "shop.py").write_text("def price(fruit):\n    return f'{fruit} 3.50'\n")
+    with LoopbackHost() as host, PublishedRouter(forwards_results=True) as router:
+        for shipped, place in (("47291", host.ports(1)[0]), ("47292", router.frontend.rpartition(":")[2])):
+            assert shipped in text
+            text = text.replace(shipped, str(place))
+        (tmp_path / "emq_ask.py").write_text(text)
+        options = ["emq-jobmanager", "--router", router.backend, "--allow", "shop"]
+        with subprocess.Popen([sys.executable, "-m", "bstar_cli", *options], cwd=tmp_path) as manager:
+            try:
+                assert run(tmp_path, "emq_ask.py") == ["apple 3.50"]
+                router.wait_until(lambda: router.of(emq.Schedule))
+                router.wait_until(lambda: len(router.of(emq.Request)) == 2)
+            finally:
+                manager.terminate()
 
 
 def test_a_service_of_the_users_own_is_tested(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from bstar.star.epochs import Allowance, next_epoch
 from bstar.wire import native
 from bstar.wire.epochs import EPOCH_FAR, EPOCH_MAX, EPOCH_REFILL_S, EPOCH_STEP_MAX
 from bstar.wire.peer import PeerState
-from bstar_broker.core import BrokerSettings, Node
+from bstar_broker.core import BrokerSettings, Node, Notice
 
 PRIMARY, BACKUP, ACTIVE, PASSIVE, ERROR = State
 FAR = EPOCH_FAR + 100
@@ -240,6 +240,21 @@ def test_what_a_registered_worker_remembers_is_climbed_above(node: Node, frames:
     node.receive_frames([b"worker", *native.encode_ready(b"echo", credit=1, epoch=0)], 0.1)
     node.receive_frames([b"worker", *frames], 0.1)
     assert node.machine.epoch == 11
+
+
+def test_who_names_a_far_epoch_is_told_once_a_minute(node: Node) -> None:
+    def told(epoch: int, now: float) -> list[str]:
+        outputs = node.receive_frames([b"worker", *native.encode_heartbeat(epoch)], now)
+        return [output.text for output in outputs if isinstance(output, Notice)]
+
+    node.receive_frames([b"worker", *native.encode_ready(b"echo", credit=1, epoch=0)], 0.1)
+    assert told(9, 0.2) == [], "what an honest pair may need"
+    (text,) = told(2**30, 0.3)
+    assert f'a worker of service "echo" names epoch {2**30}; the highest known here was 11' in text
+    assert "believed it" in text
+    assert told(2**31, 59.0) == []
+    (text,) = told(2**60, 61.0)
+    assert "ignored it" in text
 
 
 def test_a_worker_tells_what_it_remembers_when_it_registers(node: Node) -> None:

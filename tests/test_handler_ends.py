@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 
+from bstar.errors import LocalProtocolError
 from bstar.wire import native
-from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, Partial, Ready
+from bstar.wire.messages import OWN_BACKOFF, Disconnect, ErrorCode, Failure, Final, Partial, Ready
 from bstar.wire.native_broker import CODEC
-from bstar_client import AsyncWorker, LinkSettings, ReplyMemory, Request, Worker, WorkerHooks
+from bstar_client import AsyncWorker, LinkSettings, ReplyMemory, Request, Retry, Worker, WorkerHooks
 from support.scripted import WAIT_S, ScriptedBroker
 from support.work import asked
 
@@ -177,16 +178,17 @@ class Desk:
         self._numbers = itertools.count(1)
         self.identities: list[bytes] = []
 
-    def ask(self, body: bytes, *, redelivered: bool = False) -> None:
-        self.give(body, redelivered=redelivered)
+    def ask(self, body: bytes, *, redelivered: bool = False, extensions: bytes = b"") -> None:
+        self.give(body, redelivered=redelivered, extensions=extensions)
         self.broker.wait_for(lambda: len(self.ends()) >= len(self.identities))
 
-    def give(self, body: bytes, *, redelivered: bool = False) -> None:
+    def give(self, body: bytes, *, redelivered: bool = False, extensions: bytes = b"") -> None:
         self.broker.wait_for(lambda: bool(self.broker.received(Ready)))
         worker = self.broker.received(Ready)[-1].sender
         identity = native.identity(b"c" * 16, next(self._numbers))
         self.identities.append(identity)
-        self.broker.send(CODEC.request(worker, (), asked([body]), identity, 0, 1, redelivered))
+        request = asked([body], extensions=extensions)
+        self.broker.send(CODEC.request(worker, (), request, identity, 0, 1, redelivered))
 
     def ends(self) -> list[Failure | Final]:
         return [message for message in self.broker.messages if isinstance(message, Failure | Final)]
@@ -583,6 +585,87 @@ def test_a_redelivered_request_that_fails_is_logged_as_one(desk: Desk, worker_lo
         desk.ask(b"bad", redelivered=True)
     [line] = worker_log.lines
     assert "redelivered" in line
+
+
+# --- another attempt ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BSN-W-15")
+@pytest.mark.parametrize(
+    ("retry", "text", "retry_ms"),
+    [
+        (lambda: Retry(), "Retry", OWN_BACKOFF),  # noqa: PLW0108 - a class is not to be called by pytest
+        (lambda: Retry("no ticket yet", after=2.0), "Retry: no ticket yet", 2_000),
+        (lambda: Retry(after=0), "Retry", 0),
+        (lambda: Retry(after=0.0001), "Retry", 1),
+        (lambda: Retry(TextRaisesError()), "Retry: (its text cannot be had: RuntimeError)", OWN_BACKOFF),  # type: ignore[arg-type]
+    ],
+)
+@pytest.mark.parametrize("kind", [Worker, AsyncWorker])
+def test_a_handler_may_ask_for_another_attempt(
+    desk: Desk, worker_log: WorkerLog, kind: type, retry: Callable[[], Retry], text: str, retry_ms: int
+) -> None:
+    work = raising(retry)
+    handler = sync_handler(work) if kind is Worker else async_handler(work)
+    with served(kind, desk.broker.endpoint, handler):
+        for _ in range(ROUNDS):
+            desk.ask(b"again")
+        desk.ask(b"good")
+    *retries, last = desk.ends()
+    assert isinstance(last, Final)
+    assert {(end.code, end.text.decode(), end.retry_ms) for end in retries if isinstance(end, Failure)} == {
+        (ErrorCode.RETRY, text, retry_ms)
+    }
+    assert worker_log.lines == [], "it is no trouble"
+
+
+@pytest.mark.parametrize("kind", [Worker, AsyncWorker])
+def test_an_attempt_that_is_to_be_repeated_leaves_no_kept_reply(desk: Desk, kind: type) -> None:
+    attempts = itertools.count(1)
+
+    def work() -> object:
+        if next(attempts) == 1:
+            raise Retry
+        return b"done"
+
+    handler = sync_handler(work) if kind is Worker else async_handler(work)
+    with served(kind, desk.broker.endpoint, handler, dedupe=ReplyMemory()):
+        desk.ask(b"again")
+        desk._numbers = itertools.count(1)
+        desk.ask(b"again")
+    assert [type(end) for end in desk.ends()] == [Failure, Final]
+
+
+@pytest.mark.requirement("BSN-W-16")
+@pytest.mark.parametrize("kind", [Worker, AsyncWorker])
+def test_a_handler_hears_which_attempt_it_is(desk: Desk, kind: type) -> None:
+    def tell(request: Request) -> bytes:
+        return b"%d" % request.attempt
+
+    async def tell_async(request: Request) -> bytes:
+        return tell(request)
+
+    with served(kind, desk.broker.endpoint, tell if kind is Worker else tell_async):
+        desk.ask(b"plain")
+        desk.ask(b"third", extensions=native.attempt_extension(3))
+    assert [end.body for end in desk.ends() if isinstance(end, Final)] == [[b"1"], [b"3"]]
+
+
+@pytest.mark.parametrize("after", [-1, float("nan"), float("inf"), 10**400, 50 * 86_400])
+def test_a_time_that_does_not_fit_is_refused(after: float) -> None:
+    with pytest.raises(LocalProtocolError, match="after is 0 to 4294967 seconds"):
+        Retry(after=after)
+
+
+@pytest.mark.parametrize("after", [True, "2", b"2"])
+def test_a_time_that_is_none_is_a_type_error(after: Any) -> None:
+    with pytest.raises(TypeError, match="after is a number of seconds"):
+        Retry(after=after)
+
+
+def test_nobody_makes_a_retry_of_another_kind() -> None:
+    with pytest.raises(TypeError, match="put the reason into its text"):
+        type("Later", (Retry,), {})
 
 
 # --- the main thread ----------------------------------------------------------------------------------------

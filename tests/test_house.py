@@ -25,6 +25,7 @@ EXCEPTIONS = {
     "bstar.records.broker:Request": "the fields of a journal record",
     "bstar.records.broker:Load": "the fields of a journal record",
     "bstar.settings.relations:node_problems": "one `if` for each relation of two keys",
+    "bstar.settings.schema:Settings": "the sections of the configuration, and its keys beside them",
     "bstar.star.rules:Facts": "the facts that a rule may name",
     "bstar.wire.peer:_Detail": "the fields of a message",
     "bstar.wire.peer:PeerState": "the fields of a message",
@@ -35,6 +36,8 @@ EXCEPTIONS = {
     "bstar_broker.core.settings:BrokerSettings": "one field for each key",
     "bstar_broker.core.snapshot:ServiceState": "one field for each figure of the status page",
     "bstar_broker.core.snapshot:PairState": "one field for each figure of the status page",
+    "bstar_broker.core.snapshot:StoreState": "one field for each figure of the status page",
+    "bstar_broker.store.core.records:Record": "the fields of one durable request",
     "bstar_broker.server:BrokerServer": "the sockets and the parts of one node",
     "bstar_client.core.calls:Call": "the fields of one request on its way",
     "bstar_client.core.worker_dialects:Job": "the fields of one request on its way",
@@ -45,6 +48,7 @@ EXCEPTIONS = {
     "bstar_pipeline.synth.settings:SynthSettings": "one field for each option",
     "bstar_pipeline.synth.timeline:Timeline": "the state of a pair, and what is read from it afterwards",
     "bstar_testing.pairs:Pair": "the processes of one pair, and what each was told",
+    "bstar_cli.views:PairView": "one field for each figure that commands read of a node",
     "bstar_cli.bench.results:Row": "one field for each column",
 }
 

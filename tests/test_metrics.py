@@ -13,9 +13,18 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from bstar_broker.core.snapshot import HttpState, JournalState, NodeState, QuorumState, SecurityState
+from bstar_broker.core.snapshot import (
+    FrontState,
+    HttpState,
+    JournalState,
+    NodeState,
+    QuorumState,
+    SecurityState,
+)
+from bstar_broker.fronts.ppp.machine import EVENTS
 from bstar_broker.metrics import SERVICES_MAX, NodeCollector, make_registry
-from support.node_states import node_state, service_state
+from support.node_states import disk_state, node_state, service_state, store_state
+from support.pirates import Harbour
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -168,6 +177,40 @@ def test_a_node_with_a_journal_tells_how_it_does() -> None:
     assert not any(name.startswith("bstar_journal") for name, _ in samples(node_state()))
 
 
+def test_a_node_with_a_durable_store_tells_what_it_holds_and_what_its_disk_does() -> None:
+    found = samples(node_state(store=store_state(lag_s=2.5, lag_entries=9, catch_up=0.25, copies=1)))
+    states = {"pending": 4, "answered": 3, "dead": 2, "cancelled": 1}
+    assert {state: value(found, "bstar_store_requests", state=state) for state in states} == states
+    assert value(found, "bstar_store_leading") == 1
+    assert value(found, "bstar_store_trouble") == 0
+    assert value(found, "bstar_store_copies") == 1
+    assert value(found, "bstar_store_lag_entries") == 9
+    assert value(found, "bstar_store_lag_seconds") == 2.5
+    assert value(found, "bstar_store_catch_up_ratio") == 0.25
+    assert value(found, "bstar_store_acknowledged_total") == 12
+    assert value(found, "bstar_store_attempts_total", end="failed") == 5
+    assert value(found, "bstar_store_disk_free_bytes") == 1 << 36
+    assert value(found, "bstar_store_sync_seconds_bucket", le="0.01") == 6
+    assert value(found, "bstar_store_sync_seconds_count") == 7
+    assert value(found, "bstar_store_disk_failing") == 0
+    assert not any(name.startswith("bstar_store") for name, _ in samples(node_state()))
+
+
+def test_the_ends_of_durable_requests_are_there_from_the_first_scrape() -> None:
+    found = samples(node_state(store=store_state(ended={})))
+    ends = ("answered", "dead", "cancelled")
+    assert [value(found, "bstar_store_ended_total", state=end) for end in ends] == [0, 0, 0]
+    assert value(samples(node_state(store=store_state())), "bstar_store_ended_total", state="dead") == 2
+
+
+def test_a_store_that_should_lead_and_does_not_is_in_trouble() -> None:
+    state = store_state(is_leading=False, trouble="the peer cannot be heard", disk=disk_state(error="full"))
+    found = samples(node_state(store=state))
+    assert value(found, "bstar_store_leading") == 0
+    assert value(found, "bstar_store_trouble") == 1
+    assert value(found, "bstar_store_disk_failing") == 1
+
+
 def test_drops_are_counted_by_reason() -> None:
     assert value(samples(node_state(drops={"not-active": 2})), "bstar_drops_total", reason="not-active") == 2
 
@@ -299,6 +342,12 @@ LABELS = {
     "to": "the states of a node",
     "voter": "peer and arbiter",
     "about": "requests and events",
+    "state": "STORE_STATES",
+    "end": "the ends of an attempt",
+    "front": "the fronts of a node",
+    "kind": "the kinds of peers of a front",
+    "event": "what a front counts",
+    "level": "what a front has now",
     # Words of the source, never of a message: test_malformed_storm, test_security, http_access.Reason.
     "reason": "closed sets",
     "version": "this node's own",
@@ -306,6 +355,31 @@ LABELS = {
     "role": "this node's own",
     "node": "this node's own",
 }
+
+
+def front_state() -> FrontState:
+    """The Pirates' front of a node, with a client and two workers."""
+    front = Harbour()
+    front.add(b"w1")
+    front.add(b"w2")
+    front.solo.node.front_connected("ppp", "clients", 1, front.now)
+    front.ask(b"c", b"", b"x")
+    [state] = front.solo.node.state(front.now).fronts
+    return msgspec.structs.replace(state, levels={"held": 2})
+
+
+def test_fronts_tell_their_peers_and_what_they_count() -> None:
+    found = samples(full_state())
+    kinds = {"clients": 1, "simple_workers": 0, "paranoid_workers": 2}
+    for kind, count in kinds.items():
+        assert value(found, "bstar_front_peers", front="ppp", kind=kind) == count
+    assert value(found, "bstar_front_events_total", front="ppp", event="requests") == 1
+    assert value(found, "bstar_front_events_total", front="ppp", event="replies") == 1
+    assert value(found, "bstar_front_level", front="ppp", level="held") == 2
+    # The first scrape has every event: Prometheus sees no increase in a series that begins.
+    events = {dict(labels)["event"] for name, labels in found if name == "bstar_front_events_total"}
+    assert events == set(EVENTS)
+    assert not any(name.startswith("bstar_front") for name, _ in samples(node_state()))
 
 
 def full_state() -> NodeState:
@@ -319,9 +393,11 @@ def full_state() -> NodeState:
             quorum=QuorumState("tcp://arbiter:5010", True, True, False, True, 2),
             peer_ignored={"stale": 7},
             drops={"late-reply": 1},
+            store=store_state(),
         ),
         journal=JournalState("/j", 9, 3_000, 2, 5, 4, 1),
         security=SecurityState(True, 5, 9, {"unknown-key": 2}, http=http),
+        fronts=[front_state()],
     )
 
 

@@ -10,7 +10,7 @@ from bstar.star import Leave, PeerMessage, Publish, Role, Stall, StarMachine, St
 from bstar.wire import native
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node, Output, Send
-from bstar_broker.core.node import FAREWELL_S
+from bstar_broker.core.parting import FAREWELL_S
 from support.desk import Desk
 
 CLIENT = b"client"

@@ -352,7 +352,7 @@ def test_the_epoch_survives_a_restart(context: Context, places: Places, tmp_path
 @pytest.mark.parametrize("text", ["seven\n", f"{2**62 + 1}\n", "7" * 5_000])
 def test_a_broken_epoch_file_is_explained(places: Places, tmp_path: Path, text: str) -> None:
     (tmp_path / "epoch").write_text(text)
-    with pytest.raises(ConfigurationError, match=rf"holds '{text[:5]}.*delete it"):
+    with pytest.raises(ConfigurationError, match=rf"holds '{text[:5]}.*bstar epoch reset stores 0 there"):
         BinaryStar(
             "primary", local=places.state[Role.PRIMARY], remote=places.state[Role.BACKUP], state_dir=tmp_path
         )

@@ -27,6 +27,7 @@ from bstar.star import (
     PeerRejected,
     PeerSeen,
     PersistEpoch,
+    PersistPause,
     Publish,
     Report,
     Role,
@@ -34,6 +35,8 @@ from bstar.star import (
     StarSettings,
     State,
     StateChanged,
+    TakeoversPaused,
+    TakeoversResumed,
     Tick,
     Vote,
 )
@@ -83,6 +86,8 @@ LINES: list[tuple[Any, int, str]] = [
     (PeerAsked(WHY), INFO, "asked the peer whether it serves: The reason."),
     (PeerRejected("pair", "Other name."), logging.ERROR, "peer rejected: Other name."),
     (HandoverRefused("No peer."), WARNING, "the role stays: No peer."),
+    (TakeoversPaused(90.0, WHY), INFO, "takeovers are paused for 90 s: The reason."),
+    (TakeoversResumed(WHY), INFO, "takeovers are resumed: The reason."),
     (Claimed(WHY), INFO, "claims the majority: The reason."),
     (ArbiterSeen(), INFO, "arbiter is there"),
     (ArbiterLost(1.5), WARNING, "arbiter has not answered for 1.500 s"),
@@ -98,7 +103,7 @@ LINES: list[tuple[Any, int, str]] = [
     ),
 ]
 # The shell tells what becomes of these: an error has a line of its own, the others are no news.
-SILENT = {Publish, PersistEpoch, AskArbiter, Fatal}
+SILENT = {Publish, PersistEpoch, PersistPause, AskArbiter, Fatal}
 
 
 @pytest.mark.parametrize(("output", "level", "text"), LINES, ids=lambda value: type(value).__name__)
@@ -181,14 +186,22 @@ def test_a_claim_that_each_request_repeats_is_told_once(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize(
-    ("gap_s", "is_heeded", "level"),
-    [(0.06, False, logging.DEBUG), (0.31, False, WARNING), (0.25, True, WARNING)],
+    ("gap_s", "age_s", "is_heeded", "level"),
+    [
+        (0.06, 0.16, False, logging.DEBUG),
+        (0.206, 0.301, False, WARNING),
+        (0.206, 0.301, True, WARNING),
+        (0.25, 0.27, True, WARNING),
+    ],
 )
-def test_a_pause_is_told_with_its_length(
-    gap_s: float, is_heeded: bool, level: int, caplog: pytest.LogCaptureFixture
+def test_a_pause_is_told_with_its_length_and_the_age_that_decides(
+    gap_s: float, age_s: float, is_heeded: bool, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    PairLog(0.3, 0.0).stalled(gap_s, is_heeded=is_heeded)
+    PairLog(0.3, 0.0).stalled(gap_s, age_s, is_heeded=is_heeded)
     [record] = caplog.records
     assert record.levelno == level
-    assert record.getMessage() == f"the process was away for {gap_s:.3f} s; the failover timeout is 0.3 s"
+    assert record.getMessage() == (
+        f"the process was away for {gap_s:.3f} s; its last state message is {age_s:.3f} s old, the failover "
+        "timeout 0.3 s"
+    )

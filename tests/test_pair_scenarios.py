@@ -108,7 +108,7 @@ def test_no_request_is_lost_when_the_active_node_is_killed_and_the_roles_may_cha
             load.wait_for_replies()
             assert (state.epoch, passive.state().pair.votes) == (epoch, 1)
             show(f"kill -9 of the active {active.role}", load, killed_at)
-            # Whoever comes back stands by: recovery is manual.
+            # Whoever comes back stands by, and takes nothing back.
             active.start()
             active.wait_for_state("PASSIVE")
             pair.wait_for_workers()

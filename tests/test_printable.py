@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bstar.printable import printable
+from bstar.printable import address_text, printable
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,16 @@ def test_of_a_long_text_the_beginning_is_shown(endless: str | bytes) -> None:
 @given(st.text() | st.binary())
 def test_whatever_it_is_one_printable_line_comes_out(told: str | bytes) -> None:
     assert printable(told).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("10.0.0.4", "10.0.0.4"),
+        ("::ffff:10.0.0.4", "10.0.0.4"),
+        ("2001:db8::ffff:1", "2001:db8::ffff:1"),
+        ("::ffff:1", "::ffff:1"),
+    ],
+)
+def test_an_ipv4_address_is_written_as_one(told: str, shown: str) -> None:
+    assert address_text(told) == shown

@@ -54,6 +54,6 @@ def test_names_have_one_shape() -> None:
     odd = {
         (name, module)
         for name, module in named_requirements()
-        if not re.fullmatch(r"(MDP[12]|MMI|BST|BSN)-[A-Z]-\d\d", name)
+        if not re.fullmatch(r"(MDP[12]|MMI|TSP|BST|BSN|EMQ|PZQ|LPP|SPP|PPP|FL[12P])-[A-Z]-\d\d", name)
     }
     assert odd == set()

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import zmq
 
+from bstar.curve import NodeSecurity
 from bstar.errors import ConfigurationError
 from bstar.security import KeyPair, Principal, Principals, Quota, Security, new_key, read_key, read_public_key
 from bstar.security.connector import Connector
 from bstar.security.keys import write_key
 from bstar.security.principals import Patterns
 from bstar.security.zap import CLIENTS, PEERS, Doorkeeper
-from bstar.settings.principals import load_principals, watch_principals
+from bstar.settings.principals import entry_line, load_principals, watch_principals
 
 # Nobody listens there.
 ENDPOINT = "tcp://127.0.0.1:1"
@@ -154,8 +155,16 @@ def test_a_list_of_principals_is_read(tmp_path: Path) -> None:
             r"principals\.7: .* 7: put it in quotes",
         ),
         ("principals: {a: {keys: ['A-PUBLIC'], calls: [off]}}", "calls: YAML reads one of these as False"),
-        ("principals: {a: {keys: ['A-PUBLIC'], calls: [a], connections: 0}}", "connections"),
-        ("principals: {a: {keys: ['A-PUBLIC'], calls: [a], bytes_per_s: -1}}", "bytes_per_s"),
+        (
+            "principals: {a: {keys: ['A-PUBLIC'], calls: [a], connections: 0}}",
+            "connections is 0, and must be a whole number from 1 to 1000000000",
+        ),
+        (
+            "principals: {a: {keys: ['A-PUBLIC'], calls: [a], bytes_per_s: fast}}",
+            "bytes_per_s is 'fast', and must be a number above 0, 1000000000000 at most",
+        ),
+        ("principals: {a: {keys: ['A-PUBLIC'], peer: sure}}", "peer is 'sure', and must be true or false"),
+        ("principals: {a: {calls: [a]}}", "a: has no keys: add keys"),
         ("principals: {a: {keys: ['A-PUBLIC'], peer: true, connections: 5}}", "has bounds"),
         (
             "principals:\n  a: {keys: ['A-PUBLIC'], peer: true}\n  b: {keys: ['A-PUBLIC'], peer: true}",
@@ -197,6 +206,30 @@ def test_a_list_that_breaks_while_it_is_used_changes_nothing(tmp_path: Path) -> 
     path.write_text(good.replace("peer: true", "operator: true"))
     assert file.refresh()
     assert (file.error, file.value.all[0].roles) == ("", ("operator",))
+
+
+@pytest.mark.parametrize("missing", ["a", "b"])
+def test_a_node_tells_that_it_could_not_start_with_the_list_that_holds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, missing: str
+) -> None:
+    """The list is in force: who was withdrawn with it is refused."""
+    path = tmp_path / "principals.yaml"
+    secret, _ = write_key(A, tmp_path)
+    whole = "principals:\n" + "".join(entry_line(key.name, key.public.decode(), ["peer"]) for key in (A, B))
+    path.write_text(whole)
+    security = NodeSecurity(str(secret), str(path))
+    security.to_peer()
+    assert security.error == ""
+    path.write_text("".join(line for line in whole.splitlines(True) if not line.startswith(f"  {missing}:")))
+    assert security.refresh()
+    wrong = {"a": "does not list this node's own key", "b": "lists no peer beside this process"}[missing]
+    assert wrong in security.error
+    assert len(security.principals.all) == 1
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert wrong in warning.getMessage()
+    path.write_text(whole)
+    assert security.refresh()
+    assert security.error == ""
 
 
 # --- ZAP ----------------------------------------------------------------------------------------------------

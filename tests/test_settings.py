@@ -1,5 +1,6 @@
 """A node's settings: what is read from where, what is refused in which words, and when two are a pair."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -73,16 +74,19 @@ def test_the_committed_sample_is_what_the_schema_says(role: RoleName) -> None:
     assert committed == sample_configuration(role), "run make docs"
 
 
+def paths_in(document: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from paths_in(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
 @pytest.mark.parametrize("role", ["primary", "backup"])
 def test_the_sample_holds_every_key_of_the_schema_and_loads(role: RoleName) -> None:
     path = REPOSITORY / "configs" / f"{role}.yaml"
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    present = {
-        f"{key}.{name}" if isinstance(value, dict) else key
-        for key, value in document.items()
-        for name in (value if isinstance(value, dict) else [key])
-    }
-    assert present == set(FIELDS)
+    assert set(paths_in(document)) == set(FIELDS)
     assert load(path, environ={}) == sample_settings(role)
 
 

@@ -16,7 +16,7 @@ from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.outputs import Output
 from sim.__main__ import main
 from sim.checks import Checks, Violation
-from sim.client import Issued
+from sim.client import Issued, SimClient
 from sim.faults import Fault, Kind, Mood
 from sim.growth import Growth
 from sim.network import Frames
@@ -174,6 +174,7 @@ def test_a_client_has_connections_to_the_pairs_alone_whose_services_it_has_calle
     simulation.start()
     simulation.run_for(6.0)
     client = simulation.clients["client1"]
+    assert isinstance(client, SimClient)
     assert client.links_open == []
 
     now = client.clock()

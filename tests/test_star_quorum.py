@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bstar.star.arbiter import ArbiterMachine, ArbiterOutput, BallotGiven, BallotReturned, Reply, TableFull
 from bstar.star.quorum import DRIFT_MAX, Quorum
 from bstar.wire.arbiter import Answer, Question, Verb
+from bstar.wire.peer import PeerState
 
 TTL_S = 2.0
 SPAN_S = TTL_S * (1 - DRIFT_MAX)
@@ -54,6 +55,16 @@ def test_a_peer_that_claims_nothing_gives_our_ballot_back_at_once() -> None:
     quorum.hear_claim("they", 7, 5.0)
     quorum.hear_no_claim()
     assert quorum.claim(5.0)
+
+
+def test_the_word_of_another_run_does_not_end_a_promise() -> None:
+    """Somebody may speak in the peer's name; the run that has our ballot serves on it."""
+    quorum = settled()
+    quorum.hear_claim("they", 7, 5.0)
+    for word, is_free in (("another", False), ("they", True)):
+        said = PeerState(3, "test", "backup", word, 8, 1, heartbeat_ms=1000, timeout_ms=2000, claims=False)
+        assert not quorum.hear_ballot(said, "we", 5.1)
+        assert quorum.claim(5.1) is is_free
 
 
 def test_time_in_which_we_were_away_is_added_to_a_promise_but_not_to_one_long_over() -> None:

@@ -65,6 +65,7 @@ TWIN: dict[tuple[str, str], Choices] = {
     ),
     ("PASSIVE", "STALL"): (("", PASSIVE, "ASK"),),
     ("PASSIVE", "CLIENT_REQUEST"): (
+        ("peer_silent held", PASSIVE, ""),
         ("peer_silent majority_missing", PASSIVE, "CLAIM"),
         ("peer_silent", ACTIVE, ""),
     ),

@@ -70,7 +70,7 @@ def test_active_is_200_only_on_the_active_node(site: Site, is_active: bool, code
         (False, "never starts alone", {"state": "BACKUP", "retry_after_s": None}),
         (False, "cannot go on", {"state": "ERROR", "retry_after_s": None}),
         (False, "stopping", {"is_leaving": True, "retry_after_s": None}),
-        (False, "stopping", {"is_draining": True, "state": "ACTIVE", "is_active": True}),
+        (False, "gives its role up", {"is_draining": True, "state": "ACTIVE", "is_active": True}),
     ],
 )
 def test_a_node_is_ready_if_requests_may_be_sent_to_it(

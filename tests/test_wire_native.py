@@ -133,6 +133,16 @@ SAID: list[tuple[str, list[bytes], object]] = [
         Failure(b"id", IDENTITY, 1, b"bad", octets(f"b5010400.{ID}.0000000000000003.00000001.00")),
     ),
     (
+        f"b5010400.{ID}.0000000000000003.00000008.00 6e6f7420796574 000007d0",
+        native.encode_error(IDENTITY, 3, 8, b"not yet", retry_ms=2_000),
+        Failure(b"id", IDENTITY, 8, b"not yet", octets(f"b5010400.{ID}.0000000000000003.00000008.00"), 2_000),
+    ),
+    (
+        f"b5010400.{ID}.0000000000000003.00000008.00 - ffffffff",
+        native.encode_error(IDENTITY, 3, 8, b""),
+        Failure(b"id", IDENTITY, 8, b"", octets(f"b5010400.{ID}.0000000000000003.00000008.00")),
+    ),
+    (
         f"b5010b00.{NOBODY}.0000000000000003.00000000.00",
         native.encode_heartbeat(3),
         Heartbeat(b"id", 3, (), 3),
@@ -198,6 +208,48 @@ def test_what_the_broker_says_is_read() -> None:
     assert native.decode_status(not_active) == STATUS
     welcome = native.decode(frames(f"b5010a00.{NOBODY}.0000000000000003.000001f4.00 {STATUS_HEX} 000007d0"))
     assert native.decode_welcome(welcome) == native.Welcome(STATUS, 500, 2000)
+
+
+@pytest.mark.requirement("BSN-W-15")
+@pytest.mark.parametrize(
+    ("code", "behind", "retry_ms"),
+    [
+        (8, "", -1),
+        (8, " 0007d0", -1),
+        (8, " 00000000", 0),
+        (8, " 000007d0ff 01", 2_000),
+        (1, " 000007d0", -1),
+    ],
+)
+def test_a_worker_may_name_the_time_of_the_next_attempt(code: int, behind: str, retry_ms: int) -> None:
+    octets = f"b5010400.{ID}.0000000000000003.{code:08x}.00 626164{behind}"
+    failure = wire.decode([b"id", *frames(octets)])
+    assert isinstance(failure, Failure)
+    assert (failure.text, failure.retry_ms) == (b"bad", retry_ms)
+
+
+@pytest.mark.requirement("BSN-W-16")
+@pytest.mark.parametrize(
+    ("extensions", "attempt"),
+    [
+        ("-", 1),
+        ("41.0002.0007", 7),
+        ("40.0001.ee.41.0002.ffff", 65_535),
+        ("41.0002.0000", 1),
+        ("41.0001.07", 1),
+        ("41.0002.07", 1),
+        ("41.0003.000007.41.0002.0003", 3),
+        ("40.ffff.41.0002.0007", 1),
+        ("41", 1),
+    ],
+)
+def test_the_attempt_is_read_past_everything_else(extensions: str, attempt: int) -> None:
+    assert native.attempt_of(octets(extensions)) == attempt
+
+
+def test_an_attempt_beyond_two_octets_is_the_last_that_fits() -> None:
+    assert native.attempt_extension(3) == octets("41.0002.0003")
+    assert native.attempt_of(native.attempt_extension(100_000)) == 65_535
 
 
 # What later versions may add ------------------------------------------------------------------------------
@@ -423,8 +475,9 @@ def test_the_numbers_on_the_wire() -> None:
     assert (native.FLAG_REDELIVERED, native.FLAG_DISPATCHED) == (1, 2)
     assert [code.name for code in ErrorCode] == [
         "HANDLER_FAILED", "HANDLER_TIMEOUT", "WORKER_LOST", "POISON", "EXPIRED", "INVALID", "NOT_ALLOWED",
+        "RETRY",
     ]  # fmt: skip
-    assert [code.value for code in ErrorCode] == [1, 2, 3, 4, 5, 6, 7]
+    assert [code.value for code in ErrorCode] == list(range(1, 9))
     assert [reason.name for reason in Reason] == [
         "GOODBYE",
         "UNKNOWN",

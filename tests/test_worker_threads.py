@@ -333,8 +333,9 @@ def test_a_node_that_refuses_the_worker_is_logged_once_until_it_registers_the_wo
     told = [text.partition(" ")[0] for text in warnings]
     assert told == ["tcp://node1", "tcp://node1", "tcp://node2", "tcp://node2"]
     assert warnings[0] == (
-        'tcp://node1 does not let key price-worker offer service "price": add the service to "offers" of its '
-        "entry in the list of principals of the nodes"
+        'tcp://node1 does not let key price-worker offer service "price": in its list of principals either '
+        '"offers" of the key\'s entry does not match the service, or no entry has the key any more; the '
+        "node's log says which"
     )
 
 

@@ -112,7 +112,7 @@ class _Hall:
         self, python: str, script: str, *arguments: str, environment: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes]":
         process = self._stack.enter_context(child([python, str(HERE / script), *arguments], environment))
-        _wait_for_ready(process, script)
+        wait_for_ready(process, script)
         return process
 
     def _add_ours(self, ways: Sequence[_Way], pid: int, environment: Mapping[str, str] | None = None) -> None:
@@ -125,7 +125,7 @@ class _Hall:
         plan = EchoPlan([endpoint], NATIVE, "native", "sync", self._credit)
         text = msgspec.json.encode(plan).decode()
         command = [sys.executable, "-m", "bstar_cli.bench.echo", text]
-        _wait_for_ready(self._stack.enter_context(child(command, environment)), "our worker")
+        wait_for_ready(self._stack.enter_context(child(command, environment)), "our worker")
 
     def add_ours(self) -> None:
         """A node without keys, and the ways to ask it."""
@@ -174,10 +174,10 @@ class _Hall:
         if not (peers.nats_server and peers.nats_python and self._is_wanted("nats")):
             return
         loops = ("asyncio", "uvloop") if peers.has_uvloop else ("asyncio",)
-        with _leaving_out("NATS"):
+        with leaving_out("NATS"):
             pid, url = self._stack.enter_context(servers.nats(peers.nats_server, self._folder))
             self._add_nats(peers.nats_python, pid, (url,), loops, "")
-        with _leaving_out("NATS with TLS"):
+        with leaving_out("NATS with TLS"):
             certificate = servers.make_certificate(self._folder)
             secure = servers.nats(peers.nats_server, self._folder, certificate)
             pid, url = self._stack.enter_context(secure)
@@ -199,7 +199,7 @@ class _Hall:
         peers = self._peers
         if not (peers.rabbitmq_server and peers.epmd and peers.pika_python and self._is_wanted("rabbitmq")):
             return
-        with _leaving_out("RabbitMQ"):
+        with leaving_out("RabbitMQ"):
             server = servers.rabbitmq(peers.rabbitmq_server, peers.epmd, self._folder)
             pid, url = self._stack.enter_context(server)
             self._client(peers.pika_python, "echo_pika.py", url, "echo")
@@ -208,7 +208,7 @@ class _Hall:
 
 
 @contextmanager
-def _leaving_out(name: str) -> Iterator[None]:
+def leaving_out(name: str) -> Iterator[None]:
     """If this server does not come up, say so and go on without it."""
     try:
         yield
@@ -216,7 +216,8 @@ def _leaving_out(name: str) -> Iterator[None]:
         print(f"left out: {name} ({error})", flush=True)
 
 
-def _wait_for_ready(process: "subprocess.Popen[bytes]", name: str) -> None:
+def wait_for_ready(process: "subprocess.Popen[bytes]", name: str) -> None:
+    """Wait until a child says that it is ready. Raises SystemExit if it does not."""
     assert process.stdout is not None
     if process.stdout.readline() != b"ready\n":
         raise SystemExit(f"{name} did not become ready")

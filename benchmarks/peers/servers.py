@@ -68,6 +68,24 @@ def nats(program: str, folder: Path, certificate: Certificate | None = None) -> 
 
 
 @contextmanager
+def jetstream(program: str, folder: Path) -> Iterator[tuple[int, str, bool]]:
+    """A NATS server with JetStream; its pid, its URL, and whether it syncs each message to the disk.
+
+    Versions before 2.10 cannot: they sync every two minutes.
+    """
+    port = free_port()
+    path = folder / "jetstream.conf"
+    text = f'listen: "127.0.0.1:{port}"\njetstream {{\n  store_dir: "{folder / "jetstream"}"\n'
+    path.write_text(text + "  sync_interval: always\n}\n")
+    test = subprocess.run([program, "-t", "-c", str(path)], capture_output=True, text=True, check=False)
+    if test.returncode != 0:
+        path.write_text(text + "}\n")
+    command = [program, "-c", str(path), "--log", str(folder / "jetstream.log")]
+    with _process("nats-server-jetstream", command, folder, port) as pid:
+        yield pid, f"nats://127.0.0.1:{port}", test.returncode == 0
+
+
+@contextmanager
 def rabbitmq(program: str, epmd: str, folder: Path) -> Iterator[tuple[int, str]]:
     """A RabbitMQ node; the pid of its Erlang machine, and its URL."""
     port, mapper, distribution = (free_port() for _ in range(3))

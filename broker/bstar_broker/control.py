@@ -1,14 +1,17 @@
-"""The control socket of a node: an operator on the same machine may let a lone backup serve (``promote``).
+"""The control socket of a node: an operator on the same machine may let a lone backup serve (``promote``),
+and let the durable store go on from this node's copy (``bstar store force``).
 
 A request over the network must not do this, because every client could send it. The node listens on a socket
 in the file system, in a folder that only its own user may enter. That user can kill the process anyway.
 Requests and answers are one frame of text. A question comes first and changes nothing. Then comes the
-request, with the reason why the primary counts as dead.
+request, with the reason why the primary counts as dead. A request with an argument has a second frame
+(``bstar_broker.operations``).
 """
 
 import logging
 import os
 import tempfile
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from errno import ENOENT
 from hashlib import blake2b
@@ -25,10 +28,13 @@ from bstar.sockets import send
 QUESTION: Final = b"may it be promoted"
 PROMOTE: Final = b"promote"
 FORCE: Final = b"promote by force"
+FORCE_STORE: Final = b"lead the store by force"
 # The answers; any other text says why not.
 SERVES: Final = "serves"
 CLAIMING: Final = "claiming"
 MAY: Final = "may"
+LEADS: Final = "leads"
+UNHEARD_OF: Final = "this node knows no such request"
 
 _WHY: Final = {
     PROMOTE: "bstar promote: the primary's state endpoint refuses connections, so no process listens there",
@@ -58,12 +64,24 @@ class Promote(Protocol):
 
 
 class ControlSocket:
-    """Answers requests with the result of ``promote``. A node that cannot listen logs it and goes on."""
+    """Answers requests with the results of ``promote`` and ``force_store``, which returns why not, or "".
+    ``operations`` answers further ones by their first frame, with the second.
+
+    A node that cannot listen logs it and goes on.
+    """
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", reactor: Reactor, path: Path, promote: Promote
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        reactor: Reactor,
+        path: Path,
+        promote: Promote,
+        force_store: Callable[[], str],
+        operations: Mapping[bytes, Callable[[bytes], str]] | None = None,
     ) -> None:
+        self._operations = operations or {}
         self._promote = promote
+        self._force_store = force_store
         self._path = path
         self._has_told = False
         self._socket: zmq.Socket[bytes] | None = None
@@ -87,15 +105,20 @@ class ControlSocket:
         socket = self._socket
         if socket is None:
             return
-        send(socket, [frames[0], self._answer(frames[1] if len(frames) == 2 else b"").encode()])
+        request, argument = (*frames[1:3], b"", b"")[:2]
+        send(socket, [frames[0], self._answer(request, argument).encode()])
 
-    def _answer(self, request: bytes) -> str:
+    def _answer(self, request: bytes, argument: bytes = b"") -> str:
+        if request in self._operations:
+            return self._operations[request](argument)
         if request == QUESTION:
             self._has_told = False
             refusal = self._promote(is_trial=True)
             return SERVES if refusal is None else refusal or MAY
+        if request == FORCE_STORE:
+            return self._force_store() or LEADS
         if request not in _WHY:
-            return "this node knows no such request"
+            return UNHEARD_OF
         refusal = self._promote(is_trial=False)
         # The client repeats its request while the node claims the majority.
         if not refusal and not self._has_told:

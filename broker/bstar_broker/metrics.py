@@ -4,11 +4,12 @@ The core counts in plain integers and knows nothing of Prometheus; nothing is co
 snapshot, so all its figures belong to the same moment. If the snapshot does not come in time the scrape fails
 and ``up`` is 0, because half a page of metrics looks like health.
 
-Labels are bounded. ``from``, ``to``, ``outcome``, ``reason``, ``voter`` and ``about`` come from closed sets
-of ours; no text of a message becomes one. Workers choose the names of services, so at most ``services_max``
-services get series of their own. A service keeps its series; one that the broker has forgotten gives them up
-to one that needs them. All others are summed as ``service="other"``, and so is a service of that very name.
-No counter goes down: ``other`` grows by what its services count while they are part of it.
+Labels are bounded. ``from``, ``to``, ``outcome``, ``reason``, ``voter``, ``about``, ``front``, ``kind``,
+``event`` and ``level`` come from closed sets of ours; no text of a message becomes one. Workers choose the
+names of services, so at most ``services_max`` services get series of their own. A service keeps its series;
+one that the broker has forgotten gives them up to one that needs them. All others are summed as
+``service="other"``, and so is a service of that very name. No counter goes down: ``other`` grows by what its
+services count while they are part of it.
 
 Nothing that is unknown is invented: ``bstar_peer_age_seconds`` is absent until the peer was heard once, and
 ``bstar_peer_state`` is then UNKNOWN. ``bstar_peer_fresh`` is always there, for alerts.
@@ -31,6 +32,8 @@ from prometheus_client.registry import Collector
 from bstar_broker.core.records import COUNTERS, LATENCY_BOUNDS_S, OUTCOMES
 from bstar_broker.core.snapshot import (
     BrokerState,
+    DiskState,
+    FrontState,
     HttpState,
     JournalState,
     LoopState,
@@ -38,12 +41,16 @@ from bstar_broker.core.snapshot import (
     PairState,
     QuorumState,
     ServiceState,
+    StoreState,
 )
 
 # A service has some thirty series, so this is a page that a Prometheus server takes without a thought.
 SERVICES_MAX = 200
 
 OTHER = "other"
+
+STORE_STATES = ("pending", "answered", "dead", "cancelled")
+"""Where a durable request in the store is. The first is no end."""
 
 _STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "ERROR")
 _PEER_STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "UNKNOWN")
@@ -65,6 +72,7 @@ _OF_PAIR: tuple[Row, ...] = (
      "Requests that came while this node was not active and did not make it so."),
     (Counter, "bstar_cut_off_handovers", "cut_off_handovers",
      "Times that this node gave the role up because clients reached its peer only."),
+    (Gauge, "bstar_takeovers_paused", "is_paused", "1 while an operator's pause holds takeovers back."),
     (Counter, "bstar_epochs_ignored", "epochs_ignored",
      "Epochs told by workers or state messages that are too far above to be believed."),
     (Gauge, "bstar_peer_fresh", "is_peer_fresh",
@@ -124,7 +132,7 @@ _OF_SECURITY: tuple[Row, ...] = (
      "1 if every connection is encrypted and authenticated; 0: whoever reaches the node may do everything."),
     (Gauge, "bstar_principals", "principals", "Entries in the list of those who may connect."),
     (Gauge, "bstar_principals_broken", "is_list_broken",
-     "1 if the list of principals changed and could not be read; what it said before holds."),
+     "1 if the list of principals changed and a node could not start with it."),
     (Counter, "bstar_connections_admitted", "admitted", "Connections that proved a key of the list."),
 )
 _OF_HTTP: tuple[Row, ...] = (
@@ -133,6 +141,41 @@ _OF_HTTP: tuple[Row, ...] = (
      "Tokens and users that may read status and metrics; 0: everybody who reaches the endpoint may."),
     (Gauge, "bstar_http_files_broken", "is_broken",
      "1 if the certificate or the file of tokens changed and could not be read; what it said before holds."),
+)
+_OF_STORE: tuple[Row, ...] = (
+    (Gauge, "bstar_store_leading", "is_leading",
+     "1 if this node takes durable requests. Absent without a durable store, like all of bstar_store_."),
+    (Gauge, "bstar_store_trouble", "is_in_trouble",
+     "1 if this node should lead the store and does not; its status says why."),
+    (Gauge, "bstar_store_copies", "copies",
+     "On how many disks a durable request is when it is acknowledged now."),
+    (Gauge, "bstar_store_peer_heard", "is_peer_heard", "1 if the peer's store answers."),
+    (Gauge, "bstar_store_last_entry", "last", "The number of the last entry of this node's log."),
+    (Gauge, "bstar_store_applied_entry", "applied", "The number of the last entry that the table has."),
+    (Gauge, "bstar_store_lag_entries", "lag_entries", "Entries that the follower's disk is behind."),
+    (Gauge, "bstar_store_lag_seconds", "lag_s", "For how long the follower's disk has been behind."),
+    (Gauge, "bstar_store_catch_up_ratio", "catch_up",
+     "The part of its way that a copy which lags has made; 1 if none lags."),
+    (Gauge, "bstar_store_requests_max", "requests_max", "Durable requests that the store may hold."),
+    (Gauge, "bstar_store_bytes", "octets", "Octets of the bodies and answers in the store."),
+    (Gauge, "bstar_store_bytes_max", "octets_max", "Octets of them that the store may hold."),
+    (Gauge, "bstar_store_oldest_pending_seconds", "oldest_pending_s",
+     "For how long the oldest durable request that is due has waited; 0 if none is."),
+    (Gauge, "bstar_store_running", "running",
+     "Durable requests at the broker: at a worker, or waiting for one."),
+    (Gauge, "bstar_store_waiting_fetches", "waiting_fetches", "Clients that wait for an answer."),
+    (Counter, "bstar_store_acknowledged", "acknowledged", "Durable requests acknowledged by this node."),
+    (Counter, "bstar_store_acknowledged_alone", "acknowledged_alone",
+     "Durable requests acknowledged while they were on one disk only."),
+)
+_OF_DISK: tuple[Row, ...] = (
+    (Gauge, "bstar_store_disk_free_bytes", "free_bytes", "Free octets where the store is."),
+    (Gauge, "bstar_store_file_bytes", "file_bytes", "Octets that the store's files take."),
+    (Gauge, "bstar_store_orders_waiting", "waiting", "Orders that wait for the disk's thread."),
+    (Counter, "bstar_store_commits", "commits", "Transactions, each with one sync at most."),
+    (Gauge, "bstar_store_damaged", "damaged",
+     "Records and entries of the store whose checksums were wrong."),
+    (Gauge, "bstar_store_disk_failing", "is_failing", "1 if the disk did not carry out the last order."),
 )
 _OF_SERVICES: tuple[Row, ...] = (
     (Counter, "bstar_requests_accepted", "accepted", "Requests accepted."),
@@ -198,6 +241,10 @@ class NodeCollector(Collector):
             yield from _loop(state.loop)
         if state.journal is not None:
             yield from _journal(state.journal)
+        if state.store is not None:
+            yield from _store(state.store)
+        if state.fronts:
+            yield from _fronts(state.fronts)
         if state.security is not None:
             yield from _plain(_OF_SECURITY, state.security)
             text = "Connections refused: key not in the list, role that does not fit, entry beyond a bound."
@@ -336,6 +383,38 @@ def _journal(journal: JournalState) -> Iterator[Metric]:
     text = "Records that did not fit into the journal's buffer."
     dropped = {"requests": journal.dropped_requests, "events": journal.dropped - journal.dropped_requests}
     yield _labelled(Counter, "bstar_journal_dropped", text, "about", dropped)
+
+
+def _store(store: StoreState) -> Iterator[Metric]:
+    yield from _plain(_OF_STORE, store)
+    states = {name: getattr(store, name) for name in STORE_STATES}
+    text = "Durable requests in the store, by state."
+    yield _labelled(Gauge, "bstar_store_requests", text, "state", states)
+    # The first scrape has them all: Prometheus sees no increase in a series that begins.
+    ended = {name: store.ended.get(name, 0) for name in STORE_STATES[1:]}
+    yield _labelled(Counter, "bstar_store_ended", "Durable requests that ended, by state.", "state", ended)
+    text = "Attempts at durable requests that ended at the broker."
+    yield _labelled(Counter, "bstar_store_attempts", text, "end", store.attempts)
+    if store.disk is not None:
+        yield from _disk(store.disk)
+
+
+def _disk(disk: DiskState) -> Iterator[Metric]:
+    yield from _plain(_OF_DISK, disk)
+    sync = HistogramMetricFamily("bstar_store_sync_seconds", "How long a sync of the store's disk takes.")
+    sync.add_metric((), _buckets(disk.sync_bounds_s, disk.sync_counts), sum_value=disk.sync_sum_s)
+    yield sync
+
+
+def _fronts(fronts: Sequence[FrontState]) -> Iterator[Metric]:
+    peers = Gauge("bstar_front_peers", "Peers of a front, by kind.", labels=("front", "kind"))
+    events = Counter("bstar_front_events", "What a front counts, by event.", labels=("front", "event"))
+    levels = Gauge("bstar_front_level", "What a front has now, by name.", labels=("front", "level"))
+    for front in fronts:
+        for family, counts in ((peers, front.peers), (events, front.counts), (levels, front.levels)):
+            for word, count in counts.items():
+                family.add_metric((front.name, word), count)
+    yield from (peers, events, levels)
 
 
 def _http(http: HttpState) -> Iterator[Metric]:

@@ -9,8 +9,10 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import cast
 
 import msgspec
 import zmq
@@ -18,7 +20,7 @@ import zmq
 import bstar
 from bstar.agenda import LAG_BOUNDS_S
 from bstar.closing import Closing
-from bstar.curve import Gate, NodeSecurity, serve
+from bstar.curve import Gate, NodeSecurity
 from bstar.epoch_file import EpochFile, EpochKeeper
 from bstar.errors import ConfigurationError, PairError
 from bstar.io_threads import keep_apart, new_context
@@ -31,13 +33,31 @@ from bstar.settings import Settings
 from bstar.sockets import NoMemoryError, new_router, receive_bodies, send, set_up_listener
 from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire.limits import MESSAGE_BYTES_MAX
+from bstar.zap_socket import serve
 from bstar_broker.connections import HAS_TCP_INFO, Connections
 from bstar_broker.control import ControlSocket, control_path
-from bstar_broker.core import BrokerSettings, Dispatch, HangUp, Node, NodeState, Notice, Output, Send
+from bstar_broker.core import (
+    BrokerSettings,
+    Dispatch,
+    HangUp,
+    Node,
+    NodeState,
+    Notice,
+    Output,
+    Send,
+    StoreOutput,
+)
+from bstar_broker.core.fronted import FrontedNode
+from bstar_broker.core.outputs import FrontSend
 from bstar_broker.core.snapshot import ConnectionsState, LoopState, SecurityState
+from bstar_broker.fronts.plan import Plan
+from bstar_broker.fronts.plans import plans_of
+from bstar_broker.fronts.shell import FrontShell
 from bstar_broker.journal import NodeJournal, open_journal, options_of
 from bstar_broker.memory import LOOK_INTERVAL_S, MemoryWatch
+from bstar_broker.operations import Operations
 from bstar_broker.status import StatusServer
+from bstar_broker.store.shell import StoreShell
 
 _log = logging.getLogger("bstar.broker")
 
@@ -93,21 +113,48 @@ class BrokerServer(Closing):
             self._resources.callback(self._epochs.close)
         machine = self._make_machine(node_id)
         self._journal = self._open_journal(node_id, machine.epochs.seen)
-        self.node = self._make_node(node_id, machine)
+        self._store = self._open_store()
+        plans = plans_of(settings)
+        self.node = self._make_node(node_id, machine, plans)
         if self._journal is not None:
+            if self._store is not None:
+                self._store.observe(self._journal.durable)
             self._journal.attach(self.node, self._reactor.lag.take_peak_s)
             # Before the pair's own, so that the record of a pause precedes its effects.
             self._reactor.on_stall(timing.heartbeat_interval_s / 2, self._journal.stalled)
             self._reactor.add_timer(settings.journal.interval_s, self._journal.tick)
-        with _explained("endpoints.state", settings.endpoints.state):
-            self._pair = PairShell(
+        self._pair = self._open_pair(machine.settings, security)
+        operations = Operations(self.node, self._carry_out, self._reactor.now)
+        control = ControlSocket(
+            self._context,
+            self._reactor,
+            control_path(settings),
+            self._pair.promote,
+            operations.force_store,
+            operations.by_request,
+        )
+        self._resources.callback(control.close)
+        self._memory = MemoryWatch(self.node.broker.ledger, Memory())
+        self._memory.warn(settings)
+        self._reactor.add_timer(LOOK_INTERVAL_S, self._memory.look)
+        self._router = self._open_router()
+        self._reactor.add_reader(self._router, self._on_message, keeps_to_itself=True, read=self._read)
+        self._fronts = self._open_fronts(plans)
+        self._status: StatusServer | None = None
+        if settings.http.bind is not None:
+            self._status = StatusServer(settings.http, self.snapshot)
+            self._resources.callback(self._status.close)
+
+    def _open_pair(self, star: StarSettings, security: NodeSecurity | None) -> PairShell[Output]:
+        with _explained("endpoints.state", self.settings.endpoints.state):
+            pair = PairShell(
                 self.node,
-                machine.settings,
+                star,
                 PairLinks(
-                    local=settings.endpoints.state,
-                    remote=settings.endpoints.peer_state,
-                    arbiter=settings.endpoints.arbiter,
-                    expire_on_refused=timing.expire_on_refused,
+                    local=self.settings.endpoints.state,
+                    remote=self.settings.endpoints.peer_state,
+                    arbiter=self.settings.endpoints.arbiter,
+                    expire_on_refused=self.settings.timing.expire_on_refused,
                     security=security,
                 ),
                 self._carry_out,
@@ -115,18 +162,8 @@ class BrokerServer(Closing):
                 reactor=self._reactor,
                 context=self._context,
             )
-        self._resources.callback(self._pair.close)
-        control = ControlSocket(self._context, self._reactor, control_path(settings), self._pair.promote)
-        self._resources.callback(control.close)
-        self._memory = MemoryWatch(self.node.broker.ledger, Memory())
-        self._memory.warn(settings)
-        self._reactor.add_timer(LOOK_INTERVAL_S, self._memory.look)
-        self._router = self._open_router()
-        self._reactor.add_reader(self._router, self._on_message, keeps_to_itself=True, read=self._read)
-        self._status: StatusServer | None = None
-        if settings.http.bind is not None:
-            self._status = StatusServer(settings.http, self.snapshot)
-            self._resources.callback(self._status.close)
+        self._resources.callback(pair.close)
+        return pair
 
     def _make_machine(self, node_id: bytes) -> StarMachine:
         settings, timing = self.settings, self.settings.timing
@@ -145,12 +182,15 @@ class BrokerServer(Closing):
             now=self._started_at,
         )
 
-    def _make_node(self, node_id: bytes, machine: StarMachine) -> Node:
+    def _make_node(self, node_id: bytes, machine: StarMachine, plans: Sequence[Plan]) -> Node:
         timing, limits = self.settings.timing, self.settings.limits
         # Their fields have the names of the keys; the core has no use for the others.
         keys = msgspec.structs.asdict(timing) | msgspec.structs.asdict(limits)
         broker_settings = msgspec.convert(keys, BrokerSettings)
-        return Node(
+        make: Callable[..., Node] = Node
+        if plans:
+            make = partial(FrontedNode, make_fronts=lambda inlet: [plan.make(inlet) for plan in plans])
+        return make(
             machine,
             broker_settings,
             node_id=node_id,
@@ -163,6 +203,7 @@ class BrokerServer(Closing):
             find_principal=None if self._gate is None else self._gate.security.find,
             origin=None if self._gate is None else self._gate.origins,
             security=self._security_state,
+            make_store=None if self._store is None else self._store.make,
             epoch_error=lambda: "" if self._epochs is None else self._epochs.error,
         )
 
@@ -178,6 +219,20 @@ class BrokerServer(Closing):
         self._resources.callback(lambda: journal.close(self._stopped_because))
         self._reactor.on_stop(journal.stopping, lambda now: True)
         return journal
+
+    def _open_store(self) -> StoreShell | None:
+        if self.settings.store.directory is None:
+            return None
+        with _explained("store.link", self.settings.store.link or ""):
+            store = StoreShell(
+                self.settings,
+                lambda given, now: self._carry_out(self.node.hear_store(given, now)),
+                reactor=self._reactor,
+                context=self._context,
+                gate=self._gate,
+            )
+        self._resources.callback(store.close)
+        return store
 
     def _open_router(self) -> "zmq.Socket[bytes]":
         socket = new_router(self._context)
@@ -209,6 +264,21 @@ class BrokerServer(Closing):
             assert authority is not None
             gate.guard(self._listener, CLIENTS, authority.quotas.ended, authority.quotas.why_not)
         return socket
+
+    def _open_fronts(self, plans: Sequence[Plan]) -> FrontShell | None:
+        if not isinstance(self.node, FrontedNode):
+            return None
+        fronts = FrontShell(
+            plans,
+            self.node,
+            self._carry_out,
+            reactor=self._reactor,
+            context=self._context,
+            gate=self._gate,
+            frame_bytes_max=cast("int", self._router.maxmsgsize),
+        )
+        self._resources.callback(fronts.close)
+        return fronts
 
     # --- running ------------------------------------------------------------------------------------------
 
@@ -293,11 +363,17 @@ class BrokerServer(Closing):
                     send(self._router, output.frames)
                 except zmq.ZMQError as error:
                     pending.extendleft(reversed(self._on_unsent(output, error)))
+            elif isinstance(output, FrontSend):
+                assert self._fronts is not None
+                pending.extendleft(reversed(self._fronts.send(output)))
             elif isinstance(output, Notice):
                 _log.warning("%s", output.text)
             elif isinstance(output, HangUp):
                 assert self._gate is not None
                 self._gate.origins.hang_up(output.connection)
+            elif isinstance(output, StoreOutput):
+                assert self._store is not None
+                self._store.perform((output,))
             else:
                 if self._journal is not None:
                     self._journal.observe(output)

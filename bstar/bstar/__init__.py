@@ -14,8 +14,10 @@ from bstar.errors import (
     CallTimeoutError,
     ClosedError,
     ConfigurationError,
+    DeadLetterError,
     DualActiveError,
     DualPassiveError,
+    DurableError,
     ForkedError,
     HandlerError,
     LocalProtocolError,
@@ -28,7 +30,10 @@ from bstar.errors import (
     RefusedError,
     RejectedError,
     RemoteProtocolError,
+    RequestCancelledError,
+    StoreError,
     StreamInterruptedError,
+    UnknownRequestError,
     WorkerError,
 )
 from bstar.on_demand import on_demand
@@ -40,10 +45,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BinaryStar", "BstarError", "BulkCallError", "BusyError", "CallError", "CallTimeoutError", "ClosedError",
-    "ConfigurationError", "DualActiveError", "DualPassiveError", "ForkedError", "HandlerError",
-    "LocalProtocolError", "NoActiveNodeError", "OutcomeUnknownError", "PairError", "PeerMismatchError",
-    "PipelineError", "ProtocolError", "Reactor", "RefusedError", "RejectedError", "RemoteProtocolError",
-    "Role", "State", "StreamInterruptedError", "WorkerError", "__version__",
+    "ConfigurationError", "DeadLetterError", "DualActiveError", "DualPassiveError", "DurableError",
+    "ForkedError", "HandlerError", "LocalProtocolError", "NoActiveNodeError", "OutcomeUnknownError",
+    "PairError", "PeerMismatchError", "PipelineError", "ProtocolError", "Reactor", "RefusedError",
+    "RejectedError", "RemoteProtocolError", "RequestCancelledError", "Role", "State", "StoreError",
+    "StreamInterruptedError", "UnknownRequestError", "WorkerError", "__version__",
 ]  # fmt: skip
 
 __version__ = "0.1.0"

@@ -1,7 +1,8 @@
 """The arbiter as a process runs it: one ROUTER socket around the pure ``ArbiterMachine``.
 
-It serves any number of pairs and keeps nothing on disk. An operator may stop and start it at any time;
-docs/operations.md names the price. There is no logic here.
+It serves any number of pairs. Ballots it keeps in memory alone, in-sync sets of durable stores in its state
+directory, if it has one. An operator may stop and start it at any time; docs/operations.md names the price.
+There is no logic here.
 """
 
 import logging
@@ -10,14 +11,17 @@ from collections import Counter
 import zmq
 
 from bstar.closing import Closing
-from bstar.curve import Gate, NodeSecurity, serve
+from bstar.curve import Gate, NodeSecurity
 from bstar.errors import ConfigurationError, RemoteProtocolError
+from bstar.in_sync_file import InSyncFile
 from bstar.listener import Listener
 from bstar.reactor import Reactor
 from bstar.security.zap import PEERS
 from bstar.sockets import new_router, receive, send, set_up_listener
 from bstar.star.arbiter import ArbiterMachine, ArbiterOutput, BallotGiven, BallotReturned, Reply, TableFull
+from bstar.star.in_sync import InSyncSets, KeepSets, SetOutput
 from bstar.wire.arbiter import MESSAGE_BYTES_MAX, decode_question, encode_answer
+from bstar.zap_socket import serve
 
 _log = logging.getLogger("bstar.arbiter")
 
@@ -31,15 +35,19 @@ _STALL_LIMIT_S = 0.05
 class ArbiterServer(Closing):
     """The third voter, listening at ``endpoint``. ``run`` blocks until SIGTERM, SIGINT or ``stop``.
 
-    With ``security`` it takes CURVE connections of peers alone.
-    Raises ConfigurationError when the endpoint cannot be bound.
+    With ``security`` it takes CURVE connections of peers alone. ``sets`` keeps the in-sync sets of durable
+    stores; the server closes it. Raises ConfigurationError when the endpoint cannot be bound.
     """
 
-    def __init__(self, endpoint: str, security: NodeSecurity | None = None) -> None:
+    def __init__(
+        self, endpoint: str, security: NodeSecurity | None = None, sets: InSyncFile | None = None
+    ) -> None:
+        self._file = sets
         self.drops: Counter[str] = Counter()
         self._is_closed = False
         self._reactor = Reactor()
         self.machine = ArbiterMachine(now=self._reactor.now())
+        self.sets = InSyncSets(None if sets is None else sets.sets, now=self._reactor.now())
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = socket = new_router(self._context)
         socket.linger = 0
@@ -90,6 +98,8 @@ class ArbiterServer(Closing):
             self._gate.close()
         self._reactor.close()
         self._context.term()
+        if self._file is not None:
+            self._file.close()
 
     # --- in and out ---------------------------------------------------------------------------------------
 
@@ -105,6 +115,9 @@ class ArbiterServer(Closing):
                 self.drops[error.reason] += 1
                 if self.drops[error.reason] == 1:
                     _log.warning("%s: %s; the next ones are only counted", error.reason, error.text)
+                continue
+            if question.store is not None:
+                self._carry_out_sets(self.sets.receive(question, question.store, now), frames[0])
                 continue
             # Read the clock after the message: a promise must not begin before its question.
             self._carry_out(self.machine.receive(question, self._reactor.now()), frames[0])
@@ -130,6 +143,20 @@ class ArbiterServer(Closing):
                     _log.info("pair %s: the ballot is free, the %s gave it back", output.pair, output.role)
                 case TableFull():
                     _log.error("pair %s is refused: the arbiter has as many pairs as it may", output.pair)
+
+    def _carry_out_sets(self, outputs: list[SetOutput], routing_id: bytes) -> None:
+        """A set is stored before its leader hears of it."""
+        for output in outputs:
+            match output:
+                case KeepSets():
+                    _log.info("%s", output.text)
+                    if self._file is not None:
+                        self._file.is_behind = True
+                case Reply():
+                    if self._file is None or not self._file.is_behind or self._file.keep(self.sets.all):
+                        self._send([routing_id, *encode_answer(output.answer)])
+                case TableFull():
+                    _log.error("pair %s is refused: the arbiter has as many stores as it may", output.pair)
 
     def _send(self, frames: list[bytes]) -> None:
         try:

@@ -10,31 +10,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 import zmq
-from zmq.utils import z85
 
 from bstar.errors import ConfigurationError
 from bstar.listener import Listener
 from bstar.origins import Origins
 from bstar.reactor import Reactor
-from bstar.security import KeyPair, Principal, Principals, Security, read_key
+from bstar.security import Principal, Principals, Security, read_key
 from bstar.security.connector import GIVEN_UP_PAUSE_S, Connector
 from bstar.security.files import LOOK_INTERVAL_S, explained
-from bstar.security.zap import Doorkeeper
+from bstar.zap_socket import ZapSocket
 
 if TYPE_CHECKING:
     from bstar.settings.schema import SecuritySettings
 
 _log = logging.getLogger("bstar.security")
-
-_ENDPOINT = "inproc://zeromq.zap.01"
-# Handshakes that wait for an answer: more than a storm of clients brings in one turn of the loop.
-_QUEUE_MESSAGES = 10_000
-# A turn answers so many, then messages and timers have theirs. An answer takes some 5 µs.
-_BURST_MAX = 200
-# A refusal is logged once in ten minutes for each reason and each key or principal, for this many; the others
-# are counted.
-_LOGGED_MAX = 1_000
-_LOGGED_S = 600.0
 
 
 class NodeSecurity:
@@ -56,12 +45,10 @@ class NodeSecurity:
         self._on_change: list[Callable[[bool], object]] = []
         # What this process connects with; their servers follow the list.
         self._trusts: dict[str, Security] = {}
-        own = self.principals.of_key(self.key.public.decode())
-        if own is None or role not in own[1].roles:
-            raise ConfigurationError(
-                f"security.principals: {principals_path} does not list this node's own key, {key_path}, with "
-                f"{role}: true: add it there, or name another key"
-            )
+        self._role = role
+        self._key_path = key_path
+        if self._lacks:
+            raise ConfigurationError(self._lacks)
 
     @classmethod
     def of(cls, settings: "SecuritySettings") -> "NodeSecurity | None":
@@ -77,8 +64,25 @@ class NodeSecurity:
 
     @property
     def error(self) -> str:
-        """Why the principals file could not be read again; "" if nothing is wrong with it."""
-        return self._file.error
+        """Why a node could not start with the principals file as it is now; "" if it could."""
+        return self._file.error or self._lacks
+
+    @property
+    def _lacks(self) -> str:
+        """Who is missing in the list as it was read last; "" if nobody is."""
+        own = self.principals.of_key(self.key.public.decode())
+        if own is None or self._role not in own[1].roles:
+            return (
+                f"security.principals: {self._path} does not list this node's own key, {self._key_path}, "
+                f"with {self._role}: true: add it there, or name another key"
+            )
+        return next((self._lacks_other(role) for role in self._trusts if not self._keys_of(role)), "")
+
+    def _lacks_other(self, role: str) -> str:
+        return (
+            f"security.principals: {self._path} lists no {role} beside this process: add an entry with its "
+            f"keys and {role}: true"
+        )
 
     def find(self, user_id: str) -> Principal | None:
         """The principal of a connection's user id; None if its key is not listed now."""
@@ -97,13 +101,9 @@ class NodeSecurity:
         return tuple(key for key in listed if key != self.key.public)
 
     def _trust(self, role: str) -> Security:
-        keys = self._keys_of(role)
-        if not keys:
-            raise ConfigurationError(
-                f"security.principals: {self._path} lists no {role} beside this process: add an entry with "
-                f"its keys and {role}: true"
-            )
-        self._trusts[role] = Security(self.key, servers=keys)
+        if not self._keys_of(role):
+            raise ConfigurationError(self._lacks_other(role))
+        self._trusts[role] = Security(self.key, servers=self._keys_of(role))
         return self._trusts[role]
 
     def on_change(self, handler: Callable[[bool], object]) -> None:
@@ -118,8 +118,10 @@ class NodeSecurity:
             _log.info("the principals file was read again: %d principals", len(self.principals.all))
             for role, trust in self._trusts.items():
                 trust.servers = self._keys_of(role)
-                if not trust.servers:
-                    _log.error("the principals file lists no %s beside this process", role)
+            if self._lacks:
+                _log.warning(
+                    "the principals file holds, but this process cannot start with it: %s", self._lacks
+                )
             is_any_gone = not before.keys <= self.principals.keys
             for handler in self._on_change:
                 handler(is_any_gone)
@@ -137,22 +139,14 @@ class Gate:
         # Whose connection brought the message that was read last, and which it is.
         self.user_id = ""
         self.origins = Origins()
-        self._logged: set[tuple[str, str]] = set()
-        self._logged_since = reactor.now()
-        self._catch_up: Callable[[], object] = lambda: None
-        self.doorkeeper = Doorkeeper(security.principals, lambda key: z85.encode(key).decode(), self._report)
-        self._socket = socket = context.socket(zmq.ROUTER)
-        socket.linger = 0
-        socket.sndhwm = socket.rcvhwm = _QUEUE_MESSAGES
-        socket.bind(_ENDPOINT)
-        reactor.add_source(socket, self._on_readable)
+        self._zap = ZapSocket(context, reactor, security.principals)
+        self.doorkeeper = self._zap.doorkeeper
         self._timer = reactor.add_timer(LOOK_INTERVAL_S, self._refresh)
 
     def close(self) -> None:
         """Answer no more; new connections fail. Before the reactor is closed."""
         self._timer.cancel()
-        self._reactor.remove(self._socket)
-        self._socket.close(0)
+        self._zap.close()
 
     def guard(
         self,
@@ -166,8 +160,7 @@ class Gate:
         ``why_not`` says why a principal may open no more connections; ``on_ended``: see ``Origins``.
         """
         self.origins.follow(listener, on_ended)
-        # What happened to connections before they asked here counts first.
-        self._catch_up = listener.catch_up
+        self._zap.catch_up = listener.catch_up
 
         def admit(entered: bytes, address: str) -> bytes:
             if entered != domain:
@@ -189,30 +182,7 @@ class Gate:
     def _refresh(self, now: float) -> None:
         if self.security.refresh():
             self.doorkeeper.principals = self.security.principals
-            self._logged_since = 0.0
-        if now - self._logged_since >= _LOGGED_S:
-            self._logged_since = now
-            self._logged.clear()
-
-    def _on_readable(self, now: float) -> None:
-        for _ in range(_BURST_MAX):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            # libzmq puts an empty frame between its address and the request, as REQ does.
-            at = frames.index(b"") + 1 if b"" in frames else 1
-            self._catch_up()
-            reply = self.doorkeeper.answer(frames[at:])
-            if reply is not None:
-                self._socket.send_multipart([*frames[:at], *reply], zmq.NOBLOCK)
-
-    def _report(self, reason: str, who: str, address: str) -> None:
-        if (reason, who) in self._logged or len(self._logged) >= _LOGGED_MAX:
-            return
-        self._logged.add((reason, who))
-        text = "refused a connection from %s: %s%s; the next ones are only counted"
-        _log.warning(text, address or "an unknown address", reason, f" ({who})" if who else "")
+            self._zap.forget_reports()
 
 
 class LinkConnector(Connector):
@@ -237,10 +207,3 @@ class LinkConnector(Connector):
     def close(self) -> None:
         """Try no more. Before the socket closes."""
         self._is_closed = True
-
-
-def serve(socket: "zmq.Socket[bytes]", key: KeyPair, domain: bytes) -> None:
-    """Take CURVE connections only, of principals that may enter ``domain``. Before it is bound."""
-    socket.curve_server = True
-    socket.curve_secretkey = key.secret
-    socket.zap_domain = domain

@@ -1,18 +1,18 @@
 """The epoch of a node's last activation, kept across restarts in one small file.
 
-It is written whole and then renamed, with file and folder synced. So a crash leaves the old number or the new
-one. ``EpochKeeper`` writes it while the node serves, and retries after a failure.
+The file is always whole (``whole_file``). ``EpochKeeper`` writes it while the node serves, and retries after
+a failure.
 
 A process that uses the file holds a lock on its folder (flock of ``STATE_DIR/epoch.lock``), which ends with
 the process. So two nodes cannot share a folder, and ``bstar epoch reset`` cannot write beside a node.
 """
 
-import fcntl
 import logging
 import os
 from pathlib import Path
 
 from bstar.errors import ConfigurationError
+from bstar.whole_file import lock_file, sync_folder, write_whole
 from bstar.wire.epochs import EPOCH_MAX
 
 _log = logging.getLogger("bstar.pair")
@@ -36,17 +36,8 @@ class EpochFile:
 
         False if another process has it. OSError if the folder cannot be made or its file system has no locks.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.path.with_name("epoch.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            if isinstance(error, BlockingIOError):
-                return False
-            raise
-        self._lock = lock
-        return True
+        self._lock = lock_file(self.path.with_name("epoch.lock"))
+        return self._lock is not None
 
     def unlock(self) -> None:
         """Leave the folder to others. Idempotent."""
@@ -80,33 +71,21 @@ class EpochFile:
         if not digits.isdecimal() or len(digits) > _DIGITS_MAX or int(digits) > EPOCH_MAX:
             raise ConfigurationError(
                 f"state_dir: {self.path} holds {text[:40]!r}, not an epoch (a number from 0 to 2^62): "
-                "restore it, or delete it while the peer is running (this node then learns the epoch from "
-                "the peer)"
+                "bstar epoch reset stores 0 there; with --force while the peer runs, which tells this node "
+                "its epoch before it serves"
             )
         return int(digits)
 
     def save(self, epoch: int) -> None:
         """Store ``epoch`` durably; makes the folder again if it was removed. OSError if that fails."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name("epoch.new")
-        _write(temporary, epoch)
-        temporary.replace(self.path)
-        self._sync_folder()
+        write_whole(self.path, _encode(epoch))
 
     def _check(self) -> None:
         """Test that ``save`` will work, with another file."""
-        probe, renamed = self.path.with_name("epoch.check"), self.path.with_name("epoch.checked")
-        _write(probe, 0)
-        probe.replace(renamed)
-        renamed.unlink()
-        self._sync_folder()
-
-    def _sync_folder(self) -> None:
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        probe = self.path.with_name("epoch.check")
+        write_whole(probe, _encode(0))
+        probe.unlink()
+        sync_folder(self._folder)
 
 
 class EpochKeeper:
@@ -173,8 +152,5 @@ class EpochKeeper:
             self.keep(self._epoch, now)
 
 
-def _write(path: Path, epoch: int) -> None:
-    with path.open("w", encoding="ascii") as file:
-        file.write(f"{epoch}\n")
-        file.flush()
-        os.fsync(file.fileno())
+def _encode(epoch: int) -> bytes:
+    return b"%d\n" % epoch

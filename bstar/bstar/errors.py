@@ -20,9 +20,14 @@ node. Edge code turns foreign errors (of a socket, a file, a parser) into these 
     │   │   └── NoActiveNodeError       … and no node ever accepted the request: never executed
     │   ├── OutcomeUnknownError         it may have been executed; whether it was cannot be known here
     │   │   └── StreamInterruptedError  … after some PARTIALs had been delivered
-    │   └── HandlerError                it was executed, and the worker's handler failed
+    │   ├── HandlerError                it was executed, and the worker's handler failed
+    │   └── DurableError                a durable request has no answer, and will have none
+    │       ├── DeadLetterError         … all its attempts failed, or its time ended
+    │       ├── RequestCancelledError   … it was cancelled
+    │       └── UnknownRequestError     … the store does not have it
     ├── BulkCallError                   too many calls of a bulk job failed; it gave up
     ├── PipelineError                   a job of the pipeline failed in Spark; nothing is said of the journals
+    ├── StoreError                      a durable store cannot be read or written: damage, a full disk
     ├── WorkerError                     a worker cannot go on (its handlers are stuck)
     ├── ClosedError                     used after ``close()``
     └── ForkedError                     used in a child process after ``fork()``
@@ -153,8 +158,45 @@ class HandlerError(CallError):
         self.text = text
 
 
+class DurableError(CallError):
+    """A durable request has no answer and will have none. ``request_id`` is its id."""
+
+    def __init__(self, text: str, *, request_id: str, may_have_executed: bool = True) -> None:
+        super().__init__(text, may_have_executed=may_have_executed)
+        self.request_id = request_id
+
+
+class DeadLetterError(DurableError):
+    """All attempts of a durable request failed, or its time ended. It stays in the store as a dead letter.
+
+    ``cause``: ``"failed"`` (its handler failed each time), ``"poison"`` (every worker that got it was lost),
+    ``"expired"`` or ``"rejected"`` (it cannot be done at all). ``text`` is what the last attempt said.
+    ``may_have_executed`` is False only for one that was rejected without an attempt: an attempt under way
+    when the time ends is not counted.
+    """
+
+    def __init__(self, text: str, *, request_id: str, cause: str, said: str, attempts: int) -> None:
+        is_refused = cause == "rejected" and not attempts
+        super().__init__(text, request_id=request_id, may_have_executed=not is_refused)
+        self.cause = cause
+        self.text = said
+        self.attempts = attempts
+
+
+class RequestCancelledError(DurableError):
+    """A durable request was cancelled. An attempt may have been executed before, or be under way."""
+
+
+class UnknownRequestError(DurableError):
+    """The store does not have the durable request: never submitted, closed, or forgotten after its time."""
+
+
 class BulkCallError(BstarError):
     """More calls of a bulk job failed than its threshold allows. The text counts them by kind."""
+
+
+class StoreError(BstarError):
+    """A durable store cannot be read or written. The text names what is wrong, where, and what to do."""
 
 
 class WorkerError(BstarError):

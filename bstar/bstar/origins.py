@@ -12,9 +12,11 @@ from typing import cast
 import zmq
 
 from bstar.listener import Listener
+from bstar.printable import address_text
 
+DESCRIPTOR = "__fd"
+"""The property of a message that names its connection's descriptor (SRCFD)."""
 _NUMBER = "Connection"
-_DESCRIPTOR = "__fd"
 _ADDRESS = "Peer-Address"
 
 
@@ -51,7 +53,7 @@ class Origins:
         number = int(self._get(_NUMBER) or 0)
         if number in self._descriptors:
             return number
-        descriptor = int(self._get(_DESCRIPTOR) or -1)
+        descriptor = int(self._get(DESCRIPTOR) or -1)
         if descriptor not in self._accepted_after and self._listener is not None:
             self._listener.catch_up()
         if number <= self._accepted_after.get(descriptor, number):
@@ -62,7 +64,7 @@ class Origins:
 
     def address(self) -> str:
         """Where that connection comes from."""
-        return self._get(_ADDRESS) or "an unknown address"
+        return address_text(self._get(_ADDRESS) or "an unknown address")
 
     def hang_up(self, number: int) -> None:
         """End this connection; the other side may connect again."""

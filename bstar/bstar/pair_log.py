@@ -37,11 +37,16 @@ class PairLog:
             self._has_claimed = False
         _log.log(level, "%s", output.text)
 
-    def stalled(self, gap_s: float, *, is_heeded: bool) -> None:
-        """The process was away; ``is_heeded``: it changed something."""
+    def stalled(self, gap_s: float, age_s: float, *, is_heeded: bool) -> None:
+        """The process was away for ``gap_s``, and its last state message is ``age_s`` old, by which the peer
+        judges it. ``is_heeded``: that changed something.
+        """
         limit_s = self._failover_timeout_s
-        level = logging.WARNING if is_heeded or gap_s >= limit_s else logging.DEBUG
-        _log.log(level, "the process was away for %.3f s; the failover timeout is %g s", gap_s, limit_s)
+        level = logging.WARNING if is_heeded or age_s >= limit_s else logging.DEBUG
+        text = (
+            "the process was away for %.3f s; its last state message is %.3f s old, the failover timeout %g s"
+        )
+        _log.log(level, text, gap_s, age_s, limit_s)
 
     def remind(self, trouble: str, now: float) -> None:
         """Log at WARNING why this node cannot play its part, and what to do; repeat it while it lasts."""

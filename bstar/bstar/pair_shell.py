@@ -20,6 +20,7 @@ from bstar.curve import NodeSecurity
 from bstar.epoch_file import EpochKeeper
 from bstar.errors import PairError, RemoteProtocolError
 from bstar.pair_log import FIRST_S, PairLog
+from bstar.pause_file import PauseFile
 from bstar.peer_link import PeerLink
 from bstar.reactor import Reactor
 from bstar.star import (
@@ -35,6 +36,7 @@ from bstar.star import (
     PeerMessage,
     PeerRefused,
     PersistEpoch,
+    PersistPause,
     Promotion,
     Publish,
     Report,
@@ -68,6 +70,10 @@ class PairMachine(Protocol[Out_co]):
     def serve_until(self) -> float:
         """This node may serve before that time."""
 
+    @property
+    def published_at(self) -> float:
+        """When this node last told its peer how it stands."""
+
     def step(self, given: Input, now: float) -> Sequence[Out_co]:
         """Handle an input."""
         ...
@@ -96,7 +102,8 @@ class PairLinks(msgspec.Struct, frozen=True):
 
 
 class PairShell(Generic[Out]):
-    """Runs ``machine`` on ``links``. ``epochs`` stores the epoch; None stores nothing.
+    """Runs ``machine`` on ``links``. ``epochs`` stores the epoch, and a pause of takeovers beside it; None
+    stores nothing.
 
     Everything happens in the reactor's thread. Raises zmq.ZMQError if an endpoint cannot be opened.
     """
@@ -116,6 +123,7 @@ class PairShell(Generic[Out]):
         self._machine = machine
         self._carry_out = carry_out
         self._epochs = epochs
+        self._pauses = None if epochs is None else PauseFile(epochs.file.path.parent)
         self._reactor = reactor
         self._log = PairLog(settings.failover_timeout_s, reactor.now())
         self._last_word: PeerState | None = None
@@ -169,6 +177,9 @@ class PairShell(Generic[Out]):
 
     def run(self) -> None:
         """Run until the reactor stops. Raises PairError when the pair cannot go on."""
+        kept = None if self._pauses is None else self._pauses.load()
+        if kept is not None:
+            self.step(kept, self._reactor.now())
         self.step(Tick(), self._reactor.now())
         if self.error is None:
             self._reactor.run()
@@ -219,8 +230,9 @@ class PairShell(Generic[Out]):
         self.step(ArbiterAnswer(answer), self._reactor.now())
 
     def _on_stall(self, gap_s: float, now: float) -> None:
+        age_s = now - self._machine.published_at
         outputs = self._machine.step(Stall(gap_s), now)
-        self._log.stalled(gap_s, is_heeded=any(type(output) is StateChanged for output in outputs))
+        self._log.stalled(gap_s, age_s, is_heeded=any(type(output) is StateChanged for output in outputs))
         self._carry_out(outputs)
 
     # --- what follows ---------------------------------------------------------------------------------------
@@ -238,6 +250,9 @@ class PairShell(Generic[Out]):
         elif type(output) is PersistEpoch:
             if self._epochs is not None:
                 self._epochs.keep(output.epoch, self._reactor.now())
+        elif type(output) is PersistPause:
+            if self._pauses is not None:
+                self._pauses.keep(output)
         else:
             assert type(output) is Fatal, f"nobody performs {output!r}"
             _log.critical("%s", output.error)

@@ -7,6 +7,13 @@ newlines, changes of direction) are written as escapes, and so are octets that a
 # People read this much; a log line stays one line.
 _CHARS_MAX = 500
 
+_MAPPED = "::ffff:"
+
+
+def address_text(address: str) -> str:
+    """An address as people write it: an IPv4 address that an IPv6 socket accepted, without its prefix."""
+    return address.removeprefix(_MAPPED) if "." in address else address
+
 
 def printable(text: str | bytes, chars_max: int = _CHARS_MAX) -> str:
     r"""The text with ``\n``, ``\x1b`` and other control characters as escapes; ``…`` ends a cut text."""

@@ -20,13 +20,13 @@ from collections.abc import Callable
 import zmq
 
 from bstar.connections import close_watched, hang_up, place_of, watch
-from bstar.curve import serve
 from bstar.io_threads import keep_apart
 from bstar.reactor import DRAIN_MAX, Reactor
 from bstar.security import KeyPair
 from bstar.security.zap import PEERS
 from bstar.sockets import receive_event
 from bstar.wire.peer import CODES, TOPIC, TOPICS_HEARD, PeerState, encode
+from bstar.zap_socket import serve
 
 _log = logging.getLogger("bstar.pair")
 

@@ -13,7 +13,6 @@ Every link has a name, the side that connects first: ``client1-primary``, ``work
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,17 +30,18 @@ class Profile:
     """The configuration of both nodes: the profile's name, and what differs from it.
 
     ``settings`` replace keys of the configuration by their dotted paths, ``{"timing.drain_timeout_s": 1}``.
-    ``has_keys``: every connection uses CURVE.
+    ``has_keys``: every connection uses CURVE. ``has_store``: both nodes have a durable store.
     """
 
     name: ProfileName = "lan"
     settings: Mapping[str, object] = field(default_factory=dict)
     has_state_dir: bool = False
     has_keys: bool = False
+    has_store: bool = False
 
 
 class Cluster(Pair):
-    """A pair, its workers and its clients. ``launchers`` are the modules that run ``bstar`` on a node."""
+    """A pair, its workers and its clients. ``commands`` run ``bstar`` in another way on a node."""
 
     workers: tuple[WorkerProcess, ...]
 
@@ -52,7 +52,7 @@ class Cluster(Pair):
         profile: Profile | None = None,
         hosts: Mapping[RoleName, Host] | None = None,
         route: Route = direct,
-        launchers: Mapping[RoleName, Sequence[str]] | None = None,
+        commands: Mapping[RoleName, Sequence[str]] | None = None,
         has_arbiter: bool = False,
         has_journals: bool = False,
     ) -> None:
@@ -74,7 +74,8 @@ class Cluster(Pair):
             journals=folder / "journals" if has_journals else None,
             hosts=hosts,
             route=route,
-            commands={role: (sys.executable, "-m", *modules) for role, modules in (launchers or {}).items()},
+            commands=commands,
+            has_store=profile.has_store,
             note=self.journal.note,
         )
 
@@ -112,6 +113,11 @@ class Cluster(Pair):
         self.clients.append(client)
         client.launch()
         return client
+
+    def add(self, process: Process) -> None:
+        """Start any other process; the cluster ends it."""
+        self._others.append(process)
+        process.launch()
 
     def process(self, name: str) -> Process:
         """The process of this name."""

@@ -4,13 +4,14 @@ Times are of CLOCK_MONOTONIC, which all processes of a machine share. A line is 
 so a killed process leaves whole lines, or at worst a last one that is cut short; ``read`` forgives that one
 and no other.
 
-Three kinds of writers: clients (``Invoke``, ``Ok``, ``Failed``, ``ClientSaw``), workers (``Registered``,
-``Lost``, ``EpochSeen``, ``Begin``, ``End``, ``Refused``) and the harness (``Note``: what it started and
-broke).
+Four kinds of writers: clients (``Invoke``, ``Ok``, ``Failed``, ``ClientSaw``), clients of the durable store
+(``Asked``, ``Told``), workers (``Registered``, ``Lost``, ``EpochSeen``, ``Begin``, ``End``, ``Refused``) and
+the harness (``Note``: what it started and broke).
 """
 
 from __future__ import annotations
 
+import enum
 import os
 import threading
 import time
@@ -126,6 +127,31 @@ class Refused(_Line, frozen=True, tag="refused"):
     epoch_seen: int
 
 
+class Operation(enum.Enum):
+    """What a client of the durable store asks for."""
+
+    SUBMIT = "submit"
+    RESULT = "result"
+    CLOSE = "close"
+    CANCEL = "cancel"
+
+
+class Asked(_Line, frozen=True, tag="asked"):
+    """A durable operation begins. ``id`` numbers those of this process; ``body`` names the request."""
+
+    id: int
+    operation: Operation
+    body: str
+
+
+class Told(_Line, frozen=True, tag="told"):
+    """It has ended. ``outcome``: stored; answer, with it in ``text``; the request's state; or failed."""
+
+    id: int
+    outcome: str
+    text: str = ""
+
+
 class Note(_Line, frozen=True, tag="note"):
     """The harness did or saw something: ``what`` happened to ``target``. ``span`` pairs begin and end."""
 
@@ -148,6 +174,8 @@ Line = (
     | Begin
     | End
     | Refused
+    | Asked
+    | Told
     | Note
 )
 

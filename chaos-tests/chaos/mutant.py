@@ -15,6 +15,8 @@ import msgspec
 
 from bstar.star import StarMachine
 from bstar_broker.core.endings import Endings
+from bstar_broker.store.core.copies import Copies
+from bstar_broker.store.sqlite_file import StoreFile
 from bstar_cli.main import main as bstar
 from bstar_client.core.fence import Fence, Moved
 from bstar_client.core.reply_reader import ReplyReader
@@ -56,11 +58,24 @@ def _without_the_rule_of_once() -> None:
     Endings.redeliver = to_another  # type: ignore[method-assign]
 
 
+def _without_the_sync() -> None:
+    """The store's transactions are not synced."""
+    sound = StoreFile.begin
+    StoreFile.begin = lambda self, *, is_synced: sound(self, is_synced=False)  # type: ignore[method-assign]
+
+
+def _without_the_second_disk() -> None:
+    """The leader of the store commits what is on its own disk."""
+    Copies.may_commit_alone = property(lambda self: True)  # type: ignore[assignment,method-assign]
+
+
 MUTATIONS: dict[str, Callable[[], None]] = {
     "stall-rule": _without_the_stall_rule,
     "reply-matching": _without_the_matching_of_replies,
     "epoch-check": _without_the_check_of_epochs,
     "once-rule": _without_the_rule_of_once,
+    "store-sync": _without_the_sync,
+    "second-disk": _without_the_second_disk,
 }
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -241,7 +242,7 @@ def stage(
                 profile=profile,
                 hosts=hosts,
                 route=route,
-                launchers=cast.launchers,
+                commands={role: (sys.executable, "-m", *launch) for role, launch in cast.launchers.items()},
                 has_arbiter=cast.has_arbiter,
                 has_journals=True,
             )

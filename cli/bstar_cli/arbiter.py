@@ -35,14 +35,23 @@ def arbiter(
             "--principals", metavar="FILE", help="Who may ask: the peers of this list, with --key-file."
         ),
     ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--state-dir",
+            metavar="DIR",
+            help="Where it keeps which copies of durable stores are in sync; none: in memory only.",
+        ),
+    ] = None,
     *,
     logs: LogOptions,
 ) -> None:
     """Run the optional third voter of one or many pairs until SIGTERM or Ctrl-C.
 
     With endpoints.arbiter on both nodes, a node serves only while its peer or the arbiter confirms it, so at
-    most one serves whatever the network does. Put it on a third machine. It keeps nothing on disk; while it
-    is away nothing changes as long as the nodes hear each other.
+    most one serves whatever the network does. Put it on a third machine. While it is away nothing changes as
+    long as the nodes hear each other. Pairs with a durable store need --state-dir: without it, a restart of
+    the arbiter while one node is alone with the store may let the other lead without what it lacks.
 
     Exit codes: 0 stopped as asked; 2 wrong usage, or the address cannot be bound.
 
@@ -51,6 +60,8 @@ def arbiter(
         bstar arbiter
 
         bstar arbiter --bind tcp://10.0.0.3:5010 --key-file keys/arbiter.key --principals keys/principals.yaml
+
+        bstar arbiter --bind tcp://10.0.0.3:5010 --insecure --state-dir /var/lib/bstar-arbiter
     """
     try:
         endpoint = parse_endpoint(bind, bind=True)
@@ -69,10 +80,13 @@ def arbiter(
     from bstar.arbiter import ArbiterServer  # noqa: PLC0415
     from bstar.curve import NodeSecurity  # noqa: PLC0415
     from bstar.descriptors import raise_limit  # noqa: PLC0415
+    from bstar.in_sync_file import InSyncFile  # noqa: PLC0415
 
     raise_limit()
     security = NodeSecurity(str(key), str(principals), "arbiter") if key is not None else None
-    with ArbiterServer(bind, security) as server:
-        log.info("ready", version=bstar.__version__, arbiter=bind, pid=os.getpid())
+    sets = None if state_dir is None else InSyncFile(state_dir)
+    with ArbiterServer(bind, security, sets) as server:
+        kept = "memory only" if state_dir is None else str(state_dir)
+        log.info("ready", version=bstar.__version__, arbiter=bind, pid=os.getpid(), in_sync_sets=kept)
         server.run()
     log.info("stopped", questions=server.machine.questions, refusals=server.machine.refusals)

@@ -1,18 +1,16 @@
 """``bstar call``: one request, its reply on standard output."""
 
-import base64
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from msgspec import structs
 
-from bstar.errors import CallError, ConfigurationError
+from bstar.errors import CallError
+from bstar_cli.frames import BODY_HELP, frames_of, json_frame, print_frames
 from bstar_cli.options import DialectOption, KeptJournal, Nodes, refuse
-from bstar_cli.terminal import json_line, lines
+from bstar_cli.terminal import json_line
 from bstar_client import HAClient, Reply
 
 
@@ -29,13 +27,8 @@ class _Shown:
         """Print one; ``is_alone``: neither PARTIALs nor other replies come with it."""
         if self.as_json:
             typer.echo(_as_json(reply, seconds))
-        elif self.raw or (is_alone and len(reply.frames) == 1 and not sys.stdout.isatty()):
-            _write(b"".join(reply.frames))
-        elif sys.stdout.isatty():
-            for frame in reply.frames:
-                typer.echo(lines(frame))
         else:
-            _write(b"".join(frame + b"\n" for frame in reply.frames))
+            print_frames(reply.frames, is_raw=self.raw, is_alone=is_alone)
 
     def error(self, error: CallError, seconds: float) -> None:
         """Print it as JSON if all is; otherwise the end of the command tells it."""
@@ -51,14 +44,7 @@ class _Shown:
 
 def call(
     service: Annotated[str, typer.Argument(metavar="SERVICE", help="The service to call.")],
-    body: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="BODY",
-            help="One frame each: a text, - for standard input, @FILE for a file, @@text for @text. "
-            "None is one empty frame.",
-        ),
-    ] = None,
+    body: Annotated[list[str] | None, typer.Argument(metavar="BODY", help=BODY_HELP)] = None,
     *,
     nodes: Nodes,
     timeout: Annotated[
@@ -100,7 +86,7 @@ def call(
 
         bstar call mmi.service echo
     """
-    frames = [_frame(text) for text in body or ()] or [b""]
+    frames = frames_of(body)
     refuse(shown.raw and shown.as_json, "--raw and --json exclude each other")
     refuse(stream and key, "--stream and --key exclude each other: a stream is never repeated")
     kept = journal.settings()
@@ -123,26 +109,10 @@ def call(
         raise
 
 
-def _frame(text: str) -> bytes:
-    if text == "-":
-        try:
-            return sys.stdin.buffer.read()
-        except (OSError, AttributeError) as error:  # None if it was closed from the start
-            raise ConfigurationError("-: standard input is closed or cannot be read") from error
-    if text.startswith("@@"):
-        return text[1:].encode()
-    if text.startswith("@"):
-        try:
-            return Path(text[1:]).read_bytes()
-        except OSError as error:
-            raise ConfigurationError(f"{text}: cannot be read: {error.strerror or error}") from error
-    return text.encode("utf-8", "surrogateescape")
-
-
 def _as_json(reply: Reply, seconds: float) -> str:
     return json_line(
         {
-            "frames": [_shown(frame) for frame in reply.frames],
+            "frames": [json_frame(frame) for frame in reply.frames],
             "final": reply.is_final,
             "endpoint": reply.endpoint,
             "epoch": reply.epoch,
@@ -150,15 +120,3 @@ def _as_json(reply: Reply, seconds: float) -> str:
             "seconds": round(seconds, 6),
         }
     )
-
-
-def _shown(frame: bytes) -> str | dict[str, str]:
-    try:
-        return frame.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(frame).decode()}
-
-
-def _write(octets: bytes) -> None:
-    sys.stdout.buffer.write(octets)
-    sys.stdout.buffer.flush()

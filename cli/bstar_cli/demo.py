@@ -5,29 +5,23 @@ backup takes over, the primary comes back, and the role is handed back by stoppi
 is counted: what was asked and answered, what was executed twice, and how long the client had to wait.
 """
 
-import signal
-import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
-from bstar_broker.core.snapshot import NodeState
-from bstar_cli import exits
 from bstar_cli.demo_load import Outcome
+from bstar_cli.demo_show import Show, counts_table, leave, perform, printer
 from bstar_cli.demo_stage import Stage
 from bstar_cli.terminal import table
-from bstar_testing import HarnessError, Node
+from bstar_testing import Node
 
 # Of the time under load, the share before the kill, after the takeover, after the primary's return, after the
 # handover, and after the backup's return.
@@ -89,41 +83,23 @@ def demo(
 
         bstar demo --journal journal
     """
-    show = _Show()
-    console = Console(stderr=True)
-    is_live = console.is_terminal and not as_json
+    show = Show()
     stage = Stage(show.refresh, journal)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: stage.interrupt())
-    try:
-        with stage, Live(show, console=console, refresh_per_second=8) if is_live else nullcontext():
-            show.begin(stage, None if is_live else console)
-            report = _play(stage, show, seconds, rate)
-    except HarnessError as error:
-        console.print(Text(f"the demo failed: {error}", style="bold red"), soft_wrap=True)
-        console.print(Text(f"logs: {stage.folder}"), soft_wrap=True)
-        raise typer.Exit(exits.FAILED) from None
-    except KeyboardInterrupt:
-        stage.remove()
-        console.print("interrupted; every process of the demo was ended")
-        raise typer.Exit(exits.INTERRUPTED) from None
-    if report.ok:
-        stage.remove()
+    report = perform(stage, show, lambda: _play(stage, show, seconds, rate), is_live=not as_json)
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
     else:
         _print(report)
         if journal is not None:
+            console = Console(stderr=True)
             console.print(Text(f"journals: {journal}"), soft_wrap=True)
-    if not report.ok:
-        console.print(Text(f"logs: {stage.folder}"), soft_wrap=True)
-        raise typer.Exit(exits.FAILED)
+    leave(stage, is_ok=report.ok)
 
 
 # --- the play -----------------------------------------------------------------------------------------------
 
 
-def _play(stage: Stage, show: "_Show", seconds: float, rate: float) -> Report:
+def _play(stage: Stage, show: Show, seconds: float, rate: float) -> Report:
     steady = [max(1, round(rate * seconds * share)) for share in _SHARES]
     events: list[tuple[str, float]] = []
 
@@ -135,7 +111,7 @@ def _play(stage: Stage, show: "_Show", seconds: float, rate: float) -> Report:
     for node in stage.nodes:
         node.launch()
     stage.launch_demo_workers(rate)
-    active, passive = _wait_pair(stage)
+    active, passive = wait_pair(stage)
     show.say(f"the {active.role} serves; the client sends {rate:g} requests per second")
     started = time.monotonic()
     stage.launch_load(rate)
@@ -149,7 +125,7 @@ def _play(stage: Stage, show: "_Show", seconds: float, rate: float) -> Report:
 
     happens(f"restart of the {active.role}")
     active.launch()
-    active, passive = _wait_pair(stage)
+    active, passive = wait_pair(stage)
     show.say(f"the {passive.role} is back and stands by")
     stage.wait_answers(steady[2], "the client gets answers after the node's return")
 
@@ -161,7 +137,7 @@ def _play(stage: Stage, show: "_Show", seconds: float, rate: float) -> Report:
 
     happens(f"restart of the {active.role}")
     active.launch()
-    _wait_pair(stage)
+    wait_pair(stage)
     show.say("the pair is complete again")
     stage.wait_answers(steady[4], "the client gets answers at the end")
 
@@ -173,7 +149,7 @@ def _play(stage: Stage, show: "_Show", seconds: float, rate: float) -> Report:
     return _report(outcome, executions, events, started=started, ended=ended, rate=rate)
 
 
-def _wait_pair(stage: Stage) -> tuple[Node, Node]:
+def wait_pair(stage: Stage) -> tuple[Node, Node]:
     """Until one node is active and the other passive, both with every worker; the two in this order.
 
     Which is which is the pair's business: on a machine that stalls it may fail over unasked.
@@ -242,81 +218,8 @@ def outage(calls: Sequence[tuple[float, float]], start: float, end: float) -> tu
 # --- showing ------------------------------------------------------------------------------------------------
 
 
-class _Show:
-    """What the watcher sees: a live picture on a terminal, lines elsewhere."""
-
-    def __init__(self) -> None:
-        self._stage: Stage | None = None
-        self._console: Console | None = None
-        self._began = time.monotonic()
-        self._lines: deque[str] = deque(maxlen=8)
-        # Times and counts of answers, for the rate.
-        self._recent: deque[tuple[float, int]] = deque(maxlen=30)
-
-    def begin(self, stage: Stage, console: Console | None) -> None:
-        """Show this stage from now on; as lines if a console is given."""
-        self._stage = stage
-        self._console = console
-
-    def say(self, text: str) -> None:
-        """A new step begins."""
-        line = f"{time.monotonic() - self._began:6.2f} s  {text}"
-        self._lines.append(line)
-        if self._console is not None:
-            self._console.print(Text(line), soft_wrap=True)
-
-    def refresh(self) -> None:
-        """Something may have changed."""
-        if self._stage is not None:
-            now, answered = time.monotonic(), self._stage.progress.answered
-            if not self._recent or answered > self._recent[-1][1]:
-                self._recent.append((now, answered))
-
-    def __rich__(self) -> Group:
-        stage = self._stage
-        if stage is None:
-            return Group(Text("starting"))
-        nodes = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in ("NODE", "STATE", "EPOCH", "WORKERS", "IN FLIGHT", "ANSWERED", "PID"):
-            nodes.add_column(heading, min_width=9)
-        for node in stage.nodes:
-            nodes.add_row(*_cells(node, stage.states.get(node.role)))
-        progress = stage.progress
-        waiting = progress.sent - progress.answered - progress.failed
-        counts = Text(
-            f"sent {progress.sent}   answered {progress.answered}   waiting {waiting}   "
-            f"crossed {progress.crossed}   failed {progress.failed}   {self._rate():.0f}/s"
-        )
-        return Group(nodes, Text(), counts, Text(), *(Text(line) for line in list(self._lines)))
-
-    def _rate(self) -> float:
-        if len(self._recent) < 2:
-            return 0.0
-        (began, first), (ended, last) = self._recent[0], self._recent[-1]
-        return (last - first) / max(0.001, max(ended, time.monotonic() - 0.2) - began)
-
-
-def _cells(node: Node, state: NodeState | None) -> list[Text]:
-    if state is None:
-        words = "starting" if node.is_running else "down"
-        return [Text(node.role), Text(words, style="red"), *(Text("-") for _ in range(5))]
-    pair, broker = state.pair, state.broker
-    style = "bold green" if pair.is_active else ""
-    numbers = (
-        pair.epoch,
-        broker.workers,
-        broker.in_flight,
-        sum(s.answered for s in broker.services),
-        node.pid,
-    )
-    return [Text(node.role), Text(pair.state, style=style), *(Text(str(number)) for number in numbers)]
-
-
 def _print(report: Report) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 110)
-    counts = Table(box=None, pad_edge=False, show_header=False)
-    counts.add_column()
-    counts.add_column(justify="right")
+    console = printer()
     rows = [
         ("requests sent", report.sent),
         ("answered", report.answered),
@@ -326,9 +229,7 @@ def _print(report: Report) -> None:
         ("duplicated executions", report.duplicated_executions),
         ("requests sent again by the client", report.resends),
     ]
-    for label, number in rows:
-        is_bad = label in ("lost", "crossed replies") and number
-        counts.add_row(Text(label), Text(str(number), style="bold red" if is_bad else "bold"))
+    counts = counts_table(rows, bad=("lost", "crossed replies"))
     events = table(["EVENT"], ("AT", "IN FLIGHT", "OUTAGE", "LONGEST CALL"), no_wrap=True)
     for event in report.events:
         events.add_row(

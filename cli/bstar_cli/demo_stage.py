@@ -32,8 +32,11 @@ class Stage(Pair):
     ``journals``: the directory in which all processes keep their journals, if any.
     """
 
-    def __init__(self, on_look: Callable[[], None], journals: Path | None = None) -> None:
-        super().__init__(Path(tempfile.mkdtemp(prefix="bstar-demo-")), name=PAIR, journals=journals)
+    def __init__(
+        self, on_look: Callable[[], None], journals: Path | None = None, *, has_store: bool = False
+    ) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="bstar-demo-"))
+        super().__init__(folder, name=PAIR, journals=journals, has_store=has_store)
         self._on_look = on_look
         self._is_interrupted = False
         self._load: Process | None = None
@@ -57,11 +60,11 @@ class Stage(Pair):
 
     # --- processes ----------------------------------------------------------------------------------------
 
-    def launch_demo_workers(self, rate: float) -> None:
+    def launch_demo_workers(self, rate: float, handler: str = "handle") -> None:
         """Start the workers, with room for the rate and for the peak after an outage."""
         self.launch_workers(
             WORKERS,
-            "bstar_cli.demo_worker:handle",
+            f"bstar_cli.demo_worker:{handler}",
             service=SERVICE,
             credit=max(8, round(rate * 0.05)),
             environment={"DEMO_EXECUTIONS": str(self.folder / "executions")},
@@ -76,23 +79,24 @@ class Stage(Pair):
     def finish_node(self, node: Node) -> None:
         """SIGTERM, and wait for the end in good order."""
         node.terminate()
-        self._finish(node)
+        self.finish(node)
 
     def finish_load(self) -> Outcome:
         """Let the client send nothing more, and wait for what is outstanding."""
         assert self._load is not None
         self._load.close_input()
-        self._finish(self._load, CALL_TIMEOUT_S + _STEP_S_MAX)
+        self.finish(self._load, CALL_TIMEOUT_S + _STEP_S_MAX)
         return msgspec.json.decode((self.folder / "outcome").read_bytes(), type=Outcome)
 
     def finish_workers(self) -> list[str]:
         """Stop the workers; the numbers of all requests that they executed, one for each execution."""
         for worker in self.workers:
             worker.terminate()
-            self._finish(worker)
+            self.finish(worker)
         return (self.folder / "executions").read_text().splitlines()
 
-    def _finish(self, process: Process, limit_s: float = _STEP_S_MAX) -> None:
+    def finish(self, process: Process, limit_s: float = _STEP_S_MAX) -> None:
+        """Wait until this process has ended in good order."""
         self.wait(f"the {process.name} ends", lambda: not process.is_running, ending=process, limit_s=limit_s)
         if process.wait_exit() != 0:
             raise HarnessError(f"the {process.name} ended with {process.exit_code} instead of in good order")
@@ -141,6 +145,18 @@ class Stage(Pair):
 
     def _look(self) -> None:
         self.states = {node.role: node.look() for node in self.nodes}
-        with suppress(FileNotFoundError):  # the client has not begun
-            self.progress = _decode_progress((self.folder / "progress").read_bytes())
+        self.read_progress()
         self._on_look()
+
+    def read_progress(self) -> None:
+        """Look how far the client is."""
+        with suppress(FileNotFoundError):  # it has not begun
+            self.progress = _decode_progress((self.folder / "progress").read_bytes())
+
+    def summary(self) -> str:
+        """How far the client is, for the watcher."""
+        progress = self.progress
+        return (
+            f"sent {progress.sent}   answered {progress.answered}   waiting {progress.waiting}   "
+            f"crossed {progress.crossed}   failed {progress.failed}"
+        )

@@ -1,4 +1,4 @@
-"""The demo's handler: a little work, an echo, and a note of every execution.
+"""The demos' handlers: a little work, an answer, and a note of every execution.
 
 Run by ``bstar worker … bstar_cli.demo_worker:handle``. Before each execution it appends the request's number
 to the file in DEMO_EXECUTIONS. So a second execution shows even if its worker dies.
@@ -19,6 +19,11 @@ def handle(request: Request) -> bytes:
     os.write(_notes(), request.body + b"\n")
     time.sleep(WORK_S)
     return request.body
+
+
+def handle_once(request: Request) -> bytes:
+    """The same with an answer that no other execution gives."""
+    return handle(request) + b" " + os.urandom(8).hex().encode()
 
 
 @cache

@@ -7,14 +7,15 @@ do about each reason.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
 import msgspec
 
 from bstar.fleet import Fleet
 from bstar_cli import exits
-from bstar_cli.trouble import ServiceView, Trouble, troubles
+from bstar_cli.trouble import Trouble, troubles
+from bstar_cli.views import NodeView, PairView
 from bstar_client.status import NodeReport
 
 
@@ -35,7 +36,12 @@ class Reason(enum.StrEnum):
     WRONG_PAIR = "wrong-pair", exits.ASTRAY
     ARBITER_SILENT = "arbiter-silent", exits.FAILED
     EPOCH_UNSAVED = "epoch-unsaved", exits.FAILED
+    STORE_DAMAGED = "store-damaged", exits.FAILED
+    STORE_WAITS = "store-waits", exits.FAILED
+    STORE_ALONE = "store-alone", exits.FAILED
     DESCRIPTORS_SHORT = "descriptors-short", exits.FAILED
+    SECURITY_FILES_BROKEN = "security-files-broken", exits.FAILED
+    PAUSED = "paused", exits.FAILED
     CLIENTS_CUT_OFF = "clients-cut-off", exits.FAILED
     PEERS_APART = "peers-apart", exits.FAILED
     NODE_DOWN = "node-down", exits.FAILED
@@ -46,14 +52,24 @@ class Reason(enum.StrEnum):
     STARTING = "starting", exits.NONE_ACTIVE
     NEVER_MET_PRIMARY = "never-met-primary", exits.NONE_ACTIVE
     NO_MAJORITY = "no-majority", exits.NONE_ACTIVE
+    HELD = "held", exits.NONE_ACTIVE
     DRAINING = "draining", exits.NONE_ACTIVE
     ERROR = "error", exits.NONE_ACTIVE
     NO_ANSWER = "no-answer", exits.NONE_ACTIVE
+    NOT_ALLOWED = "not-allowed", exits.USAGE
     BOTH_ACTIVE = "both-active", exits.MANY_ACTIVE
 
 
 # From bad to worse.
-_WORSE = (exits.OK, exits.SERVICE_TROUBLE, exits.ASTRAY, exits.FAILED, exits.NONE_ACTIVE, exits.MANY_ACTIVE)
+_WORSE = (
+    exits.OK,
+    exits.SERVICE_TROUBLE,
+    exits.ASTRAY,
+    exits.FAILED,
+    exits.USAGE,
+    exits.NONE_ACTIVE,
+    exits.MANY_ACTIVE,
+)
 
 # What a node says of itself, the most hopeful first: it is what the pair waits for. Nodes that stand by and
 # hear each other are about to decide.
@@ -66,59 +82,10 @@ _STANDINGS = {
         "start the primary, or mend its link to the backup; if it is dead: bstar promote",
     ),
     "no-majority": (Reason.NO_MAJORITY, "start the other node or the arbiter, or mend the links to them"),
+    "held": (Reason.HELD, "start the node that served, or end the pause: bstar resume"),
     "draining": (Reason.DRAINING, "start a node when it has stopped"),
     "error": (Reason.ERROR, "correct what the node's log names and start it again"),
 }
-
-
-class _Broker(msgspec.Struct, frozen=True):
-    workers: int
-    queued: int
-    services: list[ServiceView]
-    past: list[ServiceView] = []
-
-
-class _Quorum(msgspec.Struct, frozen=True):
-    is_arbiter_heard: bool = False
-    is_arbiter_granting: bool = False
-
-
-class PairView(msgspec.Struct, frozen=True):
-    """The node in its pair, and what it knows of its peer."""
-
-    pair: str
-    role: str
-    state: str
-    is_active: bool
-    epoch: int
-    peer_state: str | None = None
-    peer_age_s: float | None = None
-    is_peer_fresh: bool = False
-    is_peer_gone: bool = False
-    quorum: _Quorum | None = None
-    clients_cut_off: int = 0
-    clients_cut_off_unserved: int = 0
-    clients_cut_off_s: float = 0.0
-    epoch_error: str = ""
-
-
-class _Loop(msgspec.Struct, frozen=True):
-    is_short_of_descriptors: bool = False
-
-
-class _Readiness(msgspec.Struct, frozen=True):
-    reason: str
-    why: str
-
-
-class NodeView(msgspec.Struct, frozen=True):
-    """What this command needs of a node's state; it need not be of the node's own version."""
-
-    version: str
-    pair: PairView
-    broker: _Broker
-    readiness: _Readiness | None = None
-    loop: _Loop | None = None
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -127,19 +94,20 @@ class Seen(msgspec.Struct, frozen=True):
     endpoint: str
     view: NodeView | None = None
     error: str | None = None
+    is_denied: bool = False
 
     @property
     def reason(self) -> str | None:
         """The node's own word for how it stands; None if it has none, being of an earlier release."""
         if self.view is None:
-            return "no-answer"
+            return "not-allowed" if self.is_denied else "no-answer"
         return self.view.readiness.reason if self.view.readiness is not None else None
 
     @classmethod
     def of(cls, report: NodeReport) -> "Seen":
         """Read a node's report."""
         if report.state is None:
-            return cls(report.endpoint, None, report.error)
+            return cls(report.endpoint, None, report.error, report.is_denied)
         try:
             return cls(report.endpoint, msgspec.convert(report.state, NodeView))
         except msgspec.ValidationError:
@@ -187,6 +155,14 @@ def judge(nodes: Sequence[Seen], name: str | None = None) -> Verdict:
         roles = ", ".join(pair.role for pair in active)
         text = f"{len(active)} nodes serve: {roles}; mend the link between them, then one yields"
         return Verdict.of(Reason.BOTH_ACTIVE, text)
+    denied = " and ".join(seen.endpoint for seen in nodes if seen.is_denied)
+    if denied:
+        serves = f"the {active[0].role} serves, but " if active else ""
+        text = (
+            f"{serves}nothing is known of {denied}, because this command may not ask there: give it the key "
+            "of an entry with operator: true, and the public keys of both nodes (--key-file, --server-keys)"
+        )
+        return Verdict.of(Reason.NOT_ALLOWED, text)
     verdict = _judge_active(nodes, active[0]) if active else _judge_inactive(nodes)
     if verdict.code == exits.OK and name is not None and names != {name}:
         text = f"{verdict.why}, but it is listed as {name} and calls itself {names.pop()}; use one name"
@@ -208,15 +184,16 @@ def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
         return Verdict.of(Reason.NODE_UNREACHABLE, text)
     if silent:
         text = f"{serves} and does not hear its peer, and {silent} does not answer: start that node"
-        # What a restart of both nodes needs is said beside what needs a start.
-        return Verdict.of(Reason.NODE_DOWN, "; ".join((text, *_unsaved(pairs))))
+        # Durable requests may wait for that node. What a restart of both nodes needs is said as well.
+        beside = (*(text for _, text in _store_complaints(views)), *_unsaved(pairs), *_broken_files(views))
+        return Verdict.of(Reason.NODE_DOWN, "; ".join((text, *beside)))
     deaf = [pair.role for pair in pairs if not pair.is_peer_fresh]
     if deaf and len(nodes) > 1:
         text = (
             f"{serves}, but the nodes do not hear each other (deaf: {' and '.join(deaf)}): mend the link "
             "between their state endpoints"
         )
-        return Verdict.of(Reason.PEERS_APART, text)
+        return Verdict.of(Reason.PEERS_APART, "; ".join((text, *_broken_files(views))))
     for pair in pairs:
         clients = pair.clients_cut_off + pair.clients_cut_off_unserved
         if clients:
@@ -226,20 +203,37 @@ def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
                 "mend their way to the active node, or stop it so that the role moves"
             )
             return Verdict.of(Reason.CLIENTS_CUT_OFF, text)
+    for reason, trouble in _troubles_of_nodes(views):
+        return Verdict.of(reason, f"{serves}, but {trouble}")
+    return Verdict.of(Reason.SERVED, serves)
+
+
+def _troubles_of_nodes(views: Sequence[NodeView]) -> Iterator[tuple[Reason, str]]:
+    """What is wrong with nodes that hear each other, the worst first."""
+    pairs = [view.pair for view in views]
     unheard = [pair.role for pair in pairs if pair.quorum and not pair.quorum.is_arbiter_heard]
     if unheard:
-        text = f"{serves}, but the arbiter does not answer the {' and the '.join(unheard)}: start the arbiter"
-        return Verdict.of(Reason.ARBITER_SILENT, text)
+        text = f"the arbiter does not answer the {' and the '.join(unheard)}: start the arbiter"
+        yield Reason.ARBITER_SILENT, text
     for unsaved in _unsaved(pairs):
-        return Verdict.of(Reason.EPOCH_UNSAVED, f"{serves}, but {unsaved}")
+        yield Reason.EPOCH_UNSAVED, unsaved
+    yield from _store_complaints(views)
+    for broken in _broken_files(views):
+        yield Reason.SECURITY_FILES_BROKEN, broken
     short = [view.pair.role for view in views if view.loop is not None and view.loop.is_short_of_descriptors]
     if short:
         text = (
-            f"{serves}, but the {' and the '.join(short)} lets no new connections in: its process has used "
-            "nearly all descriptors that it may have; raise the limit, or find out who connects so often"
+            f"the {' and the '.join(short)} lets no new connections in: its process has used nearly all "
+            "descriptors that it may have; raise the limit, or find out who connects so often"
         )
-        return Verdict.of(Reason.DESCRIPTORS_SHORT, text)
-    return Verdict.of(Reason.SERVED, serves)
+        yield Reason.DESCRIPTORS_SHORT, text
+    paused = max(pairs, key=lambda pair: pair.paused_for_s)
+    if paused.paused_for_s:
+        text = (
+            f"takeovers are paused for {paused.paused_for_s / 60:.0f} min more ({paused.pause_why}), so no "
+            "node takes over by itself; bstar resume ends that"
+        )
+        yield Reason.PAUSED, text
 
 
 def _unsaved(pairs: Sequence[PairView]) -> list[str]:
@@ -249,6 +243,45 @@ def _unsaved(pairs: Sequence[PairView]) -> list[str]:
         "that disk or folder"
         for pair in pairs
         if pair.epoch_error
+    ]
+
+
+def _store_complaints(views: Sequence[NodeView]) -> Iterator[tuple[Reason, str]]:
+    """What is wrong with the durable store, the worst first."""
+    stores = [(view.pair, view.store) for view in views if view.store is not None]
+    for pair, store in stores:
+        if store.disk is not None and store.disk.error:
+            text = f"the disk of the {pair.role}'s store does not work ({store.disk.error}): mend it"
+            yield Reason.STORE_DAMAGED, text
+        elif store.disk is not None and store.disk.damaged:
+            text = (
+                f"{store.disk.damaged} records of the {pair.role}'s store are damaged: run bstar store check "
+                "there, and let it copy the other node's store"
+            )
+            yield Reason.STORE_DAMAGED, text
+    for pair, store in stores:
+        if pair.is_active and not store.is_leading:
+            why = store.trouble or "it is about to begin: look again in a moment"
+            yield Reason.STORE_WAITS, f"the durable store of the {pair.role} does not lead: {why}"
+    for pair, store in stores:
+        if store.is_leading and store.copies < 2:
+            far = (
+                ""
+                if store.catch_up == 1 or not store.is_peer_heard
+                else f" (the other copy has {store.catch_up:.0%} of its way behind it)"
+            )
+            text = (
+                f"durable requests are on the disk of the {pair.role} only{far}: start the other node's store"
+            )
+            yield Reason.STORE_ALONE, text
+
+
+def _broken_files(views: Sequence[NodeView]) -> list[str]:
+    """Who goes on with files that keep it from starting again, and why."""
+    return [
+        f"the {view.pair.role} goes on, and cannot start again before this is mended: {view.security.errors}"
+        for view in views
+        if view.security is not None and view.security.errors
     ]
 
 

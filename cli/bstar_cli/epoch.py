@@ -32,8 +32,8 @@ epoch = typer.Typer(
 
 _IN_USE: Final = "not reset: a process uses {folder}: stop the node, it keeps its epoch in memory"
 _LISTENS: Final = (
-    "not reset: a process listens at {peer}, so the peer may run and would raise the epoch again: stop it. "
-    "Only if this file alone is wrong, and this node will hear the peer before it serves: --force"
+    "not reset: a process listens at {peer}, so the peer may run, and this node would take its epoch again. "
+    "If that is too high: stop the peer first. If only this file is damaged: --force"
 )
 _UNREACHABLE: Final = (
     "not reset: {peer} cannot be reached ({why}), so nobody knows whether the peer runs. Make sure that it "
@@ -44,10 +44,12 @@ _UNKNOWN_PEER: Final = (
     "make sure that the peer is stopped and say --force"
 )
 _NEXT_STEPS: Final = """\
-Before a node starts:
-- withdraw the key that named a false epoch (docs/security.md);
-- reset the file of the other node, too;
-- stop all native workers: each remembers the highest epoch that it obeyed, and tells it.
+If the file was damaged and the peer has the right epoch, start this node: it takes the peer's.
+If the epoch was too high, do all of this before you start a node:
+1. withdraw the key that named it (docs/security.md);
+2. stop both nodes;
+3. stop all native workers: each tells the highest epoch that it obeyed;
+4. reset the file of the other node, too.
 Then start the primary, the backup and the workers. Clients and the arbiter keep no epoch that counts."""
 
 
@@ -102,15 +104,16 @@ def _show(
         return
     typer.echo(f"{file.path}: {stored}")
     if taker is None:
-        typer.echo("this node was never active, or its file was removed")
+        typer.echo("this node was never active, or its file was removed or reset")
     else:
-        typer.echo(f"an epoch of the {taker}: the primary's are odd, the backup's even")
+        typer.echo(f"the {taker} took it: the primary takes odd numbers, the backup even ones")
     then = ", ".join(f"the {role} {number}" for role, number in following.items())
-    typer.echo(f"the next activations: {then}; more if a peer or a worker knows a higher one")
+    typer.echo(f"next: {then}; a higher number if the peer or a worker knows a higher one")
     if not is_plausible:
         typer.echo(
-            "no pair gets there by itself: one activation a second takes 136 years to 2^32. A worker or a "
-            "damaged file named it. The pair serves all the same; bstar epoch reset begins again at 0"
+            f"too high: no pair gets above {EPOCH_STEP_MAX} by itself. A worker named it, or the file is "
+            'damaged. The pair serves all the same. docs/operations.md, "Epochs that are too high", says how '
+            "to find who named it and how to begin again at 0"
         )
 
 
@@ -136,9 +139,7 @@ def _reset(
         bstar epoch reset /var/lib/bstar --force
     """
     file, peer = node.open()
-    refusal = None if force else _why_not(peer)
-    if refusal is None:
-        refusal = _write(file)
+    refusal = _write(file, peer, is_forced=force)
     if refusal is not None:
         typer.echo(refusal, err=True)
         raise typer.Exit(exits.FAILED)
@@ -157,12 +158,17 @@ def _why_not(peer: str | None) -> str | None:
     }[found]
 
 
-def _write(file: EpochFile) -> str | None:
-    """Store 0 while no node can have the file; why it did not, None if it did."""
+def _write(file: EpochFile, peer: str | None, *, is_forced: bool) -> str | None:
+    """Store 0 while no node can have the file; why it did not, None if it did.
+
+    This node is looked at before its peer: --force, which the texts about the peer name, does not help there.
+    """
     folder = file.path.parent
     try:
         if not file.lock():
             return _IN_USE.format(folder=folder)
+        if not is_forced and (refusal := _why_not(peer)) is not None:
+            return refusal
         try:
             before = printable(file.path.read_bytes().strip(), _TEXT_CHARS_MAX)
         except FileNotFoundError:

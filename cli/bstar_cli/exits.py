@@ -4,6 +4,7 @@ from bstar.errors import (
     BstarError,
     CallError,
     ConfigurationError,
+    DurableError,
     HandlerError,
     LocalProtocolError,
     PairError,
@@ -19,7 +20,9 @@ USAGE = 2
 NOT_EXECUTED = 3
 """``call``: no worker began the request; sending it again is safe."""
 UNKNOWN = 4
-"""``call``: the request may have been executed; its reply is lost."""
+"""``call``: the request may have been executed; its reply is lost. ``switchover``: the role may move yet."""
+PENDING = 5
+"""``durable result``: the request has not ended yet."""
 NONE_ACTIVE = 3
 """``status``: no node serves."""
 MANY_ACTIVE = 4
@@ -48,7 +51,7 @@ def code_of(error: BstarError) -> int:
         return USAGE
     if isinstance(error, PipelineError):
         return SPARK_FAILED
-    if isinstance(error, (HandlerError, RejectedError)):
+    if isinstance(error, (DurableError, HandlerError, RejectedError)):
         return FAILED
     if isinstance(error, CallError):
         return UNKNOWN if error.may_have_executed else NOT_EXECUTED

@@ -105,11 +105,9 @@ def new(
             f"not listed: nobody lets {', '.join(names)} in before an entry of {listed} has these public keys"
         )
         typer.echo(text, err=True)
-    if given.peer:
-        path = out / f"{names[0]}.key"
-        typer.echo(
-            f"\n# in the configuration of {names[0]}:\nsecurity:\n  key: {path}\n  principals: {listed}"
-        )
+    for name in names if given.peer else ():
+        path = out / f"{name}.key"
+        typer.echo(f"\n# in the configuration of {name}:\nsecurity:\n  key: {path}\n  principals: {listed}")
 
 
 @keys.command()
@@ -160,13 +158,25 @@ def rotate(
     """
     listed = out / LIST_NAME
     old = _keys_of(listed, name)
-    refuse(len(old) > 1, f"{name} has {len(old)} keys in {listed}: first bstar keys retire {name}")
+    refuse(
+        len(old) > 1,
+        f"{name} has {len(old)} keys in {listed}: end that rotation first. Its owner must use the new key, "
+        f"{out / name}.next.key, before bstar keys retire {name} --out {out} ends the old one",
+    )
     key = new_key(name)
     secret, public = write_key(key, out, file_name=f"{name}.next")
     _replace_keys(listed, name, [*old, key.public.decode()])
+    entry = next(each for each in load_principals(listed).all if each.name == name)
+    trust = (
+        f"restart everybody who connects to {name} with both {name}.pub and {public.name} among their server "
+        "keys, "
+        if entry.is_peer or entry.is_arbiter
+        else ""
+    )
     typer.echo(
-        f"{secret} (secret, for {name} alone), {public}\n{listed} lists both keys of {name}. Take it to "
-        f"both nodes and the new key to its owner, restart that, then: bstar keys retire {name} --out {out}"
+        f"{secret} (secret, for {name} alone), {public}\n{listed} lists both keys of {name}. Take it to both "
+        f"nodes, {trust}take the new key to its owner, restart that, then: bstar keys retire {name} "
+        f"--out {out}"
     )
 
 
@@ -194,8 +204,9 @@ def retire(
     for new, former in files:
         new.replace(former)
     typer.echo(
-        f"{listed} lists the new key of {name} alone; a configuration that names {files[0][0]} names "
-        f"{files[0][1]} from now on"
+        f"{listed} lists the new key of {name} alone. Take it to both nodes. The files have their old names: "
+        f"who names {files[0][0].name} or {files[1][0].name} there must name {files[0][1].name} or "
+        f"{files[1][1].name} before its next start"
     )
 
 

@@ -50,7 +50,14 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         command(**options)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect looks there
+    run.__doc__ = _flowing(command.__doc__)
     return run
+
+
+def _flowing(text: str | None) -> str:
+    """The help text with each paragraph on one line: Typer keeps line ends, and terminals are narrow."""
+    paragraphs = inspect.cleandoc(text or "").split("\n\n")
+    return "\n\n".join(each if each.startswith(" ") else each.replace("\n", " ") for each in paragraphs)
 
 
 def refuse(condition: object, text: str) -> None:

@@ -4,14 +4,13 @@ import time
 from typing import Annotated, Final
 
 import typer
-import zmq
 
 from bstar.settings import Settings
 from bstar_cli import exits
+from bstar_cli.node_control import node_at
 from bstar_cli.options import NodeConfiguration, refuse
 from bstar_cli.probe import probe
 
-_ANSWER_S = 5.0
 _ASK_AGAIN_S = 0.1
 
 _LISTENS: Final = (
@@ -74,20 +73,8 @@ def _ask(settings: Settings, *, is_forced: bool) -> str | None:
     """Ask the node, then the primary's endpoint, then the node to serve; why it does not, None if it does."""
     from bstar_broker import control  # noqa: PLC0415  # only now needed
 
-    path = control.control_path(settings)
-    nobody = (
-        f"no node answers at {path}: is the backup running on this machine, with this "
-        "configuration and as this user?"
-    )
     request = control.FORCE if is_forced else control.PROMOTE
-    with zmq.Context() as context, context.socket(zmq.DEALER) as node:
-        node.linger = 0
-        node.connect(f"ipc://{path}")
-
-        def answer_to(question: bytes) -> str:
-            node.send(question)
-            return node.recv().decode() if node.poll(int(_ANSWER_S * 1000)) else nobody
-
+    with node_at(settings) as answer_to:
         # The node first: if it hears its primary, what listens there needs no mending.
         answer = answer_to(control.QUESTION)
         if answer == control.MAY:

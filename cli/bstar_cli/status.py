@@ -12,8 +12,6 @@ from rich.text import Text
 from bstar.fleet import Fleet
 from bstar_cli import exits
 from bstar_cli.diagnosis import (
-    NodeView,
-    PairView,
     Seen,
     Stray,
     Verdict,
@@ -28,6 +26,7 @@ from bstar_cli.options import Nodes
 from bstar_cli.streams import OutputLostError, forgive_reader
 from bstar_cli.terminal import cell, json_line, print_tables, sentence, table
 from bstar_cli.trouble import Trouble
+from bstar_cli.views import NodeView, PairView, StoreView
 from bstar_client.status import NodeReport, node_states
 
 
@@ -49,9 +48,10 @@ def status(
     pairs, services at another pair than their own are told, too.
 
     Exit codes: 0 every node answers and exactly one serves; 1 one serves, but a node cannot be reached, is
-    down or does not hear its peer or the arbiter; 2 wrong usage; 3 none serves; 4 more than one serves; 5 the
-    pairs are well, but a service is not; 6 the pairs are well, but services or nodes are at another pair than
-    the list says. Of several pairs it is that of the worst.
+    down, does not hear its peer or the arbiter, or could not start again; 2 wrong usage, or a node does not
+    let this key ask; 3 none serves; 4 more than one serves; 5 the pairs are well, but a service is not; 6 the
+    pairs are well, but services or nodes are at another pair than the list says. Of several pairs it is that
+    of the worst.
 
     Examples:
 
@@ -136,9 +136,8 @@ def _document(findings: _Findings) -> dict[str, object]:
 def _show(findings: _Findings) -> None:
     views = [seen.view for seen in findings.nodes]
     tables = [_nodes_table(findings.titles, findings.reports, views)]
-    services = _services_table(findings.titles, views)
-    if services is not None:
-        tables.append(services)
+    further = [make(findings.titles, views) for make in (_stores_table, _fronts_table, _services_table)]
+    tables += [each for each in further if each is not None]
     _print(lambda: print_tables(*tables, titles=2 if len(findings.by_pair) > 1 else 1))
     talk = Console(stderr=True, soft_wrap=True)
     for seen in findings.nodes:
@@ -179,7 +178,8 @@ def _nodes_table(
     for name, report, view in zip(names, reports, views, strict=True):
         named = [cell(name)] if is_fleet else []
         if view is None:
-            shown.add_row(*named, cell(report.endpoint), Text("-"), Text("no answer", style="red"))
+            why = "not allowed" if report.is_denied else "no answer"
+            shown.add_row(*named, cell(report.endpoint), Text("-"), Text(why, style="red"))
             continue
         pair, broker = view.pair, view.broker
         shown.add_row(
@@ -206,6 +206,70 @@ def _arbiter_cell(pair: PairView) -> Text:
     if not pair.quorum.is_arbiter_heard:
         return Text("silent", style="red")
     return Text("grants" if pair.quorum.is_arbiter_granting else "answers")
+
+
+def _stores_table(names: Sequence[str], views: Sequence[NodeView | None]) -> Table | None:
+    """The durable store of each node that has one; None if none has."""
+    stores = [
+        (name, view.pair.role, view.store)
+        for name, view in zip(names, views, strict=True)
+        if view is not None and view.store is not None
+    ]
+    if not stores:
+        return None
+    is_fleet = len(set(names)) > 1
+    words = ("STORE ON", *(["PAIR"] if is_fleet else []), "PLAYS")
+    shown = table(
+        words,
+        ("COPIES", "LAG", "PENDING", "OLDEST", "RUNNING", "ANSWERED", "DEAD", "DISK FREE"),
+        no_wrap=True,
+    )
+    for name, role, store in stores:
+        shown.add_row(
+            cell(role),
+            *([cell(name)] if is_fleet else []),
+            Text("waits", style="red")
+            if store.trouble
+            else Text("leads", style="bold green")
+            if store.is_leading
+            else Text("follows"),
+            Text(str(store.copies), style="" if store.copies > 1 or not store.is_leading else "red"),
+            Text(_lag(store)),
+            Text(str(store.pending)),
+            Text(f"{store.oldest_pending_s:.0f} s" if store.oldest_pending_s else "-"),
+            Text(str(store.running)),
+            Text(str(store.answered)),
+            Text(str(store.dead), style="yellow" if store.dead else ""),
+            Text("-" if store.disk is None else f"{store.disk.free_bytes / 2**30:.1f} GiB"),
+        )
+    return shown
+
+
+def _lag(store: StoreView) -> str:
+    """How far the other copy is: the entries that it lacks, the part of its way, or nothing is known."""
+    if not store.is_peer_heard:
+        return "-"
+    return str(store.lag_entries) if store.catch_up == 1 else f"{store.catch_up:.0%}"
+
+
+def _fronts_table(names: Sequence[str], views: Sequence[NodeView | None]) -> Table | None:
+    """The fronts of each node; None if none has any."""
+    fronts = [
+        (front.name, name, view.pair.role, front)
+        for name, view in zip(names, views, strict=True)
+        if view is not None
+        for front in view.fronts
+    ]
+    if not fronts:
+        return None
+    is_fleet = len(set(names)) > 1
+    shown = table(("FRONT", *(["PAIR"] if is_fleet else []), "ON", "PEERS", "ERROR"))
+    for title, name, role, front in sorted(fronts, key=lambda each: each[:3]):
+        peers = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in front.peers.items())
+        names_of = (title, *([name] if is_fleet else []), role, peers)
+        error = cell(front.error, style="red") if front.error else Text("-")
+        shown.add_row(*(cell(each) for each in names_of), error)
+    return shown
 
 
 def _services_table(names: Sequence[str], views: Sequence[NodeView | None]) -> Table | None:

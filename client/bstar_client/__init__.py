@@ -20,6 +20,8 @@ from bstar.errors import (
     CallTimeoutError,
     ClosedError,
     ConfigurationError,
+    DeadLetterError,
+    DurableError,
     ForkedError,
     HandlerError,
     LocalProtocolError,
@@ -29,31 +31,40 @@ from bstar.errors import (
     RefusedError,
     RejectedError,
     RemoteProtocolError,
+    RequestCancelledError,
     StreamInterruptedError,
+    UnknownRequestError,
     WorkerError,
 )
 from bstar.on_demand import on_demand
 
 if TYPE_CHECKING:
     from bstar.fleet import Fleet, Pair
+    from bstar_client.aio.brokerless import AsyncFreelance, AsyncLazyPirateClient, AsyncStarClient
     from bstar_client.aio.client import AsyncHAClient
     from bstar_client.aio.worker import AsyncHandler, AsyncWorker
     from bstar_client.core.calls import Ask, CallFailed, Reply
     from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
-    from bstar_client.handlers import Handler, Request, WorkerHooks
+    from bstar_client.durable import RequestStatus, Result, RetryPolicy, Task
+    from bstar_client.handlers import Handler, Request, Retry, WorkerHooks
     from bstar_client.journal import JournalSettings
     from bstar_client.replies import ReplyMemory, ReplyStore
     from bstar_client.settings import LinkSettings
     from bstar_client.status import NodeReport, node_states
+    from bstar_client.sync.brokerless import Freelance, LazyPirateClient, StarClient
     from bstar_client.sync.client import HAClient
+    from bstar_client.sync.freelance_server import FreelanceServer
     from bstar_client.sync.worker import Worker
 
 __all__ = [
     "ActiveFound",
     "ActiveLost",
     "Ask",
+    "AsyncFreelance",
     "AsyncHAClient",
     "AsyncHandler",
+    "AsyncLazyPirateClient",
+    "AsyncStarClient",
     "AsyncWorker",
     "BstarError",
     "BusyError",
@@ -63,15 +74,20 @@ __all__ = [
     "ClosedError",
     "ConfigurationError",
     "Connected",
+    "DeadLetterError",
     "Disconnected",
+    "DurableError",
     "Event",
     "FailedOver",
     "Fleet",
     "ForkedError",
+    "Freelance",
+    "FreelanceServer",
     "HAClient",
     "Handler",
     "HandlerError",
     "JournalSettings",
+    "LazyPirateClient",
     "LinkSettings",
     "LocalProtocolError",
     "NoActiveNodeError",
@@ -86,7 +102,15 @@ __all__ = [
     "ReplyMemory",
     "ReplyStore",
     "Request",
+    "RequestCancelledError",
+    "RequestStatus",
+    "Result",
+    "Retry",
+    "RetryPolicy",
+    "StarClient",
     "StreamInterruptedError",
+    "Task",
+    "UnknownRequestError",
     "Worker",
     "WorkerError",
     "WorkerHooks",
@@ -97,6 +121,7 @@ __getattr__ = on_demand(
     __name__,
     {
         "bstar.fleet": ["Fleet", "Pair"],
+        "bstar_client.aio.brokerless": ["AsyncFreelance", "AsyncLazyPirateClient", "AsyncStarClient"],
         "bstar_client.aio.client": ["AsyncHAClient"],
         "bstar_client.aio.worker": ["AsyncHandler", "AsyncWorker"],
         "bstar_client.core.calls": ["Ask", "CallFailed", "Reply"],
@@ -108,12 +133,15 @@ __getattr__ = on_demand(
             "Event",
             "FailedOver",
         ],
-        "bstar_client.handlers": ["Handler", "Request", "WorkerHooks"],
+        "bstar_client.durable": ["RequestStatus", "Result", "RetryPolicy", "Task"],
+        "bstar_client.handlers": ["Handler", "Request", "Retry", "WorkerHooks"],
         "bstar_client.journal": ["JournalSettings"],
         "bstar_client.replies": ["ReplyMemory", "ReplyStore"],
         "bstar_client.settings": ["LinkSettings"],
         "bstar_client.status": ["NodeReport", "node_states"],
+        "bstar_client.sync.brokerless": ["Freelance", "LazyPirateClient", "StarClient"],
         "bstar_client.sync.client": ["HAClient"],
+        "bstar_client.sync.freelance_server": ["FreelanceServer"],
         "bstar_client.sync.worker": ["Worker"],
     },
 )

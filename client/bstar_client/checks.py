@@ -70,6 +70,20 @@ def to_timeout(value: object) -> float | None:
     raise CallTimeoutError(text, may_have_executed=False)
 
 
+def to_milliseconds(value: object, name: str, most: int) -> int:
+    """Seconds of a call's argument, 0 or more, as whole milliseconds; a part of one counts as one.
+
+    TypeError if it is no number, LocalProtocolError if it is out of range.
+    """
+    try:
+        seconds = _to_number(value, name)
+    except OverflowError:
+        seconds = math.inf
+    if not 0 <= seconds * 1000 <= most:
+        raise LocalProtocolError(f"{name} is 0 to {most // 1000} seconds, not {seconds:g}")
+    return math.ceil(seconds * 1000)
+
+
 def _to_number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}")

@@ -12,21 +12,19 @@ from bstar.fleet import Endpoints, Fleet
 from bstar.security import Security
 from bstar_client.checks import (
     check_function,
-    check_map,
     check_shared,
     to_count,
     to_seconds,
     to_seconds_or_none,
     to_timeout,
 )
+from bstar_client.client_base import ClientBase
 from bstar_client.core.counters import Counters
 from bstar_client.core.events import Event
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.mdp02_session import Mdp02Session
 from bstar_client.core.session import Session
 from bstar_client.core.session_settings import SessionSettings
-from bstar_client.core.window import Window
-from bstar_client.delivery import Delivery
 from bstar_client.requests import Requests
 from bstar_client.settings import ClientSettings, Dialect, LinkSettings, secured
 
@@ -34,11 +32,13 @@ if TYPE_CHECKING:
     from bstar_client.journal import JournalPlace
 
 
-class Client:
+class Client(ClientBase):
     """Base of ``HAClient``, which explains the arguments, and ``AsyncHAClient``.
 
     Raises ConfigurationError for settings that cannot work.
     """
+
+    _core: Session | Mdp02Session | FleetSession
 
     def __init__(
         self,
@@ -60,7 +60,6 @@ class Client:
         journal: "JournalPlace | None" = None,
     ) -> None:
         self.fleet = check_shared(endpoints, pins, dialect, link, context, journal)
-        self.endpoints = self.fleet.endpoints
         if on_event is not None:
             check_function(on_event, "on_event")
         if timeout is not None:
@@ -80,17 +79,7 @@ class Client:
         )
         self._requests = Requests(self._settings)
         self._core = _new_core(self.fleet, session, is_native=is_native)
-        self._delivery = Delivery(self._core, on_event, session.partials_max)
-        self._pid = os.getpid()
-        self._init_shell()
-
-    def _init_shell(self) -> None:
-        """Make what the shell has from the beginning."""
-
-    def _new_window(self, bodies: object, window: int, ordered: bool, errors: str) -> Window:
-        """The window of a ``map``, whose arguments are checked here."""
-        size = check_map(bodies, window, ordered, errors)
-        return Window(size, self.counters, is_ordered=ordered, is_returning=errors == "return")
+        self._begin(on_event, session.partials_max)
 
     # --- observing ----------------------------------------------------------------------------------------
 
@@ -113,16 +102,6 @@ class Client:
         core = self._core
         actives = core.actives if isinstance(core, FleetSession) else [core.active]
         return {pair.identity: active for pair, active in zip(self.fleet.pairs, actives, strict=True)}
-
-    @property
-    def counters(self) -> Counters:
-        """Counts of events so far, as plain integers."""
-        return self._core.counters
-
-    def observe(self, observer: Callable[[Event], object]) -> None:
-        """Call ``observer`` with each event from now on, like ``on_event``. It must not block."""
-        check_function(observer, "an observer")
-        self._delivery.observers.append(observer)
 
 
 def _new_core(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Literal, assert_never
 
 from bstar.errors import BstarError
+from bstar.wire.native import attempt_of
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_outputs import (
@@ -27,8 +28,8 @@ from bstar_client.core.worker_outputs import (
     WorkerOutput,
 )
 from bstar_client.core.worker_session import WorkerCore
-from bstar_client.failures import call_hook, report, report_given_up, report_lost, warn_late
-from bstar_client.handlers import Request
+from bstar_client.failures import call_hook, report, report_given_up, report_lost, report_retry, warn_late
+from bstar_client.handlers import Request, Retry
 from bstar_client.journal import WorkJournal
 from bstar_client.links import Links
 from bstar_client.worker import WorkerSettings
@@ -36,8 +37,9 @@ from bstar_client.worker import WorkerSettings
 _log = logging.getLogger("bstar_client")
 
 # "replay", "refusal" and "expired" answer requests that were not executed.
-Kind = Literal["partial", "final", "failure", "replay", "refusal", "expired"]
-# A handler's result; the frame of a failure or a refusal is its text.
+Kind = Literal["partial", "final", "failure", "retry", "replay", "refusal", "expired"]
+# A handler's result. The frame of a failure, a retry or a refusal is its text; a retry has a second one, the
+# milliseconds in decimal.
 Result = tuple[Job, list[bytes], Kind]
 
 
@@ -153,6 +155,8 @@ class Dispatcher(ABC):
             outputs = self._core.replayed(job, body, now)
         elif kind == "expired":
             outputs = self._core.expired(job, now)
+        elif kind == "retry":
+            outputs = self._core.retried(job, body[0].decode("utf-8", "replace"), int(body[1]), now)
         else:
             outputs = self._core.failed(job, body[0].decode("utf-8", "replace"), now)
         self.perform(outputs)
@@ -169,12 +173,16 @@ class Dispatcher(ABC):
             job.epoch,
             job.deadline,
             job.extensions,
+            attempt_of(job.extensions) if job.extensions else 1,
         )
 
     def failed(self, job: Job, request: Request, error: BaseException) -> Result:
         """Report the handler's exception."""
-        told = report(self.settings.service, job, error)
+        is_retry = isinstance(error, Retry)
+        told = (report_retry if is_retry else report)(self.settings.service, job, error)
         self.call_hook(self.settings.hooks.request_failed, request, error)
+        if isinstance(error, Retry):
+            return job, [*told, b"%d" % error.after_ms], "retry"
         return job, told, "failure"
 
     def refused(self, job: Job, error: BaseException) -> Result:

@@ -42,6 +42,20 @@ def report(service: bytes, job: Job, error: BaseException, what: str = "failed")
     return [text.encode("utf-8", "replace")]
 
 
+def report_plain(identity: bytes, error: BaseException) -> list[bytes]:
+    """Log the exception of a handler without a broker; return its reply: ``500`` and the text."""
+    text = text_of(error)
+    _log_error(logging.WARNING, f"request {identity.hex()} failed", text, error)
+    return [b"500", text.encode("utf-8", "replace")]
+
+
+def report_retry(service: bytes, job: Job, retry: BaseException) -> list[bytes]:
+    """Log that a handler asks for another attempt; return the text for the client."""
+    text = text_of(retry)
+    _log_error(logging.INFO, f"{_title(service, job)} is to be tried again", text, None)
+    return [text.encode("utf-8", "replace")]
+
+
 def report_given_up(service: bytes, job: Job, timeout_s: float | None) -> None:
     """Log that a handler exceeded its time."""
     what = f"was given up: its handler did not return within {timeout_s} s"
@@ -54,8 +68,8 @@ def report_lost(endpoint: str, reason: str, service: bytes, security: Security |
         _log.info("the session with %s ended: %s", endpoint, reason)
         return
     _log.warning(
-        '%s does not let %s offer service "%s": add the service to "offers" of its entry in the list of '
-        "principals of the nodes",
+        '%s does not let %s offer service "%s": in its list of principals either "offers" of the key\'s '
+        "entry does not match the service, or no entry has the key any more; the node's log says which",
         endpoint,
         "a worker without a key" if security is None else f"key {security.key.name}",
         printable(service),
@@ -135,11 +149,11 @@ def _name_of(error: BaseException) -> str:
     return name
 
 
-def _log_error(level: int, title: str, text: str, error: BaseException) -> None:
+def _log_error(level: int, title: str, text: str, error: BaseException | None) -> None:
     if not _log.isEnabledFor(level):
         return
     try:
-        _log.log(level, "%s: %s", title, printable(text), exc_info=_to_show(error, text))
+        _log.log(level, "%s: %s", title, printable(text), exc_info=error and _to_show(error, text))
     except BaseException as trouble:
         # The program's log handler failed, and logging has reported it if it could. The request goes on.
         if is_interrupt(trouble):

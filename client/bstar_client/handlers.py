@@ -6,7 +6,12 @@ from typing import Any
 
 import msgspec
 
+from bstar.wire.messages import NEVER_MS, OWN_BACKOFF
+from bstar_client.checks import to_milliseconds
 from bstar_client.core.calls import Body
+
+# Some 49 days: the wire has four octets of milliseconds, and the last number means something else.
+_RETRY_MS_MAX = NEVER_MS - 1
 
 
 class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -16,7 +21,8 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
     client's address. It is the same in every repetition, so a handler can use it as an idempotency key.
     ``is_redelivered``: an earlier delivery of it may have begun. ``epoch``: the activation of the pair that
     dispatched it (0 in plain MDP). ``deadline``: when the client stops waiting, on ``time.monotonic()``'s
-    clock; None if the client gave none. ``extensions``: the native header's extension octets.
+    clock; None if the client gave none. ``extensions``: the native header's extension octets. ``attempt``:
+    which attempt of a durable request it is, 1 for every other request.
     """
 
     service: bytes
@@ -26,6 +32,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
     epoch: int
     deadline: float | None
     extensions: bytes
+    attempt: int = 1
 
     @property
     def body(self) -> bytes:
@@ -38,6 +45,22 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
     def remaining(self) -> float | None:
         """Seconds until the client stops waiting, 0 or more. None if the client gave no deadline."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+
+class Retry(Exception):  # noqa: N818 - it is what the handler asks for
+    """A handler raises it to have a durable request tried again (docs/durable.md).
+
+    ``after``: seconds until the next attempt; None for the request's own backoff. ``text`` says why, for the
+    log and the dead letter. It counts as an attempt. The caller of a plain request gets HandlerError with
+    the text. TypeError or LocalProtocolError if ``after`` is no time that fits.
+    """
+
+    def __init__(self, text: str = "", *, after: float | None = None) -> None:
+        super().__init__(text)
+        self.after_ms = OWN_BACKOFF if after is None else to_milliseconds(after, "after", _RETRY_MS_MAX)
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("Retry has no subclasses: put the reason into its text")
 
 
 Handler = Callable[[Request], Body | Generator[Body, None, Body | None] | Iterator[Body] | None]

@@ -210,7 +210,7 @@ class WorkJournal:
             return  # it was recorded when it was given up
         elif kind == "final":
             self._ended(job, "answered", job.ended_at, *_measured(body))
-        elif kind == "failure":
+        elif kind in ("failure", "retry"):
             self._ended(job, "failed", job.ended_at)
 
     def given_up(self, job: Job) -> None:

@@ -71,7 +71,7 @@ class Link:
         """Make a new socket and start connecting; ZMQError if the endpoint is none."""
         assert self.socket is None, "the link is open already"
         settings = self._settings
-        socket = self._dealer()
+        socket = self._new_socket()
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.HEARTBEAT_IVL, settings.heartbeat_ms)
         socket.setsockopt(zmq.SNDHWM, settings.high_water_mark)
@@ -82,7 +82,7 @@ class Link:
         self.socket = socket
         # The keys of the nodes probably stand in the order of their endpoints.
         self._connector = Connector(
-            socket, self.endpoint, settings.security, self._index, on_connect=lambda: _name_anew(socket)
+            socket, self.endpoint, settings.security, self._index, on_connect=lambda: self._name(socket)
         )
         try:
             self.connect()
@@ -103,7 +103,7 @@ class Link:
         See ``worker_session.KeepAlive``.
         """
         self._end_keepalive()
-        socket = self._dealer()
+        socket = self._new_socket()
         socket.setsockopt(zmq.ROUTING_ID, routing_id)
         # The broker sends probes; nobody reads them.
         socket.setsockopt(zmq.CONFLATE, 1)
@@ -114,9 +114,16 @@ class Link:
         Connector(socket, self.endpoint, self._settings.security, number).connect()
         self._keepalive = socket
 
-    def _dealer(self) -> "zmq.Socket[bytes]":
+    def _new_socket(self) -> "zmq.Socket[bytes]":
+        return self._socket_of(zmq.DEALER)
+
+    def _name(self, socket: "zmq.Socket[bytes]") -> None:
+        """Give the next connection another routing id. Those that libzmq gives begin with a zero."""
+        socket.setsockopt(zmq.ROUTING_ID, b"\x01" + os.urandom(15))
+
+    def _socket_of(self, kind: int) -> "zmq.Socket[bytes]":
         settings = self._settings
-        socket = self._context.socket(zmq.DEALER)
+        socket = self._context.socket(kind)
         keep_apart(socket, self._index)
         socket.linger = 0
         socket.setsockopt(zmq.HANDSHAKE_IVL, settings.handshake_ms)
@@ -170,8 +177,7 @@ class Link:
         while backlog and self._try_send(socket, backlog[0]):
             backlog.popleft()
 
-    @staticmethod
-    def _try_send(socket: "zmq.Socket[bytes]", frames: list[bytes]) -> bool:
+    def _try_send(self, socket: "zmq.Socket[bytes]", frames: list[bytes]) -> bool:
         try:
             send(socket, frames)
         except zmq.Again:
@@ -241,11 +247,6 @@ class Link:
 
     def _connect_later(self, pause_ms: float) -> None:
         self._notes.retries[self._index] = time.monotonic() + pause_ms / 1000
-
-
-def _name_anew(socket: "zmq.Socket[bytes]") -> None:
-    """Give the next connection another routing id. Those that libzmq gives begin with a zero."""
-    socket.setsockopt(zmq.ROUTING_ID, b"\x01" + os.urandom(15))
 
 
 class Notes:

@@ -14,6 +14,7 @@ from bstar.io_threads import new_context
 from bstar_client.core.outputs import ClientCore
 from bstar_client.core.worker_session import WorkerCore
 from bstar_client.link import Link, Notes
+from bstar_client.router_link import RouterLink
 from bstar_client.settings import LinkSettings
 from bstar_client.wakeup import WakeUp
 
@@ -55,7 +56,7 @@ class Links:
     """The links of one owner. It polls them together with the descriptor that wakes it.
 
     ``shared``: a context to use; without one the links have their own. ``wakeup`` makes ``wait`` return.
-    ``poll``: what to use in the place of an epoll.
+    ``poll``: what to use in the place of an epoll. ``is_router``: each link has a ROUTER, not a DEALER.
 
     It polls the sockets' descriptors (ZMQ_FD), not the sockets: one system call where ``zmq_poll`` makes
     several for each socket. A descriptor shows a change once. A send may reset it, and it shows a socket's
@@ -70,8 +71,10 @@ class Links:
         shared: "zmq.Context[zmq.Socket[bytes]] | None",
         wakeup: WakeUp | None = None,
         poll: Any = None,  # Any: of several kinds, see AnyPoll
+        is_router: bool = False,
     ) -> None:
         self._endpoints = endpoints
+        self._link = RouterLink if is_router else Link
         self._settings = settings
         self._is_shared = shared is not None
         self._context = shared or new_context(len(endpoints))
@@ -81,7 +84,7 @@ class Links:
     def _begin(self, poll: Any) -> None:
         self._notes = Notes()
         self._links = [
-            Link(self._context, endpoint, self._settings, index, self._notes)
+            self._link(self._context, endpoint, self._settings, index, self._notes)
             for index, endpoint in enumerate(self._endpoints)
         ]
         self._poll = poll

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias, TypedDict
 import msgspec
 
 from bstar.errors import CallTimeoutError, LocalProtocolError, RemoteProtocolError
-from bstar.wire.mmi import OK, PREFIX, Service
+from bstar.wire import durable, mmi
+from bstar.wire.mmi import OK, Service
 from bstar_client.bodies import to_frames, to_name, to_octets
 from bstar_client.checks import check_flag, to_timeout
 from bstar_client.core.calls import Ask, Body, Call, Reply
@@ -22,6 +23,8 @@ Timeout: TypeAlias = float | msgspec.UnsetType | None
 DEFAULT = msgspec.UNSET
 # A request has at most this many octets beside its service's name and its body.
 _HEADER_BYTES = 64
+# What such services answer depends on the pair, not on the name.
+_BROKERS = (mmi.PREFIX, durable.PREFIX)
 
 
 class MapOptions(TypedDict, total=False):
@@ -67,7 +70,7 @@ class Requests:
         if size + len(name) + _HEADER_BYTES > self._message_bytes_max:
             raise LocalProtocolError(f"the message has more than {self._message_bytes_max} octets")
         now = time.monotonic()
-        timeout_s = self._seconds(ask.timeout)
+        timeout_s = self.seconds(ask.timeout)
         return Call(
             name,
             frames,
@@ -84,23 +87,26 @@ class Requests:
         )
 
     def call_maker(
-        self, service: str | bytes, timeout: Timeout, idempotent: bool, sink: Any
+        self, service: str | bytes, timeout: Timeout, idempotent: bool, sink: Any, pair: int | None = None
     ) -> Callable[[Body | Ask, int], Call]:
-        """A function that makes calls of ``map``'s bodies and positions. Most bodies take a short path."""
+        """A function that makes calls of ``map``'s bodies and positions. Most bodies take a short path.
+
+        ``pair``: that of all of them, if it is not the service's.
+        """
         check_flag(idempotent, "idempotent")
         timeout_s: float | None = None
-        name, pair = b"", -1
+        name, place = b"", -1
         size_max = self._message_bytes_max - _HEADER_BYTES
         # A wrong service or timeout is the error of each body.
         with contextlib.suppress(LocalProtocolError, CallTimeoutError):
-            timeout_s = self._seconds(timeout)
+            timeout_s = self.seconds(timeout)
             name = to_name(service)
-            if not name.startswith(PREFIX):
-                pair = self._fleet.place(name)
+            if pair is not None or not name.startswith(_BROKERS):
+                place = self._fleet.place(name) if pair is None else pair
                 size_max -= len(name)
 
         def make(body: Body | Ask, index: int) -> Call:
-            if type(body) is bytes and pair >= 0 and (size := len(body)) <= size_max:
+            if type(body) is bytes and place >= 0 and (size := len(body)) <= size_max:
                 now = time.monotonic()
                 deadline = None if timeout_s is None else now + timeout_s
                 return Call(
@@ -112,7 +118,7 @@ class Requests:
                     sink=sink,
                     begun_at=now,
                     bytes_in=size,
-                    pair=pair,
+                    pair=place,
                 )
             if isinstance(body, Ask):
                 own_timeout = timeout if body.timeout is DEFAULT else body.timeout
@@ -120,9 +126,29 @@ class Requests:
                 ask = Ask(body.body, body.key, own_timeout, own_service, body.urgent)
             else:
                 ask = Ask(body, None, timeout, service)
-            return self.call(ask, sink, idempotent=idempotent, index=index)
+            return self.call(ask, sink, idempotent=idempotent, index=index, pair=pair)
 
         return make
+
+    def store_pair(self, service: str | bytes | None) -> int:
+        """The pair that stores the requests to a service. LocalProtocolError if that cannot be told."""
+        if not self._is_native:
+            raise LocalProtocolError("plain MDP/0.2 has no durable requests: use the native dialect")
+        if not self._is_fleet:
+            return 0
+        if service is None:
+            raise LocalProtocolError(
+                f"this client has {len(self._fleet.pairs)} pairs: name the service of the durable request "
+                "(service=…), which leads to its pair"
+            )
+        return self._fleet.place(to_name(service))
+
+    def store_pairs(self, service: str | bytes | None) -> range:
+        """The same; without a service all pairs."""
+        if service is None and self._is_native:
+            return range(len(self._fleet.pairs))
+        place = self.store_pair(service)
+        return range(place, place + 1)
 
     def services_calls(self, timeout: Timeout, new_sink: Callable[[], Any]) -> list[Call]:
         """A call of mmi.services for each pair, each with a sink of its own."""
@@ -142,8 +168,13 @@ class Requests:
     def _place(self, service: bytes, frames: list[bytes]) -> int:
         """The pair of a request. A question to a broker about a service goes to that service's pair."""
         fleet = self._fleet
-        if not service.startswith(PREFIX):
+        if not service.startswith(_BROKERS):
             return fleet.place(service)
+        if service.startswith(durable.PREFIX):
+            raise LocalProtocolError(
+                f"{service.decode(errors='replace')} asks the store of one pair, but this client has "
+                f"{len(fleet.pairs)} pairs: use submit(), result() and so on, or a client of one pair"
+            )
         if frames[-1] and service in (Service.SERVICE.value, Service.WORKERS.value):
             return fleet.place(frames[-1])
         raise LocalProtocolError(
@@ -151,7 +182,8 @@ class Requests:
             f"{len(fleet.pairs)} pairs: use services(), node_states(), or a client of one pair"
         )
 
-    def _seconds(self, timeout: Timeout) -> float | None:
+    def seconds(self, timeout: Timeout) -> float | None:
+        """A call's timeout, or the client's."""
         return self._timeout if timeout is DEFAULT else to_timeout(timeout)
 
 

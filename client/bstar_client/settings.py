@@ -59,7 +59,10 @@ def secured(link: LinkSettings, security: Security | None) -> LinkSettings:
 
 
 class ClientSettings(msgspec.Struct, frozen=True):
-    """The arguments of ``HAClient``, checked, but for those of its sessions."""
+    """The arguments of a client, checked, but for those of its sessions.
+
+    ``is_router``: its sockets are ROUTERs (10/FLP), not DEALERs.
+    """
 
     fleet: Fleet
     is_native: bool
@@ -68,3 +71,4 @@ class ClientSettings(msgspec.Struct, frozen=True):
     link: LinkSettings
     context: "zmq.Context[zmq.Socket[bytes]] | None"
     journal: "JournalPlace | None"
+    is_router: bool = False

@@ -31,6 +31,8 @@ class NodeReport(msgspec.Struct, frozen=True):
     endpoint: str
     state: dict[str, object] | None
     error: str | None
+    is_denied: bool = False
+    """Something answers there, and does not let this key in, or has another key than those that we trust."""
 
 
 def node_states(
@@ -83,7 +85,7 @@ def _ask(links: Links, endpoints: Sequence[str], until: float) -> list[NodeRepor
             else:
                 errors[index] = "the connection broke before there was an answer"
     return [
-        reports.get(index) or NodeReport(endpoint, None, errors[index])
+        reports.get(index) or NodeReport(endpoint, None, errors[index], is_denied=errors[index] == UNTRUSTED)
         for index, endpoint in enumerate(endpoints)
     ]
 
@@ -96,7 +98,7 @@ def _read(endpoint: str, frames: list[bytes], identity: bytes) -> NodeReport | N
     if message.identity != identity:
         return None
     if message.command == native.ERROR and message.value == ErrorCode.NOT_ALLOWED:
-        return NodeReport(endpoint, None, message.body[0].decode("utf-8", "replace"))
+        return NodeReport(endpoint, None, message.body[0].decode("utf-8", "replace"), is_denied=True)
     if message.command != native.FINAL or message.body[0] != OK or len(message.body) < 2:
         return NodeReport(endpoint, None, "the node does not answer mmi.state")
     try:

@@ -27,6 +27,7 @@ from bstar_pipeline.bronze import REJECTION
 from bstar_pipeline.gold.audit import audit
 from bstar_pipeline.gold.capacity import capacity
 from bstar_pipeline.gold.clients import clients
+from bstar_pipeline.gold.durables import durable_findings
 from bstar_pipeline.gold.incidents import incidents
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 from bstar_pipeline.gold.serving import CLOCK_ERROR_US
@@ -126,8 +127,9 @@ def run(
         runs = job.write("silver.runs", silver.runs(records))
         states = job.write("silver.states", silver.states(records, runs))
         requests = _requests(job, records, runs)
+        of_durables = _durables(job, records, runs, states, clock_error_us)
         found = job.write("gold.incidents", incidents(records, runs, states, requests, clock_error_us))
-        findings = job.write("gold.audit", audit(requests, runs, states, clock_error_us))
+        findings = job.write("gold.audit", audit(requests, runs, states, clock_error_us, of_durables))
         told.result()
     job.tell("counting")
     files = (
@@ -247,6 +249,17 @@ def _requests(job: _Job, records: DataFrame, runs: DataFrame) -> DataFrame:
         return job.write("silver.requests", silver.requests(records, runs, again if are_few else None))
     finally:
         again.unpersist()
+
+
+def _durables(
+    job: _Job, records: DataFrame, runs: DataFrame, states: DataFrame, clock_error_us: int
+) -> list[DataFrame]:
+    """Write the table of durable requests; what the audit has to say of them, if there are any."""
+    if "durables" not in job.topics:
+        job.write("silver.durables", store.nothing(job.spark, table_schema("silver.durables")))
+        return []
+    durables = job.write("silver.durables", silver.durables(records, runs))
+    return [durable_findings(durables, records, runs, states, clock_error_us)]
 
 
 def _clamped(frame: DataFrame, scope: frozenset[Part]) -> DataFrame:

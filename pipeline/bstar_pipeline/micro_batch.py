@@ -28,7 +28,7 @@ from bstar_pipeline.tables import TABLES
 # Nothing else makes a node serve, or shows that it did not.
 _CHANGES = ("started", "state", "active", "inactive", "stall")
 _OF_STATE = ("node", "boot", "epoch", "since_at_us", "until_at_us")
-_TOPICS = ("requests", "calls", "executions", "events", REJECTED)
+_TOPICS = ("requests", "calls", "executions", "durables", "events", REJECTED)
 
 
 def read(spark: SparkSession, root: str, name: str, days: Sequence[date] = ()) -> DataFrame:

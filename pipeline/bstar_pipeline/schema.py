@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 from bstar.records import KINDS
 from bstar_pipeline.tables import TABLES
 
-TOPICS = {"request": "requests", "call": "calls", "execution": "executions"}
+TOPICS = {"request": "requests", "call": "calls", "execution": "executions", "durable": "durables"}
 """The kinds that come by the million, each with a topic of its own; all others are of topic "events"."""
 
 REJECTED = "rejected"

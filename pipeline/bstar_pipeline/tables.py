@@ -52,8 +52,8 @@ _TABLES = (
     Table(
         "bronze",
         "records",
-        "Every record that the job could read, once. topic is requests, calls, executions, or events (all "
-        "other kinds).",
+        "Every record that the job could read, once. topic is requests, calls, executions, durables, or "
+        "events (all other kinds).",
         "<fields of bstar.records>, time TIMESTAMP, file STRING, topic STRING",
         ("day", "pair", "topic"),
     ),
@@ -108,6 +108,20 @@ _TABLES = (
     ),
     Table(
         "silver",
+        "durables",
+        "One row for each durable request, by its id (client) and its place in the order of submission. "
+        "state is pending, answered, dead, cancelled, closed or forgotten, after the last step that a node "
+        "recorded. given_at_us is when a node last gave it to a worker. stopped_at_us is when it was first "
+        "cancelled or closed, ended_at_us when it was first answered, dead or cancelled. last_entry is the "
+        "log entry of its last step. ends counts the entries that ended it. answers are the CRC-32 of the "
+        "answers that nodes stored or gave to clients.",
+        "client STRING, submission BIGINT, service STRING, state STRING, cause STRING, "
+        "submitted_at_us BIGINT, given_at_us BIGINT, ended_at_us BIGINT, stopped_at_us BIGINT, "
+        "last_at_us BIGINT, last_entry BIGINT, node STRING, attempts INT, retries INT, ends INT, "
+        "fetches INT, answers ARRAY<BIGINT>, weight DOUBLE",
+    ),
+    Table(
+        "silver",
         "states",
         "Intervals of each node's state, in order, without gaps within a run. until_at_us is the next "
         "change, or the run's last sign of life. is_serving: the state is ACTIVE and the process was not "
@@ -135,7 +149,8 @@ _TABLES = (
     Table(
         "gold",
         "audit",
-        "One row for each finding. rule is lost, executed-twice, answered-twice, crossed or both-active. "
+        "One row for each finding. rule is lost, executed-twice, answered-twice, crossed, both-active, "
+        "or of durable requests durable-lost, begun-after-end or answer-changed. "
         "verdict is violated, excused (the guarantees allow the repetition; such findings are counted, not "
         "listed) or unproven (the journals cannot tell: they are sampled, incomplete or missing).",
         "rule STRING, verdict STRING, client STRING, number BIGINT, service STRING, node STRING, "
@@ -194,7 +209,8 @@ _TABLES = (
         "clients",
         "One row for each client and day: its requests, how often it sent one again, its share of all "
         "requests and its busiest minute. The figures come from its own journal if it keeps one (node names "
-        "it), else from the nodes' records (node and busy are null). is_flooding: its busiest minute had at "
+        "it), else from the nodes' records (node and busy are null). Durable requests "
+        "are of the client durable. is_flooding: its busiest minute had at "
         "least half of all requests, and 10 times those of the median client's. is_retrying: it sent at "
         "least 10 requests and 5 % of its requests again.",
         "client STRING, node STRING, requests DOUBLE, answered DOUBLE, failed DOUBLE, not_answered DOUBLE, "
@@ -227,7 +243,8 @@ _TABLES = (
         "stream",
         "arrivals",
         "One row for each micro-batch: what came in it.",
-        "files BIGINT, requests BIGINT, calls BIGINT, executions BIGINT, events BIGINT, rejected BIGINT, "
+        "files BIGINT, requests BIGINT, calls BIGINT, executions BIGINT, durables BIGINT, events BIGINT, "
+        "rejected BIGINT, "
         "first_at_us BIGINT, last_at_us BIGINT",
         ("batch",),
     ),

@@ -45,7 +45,7 @@ _SETTINGS = {
 _FILE_AGE_MAX = "90d"
 _POLL_S = 1
 _NEWS_MAX = 50
-_TOPICS = ("requests", "calls", "executions", "events")
+_TOPICS = ("requests", "calls", "executions", "durables", "events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,7 @@ class Watch:
         for row in read(self._spark, self._settings.root, "stream.arrivals").where(mine).collect():
             parts = [
                 f"batch {number}: {_count(row['files'], 'file')}",
-                *(
-                    f"{row[name]:,} {name}"
-                    for name in ("requests", "calls", "executions", "events")
-                    if row[name]
-                ),
+                *(f"{row[name]:,} {name}" for name in _TOPICS if row[name]),
             ]
             if row["first_at_us"] is not None:
                 parts.append(f"{_clock(row['first_at_us'])} to {_clock(row['last_at_us'])}")

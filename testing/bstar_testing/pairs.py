@@ -43,7 +43,8 @@ class Pair:
     ``settings`` differ from the profile on both nodes, ``primary`` and ``backup`` on one; their keys are
     dotted paths of the configuration, ``{"timing.drain_timeout_s": 1}``. ``commands`` run ``bstar`` in
     another way on a node. ``journals`` is the folder where all processes keep the product's journals.
-    ``is_secure``: every connection uses CURVE, with the keys of ``Pair.keys``.
+    ``is_secure``: every connection uses CURVE, with the keys of ``Pair.keys``. ``has_store``: both nodes have
+    a durable store, in ``folder``. ``doors`` are the keys of fronts' endpoints that both nodes listen at.
     """
 
     primary: Node
@@ -61,6 +62,8 @@ class Pair:
         primary: Mapping[str, object] | None = None,
         backup: Mapping[str, object] | None = None,
         has_arbiter: bool = False,
+        has_store: bool = False,
+        doors: Sequence[str] = (),
         is_secure: bool = False,
         journals: Path | None = None,
         hosts: Mapping[RoleName, Host] | None = None,
@@ -92,6 +95,15 @@ class Pair:
                 f"{role}-state": f"{host.address}:{state}",
                 f"{role}-http": f"{host.control_address}:{status}",
             }
+        self._doors = tuple(doors)
+        for role, host in self._hosts.items():
+            ports = host.ports(len(self._doors))
+            for door, port in zip(self._doors, ports, strict=True):
+                self._addresses[f"{role} {door}"] = f"{host.address}:{port}"
+        if has_store:
+            # The primary listens; the backup connects.
+            host = self._hosts["primary"]
+            self._addresses["store"] = f"{host.address}:{host.ports(1)[0]}"
         self.keys = Keys(folder / "keys", ROLES) if is_secure else None
         self.arbiter = self._make_arbiter() if has_arbiter else None
         for role, own in zip(ROLES, (primary, backup), strict=True):
@@ -106,6 +118,7 @@ class Pair:
         argv = [*COMMAND, "arbiter", "--bind", f"tcp://{self._addresses['arbiter']}", "--log-format", "json"]
         if self.keys is not None:
             argv += ["--key-file", str(self.keys.path("arbiter")), "--principals", str(self.keys.principals)]
+        argv += ["--state-dir", str(self.folder / "arbiter-state")]
         return Process("arbiter", argv, folder=self.folder, note=self.note)
 
     def _config(self, role: RoleName, settings: Mapping[str, object], profile: ProfileName) -> dict[str, Any]:
@@ -131,10 +144,23 @@ class Pair:
             config["security"] = {key: str(path) for key, path in files.items()}
         if self.arbiter is not None:
             config["endpoints"]["arbiter"] = f"tcp://{self._route(ARBITER_LINK, self._addresses['arbiter'])}"
-        for path, value in settings.items():
-            section, _, key = path.rpartition(".")
-            (config.setdefault(section, {}) if section else config)[key] = value
+        if "store" in self._addresses:
+            config["store"] = {
+                "directory": str(self.folder / f"{role}-store"),
+                "link": f"tcp://{self._addresses['store']}",
+            }
+        doors = {door: f"tcp://{self._addresses[f'{role} {door}']}" for door in self._doors}
+        for path, value in {**settings, **doors}.items():
+            *sections, key = path.split(".")
+            owner = config
+            for section in sections:
+                owner = owner.setdefault(section, {})
+            owner[key] = value
         return config
+
+    def doors(self, key: str) -> list[str]:
+        """The endpoints of a front's door, ``"fronts.ppp.clients"``, at both nodes, the primary's first."""
+        return [f"tcp://{self._addresses[f'{role} {key}']}" for role in ROLES]
 
     # --- the nodes ----------------------------------------------------------------------------------------
 

@@ -117,6 +117,7 @@ _DECIDES_NOTHING = frozenset(
         "is_active",  # always state is ACTIVE, which is checked
         "node",
         "counters",
+        "pause",  # nobody pauses takeovers here
         "quorum",  # None: there is no arbiter here
         "serve_until",  # for ever while active
         "peer._paces",
@@ -132,6 +133,7 @@ _DECIDES_NOTHING = frozenset(
         "publisher._peer",
         "publisher._questions",
         "publisher._quorum",
+        "publisher._pause",
         "publisher.is_grant_due",
         "epochs.ignored",
         "epochs._role",

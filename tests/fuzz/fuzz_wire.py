@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bstar import wire
 from bstar.errors import RemoteProtocolError
-from bstar.wire import arbiter, batches, limits, messages, native, native_broker, peer
+from bstar.wire import arbiter, batches, emq, emq_jobs, limits, messages, native, native_broker, peer
 from bstar.wire.mdp import MDP01, MDP02, WorkerCommand, WorkerVerb
 
 Frames = list[bytes]
@@ -30,7 +30,7 @@ CORPUS = Path(__file__).with_name("wire_corpus.txt")
 TOKENS = (
     b"", b"\x00", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05", b"\x06", b"\x07", b"1", b"4", b"5",
     MDP01.client, MDP01.worker, MDP02.client, MDP02.worker, b"MDPC0X", native.MAGIC, b"\xb5\x02", peer.HEADER,
-    arbiter.HEADER, b"BSTA02",
+    arbiter.HEADER, b"BSTA02", emq.VERSION, b"KBYE", b"-1", b"timeout:1",
     b"mmi.service", b"x" * limits.SERVICE_BYTES_MAX, b"x" * (limits.SERVICE_BYTES_MAX + 1),
     b"\xff" * native.HEADER_BYTES, native.MAGIC + b"\xff" * (native.HEADER_BYTES - 2),
     b"{}", b"[" * 4_000, b"\xff\xfe",
@@ -161,6 +161,18 @@ def _fuzz_node(frames: Frames) -> None:
     assert 0 <= answer.number < 2**63
 
 
+def _fuzz_emq(frames: Frames) -> None:
+    """What any side of EventMQ reads."""
+    message = emq.decode(frames)
+    assert 0 < len(message.msgid) <= emq.MSGID_BYTES_MAX
+    assert emq.decode(emq.encode(message)) == message
+    if isinstance(message, emq.Request | emq.Schedule | emq.Unschedule):
+        assert len(message.queue.encode()) <= limits.SERVICE_BYTES_MAX
+        emq_jobs.schedule_id(emq_jobs.decode_job(message.message))
+    elif isinstance(message, emq.Inform):
+        assert len(message.queues) <= emq.QUEUES_MAX
+
+
 TARGETS: dict[str, Callable[[Frames], None]] = {
     "broker": _fuzz_broker,
     "native": _fuzz_native,
@@ -171,6 +183,7 @@ TARGETS: dict[str, Callable[[Frames], None]] = {
     "peer": _fuzz_peer,
     "arbiter": _fuzz_arbiter,
     "node": _fuzz_node,
+    "emq": _fuzz_emq,
 }
 
 

@@ -55,6 +55,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--fleet", choices=["yes", "no"], help="with several pairs or one only (default: an eighth with)"
     )
     parser.add_argument(
+        "--pirates", choices=["yes", "no"], help="with Pirates or without (default: a third of the rest with)"
+    )
+    parser.add_argument(
+        "--emq",
+        choices=["yes", "no"],
+        help="with peers of EventMQ or without (default: a third of the rest with)",
+    )
+    parser.add_argument(
         "--keys",
         choices=["on", "off", "some"],
         default="some",
@@ -79,6 +87,8 @@ def _setup(seed: int, options: argparse.Namespace) -> Setup:
         arbiter=of(options.arbiter),
         fleet=of(options.fleet),
         keys=of(options.keys),
+        pirates=of(options.pirates),
+        emq=of(options.emq),
     )
 
 
@@ -91,7 +101,7 @@ def _play(seed: int, options: argparse.Namespace) -> Outcome:
 def command(setup: Setup, faults: tuple[int, ...] | None, options: argparse.Namespace) -> str:
     """What repeats this run."""
     words = [f"make sim SEED={setup.seed}"]
-    names = ("mood", "profile", "arbiter", "fleet", "keys")
+    names = ("mood", "profile", "arbiter", "fleet", "keys", "pirates", "emq")
     chosen = {name: getattr(options, name) for name in names}
     words += [f"{name.upper()}={value}" for name, value in chosen.items() if value not in {None, "some"}]
     if faults is not None:

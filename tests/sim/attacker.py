@@ -116,7 +116,7 @@ class Attacker(LinkOwner):
         """A worker's words without a reply: a heartbeat or a refusal with an epoch, a farewell."""
         worker = self._worker(index, claimed)
         held = native.NO_IDENTITY
-        if worker is not None and worker.is_native and worker.in_flight:
+        if worker is not None and worker.names_requests and worker.in_flight:
             held = self.rng.choice(list(worker.in_flight))
         self._say(
             index,
@@ -143,7 +143,7 @@ class Attacker(LinkOwner):
             self._say(index, native.encode_finals(bundle.client_id, epoch, bundle.numbers, bodies))
             return
         address = self.rng.choice(list(worker.in_flight))
-        if not worker.is_native:
+        if not worker.names_requests:
             codec = MDP02 if worker.codec is MDP02 else MDP01
             self._say(index, codec.encode_final(address, [forged]))
             return

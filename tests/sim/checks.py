@@ -22,7 +22,8 @@ from bstar_client.core.worker_dialects import Job
 from bstar_testing import rules
 from bstar_testing.rules import CallHistory
 from sim.client import Issued, SimClient
-from sim.dialects import service_asked
+from sim.dialects import ONE_REPLY, service_asked
+from sim.emq import SimEmqClient, SimManager, plain_of
 from sim.faults import Mood
 from sim.guard import Guard, is_outsider
 from sim.network import Connection, Frames
@@ -51,7 +52,7 @@ class Checks:
         self.mood = mood
         self.limits = limits
         self.nodes: Sequence[SimNode] = ()
-        self.clients: Sequence[SimClient] = ()
+        self.clients: Sequence[SimClient | SimEmqClient] = ()
         self.has_arbiter = False
         self.is_fenced = True  # do all workers speak the native dialect?
         self.counts: Counter[str] = Counter()
@@ -238,7 +239,7 @@ class Checks:
 
     # --- (b): workers ---------------------------------------------------------------------------------------
 
-    def work_begun(self, worker: SimWorker, token: str, job: Job) -> None:
+    def work_begun(self, worker: SimWorker | SimManager, token: str, job: Job) -> None:
         self.counts["executions"] += 1
         if self.services is not None and not token.startswith(f"{worker.service}/"):
             self._fail("h", f"{worker.name}, a worker of {worker.service}, began {token}")
@@ -289,12 +290,12 @@ class Checks:
         self._end(issued, "answered")
 
     def _check_reply(self, issued: Issued, reply: Reply) -> None:
-        frames, token = reply.frames, issued.token.encode()
+        frames, token = plain_of(reply.frames), issued.token.encode()
         if issued.kind == "mmi":
             if frames[0] not in (b"200", b"404"):
                 self._fail("c", f"mmi call {issued.token} was handed {frames!r}")
             return
-        if issued.dialect == "mdp01":
+        if issued.dialect in ONE_REPLY:
             self._check_joined(issued, frames)
             return
         if len(frames) == 1:  # of a request that came in a batch
@@ -377,7 +378,7 @@ class Checks:
         if issued.submitted_at > due_from or (has_time_left and not issued.is_bound):
             self._fail("f", f"{issued.token} failed after the faults, with time left: {error}")
 
-    def client_gone(self, client: SimClient) -> None:
+    def client_gone(self, client: SimClient | SimEmqClient) -> None:
         """Nobody waits for its calls any more."""
         for token in [token for token, issued in self._calls.items() if issued.client == client.name]:
             del self._calls[token]
@@ -403,8 +404,8 @@ class Checks:
             if count > bound:
                 self._fail("e", f"{node.name}: {name}: {count} of at most {bound}")
         for client in self.clients:
-            if client.is_alive and client.core.outstanding > client.outstanding_max:
-                self._fail("e", f"{client.name}: {client.core.outstanding} calls outstanding")
+            if client.is_alive and client.outstanding > client.outstanding_max:
+                self._fail("e", f"{client.name}: {client.outstanding} calls outstanding")
 
     def check_settled(self) -> None:
         """(f) the faults are over for so long that exactly one node must be active."""

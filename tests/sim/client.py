@@ -17,7 +17,7 @@ from bstar_client.core.mdp02_session import Mdp02Session
 from bstar_client.core.outputs import Deliver, DeliverAll, Fail, Output, Reset, Send
 from bstar_client.core.session import Session
 from bstar_client.core.session_settings import SessionSettings
-from sim.dialects import Dialect, for_mdp01, from_mdp01
+from sim.dialects import ONE_REPLY, Dialect, from_wire, to_wire
 from sim.network import Frames, Link, LinkOwner
 from sim.world import World
 
@@ -182,8 +182,10 @@ class SimClient(LinkOwner):
         if kind == "fail" and self.dialect != "native":
             # Plain MDP has no word for it: the client would wait, and everything behind that call with it.
             kind = "echo"
-        elif kind == "stream" and self.dialect == "mdp01":
-            kind = "parts"  # all that it gets is one reply
+        elif kind == "stream" and self.dialect in ONE_REPLY:
+            kind = "parts"
+        elif kind == "mmi" and self.dialect == "ppp":
+            kind = "echo"  # its protocol has no names of services
         token = f"{asked}/{self.name}.{self._numbers}" if self._is_fleet else f"{self.name}.{self._numbers}"
         is_stream = kind == "stream"
         is_idempotent = rng.random() < 0.8
@@ -232,8 +234,7 @@ class SimClient(LinkOwner):
 
     def hear(self, node: int, frames: Frames) -> None:
         """A message came."""
-        if self.dialect == "mdp01":
-            frames = from_mdp01(frames)
+        frames = from_wire(self.dialect, frames)
         if self.is_frozen:
             self._messages.append((node, frames))
             return
@@ -256,7 +257,7 @@ class SimClient(LinkOwner):
             kind = type(output)
             if kind is Send:
                 frames = output.frames  # type: ignore[union-attr]
-                self.links[output.node].send(for_mdp01(frames) if self.dialect == "mdp01" else frames)  # type: ignore[union-attr]
+                self.links[output.node].send(to_wire(self.dialect, frames))  # type: ignore[union-attr]
             elif kind is Deliver:
                 assert isinstance(output, Deliver)
                 issued: Issued = output.call.sink
@@ -278,6 +279,11 @@ class SimClient(LinkOwner):
             elif kind is Reset:
                 assert isinstance(output, Reset)
                 self.links[output.node].open()
+
+    @property
+    def outstanding(self) -> int:
+        """Calls that have not ended."""
+        return self.core.outstanding
 
     @property
     def links_open(self) -> list[Link]:

@@ -2,26 +2,55 @@
 
 A 0.1 client is the plain client's session with its frames translated: it has one request under way, and one
 reply to it. A 0.1 worker is the worker's core with a dialect of 7/MDP; like the published ones it sends no
-heartbeats while its handler runs, and it has no PARTIALs.
+heartbeats while its handler runs, and it has no PARTIALs. Pirates are made alike; they meet the front of the
+node, which has one service. EventMQ's peers have cores of their own: see ``sim.emq``.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+from bstar.errors import RemoteProtocolError
 from bstar.wire import mmi, native
 from bstar.wire.mdp import MDP01, MDP02, WorkerVerb
+from bstar.wire.messages import OWN_BACKOFF
 from bstar_client.core.worker_dialects import Heard, Hearing, Job, Mdp02Worker, NativeWorker, WorkerDialect
 from sim.network import Frames
 
-Dialect = Literal["native", "mdp02", "mdp01"]
+Dialect = Literal["native", "mdp02", "mdp01", "ppp", "emq"]
+# A client of these gets one reply, and a worker has no PARTIALs.
+ONE_REPLY = ("mdp01", "ppp", "emq")
+# Published workers of these are silent while their handler runs.
+SILENT_AT_WORK = ("mdp01", "ppp")
 
 
 def worker_dialect(dialect: Dialect) -> WorkerDialect:
     """What the core of such a worker speaks."""
-    if dialect == "native":
-        return NativeWorker()
-    return Mdp02Worker() if dialect == "mdp02" else Mdp01Worker()
+    match dialect:
+        case "native":
+            return NativeWorker()
+        case "mdp02":
+            return Mdp02Worker()
+        case "mdp01":
+            return Mdp01Worker()
+        case "ppp":
+            return PirateWorker()
+        case "emq":
+            raise AssertionError("a job manager has a core of its own: sim.emq")
+
+
+def to_wire(dialect: Dialect, frames: Frames) -> Frames:
+    """What a plain client's session says, as a client of this dialect says it."""
+    if dialect == "mdp01":
+        return for_mdp01(frames)
+    return [b"", *frames[3:]] if dialect == "ppp" else frames
+
+
+def from_wire(dialect: Dialect, frames: Frames) -> Frames:
+    """What a client of this dialect hears, as a plain client's session reads it."""
+    if dialect == "mdp01":
+        return from_mdp01(frames)
+    return [MDP02.client, b"\x03", b"work", *frames[1:]] if dialect == "ppp" else frames
 
 
 def for_mdp01(frames: Frames) -> Frames:
@@ -43,7 +72,7 @@ def service_asked(frames: Frames) -> bytes | None:
         if head[2] not in (native.REQUEST, native.REQUESTS):
             return None
         service = head[native.HEADER_BYTES :][: head[native.HEADER_BYTES - 1]]
-    elif head == MDP02.client or frames[1] == MDP01.client:
+    elif head == MDP02.client or frames[1:2] == [MDP01.client]:
         service = frames[2]
     else:
         return None
@@ -73,7 +102,7 @@ class Mdp01Worker(Mdp02Worker):
         """``[] [MDPW01] [03] [client] [] [body…]``"""
         return MDP01.encode_final(job.identity, body)
 
-    def failure(self, job: Job, code: int, text: str) -> Frames:
+    def failure(self, job: Job, code: int, text: str, retry_ms: int = OWN_BACKOFF) -> Frames:
         """The same, with ``[500] [text]`` for a body."""
         return MDP01.encode_final(job.identity, [b"500", text.encode()])
 
@@ -85,3 +114,42 @@ class Mdp01Worker(Mdp02Worker):
         if command.verb is WorkerVerb.HEARTBEAT:
             return Heard(Hearing.HEARTBEAT)
         return Heard(Hearing.DISCONNECT, reason="told by the broker")
+
+
+class PirateWorker(Mdp02Worker):
+    """6/PPP: heartbeats each second, three of them missed."""
+
+    def __init__(self) -> None:
+        super().__init__(heartbeat_s=1.0, expiry_s=3.0)
+
+    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> Frames:
+        """``[01]``"""
+        return [b"\x01"]
+
+    def heartbeat(self, epoch: int) -> Frames:
+        """``[02]``"""
+        return [b"\x02"]
+
+    def disconnect(self, epoch: int, is_unbegun: bool) -> Frames:
+        """A Pirate leaves without a word."""
+        return []
+
+    def partial(self, job: Job, body: Frames) -> Frames:
+        """6/PPP has none."""
+        raise AssertionError("6/PPP has no PARTIAL")
+
+    def final(self, job: Job, body: Frames) -> Frames:
+        """``[client] [] [body…]``"""
+        return [job.identity, b"", *body]
+
+    def failure(self, job: Job, code: int, text: str, retry_ms: int = OWN_BACKOFF) -> Frames:
+        """The same, with ``[500] [text]`` for a body."""
+        return [job.identity, b"", b"500", text.encode()]
+
+    def read(self, frames: Frames) -> Heard:
+        """Read REQUEST or HEARTBEAT."""
+        if frames == [b"\x02"]:
+            return Heard(Hearing.HEARTBEAT)
+        if len(frames) < 3 or frames[1]:
+            raise RemoteProtocolError("ppp", f"a queue says no {frames!r}")
+        return Heard(Hearing.REQUEST, 0, frames[0], frames[2:])

@@ -12,6 +12,7 @@ from bstar.wire import native
 from sim.arbiter import SimArbiter
 from sim.attacker import Attacker
 from sim.client import SimClient
+from sim.emq import SimEmqClient, SimManager
 from sim.faults import LIES, Fault, Kind, Mood
 from sim.key_faults import KeyFaults
 from sim.keys import READ_S
@@ -21,7 +22,9 @@ from sim.pair import SimPair
 from sim.worker import SimWorker
 from sim.world import World
 
-Startable = SimNode | SimWorker | SimClient | SimArbiter | Attacker
+AnyWorker = SimWorker | SimManager
+AnyClient = SimClient | SimEmqClient
+Startable = SimNode | AnyWorker | AnyClient | SimArbiter | Attacker
 
 
 class Injection:
@@ -34,8 +37,8 @@ class Injection:
         timing: Timing,
         paths: Paths,
         pairs: Mapping[str, SimPair],
-        workers: Mapping[str, SimWorker],
-        clients: Mapping[str, SimClient],
+        workers: Mapping[str, AnyWorker],
+        clients: Mapping[str, AnyClient],
     ) -> None:
         self.is_over = False
         self.key_faults: KeyFaults | None = None  # in a run with keys
@@ -129,7 +132,7 @@ class Injection:
             node.disk = 0
         return partial(self.revive, node)
 
-    def _start_worker_fault(self, fault: Fault, worker: SimWorker) -> Callable[[], None]:
+    def _start_worker_fault(self, fault: Fault, worker: AnyWorker) -> Callable[[], None]:
         match fault.kind:
             case Kind.WORKER_STALL:
                 worker.freeze()
@@ -175,7 +178,7 @@ class Injection:
         tell()
         return None
 
-    def _start_client_fault(self, fault: Fault, client: SimClient) -> Callable[[], None]:
+    def _start_client_fault(self, fault: Fault, client: AnyClient) -> Callable[[], None]:
         if fault.kind is Kind.CLIENT_STALL:
             client.freeze()
             return client.thaw

@@ -253,6 +253,7 @@ class Link:
         self.back = back
         self.connection: Connection | None = None
         self.claims = b""  # the routing id that it asks for, if it asks for one
+        self.door = ""  # front and door, "ppp.workers"; the broker's own socket without
         self._keepalive: Keepalive | None = None
         self._attempt = 0  # attempts of an earlier socket are void
         self._pause_s = RECONNECT_MIN_S

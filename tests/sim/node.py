@@ -43,9 +43,17 @@ from bstar.star import (
 )
 from bstar.star.settings import OnDualActive
 from bstar.wire import arbiter, peer
+from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node, Output, Send
+from bstar_broker.core.front import Front, Inlet
+from bstar_broker.core.fronted import FrontedNode
+from bstar_broker.core.outputs import FrontSend
+from bstar_broker.fronts.emq.desk import Desk, EmqSettings
+from bstar_broker.fronts.emq.front import EmqFront
+from bstar_broker.fronts.ppp.machine import PirateFront, PirateSettings
 from sim.arbiter import ArbiterLink
+from sim.emq import EXPIRY_S, HEARTBEAT_S
 from sim.keys import KeyList, View, read_after_s
 from sim.network import Connection, Frames, Link
 from sim.peer_link import PeerLink
@@ -107,17 +115,21 @@ class SimNode(Process):
         on_dual_active: OnDualActive = "yield",
         pipe_max: float = math.inf,
         keys: KeyList | None = None,
+        fronts: Sequence[str] = (),
     ) -> None:
         super().__init__(world, name)
         self.role = role
         # The list of principals as it was read last; None without keys.
         self.view: View | None = None
         self._keys = keys
+        self._fronts = fronts
         # Routing ids of connections that have just ended.
         self.vacant: deque[bytes] = deque(maxlen=_VACANT_MAX)
         self.on_dual_active = on_dual_active
         self.disk: int | None = 0 if is_durable else None
         self.router: dict[bytes, Connection] = {}
+        # Fronts and doors, by the routing ids of those who came through them.
+        self._doors: dict[bytes, str] = {}
         # Until when the keepalives of workers stand, by their routing ids.
         self.keepalives: dict[bytes, float] = {}
         self.publisher: PeerLink
@@ -156,6 +168,23 @@ class SimNode(Process):
         """Whether it would serve if it were asked, awake or not."""
         return self.is_alive and self.node.is_active and self.clock() < self.node.machine.serve_until
 
+    @property
+    def _fronted(self) -> FrontedNode:
+        assert isinstance(self.node, FrontedNode)
+        return self.node
+
+    def _make_fronts(self, inlet: Inlet) -> list[Front]:
+        """Those of the run, with the settings that their peers here expect."""
+        fronts: list[Front] = []
+        if "ppp" in self._fronts:
+            pirates = PirateSettings(b"work", 1_000, 3, MESSAGE_BYTES_MAX, FRAMES_MAX)
+            fronts.append(PirateFront(inlet, pirates))
+        if "emq" in self._fronts:
+            settings = EmqSettings(heartbeat_s=HEARTBEAT_S, expires_s=EXPIRY_S)
+            desk = Desk(inlet, settings, lambda: self.rng.randbytes(8).hex().encode(), lambda: self.world.now)
+            fronts.append(EmqFront(desk, self.rng.randbytes(16)))
+        return fronts
+
     # --- life ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -177,7 +206,10 @@ class SimNode(Process):
             epoch=self.disk or 0,
             now=now,
         )
-        self.node = Node(
+        make: Callable[..., Node] = Node
+        if self._fronts:
+            make = partial(FrontedNode, make_fronts=self._make_fronts)
+        self.node = make(
             machine,
             self._limits,
             node_id=node_id,
@@ -381,6 +413,8 @@ class SimNode(Process):
             return None
         self._routing_ids += 1
         routing_id = link.claims or b"\0" + self._routing_ids.to_bytes(4, "big")
+        if link.door:
+            self._doors[routing_id] = link.door
         connection = self.router[routing_id] = Connection(link, routing_id, is_claimed=bool(link.claims))
         return connection
 
@@ -388,6 +422,14 @@ class SimNode(Process):
         """The connection with this routing id has ended."""
         if self.router.pop(routing_id, None) is not None:
             self.vacant.append(routing_id)
+            if self.is_alive and routing_id in self._doors:
+                self.when_it_goes_on(partial(self._lose_front_peer, self.runs, routing_id))
+
+    def _lose_front_peer(self, run: int, routing_id: bytes) -> None:
+        """FrontShell._on_connection."""
+        if run == self.runs and self.is_awake:
+            front, door = self._doors[routing_id].split(".")
+            self._turn(lambda: self._fronted.front_peer_gone(front, door, routing_id, self.clock()))
 
     def hear_router(self, routing_id: bytes, frames: Frames, user_id: str = "") -> None:
         """A message of a client or worker."""
@@ -402,6 +444,10 @@ class SimNode(Process):
 
     def _receive(self, routing_id: bytes, frames: Frames, user_id: str) -> None:
         self._watcher.node_heard(self, frames)
+        if (place := self._doors.get(routing_id)) is not None:
+            front, door = place.split(".")
+            self._do(self._fronted.receive_front(front, door, [routing_id, *frames], self.clock(), user_id))
+            return
         if self.view is None:
             self._do(self.node.receive_frames([routing_id, *frames], self.clock()))
             return
@@ -516,6 +562,8 @@ class SimNode(Process):
                 if type(output) is Dispatch:
                     self._watcher.node_dispatched(self)
                 pending.extendleft(reversed(self._send(output)))
+            elif isinstance(output, FrontSend):
+                pending.extendleft(reversed(self._send_through_front(output)))
             elif type(output) is Publish:
                 self._last_word = peer.encode(output.message)
                 self.publisher.publish(self._last_word)
@@ -546,6 +594,17 @@ class SimNode(Process):
         if type(message) is Dispatch:
             return self.node.undelivered(routing_id, self.clock())
         return self.node.unreachable(routing_id, self.clock(), is_gone=is_gone)
+
+    def _send_through_front(self, output: FrontSend) -> list[Output]:
+        """As ``_send``, for a front."""
+        connection = self.router.get(output.frames[0])
+        is_gone = connection is None
+        if connection is not None and connection.waiting_for_link < self._pipe_max:
+            connection.to_link.send(output.frames[1:])
+            return []
+        if connection is not None:
+            self._watcher.node_refused_by_pipe(connection.link.owner.name)
+        return self._fronted.front_unsent(output, self.clock(), is_gone=is_gone)
 
     def _note(self, output: object) -> None:
         match output:

@@ -8,6 +8,7 @@ from bstar.star import Role
 from bstar_broker.core import BrokerSettings
 from sim.arbiter import ArbiterLink, SimArbiter
 from sim.checks import Checks
+from sim.emq import RECOVERY_S as EMQ_RECOVERY_S
 from sim.keys import KeyList
 from sim.network import Path, Paths
 from sim.node import RESTART_MAX_S, SimNode
@@ -48,6 +49,7 @@ class SimPair:
                 on_dual_active=setup.on_dual_active,
                 pipe_max=setup.pipe_max,
                 keys=keys,
+                fronts=setup.fronts,
             )
             for role, own in ((Role.PRIMARY, primary), (Role.BACKUP, backup))
         )
@@ -74,6 +76,8 @@ class SimPair:
         self.recovery_s = 10 * timeout_s + 3 * worker_expiry_s + 8.0
         if setup.is_plain:
             self.recovery_s += 3 * plain_expiry_s + 10.0
+        if "emq" in setup.fronts:
+            self.recovery_s += EMQ_RECOVERY_S
         self.settle_bound_s = 10 * timeout_s + 3.0
         if setup.on_dual_active == "exit":
             # The link heals, both find the other active, say a last word and are started again.

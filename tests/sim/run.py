@@ -16,6 +16,7 @@ from bstar_client.core.worker_session import WorkerCore
 from sim.attacker import Attacker
 from sim.checks import Checks, Violation
 from sim.client import Load, SimClient
+from sim.emq import SimEmqClient, SimManager
 from sim.faults import Fault
 from sim.guard import Guard
 from sim.injection import Injection, Startable
@@ -93,9 +94,21 @@ class Simulation:
             service: 0 if fleet is None else fleet.place(service.encode())
             for service in sorted(set(services))
         }
-        self.workers: dict[str, SimWorker] = {}
+        self.workers: dict[str, SimWorker | SimManager] = {}
         for (name, dialect, credit, handler_s), service in zip(setup.workers, services, strict=True):
             pair = listed[places[service]]
+            if dialect == "emq":
+                self.workers[name] = SimManager(
+                    self.world,
+                    name,
+                    pair.checks,
+                    credit=credit,
+                    handler_s=handler_s,
+                    service=service,
+                    pair=pair.name,
+                )
+                self._link(self.workers[name], pair.nodes, "emq.workers")
+                continue
             self.workers[name] = SimWorker(
                 self.world,
                 name,
@@ -107,13 +120,20 @@ class Simulation:
                 service=service,
                 pair=pair.name,
             )
-            self._link(self.workers[name], pair.nodes)
+            self._link(self.workers[name], pair.nodes, "ppp.workers" if dialect == "ppp" else "")
         timeout_s = self.timing.failover_timeout_s
         # A call must be able to outlast a failover, and the time in which a dead worker is found.
         self.load = Load(setup.calls_per_s, 4 * timeout_s, 20 * timeout_s + 15.0)
-        self.clients: dict[str, SimClient] = {}
+        self.clients: dict[str, SimClient | SimEmqClient] = {}
         for name, dialect in setup.clients:
-            client = self.clients[name] = SimClient(
+            nodes = [node for pair in listed for node in pair.nodes]
+            if dialect == "emq":
+                self.clients[name] = SimEmqClient(
+                    self.world, name, self.load, first.checks, service=services[0]
+                )
+                self._link(self.clients[name], nodes, "emq.clients")
+                continue
+            self.clients[name] = SimClient(
                 self.world,
                 name,
                 self.load,
@@ -122,7 +142,7 @@ class Simulation:
                 settle_s=1.2 * timeout_s,
                 places=places,
             )
-            self._link(client, [node for pair in listed for node in pair.nodes])
+            self._link(self.clients[name], nodes, "ppp.clients" if dialect == "ppp" else "")
         for pair in listed:
             pair.checks.clients = list(self.clients.values())
             of_pair = [worker for worker in self.workers.values() if worker.pair == pair.name]
@@ -155,11 +175,12 @@ class Simulation:
             pair.checks.guard = Guard()
         return attackers
 
-    def _link(self, owner: LinkOwner, nodes: Sequence[SimNode]) -> None:
+    def _link(self, owner: LinkOwner, nodes: Sequence[SimNode], door: str = "") -> None:
         for index, node in enumerate(nodes):
             there = self.paths.make(owner.name, node.name)
             back = self.paths.make(node.name, owner.name)
             owner.links.append(Link(owner, index, node, there, back))
+            owner.links[-1].door = door
 
     @property
     def _processes(self) -> list[Startable]:

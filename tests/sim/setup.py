@@ -15,10 +15,14 @@ from sim.dialects import Dialect
 from sim.faults import Fault, Mood, attacks, lies, plan
 
 STORM_TIMEOUTS = 220
-# Of all runs, those in which pairs have an arbiter, those with several pairs, and those with keys.
+# Of all runs, those in which pairs have an arbiter, those with several pairs, and those with keys. Of the
+# others with one pair, those with Pirates; of the rest, those with peers of EventMQ.
 ARBITER_SHARE = 1 / 3
 FLEET_SHARE = 1 / 8
 KEYS_SHARE = 1 / 2
+PIRATES_SHARE = 1 / 3
+EMQ_SHARE = 1 / 3
+FRONTS: dict[str, str] = {"ppp": "Pirates", "emq": "peers of EventMQ"}
 PAIRS_MAX = 4
 SERVICES_OF_A_PAIR_MAX = 2
 
@@ -61,8 +65,14 @@ class Setup(msgspec.Struct, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Do any peers speak plain MDP, which knows neither epochs nor errors?"""
+        """Does anybody speak a protocol that knows neither epochs nor errors?"""
         return any(peer[1] != "native" for peer in (*self.workers, *self.clients))
+
+    @property
+    def fronts(self) -> tuple[str, ...]:
+        """The fronts through which anybody comes."""
+        spoken = {peer[1] for peer in (*self.workers, *self.clients)}
+        return tuple(front for front in FRONTS if front in spoken)
 
     def __str__(self) -> str:
         words = [
@@ -76,6 +86,7 @@ class Setup(msgspec.Struct, frozen=True):
             f"pipes of {self.pipe_max:g}",
             f"{len(self.workers)} workers",
             f"{len(self.clients)} clients{', some speak plain MDP' if self.is_plain else ''}",
+            *(f"{FRONTS[front]} among them" for front in self.fronts),
         ]
         if self.fleet is not None:
             services = len(set(self.fleet.services))
@@ -98,6 +109,8 @@ def setup_of(
     arbiter: bool | None = None,
     fleet: bool | None = None,
     keys: bool | None = None,
+    pirates: bool | None = None,
+    emq: bool | None = None,
 ) -> Setup:
     """What this seed stands for."""
     rng = random.Random(f"{seed}/setup")
@@ -164,7 +177,30 @@ def setup_of(
         setup = _with_pairs(setup, rng)
     rng = random.Random(f"{seed}/keys")
     has_keys = rng.random() < KEYS_SHARE
-    return _with_keys(setup, rng) if (has_keys if keys is None else keys) else setup
+    if has_keys if keys is None else keys:
+        return _with_keys(setup, rng)
+    rng = random.Random(f"{seed}/pirates")
+    has_pirates = rng.random() < PIRATES_SHARE
+    if setup.fleet is not None:
+        return setup
+    if has_pirates and not emq if pirates is None else pirates:
+        return _with_front("ppp", setup, rng)
+    rng = random.Random(f"{seed}/emq")
+    has_emq = rng.random() < EMQ_SHARE
+    return _with_front("emq", setup, rng) if (has_emq if emq is None else emq) else setup
+
+
+def _with_front(dialect: Dialect, setup: Setup, rng: random.Random) -> Setup:
+    """The same; one worker or more and one client or more come through this front."""
+    # Workers with credit 1 and slow handlers would let calls wait for nothing but their turn.
+    workers = [(*worker[:3], min(worker[3], 0.01)) for worker in setup.workers]
+    clients = list(setup.clients)
+    for at in rng.sample(range(len(workers)), rng.randint(1, len(workers))):
+        name, _, credit, handler_s = workers[at]
+        workers[at] = (name, dialect, 1 if dialect == "ppp" else credit, handler_s)
+    for at in rng.sample(range(len(clients)), rng.randint(1, len(clients))):
+        clients[at] = (clients[at][0], dialect)
+    return msgspec.structs.replace(setup, workers=tuple(workers), clients=tuple(clients))
 
 
 def attackers_of(setup: Setup) -> list[str]:

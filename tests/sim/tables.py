@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bstar_broker.core import BrokerSettings
+from bstar_broker.core.fronted import FrontedNode
 from bstar_broker.core.services import PAST_MAX
+from bstar_broker.fronts.emq.front import EmqFront
 from sim.node import SimNode
 
 PEER_RUNS_MAX = 16
@@ -32,14 +34,31 @@ def bounds_of(node: SimNode, limits: BrokerSettings) -> list[tuple[str, int, int
         ),
         ("earlier runs of the peer", len(machine.peer.runs.past), PEER_RUNS_MAX),
         ("strangers", len(machine.peer.strangers.reported), PEER_RUNS_MAX),
+        *_slots_of(node),
     ]
+
+
+def _emq_of(node: SimNode) -> EmqFront | None:
+    front = node.node.fronts.all.get("emq") if isinstance(node.node, FrontedNode) else None
+    return front if isinstance(front, EmqFront) else None
+
+
+def _slots_of(node: SimNode) -> list[tuple[str, int, int]]:
+    """A job manager has no more free slots and jobs than processes."""
+    front = _emq_of(node)
+    managers = [] if front is None else front.managers.by_id.values()
+    return [("slots of a job manager", each.free + len(each.jobs), CREDIT_MAX) for each in managers]
 
 
 def left_of(node: SimNode) -> dict[str, int]:
     """What it keeps for the sake of calls that have not ended."""
     broker = node.node.broker
     ledger = broker.ledger
+    front = _emq_of(node)
+    counts = {} if front is None else front.state(node.clock()).counts
     return {
+        "jobs": counts.get("jobs", 0),
+        "retries": counts.get("retries", 0),
         "queued": ledger.waiting.count,
         "octets": ledger.waiting.octets,
         "in flight": sum(worker.held for worker in ledger.workers.values()),

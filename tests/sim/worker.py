@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
-from bstar.wire.mdp import MDP01
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_jobs import WorkerLimits
 from bstar_client.core.worker_outputs import Begin, Close, Ended, KeepAlive, Open, WorkerOutput
 from bstar_client.core.worker_session import WorkerCore
-from sim.dialects import Dialect, worker_dialect
+from sim.dialects import ONE_REPLY, SILENT_AT_WORK, Dialect, worker_dialect
 from sim.network import Frames, LinkOwner
 from sim.world import World
 
@@ -28,13 +27,12 @@ _REQUEST, _READY, _WELCOME, _HEARTBEAT, _STALE_EPOCH, _REQUESTS = 0x01, 0x09, 0x
 _ACTIVE = 3
 # From here on a worker follows its node, not the node its worker (BSN-W-14).
 _FAR = 2**32
-_MDP01_HEARTBEAT = MDP01.encode_heartbeat()
 
 
 class WorkWatcher(Protocol):
     """Who is told what workers do."""
 
-    def work_begun(self, worker: SimWorker, token: str, job: Job) -> None:
+    def work_begun(self, worker: Any, token: str, job: Job) -> None:
         """A handler is called."""
 
 
@@ -61,6 +59,8 @@ class SimWorker(LinkOwner):
         self.core: WorkerCore
         self.dialect = dialect
         self.is_native = dialect == "native"
+        # None if it sends heartbeats while it works.
+        self._own_heartbeat = worker_dialect(dialect).heartbeat(0) if dialect in SILENT_AT_WORK else None
         self.service = service
         self.pair = pair
         self.epoch_seen = 0
@@ -220,8 +220,8 @@ class SimWorker(LinkOwner):
     def _do(self, outputs: Sequence[WorkerOutput]) -> None:
         for output in outputs:
             if isinstance(output, Send):
-                if self.dialect == "mdp01" and self.core.running and output.frames == _MDP01_HEARTBEAT:
-                    continue  # published workers are silent while their handler runs
+                if not output.frames or (self.core.running and output.frames == self._own_heartbeat):
+                    continue
                 self.links[output.node].send(self._lie_about(output.frames) if self.lie else output.frames)
             elif isinstance(output, Begin):
                 self._begun_by_core.extend(output.jobs)
@@ -276,7 +276,8 @@ class SimWorker(LinkOwner):
             return
         now = self.clock()
         token, _, kind = job.body[0].partition(b" ")
-        parts = 1 + token[-1] % PARTS_MAX if kind in (b"stream", b"parts") and self.dialect != "mdp01" else 0
+        has_parts = kind in (b"stream", b"parts") and self.dialect not in ONE_REPLY
+        parts = 1 + token[-1] % PARTS_MAX if has_parts else 0
         if step < parts:
             self._do(self.core.partial(job, [token, b"%d" % step], now))
             if not job.is_ended:

@@ -87,6 +87,21 @@ class Run:
         defaults = {"service": "echo", "outcome": "answered", "epoch": 1, "busy_us": 500}
         self.add(records.Execution, t_us, **{**defaults, "client": client, "number": number, **fields})
 
+    def durable(self, t_us: int, client: str, step: str, entry: int = 0, **fields: Any) -> None:
+        defaults = {"submission": 1, "service": "price", "epoch": 1}
+        self.add(
+            records.Durable, t_us, **{**defaults, "client": client, "step": step, "entry": entry, **fields}
+        )
+
+    def store(self, t_us: int, entry: int, **fields: Any) -> None:
+        """The store leads, with two copies, and holds nothing but what ``fields`` say."""
+        counts = dict.fromkeys(("pending", "answered", "dead", "cancelled"), 0)
+        self.add(
+            records.StorePulse,
+            t_us,
+            **{"is_leading": True, "copies": 2, "epoch": 1, "entry": entry, **counts, **fields},
+        )
+
     def lines(self) -> list[bytes]:
         return [records.encode(record) for record in self.records]
 

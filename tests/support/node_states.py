@@ -11,10 +11,13 @@ from bstar_broker.core.records import LATENCY_BOUNDS_S
 from bstar_broker.core.snapshot import (
     BrokerState,
     ConnectionsState,
+    DiskState,
     LoopState,
     NodeState,
     PairState,
+    SecurityState,
     ServiceState,
+    StoreState,
 )
 
 
@@ -27,6 +30,50 @@ def service_state(name: str, **changes: Any) -> ServiceState:
     return ServiceState(**(values | changes))
 
 
+def disk_state(**changes: Any) -> DiskState:
+    """A disk in order, but for the changes."""
+    values: dict[str, Any] = {
+        "free_bytes": 1 << 36,
+        "file_bytes": 1 << 20,
+        "waiting": 2,
+        "commits": 7,
+        "sync_bounds_s": [0.001, 0.01, 0.1],
+        "sync_counts": [4, 2, 0, 1],
+        "sync_sum_s": 0.5,
+    }
+    return DiskState(**(values | changes))
+
+
+def store_state(*, disk: DiskState | None = None, **changes: Any) -> StoreState:
+    """A store that leads with two copies and holds ten requests, but for the changes."""
+    values: dict[str, Any] = {
+        "is_leading": True,
+        "trouble": "",
+        "copies": 2,
+        "epoch": 1,
+        "last": 40,
+        "committed": 39,
+        "applied": 38,
+        "lag_entries": 0,
+        "is_peer_heard": True,
+        "catch_up": 1.0,
+        "pending": 4,
+        "answered": 3,
+        "dead": 2,
+        "cancelled": 1,
+        "octets": 1_000,
+        "requests_max": 10_000_000,
+        "octets_max": 1 << 36,
+        "running": 2,
+        "waiting_fetches": 1,
+        "acknowledged": 12,
+        "attempts": {"answered": 3, "failed": 5, "returned": 1},
+        "disk": disk_state() if disk is None else disk,
+        "ended": {"answered": 6, "dead": 2},
+    }
+    return StoreState(**(values | changes))
+
+
 def node_state(
     *services: ServiceState,
     loop: bool = True,
@@ -34,6 +81,8 @@ def node_state(
     drops: dict[str, int] | None = None,
     is_draining: bool = False,
     past: tuple[ServiceState, ...] = (),
+    store: StoreState | None = None,
+    security: SecurityState | None = None,
     **pair: Any,
 ) -> NodeState:
     """A passive backup beside a living primary, but for the changes."""
@@ -58,6 +107,7 @@ def node_state(
         version="1.2.3",
         pair=pair_state,
         readiness=readiness(pair_state, is_draining=is_draining),
+        security=security,
         broker=BrokerState(
             is_serving=pair_state.is_active,
             is_draining=is_draining,
@@ -85,4 +135,5 @@ def node_state(
         )
         if loop
         else None,
+        store=store,
     )

@@ -45,6 +45,7 @@ _LONG = (
     "bench_fleet",
     "explorer",
     "demo",
+    "durable_demo",
     "load",
     "journal_loopback",
     "cli",

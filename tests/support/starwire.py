@@ -29,6 +29,7 @@ from bstar.star import (
     PeerRejected,
     PeerSeen,
     PersistEpoch,
+    PersistPause,
     Publish,
     Role,
     Stall,
@@ -37,6 +38,8 @@ from bstar.star import (
     State,
     StateChanged,
     Subscription,
+    TakeoversPaused,
+    TakeoversResumed,
     Tick,
     Vote,
 )
@@ -364,7 +367,9 @@ def describe(output: Output) -> str:
             return f"  refuses to hand over: {text}"
         case ClientsCutOff(clients, _, for_s, verdict):
             return f"  {clients} clients reach only the passive node for {for_s:.1f} s: {verdict}"
-        case AskArbiter() | Claimed() | ArbiterSeen() | ArbiterLost():
+        case TakeoversPaused() | TakeoversResumed():
+            return f"  {output.text}"
+        case PersistPause() | AskArbiter() | Claimed() | ArbiterSeen() | ArbiterLost():
             return ""
         case Fatal(error):
             return f"  ends with status {error.exit_code}: {error}"

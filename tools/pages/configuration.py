@@ -34,6 +34,8 @@ def generate() -> str:
     ]
     for section in ("", *SECTIONS):
         lines += ["## The node", ""] if not section else [f"## `{section}`", "", SECTIONS[section], ""]
+        if section and not any(field.section == section for field in FIELDS.values()):
+            continue  # it holds sections only
         lines += ["| key | default | value | meaning |", "|---|---|---|---|"]
         lines += [
             f"| `{path}` | {_default(field)} | {field.expected} | {field.description} |"

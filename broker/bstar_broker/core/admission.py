@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from bstar.wire import CODECS, mmi, native, native_broker
 from bstar.wire.batches import REQUEST_ROW_BYTES, bodies_of
-from bstar.wire.dialect import BrokerCodec, Dialect
+from bstar.wire.dialect import ClientCodec, Dialect
 from bstar.wire.messages import ErrorCode, Request, Requests
 from bstar_broker.core import refusals
 from bstar_broker.core.bundles import Bundles
@@ -43,10 +43,12 @@ class Admission:
         self._requests_of = ledger.requests_of
         self._accounts = ledger.accounts
         self._waiting = ledger.waiting
+        # Indexed by Dialect's number.
+        self._codecs: tuple[ClientCodec, ...] = (*CODECS, ledger.mailbox)
 
     def receive(self, message: Request, now: float) -> list[Output]:
         """Handle one request of a client."""
-        codec = CODECS[message.dialect]
+        codec = self._codecs[message.dialect]
         service = self._services.get(message.service) or self._add_service(message.service, now)
         if service is None:
             return self._refuse(message, codec, None, refusals.SERVICES_FULL)
@@ -113,7 +115,7 @@ class Admission:
         return refusals.BYTES_FULL if self._waiting.is_heavy(sender, octets) else None
 
     def _refuse(
-        self, message: Request, codec: BrokerCodec, service: ServiceRecord | None, refusal: Refusal
+        self, message: Request, codec: ClientCodec, service: ServiceRecord | None, refusal: Refusal
     ) -> list[Output]:
         """Count a refusal and tell the client."""
         outputs = self._ledger.note(refusal.reason, refusal.text)

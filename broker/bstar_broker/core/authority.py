@@ -28,36 +28,50 @@ class Authority:
     ) -> None:
         self._find = find
         self._origin = origin or Nowhere()
+        self._ledger = ledger
         self._workers = ledger.workers
         self.quotas = Quotas(self._origin, ledger.accounts, ledger.requests_of)
-        # Two generations: an owner that is not heard for one of them is forgotten with the next.
-        self._owners: dict[bytes, str] = {}
-        self._older_owners: dict[bytes, str] = {}
+        # User id and address. Two generations: an owner that is not heard for one of them is forgotten with
+        # the next.
+        self._owners: dict[bytes, tuple[str, str]] = {}
+        self._older_owners: dict[bytes, tuple[str, str]] = {}
 
     def is_new_owner(self, routing_id: bytes, user_id: str) -> bool:
         """True if the routing id was another's until now; from now on it belongs to ``user_id``."""
         owner = self._owners.get(routing_id)
-        if owner == user_id:
+        if owner is not None and owner[0] == user_id:
             return False
         if owner is None:
             owner = self._older_owners.pop(routing_id, None)
         if len(self._owners) >= _OWNERS_MAX:
             self.tidy()
-        self._owners[routing_id] = user_id
-        return owner is not None and owner != user_id
+        self._owners[routing_id] = user_id, self._origin.address()
+        return owner is not None and owner[0] != user_id
 
     def tidy(self) -> None:
         """Begin a new generation."""
         self._older_owners, self._owners = self._owners, {}
 
-    def may_offer(self, worker: WorkerRecord) -> bool:
-        """True if the owner of its connection may offer its service now."""
+    def describe(self, user_id: str) -> str:
+        """Who sent the message in hand, for the log."""
+        name, _, key = user_id.partition(" ")
+        return f"{name} (key {key}, from {self._origin.address()})"
+
+    def judge_worker(self, worker: WorkerRecord) -> Denial | None:
+        """Why the owner of its connection may not offer its service now; None if it may."""
         routing_id = worker.routing_id
         owner = self._owners.get(routing_id) or self._older_owners.get(routing_id)
         if owner is None:
-            return True  # forgotten in a flood of routing ids; its next heartbeat tells
-        principal = self._find(owner)
-        return principal is not None and principal.offers.match(worker.service.name)
+            return None  # forgotten in a flood of routing ids; its next heartbeat tells
+        user_id, address = owner
+        principal = self._find(user_id)
+        if principal is None:
+            return _unlisted(user_id, address)
+        return _judge_offer(worker.service.name, principal, user_id, lambda: address)
+
+    def principal(self, user_id: str) -> Principal | None:
+        """The principal of a connection, None if its key is not listed any more."""
+        return self._find(user_id)
 
     def judge(self, message: FromPeer, user_id: str, now: float) -> Denial | None:
         """Why this message may not be acted upon; None if it may."""
@@ -73,9 +87,9 @@ class Authority:
                 return self.quotas.judge_requests(message, principal, now)  # type: ignore[arg-type]
             return denial
         if kind is Ready:
-            return self._judge_offer(message.service, principal)  # type: ignore[union-attr]
+            return _judge_offer(message.service, principal, user_id, self._origin.address)  # type: ignore[union-attr]
         if kind is Heartbeat and (worker := self._workers.get(message.sender)) is not None:
-            return self._judge_offer(worker.service.name, principal)
+            return _judge_offer(worker.service.name, principal, user_id, self._origin.address)
         if kind is not Ping and not principal.offers:
             return Denial("no-worker", f"{principal.name} is no worker: its entry has no offers")
         return None
@@ -97,21 +111,22 @@ class Authority:
         return self.quotas.judge_requests(request, principal, now)
 
     def _judge_withdrawn(self, user_id: str, now: float) -> Denial:
-        name, _, key = user_id.partition(" ")
         beyond = self.quotas.judge_message(WITHDRAWN, now)
-        if beyond is not None:
-            return beyond
-        text = f"{name} is not in the list of principals with its key {key} any more"
-        return Denial("key-not-listed", f"{text}; it asks from {self._origin.address()}")
+        return _unlisted(user_id, self._origin.address()) if beyond is None else beyond
 
-    @staticmethod
-    def _judge_call(service: bytes, principal: Principal) -> Denial | None:
+    def _judge_call(self, service: bytes, principal: Principal) -> Denial | None:
         if service.startswith(mmi.PREFIX):
             if principal.is_operator or (principal.calls and service != mmi.Service.STATE.value):
                 return None
             text = f'{principal.name} may not ask for "{printable(service)}"'
             needs = "operator: true" if service == mmi.Service.STATE.value else "calls, or operator: true"
             return Denial("call-not-allowed", f"{text}: its entry needs {needs}")
+        if service.startswith(self._ledger.reserved):
+            # The store asks for the service that is to do the work.
+            if principal.calls or principal.is_operator:
+                return None
+            text = f'{principal.name} may not ask for "{printable(service)}"'
+            return Denial("call-not-allowed", f"{text}: its entry needs calls, or operator: true")
         if principal.calls.match(service):
             return None
         text = (
@@ -119,11 +134,18 @@ class Authority:
         )
         return Denial("call-not-allowed", text)
 
-    @staticmethod
-    def _judge_offer(service: bytes, principal: Principal) -> Denial | None:
-        if principal.offers.match(service):
-            return None
-        text = (
-            f'{principal.name} may not offer service "{printable(service)}": no pattern of its offers matches'
-        )
-        return Denial("offer-not-allowed", text)
+
+def _judge_offer(
+    service: bytes, principal: Principal, user_id: str, address: Callable[[], str]
+) -> Denial | None:
+    if principal.offers.match(service):
+        return None
+    name, _, key = user_id.partition(" ")
+    text = f'{name} may not offer service "{printable(service)}": no pattern of its offers matches'
+    return Denial("offer-not-allowed", f"{text} (key {key}, from {address()})")
+
+
+def _unlisted(user_id: str, address: str) -> Denial:
+    name, _, key = user_id.partition(" ")
+    text = f"{name} is not in the list of principals with its key {key} any more; it asks from {address}"
+    return Denial("key-not-listed", text)

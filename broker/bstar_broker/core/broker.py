@@ -128,11 +128,7 @@ class Broker:
 
     def _deny(self, request: messages.Request, denial: Denial) -> list[Output]:
         code = None if denial.retry_after_ms else messages.ErrorCode.NOT_ALLOWED
-        refusal = Refusal(denial.reason, denial.text, code, denial.retry_after_ms)
-        outputs = self.ledger.note(refusal.reason, refusal.text)
-        codec = CODECS[request.dialect]
-        frames = refusal.frames(codec, request, self.ledger.epoch)
-        return outputs if frames is None else [*outputs, Send(frames)]
+        return self._refuse(request, Refusal(denial.reason, denial.text, code, denial.retry_after_ms))
 
     def refuse_unread(self, frames: list[bytes]) -> list[Output]:
         """Refuse a message for which there was no memory; ``frames`` were read."""
@@ -151,8 +147,29 @@ class Broker:
         frames = CODECS[request.dialect].not_active(request, self.ledger.status(now), False)
         return [Send(frames)] if frames is not None else []
 
+    def refuse_durable(self, message: messages.Request) -> list[Output]:
+        """Refuse a durable operation: this node has no store."""
+        return self._refuse(message, refusals.NO_STORE)
+
+    def _refuse(self, message: messages.Request, refusal: Refusal) -> list[Output]:
+        outputs = self.ledger.note(refusal.reason, refusal.text)
+        frames = refusal.frames(CODECS[message.dialect], message, self.ledger.epoch)
+        return outputs if frames is None else [*outputs, Send(frames)]
+
     def _answer_ping(self, message: messages.Ping, now: float) -> list[Output]:
         return [Send(native_broker.CODEC.pong(message.sender, message.identity, self.ledger.status(now)))]
+
+    def withdraw(self, identity: bytes, now: float) -> None:
+        """The client of this request does not want it any more; see ``Endings.withdraw``."""
+        self._endings.withdraw(identity, now)
+
+    def release_client(self, client: bytes, now: float) -> None:
+        """This client is gone: what it asked and no worker has leaves the queue."""
+        self._endings.release_client(client, now)
+
+    def set_credit(self, routing_id: bytes, credit: int, now: float) -> list[Output]:
+        """This worker takes so many requests at once from now on; with 0 it gets none."""
+        return self._registry.set_credit(routing_id, credit, now)
 
     def unreachable(self, routing_id: bytes, now: float, *, is_gone: bool = True) -> list[Output]:
         """A Send found no connection to this peer (``is_gone``) or no room in it."""
@@ -166,7 +183,7 @@ class Broker:
         self.ledger.is_serving = True
 
     def deactivate(self, now: float) -> list[Output]:
-        """This node stops serving: each native client gets NOT_ACTIVE for each of its requests.
+        """This node stops serving: each native client and the store get NOT_ACTIVE for each request.
 
         A plain client gets nothing. A request at a worker is answered when the worker answers. A queued
         request waits until this node serves again (``resume``) or the other node does (``release``).
@@ -177,12 +194,12 @@ class Broker:
         ledger.is_serving = False
         ledger.is_suspended = True
         outputs: list[Output] = []
-        self._endings.return_queued(lambda request: request.codec is native_broker.CODEC, now, outputs)
+        self._endings.return_queued(lambda request: request.codec.is_told, now, outputs)
         status = ledger.status(now)
         for worker in ledger.workers.values():
             self.bundles.unfold_worker(worker)
             for request in worker.in_flight.values():
-                if not request.is_abandoned and request.codec is native_broker.CODEC:
+                if not request.is_abandoned and request.codec.is_told:
                     self._endings.give_back(request, status, True, outputs, now)
                     request.is_abandoned = True
         return outputs
@@ -204,8 +221,12 @@ class Broker:
         return outputs
 
     def drain(self) -> None:
-        """Dispatch no more requests, for good. New requests wait until ``deactivate`` returns them."""
+        """Dispatch no more requests. New ones wait until ``deactivate`` returns them, or ``end_drain``."""
         self.ledger.is_draining = True
+
+    def end_drain(self) -> None:
+        """Dispatch again what comes from now on; ``resume`` dispatches what waits."""
+        self.ledger.is_draining = False
 
     @property
     def is_awaited(self) -> bool:

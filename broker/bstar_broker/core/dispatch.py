@@ -29,7 +29,7 @@ class Dispatcher:
         request.deliveries = deliveries
         request.dispatched_at = now
         request.worker = worker.routing_id
-        if worker.is_native:
+        if worker.names_requests:
             identity = request.identity or ledger.identify(request)
             worker.in_flight[identity] = request
             ttl_ms = max(1, int((request.deadline - now) * 1000)) if request.deadline else 0
@@ -37,9 +37,9 @@ class Dispatcher:
             identity = b""
             worker.in_flight[request.sender] = request
             ttl_ms = 0
-            if not worker.beats_while_busy:
-                worker.given_at = now
-                worker.expires_at = now + worker.lease.busy_s
+        if not worker.beats_while_busy:
+            worker.given_at = now
+            worker.expires_at = now + worker.lease.busy_s
         worker.sent_at = now
         worker.last_bundle = None
         if len(worker.in_flight) + worker.bundled < worker.credit:

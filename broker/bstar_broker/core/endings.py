@@ -7,6 +7,7 @@ plain MDP gets nothing, so its timeout applies.
 
 from collections.abc import Callable, Iterator
 
+from bstar.wire.front import is_behind_front
 from bstar.wire.messages import ErrorCode, NodeStatus
 from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.ledger import Ledger
@@ -165,6 +166,20 @@ class Endings:
                     self.give_back(request, status, request.deliveries > 0, outputs, now)
                     ledger.forget(request)
 
+    def withdraw(self, identity: bytes, now: float) -> None:
+        """Its client wants the request no more: it begins at no worker from now on, and is not answered."""
+        request = self._ledger.by_identity.get(identity)
+        if request is None:
+            return
+        request.is_abandoned = True
+        if request.is_queued:
+            request.service.queue.remove(request.lane, request, is_urgent=request.is_urgent)
+            request.is_queued = False
+            self._ledger.waiting.leave(request.lane, 1, request.size)
+            request.service.tally.returned += 1
+            self._ledger.report(request, "returned", (), now)
+            self._ledger.forget(request)
+
     def orphan(self, client: bytes) -> None:
         """Another owns this routing id now: nothing that was asked from it may be answered there."""
         ledger = self._ledger
@@ -181,13 +196,15 @@ class Endings:
             _orphan(request, client)
 
     def release_client(self, client: bytes, now: float) -> None:
-        """A native client's connection is gone: its queued requests leave the queue (BSN-B-21).
+        """The connection of a client, native or behind a front, is gone: its requests leave the queue
+        (BSN-B-21).
 
         A request stays if the client sent it again from another address, if others wait for it, or if a
         worker had it.
         """
         ledger = self._ledger
-        if not ledger.settings.client_check_interval_s or not ledger.waiting.is_native(client):
+        is_native = ledger.settings.client_check_interval_s and ledger.waiting.is_native(client)
+        if not is_native and not is_behind_front(client):
             return
         for request in self._queued_of(client):
             if request.sender != client or request.askers or request.deliveries:

@@ -8,8 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
-from bstar.wire import native
+from bstar.wire import durable, mmi, native
 from bstar.wire.messages import NodeStatus
+from bstar_broker.core.mailbox import Mailbox
 from bstar_broker.core.observer import Observer, Outcome
 from bstar_broker.core.outputs import Notice, Output, Send
 from bstar_broker.core.quotas import Account
@@ -52,6 +53,13 @@ class Ledger:
         # The accounts of clients whose principals may have so many requests outstanding (``quotas``).
         self.accounts: dict[bytes, Account] = {}
         self.waiting = Waiting(settings)
+        # What becomes of the requests of the durable store.
+        self.mailbox = Mailbox()
+        # Services whose names begin so are the broker's own.
+        self.reserved: tuple[bytes, ...] = (mmi.PREFIX, durable.PREFIX)
+        self.own_services: frozenset[bytes] = frozenset()
+        # How many workers have registered so far.
+        self.registrations = 0
         # How many octets requests may still take. The shell sets it; each accepted request lowers it.
         self.memory_left = 1 << 62
         # Dropped messages, by reason.

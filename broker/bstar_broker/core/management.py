@@ -38,7 +38,8 @@ def answer(
     argument = body[-1]
     if asked is mmi.Service.SERVICE:
         record = ledger.services.get(argument)
-        return [mmi.OK if record is not None and _has_live_worker(ledger, record, now) else mmi.NOT_FOUND]
+        is_offered = record is not None and _has_live_worker(ledger, record, now)
+        return [mmi.OK if is_offered or argument in ledger.own_services else mmi.NOT_FOUND]
     if asked is mmi.Service.SERVICES:
         listed = [
             {"service": record.label, "workers": record.workers, "queued": record.queue.length}
@@ -68,7 +69,7 @@ def worker_state(worker: WorkerRecord, now: float) -> WorkerState:
         # Whoever knows a routing id can claim it when its connection ends.
         worker=blake2b(worker.routing_id, digest_size=8).hexdigest(),
         service=worker.service.label,
-        dialect=worker.codec.label,
+        dialect=worker.dialect,
         credit=worker.credit,
         in_flight=worker.held,
         expires_in_s=round(worker.expires_at - now, 3),

@@ -11,13 +11,17 @@ from functools import partial
 
 from bstar import star
 from bstar.errors import RemoteProtocolError
+from bstar.printable import printable
 from bstar.security.principals import Principal
 from bstar.star import (
     Activated,
     Deactivated,
     EpochHeard,
+    Handover,
+    HandoverRefused,
     Input,
     Leave,
+    PeerMessage,
     Refusal,
     Stall,
     StarMachine,
@@ -32,28 +36,24 @@ from bstar_broker.core.authority import Authority
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.management import answer, broker_state
 from bstar_broker.core.observer import Observer
-from bstar_broker.core.outputs import HangUp, Output, Send
+from bstar_broker.core.outputs import HangUp, Notice, Output, Send, StoreInput
+from bstar_broker.core.pair_state import pair_state
+from bstar_broker.core.parting import Parting
 from bstar_broker.core.quotas import QUOTA_REASONS, Denial, Origin
-from bstar_broker.core.readiness import readiness
+from bstar_broker.core.readiness import readiness, why_role_stays
 from bstar_broker.core.settings import BrokerSettings
-from bstar_broker.core.snapshot import (
-    JournalState,
-    LoopState,
-    NodeState,
-    PairState,
-    QuorumState,
-    SecurityState,
-)
+from bstar_broker.core.snapshot import JournalState, LoopState, NodeState, SecurityState
+from bstar_broker.core.store import Store
 
 # Only workers are fenced, so only their epochs matter. A client's message never raises an epoch.
 _EPOCH_CARRIERS = frozenset((Heartbeat, Ready, StaleEpoch))
-# After a handover a node refuses requests for this time before it ends. Clients send until they hear of it. A
-# request that is unread at the end may have been executed, as far as its client knows; a refused request was
-# not. The time is longer than a round trip to a client.
-FAREWELL_S = 0.2
-
 # Messages that end no request. A draining node does not look at all workers after each of these.
 _NO_ENDS = frozenset((Heartbeat, Ping, Partial))
+# No outage has as many activations: a worker that is so far ahead lies, or has believed a lie.
+_EPOCH_FAR_MIN = 1_000
+_EPOCH_TOLD_S = 60.0
+# Workers that one line of the log names, of those that a new list of principals sends away.
+_TOLD_MAX = 5
 
 
 class Node:
@@ -63,7 +63,7 @@ class Node:
     workers that still hold its requests. ``loop`` and ``journal`` tell about the event loop and the journal,
     for ``state``; ``observer`` learns what becomes of requests and workers. With ``find_principal`` each
     message needs the ``user_id`` of its connection, and its principal must be allowed to send it. ``origin``
-    tells more of that connection.
+    tells more of that connection. ``make_store`` makes the durable store of this node's broker.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Node:
         find_principal: Callable[[str], Principal | None] | None = None,
         origin: Origin | None = None,
         security: Callable[[], SecurityState] | None = None,
+        make_store: Callable[[Broker], Store] | None = None,
     ) -> None:
         self.machine = machine
         self._cut_off = machine.cut_off
@@ -90,49 +91,83 @@ class Node:
         self.authority = None if find_principal is None else Authority(find_principal, ledger, origin)
         self._message_bytes_max = settings.message_bytes_max
         self._message_frames_max = settings.message_frames_max
-        self._drain_timeout_s = drain_timeout_s
-        self._drain_until: float | None = None
-        self._farewell_until: float | None = None
+        self.parting = Parting(machine, self.broker, drain_timeout_s)
+        self._far_epoch_told_at = -_EPOCH_TOLD_S
         self._version = version
         self._loop = loop
         self._journal = journal
         self._security = security
         self._epoch_error = epoch_error
+        self.store: Store | None = None
+        if make_store is not None:
+            self.store = make_store(self.broker)
+            ledger.reserved = (mmi.PREFIX, *self.store.prefixes)
+            ledger.own_services = frozenset(self.store.services)
+        self._reserved = ledger.reserved
 
     # --- the ROUTER socket ----------------------------------------------------------------------------------
 
     def receive_frames(self, frames: list[bytes], now: float, user_id: str = "") -> list[Output]:
         """Handle one message of a client or worker, the routing id first. Bad ones are counted."""
+        outputs = self._receive_frames(frames, now, user_id)
+        if self.store is not None:
+            outputs += self.store.settle(now)
+        return outputs
+
+    def _receive_frames(self, frames: list[bytes], now: float, user_id: str) -> list[Output]:
         if now >= self.machine.serve_until and self.machine.is_active:
             # The majority has run out, but any message may cause a dispatch.
             outputs = self._expand(self.machine.step(Tick(), now), now)
-            return outputs + self.receive_frames(frames, now, user_id)
+            return outputs + self._receive_frames(frames, now, user_id)
         try:
             message = decode(frames, self._message_bytes_max, self._message_frames_max)
         except RemoteProtocolError as error:
             return self._receive_unread(frames, error, user_id, now)
+        return self.receive_message(message, now, user_id)
+
+    def receive_message(self, message: FromPeer, now: float, user_id: str) -> list[Output]:
+        """Handle a message of a client or worker, of any dialect, within another input."""
         if self.authority is not None:
-            refused = self._vet(message, frames, user_id, now)
+            refused = self._vet(message, user_id, now)
             if refused is not None:
                 return refused
         kind = type(message)
         if kind is Request:
-            return self._receive_request(message, now)  # type: ignore[arg-type]
+            return self._receive_request(message, now, user_id)  # type: ignore[arg-type]
         if kind is Requests:
-            return self._receive_requests(message, now)  # type: ignore[arg-type]
+            return self._receive_requests(message, now, user_id)  # type: ignore[arg-type]
         if (
             kind in _EPOCH_CARRIERS
             and message.epoch > self.machine.epochs.seen  # type: ignore[union-attr]
             and (kind is Ready or message.sender in self.broker.ledger.workers)
         ):
-            outputs = self._expand(self.machine.step(EpochHeard(message.epoch), now), now)  # type: ignore[union-attr]
+            outputs = self._hear_epoch(message, user_id, now)  # type: ignore[arg-type]
             outputs += self.broker.receive(message, now)
         else:
             if kind is Ping and message.sender in self.broker.ledger.requests_of:
                 self._cut_off.served_at = now
             outputs = self.broker.receive(message, now)
-        if self._drain_until is not None and kind not in _NO_ENDS:
-            outputs += self._leave_when_drained(now)
+        if self.parting.is_draining and kind not in _NO_ENDS:
+            outputs += self._part(now)
+        return outputs
+
+    def _hear_epoch(self, message: Ready | Heartbeat | StaleEpoch, user_id: str, now: float) -> list[Output]:
+        """A worker remembers an epoch above all that this node knows. A far one goes to the log."""
+        before = self.machine.epochs.seen
+        outputs = self._expand(self.machine.step(EpochHeard(message.epoch), now), now)
+        if message.epoch - before < _EPOCH_FAR_MIN or now < self._far_epoch_told_at + _EPOCH_TOLD_S:
+            return outputs
+        self._far_epoch_told_at = now
+        if isinstance(message, Ready):
+            service = message.service
+        else:
+            service = self.broker.ledger.workers[message.sender].service.name
+        who = "a worker" if self.authority is None else self.authority.describe(user_id)
+        did = "ignored it" if self.machine.epochs.seen == before else "believed it"
+        text = (
+            f'{who} of service "{printable(service)}" names epoch {message.epoch}; the highest known here was'
+        )
+        outputs.append(Notice(f"{text} {before}, and this node {did} (docs/operations.md)"))
         return outputs
 
     def principals_changed(self, now: float) -> list[Output]:
@@ -140,26 +175,33 @@ class Node:
         outputs: list[Output] = []
         if self.authority is None:
             return outputs
-        ledger, may_offer = self.broker.ledger, self.authority.may_offer
-        gone = [worker for worker in ledger.workers.values() if not may_offer(worker)]
-        for worker in gone:
+        ledger, judge = self.broker.ledger, self.authority.judge_worker
+        gone = [(worker, why) for worker in ledger.workers.values() if (why := judge(worker)) is not None]
+        for worker, _ in gone:
             # What the first one held must not go to the next one.
             worker.service.idle.pop(worker, None)
-        for worker in gone:
-            outputs += ledger.note("offer-not-allowed", "a worker may not offer its service")
+        for worker, why in gone:
+            ledger.drop(why.reason)
             outputs += self.broker.send_away(worker, now)
+        if gone:
+            told = "; ".join(
+                f'the worker of service "{printable(worker.service.name)}": {why.text}'
+                for worker, why in gone[:_TOLD_MAX]
+            )
+            more = "" if len(gone) <= _TOLD_MAX else f"; {len(gone) - _TOLD_MAX} more"
+            outputs.append(Notice(f"the list of principals has changed; sent away: {told}{more}"))
         return outputs
 
-    def _vet(self, message: FromPeer, frames: list[bytes], user_id: str, now: float) -> list[Output] | None:
+    def _vet(self, message: FromPeer, user_id: str, now: float) -> list[Output] | None:
         """What follows if the sender may not send this message; None if it may."""
         assert self.authority is not None
-        if self.authority.is_new_owner(frames[0], user_id):
+        if self.authority.is_new_owner(message.sender, user_id):
             # libzmq gave the routing id to this connection: nothing can reach the former owner any more.
             text = f"a routing id of another principal now belongs to {user_id.partition(' ')[0]}"
             outputs = self.broker.ledger.note("routing-id-taken", text)
-            outputs += self.broker.take_over(frames[0], now)
-            self.authority.quotas.leave(frames[0])
-            return outputs + self.receive_frames(frames, now, user_id)
+            outputs += self.broker.take_over(message.sender, now)
+            self.authority.quotas.leave(message.sender)
+            return outputs + self.receive_message(message, now, user_id)
         denial = self.authority.judge(message, user_id, now)
         if denial is None or (isinstance(message, Request) and self._is_repeated(message, denial)):
             return None
@@ -171,7 +213,7 @@ class Node:
         assert self.authority is not None
         denial = self.authority.judge_split(request, user_id, now)
         if denial is None or self._is_repeated(request, denial):
-            return self._receive_request(request, now)
+            return self._receive_request(request, now, user_id)
         return self.broker.deny(request, denial, now)
 
     def _is_repeated(self, message: Request | Requests, denial: Denial) -> bool:
@@ -191,9 +233,10 @@ class Node:
         """Handle a message for which there was no memory: ``frames`` were read."""
         return self.broker.refuse_unread(frames)
 
-    def _receive_request(self, message: Request, now: float) -> list[Output]:
+    def _receive_request(self, message: Request, now: float, user_id: str) -> list[Output]:
         outputs: list[Output] = []
-        if message.service.startswith(mmi.PREFIX):
+        is_own = message.service.startswith(self._reserved)
+        if is_own and message.service.startswith(mmi.PREFIX):
             outputs += self._manage(message, now)
             return outputs
         if now >= self.machine.serve_until:
@@ -203,12 +246,23 @@ class Node:
                 outputs += self.broker.refuse(message, now)
                 return outputs
         self._cut_off.served_at = now
+        if is_own:
+            return outputs + self._keep(message, now, user_id)
         if outputs:
             outputs += self.broker.receive(message, now)
             return outputs
         return self.broker.receive(message, now)
 
-    def _receive_requests(self, message: Requests, now: float) -> list[Output]:
+    def _keep(self, message: Request | Requests, now: float, user_id: str) -> list[Output]:
+        """Hand a durable operation to the store."""
+        if self.store is not None:
+            principal = None if self.authority is None else self.authority.principal(user_id)
+            return self.store.receive(message, principal, now)
+        if isinstance(message, Requests):
+            return self.broker.receive_singly(message, lambda each, now: self._keep(each, now, user_id), now)
+        return self.broker.refuse_durable(message)
+
+    def _receive_requests(self, message: Requests, now: float, user_id: str) -> list[Output]:
         """A batch is one vote. Otherwise it is handled like single requests."""
         outputs: list[Output] = []
         if message.service.startswith(mmi.PREFIX):
@@ -219,6 +273,8 @@ class Node:
                 self._note_refused(message, now)
                 return outputs + self.broker.receive_singly(message, self.broker.refuse, now)
         self._cut_off.served_at = now
+        if message.service.startswith(self._reserved):
+            return outputs + self._keep(message, now, user_id)
         outputs += self.broker.receive(message, now)
         return outputs
 
@@ -243,14 +299,30 @@ class Node:
 
     def unreachable(self, routing_id: bytes, now: float, *, is_gone: bool = True) -> list[Output]:
         """The shell could not carry out a Send to this peer: it has no connection, or a full one."""
-        return self.broker.unreachable(routing_id, now, is_gone=is_gone)
+        return self._settled(self.broker.unreachable(routing_id, now, is_gone=is_gone), now)
 
     def undelivered(self, routing_id: bytes, now: float) -> list[Output]:
         """The shell could not carry out a Dispatch to this worker."""
         outputs: list[Output] = []
         if now >= self.machine.serve_until and self.machine.is_active:
             outputs = self._expand(self.machine.step(Tick(), now), now)
-        return outputs + self.broker.undelivered(routing_id, now)
+        return self._settled(outputs + self.broker.undelivered(routing_id, now), now)
+
+    def hear_store(self, given: StoreInput, now: float) -> list[Output]:
+        """The store's disk or its peer has something to say."""
+        assert self.store is not None
+        return self._settled(self.store.hear(given, now), now)
+
+    def force_store(self, now: float) -> list[Output]:
+        """An operator says that the store goes on from this node's copy."""
+        assert self.store is not None
+        return self._settled(self.store.force(now), now)
+
+    def _settled(self, outputs: list[Output], now: float) -> list[Output]:
+        """The outputs, and what the store makes of what has become of its requests meanwhile."""
+        if self.store is not None:
+            outputs += self.store.settle(now)
+        return outputs
 
     # --- the Binary Star ------------------------------------------------------------------------------------
 
@@ -264,43 +336,54 @@ class Node:
         """This node may serve before that time."""
         return self.machine.serve_until
 
+    @property
+    def published_at(self) -> float:
+        """When this node last told its peer how it stands."""
+        return self.machine.published_at
+
     def step(self, given: Input, now: float) -> list[Output]:
         """Handle an event of the pair or of this process."""
         kind = type(given)
         if kind is Leave:
-            return self._leave(now)
+            self.parting.leave(now)
+            return self._part(now)
+        if kind is Handover:
+            return self.switch_over(now)
         if kind is Stall:
             self.broker.stalled(given.gap_s)  # type: ignore[union-attr]
         outputs = self._expand(self.machine.step(given, now), now)
         if kind is Tick:
-            if self._farewell_until is not None and now >= self._farewell_until:
-                self._farewell_until = None
+            self.parting.end_farewell(now)
             outputs += self.broker.handle_timer(now)
-            outputs += self._leave_when_drained(now)
-        return outputs
+            if self.store is not None:
+                outputs += self.store.handle_timer(now)
+        elif kind is PeerMessage and self.store is not None and self.machine.peer.state is State.ACTIVE:
+            outputs += self.store.peer_serves(now)
+        return self._settled(outputs + self._part(now), now)
 
-    def _leave(self, now: float) -> list[Output]:
-        """Drain: let workers finish their requests, then give the role up. Idempotent."""
-        if self._drain_until is not None:
-            return []
-        self._drain_until = now + self._drain_timeout_s
-        self._cut_off.is_suspended = True
-        if self.machine.is_active:
-            self.broker.drain()
-        return self._leave_when_drained(now)
+    def switch_over(self, now: float, *, is_if_healthy: bool = False) -> list[Output]:
+        """Move the role to the peer: drain, then hand over. ``parting.switchover`` tells how it ends.
 
-    def _leave_when_drained(self, now: float) -> list[Output]:
-        if self._drain_until is None or self.machine.is_leaving:
-            return []
-        if now < self._drain_until and self.broker.is_awaited:
-            return []
-        if self.machine.is_active:
-            self._farewell_until = now + FAREWELL_S
-        return self._expand(self.machine.step(Leave(), now), now)
+        ``is_if_healthy``: refuse unless the pair is as it should be.
+        """
+        why_not = why_role_stays(self.state(now), is_if_healthy=is_if_healthy)
+        return self._settled(self.parting.switch_over(now, why_not) + self._part(now), now)
+
+    def _part(self, now: float) -> list[Output]:
+        """Go on with a stop or a switchover, if one is under way."""
+        parting = self.parting
+        outputs = parting.follow(now)
+        given = parting.next_input(now) if parting.is_draining else None
+        if given is None:
+            return outputs
+        given_up = self.machine.step(given, now)
+        outputs += self._expand(given_up, now)
+        refusals = [output.why for output in given_up if type(output) is HandoverRefused]
+        return outputs + (parting.call_off(refusals[0], now) if refusals else parting.follow(now))
 
     def has_left(self, now: float) -> bool:
         """After ``Leave``: True if the process may end."""
-        return self.machine.has_left(now) and self._farewell_until is None
+        return self.machine.has_left(now) and self.parting.farewell_until is None
 
     def trouble(self, now: float) -> str:
         """Why this node cannot play its part; empty if it can."""
@@ -312,8 +395,11 @@ class Node:
         pairs = self.machine.next_deadline()
         if pairs is not None and pairs < deadline:
             deadline = pairs
-        if self._farewell_until is not None and self._farewell_until < deadline:
-            return self._farewell_until
+        farewell_until = self.parting.farewell_until
+        if farewell_until is not None and farewell_until < deadline:
+            deadline = farewell_until
+        if self.store is not None and (due := self.store.next_deadline()) is not None and due < deadline:
+            return due
         return deadline
 
     def _expand(self, outputs: Sequence[star.Output], now: float) -> list[Output]:
@@ -326,7 +412,11 @@ class Node:
             if type(output) is Activated:
                 self.broker.activate(output.epoch)
                 expanded += self.broker.resume(now)
+                if self.store is not None:
+                    expanded += self.store.lead(output.epoch, now)
             elif type(output) is Deactivated:
+                if self.store is not None:
+                    expanded += self.store.follow(now)
                 expanded += self.broker.deactivate(now)
         if self.broker.ledger.is_suspended and (
             self.machine.peer.state is State.ACTIVE or self.machine.is_leaving
@@ -338,7 +428,10 @@ class Node:
 
     def state(self, now: float) -> NodeState:
         """A snapshot of the node."""
-        pair, broker = self._pair_state(now), broker_state(self.broker.ledger, now)
+        pair, broker = (
+            pair_state(self.machine, self._epoch_error(), now),
+            broker_state(self.broker.ledger, now),
+        )
         return NodeState(
             version=self._version,
             pair=pair,
@@ -347,53 +440,5 @@ class Node:
             loop=self._loop(now) if self._loop is not None else None,
             journal=self._journal() if self._journal is not None else None,
             security=self._security() if self._security is not None else None,
-        )
-
-    def _pair_state(self, now: float) -> PairState:
-        machine = self.machine
-        evidence = machine.evidence(now)
-        return PairState(
-            pair=machine.settings.pair,
-            role=machine.settings.role.value,
-            node=machine.node,
-            state=machine.state.name,
-            is_active=machine.is_active,
-            epoch=machine.epoch,
-            epoch_seen=machine.epochs.seen,
-            peer_state=None if machine.peer.state is None else machine.peer.state.name,
-            peer_age_s=None if machine.peer.heard_at is None else round(now - machine.peer.heard_at, 3),
-            votes=machine.counters.votes,
-            transitions={
-                f"{old.name}->{new.name}": count for (old, new), count in machine.counters.transitions.items()
-            },
-            is_peer_fresh=machine.peer.is_heard(now),
-            is_peer_gone=machine.peer.is_gone,
-            quorum=self._quorum_state(now),
-            peers_gone=machine.counters.peers_gone,
-            retry_after_s=machine.retry_after_s(now),
-            failover_timeout_s=machine.settings.failover_timeout_s,
-            stalls=machine.counters.stalls,
-            requests_refused=machine.counters.requests_refused,
-            peer_messages=machine.counters.peer_messages,
-            peer_ignored={reason.value: count for reason, count in machine.counters.peer_ignored.items()},
-            epochs_ignored=machine.epochs.ignored,
-            epoch_error=self._epoch_error(),
-            is_leaving=machine.is_leaving,
-            clients_cut_off=evidence.clients,
-            clients_cut_off_unserved=evidence.unserved,
-            clients_cut_off_s=round(evidence.for_s, 3),
-            cut_off_handovers=machine.cut_off.handovers,
-        )
-
-    def _quorum_state(self, now: float) -> QuorumState | None:
-        machine, quorum = self.machine, self.machine.quorum
-        if quorum is None:
-            return None
-        return QuorumState(
-            arbiter=machine.settings.arbiter,
-            has_majority=now < quorum.until,
-            is_arbiter_heard=quorum.is_arbiter_there is True,
-            is_arbiter_granting=now < quorum.arbiter.until,
-            is_peer_granting=now < quorum.peer.until,
-            majorities_lost=machine.counters.majorities_lost,
+            store=self.store.state(now) if self.store is not None else None,
         )

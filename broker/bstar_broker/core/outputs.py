@@ -21,8 +21,19 @@ class Dispatch(Send, gc=False):
     """A Send of a request to a worker. If it fails, nothing was delivered (``Node.undelivered``)."""
 
 
+class FrontSend(msgspec.Struct, gc=False):
+    """Send these frames through a socket of a front. A ROUTER's begin with the peer's routing id there.
+
+    If they cannot be sent the shell tells the core (``Node.front_unsent``).
+    """
+
+    front: str
+    door: str
+    frames: list[bytes]
+
+
 class Notice(msgspec.Struct, frozen=True, gc=False):
-    """A line for the operator's log. Only the first of a kind is logged; the others are counted."""
+    """A line for the operator's log."""
 
     text: str
 
@@ -33,4 +44,12 @@ class HangUp(msgspec.Struct, frozen=True, gc=False):
     connection: int
 
 
-Output = Send | Dispatch | Notice | HangUp | star.Output
+class StoreOutput(msgspec.Struct, frozen=True, gc=False):
+    """Base of what the durable store asks of its shell (``bstar_broker.store.core.events``)."""
+
+
+class StoreInput(msgspec.Struct, frozen=True, gc=False):
+    """Base of what the durable store hears from its shell."""
+
+
+Output = Send | Dispatch | FrontSend | Notice | HangUp | StoreOutput | star.Output

@@ -1,8 +1,8 @@
 """Decides whether a node can play its part in its pair, and why not. ``/readyz`` and ``bstar status`` show
-it.
+it. Decides as well whether the node may give its part away.
 """
 
-from bstar_broker.core.snapshot import PairState, Readiness, Standing
+from bstar_broker.core.snapshot import NodeState, PairState, Readiness, Standing
 
 
 def readiness(pair: PairState, *, is_draining: bool) -> Readiness:
@@ -12,7 +12,8 @@ def readiness(pair: PairState, *, is_draining: bool) -> Readiness:
     rotation at that moment. For the same reason a primary is ready whose peer never came.
     """
     if pair.is_leaving or is_draining:
-        return Readiness(False, Standing.DRAINING, "this node is stopping")
+        does = "is stopping" if pair.is_leaving else "finishes its work and gives its role up"
+        return Readiness(False, Standing.DRAINING, f"this node {does}")
     if pair.is_active:
         return Readiness(True, Standing.SERVES, f"serves, epoch {pair.epoch}")
     if pair.state == "ERROR":
@@ -27,6 +28,36 @@ def readiness(pair: PairState, *, is_draining: bool) -> Readiness:
         text = "the peer is silent: the next request makes this node active"
         return Readiness(True, Standing.PEER_SILENT, text)
     if pair.state == "PASSIVE":
-        return Readiness(True, Standing.STANDS_BY, "stands by")
+        text = f"the peer is silent, and takeovers are paused: {pair.pause_why}"
+        is_idle = pair.is_held and not pair.is_peer_fresh
+        held, ready = Readiness(False, Standing.HELD, text), Readiness(True, Standing.STANDS_BY, "stands by")
+        return held if is_idle else ready
     text = "waits for the backup, or for its silence to last the failover timeout"
     return Readiness(False, Standing.STARTING, text)
+
+
+def why_role_stays(state: NodeState, *, is_if_healthy: bool) -> str:
+    """Why an operator's switchover is refused; empty if it is not. ``is_if_healthy``: for any trouble that
+    this node knows of.
+    """
+    pair, store = state.pair, state.store
+    if pair.is_paused:
+        return "takeovers are paused: bstar resume first"
+    if store is not None and store.copies < 2:
+        return "the durable store of the peer is not in sync: wait until bstar status shows two copies"
+    return _why_unhealthy(state) if is_if_healthy else ""
+
+
+def _why_unhealthy(state: NodeState) -> str:
+    pair = state.pair
+    if not pair.is_peer_fresh:
+        return "the peer is silent"
+    if pair.quorum is not None and not pair.quorum.is_arbiter_heard:
+        return "the arbiter does not answer"
+    if pair.epoch_error:
+        return f"this node cannot store its epoch: {pair.epoch_error}"
+    if state.loop is not None and state.loop.is_short_of_descriptors:
+        return "this node lets no new connections in, for want of descriptors"
+    if state.security is not None and (state.security.error or (state.security.http or state.security).error):
+        return "a list of principals, a certificate or a file of tokens cannot be read"
+    return ""

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from bstar.printable import printable
-from bstar.wire.dialect import BrokerCodec, Envelope
+from bstar.wire import front
+from bstar.wire.dialect import BrokerCodec, ClientCodec, Envelope
 from bstar_broker.core.queues import FairQueue
 
 # How a request ends at a node. A service counts each outcome under this name.
@@ -45,7 +46,7 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
 
     sender: bytes
     envelope: Envelope
-    codec: BrokerCodec
+    codec: ClientCodec
     lane: bytes
     service: "ServiceRecord"
     body: list[bytes]
@@ -137,7 +138,8 @@ class WorkerRecord:
     envelope: Envelope
     service: "ServiceRecord"
     lease: Lease
-    is_native: bool
+    # It returns the identity of a request. Others return the client's address.
+    names_requests: bool
     credit: int
     takes_batches: bool
     beats_while_busy: bool
@@ -159,6 +161,11 @@ class WorkerRecord:
     bundled: int = 0
     # True if its last dispatch was a batch.
     last_bundle: Bundle | None = None
+
+    @property
+    def dialect(self) -> str:
+        """How it speaks: a dialect, or the name of the front that it is behind."""
+        return front.split_peer_id(self.routing_id)[0] if self.codec is front.CODEC else self.codec.label
 
     @property
     def held(self) -> int:

@@ -7,7 +7,7 @@ metric ``bstar_drops_total`` and the journal carry ``reason``; the client's erro
 
 import msgspec
 
-from bstar.wire.dialect import Asker, BrokerCodec
+from bstar.wire.dialect import Asker, ClientCodec
 from bstar.wire.messages import ErrorCode
 
 # A full queue has room again after about this time.
@@ -29,7 +29,7 @@ class Refusal(msgspec.Struct, frozen=True):
     retry_after_ms: int = QUEUE_RETRY_MS
     is_of_service: bool = True
 
-    def frames(self, codec: BrokerCodec, asker: Asker, epoch: int) -> list[bytes] | None:
+    def frames(self, codec: ClientCodec, asker: Asker, epoch: int) -> list[bytes] | None:
         """The message to the client; None if its dialect cannot say it."""
         text = self.text.encode()
         if self.code is None:
@@ -63,6 +63,12 @@ ONCE_REPEATED = Refusal(
     "an earlier attempt may have been executed, and it must not be executed twice",
     ErrorCode.WORKER_LOST,
     is_of_service=False,  # the earlier attempt counts
+)
+NO_STORE = Refusal(
+    "no-store",
+    "this node keeps no durable requests: its configuration has no store.directory",
+    ErrorCode.INVALID,
+    is_of_service=False,  # the store's services are no services
 )
 
 REFUSALS = tuple(value for value in list(vars().values()) if isinstance(value, Refusal))

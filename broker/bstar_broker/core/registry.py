@@ -3,9 +3,19 @@
 Workers may register at any time, so a passive node knows them when it takes over.
 """
 
-from bstar.wire import CODECS, mmi, native_broker
+from bstar.wire import CODECS, native_broker
 from bstar.wire.dialect import BrokerCodec, Dialect, Envelope
-from bstar.wire.messages import Disconnect, Final, FromWorker, Heartbeat, Partial, Ready, Reason, StaleEpoch
+from bstar.wire.messages import (
+    NEVER_MS,
+    Disconnect,
+    Final,
+    FromWorker,
+    Heartbeat,
+    Partial,
+    Ready,
+    Reason,
+    StaleEpoch,
+)
 from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.dispatch import Dispatcher
 from bstar_broker.core.endings import Endings
@@ -49,7 +59,6 @@ class WorkerRegistry:
         self._outcasts = Outcasts(
             quiet_s=settings.mdp_heartbeat_interval_s * settings.mdp_liveness, count_max=settings.workers_max
         )
-        self._registrations = -1
         native_s, mdp_s = settings.worker_heartbeat_interval_s, settings.mdp_heartbeat_interval_s
         self._native_lease = Lease.of(native_s, settings.worker_liveness, settings.busy_timeout_s)
         self._mdp_lease = Lease.of(mdp_s, settings.mdp_liveness, settings.busy_timeout_s)
@@ -66,7 +75,7 @@ class WorkerRegistry:
         worker = self._workers.get(sender)
         if worker is not None:
             return self.expel(worker, "second-ready", now)
-        if message.service.startswith(mmi.PREFIX):
+        if message.service.startswith(ledger.reserved):
             return self._turn_away(sender, codec, message.envelope, Reason.RESERVED, "reserved-service", now)
         self._outcasts.remove(sender)
         if len(self._workers) >= ledger.settings.workers_max:
@@ -83,7 +92,8 @@ class WorkerRegistry:
         if message.keepalive:
             self._keepalives.add(worker, message.keepalive)
         service.workers += 1
-        service.idle[worker] = None
+        if worker.credit:
+            service.idle[worker] = None
         if ledger.observer is not None:
             ledger.observer.registered(worker, now)
         outputs: list[Output] = []
@@ -98,10 +108,13 @@ class WorkerRegistry:
 
     def _record(self, message: Ready, codec: BrokerCodec, service: ServiceRecord, now: float) -> WorkerRecord:
         is_native = message.dialect == Dialect.NATIVE
+        is_front = message.dialect == Dialect.FRONT
         lease = self._native_lease if is_native else self._mdp_lease
+        if is_front:
+            lease = self._front_lease(message, now)
         # Workers that come at the same moment, as all do after a failover, get their heartbeats in different
         # sweeps.
-        self._registrations += 1
+        number, self._ledger.registrations = self._ledger.registrations, self._ledger.registrations + 1
         slots = max(1, int(lease.heartbeat_s / self._sweep_interval_s))
         return WorkerRecord(
             message.sender,
@@ -109,14 +122,28 @@ class WorkerRegistry:
             message.envelope,
             service,
             lease,
-            is_native=is_native,
+            names_requests=is_native or is_front,
             credit=message.credit,
             takes_batches=message.takes_batches,
-            beats_while_busy=is_native,
+            beats_while_busy=is_native or message.beats_while_busy,
             given_at=now,
-            sent_at=now - self._registrations % slots * self._sweep_interval_s,
+            sent_at=now - number % slots * self._sweep_interval_s,
             expires_at=now + lease.expiry_s,
         )
+
+    def _front_lease(self, message: Ready, now: float) -> Lease:
+        busy_s, expiry_s = self._ledger.settings.busy_timeout_s, message.expiry_ms / 1000
+        lease = Lease(
+            message.heartbeat_ms / 1000,
+            expiry_s,
+            busy_s if message.expiry_ms == NEVER_MS else max(expiry_s, busy_s),
+        )
+        # The front's protocol may have shorter intervals than the node's own dialects.
+        step_s = lease.heartbeat_s / _SWEEPS_PER_HEARTBEAT
+        if step_s < self._sweep_interval_s:
+            self._sweep_interval_s = step_s
+            self.sweep_at = min(self.sweep_at, now + step_s)
+        return lease
 
     def reject_unknown(self, message: FromWorker, now: float) -> list[Output]:
         """A worker's command from an unregistered peer: ask it once to register (MDP1-B-04)."""
@@ -178,6 +205,19 @@ class WorkerRegistry:
             worker.is_ahead = False
         if is_following or worker.silent_since is not None:
             self.has_room(worker, now, outputs)
+        return outputs
+
+    def set_credit(self, routing_id: bytes, credit: int, now: float) -> list[Output]:
+        """This worker takes so many requests at once from now on; with 0 it gets none."""
+        outputs: list[Output] = []
+        worker = self._workers.get(routing_id)
+        if worker is None:
+            return outputs
+        worker.credit = credit
+        if worker.held < credit:
+            self.has_room(worker, now, outputs)
+        else:
+            worker.service.idle.pop(worker, None)
         return outputs
 
     def has_room(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> None:

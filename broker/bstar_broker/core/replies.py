@@ -61,6 +61,8 @@ class Replies:
                 tally.failed += 1
                 ledger.report(request, "failed", (message.text,), now)
                 frames = request.codec.failure(request, ledger.epoch, message.code, message.text)
+                if request.codec is ledger.mailbox:
+                    ledger.mailbox.retry_after(message.retry_ms)
             ledger.answer(request, frames, outputs)
         ledger.forget(request)
         self._has_room(worker, now, outputs)

@@ -91,6 +91,9 @@ class PairState(msgspec.Struct, frozen=True):
     ``clients_cut_off`` clients have asked this passive node for ``clients_cut_off_s``, because they do not
     reach the active one; ``clients_cut_off_unserved`` others ask for services without a worker here.
     ``cut_off_handovers`` counts how often this node gave the role up for that.
+
+    Takeovers are paused for ``paused_for_s`` more, because of ``pause_why``; 0 if they are not. ``is_held``:
+    the pause keeps this node from serving. ``is_pause_shared``: the peer knows the last order as well.
     """
 
     pair: str
@@ -121,6 +124,15 @@ class PairState(msgspec.Struct, frozen=True):
     clients_cut_off_unserved: int = 0
     clients_cut_off_s: float = 0.0
     cut_off_handovers: int = 0
+    paused_for_s: float = 0.0
+    pause_why: str = ""
+    is_pause_shared: bool = True
+    is_held: bool = False
+
+    @property
+    def is_paused(self) -> bool:
+        """True while takeovers are paused."""
+        return self.paused_for_s > 0
 
 
 class QuorumState(msgspec.Struct, frozen=True):
@@ -214,8 +226,8 @@ class SecurityState(msgspec.Struct, frozen=True):
     """Who may connect. ``is_on`` is False without a key: then everybody who reaches the node may do all.
 
     ``admitted`` counts connections, ``refusals`` those that the ZAP handler refused, by reason. ``error``
-    tells why the list of principals could not be read again; "" if nothing is wrong with it. ``http`` is None
-    without an HTTP endpoint.
+    tells why the node could not start with the list of principals as it is now; "" if it could. ``http`` is
+    None without an HTTP endpoint.
     """
 
     is_on: bool
@@ -227,7 +239,7 @@ class SecurityState(msgspec.Struct, frozen=True):
 
     @property
     def is_list_broken(self) -> bool:
-        """True if the list changed and could not be read."""
+        """True if the list changed and a node could not start with it."""
         return self.error != ""
 
 
@@ -240,6 +252,7 @@ class Standing(enum.StrEnum):
     STARTING = "starting"
     NEVER_MET_PRIMARY = "never-met-primary"
     NO_MAJORITY = "no-majority"
+    HELD = "held"  # the peer is silent, and an operator has paused takeovers
     DRAINING = "draining"
     ERROR = "error"
 
@@ -252,9 +265,91 @@ class Readiness(msgspec.Struct, frozen=True):
     why: str
 
 
+class DiskState(msgspec.Struct, frozen=True):
+    """The disk of the durable store. ``sync_counts`` counts syncs by their seconds (``sync_bounds_s``, and
+    one bucket above); ``error`` says why the last order failed, "" if it did not. ``damaged`` counts records
+    and entries whose checksums were wrong. ``oldest_due_ms``: since when the request has been due that
+    has waited longest (Unix milliseconds, 0: none is due); it may be some seconds old.
+    """
+
+    free_bytes: int
+    file_bytes: int
+    waiting: int
+    commits: int
+    sync_bounds_s: list[float]
+    sync_counts: list[int]
+    sync_sum_s: float
+    damaged: int = 0
+    error: str = ""
+    oldest_due_ms: int = 0
+
+    @property
+    def is_failing(self) -> bool:
+        """True if the last order failed."""
+        return self.error != ""
+
+
+class StoreState(msgspec.Struct, frozen=True):
+    """The durable store. Counts of requests are those of its table, ``acknowledged`` and the other totals
+    since the node began to serve or started.
+
+    ``is_leading``: it takes durable requests; ``trouble`` says why it does not although the node serves.
+    ``copies``: on how many disks an acknowledged request is now. ``lag_entries``: how far the follower's disk
+    is behind the leader's. ``catch_up`` is the part of a lagging copy's way that is done, 1.0 if it lags not.
+    ``running``: requests at the broker, waiting for a worker or at one. ``oldest_pending_s``: since when the
+    oldest request that is due waits. ``lag_s``: for how long the follower's disk has been behind. ``ended``
+    counts the ends that this node applied, by state; ``acknowledged_alone`` those acknowledged with one copy.
+    """
+
+    is_leading: bool
+    trouble: str
+    copies: int
+    epoch: int
+    last: int
+    committed: int
+    applied: int
+    lag_entries: int
+    is_peer_heard: bool
+    catch_up: float
+    pending: int
+    answered: int
+    dead: int
+    cancelled: int
+    octets: int
+    requests_max: int
+    octets_max: int
+    running: int
+    waiting_fetches: int
+    acknowledged: int
+    attempts: dict[str, int]
+    oldest_pending_s: float = 0.0
+    disk: DiskState | None = None
+    lag_s: float = 0.0
+    ended: dict[str, int] = {}
+    acknowledged_alone: int = 0
+    scheduled: int = 0
+
+    @property
+    def is_in_trouble(self) -> bool:
+        """True if the node should lead the store and does not, or cannot go on alone."""
+        return self.trouble != ""
+
+
+class FrontState(msgspec.Struct, frozen=True):
+    """One front. ``peers`` counts the peers of each kind; ``counts`` are its own counters, by name, and
+    ``levels`` what it has now.
+    """
+
+    name: str
+    peers: dict[str, int]
+    counts: dict[str, int] = {}
+    error: str = ""
+    levels: dict[str, int] = {}
+
+
 class NodeState(msgspec.Struct, frozen=True):
     """A whole node. ``loop`` is None where no event loop carries it (a simulator, a test),
-    ``journal`` where none is kept, ``security`` where no sockets are.
+    ``journal`` where none is kept, ``security`` where no sockets are, ``store`` without a durable store.
     """
 
     version: str
@@ -264,3 +359,5 @@ class NodeState(msgspec.Struct, frozen=True):
     loop: LoopState | None = None
     journal: JournalState | None = None
     security: SecurityState | None = None
+    store: StoreState | None = None
+    fronts: list[FrontState] = []

@@ -15,6 +15,7 @@ from bstar_broker.core import Node
 from bstar_broker.core.observer import LostBecause
 from bstar_broker.core.records import WorkerRecord
 from bstar_broker.core.snapshot import JournalState
+from bstar_broker.journal.durable_lines import DurableLines
 from bstar_broker.journal.loads import Loads
 from bstar_broker.journal.request_lines import RequestLines
 
@@ -48,6 +49,11 @@ PAIR_RECORDS: dict[type, Callable[[Any, StarMachine], _Record]] = {
     star.PeerAsked: lambda it, _: (records.PeerAsked, {"text": it.reason}),
     star.PeerRejected: lambda it, _: (records.PeerRejected, {"reason": it.reason, "text": it.why}),
     star.HandoverRefused: lambda it, _: (records.HandoverRefused, {"text": it.why}),
+    star.TakeoversPaused: lambda it, _: (
+        records.TakeoversPaused,
+        {"for_us": round(it.for_s * _US), "text": it.why},
+    ),
+    star.TakeoversResumed: lambda it, _: (records.TakeoversResumed, {"text": it.why}),
     star.Claimed: lambda it, _: (records.Claimed, {"text": it.reason}),
     star.ClientsCutOff: lambda it, _: (
         records.ClientsCutOff,
@@ -61,7 +67,7 @@ PAIR_RECORDS: dict[type, Callable[[Any, StarMachine], _Record]] = {
 
 
 class NodeJournal:
-    """One node's journal; an ``Observer`` of its broker.
+    """One node's journal; an ``Observer`` of its broker. ``durable`` is one of its store.
 
     ``node_id`` names this run of the node, ``clock`` is the reactor's. ``attach`` it to the node before
     anything runs.
@@ -74,6 +80,7 @@ class NodeJournal:
         self._loads = Loads(journal, clock())
         self._take_lag_s: Callable[[], float] = float
         self.lines = RequestLines(journal, node_id)
+        self.durable = DurableLines(journal, clock)
         self.ended = self.lines.ended
         self.answered = self.lines.answered
         self.forgotten = self._loads.forgotten
@@ -93,7 +100,7 @@ class NodeJournal:
             now,
             worker=worker.routing_id.hex(),
             service=worker.service.label,
-            dialect=worker.codec.label,
+            dialect=worker.dialect,
             credit=worker.credit,
         )
 
@@ -143,6 +150,21 @@ class NodeJournal:
             in_flight=sum(worker.held for worker in ledger.workers.values()),
             lag_us=round(self._take_lag_s() * _US),
         )
+        if self._node.store is not None:
+            store = self._node.store.state(now)
+            self.journal.write(
+                records.StorePulse,
+                now,
+                is_leading=store.is_leading,
+                copies=store.copies,
+                epoch=store.epoch,
+                entry=store.applied,
+                pending=store.pending,
+                answered=store.answered,
+                dead=store.dead,
+                cancelled=store.cancelled,
+                text=store.trouble,
+            )
 
     # --- its end --------------------------------------------------------------------------------------------
 

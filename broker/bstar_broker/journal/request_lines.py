@@ -13,7 +13,7 @@ from typing import Any, get_args
 import msgspec
 
 from bstar.journal import Journal
-from bstar.wire import native
+from bstar.wire import front, native
 from bstar.wire.messages import Finals
 from bstar_broker.core.observer import Outcome
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord
@@ -147,8 +147,8 @@ class RequestLines:
             stamp["seq"],
             stamp["at"],
             stamp["mono"],
-            # A plain Majordomo client has no numbers: its requests have this node's identities.
-            hexlify(client) if client != self._node_id else b"mdp-" + hexlify(request.sender),
+            # A plain client has no numbers: its requests have this node's identities.
+            hexlify(client) if client != self._node_id else _plain(request.sender),
             number & _NUMBER_MAX,
             self._quoted.get(service.name) or self._quote(service),
             hexlify(request.sender),
@@ -181,3 +181,11 @@ class RequestLines:
             self._quoted.clear()
         quoted = self._quoted[service.name] = msgspec.json.encode(service.label)
         return quoted
+
+
+def _plain(sender: bytes) -> bytes:
+    """The name of a client without request numbers."""
+    if not front.is_behind_front(sender):
+        return b"mdp-" + hexlify(sender)
+    name, _, routing_id = front.split_peer_id(sender)
+    return b"mdp-%b-%b" % (name.encode(), hexlify(routing_id))

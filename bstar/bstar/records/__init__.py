@@ -41,6 +41,8 @@ from bstar.records.pair import (
     PeerRejected,
     PeerSeen,
     StateChanged,
+    TakeoversPaused,
+    TakeoversResumed,
 )
 from bstar.records.process import (
     ClockStepped,
@@ -53,18 +55,20 @@ from bstar.records.process import (
     Stopped,
     Stopping,
 )
+from bstar.records.store import Durable, StorePulse, StoreRecord
 from bstar.records.worker import Execution, Fenced, Registered, Unregistered, WorkerRecord
 
 __all__ = [
     "KINDS", "VERSION", "Activated", "ActiveFound", "ActiveLost", "ArbiterLost", "ArbiterSeen", "Base",
     "Call", "Claimed", "ClientsCutOff", "ClockStepped", "Connected", "Deactivated", "Disconnected",
-    "Dropped", "Execution", "FailedOver", "Fatal", "Fenced", "HandoverRefused", "Load", "PeerAsked",
-    "PeerLost", "PeerRejected", "PeerSeen", "Pulse", "Record", "Refused", "Registered", "Request",
-    "SegmentClosed", "Stalled", "Started", "StateChanged", "Stopped", "Stopping", "Unregistered",
-    "WorkerLost", "WorkerRegistered", "decode", "encode",
+    "Dropped", "Durable", "Execution", "FailedOver", "Fatal", "Fenced", "HandoverRefused", "Load",
+    "PeerAsked", "PeerLost", "PeerRejected", "PeerSeen", "Pulse", "Record", "Refused", "Registered",
+    "Request", "SegmentClosed", "Stalled", "Started", "StateChanged", "Stopped", "Stopping", "StorePulse",
+    "TakeoversPaused", "TakeoversResumed", "Unregistered", "WorkerLost", "WorkerRegistered", "decode",
+    "encode",
 ]  # fmt: skip
 
-Record = ProcessRecord | PairRecord | BrokerRecord | ClientRecord | WorkerRecord
+Record = ProcessRecord | PairRecord | BrokerRecord | StoreRecord | ClientRecord | WorkerRecord
 
 KINDS: dict[str, type[Base]] = {str(kind.__struct_config__.tag): kind for kind in Record.__args__}
 """Every type by the word that its lines carry."""

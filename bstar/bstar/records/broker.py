@@ -6,7 +6,10 @@ from bstar.records.base import Base
 
 
 class WorkerRegistered(Base, frozen=True, tag="worker-registered"):
-    """``worker`` is its routing id; ``credit`` how many requests it takes at once."""
+    """``worker`` is its routing id; ``credit`` how many requests it takes at once.
+
+    ``dialect``: how it speaks, or the name of the front that it is behind.
+    """
 
     worker: str
     service: str
@@ -33,8 +36,9 @@ class Request(Base, frozen=True, tag="request"):
 
     Its identity is ``client`` (32 hex digits) and ``number``, the same at both nodes, in every repetition
     and in the records of client and worker. A plain Majordomo client has no numbers: then ``client`` is
-    "mdp-" with its routing id, and ``number`` this process's own. ``sender`` is the routing id it came from,
-    ``worker`` the one that had it last. A ``number`` of 2^62 or more comes from a key of the caller
+    "mdp-" with its routing id, and ``number`` this process's own. Behind a front it is "mdp-", the front's
+    name, "-" and the routing id. ``sender`` is the routing id it came from, ``worker`` the one that had it
+    last. A ``number`` of 2^62 or more comes from a key of the caller
     (BSN-G-14): all requests with that key have the same identity.
 
     ``outcome``: "answered"; "failed" (the handler raised); "expired", "poison". "lost": the worker died after

@@ -79,6 +79,19 @@ class ClientsCutOff(Base, frozen=True, tag="clients-cut-off"):
     text: str
 
 
+class TakeoversPaused(Base, frozen=True, tag="takeovers-paused"):
+    """An operator pauses takeovers for ``for_us``; ``text`` says who and why."""
+
+    for_us: int
+    text: str
+
+
+class TakeoversResumed(Base, frozen=True, tag="takeovers-resumed"):
+    """The pause of takeovers is over; ``text`` says because of whom, or of what."""
+
+    text: str
+
+
 class Claimed(Base, frozen=True, tag="claimed"):
     """The node claims the majority."""
 
@@ -104,5 +117,6 @@ class Fatal(Base, frozen=True, tag="fatal"):
 
 PairRecord = (
     StateChanged | Activated | Deactivated | PeerSeen | PeerLost | PeerAsked | PeerRejected |
-    HandoverRefused | Claimed | ClientsCutOff | ArbiterSeen | ArbiterLost | Fatal
+    HandoverRefused | TakeoversPaused | TakeoversResumed | Claimed | ClientsCutOff | ArbiterSeen |
+    ArbiterLost | Fatal
 )  # fmt: skip

@@ -10,7 +10,7 @@ Applications need ``Security`` alone:
 
 from bstar.security.keys import KeyPair, new_key, read_key, read_public_key
 from bstar.security.principals import Principal, Principals, Quota
-from bstar.security.trust import Security
+from bstar.security.trust import Security, ServerSecurity
 
 __all__ = [
     "KeyPair",
@@ -18,6 +18,7 @@ __all__ = [
     "Principals",
     "Quota",
     "Security",
+    "ServerSecurity",
     "new_key",
     "read_key",
     "read_public_key",

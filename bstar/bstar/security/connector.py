@@ -70,7 +70,7 @@ class Connector:
         key, count = self._security.key, len(self._security.servers)
         return (
             f"the handshake fails with each of {count} server key(s): the node does not list key {key.name} "
-            f"({key.public.decode()}), has another key than these or none, or is too busy"
+            f"({key.public.decode()}) or holds it to a bound, has another key than these or none, or is busy"
         )
 
     def connect(self) -> None:

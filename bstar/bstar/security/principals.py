@@ -178,8 +178,8 @@ def principal_of(name: str, entry: object) -> Principal:
 def _parts(entry: Mapping[object, object]) -> "_Entry":
     try:
         parts = msgspec.convert(entry, _Entry)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{error}") from None
+    except msgspec.ValidationError:
+        raise ConfigurationError(_wrong(entry)) from None
     for key in parts.keys:
         if not is_public_key(key):
             raise ConfigurationError(
@@ -194,8 +194,28 @@ def _parts(entry: Mapping[object, object]) -> "_Entry":
     return parts
 
 
-Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
-Rate = Annotated[float, Meta(gt=0, le=1e12)]
+def _wrong(entry: Mapping[object, object]) -> str:
+    """What is wrong with an entry that is none, in the words of the list."""
+    if not entry.get("keys"):
+        return "has no keys: add keys: ['…'] with its public keys"
+    types = {field.name: field.type for field in msgspec.structs.fields(_Entry)}
+    for word, value in entry.items():
+        meant = types[str(word)]
+        try:
+            msgspec.convert(value, meant)
+        except msgspec.ValidationError:
+            return f"{word} is {value!r:.80}, and must be {_MEANINGS.get(meant, 'true or false')}"
+    raise AssertionError("an entry of valid words is valid")
+
+
+_COUNT_MAX = 1_000_000_000
+_RATE_MAX = 1e12
+Count = Annotated[int, Meta(ge=1, le=_COUNT_MAX)]
+Rate = Annotated[float, Meta(gt=0, le=_RATE_MAX)]
+_MEANINGS = {
+    Count | None: f"a whole number from 1 to {_COUNT_MAX}",
+    Rate | None: f"a number above 0, {_RATE_MAX:.0f} at most",
+}
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,11 +1,11 @@
-"""What an application connects with: its own key, and the keys of the servers that it trusts."""
+"""What an application connects or listens with: its own key, and the keys of the others that it trusts."""
 
 import os
 from collections.abc import Mapping, Sequence
 
 from bstar.errors import ConfigurationError
 from bstar.security.keys import KeyPair, read_key, read_public_key
-from bstar.security.principals import is_public_key
+from bstar.security.principals import Patterns, Principal, Principals, is_public_key
 
 KEY_VARIABLE = "BSTAR_KEY"
 SERVERS_VARIABLE = "BSTAR_SERVER_KEYS"
@@ -49,6 +49,29 @@ class Security:
             given, missing = (KEY_VARIABLE, SERVERS_VARIABLE) if key else (SERVERS_VARIABLE, KEY_VARIABLE)
             raise ConfigurationError(f"{given} is set and {missing} is not: a connection needs both")
         return cls(key, servers=[part.strip() for part in servers.split(",") if part.strip()])
+
+
+class ServerSecurity:
+    """CURVE for a server of one's own (``FreelanceServer``), without a file of principals.
+
+    ``key`` is a ``KeyPair`` or the path of a ``.key`` file. ``clients`` are the public keys of those who may
+    connect, as paths of ``.pub`` files or in Z85. Raises ConfigurationError as ``Security`` does.
+    """
+
+    def __init__(
+        self, key: KeyPair | str | os.PathLike[str], *, clients: Sequence[str | bytes | os.PathLike[str]]
+    ) -> None:
+        self.key = key if isinstance(key, KeyPair) else read_key(key)
+        if isinstance(clients, (str, bytes)):
+            raise ConfigurationError("clients is a list of public keys or .pub files")
+        keys = dict.fromkeys(_public(client).decode() for client in clients)
+        if not keys:
+            raise ConfigurationError("no client's key: give clients the public keys of those who may connect")
+        self.principals = Principals(Principal(key, (key,), calls=Patterns(["*"])) for key in keys)
+
+    def __repr__(self) -> str:
+        """Without the secret half."""
+        return f"ServerSecurity({self.key!r}, {len(self.principals.all)} clients)"
 
 
 def _public(server: str | bytes | os.PathLike[str]) -> bytes:

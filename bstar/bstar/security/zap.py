@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from bstar.printable import address_text
 from bstar.security.principals import Principal, Principals
 
 VERSION: Final = b"1.0"
@@ -21,10 +22,12 @@ KEY_BYTES: Final = 32
 
 # The domains of a node's sockets, and of the arbiter's.
 CLIENTS: Final = b"bstar.clients"
+FRONTS: Final = b"bstar.fronts"
 PEERS: Final = b"bstar.peers"
 
 _ROLES: dict[bytes, frozenset[str]] = {
     CLIENTS: frozenset(("operator", "offers", "calls")),
+    FRONTS: frozenset(("operator", "offers", "calls")),
     PEERS: frozenset(("peer",)),
 }
 _REQUEST_FRAMES_MIN = 6
@@ -87,4 +90,4 @@ class Doorkeeper:
 
 
 def _text(address: bytes) -> str:
-    return address[:_SHOWN_BYTES_MAX].decode("ascii", "replace")
+    return address_text(address[:_SHOWN_BYTES_MAX].decode("ascii", "replace"))

@@ -35,8 +35,10 @@ class Problems:
             raise ConfigurationError(f"{len(self.problems)} problems in the configuration:\n{listed}")
 
 
-def read_document(path: Path, problems: Problems) -> tuple[Mapping[Any, object], dict[str, int]]:
-    """The keys of a file with their values, and the line of each by its path, two levels deep.
+def read_document(
+    path: Path, problems: Problems, depth: int = 2
+) -> tuple[Mapping[Any, object], dict[str, int]]:
+    """The keys of a file with their values, and the line of each by its path, ``depth`` levels deep.
 
     Raises ConfigurationError for what cannot be read; a key that stands twice is added to ``problems``.
     """
@@ -54,7 +56,7 @@ def read_document(path: Path, problems: Problems) -> tuple[Mapping[Any, object],
             node = loader.get_single_node()
             if node is None:
                 return {}, {}
-            _note_keys(node, "", str(path), lines, problems)
+            _note_keys(node, "", str(path), lines, problems, depth)
             document = loader.construct_document(node)
         finally:
             loader.dispose()
@@ -86,8 +88,10 @@ def locator(source: str, lines: Mapping[str, int]) -> Callable[[str], str]:
     return lambda key: f"{source}:{lines[key]}" if key in lines else source
 
 
-def _note_keys(node: yaml.Node, prefix: str, source: str, lines: dict[str, int], problems: Problems) -> None:
-    """Remember in which line each key stands; one that stands twice is a problem. Two levels is all."""
+def _note_keys(
+    node: yaml.Node, prefix: str, source: str, lines: dict[str, int], problems: Problems, depth: int
+) -> None:
+    """Remember in which line each key stands; one that stands twice is a problem."""
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
@@ -97,8 +101,8 @@ def _note_keys(node: yaml.Node, prefix: str, source: str, lines: dict[str, int],
         if path in lines and key.tag != "tag:yaml.org,2002:merge":
             problems.problem(f"{source}:{line}", path, f"stands here a second time, after line {lines[path]}")
         lines[path] = line
-        if not prefix:
-            _note_keys(value, f"{path}.", source, lines, problems)
+        if depth > 1:
+            _note_keys(value, f"{path}.", source, lines, problems, depth - 1)
 
 
 def kind(value: object) -> str:

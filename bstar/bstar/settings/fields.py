@@ -1,6 +1,7 @@
 """The keys of a configuration one by one, as the loader, the samples and the reference see them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -75,23 +76,32 @@ def _fields(section: type[msgspec.Struct], prefix: str) -> Iterator[Field]:
         )
 
 
-def _sections() -> Iterator[tuple[str, str]]:
-    for field in msgspec.structs.fields(Settings):
+def _sections(section: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, str]]:
+    for field in msgspec.structs.fields(section):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield field.name, field.type.__doc__ or ""
+            yield prefix + field.name, field.type.__doc__ or ""
+            yield from _sections(field.type, f"{prefix}{field.name}.")
 
 
 FIELDS: dict[str, Field] = {field.path: field for field in _fields(Settings, "")}
 """Every key by its dotted path, in the order of the schema."""
 
-SECTIONS: dict[str, str] = dict(_sections())
-"""Every section and what it is about."""
+SECTIONS: dict[str, str] = dict(_sections(Settings, ""))
+"""Every section by its dotted path, and what it is about; one that holds others comes before them."""
 
 
 def flatten(settings: Settings) -> dict[str, object]:
     """Every key's value by its dotted path, profiles resolved: what the node will really use."""
-    found: dict[str, object] = {}
-    for path, field in FIELDS.items():
-        owner: object = getattr(settings, field.section) if field.section else settings
-        found[path] = getattr(owner, field.name)
+    return {path: attrgetter(path)(settings) for path in FIELDS}
+
+
+def nested(values: Mapping[str, object]) -> dict[str, Any]:
+    """Values by their dotted paths, as nested mappings: what ``Settings`` is made of."""
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        *sections, name = path.split(".")
+        owner = found
+        for section in sections:
+            owner = owner.setdefault(section, {})
+        owner[name] = value
     return found

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from bstar.settings.document import Problems, kind, locator, read_document, shown
-from bstar.settings.fields import FIELDS, SECTIONS, Field
+from bstar.settings.fields import FIELDS, SECTIONS, Field, nested
 from bstar.settings.relations import node_problems
 from bstar.settings.sample import sample_values
 from bstar.settings.schema import RESERVED_VARIABLES, Settings
@@ -66,7 +66,7 @@ def load(
     source = "configuration"
     if path is not None:
         source = os.fspath(path)
-        document, lines = read_document(Path(path), given)
+        document, lines = read_document(Path(path), given, depth=3)
         _read_mapping(document, locator(source, lines), given)
     _read_environment(os.environ if environ is None else environ, given)
     _read_options(options or {}, given)
@@ -86,9 +86,9 @@ def _read_mapping(
     for key, value in mapping.items():
         path = f"{section}.{key}" if section else str(key)
         where = locate(path)
-        if not section and key in SECTIONS:
+        if isinstance(key, str) and path in SECTIONS:
             if isinstance(value, Mapping):
-                _read_mapping(value, locate, given, str(key))
+                _read_mapping(value, locate, given, path)
             elif value is not None:
                 given.problem(where, path, f"is a section with keys of its own, not {kind(value)}")
         elif isinstance(key, str) and path in FIELDS:
@@ -148,7 +148,7 @@ def _build(given: _Given, source: str) -> Settings:
     for path, field in FIELDS.items():
         if field.from_profile and values[path] is None:
             values[path] = profile[field.name]
-    settings = msgspec.convert(_nested(values), Settings)
+    settings = msgspec.convert(nested(values), Settings)
 
     for problem in node_problems(settings):
         if wrong.isdisjoint(problem.paths):
@@ -164,14 +164,6 @@ def _convert(field: Field, setting: _Setting) -> object:
     if field.may_be_null and (value is None or (setting.is_text and value in _NULL_TEXTS)):
         return None
     return msgspec.convert(value, field.annotation, strict=not setting.is_text)
-
-
-def _nested(values: Mapping[str, object]) -> dict[str, Any]:
-    nested: dict[str, Any] = {section: {} for section in SECTIONS}
-    for path, value in values.items():
-        field = FIELDS[path]
-        (nested[field.section] if field.section else nested)[field.name] = value
-    return nested
 
 
 def _did_you_mean(wrong: str, known: Iterable[str]) -> str:

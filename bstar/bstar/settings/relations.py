@@ -5,7 +5,7 @@ inequalities as a table with their reasons, what may be bound, and what two node
 """
 
 import os.path
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -13,6 +13,7 @@ from bstar.endpoints import Endpoint, parse_endpoint, parse_http_bind
 from bstar.errors import ConfigurationError
 from bstar.settings.fields import FIELDS, flatten
 from bstar.settings.schema import Http, Settings
+from bstar.wire.limits import SERVICE_BYTES_MAX
 
 # Two numbers written as decimals and multiplied may differ by less than anyone meant.
 _ROUNDING = 1e-9
@@ -130,6 +131,17 @@ RELATIONS = (
 )
 
 
+# How the names of the broker's own services begin.
+_OWN_PREFIXES = ("mmi.", "store.", "titanic.")
+
+# Where the fronts listen.
+FRONT_DOORS = [
+    path
+    for path, field in FIELDS.items()
+    if path.startswith("fronts.") and field.expected == "a text or null"
+]
+
+
 def node_problems(settings: Settings) -> Iterator[Problem]:
     """Everything that contradicts itself in one node's settings."""
     for relation in RELATIONS:
@@ -140,8 +152,10 @@ def node_problems(settings: Settings) -> Iterator[Problem]:
             )
 
     places: dict[str, Endpoint] = {}
-    connected = ("endpoints.peer_state", "endpoints.arbiter")
-    for path in ("endpoints.clients", "endpoints.state", *connected, "http.bind"):
+    connected = ["endpoints.peer_state", "endpoints.arbiter"]
+    bound = ["endpoints.clients", "endpoints.state", *FRONT_DOORS]
+    (bound if settings.role == "primary" else connected).append("store.link")
+    for path in (*bound, *connected, "http.bind"):
         text = flatten(settings)[path]
         if text is None:
             continue
@@ -164,7 +178,14 @@ def node_problems(settings: Settings) -> Iterator[Problem]:
         )
     if security.key is not None and settings.insecure:
         yield Problem(("insecure", "security.key"), "is true beside a key: remove one of them")
-    for path in ("endpoints.clients", "endpoints.state"):
+    if (settings.store.directory is None) != (settings.store.link is None):
+        given, missing = ("directory", "link") if settings.store.link is None else ("link", "directory")
+        yield Problem(
+            (f"store.{missing}", f"store.{given}"),
+            f"is missing beside store.{given}: durable requests need a disk and the way to the peer's",
+        )
+    yield from _front_problems(settings)
+    for path in bound:
         is_open = path in places and not places[path].is_loopback
         if is_open and security.key is None and not settings.insecure:
             yield Problem(
@@ -175,7 +196,7 @@ def node_problems(settings: Settings) -> Iterator[Problem]:
             )
     yield from _http_problems(settings.http, places.get("http.bind"))
 
-    bound = [path for path in ("endpoints.clients", "endpoints.state", "http.bind") if path in places]
+    bound = [path for path in (*bound, "http.bind") if path in places]
     for at, path in enumerate(bound):
         for other in bound[:at]:
             if places[path].collides(places[other]):
@@ -198,6 +219,51 @@ def node_problems(settings: Settings) -> Iterator[Problem]:
                 ("endpoints.peer_state", "endpoints.state"),
                 "is this node's own endpoints.state: give the other node's",
             )
+
+
+def _front_problems(settings: Settings) -> Iterator[Problem]:
+    values = flatten(settings)
+    yield from _service_problems(settings)
+    yield from _missing_doors(values)
+    for path in FRONT_DOORS:
+        if not path.startswith("fronts.pzq.") or values[path] is None:
+            continue
+        if settings.store.directory is None:
+            yield Problem(
+                (path, "store.directory"),
+                "needs the durable store, which keeps PZQ's messages: set store.directory and store.link",
+            )
+        if settings.security.key is not None and path != "fronts.pzq.producers":
+            yield Problem(
+                (path, "security.key"),
+                "cannot be guarded: consumers of PZQ get messages before they say anything, so the node "
+                "cannot ask who may have them. Remove it; producers may stay, and workers of bstar consume",
+            )
+
+
+def _service_problems(settings: Settings) -> Iterator[Problem]:
+    """Names that no worker of a front can register for. Without a store, titanic.* are ordinary names."""
+    fronts = settings.fronts
+    for path, service, prefixes in (
+        ("fronts.ppp.service", fronts.ppp.service, _OWN_PREFIXES[:2]),
+        ("fronts.pzq.service", fronts.pzq.service, _OWN_PREFIXES),
+        ("fronts.emq.default_queue", fronts.emq.default_queue, _OWN_PREFIXES),
+    ):
+        if service.startswith(prefixes) or len(service.encode()) > SERVICE_BYTES_MAX:
+            text = (
+                f"is no name of a worker's service: it has at most {SERVICE_BYTES_MAX} octets and begins with"
+            )
+            yield Problem((path,), f"{text} none of {', '.join(prefixes)}")
+
+
+def _missing_doors(values: Mapping[str, object]) -> Iterator[Problem]:
+    doors = [path for path in FRONT_DOORS if path.startswith("fronts.emq.")]
+    if any(values[path] is not None for path in doors):
+        for path in ("fronts.emq.clients", "fronts.emq.workers"):
+            if values[path] is None:
+                yield Problem(
+                    (path,), "is missing: EventMQ needs a door for clients and one for job managers"
+                )
 
 
 def _http_problems(http: Http, place: Endpoint | None) -> Iterator[Problem]:
@@ -223,13 +289,21 @@ _ALIKE = {
     "pair": "a node ignores the state of another pair",
     "on_dual_active": "one node would step down for a peer that ends itself",
     "on_clients_cut_off": "the role would follow the clients in one direction only",
+    "store.when_alone": "what was acknowledged would depend on which node serves",
+    "fronts.pzq.service": "consumers would find other messages after a failover",
+    "fronts.pzq.ack_timeout_s": "consumers must meet the same after a failover",
+    "fronts.pzq.in_flight_max": "consumers must meet the same after a failover",
     "journal.sample": "a request must be recorded by both nodes or by none",
+    **dict.fromkeys(
+        ("fronts.ppp.service", "fronts.ppp.heartbeat_interval_s", "fronts.ppp.liveness"),
+        "clients and workers must meet the same after a failover",
+    ),
     **{
         path: "the nodes compare it and refuse to be a pair"
         if path in ("timing.heartbeat_interval_s", "timing.failover_timeout_s")
         else "clients and workers must meet the same after a failover"
         for path in FIELDS
-        if path.startswith("timing.")
+        if path.startswith("timing.") or (path.startswith("fronts.emq.") and path not in FRONT_DOORS)
     },
 }
 
@@ -252,6 +326,18 @@ def pair_problems(one: Settings, other: Settings) -> list[str]:
         problems.append(
             "security.key: one node has a key and the other has none: they cannot hear each other"
         )
+    if (one.store.directory is None) != (other.store.directory is None):
+        problems.append(
+            "store.directory: one node has a store and the other has none: give both one, or neither"
+        )
+    links = {one.role: one.store.link, other.role: other.store.link}
+    if one.role != other.role and links["primary"] is not None and links["backup"] is not None:
+        meeting = parse_endpoint(links["primary"], bind=True)
+        if not parse_endpoint(links["backup"], bind=False).may_lead_to(meeting):
+            problems.append(
+                f"store.link of the backup is {links['backup']}, but the primary listens at "
+                f"{links['primary']} (its store.link)"
+            )
     nodes = [(names[0], one, names[1], other), (names[1], other, names[0], one)]
     for name, node, peer_name, peer in nodes:
         peer_state = parse_endpoint(node.endpoints.peer_state, bind=False)
@@ -274,11 +360,13 @@ def pair_problems(one: Settings, other: Settings) -> list[str]:
                     f"{path} of {names[0]} and {peer_path} of {names[1]} are the same address: only one can "
                     "bind it"
                 )
-    directories = [os.path.normpath(node.state_dir) for node in (one, other) if node.state_dir is not None]
-    if is_one_machine and len(directories) == 2 and directories[0] == directories[1]:
-        problems.append(
-            f"state_dir: both keep their epoch in {directories[0]}; each node needs its own directory"
-        )
+    for path, what in (("state_dir", "their epoch"), ("store.directory", "their durable requests")):
+        kept = [flatten(node)[path] for node in (one, other)]
+        directories = [os.path.normpath(str(each)) for each in kept if each is not None]
+        if is_one_machine and len(directories) == 2 and directories[0] == directories[1]:
+            problems.append(
+                f"{path}: both keep {what} in {directories[0]}; each node needs its own directory"
+            )
     return problems
 
 
@@ -289,6 +377,12 @@ def _bound(settings: Settings) -> dict[str, Endpoint]:
     }
     if settings.http.bind is not None:
         found["http.bind"] = parse_http_bind(settings.http.bind)
+    values = flatten(settings)
+    for path in FRONT_DOORS:
+        if isinstance(endpoint := values[path], str):
+            found[path] = parse_endpoint(endpoint, bind=True)
+    if settings.store.link is not None and settings.role == "primary":
+        found["store.link"] = parse_endpoint(settings.store.link, bind=True)
     return found
 
 

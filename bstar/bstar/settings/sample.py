@@ -9,7 +9,7 @@ import textwrap
 import msgspec
 import yaml
 
-from bstar.settings.fields import FIELDS, SECTIONS, Field
+from bstar.settings.fields import FIELDS, SECTIONS, Field, nested
 from bstar.settings.schema import RoleName, Settings
 from bstar.settings.timing import PROFILES
 
@@ -34,6 +34,10 @@ _BY_ROLE: dict[RoleName, dict[str, object]] = {
 }
 
 
+# Sections that hold nothing but sections.
+_GROUPS = SECTIONS.keys() - {field.section for field in FIELDS.values()}
+
+
 def sample_values(role: RoleName) -> dict[str, object]:
     """The sample's value of every key; null where the profile decides."""
     values: dict[str, object] = {
@@ -47,12 +51,8 @@ def sample_settings(role: RoleName) -> Settings:
     """The settings that the sample configuration of this role loads to."""
     values = sample_values(role)
     profile = PROFILES[msgspec.convert(values["profile"], FIELDS["profile"].annotation)]
-    nested: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
-    top: dict[str, object] = {}
-    for path, field in FIELDS.items():
-        value = profile[field.name] if field.from_profile else values[path]
-        (nested[field.section] if field.section else top)[field.name] = value
-    return msgspec.convert(top | nested, Settings)
+    values |= {path: profile[field.name] for path, field in FIELDS.items() if field.from_profile}
+    return msgspec.convert(nested(values), Settings)
 
 
 def sample_configuration(role: RoleName) -> str:
@@ -69,8 +69,12 @@ def sample_configuration(role: RoleName) -> str:
         lines.append("")
         indent = 0
         if section:
-            lines += [*_comment(SECTIONS[section], indent=0), f"{section}:"]
-            indent = 2
+            depth = 2 * section.count(".")
+            name = section.rpartition(".")[2]
+            lines += [*_comment(SECTIONS[section], indent=depth), f"{' ' * depth}{name}:"]
+            indent = depth + 2
+            if section in _GROUPS:
+                continue
         for path, field in FIELDS.items():
             if field.section == section:
                 lines += _comment(f"{field.description} {_values_of(field)}", indent=indent)

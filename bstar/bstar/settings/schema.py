@@ -6,9 +6,11 @@ them. A text tells meaning, unit, relation to other keys, and what zero or null 
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
+from bstar.settings.fronts import Fronts
+from bstar.settings.section import GIB, KIB, MIB, Section
+from bstar.settings.store import StoreOptions
 from bstar.settings.timing import ProfileName, Timing
 
 RESERVED_VARIABLES = {
@@ -22,16 +24,8 @@ RESERVED_VARIABLES = {
 
 RoleName = Literal["primary", "backup"]
 
-KIB = 1024
-MIB = 1024 * KIB
-GIB = 1024 * MIB
 
-
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A group of keys."""
-
-
-class Endpoints(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Endpoints(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where this node listens, and where its peer is."""
 
     clients: Annotated[
@@ -67,7 +61,7 @@ class Endpoints(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = None
 
 
-class SecuritySettings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SecuritySettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who may connect, and as what (docs/security.md). Both keys or none."""
 
     key: Annotated[
@@ -87,7 +81,7 @@ class SecuritySettings(_Section, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
 
 
-class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Limits(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds on what clients and workers can make this node hold. None of them can be switched off."""
 
     services_max: Annotated[
@@ -176,7 +170,7 @@ class Limits(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 16 * MIB
 
 
-class Http(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Http(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Health, status and metrics."""
 
     bind: Annotated[
@@ -219,7 +213,7 @@ class Http(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = False
 
 
-class Log(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Log(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is written to standard error."""
 
     level: Annotated[
@@ -232,7 +226,7 @@ class Log(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "console"
 
 
-class Journal(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Journal(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What happened, for later: records in files of JSON lines (docs/journal.md)."""
 
     directory: Annotated[
@@ -316,7 +310,7 @@ class Journal(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 30.0
 
 
-class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything one node is told."""
 
     pair: Annotated[
@@ -385,3 +379,5 @@ class Settings(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     http: Http = Http()
     log: Log = Log()
     journal: Journal = Journal()
+    store: StoreOptions = StoreOptions()
+    fronts: Fronts = Fronts()

@@ -135,7 +135,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             ge=0,
             le=3_600,
             description="Seconds that a stopping node gives its workers to finish what they execute, before "
-            "it hands the role over. 0 stops at once.",
+            "it hands the role over. 0 stops at once. A switchover is called off after it.",
         ),
     ]
 

@@ -4,7 +4,8 @@
 checks the table with a library; docs/binary-star.md shows both. The machine's parts: ``settings`` has a
 node's configuration, ``pace`` its timing. ``peer`` decides whose messages count, ``epochs`` whose claim is
 better, ``quorum`` who has the majority. ``questions`` asks and answers, ``cut_off`` notices clients that
-reach one node only, ``texts`` has the texts for operators. ``arbiter`` is the third voter.
+reach one node only, ``takeover_pause`` holds the role where it is. ``texts`` has the texts for operators.
+``arbiter`` is the third voter.
 """
 
 from bstar.star.machine import StarMachine
@@ -24,9 +25,12 @@ from bstar.star.outputs import (
     PeerRejected,
     PeerSeen,
     PersistEpoch,
+    PersistPause,
     Publish,
     Report,
     StateChanged,
+    TakeoversPaused,
+    TakeoversResumed,
 )
 from bstar.star.peer import Ignored
 from bstar.star.rules import (
@@ -41,11 +45,14 @@ from bstar.star.rules import (
     Input,
     Leave,
     LinkLost,
+    PauseKept,
+    PauseTakeovers,
     PeerGarbage,
     PeerMessage,
     PeerRefused,
     Promotion,
     Refusal,
+    ResumeTakeovers,
     Role,
     Rule,
     Stall,
@@ -62,7 +69,8 @@ __all__ = [
     "EPOCH_MAX", "EPOCH_STEP_MAX", "RULES", "Activated", "ArbiterAnswer", "ArbiterLost", "ArbiterSeen",
     "AskArbiter", "Claimed", "ClientsCutOff", "Deactivated", "Effect", "EpochHeard", "Event", "Facts",
     "Fatal", "Guard", "Handover", "HandoverRefused", "Ignored", "Input", "Leave", "LinkLost", "Output",
-    "PeerAsked", "PeerGarbage", "PeerLost", "PeerMessage", "PeerRefused", "PeerRejected", "PeerSeen",
-    "PersistEpoch", "Promotion", "Publish", "Refusal", "Report", "Role", "Rule", "Stall", "StarMachine",
-    "StarSettings", "State", "StateChanged", "Subscription", "Tick", "Vote", "holds",
+    "PauseKept", "PauseTakeovers", "PeerAsked", "PeerGarbage", "PeerLost", "PeerMessage", "PeerRefused",
+    "PeerRejected", "PeerSeen", "PersistEpoch", "PersistPause", "Promotion", "Publish", "Refusal", "Report",
+    "ResumeTakeovers", "Role", "Rule", "Stall", "StarMachine", "StarSettings", "State", "StateChanged",
+    "Subscription", "TakeoversPaused", "TakeoversResumed", "Tick", "Vote", "holds",
 ]  # fmt: skip

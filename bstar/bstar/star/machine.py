@@ -73,6 +73,12 @@ class StarMachine(StarState):
                 return self._on_handover(now)
             case rules.Promotion(is_trial):
                 return self._on_promotion(now, is_trial=is_trial)
+            case rules.PauseTakeovers(for_s, why):
+                return self._on_pause(for_s, why, now)
+            case rules.ResumeTakeovers(why):
+                return self._on_pause(0.0, why, now)
+            case rules.PauseKept(number, for_s, why):
+                return [*self.pause.learn(number, for_s, why, now)]
             case rules.Leave():
                 return self._on_leave(now)
 
@@ -92,6 +98,7 @@ class StarMachine(StarState):
     def _on_tick(self, now: float) -> list[Output]:
         """Publish when it is due, and notice the peer's silence."""
         outputs = self._notice_absence(now)
+        outputs += self.pause.expire(now)
         if self.peer.is_seen and self.peer.is_silent(now):
             outputs += self.peer.lose(now)
         outputs += self._tend_claim(now)
@@ -159,6 +166,10 @@ class StarMachine(StarState):
         if message.released and not self.is_active:
             self.cut_off.moved(now)
         self.questions.hear(message)
+        was_held = self.is_held(now)
+        outputs += self.pause.hear(message, now)
+        if not was_held:
+            self._drop_claim(now)
         outputs += self._hear_ballot(message, now)
 
         if self.questions.is_backlog(message, self.epochs.own):
@@ -205,6 +216,8 @@ class StarMachine(StarState):
             return []
         facts = self._facts(now, message)
         why_not = "" if facts.peer_ready else self.peer.why_not_ready(now)
+        if self.pause.is_on(now):
+            why_not = "takeovers are paused"
         outputs: list[Output] = [*self.cut_off.heed(Evidence.of(message), why_not, now)]
         if facts.nobody_served and facts.peer_ready:
             outputs += self._hand_over(Event.CLIENTS_CUT_OFF, facts, now)
@@ -288,14 +301,18 @@ class StarMachine(StarState):
     def _on_handover(self, now: float) -> list[Output]:
         """Refused if the peer could not take the role now."""
         outputs = self._notice_absence(now)
-        facts = self._facts(now)
+        why_not = self.why_no_handover(now)
+        if why_not:
+            return [*outputs, HandoverRefused(why_not)]
+        return outputs + self._hand_over(Event.HANDOVER, self._facts(now), now)
+
+    def why_no_handover(self, now: float) -> str:
+        """Why ``Handover`` would be refused; empty if the role would move."""
         if self.is_leaving:
-            return [*outputs, HandoverRefused("this node is already leaving")]
+            return "this node is already leaving"
         if not self.is_active:
-            return [*outputs, HandoverRefused(f"this node is {self.state.name}: ask the active node")]
-        if not facts.peer_ready:
-            return [*outputs, HandoverRefused(self.peer.why_not_ready(now))]
-        return outputs + self._hand_over(Event.HANDOVER, facts, now)
+            return f"this node is {self.state.name}: ask the active node"
+        return "" if self.peer.is_ready(now) else self.peer.why_not_ready(now)
 
     def _hand_over(self, event: Event, facts: Facts, now: float) -> list[Output]:
         # The peer has a whole timeout to take the role, or we would take it back while its answer travels.
@@ -329,6 +346,18 @@ class StarMachine(StarState):
         if self.peer.state is None:
             return f"its primary may be about to speak: ask again in {self.peer.expires_at - now:.1f} s"
         return f"it hears its primary, which is {self.peer.state.name}"
+
+    def _on_pause(self, for_s: float, why: str, now: float) -> list[Output]:
+        """The peer hears of it at once."""
+        outputs = self._notice_absence(now)
+        outputs += self.pause.order(for_s, why, now)
+        self._drop_claim(now)
+        return outputs + self._publish(now)
+
+    def _drop_claim(self, now: float) -> None:
+        """A pause ends a claim that began because of the peer's silence."""
+        if self.quorum is not None and not self.is_active and self.is_held(now):
+            self.quorum.release()
 
     def _on_leave(self, now: float) -> list[Output]:
         """An active node gives the role up and repeats it in its state messages; another one falls silent.

@@ -36,6 +36,14 @@ class PersistEpoch(msgspec.Struct, frozen=True, gc=False):
     epoch: int
 
 
+class PersistPause(msgspec.Struct, frozen=True, gc=False):
+    """Keep across restarts that order ``number`` pauses takeovers for ``for_s`` seconds from now on."""
+
+    number: int
+    for_s: float
+    why: str
+
+
 class Publish(msgspec.Struct, frozen=True, gc=False):
     """Send ``message`` to the peer."""
 
@@ -188,6 +196,25 @@ class HandoverRefused(Alert, frozen=True, gc=False):
         return f"the role stays: {self.why}"
 
 
+class TakeoversPaused(Report, frozen=True, gc=False):
+    """Takeovers are paused for ``for_s`` seconds from now on."""
+
+    for_s: float
+    why: str
+
+    def __str__(self) -> str:
+        return f"takeovers are paused for {self.for_s:.0f} s: {self.why}"
+
+
+class TakeoversResumed(Report, frozen=True, gc=False):
+    """The pause of takeovers is over."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"takeovers are resumed: {self.why}"
+
+
 class ClientsCutOff(Alert, frozen=True, gc=False):
     """Clients reach only the passive node; ``verdict`` says what this node does. ``clients`` could be served
     by the passive node; for ``unserved`` others it has no worker. Once per verdict.
@@ -235,6 +262,7 @@ class ArbiterLost(Alert, frozen=True, gc=False):
 
 Output = (
     PersistEpoch
+    | PersistPause
     | Publish
     | StateChanged
     | Activated
@@ -244,6 +272,8 @@ Output = (
     | PeerLost
     | PeerRejected
     | HandoverRefused
+    | TakeoversPaused
+    | TakeoversResumed
     | ClientsCutOff
     | AskArbiter
     | Claimed

@@ -13,6 +13,7 @@ from bstar.star.questions import Questions
 from bstar.star.quorum import Quorum
 from bstar.star.rules import State
 from bstar.star.settings import StarSettings
+from bstar.star.takeover_pause import TakeoverPause
 from bstar.wire.arbiter import Question, Verb
 from bstar.wire.messages import NEVER_MS
 from bstar.wire.peer import PeerState
@@ -34,7 +35,9 @@ class Publisher:
         node: str,
         peer: PeerView,
         questions: Questions,
+        *,
         quorum: Quorum | None,
+        pause: TakeoverPause,
         now: float,
     ) -> None:
         self.seq = 0
@@ -47,6 +50,7 @@ class Publisher:
         self._peer = peer
         self._questions = questions
         self._quorum = quorum
+        self._pause = pause
 
     @property
     def is_answer_due(self) -> bool:
@@ -68,7 +72,7 @@ class Publisher:
             return []
         self.seq += 1
         self.is_grant_due = False
-        settings, quorum = self._settings, self._quorum
+        settings, quorum, pause = self._settings, self._quorum, self._pause
         message = PeerState(
             state=int(state),
             pair=settings.pair,
@@ -87,6 +91,9 @@ class Publisher:
             cut_off=evidence.clients,
             cut_off_ms=milliseconds(evidence.for_s) if evidence.clients else 0,
             hears=(self._peer.runs.node or "") if self._peer.is_heard(now) else "",
+            pause=pause.number,
+            paused_ms=milliseconds(pause.rest_s(now)),
+            pause_why=pause.why,
         )
         if quorum is None:
             return [Publish(message)]

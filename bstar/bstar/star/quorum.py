@@ -89,7 +89,8 @@ class Quorum:
             assert message.node is not None, "a published peer is a mismatch"
             assert message.seq is not None
             is_granted = self.hear_claim(message.node, message.seq, now)
-        else:
+        elif self.granted_to in ("", message.node):
+            # What another run says does not end the promise to this one.
             self.hear_no_claim()
         if message.granted_to == node:
             self.hear_grant(self.peer, message.granted)

@@ -122,6 +122,27 @@ class Promotion(msgspec.Struct, frozen=True, gc=False):
     is_trial: bool = False
 
 
+class PauseTakeovers(msgspec.Struct, frozen=True, gc=False):
+    """The operator pauses takeovers for ``for_s`` seconds, because of ``why`` (``takeover_pause``)."""
+
+    for_s: float
+    why: str
+
+
+class ResumeTakeovers(msgspec.Struct, frozen=True, gc=False):
+    """The operator ends the pause of takeovers, because of ``why``."""
+
+    why: str
+
+
+class PauseKept(msgspec.Struct, frozen=True, gc=False):
+    """Before this run, order ``number`` paused takeovers, and ``for_s`` seconds of that are left."""
+
+    number: int
+    for_s: float
+    why: str
+
+
 class Leave(msgspec.Struct, frozen=True, gc=False):
     """The process is about to end."""
 
@@ -140,6 +161,9 @@ Input = (
     | Tick
     | Handover
     | Promotion
+    | PauseTakeovers
+    | ResumeTakeovers
+    | PauseKept
     | Leave
 )
 
@@ -174,6 +198,7 @@ class Guard(enum.Enum):
 
     ALWAYS = "always"
     PEER_SILENT = "the peer has been silent for the failover timeout"
+    HELD = "takeovers are paused, and another node has served since this one did"
     PEER_LEAVING = "the peer gave the role up and its process ends"
     PEER_OUTRANKS = "the stranger is ACTIVE with a higher epoch"
     POLICY_EXIT = "on_dual_active is exit"
@@ -208,6 +233,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The facts that guards ask about, as they are when the event is handled."""
 
     peer_silent: bool = False
+    held: bool = False
     peer_leaving: bool = False
     peer_outranks: bool = False
     policy_exit: bool = False
@@ -275,7 +301,7 @@ on, when, then = Event, Guard, Effect
 _RULES: tuple[Rule, ...] = (
     # --- starting as the primary ----------------------------------------------------------------------------
     Rule(_PRIMARY, on.PEER_BACKUP, _ACTIVE, "The backup waits for us to begin."),
-    Rule(_PRIMARY, on.PEER_ACTIVE, _PASSIVE, "The backup took over; recovery is manual."),
+    Rule(_PRIMARY, on.PEER_ACTIVE, _PASSIVE, "The backup took over; this node stands by."),
     Rule(_PRIMARY, on.PEER_PASSIVE, _ACTIVE, "The active backup leaves the role to us.", when.PEER_LEAVING),
     # Not before one expiry: an active backup's first message may be on its way (BST-R-01).
     Rule(_PRIMARY, on.CLIENT_REQUEST, _ACTIVE, "No backup is to be heard.", when.PEER_SILENT),
@@ -335,6 +361,15 @@ _RULES: tuple[Rule, ...] = (
     Rule(_PASSIVE, on.PEER_PASSIVE, _ERROR, "Neither is active.", effect=then.DUAL_PASSIVE),
     # Queued messages may show a peer that was just starting. It may serve now.
     Rule(_PASSIVE, on.STALL, _PASSIVE, "We were away; what we know of the peer is old.", effect=then.ASK),
+    # Its words, below and above, still count: only silence may be the network on which somebody works.
+    Rule(
+        _PASSIVE,
+        on.CLIENT_REQUEST,
+        _PASSIVE,
+        "The peer is silent, but an operator has paused takeovers.",
+        when.PEER_SILENT,
+        also=when.HELD,
+    ),
     Rule(_PASSIVE, on.CLIENT_REQUEST, _ACTIVE, "The peer is silent: failover.", when.PEER_SILENT),
     Rule(_PASSIVE, on.PEER_TAKEN, _ERROR, "The peer is another node's.", effect=then.MISMATCH),
     Rule(_PASSIVE, on.MAJORITY_WON, _ACTIVE, "The majority that we claimed is ours."),

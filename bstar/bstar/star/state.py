@@ -19,6 +19,7 @@ from bstar.star.questions import Questions
 from bstar.star.quorum import Quorum
 from bstar.star.rules import Effect, Event, Facts, Role, Rule, State, rule_for
 from bstar.star.settings import StarSettings
+from bstar.star.takeover_pause import TakeoverPause
 from bstar.star.texts import fatal_error, trouble
 from bstar.wire.messages import NEVER_MS, NodeStatus
 from bstar.wire.peer import PeerState
@@ -64,7 +65,10 @@ class StarState:
         # In whole milliseconds, as it travels: both sides of a lease count the same time.
         self.quorum = Quorum(settings.failover_timeout_ms / 1000, now=now) if settings.arbiter else None
         self.questions = Questions(node)
-        self.publisher = Publisher(settings, node, self.peer, self.questions, self.quorum, now)
+        self.pause = TakeoverPause(settings.role)
+        self.publisher = Publisher(
+            settings, node, self.peer, self.questions, quorum=self.quorum, pause=self.pause, now=now
+        )
         is_off = settings.on_clients_cut_off == "stay"
         self.cut_off = CutOff(settings.failover_timeout_s, now, is_off=is_off)
 
@@ -74,6 +78,11 @@ class StarState:
     def epoch(self) -> int:
         """The epoch of the last activation."""
         return self.epochs.own
+
+    @property
+    def published_at(self) -> float:
+        """When this node last told its peer how it stands."""
+        return self.publisher.published_at
 
     def has_left(self, now: float) -> bool:
         """After ``Leave``: True if the process may end, because the peer has taken over or cannot be told."""
@@ -91,9 +100,16 @@ class StarState:
         if self.is_leaving or self.state in (State.BACKUP, State.ERROR):
             return None
         silent_in_s = self.peer.silent_in_s(now)
+        if self.is_held(now):
+            # Clients ask again in good time for the end of the pause.
+            silent_in_s = max(silent_in_s, self.settings.heartbeat_interval_s)
         if self.quorum is None:
             return silent_in_s
         return max(silent_in_s, self.quorum.retry_after_s(now, self.settings.heartbeat_interval_s))
+
+    def is_held(self, now: float) -> bool:
+        """True if an operator's pause keeps this node from taking the role over."""
+        return self.pause.is_on(now) and self.epochs.seen > self.epochs.own
 
     def status(self, now: float) -> NodeStatus:
         """What this node tells clients and workers about itself. ``epoch`` is that of its last activation. It
@@ -150,10 +166,15 @@ class StarState:
                 "answered": is_answer and not (message.asks != 0 and peer_wins),
                 "peer_asking": message.asks != 0,
                 "peer_native": message.node is not None,
-                "nobody_served": message.cut_off > 0 and not self.cut_off.why_stay(Evidence.of(message), now),
+                "nobody_served": (
+                    message.cut_off > 0
+                    and not self.pause.is_on(now)
+                    and not self.cut_off.why_stay(Evidence.of(message), now)
+                ),
             }
         return Facts(
             peer_silent=is_silent,
+            held=self.is_held(now),
             policy_exit=self.settings.on_dual_active == "exit",
             peer_deaf=peer.is_deaf(now),
             peer_ready=peer.is_ready(now),

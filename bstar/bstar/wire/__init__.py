@@ -14,7 +14,7 @@ may be a worker next.
 """
 
 from bstar.errors import RemoteProtocolError
-from bstar.wire import native, native_broker
+from bstar.wire import front, native, native_broker
 from bstar.wire.dialect import BrokerCodec, Dialect, Envelope, Frames
 from bstar.wire.limits import ENVELOPE_FRAMES_MAX, FRAMES_MAX, MESSAGE_BYTES_MAX
 from bstar.wire.mdp import MDP01, MDP02
@@ -22,8 +22,8 @@ from bstar.wire.messages import Finals, FromPeer
 
 __all__ = ["CODECS", "BrokerCodec", "Dialect", "Envelope", "Frames", "decode"]
 
-# Indexed by Dialect's number; 0 is nobody's.
-CODECS: tuple[BrokerCodec, ...] = (MDP01, MDP01, MDP02, native_broker.CODEC)
+# Indexed by Dialect's number; 0 is nobody's. STORE, the last one, has its mailbox at the broker.
+CODECS: tuple[BrokerCodec, ...] = (MDP01, MDP01, MDP02, native_broker.CODEC, front.CODEC)
 
 _NO_ENVELOPE: Envelope = ()
 

@@ -5,6 +5,9 @@ every question of the run. The answer repeats run and number, so the node knows 
 the object are skipped, so that a newer release may say more.
 
 Every question says everything, so any of them may be lost; nothing is repeated.
+
+A ``look`` may carry ``store``: what the durable store of the pair asks of its in-sync set. An arbiter that
+knows nothing of stores answers the look without ``store``, so the node sees that it keeps no set.
 """
 
 from typing import Annotated, Literal
@@ -26,10 +29,40 @@ _Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _Ttl = Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
+_StoreId = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2}){1,16}$")]
+
 Verb = Literal["claim", "release", "look"]
+Role = Literal["primary", "backup"]
+_Roles = Annotated[list[Role], msgspec.Meta(max_length=2)]
 
 
-class Question(msgspec.Struct, frozen=True, gc=False):
+class SetClaim(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The leader of ``store`` (hexadecimal) in ``epoch`` says whose copies have all that is committed.
+
+    ``in_sync`` empty: it only asks. ``is_forced``: an operator's word, whatever the set is. ``is_held``: the
+    arbiter has granted this set before, in this epoch.
+    """
+
+    store: _StoreId
+    epoch: _Count = 0
+    in_sync: _Roles = []
+    is_forced: bool = False
+    is_held: bool = False
+
+
+class SetAnswer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The set as it is now, empty if the arbiter knows none, and whether it is what was claimed.
+
+    ``is_kept``: the arbiter keeps it on a disk.
+    """
+
+    is_granted: bool = False
+    epoch: _Count = 0
+    in_sync: _Roles = []
+    is_kept: bool = False
+
+
+class Question(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A node's question. ``claim``: grant or extend the ballot for ``ttl_ms``. ``release``: free it.
     ``look``: report the ballot, and change nothing.
 
@@ -38,10 +71,11 @@ class Question(msgspec.Struct, frozen=True, gc=False):
 
     verb: Verb
     pair: _Name
-    role: Literal["primary", "backup"]
+    role: Role
     node: _Name
     number: _Count
     ttl_ms: _Ttl
+    store: SetClaim | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -55,6 +89,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     is_granted: bool = False
     holder: Literal["", "primary", "backup"] = ""
     free_in_ms: _Milliseconds = 0
+    store: SetAnswer | None = None
 
 
 _encode = msgspec.json.Encoder().encode

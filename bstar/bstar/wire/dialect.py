@@ -17,11 +17,13 @@ Envelope = tuple[bytes, ...]
 
 
 class Dialect(enum.IntEnum):
-    """The protocols that share the broker's ROUTER socket."""
+    """How a peer speaks: on the broker's ROUTER socket, in its own process (STORE), or through a front."""
 
     MDP01 = 1
     MDP02 = 2
     NATIVE = 3
+    FRONT = 4
+    STORE = 5
 
 
 class Asker(Protocol):
@@ -40,13 +42,43 @@ class WorkRequest(Protocol):
     extensions: bytes
 
 
-class BrokerCodec(Protocol):
-    """The broker's side of one dialect. ``to`` is a worker's routing id."""
+class ClientCodec(Protocol):
+    """The broker's side of one dialect, towards clients."""
 
     dialect: Dialect
     label: str
     # True if a client of this dialect takes PARTIALs. (A REQ client takes one reply and loses the rest.)
     is_streaming: bool
+    # True if it has NOT_ACTIVE: a client is told that the node stops serving.
+    is_told: bool
+
+    def partial(
+        self, asker: Asker, service: bytes, epoch: int, index: int, body: Frames, header: bytes
+    ) -> Frames | None:
+        """Pass the ``index``-th PARTIAL on to the client; ``header`` is a native worker's own, or empty."""
+
+    def final(
+        self, asker: Asker, service: bytes, epoch: int, partials: int, body: Frames, header: bytes
+    ) -> Frames | None:
+        """Pass the last reply on to the client, after ``partials`` PARTIALs; ``header`` as in ``partial``."""
+
+    def failure(self, asker: Asker, epoch: int, code: int, text: bytes) -> Frames | None:
+        """Tell the client that its request ended without a reply, and why (``ErrorCode``)."""
+
+    def busy(self, asker: Asker, epoch: int, retry_after_ms: int, text: bytes) -> Frames | None:
+        """Tell the client that its request was not accepted, and when to try again."""
+
+    def not_active(self, asker: Asker, status: NodeStatus, was_dispatched: bool) -> Frames | None:
+        """Tell the client that this node does not answer for its request."""
+
+
+class BrokerCodec(ClientCodec, Protocol):
+    """Both sides of one dialect. ``to`` is a worker's routing id."""
+
+    def final(
+        self, asker: Asker, service: bytes, epoch: int, partials: int, body: Frames, header: bytes
+    ) -> Frames:
+        """Every dialect has an answer."""
 
     def request(
         self,
@@ -70,22 +102,3 @@ class BrokerCodec(Protocol):
 
     def disconnect(self, to: bytes, envelope: Envelope, reason: int, epoch: int) -> Frames:
         """Tell a worker to send nothing more on this connection, and why (``Reason``)."""
-
-    def partial(
-        self, asker: Asker, service: bytes, epoch: int, index: int, body: Frames, header: bytes
-    ) -> Frames:
-        """Pass the ``index``-th PARTIAL on to the client; ``header`` is a native worker's own, or empty."""
-
-    def final(
-        self, asker: Asker, service: bytes, epoch: int, partials: int, body: Frames, header: bytes
-    ) -> Frames:
-        """Pass the last reply on to the client, after ``partials`` PARTIALs; ``header`` as in ``partial``."""
-
-    def failure(self, asker: Asker, epoch: int, code: int, text: bytes) -> Frames | None:
-        """Tell the client that its request ended without a reply, and why (``ErrorCode``)."""
-
-    def busy(self, asker: Asker, epoch: int, retry_after_ms: int, text: bytes) -> Frames | None:
-        """Tell the client that its request was not accepted, and when to try again."""
-
-    def not_active(self, asker: Asker, status: NodeStatus, was_dispatched: bool) -> Frames | None:
-        """Tell the client that this node does not answer for its request."""

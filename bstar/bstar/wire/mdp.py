@@ -55,6 +55,8 @@ class WorkerCommand(msgspec.Struct, frozen=True, gc=False):
 class Mdp:
     """One version of Majordomo. To a broker it is a ``BrokerCodec``; its frames are in the module's table."""
 
+    is_told = False
+
     def __init__(self, dialect: Dialect, *, is_streaming: bool) -> None:
         self.dialect = dialect
         self.label = f"mdp0{dialect}"

@@ -12,6 +12,8 @@ import msgspec
 
 # "Never" and "no time limit known" in fields of milliseconds.
 NEVER_MS = 0xFFFF_FFFF
+# In ``Failure.retry_ms``: the handler leaves the time of the next attempt to the request.
+OWN_BACKOFF = -1
 
 
 class ErrorCode(enum.IntEnum):
@@ -24,6 +26,7 @@ class ErrorCode(enum.IntEnum):
     EXPIRED = 5  # it expired in the queue: not executed
     INVALID = 6  # the request breaks a bound or a rule: not executed
     NOT_ALLOWED = 7  # the client may not call this service: not executed
+    RETRY = 8  # executed: the handler asks for another attempt
 
 
 class Reason(enum.IntEnum):
@@ -116,7 +119,9 @@ class Ping(msgspec.Struct, gc=False):
 class Ready(msgspec.Struct, gc=False):
     """A worker registers for one service, ready for ``credit`` requests at once, in batches or not.
 
-    ``keepalive``: the routing id of a second connection of its process, empty without one.
+    ``keepalive``: the routing id of a second connection of its process, empty without one. Through a front:
+    ``heartbeat_ms`` and ``expiry_ms`` are its lease, and ``beats_while_busy``: it is never silent. A worker
+    with ``expiry_ms`` NEVER_MS may be silent while it is idle.
     """
 
     sender: bytes
@@ -127,6 +132,9 @@ class Ready(msgspec.Struct, gc=False):
     epoch: int = 0
     takes_batches: bool = False
     keepalive: bytes = b""
+    heartbeat_ms: int = 0
+    expiry_ms: int = 0
+    beats_while_busy: bool = False
 
 
 class Partial(msgspec.Struct, gc=False):
@@ -164,13 +172,17 @@ class Finals(msgspec.Struct, gc=False):
 
 
 class Failure(msgspec.Struct, gc=False):
-    """A native worker's handler failed. It ends the request, like a Final."""
+    """A native worker's handler failed. It ends the request, like a Final.
+
+    ``retry_ms``, with code RETRY: the time until the next attempt, OWN_BACKOFF for the request's own.
+    """
 
     sender: bytes
     address: bytes
     code: int
     text: bytes
     header: bytes
+    retry_ms: int = OWN_BACKOFF
 
 
 class Heartbeat(msgspec.Struct, gc=False):

@@ -26,7 +26,7 @@ from bstar.wire.batches import KEYED_NUMBER_MIN, pack_finals, pack_requests
 from bstar.wire.dialect import Frames
 from bstar.wire.limits import CREDIT_MAX, EXTENSIONS_BYTES_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX, TTL_MS_MAX
 from bstar.wire.mdp import check_body, check_service
-from bstar.wire.messages import NEVER_MS, NodeStatus, Reason
+from bstar.wire.messages import NEVER_MS, OWN_BACKOFF, ErrorCode, NodeStatus, Reason
 
 MAGIC = b"\xb5\x01"
 
@@ -53,6 +53,9 @@ FLAG_URGENT = 0x08  # on REQUEST of a client: before those without it
 FLAG_ONCE = 0x10  # on REQUEST of a client: dispatched at most once
 FLAG_WHOLE = 0x20  # on REQUEST of a client: its caller gets no PARTIAL before the FINAL
 FLAG_UNBEGUN = 0x40  # on DISCONNECT of a worker: it has begun nothing of what it still holds
+
+# An extension is type (1 octet), length (2 octets), value.
+EXTENSION_ATTEMPT = 0x41  # on REQUEST to a worker: which attempt of a durable request it is, 2 octets
 
 IDENTITY_BYTES = 24
 NO_IDENTITY = bytes(IDENTITY_BYTES)
@@ -106,6 +109,22 @@ def header(
 ) -> bytes:
     """One header frame."""
     return pack_header(0xB5, 0x01, command, flags, identity, epoch, value, len(service)) + service
+
+
+def attempt_extension(attempt: int) -> bytes:
+    """The extension of a durable request's REQUEST; attempts count from 1."""
+    return struct.pack(">BHH", EXTENSION_ATTEMPT, 2, min(attempt, 0xFFFF))
+
+
+def attempt_of(extensions: bytes) -> int:
+    """The attempt that a REQUEST's extensions name; 1 if they name none (BSN-W-16)."""
+    at = 0
+    while at + 3 <= len(extensions):
+        end = at + 3 + int.from_bytes(extensions[at + 1 : at + 3], "big")
+        if extensions[at] == EXTENSION_ATTEMPT and end == at + 5 <= len(extensions):
+            return max(1, int.from_bytes(extensions[at + 3 : end], "big"))
+        at = end
+    return 1
 
 
 # --- clients and workers hear -------------------------------------------------------------------------------
@@ -315,9 +334,22 @@ def encode_finals(client_id: bytes, epoch: int, numbers: Sequence[int], bodies: 
     return [header(FINALS, identity=client_id + NO_NUMBER, epoch=epoch), *pack_finals(numbers, bodies)]
 
 
-def encode_error(identity: bytes, epoch: int, code: int, text: bytes) -> Frames:
-    """``[header 04] [text]``; a longer text is cut at ``TEXT_BYTES_MAX``."""
-    return [header(ERROR, identity=identity, epoch=epoch, value=code), text[:TEXT_BYTES_MAX]]
+def encode_error(
+    identity: bytes, epoch: int, code: int, text: bytes, *, retry_ms: int = OWN_BACKOFF
+) -> Frames:
+    """``[header 04] [text]``, for RETRY also ``[milliseconds]``; the text is cut at ``TEXT_BYTES_MAX``."""
+    frames = [header(ERROR, identity=identity, epoch=epoch, value=code), text[:TEXT_BYTES_MAX]]
+    if code == ErrorCode.RETRY:
+        frames.append((NEVER_MS if retry_ms == OWN_BACKOFF else retry_ms).to_bytes(4, "big"))
+    return frames
+
+
+def read_retry(frames: Frames) -> int:
+    """The milliseconds behind the text of an ERROR RETRY; OWN_BACKOFF if it names none (BSN-W-15)."""
+    if not frames or len(frames[0]) < 4:
+        return OWN_BACKOFF
+    retry_ms = int.from_bytes(frames[0][:4], "big")
+    return OWN_BACKOFF if retry_ms == NEVER_MS else retry_ms
 
 
 def encode_heartbeat(epoch: int) -> Frames:

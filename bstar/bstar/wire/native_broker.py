@@ -14,7 +14,9 @@ from bstar.wire.dialect import Asker, Dialect, Envelope, Frames, WorkRequest
 from bstar.wire.limits import CREDIT_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX
 from bstar.wire.messages import (
     NEVER_MS,
+    OWN_BACKOFF,
     Disconnect,
+    ErrorCode,
     Failure,
     Final,
     Finals,
@@ -125,7 +127,8 @@ def _read_partial(frames: Frames, fields: native.Fields, service: bytes) -> Part
 
 def _read_error(frames: Frames, fields: native.Fields, service: bytes) -> Failure:
     text = bytes(frames[2][:TEXT_BYTES_MAX]) if len(frames) > 2 else b""
-    return Failure(frames[0], fields[4], fields[6], text, frames[1])
+    retry_ms = native.read_retry(frames[3:]) if fields[6] == ErrorCode.RETRY else OWN_BACKOFF
+    return Failure(frames[0], fields[4], fields[6], text, frames[1], retry_ms)
 
 
 def _read_ready(frames: Frames, fields: native.Fields, service: bytes) -> Ready:
@@ -182,6 +185,7 @@ class NativeCodec:
     dialect = Dialect.NATIVE
     label = "native"
     is_streaming = True
+    is_told = True
 
     def request(
         self,

@@ -26,6 +26,8 @@ CODES = {1: b"1", 2: b"2", 3: b"3", 4: b"4"}
 TOPICS_HEARD = (TOPIC, *CODES.values())
 _STATES = {code: state for state, code in CODES.items()}
 _DETAIL_BYTES_MAX = 4_096
+# An operator's name and reason; readers cut longer ones off.
+PAUSE_WHY_CHARS_MAX = 300
 
 # JSON's numbers have no end. Ours fit in 63 bits, and times in 32, so that every number of a peer can be
 # packed, added and divided without an overflow.
@@ -52,6 +54,9 @@ class _Detail(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     cut_off: _Count = 0
     cut_off_ms: _Milliseconds = 0
     hears: str = ""
+    pause: _Count = 0
+    paused_ms: _Milliseconds = 0
+    pause_why: str = ""
 
 
 class PeerState(msgspec.Struct, frozen=True, gc=False):
@@ -70,6 +75,10 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
 
     ``cut_off``: how many clients asked the passive sender because they do not reach the reader; the first of
     them ``cut_off_ms`` ago.
+
+    ``pause`` is the number of the last order to pause takeovers, or to resume them, that the sender knows;
+    0 for none. Takeovers are paused for ``paused_ms`` more, 0 if they are not. ``pause_why`` says who gave
+    that order, and why.
     """
 
     state: int
@@ -91,6 +100,9 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
     cut_off: int = 0
     cut_off_ms: int = 0
     hears: str = ""
+    pause: int = 0
+    paused_ms: int = 0
+    pause_why: str = ""
 
 
 _decode_detail = msgspec.json.Decoder(_Detail).decode

@@ -1,22 +1,19 @@
 """The client for asyncio: ``HAClient``'s methods, awaited. Nothing here waits but in ``await``."""
 
-import asyncio
-import os
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable
-from typing import Any, Literal, Self, Unpack, overload
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
+from typing import Any, Literal, Unpack, overload
 
-from bstar.errors import ClosedError, ForkedError, LocalProtocolError
 from bstar.wire.mmi import OK, Service
-from bstar_client.aio.client_loop import ClientLoop
-from bstar_client.aio.feeds import Answer, Feed, Source, reply_of
+from bstar_client.aio.caller import AsyncCaller
+from bstar_client.aio.durable import DurableCalls
+from bstar_client.aio.feeds import Answer, Feed, reply_of
 from bstar_client.bodies import to_name
-from bstar_client.client import Client
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
 from bstar_client.requests import DEFAULT, MapOptions, Timeout
 
 
-class AsyncHAClient(Client):
+class AsyncHAClient(AsyncCaller, DurableCalls):
     """The client for asyncio; the arguments are ``HAClient``'s and mean the same.
 
         async with AsyncHAClient(["tcp://node1:5555", "tcp://node2:5555"]) as client:
@@ -29,10 +26,6 @@ class AsyncHAClient(Client):
     ``outstanding_max`` bounds the requests without a reply. At the bound ``request`` waits until one ends,
     where HAClient raises BusyError.
     """
-
-    def _init_shell(self) -> None:
-        self._loop: ClientLoop | None = None
-        self._is_closed = False
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -47,14 +40,14 @@ class AsyncHAClient(Client):
         urgent: bool = False,
     ) -> Reply:
         """As ``HAClient.request``."""
+        return await self._ask(Ask(body, key, timeout, service, urgent), idempotent=idempotent)
+
+    async def _ask(self, ask: Ask, *, idempotent: bool = True, pair: int | None = None) -> Reply:
         loop = self._open()
         answer = Answer(loop.event_loop)
-        call = self._requests.call(Ask(body, key, timeout, service, urgent), answer, idempotent=idempotent)
-        await loop.begin(call)
-        try:
-            return reply_of(await answer.future)
-        finally:
-            loop.end(call)
+        return await self._reply_to(
+            loop, self._requests.call(ask, answer, idempotent=idempotent, pair=pair), answer
+        )
 
     async def stream(
         self,
@@ -119,46 +112,19 @@ class AsyncHAClient(Client):
         sliding = self._new_window(bodies, window, ordered, errors)
         return self._map(sliding, service, bodies, timeout, idempotent)
 
-    async def _map(
+    def _map(
         self,
         window: Window,
         service: str | bytes,
         bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask],
         timeout: Timeout,
         idempotent: bool,
+        pair: int | None = None,
     ) -> AsyncGenerator[Reply | CallFailed, None]:
-        loop = self._open()
-        feed = Feed(loop.event_loop)
-        source = Source(bodies, feed.wake)
-        make_call = self._requests.call_maker(service, timeout, idempotent, feed)
-        in_flight = window.in_flight
-        try:
-            while True:
-                for _ in range(window.room):
-                    if (loop.is_full and in_flight) or not (batch := source.pull()):
-                        break
-                    for call in window.begin(batch, make_call):
-                        try:
-                            await loop.begin(call)
-                        except BaseException:
-                            del in_flight[call.index]
-                            raise
-                window.is_exhausted = source.is_exhausted
-                if window.is_over:
-                    return
-                if in_flight or not window.has_outcomes:
-                    await feed.wait()
-                count = len(in_flight)
-                try:
-                    window.take(feed.take())
-                finally:
-                    loop.free(count - len(in_flight))
-                for outcome in window.ready():
-                    yield outcome
-        finally:
-            await source.close()
-            for call in in_flight.values():
-                loop.end(call)
+        def maker(feed: Feed) -> Callable[[Body | Ask, int], Call]:
+            return self._requests.call_maker(service, timeout, idempotent, feed, pair)
+
+        return self._outcomes_of(window, bodies, maker)
 
     async def discover(self, service: str | bytes, *, timeout: Timeout = DEFAULT) -> bool:
         """As ``HAClient.discover``."""
@@ -179,35 +145,3 @@ class AsyncHAClient(Client):
             for call in begun:
                 loop.end(call)
         return self._requests.read_services(calls, replies)
-
-    # --- the end ------------------------------------------------------------------------------------------
-
-    async def close(self) -> None:
-        """As ``HAClient.close``."""
-        self._is_closed = True
-        if self._loop is not None and self._pid == os.getpid():
-            await self._loop.close()
-
-    async def __aenter__(self) -> Self:
-        self._open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    # --- in the event loop --------------------------------------------------------------------------------
-
-    def _open(self) -> ClientLoop:
-        """The loop; the first call makes it. Raises an error if the client cannot be used here."""
-        if self._pid != os.getpid():
-            raise ForkedError("this client was made before fork(): make a new AsyncHAClient in the child")
-        if self._is_closed:
-            raise ClosedError("the client is closed")
-        event_loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._is_closed = True  # until all of it is open
-            self._loop = ClientLoop(self, self._settings, self._core, self._delivery)
-            self._is_closed = False
-        elif self._loop.event_loop is not event_loop:
-            raise LocalProtocolError("the client belongs to another event loop: make one for each loop")
-        return self._loop

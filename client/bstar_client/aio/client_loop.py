@@ -34,10 +34,16 @@ class ClientLoop:
         self._waiting: deque[asyncio.Future[None]] = deque()
         endpoints = settings.fleet.endpoints
         self._turns = LinkLoop(
-            core, endpoints, settings.link, settings.context, delivery.perform, self._send_begun
+            core,
+            endpoints,
+            settings.link,
+            settings.context,
+            delivery.perform,
+            self._send_begun,
+            is_router=settings.is_router,
         )
         delivery.links = self._turns.links
-        self._turns.guard(client, f"AsyncHAClient({', '.join(endpoints)})")
+        self._turns.guard(client, f"{type(client).__name__}({', '.join(endpoints)})")
         # The core waits for the primary from now on, not since the client was made.
         delivery.perform(core.restart((), time.monotonic()))
         try:

@@ -34,10 +34,13 @@ class LinkLoop:
         shared: "zmq.Context[zmq.Socket[bytes]] | None",
         perform: Callable[[list[Any]], None],  # Any: the core's own outputs
         begin: Callable[[float], None],
+        is_router: bool = False,
     ) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self.holdings = Holdings(loop, self._on_readable)
-        self.links = self.holdings.links = Links(endpoints, settings, shared, poll=self.holdings)
+        self.links = self.holdings.links = Links(
+            endpoints, settings, shared, poll=self.holdings, is_router=is_router
+        )
         self._core = core
         self._perform = perform
         self._begin = begin

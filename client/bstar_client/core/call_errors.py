@@ -22,7 +22,7 @@ def _waited(call: Call, now: float) -> str:
 
 
 def _service(call: Call) -> str:
-    return f'service "{printable(call.service)}"'
+    return f'service "{printable(call.service)}"' if call.service else "the server"
 
 
 def overdue(call: Call, sent: Call, nodes: str, now: float) -> BstarError:
@@ -36,9 +36,8 @@ def overdue(call: Call, sent: Call, nodes: str, now: float) -> BstarError:
         busy = printable(sent.busy_text)
         text = f"{begin}: the broker was busy for {service} until then ({busy}). Nodes: {nodes}"
         return BusyError(text, reason=busy)
-    return NoActiveNodeError(
-        f"{begin}: no node was active for {service}; it was not executed. Nodes: {nodes}"
-    )
+    lack = f"no node was active for {service}" if call.service else "no server could be asked"
+    return NoActiveNodeError(f"{begin}: {lack}; it was not executed. Nodes: {nodes}")
 
 
 def not_begun(call: Call, nodes: str, now: float) -> NoActiveNodeError:

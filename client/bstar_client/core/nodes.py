@@ -28,7 +28,7 @@ _SEARCH_GROWTH = 1.5
 # While nothing is outstanding, PING only so that observers learn of changes.
 IDLE_PING_INTERVAL_S = 5.0
 
-UNTRUSTED = "handshake failed: check the key of each side, and the node's list of principals"
+UNTRUSTED = "handshake failed: check the key of each side, and in the node's list its entry and bounds"
 
 
 class Endpoint:

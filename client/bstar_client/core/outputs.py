@@ -7,6 +7,7 @@ import msgspec
 
 from bstar.errors import BstarError
 from bstar_client.core.calls import Call, Reply
+from bstar_client.core.counters import Counters
 from bstar_client.core.events import Event
 
 
@@ -54,6 +55,11 @@ Output = Send | Deliver | DeliverAll | Fail | Reset | Announce
 
 class ClientCore(Protocol):
     """The interface of every dialect's session. ``node`` is an index into the list of endpoints."""
+
+    @property
+    def counters(self) -> Counters:
+        """Counts of what happened so far."""
+        ...
 
     def submit(self, call: Call, now: float) -> list[Output]:
         """Begin a call."""

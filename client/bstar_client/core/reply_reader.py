@@ -145,7 +145,7 @@ class ReplyReader:
             return
         code = message.value
         text = message.body[0].decode("utf-8", "replace") if message.body else ""
-        if code in (ErrorCode.HANDLER_FAILED, ErrorCode.HANDLER_TIMEOUT):
+        if code in (ErrorCode.HANDLER_FAILED, ErrorCode.HANDLER_TIMEOUT, ErrorCode.RETRY):
             error: BstarError = HandlerError(text or "the handler failed and said nothing")
             self._calls.fail(call, error, outputs)
             return

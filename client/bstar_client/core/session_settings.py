@@ -11,6 +11,9 @@ class SessionSettings(msgspec.Struct, frozen=True):
     ``attempt_timeout_s``, the silence after which an attempt is given up; each PARTIAL restarts it
     (MDP2-R-01). ``settle_delay_s``: the pause before a request goes to the next node, at least the pair's
     failover timeout.
+
+    Without a broker: these two, and ``attempts_max``, the attempts of one call (None: as many as fit before
+    its deadline). ``is_each_once``: no server has two of them.
     """
 
     outstanding_max: int = 100_000
@@ -19,3 +22,5 @@ class SessionSettings(msgspec.Struct, frozen=True):
     silence_limit_s: float | None = None
     attempt_timeout_s: float = 2.5
     settle_delay_s: float = 2.0
+    attempts_max: int | None = None
+    is_each_once: bool = False

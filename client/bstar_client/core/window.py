@@ -41,10 +41,14 @@ class Window:
 
     The shell reads ``room`` bodies, lets ``begin`` make their calls and sends them. It hands outcomes to
     ``take`` and yields those that ``ready`` returns. It sets ``is_exhausted`` when there are no more bodies.
-    With ``is_returning`` a failure becomes a CallFailed; otherwise ``begin`` and ``take`` raise it.
+    With ``is_returning`` a failure becomes a CallFailed; otherwise ``begin`` and ``take`` raise it. ``name``
+    is the method's, for the note that says which body failed.
     """
 
-    def __init__(self, size: int, counters: Counters, *, is_ordered: bool, is_returning: bool) -> None:
+    def __init__(
+        self, size: int, counters: Counters, name: str = "map", *, is_ordered: bool, is_returning: bool
+    ) -> None:
+        self._name = name
         self.in_flight: dict[int, Call] = {}
         self.is_exhausted = False
         self._is_ordered = is_ordered
@@ -104,7 +108,7 @@ class Window:
                 continue
             assert isinstance(outcome, BstarError)
             if not self._is_returning:
-                outcome.add_note(f"body {index} of map()")
+                outcome.add_note(f"body {index} of {self._name}()")
                 raise outcome
             self._outcomes[index] = CallFailed(outcome, index, call.attempts, call.elapsed_s)
 

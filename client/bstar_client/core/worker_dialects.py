@@ -14,7 +14,7 @@ from bstar.errors import RemoteProtocolError
 from bstar.wire import batches, native
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.mdp import MDP02, WorkerVerb
-from bstar.wire.messages import Reason
+from bstar.wire.messages import OWN_BACKOFF, Reason
 from bstar_client.core.candidacy import ACTIVE
 
 
@@ -124,9 +124,9 @@ class NativeWorker:
         client_id, epoch = jobs[0].identity[:16], jobs[0].epoch
         return native.encode_finals(client_id, epoch, [number_of(job) for job in jobs], bodies)
 
-    def failure(self, job: Job, code: int, text: str) -> list[bytes]:
-        """End a request without a reply: ``[header 04] [text]``"""
-        return native.encode_error(job.identity, job.epoch, code, _octets(text))
+    def failure(self, job: Job, code: int, text: str, retry_ms: int = OWN_BACKOFF) -> list[bytes]:
+        """End a request without a reply: ``[header 04] [text]``, for RETRY also ``[milliseconds]``"""
+        return native.encode_error(job.identity, job.epoch, code, _octets(text), retry_ms=retry_ms)
 
     def stale(self, job: Job, epoch: int) -> list[bytes]:
         """Refuse a request of an earlier epoch: ``[header 0D]``"""
@@ -203,7 +203,7 @@ class Mdp02Worker:
         """MDP has no batches."""
         raise AssertionError("MDP/0.2 has no batches")
 
-    def failure(self, job: Job, code: int, text: str) -> list[bytes]:
+    def failure(self, job: Job, code: int, text: str, retry_ms: int = OWN_BACKOFF) -> list[bytes]:
         """``[MDPW02] [04] [client] [] [500] [text]``"""
         return MDP02.encode_final(job.identity, [b"500", _octets(text)])
 

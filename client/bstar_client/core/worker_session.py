@@ -220,11 +220,18 @@ class WorkerCore:
 
     def failed(self, job: Job, text: str, now: float) -> list[WorkerOutput]:
         """The handler raised."""
+        return self._failed(job, self._dialect.failure(job, ErrorCode.HANDLER_FAILED, text), now)
+
+    def retried(self, job: Job, text: str, retry_ms: int, now: float) -> list[WorkerOutput]:
+        """The handler asks for another attempt, in ``retry_ms`` or OWN_BACKOFF (BSN-W-15)."""
+        return self._failed(job, self._dialect.failure(job, ErrorCode.RETRY, text, retry_ms), now)
+
+    def _failed(self, job: Job, frames: list[bytes], now: float) -> list[WorkerOutput]:
         outputs: list[WorkerOutput] = []
         if self._is_late(job):
             return outputs
         self.counters.failed += 1
-        self._answer(job, self._dialect.failure(job, ErrorCode.HANDLER_FAILED, text), outputs, now)
+        self._answer(job, frames, outputs, now)
         self._end(job, outputs, now)
         return outputs
 

@@ -1,23 +1,20 @@
 """The client for threads. ``bstar_client.aio.client`` has the same methods for asyncio."""
 
-import os
 import queue
-import threading
-from collections.abc import Generator, Iterable, Iterator
-from itertools import islice
-from typing import Any, Literal, Self, Unpack, overload
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Literal, Unpack, overload
 
-from bstar.errors import BstarError, ClosedError, ForkedError
 from bstar.wire.mmi import OK, Service
 from bstar_client.bodies import to_name
-from bstar_client.client import Client
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
 from bstar_client.requests import DEFAULT, MapOptions, Timeout
-from bstar_client.sync.client_loop import ClientLoop, Sink
+from bstar_client.sync.caller import Caller
+from bstar_client.sync.client_loop import Sink
+from bstar_client.sync.durable import DurableCalls
 
 
-class HAClient(Client):
+class HAClient(Caller, DurableCalls):
     """A client of a pair of brokers, of one broker, or of several pairs.
 
     ``endpoints``: those of a pair, the primary first. For several pairs: a list of such lists, a mapping from
@@ -50,10 +47,6 @@ class HAClient(Client):
     it followed (docs/journal.md). A journal never makes a call wait or fail.
     """
 
-    def _init_shell(self) -> None:
-        self._close_lock = threading.Lock()
-        self._loop = ClientLoop(self, self._settings, self._core, self._delivery)
-
     # --- calls --------------------------------------------------------------------------------------------
 
     def request(
@@ -84,15 +77,12 @@ class HAClient(Client):
         CallTimeoutError (deadline), HandlerError (the service's handler failed), OutcomeUnknownError,
         ClosedError, ForkedError.
         """
+        return self._ask(Ask(body, key, timeout, service, urgent), idempotent=idempotent)
+
+    def _ask(self, ask: Ask, *, idempotent: bool = True, pair: int | None = None) -> Reply:
         sink: Sink = queue.SimpleQueue()
         self._check()
-        call = self._requests.call(Ask(body, key, timeout, service, urgent), sink, idempotent=idempotent)
-        try:
-            self._loop.begin([call])
-            return self._take(call, sink)
-        finally:
-            if not call.is_done:
-                self._abandon(call)
+        return self._reply_to(self._requests.call(ask, sink, idempotent=idempotent, pair=pair), sink)
 
     def stream(
         self,
@@ -185,27 +175,12 @@ class HAClient(Client):
         bodies: Iterator[Body | Ask],
         timeout: Timeout,
         idempotent: bool,
+        pair: int | None = None,
     ) -> Generator[Reply | CallFailed, None, None]:
-        sink: Sink = queue.SimpleQueue()
-        make_call = self._requests.call_maker(service, timeout, idempotent, sink)
-        in_flight = window.in_flight
-        try:
-            while True:
-                if room := window.room:
-                    self._check()
-                    batch = list(islice(bodies, room))
-                    window.is_exhausted = len(batch) < room
-                    self._loop.begin(window.begin(batch, make_call))
-                    self._loop.nudge()
-                if window.is_over:
-                    return
-                while in_flight:
-                    window.take(self._loop.wait(next(iter(in_flight.values())), sink))
-                    if sink.empty():
-                        break
-                yield from window.ready()
-        finally:
-            self._abandon(*in_flight.values())
+        def maker(sink: Sink) -> Callable[[Body | Ask, int], Call]:
+            return self._requests.call_maker(service, timeout, idempotent, sink, pair)
+
+        return self._outcomes_of(window, bodies, maker)
 
     def discover(self, service: str | bytes, *, timeout: Timeout = DEFAULT) -> bool:
         """True if a worker offers the service. A hint: a dead worker counts until it expires (MMI-C-01)."""
@@ -225,43 +200,3 @@ class HAClient(Client):
         finally:
             self._abandon(*calls)
         return self._requests.read_services(calls, replies)
-
-    # --- the end ------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """End every outstanding call with an error that says what is known of it, and release everything.
-        Idempotent.
-        """
-        if self._pid != os.getpid():
-            return
-        with self._close_lock:
-            self._loop.close()
-
-    def __enter__(self) -> Self:
-        self._check()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # --- in the caller's thread ---------------------------------------------------------------------------
-
-    def _check(self) -> None:
-        if self._pid != os.getpid():
-            raise ForkedError("this client was made before fork(): make a new HAClient in the child process")
-        if self._loop.is_closing:
-            raise ClosedError("the client is closed")
-
-    def _abandon(self, *calls: Call) -> None:
-        """Give up the calls that have no outcome yet."""
-        pending = [call for call in calls if not call.is_done]
-        if pending and self._pid == os.getpid():
-            self._loop.abandon(pending)
-
-    def _take(self, call: Call, sink: Sink) -> Reply:
-        """The next reply in the sink; raises the error if the outcome is one."""
-        [(_, outcome)] = self._loop.wait(call, sink)
-        if type(outcome) is Reply:
-            return outcome
-        assert isinstance(outcome, BstarError)
-        raise outcome

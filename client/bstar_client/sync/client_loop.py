@@ -77,7 +77,9 @@ class ClientLoop:
         self._has_ended = False
         self._is_fleet = len(settings.fleet.pairs) > 1
         endpoints = settings.fleet.endpoints
-        delivery.links = Links(endpoints, settings.link, settings.context, self._wakeup)
+        delivery.links = Links(
+            endpoints, settings.link, settings.context, self._wakeup, is_router=settings.is_router
+        )
         self._thread = threading.Thread(target=self._run, name="bstar-client", daemon=True)
         try:
             self._connect()
@@ -86,7 +88,7 @@ class ClientLoop:
         except (ConfigurationError, RuntimeError):  # RuntimeError: the system has no more threads
             self._release()
             raise
-        name = f"HAClient({', '.join(endpoints)})"
+        name = f"{type(client).__name__}({', '.join(endpoints)})"
         remedy = "use it in 'with', or call close()"
         self._guard = guard(client, name, remedy, lambda is_exit: self.close() if is_exit else self.stop())
 

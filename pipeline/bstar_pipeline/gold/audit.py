@@ -8,12 +8,13 @@ guarantee also where a pair without an arbiter cannot prevent it.
 Requests are never shuffled: they are filtered, counted, and joined with the clients that keep a journal.
 """
 
+from collections.abc import Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from bstar_pipeline.gold.rules import findings
+from bstar_pipeline.gold.rules import DURABLE_NUMBER, findings
 from bstar_pipeline.gold.serving import CLOCK_ERROR_US, both_serving
 from bstar_pipeline.gold.told import FOREVER, text
 from bstar_pipeline.schema import shaped
@@ -35,9 +36,13 @@ _UNCOVERED = (
 
 
 def audit(
-    requests: DataFrame, runs: DataFrame, states: DataFrame, clock_error_us: int = CLOCK_ERROR_US
+    requests: DataFrame,
+    runs: DataFrame,
+    states: DataFrame,
+    clock_error_us: int = CLOCK_ERROR_US,
+    further: Sequence[DataFrame] = (),
 ) -> DataFrame:
-    """gold.audit of the silver tables."""
+    """gold.audit of the silver tables, with ``further`` rows of it."""
     found = findings(_with_context(requests, runs))
     # Named one by one if violated, else counted.
     is_named = F.col("verdict") == "violated"
@@ -50,6 +55,7 @@ def audit(
         _coverage(requests),
         _gaps(runs, states),
         _both_active(states, runs, clock_error_us),
+        *further,
     ]
     return reduce(DataFrame.unionByName, [shaped(part, "gold.audit") for part in parts])
 
@@ -128,7 +134,11 @@ def _coverage(requests: DataFrame) -> DataFrame:
     counts = requests.groupBy("day", "pair", "service").agg(
         F.min("accepted_at_us").alias("at_us"),
         F.expr("count_if(client LIKE 'mdp-%') AS plain"),
-        F.expr(f"count_if(client NOT LIKE 'mdp-%' AND evidence & {_CLIENT} = 0) AS no_call"),
+        # The client of a durable request's attempts is the store.
+        F.expr(
+            f"count_if(client NOT LIKE 'mdp-%' AND number <> {DURABLE_NUMBER} AND evidence & {_CLIENT} = 0) "
+            "AS no_call"
+        ),
         F.expr(
             f"count_if(client NOT LIKE 'mdp-%' AND evidence & {_WORKER} = 0 "
             "AND outcome IN ('answered', 'failed')) AS no_run"

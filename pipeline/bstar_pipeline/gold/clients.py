@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline import sketch
+from bstar_pipeline.gold.rules import DURABLE_NUMBER
 
 FLOOD_SHARE = 0.5
 FLOOD_FACTOR = 10.0
@@ -85,9 +86,11 @@ def _sums(records: DataFrame) -> DataFrame:
     minute = F.expr(f"at DIV {_MINUTE_US}")
     by_minute = F.struct(minute.alias("minute"), F.lit(None).cast("int").alias("bucket"))
     by_time = F.struct(F.lit(None).cast("bigint").alias("minute"), sketch.bucket("total_us").alias("bucket"))
+    # Attempts at durable requests have the request's id there; their client is the store.
+    is_durable = F.col("number") == DURABLE_NUMBER
     entries = rows.select(
         "pair",
-        "client",
+        F.when(is_durable, "durable").otherwise(F.col("client")).alias("client"),
         is_own.alias("is_own"),
         F.when(is_own, F.col("node")).alias("node"),
         F.expr(f"at DIV {_DAY_US}").cast("int").alias("unix_day"),

@@ -19,6 +19,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 LATE_US = 1_000_000
 """A reply that a node sent so long before the client gave up should have reached it."""
 
+DURABLE_NUMBER = 1 << 62
+"""The number in the identity of each attempt at a durable request."""
+
 
 class Rule(NamedTuple):
     """``when`` is a condition over facts and columns; ``text`` shows those in braces."""
@@ -44,6 +47,7 @@ FACTS = {
     "has_worker": "evidence & 4 != 0",
     # BSN-G-14: these numbers belong to requests that are named by a key.
     "is_keyed": f"number >= {1 << 62}",
+    "is_durable": f"number = {DURABLE_NUMBER}",
     "is_forbidden": "NOT coalesce(is_idempotent, true)",
     "was_sent_once": "coalesce(attempts, 1) <= 1",
     "is_executed_again": "executions > 1",
@@ -104,12 +108,13 @@ RULES = {
         ),
         Rule(
             "unproven",
-            "NOT has_call AND has_node AND outcome IN ('returned', 'late')",
+            "NOT has_call AND has_node AND outcome IN ('returned', 'late') AND NOT is_durable",
             "given back by a node, never seen at the other: only the client's journal could tell",
         ),
     ),
     "executed-twice": (
         # A request is executed again only as a marked repetition, and never if its caller forbade that.
+        Rule("excused", "is_executed_again AND is_durable", "a further attempt at a durable request"),
         Rule("excused", "is_executed_again AND is_keyed", "asked again by its key"),
         Rule(
             "violated",
@@ -141,6 +146,7 @@ RULES = {
     ),
     "answered-twice": (
         # Guarantee 2: a reply is delivered once. Of two marked answers the client delivers one.
+        Rule("excused", "answers > 1 AND is_durable", "attempts at a durable request that ended"),
         Rule("excused", "answers > 1 AND is_keyed", "asked again by its key"),
         Rule("excused", "answers > 1 AND is_repeated", "a marked repetition: the first answer had been lost"),
         Rule(

@@ -32,6 +32,21 @@ RULES = {
         "replies were crossed",
         "Crossed: a client got what no worker had answered to its request.",
     ),
+    "durable-lost": (
+        "durable request is missing from the store",
+        "durable requests are missing from the store",
+        "Durable and lost: the store counts fewer than the journals know.",
+    ),
+    "begun-after-end": (
+        "durable request was begun after its end",
+        "durable requests were begun after their ends",
+        "Begun after its end: a node gave it to a worker after its cancel or close.",
+    ),
+    "answer-changed": (
+        "answer to a durable request changed",
+        "answers to durable requests changed",
+        "Answer changed: two answers to one durable request differ, or it ended twice.",
+    ),
     "both-active": (
         "interval in which both nodes served",
         "intervals in which both nodes served",

@@ -270,7 +270,7 @@ class Timeline:
         at = dead.ended_us + round(incident.length_s * 1e6)
         role, text = dead.node, f"The {_other(dead.node)} serves."
         if role == "primary":
-            text = "The backup took over; recovery is manual."
+            text = "The backup took over; this node stands by."
         dead.is_followed = True
         process = self._start(role, at)
         active = self._up[_other(role)]

@@ -1,0 +1,1 @@
+"""Simple Pirate and Paranoid Pirate (6/PPP) at a node (docs/patterns.md)."""

@@ -1,0 +1,1 @@
+"""PZQ: messages of producers wait in the durable store until a consumer acknowledges them."""

@@ -1,0 +1,446 @@
+"""Serves clients of the store: reads what they ask, makes commands of it, and answers when it is done.
+
+A command is answered when it has been applied: its entry is on as many disks as it must be. A question is
+answered by a look at the table.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from bstar.errors import RemoteProtocolError
+from bstar.printable import printable
+from bstar.security.principals import Principal
+from bstar.wire import CODECS, durable, native, native_broker
+from bstar.wire.batches import bodies_of, pack_finals
+from bstar.wire.dialect import Dialect
+from bstar.wire.durable import Fetch, Filter, Listing, Receipt, Schedule, Service, Standing, State, Submit
+from bstar.wire.messages import ErrorCode, Request, Requests
+from bstar_broker.core import refusals
+from bstar_broker.core.admission import REQUEST_BYTES
+from bstar_broker.core.ledger import Ledger
+from bstar_broker.core.outputs import Output, Send
+from bstar_broker.core.refusals import Refusal
+from bstar_broker.store.core import times
+from bstar_broker.store.core.commands import (
+    Cancelled,
+    Closed,
+    Command,
+    Defaults,
+    Retried,
+    Scheduled,
+    Submitted,
+)
+from bstar_broker.store.core.events import Change, Find, Found, Search
+from bstar_broker.store.core.observer import StoreObserver
+from bstar_broker.store.core.records import Record
+from bstar_broker.store.core.refusing import later, never, why_not_kept
+from bstar_broker.store.core.settings import StoreSettings
+
+# A result that is awaited longer is asked for again: the node may have changed meanwhile.
+FETCH_WAIT_MS_MAX = 60_000
+# Operations that wait for an answer, of all clients.
+_WAITING_MAX = 200_000
+
+# Makes the answer to a question of the records that the disk found.
+Answer = Callable[[Request, list[Record], float], list[Output]]
+
+
+class Batch(msgspec.Struct, gc=False):
+    """The submits of a client's batch that wait for their entry: the numbers of its rows, in order."""
+
+    sender: bytes
+    client_id: bytes
+    numbers: list[int]
+
+
+class Wait(msgspec.Struct, gc=False):
+    """A request for a result that is not there yet."""
+
+    message: Request
+    until: float
+
+
+class Order(msgspec.Struct):
+    """A command, how many changes it makes, and who waits for them.
+
+    ``done(changes, is_kept)`` makes the answer. ``is_kept``: on as many disks as submits must be.
+    """
+
+    command: Command
+    changes: int
+    asker: Request | Batch | None = None
+    done: Callable[[Sequence[Change], bool], list[Output]] | None = None
+
+
+class Desk:
+    """``orders`` are commands that wait to be proposed. ``why_no_submit()`` says why new requests are refused
+    now: a sentence, "" if they are taken.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        settings: StoreSettings,
+        *,
+        why_no_submit: Callable[[], str],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self._ledger = ledger
+        self._wall_ms = wall_ms
+        self._why_no_submit = why_no_submit
+        self._defaults = Defaults(
+            settings.attempts_max,
+            round(settings.backoff_s * 1000),
+            round(settings.backoff_max_s * 1000),
+            round(settings.expires_s * 1000),
+        )
+        self.orders: list[Order] = []
+        self.acknowledged = 0
+        self.observer: StoreObserver | None = None
+        # Questions to the disk, by token: who asks, and what becomes of the records.
+        self._questions: dict[int, tuple[Request, Answer]] = {}
+        self._tokens = 0
+        # Requests for results, by the id of the request.
+        self._waits: dict[bytes, list[Wait]] = {}
+        self.waiting = 0
+        self._handlers: dict[bytes, Callable[[Request, Principal | None, float], list[Output]]] = {
+            Service.SUBMIT.value: self._submit,
+            Service.SCHEDULE.value: self._schedule,
+            Service.RESULT.value: self._result,
+            Service.STATUS.value: self._status,
+            Service.CLOSE.value: self._close,
+            Service.CANCEL.value: self._cancel,
+            Service.RETRY.value: self._retry,
+            Service.LIST.value: self._list,
+        }
+
+    # --- what clients ask -----------------------------------------------------------------------------------
+
+    def receive(self, message: Request, principal: Principal | None, now: float) -> list[Output]:
+        """Handle one operation. Its body is one frame; more are ignored."""
+        handle = self._handlers.get(message.service)
+        if handle is None:
+            text = f'no such service: "{printable(message.service)}"'
+            return self.refuse(message, never("invalid-durable", text))
+        if self._is_full:
+            return self.refuse(message, later("store-busy", "too many durable operations wait"))
+        try:
+            return handle(message, principal, now)
+        except RemoteProtocolError as error:
+            return self.refuse(message, never("invalid-durable", error.text))
+
+    @property
+    def _is_full(self) -> bool:
+        return self.waiting + len(self.orders) >= _WAITING_MAX
+
+    def forget(self, request: bytes) -> bool:
+        """Close a request for the node itself; False if too many operations wait."""
+        if self._is_full:
+            return False
+        self.orders.append(Order(Closed([request]), 1))
+        return True
+
+    def receive_batch(self, message: Requests, principal: Principal | None) -> list[Output]:
+        """Submits that came together stay together: one command, one answer."""
+        rows: list[msgspec.Raw] = []
+        numbers: list[int] = []
+        outputs: list[Output] = []
+        for number, asker in zip(message.numbers, rows_of(message), strict=True):
+            frame = asker.body[0]
+            try:
+                refusal = self.why_not(durable.decode(frame, Submit), principal)
+            except RemoteProtocolError as error:
+                refusal = never("invalid-durable", error.text)
+            if refusal is not None:
+                outputs += self.refuse(asker, refusal)
+                continue
+            rows.append(msgspec.Raw(frame))
+            numbers.append(number)
+        if rows:
+            batch = Batch(message.sender, message.client_id, numbers)
+            command = self.submitted(rows, principal)
+            self.orders.append(Order(command, len(rows), batch, partial(self._say_batch, batch)))
+        return outputs
+
+    def _submit(self, message: Request, principal: Principal | None, now: float) -> list[Output]:
+        frame = bytes(message.body[0])
+        refusal = self.why_not(durable.decode(frame, Submit), principal)
+        if refusal is not None:
+            return self.refuse(message, refusal)
+        command = self.submitted([msgspec.Raw(frame)], principal)
+        self.orders.append(Order(command, 1, message, partial(self._say_receipt, message)))
+        return []
+
+    def _schedule(self, message: Request, principal: Principal | None, now: float) -> list[Output]:
+        frame = bytes(message.body[0])
+        asked = durable.decode(frame, Schedule)
+        times.check(asked.repeat)
+        refusal = self.why_not(asked.submit, principal)
+        if refusal is not None:
+            return self.refuse(message, refusal)
+        now_ms, submit = self._wall_ms(), asked.submit
+        from_ms = max(submit.at_ms, now_ms + submit.delay_ms)
+        first_ms = times.first(asked.repeat, from_ms, is_delayed=from_ms > now_ms)
+        if not first_ms:
+            return self.refuse(message, never("invalid-durable", "the schedule has no time to come"))
+        owner = "" if principal is None else principal.name
+        command = Scheduled(owner, msgspec.Raw(frame), first_ms, self._defaults)
+        self.orders.append(Order(command, 1, message, partial(self._say_receipt, message)))
+        return []
+
+    def why_not(self, submit: Submit, principal: Principal | None) -> Refusal | None:
+        """Why this submit is refused; None if it is taken, and takes its part of the memory that is left."""
+        service = submit.service
+        if service.startswith(self._ledger.reserved):
+            text = f'"{printable(service)}" is the broker\'s own: no worker can answer for it'
+            return never("invalid-durable", text)
+        if principal is not None and not principal.calls.match(service):
+            text = f'{principal.name} may not call service "{printable(service)}": no pattern of its calls'
+            return never("call-not-allowed", f"{text} matches", ErrorCode.NOT_ALLOWED)
+        if why := self._why_no_submit():
+            return later("store-refuses", why)
+        octets = sum(map(len, submit.body)) + REQUEST_BYTES
+        if octets > self._ledger.memory_left:
+            return refusals.MEMORY_FULL
+        self._ledger.memory_left -= octets
+        return None
+
+    def submitted(self, rows: list[msgspec.Raw], principal: Principal | None) -> Submitted:
+        """The command for these frames of Submit."""
+        return Submitted("" if principal is None else principal.name, rows, self._defaults)
+
+    def _result(self, message: Request, principal: Principal | None, now: float) -> list[Output]:
+        fetch = durable.decode(message.body[0], Fetch)
+        wait_s = min(fetch.wait_ms, FETCH_WAIT_MS_MAX) / 1000
+
+        def answer(record: Record | None, now: float) -> list[Output]:
+            if record is not None and record.state == State.PENDING and wait_s:
+                # The disk tells of its end later than of this look.
+                self._waits.setdefault(fetch.id, []).append(Wait(message, now + wait_s))
+                self.waiting += 1
+                return []
+            return [self._say_result(message, fetch.id, record)]
+
+        return self.ask(message, fetch.id, principal, answer)
+
+    def _status(self, message: Request, principal: Principal | None, now: float) -> list[Output]:
+        fetch = durable.decode(message.body[0], Fetch)
+
+        def answer(record: Record | None, now: float) -> list[Output]:
+            return [self._say(message, _standing(fetch.id, record))]
+
+        return self.ask(message, fetch.id, principal, answer)
+
+    def _close(self, message: Request, principal: Principal | None, now: float) -> list[Output]:
+        return self._order(Closed([_id_of(message)], only(principal)), message)
+
+    def _cancel(self, message: Request, principal: Principal | None, now: float) -> list[Output]:
+        return self._order(Cancelled(_id_of(message), only(principal)), message)
+
+    def _retry(self, message: Request, principal: Principal | None, now: float) -> list[Output]:
+        return self._order(Retried(_id_of(message), only(principal)), message)
+
+    def _order(self, command: Command, message: Request) -> list[Output]:
+        def done(changes: Sequence[Change], is_kept: bool) -> list[Output]:
+            [change] = changes
+            return [self._say(message, _standing(change.id, change.new or change.old))]
+
+        self.orders.append(Order(command, 1, message, done))
+        return []
+
+    def _list(self, message: Request, principal: Principal | None, now: float) -> list[Output]:
+        wanted = durable.decode(message.body[0], Filter)
+
+        def answer(message: Request, records: list[Record], now: float) -> list[Output]:
+            after = records[-1].seq if records else 0
+            bodies = [record.body for record in records] if wanted.with_bodies else []
+            return [self._say(message, Listing([record.standing() for record in records], after, bodies))]
+
+        return [
+            Search(
+                wanted.service,
+                wanted.state,
+                wanted.older_ms,
+                wanted.after,
+                wanted.limit,
+                only(principal),
+                self._token(message, answer),
+            )
+        ]
+
+    def ask(
+        self,
+        message: Request,
+        request: bytes,
+        principal: Principal | None,
+        answer: Callable[[Record | None, float], list[Output]],
+    ) -> list[Output]:
+        """Look for the record of ``request``; ``answer`` gets it, None if it is another principal's."""
+
+        def found(message: Request, records: list[Record], now: float) -> list[Output]:
+            return answer(records[0] if records and _is_owner(records[0], principal) else None, now)
+
+        return [Find(request, self._token(message, found))]
+
+    def _token(self, message: Request, answer: Answer) -> int:
+        self._tokens += 1
+        self._questions[self._tokens] = (message, answer)
+        return self._tokens
+
+    def found(self, found: Found, now: float) -> list[Output]:
+        """The disk answers a question."""
+        question = self._questions.pop(found.token, None)
+        if question is None:
+            return []  # it was asked before the node stopped leading
+        message, answer = question
+        if found.error:
+            return self.refuse(message, never("record-damaged", found.error))
+        return answer(message, found.records, now)
+
+    # --- what has been applied ------------------------------------------------------------------------------
+
+    def _say_receipt(self, asker: Request, changes: Sequence[Change], is_kept: bool) -> list[Output]:
+        [change] = changes
+        if (refusal := why_not_kept(change, is_kept)) is not None:
+            return self.refuse(asker, refusal)
+        self.acknowledged += 1
+        return [self._say(asker, _receipt(change))]
+
+    def _say_batch(self, batch: Batch, changes: Sequence[Change], is_kept: bool) -> list[Output]:
+        outputs: list[Output] = []
+        numbers: list[int] = []
+        receipts: list[bytes] = []
+        for number, change in zip(batch.numbers, changes, strict=True):
+            if (refusal := why_not_kept(change, is_kept)) is not None:
+                asker = _row(batch.sender, batch.client_id, Service.SUBMIT.value, number, [])
+                outputs += self.refuse(asker, refusal)
+                continue
+            numbers.append(number)
+            receipts.append(durable.encode(_receipt(change)))
+        if numbers:
+            self.acknowledged += len(numbers)
+            client = batch.client_id + native.NO_NUMBER
+            head = native.header(native.FINALS, identity=client, epoch=self._ledger.epoch)
+            outputs.append(Send([batch.sender, head, *pack_finals(numbers, receipts)]))
+        return outputs
+
+    def ended(self, record: Record) -> list[Output]:
+        """A request has an answer, or will never have one: tell all who wait for it."""
+        waits = self._waits.pop(record.id, ())
+        self.waiting -= len(waits)
+        return [self._say_result(wait.message, record.id, record) for wait in waits]
+
+    def closed(self, request: bytes) -> list[Output]:
+        """A request was forgotten: nobody waits for it any longer."""
+        waits = self._waits.pop(request, ())
+        self.waiting -= len(waits)
+        return [self._say_result(wait.message, request, None) for wait in waits]
+
+    # --- time and roles -------------------------------------------------------------------------------------
+
+    def expire(self, now: float) -> list[Output]:
+        """Answer those who have waited long enough: the request is pending."""
+        outputs: list[Output] = []
+        for request, waits in list(self._waits.items()):
+            due = [wait for wait in waits if now >= wait.until]
+            if not due:
+                continue
+            self.waiting -= len(due)
+            outputs += [self._say(wait.message, Standing(request, State.PENDING)) for wait in due]
+            waits[:] = [wait for wait in waits if now < wait.until]
+            if not waits:
+                del self._waits[request]
+        return outputs
+
+    def leave(self, orders: Sequence[Order], now: float) -> list[Output]:
+        """The node serves no more: clients ask the other one. ``orders`` were proposed and not applied."""
+        status = self._ledger.status(now)
+        askers = [each.asker for each in [*orders, *self.orders]]
+        askers += [message for message, _ in self._questions.values()]
+        askers += [wait.message for waits in self._waits.values() for wait in waits]
+        self.orders.clear()
+        self._questions.clear()
+        self._waits.clear()
+        self.waiting = 0
+        outputs: list[Output] = []
+        for asker in askers:
+            if isinstance(asker, Batch):
+                for number in asker.numbers:
+                    request = _row(asker.sender, asker.client_id, Service.SUBMIT.value, number, [])
+                    outputs.append(Send(native_broker.CODEC.not_active(request, status, True)))
+            elif asker is not None and (frames := CODECS[asker.dialect].not_active(asker, status, True)):
+                outputs.append(Send(frames))
+        return outputs
+
+    # --- answers --------------------------------------------------------------------------------------------
+
+    def refuse(self, asker: Request, refusal: Refusal) -> list[Output]:
+        """Count a refusal and tell the client."""
+        outputs = self.note(refusal)
+        frames = refusal.frames(CODECS[asker.dialect], asker, self._ledger.epoch)
+        return outputs if frames is None else [*outputs, Send(frames)]
+
+    def refuse_waiting(self, asker: Request, text: str) -> list[Output]:
+        """The store of this node does not lead yet."""
+        return self.refuse(asker, later("store-waits", text))
+
+    def note(self, refusal: Refusal) -> list[Output]:
+        """Count a refusal."""
+        return self._ledger.note(refusal.reason, refusal.text)
+
+    def _say(self, asker: Request, message: Receipt | Standing | Listing, *more: bytes) -> Send:
+        return self.final(asker, [durable.encode(message), *more])
+
+    def _say_result(self, asker: Request, request: bytes, record: Record | None) -> Send:
+        self.note_fetched(record)
+        return self._say(asker, _standing(request, record), *(record.answer if record is not None else ()))
+
+    def note_fetched(self, record: Record | None) -> None:
+        """Report that a client gets what is known of this record, if that is an answer."""
+        if self.observer is not None and record is not None and record.state == State.ANSWERED:
+            self.observer.fetched(record, self._ledger.epoch)
+
+    def final(self, asker: Request, body: list[bytes]) -> Send:
+        """An answer."""
+        return Send(CODECS[asker.dialect].final(asker, asker.service, self._ledger.epoch, 0, body, b""))
+
+
+def only(principal: Principal | None) -> str | None:
+    """Whose requests it may touch: its own; an operator, and everybody without keys, all."""
+    return None if principal is None or principal.is_operator else principal.name
+
+
+def _is_owner(record: Record, principal: Principal | None) -> bool:
+    """True if this principal may see the record."""
+    return only(principal) in (None, record.owner)
+
+
+def rows_of(message: Requests) -> list[Request]:
+    """The requests of a batch, each by itself."""
+    bodies = bodies_of(message.blob, message.lengths)
+    return [
+        _row(message.sender, message.client_id, message.service, number, [body])
+        for number, body in zip(message.numbers, bodies, strict=True)
+    ]
+
+
+def _row(sender: bytes, client_id: bytes, service: bytes, number: int, body: list[bytes]) -> Request:
+    return Request(sender, Dialect.NATIVE, (), service, body, native.identity(client_id, number))
+
+
+def _id_of(message: Request) -> bytes:
+    request = bytes(message.body[0])
+    if len(request) != durable.ID_BYTES:
+        raise RemoteProtocolError("durable", f"an id has {durable.ID_BYTES} octets, not {len(request)}")
+    return request
+
+
+def _receipt(change: Change) -> Receipt:
+    assert change.new is not None
+    return Receipt(change.id, change.old is None, change.new.state)
+
+
+def _standing(request: bytes, record: Record | None) -> Standing:
+    return Standing(request, State.UNKNOWN) if record is None else record.standing()

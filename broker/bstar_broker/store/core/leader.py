@@ -1,0 +1,203 @@
+"""The side that appends, sends, counts copies and commits. It also serves a peer without leading."""
+
+from typing import Final
+
+from bstar_broker.core.outputs import Output
+from bstar_broker.store.core import commands
+from bstar_broker.store.core.commands import Began
+from bstar_broker.store.core.copies import Copies
+from bstar_broker.store.core.entries import START, Entry, Position
+from bstar_broker.store.core.events import AskArbiter, Exported, LogRead, ToPeer, Trim, Write
+from bstar_broker.store.core.feeder import Feeder
+from bstar_broker.store.core.history import History
+from bstar_broker.store.core.in_sync import BOTH
+from bstar_broker.store.core.peer import EPOCHS_MAX, Ack, Entries, Hello, Part, Standing
+from bstar_broker.store.core.site import Site
+
+# Applied entries that stay in the log although every copy has them, and how many go at once.
+_KEPT: Final = 1_000
+
+
+class Leader:
+    """The leader's part of ``site``."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        settings = site.settings
+        self.copies = Copies(site.log, settings.peer_timeout_s)
+        self.feeder = Feeder(site.log, settings.catch_up_octets_s, self._entries, self._part)
+
+    # --- the leadership -------------------------------------------------------------------------------------
+
+    def begin(self, now: float, *, is_alone: bool = False) -> list[Output]:
+        """Lead in a new epoch. ``is_alone``: without the peer's copy, whatever it has."""
+        site, log = self._site, self._site.log
+        site.epoch = site.epoch_max = site.next_epoch()
+        at = Position(site.epoch, log.last.number + 1)
+        entry = Entry.of(at, log.at_ms, commands.encode([Began(site.role)]))
+        site.is_forced = is_alone
+        mark = site.mark(is_in_sync=True, is_alone=is_alone or self.was_alone)
+        write = log.write([entry], mark=mark)
+        self.feeder.stop()
+        site.in_sync.lead(site.epoch, is_forced=is_alone)
+        self.copies.lead(at.number, now, is_heard=site.peer.is_heard)
+        hello = site.peer.hello
+        is_met = site.peer.is_fresh and hello is not None
+        outputs: list[Output] = [write, site.say_hello(asks=not is_met)]
+        if is_met and hello is not None:
+            outputs += self.feed(hello, now)
+        return outputs + self.advance(now)
+
+    def leave(self) -> None:
+        """Lead no more; what is not committed may be dropped."""
+        self._site.epoch = 0
+        self._site.is_forced = False
+        self.copies.leave()
+        self.feeder.stop()
+
+    def propose(self, encoded: bytes, at_ms: int, now: float) -> list[Output]:
+        """Append an entry, here and at the peer."""
+        site, log = self._site, self._site.log
+        assert site.epoch, "only the leader appends"
+        at = Position(site.epoch, log.last.number + 1)
+        write = log.write([Entry.of(at, max(at_ms, log.at_ms), encoded)])
+        return [write, *self.pump(now)]
+
+    # --- the peer's copy ------------------------------------------------------------------------------------
+
+    def feed(self, hello: Hello, now: float) -> list[Output]:
+        """Send the peer what it lacks, by what its Hello says that it has."""
+        log = self._site.log
+        common = log.history.common(History(hello.epochs, hello.last)).number
+        needs_table = hello.applied > common
+        synced = min(common, hello.synced)
+        if needs_table or synced < self._site.committed:
+            self.copies.leave()
+        outputs: list[Output] = [*self.feeder.begin(common, synced, needs_table=needs_table)]
+        return [*outputs, *self.pump(now), *self.advance(now), *self.heartbeat()]
+
+    def acknowledge(self, ack: Ack, now: float) -> list[Output]:
+        """The peer's disk has more, or fails."""
+        site = self._site
+        site.peer.error = ack.error
+        self.copies.note_ack(ack, now)
+        if ack.error:
+            return self.advance(now)
+        if ack.number < self.feeder.acked:
+            # Its disk does not have what it had: hear what it has.
+            self.copies.leave()
+            return [*self.advance(now), *site.ask(now)]
+        self.feeder.acknowledge(ack.number)
+        return [*self.feeder.stored(ack.parts), *self.pump(now), *self.advance(now)]
+
+    def pump(self, now: float) -> list[Output]:
+        """Send what may be sent now."""
+        if self._site.peer.error:
+            return []
+        return self.feeder.pump(now, is_paced=self.copies.standing == Standing.BEHIND)
+
+    def log_read(self, given: LogRead, now: float) -> list[Output]:
+        """Entries for the peer that were not in memory."""
+        return [*self.feeder.log_read(given, now), *self.pump(now)]
+
+    def deadline(self) -> float | None:
+        """When ``pump`` may send more."""
+        return self.feeder.deadline() if self.copies.standing == Standing.BEHIND else None
+
+    def advance(self, now: float) -> list[Output]:
+        """What follows from time, Acks and syncs: the peer's standing, the marks, and what is committed."""
+        site, log, copies = self._site, self._site.log, self.copies
+        if not site.epoch:
+            return []
+        outputs: list[Output] = []
+        is_sent = self.feeder.is_on and self.feeder.table is None and self.feeder.next > log.last.number
+        is_heard = site.peer.is_heard and not site.peer.error
+        acked = self.feeder.acked
+        while copies.check(site.committed, acked, now, is_heard=is_heard, is_sent=is_sent):
+            outputs += self.heartbeat()
+        outputs += self._claim(now)
+        mark = self._new_mark()
+        if mark is not None:
+            outputs.append(mark)
+        may_be_alone = copies.may_commit_alone and site.in_sync.may_be_alone
+        committed = log.synced if may_be_alone else min(log.synced, acked)
+        if committed > site.committed:
+            site.committed = committed
+            outputs.append(log.write(apply_to=committed))
+        return outputs
+
+    @property
+    def was_alone(self) -> bool:
+        """What the last mark says that was ordered."""
+        return self._site.log.mark is not None and self._site.log.mark.is_alone
+
+    def _claim(self, now: float) -> list[AskArbiter]:
+        """What the arbiter must know of the copies that count."""
+        site, mark = self._site, self._site.log.mark
+        assert mark is not None
+        if self.copies.standing == Standing.BEHIND:
+            return site.in_sync.claim(mark.store, (site.role,), now)
+        if self.copies.standing == Standing.IN_SYNC and not mark.is_alone and site.log.is_marked:
+            return site.in_sync.claim(mark.store, BOTH, now)
+        return []
+
+    def _new_mark(self) -> Write | None:
+        site, standing = self._site, self.copies.standing
+        if site.is_forced and site.log.is_marked:
+            site.is_forced = False
+        if standing == Standing.BEHIND and not self.was_alone and site.in_sync.may_be_alone:
+            return site.log.write(mark=site.mark(is_in_sync=True, is_alone=True))
+        if standing == Standing.IN_SYNC and self.was_alone and self.copies.is_marked:
+            return site.log.write(mark=site.mark(is_in_sync=True, is_alone=False))
+        return None
+
+    # --- messages -------------------------------------------------------------------------------------------
+
+    def heartbeat(self) -> list[ToPeer]:
+        """Tell the peer how things are, if its log is known."""
+        if not self.feeder.is_on:
+            return []
+        return [self._entries(START if self.feeder.table is not None else self.feeder.prev, [])]
+
+    def _entries(self, prev: Position, entries: list[Entry]) -> ToPeer:
+        site, standing = self._site, self.copies.standing
+        heard = self.copies.heard if standing == Standing.IN_SYNC else 0
+        last = site.log.last.number
+        message = Entries(
+            site.run, site.epoch, prev, entries, site.committed, last, standing, heard, site.is_alone
+        )  # fmt: skip
+        return site.send(message)
+
+    def _part(self, given: Exported, index: int) -> ToPeer:
+        site = self._site
+        applied, epochs = None, list[Position]()
+        if given.is_last:
+            applied = given.applied
+            epochs = [first for first in site.log.history.epochs if first.number <= applied.number]
+        message = Part(
+            site.run,
+            site.epoch,
+            index,
+            site.is_alone,
+            given.records,
+            applied,
+            given.at_ms,
+            epochs[-EPOCHS_MAX:],
+        )
+        return site.send(message)
+
+    # --- the log's length -----------------------------------------------------------------------------------
+
+    def trim(self) -> list[Trim]:
+        """Drop what every copy has, and what is too much to keep for a peer that is away."""
+        site, log, feeder = self._site, self._site.log, self.feeder
+        keep = log.applied - _KEPT
+        if feeder.is_on:
+            keep = min(keep, feeder.acked if feeder.base is None else feeder.base)
+        elif site.epoch:
+            settings = site.settings
+            keep = min(keep, max(log.last.number - settings.log_entries, log.beyond(settings.log_octets)))
+        if keep - log.first < _KEPT:
+            return []
+        log.first = keep
+        return [Trim(keep)]

@@ -1,0 +1,188 @@
+"""The messages between the two stores of a pair, over the store's link.
+
+Frames: ``[BSTR01] [MessagePack, tagged array]`` in both directions. Every message names the ``run`` of its
+sender (one run of one process), so what is left of an earlier run or connection is recognised. Whatever a
+message says, ``decode`` has checked its shape: entries follow each other without a gap and are whole.
+"""
+
+import enum
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from bstar.errors import RemoteProtocolError
+from bstar.wire.epochs import EPOCH_MAX
+from bstar.wire.limits import MESSAGE_BYTES_MAX
+from bstar_broker.store.core.entries import Entry, Position
+from bstar_broker.store.core.records import Record
+
+HEADER = b"BSTR01"
+# Every version's header begins so.
+_FAMILY = b"BSTR"
+
+# A part of table or log is far smaller; one entry or record may have a whole message of a client and its
+# answer. What is longer is none of ours: libzmq hangs up.
+FRAME_BYTES_MAX = 3 * MESSAGE_BYTES_MAX
+# Failovers that a Hello tells of. Logs that parted earlier than that are made equal by the table.
+EPOCHS_MAX = 1_000
+
+_Number = Annotated[int, Meta(ge=0, le=2**62)]
+_Name = Annotated[str, Meta(min_length=1, max_length=64)]
+_Id = Annotated[bytes, Meta(max_length=16)]
+_Run = Annotated[bytes, Meta(min_length=8, max_length=16)]
+_Text = Annotated[str, Meta(max_length=1_024)]
+
+
+class Standing(enum.IntEnum):
+    """What a follower's copy is to the leader."""
+
+    BEHIND = 0  # entries are committed without it
+    JOINING = 1  # they are committed with it, and it lacks some of those committed before
+    IN_SYNC = 2  # it has all that is committed
+
+
+_History = Annotated[list[Position], Meta(max_length=EPOCHS_MAX)]
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
+    """Who the sender is and what its disk holds.
+
+    ``leads`` is the epoch in which it leads the store, 0 if it does not; ``wants``: its node serves, so it
+    would lead. ``last`` is the last entry of its log, ``synced`` the number up to which that is on its disk,
+    ``applied`` up to which it applies. ``asks``: answer it.
+    """
+
+    pair: _Name
+    role: Literal["primary", "backup"]
+    run: _Run
+    store: _Id
+    is_in_sync: bool
+    is_alone: bool
+    leads: _Number
+    wants: bool
+    asks: bool
+    last: Position
+    synced: _Number
+    applied: _Number
+    epochs: _History
+
+
+class Entries(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
+    """Entries that follow ``prev``; none of them: a heartbeat. ``epoch`` is that in which the sender leads, 0
+    if it only hands on what it has.
+
+    ``committed`` and ``last`` are the sender's. ``standing``: what the reader's copy is to it. ``heard`` is
+    the ``count`` of the last Ack that it read, 0 unless in sync. ``is_alone``: it commits without the reader.
+    """
+
+    run: _Run
+    epoch: _Number
+    prev: Position
+    entries: list[Entry]
+    committed: _Number
+    last: _Number
+    standing: Standing
+    heard: _Number
+    is_alone: bool
+
+
+class Ack(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
+    """The log of the sender is that of the reader, leading in ``epoch``, up to ``number``, and is synced.
+
+    ``parts`` of a table are synced. ``is_in_sync``: so says its stored mark. ``error``: its disk fails, why.
+    """
+
+    run: _Run
+    epoch: _Number
+    number: _Number
+    count: _Number
+    is_in_sync: bool
+    parts: _Number = 0
+    error: _Text = ""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
+    """Part ``index`` of the sender's table. The last has ``applied``, the entry after which the table is so,
+    with the time of that entry and the history of ``epochs`` up to it.
+    """
+
+    run: _Run
+    epoch: _Number
+    index: _Number
+    is_alone: bool
+    records: list[Record]
+    applied: Position | None
+    at_ms: _Number = 0
+    epochs: _History = []
+
+
+Message = Hello | Entries | Ack | Part
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Message).decode
+
+
+def encode(message: Message) -> list[bytes]:
+    """Frames ``[BSTR01] [MessagePack]``."""
+    return [HEADER, _encode(message)]
+
+
+def decode(frames: list[bytes]) -> Message:
+    """Read a message of the peer's store. RemoteProtocolError if it is none."""
+    header = frames[0] if frames else b""
+    if header != HEADER:
+        if header[: len(_FAMILY)] == _FAMILY:
+            raise RemoteProtocolError(
+                "store-version",
+                f"the peer's store speaks {header[:16]!r}, this one {HEADER!r}: run one release on both",
+            )
+        raise RemoteProtocolError("store-header", f"no message of a store: {header[:16]!r}")
+    if len(frames) != 2:
+        raise RemoteProtocolError("store-frames", f"a message of a store has 2 frames, not {len(frames)}")
+    try:
+        message: Message = _decode(frames[1])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(
+            "store-message", f"the peer's store sent what is no message: {error}"
+        ) from error
+    _check(message)
+    return message
+
+
+def _check(message: Message) -> None:
+    match message:
+        case Entries():
+            _check_positions([message.prev])
+            _check_entries(message.prev, message.entries)
+        case Hello():
+            _check_positions([*message.epochs, message.last])
+        case Part(applied=Position() as applied):
+            _check_positions([*message.epochs, applied])
+
+
+def _check_entries(prev: Position, entries: list[Entry]) -> None:
+    for entry in entries:
+        if entry.number != prev.number + 1 or not prev.epoch <= entry.epoch <= EPOCH_MAX:
+            raise RemoteProtocolError("store-order", f"entry {entry.position} does not follow {prev}")
+        if entry.at_ms < 0 or not entry.is_whole:
+            raise RemoteProtocolError(
+                "store-checksum",
+                f"entry {entry.position} is damaged: its checksum is not that of its content",
+            )
+        prev = entry.position
+
+
+def _check_positions(positions: list[Position]) -> None:
+    """The first numbers of epochs, and the last entry."""
+    for position in positions:
+        if not (0 <= position.epoch <= EPOCH_MAX and 0 <= position.number <= 2**62):
+            raise RemoteProtocolError("store-position", f"no position: {position}")
+    for one, next_one in pairwise(positions[:-1]):
+        if one.epoch >= next_one.epoch or one.number >= next_one.number:
+            raise RemoteProtocolError("store-history", f"epoch {next_one} does not come after {one}")
+    if len(positions) > 1 and not positions[-2] <= positions[-1]:
+        raise RemoteProtocolError(
+            "store-history", f"the last entry {positions[-1]} is before {positions[-2]}"
+        )

@@ -1,0 +1,442 @@
+"""The replicated log of the durable store: one node leads and appends, the other follows.
+
+The machine is sans-I/O. An entry is *committed* when it is on every disk that counts; only then both nodes
+apply it. Two nodes are no majority, so their disks keep marks that prove which copy has everything
+(docs/adr/0023-replicated-store.md has the losses under each failure). The invariants:
+
+1. *Log matching.* In one epoch one node appends, in one run, to one log. So an epoch and a number name one
+   entry, and logs that have it are the same up to it. An epoch has the parity of its role and is above all
+   that this log or the peer's last Hello has, so no epoch is used twice.
+2. *A committed entry is on both disks, or the leader's disk says that it is alone.* ``Copies`` commits
+   without the peer only while the mark ``is_alone`` is stored, and the mark is taken back only after the peer
+   has stored that it is in sync.
+3. *A follower in sync has all that is committed.* It is told so only after each further commit waits for its
+   disk and its disk has what was committed before.
+4. *Who leads has all that was acknowledged, as far as any disk or message can tell.* A node leads if it was
+   sure of its copy since it followed (``Following``), if its mark says that it is alone and the peer does not
+   answer, or after it compared with the peer and took over what the better copy has. Alone is better than in
+   sync, in sync better than neither; of two that are equal, the greater last position is better. Neither: no
+   copy is known to be whole, and only ``force`` begins.
+5. *What was applied is never dropped from a log.* A copy that applied what the leader never had is replaced
+   by the leader's table. That happens only to the lesser of two nodes that were both alone, and after
+   ``force``: it is counted and reported.
+6. *A node that is alone gives its entries up only to a log that has them, or to one that is alone, too.* The
+   mark goes in the same order to the disk as the entries.
+
+Liveness: whatever was lost on the link, the side that misses something says Hello, and the other compares
+the histories of the logs and sends from the last common entry on.
+"""
+
+from collections import Counter
+from functools import partial
+from math import inf
+from typing import Final
+
+from bstar.errors import RemoteProtocolError
+from bstar.printable import printable
+from bstar_broker.core.outputs import Notice, Output
+from bstar_broker.store.core import peer as wire
+from bstar_broker.store.core import proof
+from bstar_broker.store.core.entries import START, Position
+from bstar_broker.store.core.events import Applied, ArbiterSaid, Exported, LogRead, Mark, Opened, Written
+from bstar_broker.store.core.follower import Follower
+from bstar_broker.store.core.leader import Leader
+from bstar_broker.store.core.meeting import Source, mismatch, source
+from bstar_broker.store.core.peer import Ack, Entries, Hello, Part, Standing
+from bstar_broker.store.core.records import Totals
+from bstar_broker.store.core.site import ReplicaSettings, Role, Site
+
+__all__ = ["Replica", "ReplicaSettings"]
+
+
+_UNREAD: Final = Opened(None, START, 1, 0, 0, [], Totals(), {})
+
+
+class Replica:
+    """Replication for one node of ``pair``. ``new_store``: 16 random octets, new for each run of the process.
+
+    Every input returns outputs, to be carried out in sequence. Until the disk was read it only remembers.
+    """
+
+    def __init__(
+        self, *, pair: str, role: Role, settings: ReplicaSettings, new_store: bytes, now: float
+    ) -> None:
+        self._is_open = False
+        self._open = partial(Site, pair, role, settings, new_store)
+        self._build(_UNREAD, now)
+        self._tell_at = inf
+        # Messages that were refused, by their reasons.
+        self.refused: Counter[str] = Counter()
+
+    def _build(self, opened: Opened, now: float) -> None:
+        self._site = site = self._open(opened, now)
+        self._leader = Leader(site)
+        self._follower = Follower(site)
+
+    # --- for status, metrics and refusals -------------------------------------------------------------------
+
+    @property
+    def is_leading(self) -> bool:
+        """True if commands may be proposed."""
+        return self._site.epoch > 0 and not self._site.log.error
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the log in which it leads; 0 if it does not. What was proposed in one that is over may
+        be lost.
+        """
+        return self._site.epoch
+
+    @property
+    def trouble(self) -> str:
+        """Why it does not lead although its node serves, or cannot go on alone, and what to do; or ""."""
+        site = self._site
+        if site.wanted is None:
+            return ""
+        if not self._is_open:
+            return "the store's disk is being read"
+        if site.log.error:
+            return f"the store's disk fails: {site.log.error}"
+        if site.epoch:
+            return "" if self.copies == 2 else proof.why_not(site)
+        return self._why_not()
+
+    def _why_not(self) -> str:
+        peer = self._site.peer
+        if peer.mismatch:
+            return f"the peer's store cannot be used: {peer.mismatch}"
+        if text := proof.why_not(self._site):
+            return text
+        if not peer.is_heard or peer.hello is None:
+            return (
+                "nothing proves that this copy has all that was acknowledged, and the peer's store is not "
+                "heard: start the peer with its store, or run bstar store force"
+            )
+        if peer.hello.leads:
+            return f"the peer leads the store in epoch {peer.hello.leads}"
+        if source(self._site.hello(asks=False), peer.hello) == Source.NEITHER:
+            return (
+                "neither this copy nor the peer's is known to have all that was acknowledged: put the "
+                "missing disk back, or run bstar store force"
+            )
+        return f"this copy takes over what the peer's has: {self.catch_up:.0%} are there"
+
+    @property
+    def copies(self) -> int:
+        """On how many disks an entry is when it is committed now."""
+        return 2 if self._site.epoch and self._leader.copies.standing == Standing.IN_SYNC else 1
+
+    def copies_of(self, number: int) -> int:
+        """On how many disks this entry of the leader's log is for certain."""
+        return (number <= self._site.log.synced) + (number <= self._leader.feeder.acked)
+
+    @property
+    def mark(self) -> Mark | None:
+        """The mark that was ordered last from the disk."""
+        return self._site.log.mark
+
+    @property
+    def last(self) -> Position:
+        """The last entry of this node's log."""
+        return self._site.log.last
+
+    @property
+    def committed(self) -> int:
+        """The number of the last entry that may be applied here."""
+        return self._site.committed
+
+    @property
+    def applied_to(self) -> int:
+        """The number of the last entry that was applied."""
+        return self._site.log.applied
+
+    @property
+    def is_peer_heard(self) -> bool:
+        """True if the peer's store speaks."""
+        return self._site.peer.is_heard
+
+    @property
+    def lag(self) -> int:
+        """Entries that the follower's disk lacks, as far as this node knows."""
+        log, following = self._site.log, self._follower.following
+        if self._site.epoch:
+            return max(0, log.last.number - self._leader.feeder.acked)
+        return max(0, following.peer_last - min(following.matched, log.synced))
+
+    @property
+    def catch_up(self) -> float:
+        """The part of the log that the copy which lags has, from 0.0 to 1.0."""
+        last = self._site.log.last.number if self._site.epoch else self._follower.following.peer_last
+        return 1.0 - self.lag / max(last, 1)
+
+    # --- the node's role ------------------------------------------------------------------------------------
+
+    def opened(self, given: Opened, now: float) -> list[Output]:
+        """The disk was read."""
+        wanted = self._site.wanted
+        self._is_open = True
+        self._build(given, now)
+        self._site.wanted = wanted
+        self._tell_at = now + self._site.settings.heartbeat_s
+        return [self._site.say_hello(asks=True), *self._decide(now)]
+
+    def lead(self, epoch: int, now: float) -> list[Output]:
+        """The node serves, in this epoch. It leads the store at once if it is sure of its copy, otherwise as
+        soon as it has compared with the peer.
+        """
+        site = self._site
+        site.wanted = epoch
+        site.in_sync.forget()
+        if not self._is_open:
+            return []
+        if site.epoch:
+            return self._leader.begin(now) if epoch > site.epoch else []
+        if self._follower.following.is_sure:
+            return self._begin(now)
+        site.peer.is_fresh = False
+        return [site.say_hello(asks=True), *proof.ask(site, now), *self._decide(now)]
+
+    def follow(self, now: float) -> list[Output]:
+        """The node serves no more."""
+        site = self._site
+        site.wanted = None
+        if not self._is_open:
+            return []
+        if site.epoch:
+            self._leave()
+        return [site.say_hello(asks=True)]
+
+    def force(self, now: float) -> list[Output]:
+        """An operator says that the store goes on from this copy: what only others have is given up.
+
+        Nothing happens if the node does not serve, or leads the store.
+        """
+        site = self._site
+        if not self._is_open or site.wanted is None or site.epoch:
+            return []
+        return self._begin(now, is_alone=True)
+
+    def peer_serves(self, now: float) -> list[Output]:
+        """The peer's node says that it serves. If its store was not heard for long, that may commit alone."""
+        site = self._site
+        if not self._is_open:
+            return []
+        if not site.epoch:
+            return self._follower.note_life(now)
+        is_unproved = self._leader.copies.standing == Standing.JOINING and not self._leader.was_alone
+        if not is_unproved or self._follower.following.is_leased(now):
+            return []
+        # It took over because it heard nothing, and has not committed anything yet: compare first.
+        self._leave()
+        return [site.say_hello(asks=True)]
+
+    def _decide(self, now: float) -> list[Output]:
+        """May a node that serves lead, by what is known now?"""
+        site, peer = self._site, self._site.peer
+        if site.wanted is None or site.epoch:
+            return []
+        if peer.is_heard and peer.hello is not None and peer.hello.leads:
+            is_next = self._follower.following.is_sure and site.wanted > peer.hello.leads
+            return self._begin(now) if is_next else []
+        if self._follower.following.is_sure:
+            return self._begin(now)
+        if not peer.is_heard:
+            # The peer may be alone, too, in a later epoch: give it the time to say so.
+            is_silent = now >= peer.heard_at + site.settings.peer_timeout_s
+            return self._begin(now) if is_silent and proof.may_lead_unheard(site) else []
+        if not peer.is_fresh or peer.hello is None:
+            return []
+        return self._begin(now) if proof.may_lead_heard(site) else []
+
+    def _begin(self, now: float, *, is_alone: bool = False) -> list[Output]:
+        self._follower.following.leave()
+        return self._leader.begin(now, is_alone=is_alone)
+
+    def _leave(self) -> None:
+        self._leader.leave()
+        self._follower.following.leave()
+        self._site.peer.is_fresh = False
+
+    # --- commands -------------------------------------------------------------------------------------------
+
+    def propose(self, commands: bytes, at_ms: int, now: float) -> list[Output]:
+        """Append an entry; it becomes ``last``. Only while ``is_leading``. ``Applied`` with its number tells
+        that it is committed; if ``epoch`` changes before, nothing is known of it.
+        """
+        return self._leader.propose(commands, at_ms, now)
+
+    # --- from the disk --------------------------------------------------------------------------------------
+
+    def written(self, given: Written, now: float) -> list[Output]:
+        """Orders are synced, or fail."""
+        self._site.log.written(given)
+        if self._site.epoch:
+            return self._leader.advance(now)
+        return [*self._follower.written(now), *self._finish(now)]
+
+    def applied(self, given: Applied, now: float) -> list[Output]:
+        """An entry was applied."""
+        self._site.log.applied = given.number
+        return []
+
+    def log_read(self, given: LogRead, now: float) -> list[Output]:
+        """Entries that the peer lacks."""
+        return self._leader.log_read(given, now)
+
+    def exported(self, given: Exported, now: float) -> list[Output]:
+        """A part of the table for the peer."""
+        return self._leader.feeder.exported(given, now)
+
+    # --- from the peer --------------------------------------------------------------------------------------
+
+    def receive(self, frames: list[bytes], now: float) -> list[Output]:
+        """Handle a message of the peer's store."""
+        if not self._is_open:
+            return []
+        try:
+            message = wire.decode(frames)
+        except RemoteProtocolError as error:
+            return self._refuse(error.reason, error.text)
+        site = self._site
+        if isinstance(message, Hello):
+            return self._meet(message, now)
+        if site.peer.hello is None or message.run != site.peer.hello.run:
+            return list(site.ask(now))
+        site.peer.note(now)
+        match message:
+            case Entries() | Part():
+                return self._take(message, now)
+            case Ack() if self._leader.feeder.is_on and message.epoch == site.epoch:
+                return self._leader.acknowledge(message, now)
+        return []
+
+    def _refuse(self, reason: str, text: str) -> list[Output]:
+        self.refused[reason] += 1
+        return [Notice(f"{reason}: {printable(text)}")]
+
+    def _take(self, message: Entries | Part, now: float) -> list[Output]:
+        site, hello = self._site, self._site.peer.hello
+        assert hello is not None
+        if site.epoch:
+            if not self._outranks(message.is_alone, message.epoch):
+                return list(site.ask(now))
+            self._leave()
+        if message.epoch == 0 and (site.wanted is None or hello.leads or not proof.may_take_over(site)):
+            # Of a source, and nobody asked for it.
+            return []
+        if isinstance(message, Part):
+            return self._follower.part(message, now)
+        return [*self._follower.entries(message, now), *self._finish(now)]
+
+    def _finish(self, now: float) -> list[Output]:
+        """A node that serves leads when it has taken over what it lacked."""
+        following = self._follower.following
+        if self._site.wanted is None or self._site.epoch or not following.is_on:
+            return []
+        if following.epoch == 0 and following.has_all:
+            return self._begin(now)
+        return self._decide(now)
+
+    def _outranks(self, is_alone: bool, epoch: int) -> bool:
+        """Of two nodes that lead, one that is alone goes on; of two, that in the later epoch."""
+        return epoch > 0 and (is_alone, epoch) > (self._site.is_alone, self._site.epoch)
+
+    def _meet(self, hello: Hello, now: float) -> list[Output]:
+        """The peer says what it has: compare, and let the better copy go on."""
+        site, peer = self._site, self._site.peer
+        peer.mismatch = mismatch(site.hello(asks=False), hello)
+        if peer.mismatch:
+            # Nothing that it says counts.
+            peer.hello, peer.is_fresh = None, False
+            return self._refuse("store-mismatch", peer.mismatch)
+        peer.hello, peer.is_fresh = hello, True
+        peer.error = ""
+        peer.note(now)
+        outputs: list[Output] = [site.say_hello(asks=False)] if hello.asks else []
+        if site.epoch:
+            if not self._knows_more(hello):
+                return [*outputs, *self._serve(hello, now)]
+            self._leave()
+            peer.is_fresh = True
+            outputs.append(site.say_hello(asks=True))
+        if hello.leads:
+            outputs += self._follower.note_life(now)
+        elif hello.wants and source(site.hello(asks=False), hello) == Source.OWN and site.wanted is None:
+            return [*outputs, *self._leader.feed(hello, now)]
+        else:
+            self._leader.feeder.stop()
+        return [*outputs, *self._decide(now)]
+
+    def _knows_more(self, hello: Hello) -> bool:
+        """True if a leader must give way to the peer."""
+        if self._outranks(hello.is_alone, hello.leads):
+            return True
+        site = self._site
+        if not hello.is_alone or site.log.history.has(hello.last):
+            return False
+        # Both alone: the later epoch goes on, also if its node does not lead at this moment.
+        return not site.is_alone or hello.last.epoch > site.epoch
+
+    def _serve(self, hello: Hello, now: float) -> list[Output]:
+        """Send the peer what it lacks. Above the epochs that it has seen, or it takes nothing."""
+        if hello.last.epoch > self._site.epoch:
+            return self._leader.begin(now)
+        return self._leader.feed(hello, now)
+
+    def peer_lost(self, now: float) -> list[Output]:
+        """The connection broke. Both sides say Hello on the next one."""
+        if not self._is_open:
+            return []
+        self._site.peer.lose()
+        self._leader.feeder.stop()
+        return self._leader.advance(now)
+
+    # --- from the arbiter -----------------------------------------------------------------------------------
+
+    def arbiter_said(self, given: ArbiterSaid, now: float) -> list[Output]:
+        """The arbiter says which copies are in sync, and whether a claim is granted."""
+        site = self._site
+        if not self._is_open or not site.in_sync.hear(given, now):
+            return []
+        if site.epoch and not site.in_sync.is_refused(site.role):
+            return self._leader.advance(now)
+        outputs: list[Output] = []
+        if site.epoch:
+            # Another leader was granted what excludes this one.
+            site.epoch_max = max(site.epoch_max, site.in_sync.epoch)
+            self._leave()
+            outputs.append(site.say_hello(asks=True))
+        mark = site.log.mark
+        if site.wanted is not None and mark is not None and mark.is_in_sync and proof.is_outside(site):
+            outputs.append(site.log.write(mark=site.mark(is_in_sync=False, is_alone=mark.is_alone)))
+        return [*outputs, *self._decide(now)]
+
+    # --- time -----------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When ``handle_timer`` is due."""
+        if not self._is_open:
+            return None
+        pace_at = self._leader.deadline()
+        return self._tell_at if pace_at is None else min(self._tell_at, pace_at)
+
+    def handle_timer(self, now: float) -> list[Output]:
+        """Heartbeats, silence, and what waits for its time."""
+        if not self._is_open:
+            return []
+        outputs = self._leader.pump(now)
+        if now < self._tell_at:
+            return outputs
+        site, peer = self._site, self._site.peer
+        self._tell_at = now + site.settings.heartbeat_s
+        outputs += site.in_sync.repeat(now) if site.epoch else proof.ask(site, now)
+        if peer.is_heard and now >= peer.heard_at + site.settings.peer_timeout_s:
+            peer.lose()
+            self._leader.feeder.stop()
+        outputs += self._leader.advance(now)
+        outputs += self._decide(now)
+        outputs += self._leader.trim()
+        if self._leader.feeder.is_on:
+            return [*outputs, *self._leader.heartbeat()]
+        is_content = peer.is_fresh and (self._follower.following.is_on or site.wanted is None)
+        return outputs if is_content else [*outputs, *site.ask(now)]

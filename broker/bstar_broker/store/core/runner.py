@@ -1,0 +1,244 @@
+"""Has pending requests done: it gives them to the broker, like a client, and makes commands of their ends.
+
+The table is on the disk. Here are the requests that the broker has (``running``), and for each service
+whether there are more and when the next becomes due. A request stays in ``running`` until the command that
+its end became has been applied, so no look at the table finds it a second time.
+"""
+
+from math import inf
+
+import msgspec
+
+from bstar.wire.dialect import Dialect
+from bstar.wire.durable import Cause
+from bstar.wire.messages import ErrorCode, Request
+from bstar_broker.core.broker import Broker
+from bstar_broker.core.mailbox import STORE
+from bstar_broker.core.outputs import Output
+from bstar_broker.store.core.commands import Answered, Command, Failed
+from bstar_broker.store.core.events import Due, DueFound
+from bstar_broker.store.core.records import Record
+
+# Requests of one service that the broker has at once, and of all services. Enough that workers never wait for
+# the disk; few enough that other clients' requests do not wait behind them.
+_SERVICE_MAX = 512
+_RUNNING_MAX = 8_192
+_OCTETS_MAX = 64 << 20
+_LOOK_OCTETS = 8 << 20
+# After a refusal of the broker.
+_PAUSE_S = 0.1
+# Identities of durable requests: the id, and a number that no client counts to, with the mark of a key. So
+# workers that keep replies know a repetition.
+_NUMBER = (1 << 62).to_bytes(8, "big")
+# The extension that carries the number of the attempt (docs/protocol/native.md, section 4).
+_ATTEMPT = b"\x41\x00\x02"
+_CAUSES = {
+    ErrorCode.POISON: Cause.POISON,
+    ErrorCode.INVALID: Cause.REJECTED,
+    ErrorCode.NOT_ALLOWED: Cause.REJECTED,
+}
+
+
+def identity_of(request: bytes) -> bytes:
+    """The identity of a durable request at the broker and at workers."""
+    return request + _NUMBER
+
+
+def request_of(identity: bytes) -> bytes | None:
+    """The id of the durable request with this identity; None if it is another request's."""
+    return identity[:16] if identity[16:] == _NUMBER else None
+
+
+class Lane(msgspec.Struct):
+    """One service: how many of its requests run, whether the disk has more that are due, and when the next
+    one becomes due (Unix milliseconds; 0: none that is known).
+    """
+
+    running: int = 0
+    has_more: bool = True
+    is_asking: bool = False
+    next_ms: int = 0
+    pause_until: float = 0.0
+
+
+class Runner:
+    """Runs between ``begin`` and ``stop``. ``commands`` are what the ends of requests became."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._ledger = broker.ledger
+        self.commands: list[Command] = []
+        self.running: dict[bytes, Record] = {}
+        # Services that have, or had, pending requests.
+        self.services: set[bytes] = set()
+        self._octets = 0
+        self._lanes: dict[bytes, Lane] = {}
+        self._is_on = False
+        # Requests that were submitted before this node began may have been begun by its predecessor.
+        self._begun_seq = 0
+        self._registrations = 0
+        self.attempts = {"answered": 0, "failed": 0, "returned": 0}
+
+    def begin(self, begun_seq: int) -> None:
+        """Run from now on. Requests with a lower seq than ``begun_seq`` may have begun at another node."""
+        self._is_on = True
+        self._begun_seq = begun_seq
+        self._lanes = {service: Lane() for service in self.services}
+
+    def stop(self, now: float) -> None:
+        """The node serves no more: what the broker has of it ends there."""
+        self._is_on = False
+        for request in self.running:
+            self._broker.withdraw(identity_of(request), now)
+        self.running.clear()
+        self.commands.clear()
+        self._lanes.clear()
+        self._octets = 0
+
+    # --- what the table says --------------------------------------------------------------------------------
+
+    def pending(self, record: Record, now_ms: int, now: float) -> list[Output]:
+        """A request is pending since this moment: new, or after a failed attempt."""
+        self.services.add(record.service)
+        if not self._is_on:
+            return []
+        lane = self._lanes.setdefault(record.service, Lane(has_more=False))
+        if record.due_ms > now_ms:
+            lane.next_ms = min(lane.next_ms or record.due_ms, record.due_ms)
+        elif lane.has_more or lane.is_asking or not self._has_room(record.service, lane, now):
+            lane.has_more = True
+        else:
+            return self._give(record, lane, now_ms, now)
+        return []
+
+    def ended(self, request: bytes, now: float) -> None:
+        """A command has changed or ended this request: the broker may forget it."""
+        record = self.running.pop(request, None)
+        if record is None:
+            return
+        self._octets -= _size(record)
+        self._lanes[record.service].running -= 1
+        self._broker.withdraw(identity_of(request), now)
+
+    def found(self, found: DueFound, now_ms: int, now: float) -> list[Output]:
+        """The disk has looked for requests that are due."""
+        lane = self._lanes.get(found.service)
+        if lane is None or not self._is_on:
+            return []
+        lane.is_asking = False
+        lane.has_more = lane.has_more or found.has_more
+        if found.next_ms:
+            lane.next_ms = min(lane.next_ms or found.next_ms, found.next_ms)
+        outputs: list[Output] = []
+        for record in found.records:
+            if record.id not in self.running:
+                outputs += self._give(record, lane, now_ms, now)
+        return outputs
+
+    # --- the broker -----------------------------------------------------------------------------------------
+
+    def look(self, now_ms: int, now: float) -> list[Output]:
+        """Ask the disk for more where workers could take more."""
+        if not self._is_on:
+            return []
+        outputs: list[Output] = []
+        for service, lane in self._lanes.items():
+            if lane.next_ms and now_ms >= lane.next_ms:
+                lane.next_ms = 0
+                lane.has_more = True
+            if (
+                lane.has_more
+                and not lane.is_asking
+                and lane.running <= _SERVICE_MAX // 2
+                and self._has_room(service, lane, now)
+            ):
+                lane.has_more = False
+                lane.is_asking = True
+                skip = frozenset(
+                    request for request, record in self.running.items() if record.service == service
+                )
+                outputs.append(Due(service, now_ms, _SERVICE_MAX - lane.running, _LOOK_OCTETS, skip))
+        return outputs
+
+    def _has_room(self, service: bytes, lane: Lane, now: float) -> bool:
+        record = self._ledger.services.get(service)
+        return (
+            record is not None
+            and record.workers > 0
+            and lane.running < _SERVICE_MAX
+            and len(self.running) < _RUNNING_MAX
+            and self._octets < _OCTETS_MAX
+            and now >= lane.pause_until
+            and not self._ledger.is_draining
+        )
+
+    def _give(self, record: Record, lane: Lane, now_ms: int, now: float) -> list[Output]:
+        if record.expires_ms and now_ms >= record.expires_ms:
+            return []  # the next sweep ends it
+        self.running[record.id] = record
+        self._octets += _size(record)
+        lane.running += 1
+        attempt = min(record.attempts + 1, 0xFFFF)
+        request = Request(
+            STORE,
+            Dialect.STORE,
+            (),
+            record.service,
+            record.body,
+            identity_of(record.id),
+            extensions=_ATTEMPT + attempt.to_bytes(2, "big"),
+            is_repeated=attempt > 1 or record.seq < self._begun_seq,
+        )
+        return self._broker.receive(request, now)
+
+    def collect(self, now: float) -> bool:
+        """Read what has become of requests at the broker; False if nothing has."""
+        if not self._ledger.mailbox.endings:
+            return False
+        for ending in self._ledger.mailbox.take():
+            request = ending.identity[:16]
+            record = self.running.get(request)
+            if record is None:
+                continue
+            if ending.body is not None:
+                self.attempts["answered"] += 1
+                self.commands.append(Answered(request, list(map(bytes, ending.body))))
+            elif ending.code:
+                self.attempts["failed"] += 1
+                cause = _CAUSES.get(ErrorCode(ending.code), Cause.FAILED)
+                is_final = cause is not Cause.FAILED
+                self.commands.append(Failed(request, cause, ending.text, ending.retry_ms, is_final))
+            else:
+                # It was not executed, or the next leader has it executed.
+                self.attempts["returned"] += 1
+                del self.running[request]
+                self._octets -= _size(record)
+                lane = self._lanes[record.service]
+                lane.running -= 1
+                lane.has_more = True
+                lane.pause_until = now + _PAUSE_S
+        return True
+
+    # --- time -----------------------------------------------------------------------------------------------
+
+    def is_stirred(self) -> bool:
+        """True once after workers have registered: they may offer what nobody offered before."""
+        if self._registrations == self._ledger.registrations:
+            return False
+        self._registrations = self._ledger.registrations
+        return True
+
+    def next_due_ms(self) -> int:
+        """When the next request becomes due, Unix milliseconds; 0 if none is known."""
+        return min((lane.next_ms for lane in self._lanes.values() if lane.next_ms), default=0)
+
+    def next_deadline(self) -> float:
+        """When ``look`` may find room after a pause."""
+        return min(
+            (lane.pause_until for lane in self._lanes.values() if lane.has_more and lane.pause_until),
+            default=inf,
+        )
+
+
+def _size(record: Record) -> int:
+    return sum(map(len, record.body)) + 1_000

@@ -1,0 +1,45 @@
+"""What the store counts and reports to an observer: ends of requests, and for how long a copy lags."""
+
+from bstar.wire.durable import State
+from bstar_broker.store.core.events import Applied
+from bstar_broker.store.core.observer import StoreObserver
+from bstar_broker.store.core.records import Totals
+
+_ENDS = (State.ANSWERED, State.DEAD, State.CANCELLED)
+
+
+class Tally:
+    """Counts since it was made. ``acknowledged_alone``: submits that were on one disk only. ``totals`` are
+    those of the table.
+    """
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+        self.observer: StoreObserver | None = None
+        self.ended = {state.name.lower(): 0 for state in _ENDS}
+        self.acknowledged_alone = 0
+        # The leader's last entry at some moment, that moment, whether the other copy was behind then, and how
+        # long it took for the mark before.
+        self._mark, self._marked_at, self._was_behind = 0, 0.0, False
+        self._took_s = 0.0
+
+    def applied(self, applied: Applied, epoch: int, now: float) -> None:
+        """An entry has been applied."""
+        self.totals = applied.totals
+        for change in applied.changes:
+            new = change.new
+            if new is not None and new is not change.old and new.state in _ENDS:
+                self.ended[State(new.state).name.lower()] += 1
+        if self.observer is not None:
+            self.observer.applied(applied, epoch, now)
+
+    def lag_s(self, last: int, lag: int, now: float) -> float:
+        """For how long the other copy has been behind: ``lag`` entries of a log up to entry ``last``.
+
+        It is as exact as the questions are frequent: it is the time that the copy takes for what was the last
+        entry at a question.
+        """
+        if last - lag >= self._mark:
+            self._took_s = now - self._marked_at if self._was_behind else 0.0
+            self._mark, self._marked_at, self._was_behind = last, now, lag > 0
+        return max(self._took_s, now - self._marked_at) if lag else 0.0

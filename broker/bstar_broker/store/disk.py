@@ -1,0 +1,295 @@
+"""The disk of the durable store: one thread that carries out the orders of ``core.events`` in sequence.
+
+    disk = Disk(directory, wake=…)      opens the store; the first answer is Opened
+    disk.put([Write(…), Due(…)])        from one thread
+    disk.take()                         the answers so far; ``wake`` was called, in the disk's thread
+
+Whatever waits when a turn begins is one transaction (group commit, ``writer``). Jobs that may be long get a
+slice between two transactions (``disk_jobs``), and the WAL is copied into the database while nothing waits,
+or when it is large. After an error the orders stay and are tried again with the next one, and every second.
+"""
+
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Final
+
+from bstar.closing import Closing
+from bstar.errors import ClosedError, ConfigurationError, StoreError
+from bstar_broker.store.core.events import DiskInput, DiskOutput, Due, Find, Import, Write
+from bstar_broker.store.disk_jobs import Jobs
+from bstar_broker.store.faults import explain, free_bytes
+from bstar_broker.store.sqlite_file import StoreFile
+from bstar_broker.store.writer import SyncTimes, Writer
+
+_log = logging.getLogger("bstar.store")
+
+# One transaction appends so much at most: the next waits for its sync.
+_TURN_OCTETS_MAX: Final = 8 << 20
+
+_RETRY_S: Final = 1.0
+
+# How often it looks for the request that has waited longest.
+_LOOK_INTERVAL_S: Final = 5.0
+
+# The WAL is copied when it has so much: at rest, and under load, where a commit waits for that. The disk is
+# at rest when nothing has come for a moment: a client that submits one request after the other leaves gaps.
+_REST_S: Final = 0.2
+_WAL_IDLE_OCTETS: Final = 1 << 20
+_WAL_OCTETS_MAX: Final = 8 << 20
+
+# How long ``close`` waits for a disk that does not answer.
+_CLOSE_S_MAX: Final = 10.0
+
+
+class _Orders:
+    """Orders on their way from the loop to the thread."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self._changed = threading.Condition()
+        self._orders: deque[DiskOutput] = deque()
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def put(self, orders: Sequence[DiskOutput]) -> None:
+        """Add them. ClosedError after ``close``."""
+        with self._changed:
+            if self.is_closed:
+                raise ClosedError("the store's disk is closed")
+            self._orders.extend(orders)
+            self._changed.notify()
+
+    def take(self, wait_s: float) -> list[DiskOutput]:
+        """Those for one turn; wait for the first one so long at most."""
+        taken: list[DiskOutput] = []
+        octets = 0
+        with self._changed:
+            if not self._orders and not self.is_closed:
+                self._changed.wait(wait_s)
+            while self._orders and octets < _TURN_OCTETS_MAX:
+                taken.append(self._orders.popleft())
+                octets += _octets_of(taken[-1])
+        return taken
+
+    def close(self) -> None:
+        """Take no more."""
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify()
+
+
+class _Answers:
+    """Answers on their way from the thread to the loop, which ``wake`` wakes for the first of them."""
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._answers: list[DiskInput] = []
+
+    def put(self, answer: DiskInput) -> None:
+        """Add one."""
+        with self._lock:
+            self._answers.append(answer)
+            is_first = len(self._answers) == 1
+        if is_first:
+            self._wake()
+
+    def take(self) -> list[DiskInput]:
+        """All that wait."""
+        with self._lock:
+            taken, self._answers = self._answers, []
+        return taken
+
+
+class Disk(Closing):
+    """The store of this ``pair`` in ``directory``, which is made if it is missing.
+
+    ConfigurationError if the directory cannot be used or is another pair's, StoreError if the store in it is
+    damaged or not whole.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, pair: str, wake: Callable[[], object]) -> None:
+        self._orders = _Orders()
+        self._answers = _Answers(wake)
+        self._file = StoreFile(directory)
+        try:
+            self._writer = Writer(self._file, self._answers.put)
+            opened = self._writer.opened()
+        except (sqlite3.Error, StoreError) as error:
+            self._file.close()
+            raise StoreError(explain(error, self._file.folder.path)) from error
+        if opened.mark is not None and opened.mark.pair != pair:
+            self._file.close()
+            raise ConfigurationError(
+                f"store.directory: the store in {directory} is that of pair {opened.mark.pair!r}, and this "
+                f"node belongs to {pair!r}: name the right directory"
+            )
+        totals = opened.totals
+        _log.info(
+            "the store %s is open: its log ends at entry %d, %d applied; %d pending, %d answered, %d dead",
+            directory, opened.last.number, opened.applied,
+            totals.pending, totals.answered, totals.dead,
+        )  # fmt: skip
+        self._jobs = Jobs(self._writer, self._answers.put)
+        # Since when the pending request is due that has waited longest, Unix milliseconds; 0: none is due.
+        self.oldest_due_ms = 0
+        self._look_at = 0.0
+        # Taken and not done.
+        self._waiting: deque[DiskOutput] = deque()
+        self._answers.put(opened)
+        self._thread = threading.Thread(target=self._run, name="bstar-store-disk", daemon=True)
+        self._thread.start()
+
+    # --- for the loop -------------------------------------------------------------------------------------
+
+    def put(self, orders: Sequence[DiskOutput]) -> None:
+        """Carry out these orders, after those before. ClosedError after ``close``."""
+        self._orders.put(orders)
+
+    def take(self) -> list[DiskInput]:
+        """The answers since the last call, in order."""
+        return self._answers.take()
+
+    @property
+    def orders_waiting(self) -> int:
+        """How many orders wait."""
+        return len(self._orders) + len(self._waiting)
+
+    @property
+    def syncs(self) -> SyncTimes:
+        """How long the commits with a sync took."""
+        return self._writer.figures.syncs
+
+    @property
+    def commits(self) -> int:
+        """How many transactions were carried out, each with one sync at most."""
+        return self._writer.figures.commits
+
+    @property
+    def errors(self) -> int:
+        """How many transactions have failed."""
+        return self._writer.figures.errors
+
+    @property
+    def error(self) -> str:
+        """Why nothing can be written now, and what to do; "" if it can."""
+        return self._writer.figures.error
+
+    @property
+    def damaged(self) -> int:
+        """How many damaged records were met."""
+        return len(self._writer.table.damaged)
+
+    def free_bytes(self) -> int:
+        """How much room the file system has. OSError if it does not tell."""
+        return free_bytes(self._file.folder.path)
+
+    def file_bytes(self) -> int:
+        """The octets of its files. OSError if the system does not tell."""
+        return self._file.folder.file_bytes()
+
+    def close(self) -> None:
+        """Carry out what waits, and end. Idempotent; ten seconds at most, if the disk hangs."""
+        self._orders.close()
+        self._thread.join(_CLOSE_S_MAX)
+        if self._thread.is_alive():
+            _log.error("the store's disk does not answer; what it has synced is safe")
+
+    # --- the thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._orders.is_closed or len(self._orders):
+                self._waiting.extend(self._orders.take(self._patience_s()))
+                self._turn()
+            self._jobs.forget_copy(is_idle_only=False)
+            self._file.close()
+        except Exception as error:  # noqa: BLE001  # the node must hear of whatever it is: it waits
+            _log.exception("the store's disk has ended by a fault of this program")
+            self._file.close()
+            text = f"the store's disk has ended by a fault of this program: {error!r}; restart the node"
+            self._answers.put(self._writer.fault(text))
+
+    def _patience_s(self) -> float:
+        """How long to wait for the next order."""
+        if self._writer.figures.error:
+            return _RETRY_S
+        if self._jobs or self._writer.has_to_apply:
+            return 0.0
+        if self._writer.wal_octets > _WAL_IDLE_OCTETS:
+            return _REST_S
+        return _RETRY_S if self._waiting else _LOOK_INTERVAL_S
+
+    def _turn(self) -> None:
+        orders, self._waiting = self._waiting, deque()
+        is_well = True
+        for is_import, group in groupby(orders, lambda order: isinstance(order, Import)):
+            if not is_well:
+                self._waiting.extend(group)
+            elif is_import:
+                parts = list(group)
+                is_well = self._writer.take_in(parts)  # type: ignore[arg-type]
+                self._waiting.extend(() if is_well else parts)
+            else:
+                is_well = self._write(list(group))
+        if not orders and (self._writer.has_to_apply or self._writer.is_behind):
+            is_well = self._writer.write((), deque())
+        if is_well:
+            self._rest(is_idle=not orders)
+        else:
+            # It would keep the WAL from being emptied, which a failed sync needs.
+            self._jobs.forget_copy(is_idle_only=False)
+
+    def _write(self, orders: list[DiskOutput]) -> bool:
+        writes = [order for order in orders if isinstance(order, Write)]
+        reads = deque(order for order in orders if isinstance(order, Find | Due))
+        for order in orders:
+            if not isinstance(order, Write | Find | Due | Import):
+                self._jobs.add(order)
+        if not writes and not reads:
+            return True
+        is_well = self._writer.write(writes, reads)
+        if not is_well:
+            self._waiting.extend(writes)
+        self._waiting.extend(reads)
+        return is_well
+
+    def _rest(self, *, is_idle: bool) -> None:
+        """Do a slice of the jobs, and copy the WAL if it is time."""
+        try:
+            if self._jobs:
+                self._jobs.turn()
+            self._jobs.forget_copy()
+            self._look()
+            is_idle = is_idle and not self._orders and not self._jobs
+            if self._writer.wal_octets > (_WAL_IDLE_OCTETS if is_idle else _WAL_OCTETS_MAX):
+                self._checkpoint()
+        except (sqlite3.Error, StoreError) as error:
+            self._writer.fail(error)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_INTERVAL_S
+            self.oldest_due_ms = self._writer.table.oldest_due_ms(time.time_ns() // 1_000_000)
+
+    def _checkpoint(self) -> None:
+        began_at = time.monotonic()
+        left = self._file.checkpoint()
+        self._writer.wal_octets = 0
+        _log.debug("the WAL was copied in %.3f s; %d frames are left", time.monotonic() - began_at, left)
+
+
+def _octets_of(order: DiskOutput) -> int:
+    if isinstance(order, Write):
+        return sum([len(entry.commands) for entry in order.entries])
+    if isinstance(order, Import):
+        return sum([record.octets for record in order.records])
+    return 0

@@ -1,0 +1,43 @@
+"""What is wrong with a store's disk, and what to do about it: texts for people."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from bstar.errors import StoreError
+
+FROM_PEER: Final = (
+    "if the peer's store is whole, stop this node, move its store.directory away and start it: it gets "
+    "everything from the peer"
+)
+
+
+def explain(error: Exception, directory: Path) -> str:
+    """What this error of SQLite or of the system means for the store in ``directory``."""
+    if isinstance(error, StoreError):
+        return str(error)
+    # Any: only errors of SQLite have it.
+    name: Any = getattr(error, "sqlite_errorname", None) or ""
+    text = f"{error} ({name})" if name else str(error)
+    if name == "SQLITE_FULL" or getattr(error, "errno", 0) == errno.ENOSPC:
+        return (
+            f"the disk of {directory} is full ({free_bytes(directory)} octets are free): make room; nothing "
+            "that was acknowledged is lost, and the store goes on by itself"
+        )
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")) or not os.access(
+        directory, os.W_OK
+    ):
+        return (
+            f"{directory} cannot be written: {text}; let this user write there, and see whether the system "
+            "has made the file system read-only after an error of the disk"
+        )
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return f"the store in {directory} is damaged: {text}; bstar store check says where; {FROM_PEER}"
+    return f"the disk of {directory} has failed: {text}; see the system's log"
+
+
+def free_bytes(directory: Path) -> int:
+    """How much room the file system has for this user. OSError if it does not tell."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize

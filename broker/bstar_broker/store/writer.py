@@ -1,0 +1,344 @@
+"""The transactions of the store's disk: what one turn appends, applies, marks and imports.
+
+A turn is one transaction for all the orders that wait. It applies first and hands out the results at once:
+those entries are synced on this disk since an earlier turn. Then it reads what was asked, then it appends and
+marks, then it commits, and then all of it is ``Written``.
+
+After an error nothing of the transaction has happened. The results of an entry that were handed out are never
+handed out twice: the entry is applied again without them, and whatever reads the table waits for that.
+"""
+
+import copy
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from bstar.agenda import Lag
+from bstar.errors import BstarError, StoreError
+from bstar_broker.store.core import commands, rules
+from bstar_broker.store.core.entries import START, Entry, Position
+from bstar_broker.store.core.events import (
+    Applied,
+    DiskInput,
+    Due,
+    DueFound,
+    Find,
+    Found,
+    Import,
+    Mark,
+    Opened,
+    Write,
+    Written,
+)
+from bstar_broker.store.core.records import Totals
+from bstar_broker.store.fail_points import Point, reach
+from bstar_broker.store.faults import explain
+from bstar_broker.store.sqlite_file import StoreFile
+from bstar_broker.store.sqlite_log import SqliteLog
+from bstar_broker.store.sqlite_table import SqliteTable
+
+_log = logging.getLogger("bstar.store")
+
+# One transaction applies so many octets of commands at most, about 50 ms, so that none waits long for it.
+_APPLIED_OCTETS_MAX: Final = 4 << 20
+
+# Appended entries that are kept to be applied without reading them back.
+_CACHE_OCTETS_MAX: Final = 32 << 20
+
+# What a transaction writes to the WAL beside its commands: index pages, the marks.
+_WAL_OCTETS_MIN: Final = 16 << 10
+
+
+class SyncTimes(Lag):
+    """How long commits with a sync took, in seconds: the buckets are those of a reactor's lag."""
+
+
+class Figures:
+    """What the disk has done: ``commits``, transactions that failed (``errors``), how long syncs took.
+
+    ``error`` says why the last transaction failed and what to do, "" if it did not.
+    """
+
+    def __init__(self) -> None:
+        self.syncs = SyncTimes()
+        self.commits = self.errors = 0
+        self.error = ""
+
+
+class TableState(msgspec.Struct):
+    """What the table is: after which entry, and what it holds."""
+
+    applied: Position = START
+    at_ms: int = 0
+    totals: Totals = msgspec.field(default_factory=Totals)
+
+
+class _Appended:
+    """Entries that were appended and will be applied soon: so many that they need not be read back."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._octets = 0
+
+    def put(self, entry: Entry) -> None:
+        """Keep it, if there is room."""
+        self.take(entry.number)
+        if self._octets + len(entry.commands) <= _CACHE_OCTETS_MAX:
+            self._entries[entry.number] = entry
+            self._octets += len(entry.commands)
+
+    def take(self, number: int) -> Entry | None:
+        """The entry with this number, which is not kept any longer; None if it is not here."""
+        entry = self._entries.pop(number, None)
+        if entry is not None:
+            self._octets -= len(entry.commands)
+        return entry
+
+    def keep_to(self, number: int) -> None:
+        """Forget those above this number."""
+        for above in [each for each in self._entries if each > number]:
+            self.take(above)
+
+
+class Writer:
+    """Carries out orders in transactions.
+
+    ``wal_octets`` is about what the WAL holds that is not in the database.
+    """
+
+    def __init__(self, file: StoreFile, answer: Callable[[DiskInput], None]) -> None:
+        self.file = file
+        self.figures = Figures()
+        self.wal_octets = 0
+        self.log = SqliteLog(file.database)
+        self.table = SqliteTable(file.database, Totals())
+        self._answer = answer
+        self._state = TableState()
+        self._synced = START
+        # The last order that was carried out.
+        self._order = 0
+        self._apply_to = self._handed_out = 0
+        self._appended = _Appended()
+        # A transaction has failed: memory and disk may differ; and a sync: so may kernel and disk.
+        self._is_unsure = self._is_sync_unsure = False
+        self._load()
+        self._drop_staged()
+        self._apply_to = self._handed_out = self._state.applied.number
+        self._synced = self.log.last
+
+    def _drop_staged(self) -> None:
+        """A process that ended has left part of the peer's table: the peer sends it from its start again."""
+        self.file.begin(is_synced=False)
+        self.table.unstage()
+        self.file.put("staged", Totals())
+        self.file.commit()
+
+    def fault(self, text: str) -> Written:
+        """The program is at fault, and nothing more is written: what to tell."""
+        self.figures.error = text
+        return Written(self._synced, self._order, text)
+
+    def opened(self) -> Opened:
+        """What was found. Raises StoreError if its mark is damaged."""
+        state = self._state
+        return Opened(
+            self.file.get("mark", Mark), self.log.last, self.log.first, state.applied.number, self.log.at_ms,
+            self.log.epochs(), copy.copy(state.totals), self.table.next_due(),
+        )  # fmt: skip
+
+    @property
+    def has_to_apply(self) -> bool:
+        """True if there are entries to apply."""
+        return self._state.applied.number < min(self._apply_to, self._synced.number)
+
+    @property
+    def is_behind(self) -> bool:
+        """True if the table lacks what was handed out: nobody may read it."""
+        return self._is_unsure or self._state.applied.number < self._handed_out
+
+    def write(self, writes: Sequence[Write], reads: "deque[Find | Due]") -> bool:
+        """One transaction for these orders; False if it failed. Takes off ``reads`` what it has answered."""
+        end = self._synced.number
+        for order in writes:
+            if order.keep_to is not None:
+                end = min(end, order.keep_to)
+                self._apply_to = min(self._apply_to, max(order.keep_to, self._state.applied.number))
+            self._apply_to = max(self._apply_to, order.apply_to)
+        is_synced = any(order.entries or order.mark or order.keep_to is not None for order in writes)
+
+        def work() -> None:
+            self._apply(min(self._apply_to, end))
+            self._read(reads)
+            for order in writes:
+                self._append(order)
+
+        had_failed = self.figures.error != ""
+        if not self._transact(work, is_synced=is_synced):
+            return False
+        if writes:
+            self._order = writes[-1].order
+        # The end of an error is told even if no order waits: there may be none before it is heard.
+        if writes or had_failed:
+            self._answer(Written(self._synced, self._order))
+        return True
+
+    def take_in(self, parts: Sequence[Import]) -> bool:
+        """One transaction for these parts of the peer's table; False if it failed."""
+
+        def work() -> None:
+            for part in parts:
+                if part.is_first:
+                    self.table.stage()
+                self.table.put(part.records)
+                self.file.put("staged", self.table.staged)
+                reach(Point.IMPORT)
+                self.wal_octets += sum(record.octets for record in part.records)
+                if part.applied is not None:
+                    self._swap(part, part.applied)
+
+        if not self._transact(work, is_synced=True):
+            return False
+        if any(part.applied is not None for part in parts):
+            self._apply_to = self._handed_out = self._state.applied.number
+        self._order = parts[-1].order
+        self._answer(Written(self._synced, self._order))
+        return True
+
+    def _swap(self, part: Import, applied: Position) -> None:
+        """The peer's table is whole: table and log of before go, in the same transaction."""
+        self.table.swap()
+        self._state = TableState(applied, part.at_ms)
+        self._put_state()
+        self.log.begin_after(applied, part.at_ms, part.epochs)
+        self._appended.keep_to(0)
+        reach(Point.SWAP)
+
+    def trim(self, below: int) -> bool:
+        """Drop some entries below this number; True if there are more."""
+        has_more = False
+
+        def work() -> None:
+            nonlocal has_more
+            reach(Point.TRIM)
+            has_more = self.log.trim(min(below, self._state.applied.number + 1))
+
+        return self._transact(work, is_synced=False) and has_more
+
+    # --- the parts of a transaction -----------------------------------------------------------------------
+
+    def _apply(self, end: int) -> None:
+        octets, state = 0, self._state
+        while state.applied.number < end and octets < _APPLIED_OCTETS_MAX:
+            number = state.applied.number + 1
+            entry = self._appended.take(number) or self.log.whole(number)
+            try:
+                orders = commands.decode(entry.commands)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise StoreError(f"log entry {number} holds no commands of this program: {error}") from error
+            reach(Point.BEFORE_APPLY)
+            changes = rules.apply(entry, orders, self.table)
+            reach(Point.AFTER_APPLY)
+            state.applied, state.at_ms = entry.position, entry.at_ms
+            octets += len(entry.commands)
+            if number > self._handed_out:
+                self._handed_out = number
+                self._answer(Applied(number, changes, copy.copy(self.table.totals)))
+        if octets:
+            self.wal_octets += 2 * octets
+            self._put_state()
+
+    def _put_state(self) -> None:
+        self._state.totals = self.table.totals
+        self.file.put("state", self._state)
+
+    def _read(self, reads: "deque[Find | Due]") -> None:
+        if self._state.applied.number < self._handed_out:
+            return
+        while reads:
+            order = reads[0]
+            if isinstance(order, Due):
+                found = self.table.due(order.service, order.now_ms, order.limit, order.octets, order.skip)
+                self._answer(DueFound(order.service, *found))
+            else:
+                self._answer(self._find(order))
+            reads.popleft()
+
+    def _find(self, order: Find) -> Found:
+        try:
+            record = self.table.get(order.id)
+        except StoreError as error:
+            return Found(order.token, [], error=str(error))
+        return Found(order.token, [] if record is None else [record])
+
+    def _append(self, order: Write) -> None:
+        log, applied = self.log, self._state.applied
+        if order.keep_to is not None:
+            log.keep_to(order.keep_to, applied, self._state.at_ms)
+            self._appended.keep_to(order.keep_to)
+        if order.entries:
+            reach(Point.BEFORE_APPEND)
+            log.append(order.entries)
+            reach(Point.AFTER_APPEND)
+        for entry in order.entries:
+            self.wal_octets += len(entry.commands)
+            if entry.number > applied.number:
+                self._appended.put(entry)
+        if order.mark is not None:
+            reach(Point.MARK)
+            self.file.put("mark", order.mark)
+
+    # --- transactions -------------------------------------------------------------------------------------
+
+    def _transact(self, work: Callable[[], None], *, is_synced: bool) -> bool:
+        try:
+            if self._is_sync_unsure:
+                self.file.sync_all()
+                self._is_sync_unsure = False
+            if self._is_unsure:
+                self._load()
+                self._is_unsure = False
+            self.file.begin(is_synced=is_synced)
+            work()
+            reach(Point.BEFORE_COMMIT)
+            took_s = self.file.commit()
+            reach(Point.AFTER_COMMIT)
+        except (sqlite3.Error, OSError, BstarError) as error:
+            self.fail(error)
+            return False
+        self.figures.commits += 1
+        self.wal_octets += _WAL_OCTETS_MIN
+        self._synced = self.log.last
+        if is_synced:
+            self.figures.syncs.observe(took_s)
+        if self.figures.error:
+            _log.warning("the store is written again: %s", self.file.folder.path)
+            self.figures.error = ""
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """A transaction or a job has failed: tell, and take it back."""
+        self._is_unsure = True
+        name: str = getattr(error, "sqlite_errorname", None) or ""
+        self._is_sync_unsure = self._is_sync_unsure or name.startswith("SQLITE_IOERR")
+        self.figures.errors += 1
+        self._appended.keep_to(0)
+        text = explain(error, self.file.folder.path)
+        try:
+            self.file.rollback()
+        except sqlite3.Error as second:
+            text = f"{text}; and it could not be taken back: {second}"
+        if text != self.figures.error:
+            _log.error("the store cannot be written: %s", text)
+        self.figures.error = text
+        self._answer(Written(self._synced, self._order, text))
+
+    def _load(self) -> None:
+        """Take from the disk what memory holds of it."""
+        self._state = self.file.get("state", TableState) or TableState()
+        self.table.totals = self._state.totals
+        self.table.staged = self.file.get("staged", Totals) or Totals()
+        self.log.load(self._state.applied, self._state.at_ms)

@@ -1,0 +1,65 @@
+"""Frames of bodies on the command line: read from its arguments, and printed to people, files and scripts."""
+
+import base64
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from bstar.errors import ConfigurationError
+from bstar_cli.terminal import lines
+
+BODY_HELP = (
+    "One frame each: a text, - for standard input, @FILE for a file, @@text for @text. "
+    "None is one empty frame."
+)
+
+
+def frames_of(texts: Sequence[str] | None) -> list[bytes]:
+    """The frames that the arguments name. ConfigurationError for what cannot be read."""
+    return [_frame(text) for text in texts or ()] or [b""]
+
+
+def print_frames(frames: Sequence[bytes], *, is_raw: bool, is_alone: bool) -> None:
+    """Print a reply's frames; ``is_alone``: nothing else is printed beside them.
+
+    A terminal gets each frame on a line, with what it would obey as escapes. A file gets a single frame as
+    the octets that it is, of several each on a line. ``is_raw``: nothing but the octets, everywhere.
+    """
+    if is_raw or (is_alone and len(frames) == 1 and not sys.stdout.isatty()):
+        _write(b"".join(frames))
+    elif sys.stdout.isatty():
+        for frame in frames:
+            typer.echo(lines(frame))
+    else:
+        _write(b"".join(frame + b"\n" for frame in frames))
+
+
+def json_frame(frame: bytes) -> str | dict[str, str]:
+    """A frame for JSON: its text, or its octets in base64."""
+    try:
+        return frame.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(frame).decode()}
+
+
+def _frame(text: str) -> bytes:
+    if text == "-":
+        try:
+            return sys.stdin.buffer.read()
+        except (OSError, AttributeError) as error:  # None if it was closed from the start
+            raise ConfigurationError("-: standard input is closed or cannot be read") from error
+    if text.startswith("@@"):
+        return text[1:].encode()
+    if text.startswith("@"):
+        try:
+            return Path(text[1:]).read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"{text}: cannot be read: {error.strerror or error}") from error
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _write(octets: bytes) -> None:
+    sys.stdout.buffer.write(octets)
+    sys.stdout.buffer.flush()

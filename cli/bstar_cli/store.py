@@ -1,0 +1,136 @@
+"""``bstar store``: the durable store on a disk, checked while no node uses it (docs/durable.md)."""
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from bstar.printable import printable
+from bstar_broker.control import FORCE_STORE, LEADS
+from bstar_broker.store.check import Report, check
+from bstar_cli import exits
+from bstar_cli.check_progress import CheckProgress
+from bstar_cli.node_control import ask_node
+from bstar_cli.options import NodeConfiguration, grouped, refuse
+
+_TEXT_CHARS_MAX: Final = 1_000
+
+store = typer.Typer(
+    name="store",
+    no_args_is_help=True,
+    add_completion=False,
+    help="The durable store of a node (docs/operations.md).",
+)
+
+
+@store.callback()
+def _store() -> None:
+    pass
+
+
+def _check(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The node's store.directory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Read a stopped node's store to the end, and say what is damaged. It changes nothing.
+
+    It reads each page, each entry of the log and each record: ten seconds for a million small ones. A store
+    whose process was killed is no damage: the next start reads its write-ahead log, and so does this command.
+    Run it as the user that runs the node. On standard error it shows how far it is: a bar on a terminal,
+    otherwise a line every ten seconds.
+
+    If it finds damage and the peer's store is whole: move the directory away and start the node, which then
+    gets everything from the peer. Keep what was moved away until the copy is complete.
+
+    Exit codes: 0 whole; 1 damaged, with what and where; 2 wrong usage, no store, or a node uses it.
+
+    Examples:
+
+        bstar store check /var/lib/bstar/store
+
+        bstar store check /var/lib/bstar/store --json
+    """
+    refuse(not directory.is_dir(), f"{directory} is no directory")
+    with CheckProgress() as progress:
+        report = check(directory, progress.watch)
+    if as_json:
+        typer.echo(msgspec.json.encode({"is_whole": report.is_whole, **msgspec.to_builtins(_fields(report))}))
+    else:
+        _print(report)
+    if not report.is_whole:
+        raise typer.Exit(exits.FAILED)
+
+
+def _fields(report: Report) -> dict[str, object]:
+    fields = msgspec.structs.asdict(report)
+    if report.mark is not None:
+        fields["mark"] = {**msgspec.structs.asdict(report.mark), "store": report.mark.store.hex()}
+    return fields
+
+
+def _print(report: Report) -> None:
+    mark, totals, last = report.mark, report.totals, report.last
+    typer.echo(
+        f"{report.directory}: {report.octets / 1e6:.1f} MB, {'closed' if report.was_closed else 'not closed'}"
+    )
+    if mark is None:
+        typer.echo("  of no pair yet")
+    else:
+        kind = "in sync" if mark.is_in_sync else "not in sync"
+        alone = ", alone" if mark.is_alone else ""
+        typer.echo(f"  of pair {printable(mark.pair.encode(), 100)}, {mark.role}: {kind}{alone}")
+    typer.echo(
+        f"  log: {report.log_entries} entries, {report.first} to {last.number} (epoch {last.epoch}), "
+        f"{report.applied.number} applied"
+    )
+    typer.echo(
+        f"  records: {totals.pending} pending, {totals.answered} answered, {totals.dead} dead, "
+        f"{totals.cancelled} cancelled, {totals.scheduled} schedules; {totals.octets / 1e6:.1f} MB"
+    )
+    if report.staged:
+        typer.echo(f"  beside it {report.staged} records of the peer's table, whose copy was interrupted")
+    for finding in report.findings:
+        name = f" {finding.name}" if finding.part == "records" else ""
+        typer.echo(f"{finding.part}{name}: {printable(finding.text.encode(), _TEXT_CHARS_MAX)}")
+    more = report.findings_count - len(report.findings)
+    if more:
+        typer.echo(f"and {more} more")
+    typer.echo("whole" if report.is_whole else f"damaged: {report.findings_count} findings")
+
+
+def _force(
+    node: NodeConfiguration,
+    confirm: Annotated[
+        bool, typer.Option("--give-up-the-other", help="You know that the other copy is lost, or may be.")
+    ] = False,
+) -> None:
+    """Let the store go on from the copy of the node that serves, whatever the other copy has.
+
+    A node whose copy may lack something that was acknowledged does not lead the store: it waits for the
+    other node. If the other disk is lost, run this on the machine of the node that serves, as the user that
+    runs it. What only the other copy has is given up: when that node comes back, it takes over this copy.
+
+    Exit codes: 0 the store leads; 1 refused, with the reason; 2 wrong usage or configuration.
+
+    Examples:
+
+        bstar store force --config configs/backup.yaml --give-up-the-other
+    """
+    is_nothing_given = node.config is None and not node.assignments
+    refuse(is_nothing_given, "no configuration: name the node's with --config FILE or BSTAR_CONFIG")
+    refuse(
+        not confirm,
+        "what only the other node's disk has is given up: if that is what you want, say --give-up-the-other",
+    )
+    settings = node.settings()
+    refuse(settings.store.directory is None, "store.directory is null: this node has no durable store")
+    answer = ask_node(settings, FORCE_STORE)
+    if answer != LEADS:
+        typer.echo(f"not forced: {answer}", err=True)
+        raise typer.Exit(exits.FAILED)
+    typer.echo(f"the {settings.role} of the pair {settings.pair} leads the store")
+
+
+store.command("force")(grouped(_force))
+store.command("check")(grouped(_check))

@@ -1,0 +1,105 @@
+"""What every client for asyncio does with its calls: begin them, await their outcomes, give them up."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
+from typing import Self
+
+from bstar.errors import ClosedError, ForkedError, LocalProtocolError
+from bstar_client.aio.client_loop import ClientLoop
+from bstar_client.aio.feeds import Answer, Feed, Source, reply_of
+from bstar_client.client_base import ClientBase
+from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
+from bstar_client.core.window import Window
+
+
+class AsyncCaller(ClientBase):
+    """Base of the clients for asyncio. Each belongs to the event loop in which it is first used."""
+
+    def _init_shell(self) -> None:
+        self._loop: ClientLoop | None = None
+        self._is_closed = False
+
+    async def _reply_to(self, loop: ClientLoop, call: Call, answer: Answer) -> Reply:
+        """Send the call and await its reply; raises the error if its outcome is one."""
+        await loop.begin(call)
+        try:
+            return reply_of(await answer.future)
+        finally:
+            loop.end(call)
+
+    async def _outcomes_of(
+        self,
+        window: Window,
+        bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask],
+        maker: Callable[[Feed], Callable[[Body | Ask, int], Call]],
+    ) -> AsyncGenerator[Reply | CallFailed, None]:
+        """Send a call for each body as the window allows, and yield what became of them. ``maker`` makes
+        the function that makes calls for a sink.
+        """
+        loop = self._open()
+        feed = Feed(loop.event_loop)
+        make_call = maker(feed)
+        source = Source(bodies, feed.wake)
+        in_flight = window.in_flight
+        try:
+            while True:
+                for _ in range(window.room):
+                    if (loop.is_full and in_flight) or not (batch := source.pull()):
+                        break
+                    for call in window.begin(batch, make_call):
+                        try:
+                            await loop.begin(call)
+                        except BaseException:
+                            del in_flight[call.index]
+                            raise
+                window.is_exhausted = source.is_exhausted
+                if window.is_over:
+                    return
+                if in_flight or not window.has_outcomes:
+                    await feed.wait()
+                count = len(in_flight)
+                try:
+                    window.take(feed.take())
+                finally:
+                    loop.free(count - len(in_flight))
+                for outcome in window.ready():
+                    yield outcome
+        finally:
+            await source.close()
+            for call in in_flight.values():
+                loop.end(call)
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """As ``HAClient.close``."""
+        self._is_closed = True
+        if self._loop is not None and self._pid == os.getpid():
+            await self._loop.close()
+
+    async def __aenter__(self) -> Self:
+        self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # --- in the event loop --------------------------------------------------------------------------------
+
+    def _open(self) -> ClientLoop:
+        """The loop; the first call makes it. Raises an error if the client cannot be used here."""
+        if self._pid != os.getpid():
+            raise ForkedError(
+                f"this client was made before fork(): make a new {type(self).__name__} in the child"
+            )
+        if self._is_closed:
+            raise ClosedError("the client is closed")
+        event_loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._is_closed = True  # until all of it is open
+            self._loop = ClientLoop(self, self._settings, self._core, self._delivery)
+            self._is_closed = False
+        elif self._loop.event_loop is not event_loop:
+            raise LocalProtocolError("the client belongs to another event loop: make one for each loop")
+        return self._loop

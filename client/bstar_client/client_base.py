@@ -1,0 +1,49 @@
+"""What every client has, of brokers or of servers without one: a core, its settings, its observers."""
+
+import os
+from collections.abc import Callable
+
+from bstar_client.checks import check_function, check_map
+from bstar_client.core.counters import Counters
+from bstar_client.core.events import Event
+from bstar_client.core.outputs import ClientCore
+from bstar_client.core.window import Window
+from bstar_client.delivery import Delivery
+from bstar_client.settings import ClientSettings
+
+
+class ClientBase:
+    """Base of every client. A subclass calls ``_begin`` at the end of its constructor."""
+
+    endpoints: tuple[str, ...]
+    _settings: ClientSettings
+    _core: ClientCore
+    _delivery: Delivery
+    _pid: int
+
+    def _begin(self, on_event: Callable[[Event], object] | None, partials_max: int) -> None:
+        """Make the rest of it, once the core and the settings are there."""
+        self.endpoints = self._settings.fleet.endpoints
+        self._delivery = Delivery(self._core, on_event, partials_max)
+        self._pid = os.getpid()
+        self._init_shell()
+
+    def _init_shell(self) -> None:
+        """Make what the shell has from the beginning."""
+
+    def _new_window(
+        self, bodies: object, window: int, ordered: bool, errors: str, *, name: str = "map"
+    ) -> Window:
+        """The window of a ``map``, or of the method of this name, whose arguments are checked here."""
+        size = check_map(bodies, window, ordered, errors)
+        return Window(size, self.counters, name, is_ordered=ordered, is_returning=errors == "return")
+
+    @property
+    def counters(self) -> Counters:
+        """Counts of events so far, as plain integers."""
+        return self._core.counters
+
+    def observe(self, observer: Callable[[Event], object]) -> None:
+        """Call ``observer`` with each event from now on, like ``on_event``. It must not block."""
+        check_function(observer, "an observer")
+        self._delivery.observers.append(observer)

@@ -1,0 +1,253 @@
+"""The EventMQ client: DEALER sockets in a thread of its own around the pure ``EmqCalls``."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+import zmq
+
+from bstar.closing import Closing
+from bstar.errors import (
+    CallTimeoutError,
+    ClosedError,
+    LocalProtocolError,
+    NoActiveNodeError,
+    OutcomeUnknownError,
+)
+from bstar.reactor import Reactor
+from bstar.security import Security
+from bstar.wire import emq
+from bstar.wire.emq_jobs import NO_HEADERS, Headers, Job, decode_result, encode_job
+from bstar.wire.limits import MESSAGE_BYTES_MAX, SERVICE_BYTES_MAX
+from bstar_client.core.emq_calls import CallOutput, CallSettings, EmqCalls, Failed, Pending, Result, Sent
+from bstar_client.core.emq_manager import Close, Open, Send
+from bstar_client.emq.sockets import Dealer, checked_endpoints, new_id
+
+_BURST_MAX = 200
+# What was sent just before the end leaves within this time.
+_LINGER_MS = 1_000
+# A passive node says KBYE at once. A client that closes listens so long whether its last messages must go on.
+_FAREWELL_S = 0.5
+
+
+class EmqClient(Closing):
+    """Sends jobs to EventMQ's routers: ``EmqClient(["tcp://127.0.0.1:47291"]).call("default", job)``.
+
+    ``routers`` are frontends, in the order in which they take turns: those of the two nodes of a pair.
+    Threads may share a client. ``timeout_s`` is for calls that name none. Raises ConfigurationError.
+    """
+
+    def __init__(
+        self,
+        routers: Sequence[str],
+        *,
+        security: Security | None = None,
+        timeout_s: float = 30.0,
+        timing: CallSettings | None = None,
+    ) -> None:
+        settings = msgspec.structs.replace(timing or CallSettings(()), routers=checked_endpoints(routers))
+        self._security = security
+        self._timeout_s = timeout_s
+        self._reactor = Reactor(stop_timeout_s=_FAREWELL_S)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._dealer: Dealer | None = None
+        self._calls = EmqCalls(settings, new_id)
+        self._futures: dict[bytes, Future[bytes]] = {}
+        self._is_closed = False
+        self._reactor.add_machine(
+            self._calls.next_deadline, lambda now: self._carry_out(self._calls.handle_timer(now))
+        )
+        self._reactor.on_stop(lambda _: None, lambda _: self._calls.is_quiet)
+        self._carry_out(self._calls.start(self._reactor.now()))
+        self._thread = threading.Thread(target=self._reactor.run, name="bstar-emq-client", daemon=True)
+        self._thread.start()
+
+    # --- what a program asks for --------------------------------------------------------------------------
+
+    def send(
+        self, queue: str, job: Job, headers: Headers = NO_HEADERS, *, timeout_s: float | None = None
+    ) -> str:
+        """Send REQUEST; its msgid. It returns when the message went to a connected router.
+
+        NoActiveNodeError if there was none in time. It does not wait for a worker (EMQ-R-08).
+        """
+        return self._deliver(emq.Request(new_id(), _queue(queue), encode_job(job), headers), timeout_s)
+
+    def call(
+        self, queue: str, job: Job, headers: Headers = NO_HEADERS, *, timeout_s: float | None = None
+    ) -> Any:
+        """Send REQUEST with ``reply-requested``, and return the result's value.
+
+        A node of bstar forwards results; the published router does not, and the call ends with its deadline.
+        An exception of the job is a text: the wire has no other form for it. CallTimeoutError: no result in
+        time, and the job may have been executed; NoActiveNodeError: it was not. OutcomeUnknownError: the
+        connection broke, and ``guarantee`` is not in the headers; with it the job is sent again.
+        """
+        headers = msgspec.structs.replace(headers, reply_requested=True)
+        request = emq.Request(new_id(), _queue(queue), encode_job(job), headers)
+        return decode_result(self._ask(request, timeout_s, wants_result=True))
+
+    def schedule(
+        self,
+        queue: str,
+        job: Job,
+        headers: Headers = NO_HEADERS,
+        *,
+        every_s: int | None = None,
+        cron: str = "",
+        timeout_s: float | None = None,
+    ) -> str:
+        """Send SCHEDULE: run the job every ``every_s`` seconds, or at the times of ``cron``; its msgid.
+
+        A schedule is known by its job's call: the same call replaces it. LocalProtocolError without interval
+        and cron, or with both.
+        """
+        if (every_s is None) == (not cron):
+            raise LocalProtocolError("a schedule has an interval or a cron expression: give one of them")
+        if every_s is not None and every_s < 0:
+            raise LocalProtocolError(f"an interval is 0 s or more, not {every_s}")
+        interval_s = emq.NO_INTERVAL if every_s is None else every_s
+        message = emq.Schedule(new_id(), _queue(queue), encode_job(job), headers, interval_s, cron)
+        return self._deliver(message, timeout_s)
+
+    def unschedule(self, job: Job, *, timeout_s: float | None = None) -> str:
+        """Send UNSCHEDULE: end the schedule with this call; the msgid."""
+        return self._deliver(emq.Unschedule(new_id(), "default", encode_job(job)), timeout_s)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """``connections`` tried so far, and ``invalid`` messages of routers."""
+        return {"connections": self._calls.connections, "invalid": self._calls.invalid}
+
+    def close(self) -> None:
+        """End the thread, free the socket; what waits ends with ClosedError. Idempotent.
+
+        It takes half a second if messages were sent and no REPLY came: the router may say KBYE to them.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._reactor.stop()
+        self._thread.join()
+        self._close_dealer()
+        self._reactor.close()
+        self._context.term()
+        for future in self._futures.values():
+            future.set_exception(ClosedError("the client was closed"))
+        self._futures.clear()
+
+    # --- from the caller's thread to the client's ---------------------------------------------------------
+
+    def _deliver(self, message: emq.Message, timeout_s: float | None) -> str:
+        self._ask(message, timeout_s, wants_result=False)
+        return message.msgid.decode()
+
+    def _ask(self, message: emq.Message, timeout_s: float | None, *, wants_result: bool) -> bytes:
+        future: Future[bytes] = Future()
+        headers = message.headers if isinstance(message, emq.Request) else NO_HEADERS
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        frames = emq.encode(message)
+
+        def begin() -> None:
+            now = self._reactor.now()
+            self._futures[message.msgid] = future
+            pending = Pending(message.msgid, frames, now + limit_s, wants_result, headers.guarantee)
+            self._carry_out(self._calls.submit(pending, now))
+
+        # ClosedError from here if the client was closed.
+        self._reactor.call_threadsafe(begin).result()
+        try:
+            return future.result()
+        except BaseException:
+            # Interrupted: what was not sent yet is not sent later.
+            if not self._is_closed:
+                self._reactor.call_threadsafe(lambda: self._forget(message.msgid))
+            raise
+
+    def _forget(self, msgid: bytes) -> None:
+        self._futures.pop(msgid, None)
+        self._calls.forget(msgid)
+
+    # --- in the client's thread ---------------------------------------------------------------------------
+
+    def _carry_out(self, outputs: list[CallOutput]) -> None:
+        for output in outputs:
+            match output:
+                case Send(frames):
+                    # A full queue is a dead connection, and libzmq's probe tells so.
+                    if self._dealer is not None:
+                        self._dealer.send(frames)
+                case Open(router, identity):
+                    try:
+                        self._open(router, identity)
+                    except zmq.ZMQError as error:
+                        reason = f"no socket: {error.strerror}"
+                        self._carry_out(self._calls.lost(reason, self._reactor.now()))
+                case Close():
+                    self._close_dealer()
+                case Sent(msgid):
+                    self._end(msgid, b"")
+                case Result(msgid, value):
+                    self._end(msgid, value)
+                case Failed():
+                    self._end(output.msgid, _error(output))
+
+    def _end(self, msgid: bytes, result: bytes | Exception) -> None:
+        future = self._futures.pop(msgid, None)
+        if future is None:
+            return
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    def _open(self, router: str, identity: bytes) -> None:
+        self._dealer = dealer = Dealer(
+            self._context,
+            router,
+            identity,
+            security=self._security,
+            attempt=self._calls.connections,
+            linger_ms=_LINGER_MS,
+            message_bytes_max=MESSAGE_BYTES_MAX,
+        )
+        self._reactor.add_source(dealer.monitor, lambda now: self._on_monitor(dealer, now))
+        self._reactor.add_source(dealer.socket, lambda now: self._on_readable(dealer, now))
+
+    def _close_dealer(self) -> None:
+        if self._dealer is not None:
+            self._reactor.remove(self._dealer.monitor)
+            self._reactor.remove(self._dealer.socket)
+            self._dealer.close()
+            self._dealer = None
+
+    def _on_readable(self, dealer: Dealer, now: float) -> None:
+        for _ in range(_BURST_MAX):
+            frames = dealer.receive() if dealer is self._dealer else None
+            if frames is None:
+                return
+            self._carry_out(self._calls.receive(frames, now))
+
+    def _on_monitor(self, dealer: Dealer, now: float) -> None:
+        while dealer is self._dealer and (is_connected := dealer.connection()) is not None:
+            if is_connected:
+                self._carry_out(self._calls.connected(now))
+            else:
+                self._carry_out(self._calls.lost("the connection broke or was refused", now))
+
+
+def _queue(name: str) -> str:
+    if not 1 <= len(name.encode()) <= SERVICE_BYTES_MAX:
+        raise LocalProtocolError(f"a queue's name has 1 to {SERVICE_BYTES_MAX} octets")
+    return name
+
+
+def _error(failed: Failed) -> Exception:
+    if not failed.was_sent:
+        return NoActiveNodeError("no router could be reached in time: the message was not sent")
+    if failed.is_late:
+        text = "no result in time; the job may have been executed. The published router forwards no results"
+        return CallTimeoutError(text, may_have_executed=True)
+    return OutcomeUnknownError("the connection to the router ended before the result came")

@@ -1,0 +1,102 @@
+"""What every client for threads does with its calls: begin them, wait for their outcomes, give them up."""
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterator
+from itertools import islice
+from typing import Self
+
+from bstar.errors import BstarError, ClosedError, ForkedError
+from bstar_client.client_base import ClientBase
+from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
+from bstar_client.core.window import Window
+from bstar_client.sync.client_loop import ClientLoop, Sink
+
+
+class Caller(ClientBase):
+    """Base of the clients for threads."""
+
+    def _init_shell(self) -> None:
+        self._close_lock = threading.Lock()
+        self._loop = ClientLoop(self, self._settings, self._core, self._delivery)
+
+    def _reply_to(self, call: Call, sink: Sink) -> Reply:
+        """Send the call and wait for its reply; raises the error if its outcome is one."""
+        try:
+            self._loop.begin([call])
+            return self._take(call, sink)
+        finally:
+            if not call.is_done:
+                self._abandon(call)
+
+    def _outcomes_of(
+        self,
+        window: Window,
+        bodies: Iterator[Body | Ask],
+        maker: Callable[[Sink], Callable[[Body | Ask, int], Call]],
+    ) -> Generator[Reply | CallFailed, None, None]:
+        """Send a call for each body as the window allows, and yield what became of them. ``maker`` makes
+        the function that makes calls for a sink.
+        """
+        sink: Sink = queue.SimpleQueue()
+        make_call = maker(sink)
+        in_flight = window.in_flight
+        try:
+            while True:
+                if room := window.room:
+                    self._check()
+                    batch = list(islice(bodies, room))
+                    window.is_exhausted = len(batch) < room
+                    self._loop.begin(window.begin(batch, make_call))
+                    self._loop.nudge()
+                if window.is_over:
+                    return
+                while in_flight:
+                    window.take(self._loop.wait(next(iter(in_flight.values())), sink))
+                    if sink.empty():
+                        break
+                yield from window.ready()
+        finally:
+            self._abandon(*in_flight.values())
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End every outstanding call with an error that says what is known of it, and release everything.
+        Idempotent.
+        """
+        if self._pid != os.getpid():
+            return
+        with self._close_lock:
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        self._check()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- in the caller's thread ---------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            kind = type(self).__name__
+            raise ForkedError(f"this client was made before fork(): make a new {kind} in the child process")
+        if self._loop.is_closing:
+            raise ClosedError("the client is closed")
+
+    def _abandon(self, *calls: Call) -> None:
+        """Give up the calls that have no outcome yet."""
+        pending = [call for call in calls if not call.is_done]
+        if pending and self._pid == os.getpid():
+            self._loop.abandon(pending)
+
+    def _take(self, call: Call, sink: Sink) -> Reply:
+        """The next reply in the sink; raises the error if the outcome is one."""
+        [(_, outcome)] = self._loop.wait(call, sink)
+        if type(outcome) is Reply:
+            return outcome
+        assert isinstance(outcome, BstarError)
+        raise outcome

@@ -1,0 +1,272 @@
+"""Durable requests of ``HAClient``. ``bstar_client.aio.durable`` has the same methods for asyncio."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable, Iterator
+from datetime import datetime
+from typing import Literal, overload
+
+from bstar.errors import BusyError, CallTimeoutError
+from bstar.wire.durable import Service
+from bstar_client.client import Client
+from bstar_client.core.calls import Ask, Body, CallFailed, Reply
+from bstar_client.core.window import Window
+from bstar_client.durable import (
+    Pages,
+    Polls,
+    RequestStatus,
+    Result,
+    RetryPolicy,
+    Task,
+    fetch_frame,
+    read_receipt,
+    read_schedule_receipt,
+    read_status,
+    schedule_frame,
+    submit_frame,
+    submit_frames,
+    to_id,
+)
+from bstar_client.requests import DEFAULT, Timeout
+
+
+class DurableCalls(Client, ABC):
+    """Requests that a store keeps on the disks of both nodes (docs/durable.md). Native dialect only.
+
+    ``timeout`` is the time for one question to the store, failover included; the client's, unless given. A
+    timeout never changes what is stored. A client of several pairs finds a request by its ``service``.
+    """
+
+    @abstractmethod
+    def _ask(self, ask: Ask, *, idempotent: bool = True, pair: int | None = None) -> Reply:
+        """Send a request, to the pair of its service or to this one, and wait for its reply."""
+
+    @abstractmethod
+    def _map(
+        self,
+        window: Window,
+        service: str | bytes,
+        bodies: Iterator[Body | Ask],
+        timeout: Timeout,
+        idempotent: bool,
+        pair: int | None = None,
+    ) -> Generator[Reply | CallFailed, None, None]:
+        """Send many requests, and yield what came of them."""
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Raise an error if the client cannot be used here."""
+
+    def submit(
+        self,
+        service: str | bytes,
+        body: Body,
+        *,
+        key: bytes | str | None = None,
+        delay: float | None = None,
+        at: datetime | float | None = None,
+        expires: float | None = None,
+        retries: RetryPolicy | None = None,
+        priority: int = 0,
+        timeout: Timeout = DEFAULT,
+    ) -> str:
+        """Store a request; return its id, 32 hexadecimal digits, when it is durable.
+
+        ``key``: the caller's own name for it. Whoever submits to the service with this key submits the same
+        request, and gets the same id, as long as the store knows it. ``delay``: seconds until it begins;
+        ``at``: the time at which it begins, a datetime with a time zone or Unix seconds. ``expires``: seconds
+        after which it is a dead letter if no attempt has succeeded. ``retries``: how often it is tried.
+        ``priority``: 0 to 9; of one service the highest begins first.
+
+        Raises BusyError (refused until the deadline, not stored), RejectedError (not stored),
+        NoActiveNodeError (not stored), CallTimeoutError (it may be stored if ``may_have_executed``: submit it
+        again with the same ``key``), ClosedError, ForkedError.
+        """
+        pair = self._requests.store_pair(service)
+        frame = submit_frame(service, Task(body, key, delay, at, expires, retries, priority))
+        return read_receipt(self._ask(Ask(frame, None, timeout, Service.SUBMIT.value), pair=pair))
+
+    def schedule(
+        self,
+        service: str | bytes,
+        body: Body,
+        *,
+        every: float | None = None,
+        cron: str | None = None,
+        zone: str = "UTC",
+        missed: Literal["skip", "once", "each"] = "skip",
+        key: bytes | str | None = None,
+        delay: float | None = None,
+        at: datetime | float | None = None,
+        expires: float | None = None,
+        retries: RetryPolicy | None = None,
+        priority: int = 0,
+        timeout: Timeout = DEFAULT,
+    ) -> str:
+        """Store a schedule: at each of its times a request is submitted. Return the schedule's id.
+
+        ``every``: seconds between two times, one at least; the first is one interval from now, or at ``at``
+        or after ``delay``. ``cron``: a cron expression of five fields, in ``zone``, a name such as
+        ``Europe/Berlin``; summer time is observed. ``missed``: what becomes of times that passed more than a
+        minute before a node served: ``"skip"``, ``"once"`` (one request for all of them) or ``"each"`` (a
+        request for each, the last thousand). ``expires`` counts from each time on. ``cancel`` ends the
+        schedule; ``requests(state="scheduled")`` lists them. ``key``: each caller with the same key gets the
+        same schedule, or RequestCancelledError once it has ended. ``retries``, ``priority`` and the other
+        errors are those of ``submit``.
+        """
+        pair = self._requests.store_pair(service)
+        task = Task(body, key, delay, at, expires, retries, priority)
+        frame = schedule_frame(service, task, every=every, cron=cron, zone=zone, missed=missed)
+        return read_schedule_receipt(self._ask(Ask(frame, None, timeout, Service.SCHEDULE.value), pair=pair))
+
+    def submit_many(
+        self,
+        service: str | bytes,
+        bodies: Iterable[Body | Task],
+        *,
+        window: int = 512,
+        timeout: Timeout = DEFAULT,
+    ) -> Generator[str, None, None]:
+        """Store a request for each body, ``window`` of them at a time; yield their ids in order.
+
+        Requests that leave together travel, and are written to the disks, together. A Task is a body with
+        options of its own. The first failure is raised, with the body's position in a note. Bodies behind it
+        may be stored or not: with keys, submit all of them again.
+        """
+        self._check()
+        pair = self._requests.store_pair(service)
+        sliding = self._new_window(bodies, window, ordered=True, errors="raise", name="submit_many")
+        return self._submit_many(sliding, submit_frames(service, bodies), timeout, pair)
+
+    def _submit_many(
+        self, window: Window, frames: Iterator[bytes], timeout: Timeout, pair: int
+    ) -> Generator[str, None, None]:
+        for reply in self._map(window, Service.SUBMIT.value, frames, timeout, idempotent=True, pair=pair):
+            assert isinstance(reply, Reply), "errors are raised"
+            yield read_receipt(reply)
+
+    @overload
+    def result(
+        self,
+        request_id: str,
+        *,
+        wait: None = None,
+        service: str | bytes | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> Result: ...
+
+    @overload
+    def result(
+        self, request_id: str, *, wait: float, service: str | bytes | None = None, timeout: Timeout = DEFAULT
+    ) -> Result | None: ...
+
+    def result(
+        self,
+        request_id: str,
+        *,
+        wait: float | None = None,
+        service: str | bytes | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> Result | None:
+        """The answer to a stored request. It stays in the store until ``close_result`` or its time is over.
+
+        ``wait``: how many seconds to wait for it; None waits until the request has ended, over failovers and
+        times without any node. Returns None if the request has not ended then.
+
+        Raises DeadLetterError, RequestCancelledError or UnknownRequestError if there will be no answer;
+        NoActiveNodeError, CallTimeoutError or BusyError if no node could be asked when ``wait`` was over.
+        """
+        pair = self._requests.store_pair(service)
+        patience_s = self._requests.seconds(timeout)
+        polls = Polls(request_id, wait, time.monotonic())
+        while True:
+            frame = polls.frame(time.monotonic())
+            limit_s = None if patience_s is None else patience_s + polls.poll_s
+            try:
+                found = polls.read(self._ask(Ask(frame, None, limit_s, Service.RESULT.value), pair=pair))
+            except (BusyError, CallTimeoutError):
+                if polls.is_over(time.monotonic()):
+                    raise
+            else:
+                if found is not None or polls.is_over(time.monotonic()):
+                    return found
+            time.sleep(polls.pause_s(time.monotonic()))
+
+    def status_of(
+        self, request_id: str, *, service: str | bytes | None = None, timeout: Timeout = DEFAULT
+    ) -> RequestStatus:
+        """What the store knows of a request; its ``state`` is ``"unknown"`` if the store does not have it."""
+        return self._tell(Service.STATUS, fetch_frame(request_id), request_id, service, timeout)
+
+    def close_result(
+        self, request_id: str, *, service: str | bytes | None = None, timeout: Timeout = DEFAULT
+    ) -> RequestStatus:
+        """Let the store forget a request, whatever its state. Returns what it knew.
+
+        A pending one is not begun after this has returned. To close one again does no harm.
+        """
+        return self._tell(Service.CLOSE, to_id(request_id), request_id, service, timeout)
+
+    def cancel(
+        self, request_id: str, *, service: str | bytes | None = None, timeout: Timeout = DEFAULT
+    ) -> RequestStatus:
+        """End a pending request: it is not begun after this has returned. Returns its state.
+
+        An attempt under way goes on in its worker, and its answer is dropped. A request that has ended stays
+        as it is: read ``state``.
+        """
+        return self._tell(Service.CANCEL, to_id(request_id), request_id, service, timeout)
+
+    def retry(
+        self, request_id: str, *, service: str | bytes | None = None, timeout: Timeout = DEFAULT
+    ) -> RequestStatus:
+        """Make a dead or cancelled request pending again, with all its attempts. Returns its state.
+
+        It begins at once, and does not expire. A request with an answer stays as it is: read ``state``.
+        """
+        return self._tell(Service.RETRY, to_id(request_id), request_id, service, timeout)
+
+    def _tell(
+        self, operation: Service, frame: bytes, request_id: str, service: str | bytes | None, timeout: Timeout
+    ) -> RequestStatus:
+        pair = self._requests.store_pair(service)
+        return read_status(self._ask(Ask(frame, None, timeout, operation.value), pair=pair), request_id)
+
+    def requests(
+        self,
+        *,
+        service: str | bytes | None = None,
+        state: str | None = None,
+        older: float | None = None,
+        bodies: bool = False,
+        timeout: Timeout = DEFAULT,
+    ) -> Generator[RequestStatus, None, None]:
+        """The stored requests, in order of submission; those of several pairs one pair after the other.
+
+        ``service``, ``state``: only those. ``older``: submitted that many seconds ago or longer. ``bodies``:
+        with their bodies, in ``frames``. It asks page by page, so it may miss what changes meanwhile.
+        """
+        self._check()
+        return self._requests_of(
+            self._requests.store_pairs(service), Pages(service, state, older, bodies), timeout
+        )
+
+    def _requests_of(
+        self, pairs: Iterable[int], pages: Pages, timeout: Timeout
+    ) -> Generator[RequestStatus, None, None]:
+        for pair in pairs:
+            pages.restart()
+            while not pages.is_over:
+                ask = Ask(pages.frame(), None, timeout, Service.LIST.value)
+                yield from pages.read(self._ask(ask, pair=pair))
+
+    def dead_letters(
+        self,
+        *,
+        service: str | bytes | None = None,
+        older: float | None = None,
+        bodies: bool = False,
+        timeout: Timeout = DEFAULT,
+    ) -> Generator[RequestStatus, None, None]:
+        """The requests whose attempts failed or whose time ended; as ``requests`` otherwise."""
+        return self.requests(service=service, state="dead", older=older, bodies=bodies, timeout=timeout)

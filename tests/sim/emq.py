@@ -1,0 +1,391 @@
+"""EventMQ's job managers and clients: the production cores, and what their shells do (bstar_client/emq).
+
+Each is connected to one node at a time, through a door of the EventMQ front, with an identity of its own
+choice. What is sent before the connection is up waits for it, as in a DEALER.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from bstar.errors import BusyError, CallTimeoutError, OutcomeUnknownError
+from bstar.wire import emq
+from bstar.wire.emq_jobs import Headers, decode_result, encode_result
+from bstar_client.core.calls import Reply
+from bstar_client.core.emq_calls import CallOutput, CallSettings, EmqCalls, Failed, Pending, Result
+from bstar_client.core.emq_manager import Close, ManagerSession, ManagerSettings, Open, Output, Run, Send
+from bstar_client.core.worker_dialects import Job
+from sim.client import OUTSTANDING_MAX, CallWatcher, Issued, Load
+from sim.network import Frames, Link, LinkOwner
+from sim.worker import WorkWatcher
+from sim.world import World
+
+# Shorter than the defaults, as the rest of the pair is in most runs.
+HEARTBEAT_S: Final = 1.0
+EXPIRY_S: Final = 3.0
+_SILENCE_S = 5.0
+_ANSWER_S = 2.0
+_PAUSE_S = 0.5
+# After a fault: a silent router is given up, the next one does not answer, or says KBYE.
+RECOVERY_S: Final = 2 * (_SILENCE_S + _ANSWER_S + _PAUSE_S) + EXPIRY_S
+_RETRIED_SHARE = 0.3
+
+
+def plain_of(frames: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """The frames of a job's result; other replies as they are."""
+    if len(frames) == 1 and frames[0].startswith(b"{"):
+        return tuple(str(part).encode() for part in decode_result(frames[0]))
+    return frames
+
+
+class EmqPeer(LinkOwner):
+    """What managers and clients have in common: the one link that is open, and what waits for it."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.links = []
+        self._messages: deque[tuple[int, Frames]] = deque()
+        self._changes: deque[tuple[int, bool]] = deque()
+        self._link: Link | None = None
+        self._sockets = 0
+        self._unsent: list[Frames] = []
+
+    def _new_id(self) -> bytes:
+        return self.rng.randbytes(8).hex().encode()
+
+    def _begin(self) -> None:
+        self.boot()
+        self.is_held = False
+        self._messages.clear()
+        self._changes.clear()
+        self._unsent.clear()
+        self._link = None
+
+    def die(self, *, with_host: bool = False) -> None:
+        """The process is gone, and what it was doing."""
+        if self.is_alive:
+            self.world.note(f"{self.name} {'is switched off' if with_host else 'ends'}")
+            self.is_alive = self.is_frozen = self.is_stopping = False
+            self.release()
+            self._shut(is_silent=with_host)
+        self.is_dark = with_host
+
+    def _shut(self, *, is_silent: bool = False) -> None:
+        if self._link is not None:
+            self._link.close(is_silent=is_silent)
+            self._link = None
+        self._unsent.clear()
+
+    def _carry_out(self, output: Open | Close | Send) -> None:
+        match output:
+            case Open(router, identity):
+                self._shut()
+                self._sockets += 1
+                self._link = next(link for link in self.links if link.node.name == router)
+                self._link.claims = identity
+                self._link.open()
+            case Close():
+                self._shut()
+            case Send(frames) if self._link is not None and self._link.connection is not None:
+                self._link.send(frames)
+            case Send(frames):
+                self._unsent.append(frames)
+
+    def hear(self, node: int, frames: Frames) -> None:
+        """A message came."""
+        if self.is_frozen:
+            self._messages.append((node, frames))
+        elif self.is_alive:
+            self._receive(frames, self.clock())
+            self.arrange()
+
+    def change(self, node: int, is_up: bool) -> None:
+        """The connection is up, or is not."""
+        if self.is_frozen:
+            self._changes.append((node, is_up))
+        elif self.is_alive:
+            self._change(is_up, self.clock())
+            self.arrange()
+
+    def _change(self, is_up: bool, now: float) -> None:
+        if is_up:
+            unsent, self._unsent = self._unsent, []
+            for frames in unsent:
+                self._carry_out(Send(frames))
+            self._connected(now)
+        else:
+            self._lost(now)
+
+    def catch_up(self) -> None:
+        """One turn of the loop: messages, changes of the connection, what was due before."""
+        self.is_held = False
+        now = self.clock()
+        due = self.deadline()
+        messages, self._messages = self._messages, deque()
+        changes, self._changes = self._changes, deque()
+        socket = self._sockets
+        self._catch_up_with_work()
+        # What came through a socket that is closed meanwhile is gone with it.
+        for _, frames in messages:
+            if self._link is not None and socket == self._sockets:
+                self._receive(frames, now)
+        for _, is_up in changes:
+            if self._link is not None and socket == self._sockets:
+                self._change(is_up, now)
+        if due is not None and now >= due and self.is_alive:
+            self.on_time()
+
+    def _catch_up_with_work(self) -> None:
+        """What ended while it was frozen."""
+
+    def _receive(self, frames: Frames, now: float) -> None:
+        raise NotImplementedError
+
+    def _connected(self, now: float) -> None:
+        raise NotImplementedError
+
+    def _lost(self, now: float) -> None:
+        raise NotImplementedError
+
+
+class SimManager(EmqPeer):
+    """A job manager with as many processes as it has ``credit``."""
+
+    is_native = False
+    epoch_seen = 0  # its protocol has no word for it
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        watcher: WorkWatcher,
+        *,
+        credit: int,
+        handler_s: float,
+        service: str,
+        pair: str,
+    ) -> None:
+        super().__init__(world, name)
+        self.core: ManagerSession
+        self.service = service
+        self.pair = pair
+        self.slowness = 1.0
+        self.lie = 0  # there is nothing that it could lie about
+        self._watcher = watcher
+        self._credit = credit
+        self._handler_s = handler_s
+        self._results: deque[Run] = deque()
+
+    def start(self) -> None:
+        """A new run: a new manager, which takes turns from either node on."""
+        self._begin()
+        self._results.clear()
+        routers = [link.node.name for link in self.links]
+        self.rng.shuffle(routers)
+        settings = ManagerSettings(
+            tuple(routers),
+            (emq.Queue(10, self.service),),
+            heartbeat_s=HEARTBEAT_S,
+            silence_s=_SILENCE_S,
+            answer_s=_ANSWER_S,
+            pause_s=_PAUSE_S,
+        )
+        self.core = ManagerSession(settings, self._new_id, lambda: self.world.now)
+        now = self.clock()
+        self._do(self.core.start(now))
+        for _ in range(self._credit):
+            self._do(self.core.freed(now))
+        self.arrange()
+
+    def hold(self) -> None:
+        """The interpreter is kept busy: nothing of it goes on but libzmq's own threads."""
+        if self.is_awake:
+            self.freeze()
+            self.is_held = True
+
+    def stop(self) -> None:
+        """SIGTERM: drain and leave."""
+        if self.is_awake:
+            self.world.note(f"{self.name} is asked to leave")
+            self.is_stopping = True
+            self._do(self.core.drain(self.clock()))
+            self._end_if_drained()
+            self.arrange()
+
+    def _end_if_drained(self) -> None:
+        if self.is_stopping and self.core.is_idle:
+            self.die()
+
+    def deadline(self) -> float | None:
+        """The core's."""
+        return self.core.next_deadline()
+
+    def on_time(self) -> None:
+        """What is due."""
+        self._do(self.core.handle_timer(self.clock()))
+
+    def _receive(self, frames: Frames, now: float) -> None:
+        self._do(self.core.receive(frames, now))
+
+    def _connected(self, now: float) -> None:
+        """Its INFORM has gone out."""
+
+    def _lost(self, now: float) -> None:
+        self._do(self.core.lost("the connection broke or was refused", now))
+        self._end_if_drained()
+
+    def _do(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Run):
+                self._run(output)
+            elif isinstance(output, Open | Close | Send):
+                self._carry_out(output)
+
+    def _run(self, run: Run) -> None:
+        token = run.request.message.split()[0].decode()
+        self._watcher.work_begun(self, token, Job(0, run.connection, b"", [run.request.message]))
+        duration_s = self.rng.expovariate(1.0 / (self._handler_s * self.slowness))
+        self.world.after(duration_s, partial(self._step, self.runs, run))
+
+    def _step(self, run: int, job: Run) -> None:
+        if run != self.runs or not self.is_alive:
+            return
+        if self.is_frozen:
+            self._results.append(job)
+        else:
+            self._tell(job)
+            self.arrange()
+
+    def _catch_up_with_work(self) -> None:
+        results, self._results = self._results, deque()
+        for job in results:
+            if self.is_alive:
+                self._tell(job)
+
+    def _tell(self, job: Run) -> None:
+        now = self.clock()
+        token, _, kind = job.request.message.decode().partition(" ")
+        value = ["500", token] if kind == "fail" else [token, "0"]
+        self._do(self.core.ended(job, encode_result(value), now))
+        self._do(self.core.freed(now))
+        self._end_if_drained()
+
+
+class SimEmqClient(EmqPeer):
+    """A client of EventMQ whose every request asks for its result."""
+
+    outstanding_max = OUTSTANDING_MAX
+
+    def __init__(self, world: World, name: str, load: Load, watcher: CallWatcher, *, service: str) -> None:
+        super().__init__(world, name)
+        self.core: EmqCalls
+        self.load = load
+        self._watcher = watcher
+        self._service = service
+        self._numbers = 0
+        # By msgid: the call, and whether the front may run it again.
+        self._open: dict[bytes, tuple[Issued, bool]] = {}
+
+    @property
+    def outstanding(self) -> int:
+        """Calls that have not ended."""
+        return len(self._open)
+
+    def start(self) -> None:
+        """A new run: a new client, which takes turns from either node on."""
+        self._begin()
+        self._open.clear()
+        routers = [link.node.name for link in self.links]
+        self.rng.shuffle(routers)
+        self.core = EmqCalls(CallSettings(tuple(routers)), self._new_id)
+        self._do(self.core.start(self.clock()))
+        self._ask_later()
+        self.arrange()
+
+    def close(self) -> None:
+        """The program closes its client: whoever waits is told that the outcome is unknown."""
+        if self.is_awake:
+            for issued, _ in self._open.values():
+                self._watcher.call_failed(issued, OutcomeUnknownError("the client was closed"))
+            self._open.clear()
+            self.die()
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    def _ask_later(self) -> None:
+        self.world.after(self.rng.expovariate(self.load.calls_per_s), partial(self._ask, self.runs))
+
+    def _ask(self, run: int) -> None:
+        if run != self.runs or not self.is_alive:
+            return
+        self._ask_later()
+        if self.is_frozen or len(self._open) >= OUTSTANDING_MAX // 2:
+            return
+        self._numbers += 1
+        now = self.clock()
+        timeout_s = self.rng.uniform(self.load.deadline_min_s, self.load.deadline_max_s)
+        is_retried = self.rng.random() < _RETRIED_SHARE
+        issued = Issued(
+            f"{self.name}.{self._numbers}",
+            self.name,
+            "echo",
+            self.world.now,
+            self.true_time(now + timeout_s),
+            True,
+            "emq",
+            self._service,
+            False,
+        )
+        msgid = self._new_id()
+        headers = Headers(reply_requested=True, retry_count=2 if is_retried else None)
+        asked = emq.Request(msgid, self._service, f"{issued.token} echo".encode(), headers)
+        self._open[msgid] = issued, is_retried
+        self._watcher.call_made(issued)
+        pending = Pending(msgid, emq.encode(asked), now + timeout_s, wants_result=True)
+        self._do(self.core.submit(pending, now))
+        self.arrange()
+
+    # --- the loop -----------------------------------------------------------------------------------------
+
+    def deadline(self) -> float | None:
+        """The core's."""
+        return self.core.next_deadline()
+
+    def on_time(self) -> None:
+        """What is due."""
+        self._do(self.core.handle_timer(self.clock()))
+
+    def _receive(self, frames: Frames, now: float) -> None:
+        self._do(self.core.receive(frames, now))
+
+    def _connected(self, now: float) -> None:
+        self._do(self.core.connected(now))
+
+    def _lost(self, now: float) -> None:
+        self._do(self.core.lost("the connection broke or was refused", now))
+
+    def _do(self, outputs: Sequence[CallOutput]) -> None:
+        for output in outputs:
+            if isinstance(output, Open | Close | Send):
+                self._carry_out(output)
+            elif isinstance(output, Result):
+                self._end(output)
+            elif isinstance(output, Failed):
+                issued, _ = self._open.pop(output.msgid)
+                text = "no result in time" if output.is_late else "the connection ended"
+                self._watcher.call_failed(issued, CallTimeoutError(text, may_have_executed=output.was_sent))
+
+    def _end(self, result: Result) -> None:
+        issued, is_retried = self._open.pop(result.msgid)
+        value = decode_result(result.value)
+        if isinstance(value, list):
+            assert self._link is not None
+            reply = Reply(plain_of((result.value,)), endpoint=self._link.node.name)
+            self._watcher.call_answered(issued, reply)
+        elif str(value).startswith("refused: ") and not is_retried:
+            self._watcher.call_failed(issued, BusyError(str(value)))
+        else:
+            self._watcher.call_failed(issued, OutcomeUnknownError(str(value)))

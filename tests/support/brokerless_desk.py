@@ -1,0 +1,105 @@
+"""A session of a client without a broker with hands: its servers speak when told, and time is a variable."""
+
+from __future__ import annotations
+
+import pytest
+
+from bstar.errors import BstarError
+from bstar_client.brokerless import PlainSession
+from bstar_client.core.calls import Call, Reply
+from bstar_client.core.flp_session import FlpSession
+from bstar_client.core.numbered_session import NumberedSession
+from bstar_client.core.session_settings import SessionSettings
+from bstar_client.core.shotgun_session import ShotgunSession
+from support.client_outputs import ClientOutputs
+
+SERVERS = ("tcp://one", "tcp://two", "tcp://three")
+AnySession = PlainSession | ShotgunSession | FlpSession
+
+
+class Desk(ClientOutputs):
+    """A session, the time, and everything it has put out."""
+
+    def __init__(self, session: AnySession, *, call_s: float | None, now: float = 100.0) -> None:
+        super().__init__()
+        self.session = session
+        self.now = now
+        self._call_s = call_s
+
+    def call(self, body: bytes = b"x", *, timeout: float | None = None) -> Call:
+        seconds = self._call_s if timeout is None else timeout
+        deadline = None if seconds is None else self.now + seconds
+        call = Call(b"", [body], deadline, begun_at=self.now)
+        self.take(self.session.submit(call, self.now))
+        return call
+
+    def connect(self, *nodes: int) -> None:
+        for node in nodes:
+            self.take(self.session.connected(node, self.now))
+
+    def disconnect(self, *nodes: int) -> None:
+        for node in nodes:
+            self.take(self.session.disconnected(node, self.now))
+
+    def hear(self, node: int, *frames: bytes) -> None:
+        self.take(self.session.receive(node, list(frames), self.now))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, with every timer at its moment."""
+        until = self.now + seconds
+        for _ in range(10_000):
+            due = self.session.next_deadline()
+            if due is None or due > until:
+                break
+            self.now = max(self.now, due)
+            self.take(self.session.handle_timer(self.now))
+        else:
+            pytest.fail("timers without end")
+        self.now = until
+
+    def asked(self) -> list[int]:
+        """The servers of the requests so far, PINGs aside."""
+        return [node for node, frames in self.sent if frames != [b"PING"]]
+
+    def reply_of(self, call: Call) -> Reply:
+        [reply] = [reply for answered, reply in self.replies if answered is call]
+        return reply
+
+    def error_of(self, call: Call) -> BstarError:
+        [error] = [error for failed, error in self.errors if failed is call]
+        return error
+
+    def ends(self, call: Call) -> int:
+        """How often the call has ended."""
+        return [each for each, _ in [*self.replies, *self.errors]].count(call)
+
+
+def pirate(count: int = 1, *, timeout: float = 2.5, attempts: int = 3, once: bool = False) -> Desk:
+    """Lazy Pirate; with ``once`` Freelance model 1."""
+    settings = SessionSettings(
+        attempt_timeout_s=timeout, settle_delay_s=0.0, attempts_max=attempts, is_each_once=once
+    )
+    session = PlainSession(SERVERS[:count], now=100.0, settings=settings)
+    return Desk(session, call_s=timeout * attempts)
+
+
+def star() -> Desk:
+    """A client of a pair of BinaryStar servers."""
+    settings = SessionSettings(attempt_timeout_s=1.0, settle_delay_s=2.0)
+    return Desk(PlainSession(SERVERS[:2], now=100.0, settings=settings), call_s=30.0)
+
+
+def shotgun(count: int = 3) -> Desk:
+    """Freelance model 2."""
+    return Desk(ShotgunSession(SERVERS[:count], outstanding_max=1_000), call_s=2.5)
+
+
+def flp(count: int = 3) -> Desk:
+    """Freelance model 3, with the published times."""
+    session = FlpSession(SERVERS[:count], outstanding_max=1_000, ping_interval_s=2.0, server_expiry_s=6.0)
+    return Desk(session, call_s=3.0)
+
+
+def is_numbered(desk: Desk) -> bool:
+    """True if its requests have numbers."""
+    return isinstance(desk.session, NumberedSession)

@@ -1,0 +1,110 @@
+"""A store's disk for tests: orders in, answers out, by events."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self, TypeVar
+
+from bstar.closing import Closing
+from bstar_broker.store.core.commands import Command
+from bstar_broker.store.core.entries import Entry
+from bstar_broker.store.core.events import (
+    Applied,
+    DiskInput,
+    DiskOutput,
+    Export,
+    Exported,
+    Find,
+    Found,
+    Mark,
+    Opened,
+    Write,
+    Written,
+)
+from bstar_broker.store.core.records import Record
+from bstar_broker.store.disk import Disk
+from support.entries import entry
+
+T = TypeVar("T")
+
+PAIR = "orders"
+STORE = b"s" * 16
+
+# How long an answer may take on a busy machine.
+_ANSWER_S_MAX = 10.0
+
+
+def mark(*, is_in_sync: bool = True) -> Mark:
+    """What a node keeps of itself."""
+    return Mark(PAIR, "primary", STORE, is_in_sync, is_alone=False)
+
+
+class Platter(Closing):
+    """A disk in a directory. ``answers`` are all that came, in order."""
+
+    def __init__(self, directory: Path) -> None:
+        self._woken = threading.Event()
+        self.answers: list[DiskInput] = []
+        self._seen = 0
+        self.disk = Disk(directory, pair=PAIR, wake=self._woken.set)
+        self.opened = self.wait(Opened)
+
+    def put(self, *orders: DiskOutput) -> Self:
+        """Give these orders."""
+        self.disk.put(orders)
+        return self
+
+    def wait(self, kind: type[T], is_it: Callable[[T], bool] = lambda _: True) -> T:
+        """The next answer of this kind that ``is_it``, after those that were waited for before."""
+        while True:
+            for place in range(self._seen, len(self.answers)):
+                answer = self.answers[place]
+                if isinstance(answer, kind) and is_it(answer):
+                    self._seen = place + 1
+                    return answer
+            assert self._woken.wait(_ANSWER_S_MAX), f"no {kind.__name__}"
+            self._woken.clear()
+            self.answers += self.disk.take()
+
+    def append(self, *entries: Entry) -> Written:
+        """Append these entries, and wait until they are synced."""
+        self.put(Write(entries))
+        return self.wait(Written, lambda written: written.last == entries[-1].position)
+
+    def apply(self, number: int) -> list[Applied]:
+        """Apply the log up to this entry; what that did."""
+        begin = len(self.answers)
+        self.put(Write(apply_to=number))
+        self.wait(Applied, lambda applied: applied.number == number)
+        self.wait(Written)
+        return [answer for answer in self.answers[begin:] if isinstance(answer, Applied)]
+
+    def carry_out(self, number: int, *commands: Command) -> Applied:
+        """Append an entry of these commands, and apply it."""
+        self.append(entry(number, *commands))
+        return self.apply(number)[-1]
+
+    def find(self, request: bytes) -> Record | None:
+        """The record with this id."""
+        self.put(Find(request, 77))
+        found = self.wait(Found, lambda found: found.token == 77)
+        assert not found.error, found.error
+        return found.records[0] if found.records else None
+
+    def table(self) -> list[Record]:
+        """The whole table."""
+        records: list[Record] = []
+        after, is_last = 0, False
+        while not is_last:
+            self.put(Export(after, 1 << 20))
+            part = self.wait(Exported)
+            records += part.records
+            after, is_last = part.after, part.is_last
+        return records
+
+    def close(self) -> None:
+        """End well."""
+        self.disk.close()
+        self.answers += self.disk.take()

@@ -1,0 +1,221 @@
+"""``bstar durable`` and ``bstar dead`` against a store in memory: what they print, and how they end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bstar.wire.durable import Cause, State
+from bstar_cli import exits
+from bstar_cli.main import main
+from support.fake_store import FakeStore
+from support.scripted import PASSIVE, ScriptedBroker, status
+
+pytestmark = pytest.mark.loopback
+
+ID = "00112233445566778899aabbccddeeff"
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+@pytest.fixture
+def broker(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedBroker]:
+    with ScriptedBroker(on_request=store) as broker:
+        monkeypatch.setenv("BSTAR_ENDPOINTS", broker.endpoint)
+        yield broker
+
+
+@pytest.fixture
+def run(broker: ScriptedBroker, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main([*arguments, *([] if "--timeout" in arguments else ["--timeout", "30"])])
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run
+
+
+def submit(run: Run, *arguments: str) -> str:
+    code, out, err = run("durable", "submit", *arguments)
+    assert (code, err) == (0, "")
+    return out.strip()
+
+
+def test_a_submit_prints_the_id_and_a_result_the_answer(run: Run, store: FakeStore) -> None:
+    request_id = submit(run, "price", "a", "@@b", "--priority", "3", "--delay", "1.5m", "--expires", "2h")
+    stored = store.submits[bytes.fromhex(request_id)]
+    assert (stored.service, stored.body, stored.priority) == (b"price", [b"a", b"@b"], 3)
+    assert (stored.delay_ms, stored.expires_ms, stored.attempts_max) == (90_000, 7_200_000, 0)
+    code, out, err = run("durable", "result", request_id)
+    assert (code, out, err) == (exits.PENDING, "", f"{request_id}: it has not ended yet\n")
+    store.end(request_id, b"\xff\n")
+    code, out, err = run("durable", "result", request_id, "--json", "--close")
+    assert (code, json.loads(out)["frames"], json.loads(out)["attempts"]) == (0, [{"base64": "/wo="}], 1)
+    code, out, err = run("durable", "result", request_id)
+    assert (code, out) == (exits.FAILED, "")
+    assert "UnknownRequestError: the store has no durable request" in err
+
+
+def test_a_submit_says_when_and_how_often(run: Run, store: FakeStore) -> None:
+    options = [
+        "--at",
+        "2027-01-31T18:00:00+01:00",
+        "--attempts",
+        "7",
+        "--backoff",
+        "0.5",
+        "--backoff-max",
+        "1d",
+    ]
+    first, again = (submit(run, "price", "x", "--key", "k", *options) for _ in range(2))
+    assert first == again
+    stored = store.submits[bytes.fromhex(first)]
+    assert (stored.at_ms, stored.attempts_max) == (1_801_414_800_000, 7)
+    assert (stored.backoff_ms, stored.backoff_max_ms) == (500, 86_400_000)
+
+
+def test_a_dead_letter_is_shown_replayed_and_dropped(run: Run, store: FakeStore) -> None:
+    dead, other = submit(run, "price", "a"), submit(run, "price", "b")
+    store.end(dead, state=State.DEAD, attempts=5, cause=Cause.FAILED, text="ValueError: \x1b[31mno")
+    code, out, _ = run("dead", "ls")
+    assert code == 0
+    assert dead in out
+    assert other not in out
+    assert "failed: ValueError: " in out
+    assert "\x1b[31mno" not in out, "a terminal would obey it"
+    code, out, _ = run("dead", "show", dead)
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert (lines["state"], lines["attempts"], lines["cause"]) == ("dead", "5", "failed")
+    assert lines["submitted_at"] == "2023-11-14 22:13:20"
+    code, out, err = run("dead", "drop", dead, other)
+    assert (code, out) == (exits.FAILED, "1 forgotten, 1 not\n")
+    assert err == f"{other}: not forgotten: its state is pending\n"
+    assert [each.hex() for each in store.standings] == [other], "drop is for dead letters alone"
+    store.end(other, state=State.DEAD)
+    assert run("dead", "replay", "--all")[:2] == (0, "1 pending again\n")
+    assert run("dead", "ls") == (0, "", "")
+
+
+def test_requests_are_chosen_by_what_they_are(run: Run, store: FakeStore) -> None:
+    ids = [submit(run, service, "x") for service in ("price", "book", "price")]
+    assert run("durable", "cancel", "--service", "price")[:2] == (0, "2 cancelled\n")
+    code, out, _ = run("durable", "ls", "--json")
+    states = {each["id"]: each["state"] for each in map(json.loads, out.splitlines())}
+    assert states == {ids[0]: "cancelled", ids[1]: "pending", ids[2]: "cancelled"}
+    code, out, err = run("durable", "ls", "--limit", "2")
+    assert (code, len(out.splitlines()), err) == (0, 3, "the first 2 of them; --limit shows more\n")
+    code, out, err = run("durable", "cancel", *ids)
+    assert (code, out) == (0, "3 cancelled\n")
+    assert run("durable", "close", "--state", "cancelled")[:2] == (0, "3 forgotten\n")
+    code, out, err = run("durable", "close", ids[0], "--json")
+    assert (code, json.loads(out)) == (exits.FAILED, {"id": ids[0], "state": "unknown", "done": False})
+
+
+def test_many_requests_are_all_done(run: Run, store: FakeStore) -> None:
+    submit(run, "price", "x")
+    [standing] = store.standings.values()
+    for number in range(3_000):
+        other = number.to_bytes(16, "big")
+        store.standings[other] = type(standing)(other, State.DEAD, b"price")
+    assert run("durable", "retry", "--service", "price")[:2] == (0, "3,000 pending again\n")
+    assert {each.state for each in store.standings.values()} == {State.PENDING}
+
+
+def test_an_export_has_the_bodies(run: Run, store: FakeStore) -> None:
+    ids = [submit(run, "price", "a", "b"), submit(run, "book", "ü")]
+    code, out, err = run("durable", "export")
+    assert (code, err) == (0, "")
+    exported = [json.loads(line) for line in out.splitlines()]
+    assert [(each["id"], each["frames"]) for each in exported] == [(ids[0], ["a", "b"]), (ids[1], ["ü"])]
+
+
+def test_what_is_not_there_is_said(run: Run) -> None:
+    code, out, err = run("durable", "show", ID)
+    assert (code, out, err) == (exits.FAILED, "", f"{ID}: the store does not have it\n")
+
+
+@pytest.mark.parametrize("state", [State.DEAD, State.CANCELLED])
+def test_a_result_that_will_never_be_is_1(run: Run, store: FakeStore, state: State) -> None:
+    request_id = submit(run, "price", "x")
+    store.end(request_id, state=state, cause=Cause.EXPIRED)
+    code, out, err = run("durable", "result", request_id, "--wait", "1h")
+    assert (code, out) == (exits.FAILED, "")
+    assert request_id in err
+
+
+def test_nobody_there_is_3(run: Run, broker: ScriptedBroker) -> None:
+    broker.status = status(PASSIVE, retry_after_ms=0xFFFF_FFFF)
+    for arguments in (["submit", "price", "x"], ["ls"], ["show", ID], ["result", ID]):
+        code, out, err = run("durable", *arguments, "--timeout", "0.1")
+        assert (code, out) == (exits.NOT_EXECUTED, "")
+        assert "NoActiveNodeError" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["durable", "cancel"], "which requests? Name them by id, or choose them by"),
+        (["dead", "drop"], "which requests?"),
+        (["durable", "cancel", ID, "--all"], "exclude each other"),
+        (["durable", "close", ID, "--state", "dead"], "exclude each other"),
+        (["durable", "cancel", "x"], "32 hexadecimal digits"),
+        (["durable", "ls", "--older", "soon"], "--older soon: write seconds, or a number with s, m, h or d"),
+        (["durable", "submit", "price", "x", "--at", "2027-01-31T18:00:00"], "add the time zone"),
+        (["durable", "submit", "price", "x", "--at", "soon"], "--at soon"),
+        (["durable", "submit", "price", "x", "--delay", "1", "--at", "2027-01-31T18:00:00Z"], "give one of"),
+        (["durable", "submit", "price", "x", "--expires", "0"], "expires is at least 0.001 s, not 0"),
+        (["durable", "submit", "store.submit"], "belong to the broker"),
+        (["durable", "result", ID, "--raw", "--json"], "--raw and --json exclude each other"),
+    ],
+)
+def test_wrong_usage_is_2(run: Run, arguments: list[str], text: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (exits.USAGE, "")
+    assert text in err
+
+
+def test_a_client_of_several_pairs_is_told_to_name_the_service(run: Run, broker: ScriptedBroker) -> None:
+    code, _, err = run("durable", "show", ID, "-e", f"{broker.endpoint};tcp://127.0.0.1:1")
+    assert code == exits.USAGE
+    assert "name the service of the durable request" in err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(
+            f"durable {name}"
+            for name in ("submit", "schedule", "result", "ls", "show", "cancel", "retry", "close", "export")
+        ),
+        *(f"dead {name}" for name in ("ls", "show", "replay", "drop")),
+    ],
+)
+def test_every_command_explains_itself_with_an_example(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"bstar {command}" in shown
+    assert "Exit codes" in shown
+
+
+def test_a_paragraph_of_help_is_as_wide_as_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["durable", "submit", "--help"]) == 0
+    assert "the answer is lost: submit it again with the same --key." in capsys.readouterr().out
+
+
+def test_a_schedule_is_listed_with_its_next_time(run: Run, store: FakeStore) -> None:
+    request_id = submit(run, "tick")
+    store.end(request_id, state=State.SCHEDULED, ended_ms=0, due_ms=1_800_000_000_000)
+    code, out, _ = run("durable", "ls", "--state", "scheduled")
+    assert code == 0
+    assert "2027-01-15 08:00:00" in out

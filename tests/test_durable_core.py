@@ -1,0 +1,406 @@
+"""The store at one node: what clients hear, what workers get, and when. In virtual time, disk in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bstar.wire import durable, native
+from bstar.wire.durable import Cause, Fetch, Missed, Repeat, Schedule, Service, Standing, State, Submit
+from bstar.wire.messages import ErrorCode
+from bstar_broker.store.core.settings import StoreSettings
+from bstar_broker.store.core.titanic import REQUEST
+from support.solo_store import DAY_MS, SoloStore
+
+ID = durable.new_id(1, b"0123456789")
+OTHER = durable.new_id(2, b"0123456789")
+WORKER = b"worker"
+
+
+@pytest.fixture
+def solo() -> SoloStore:
+    return SoloStore()
+
+
+def ready(
+    solo: SoloStore, service: bytes = b"work", worker: bytes = WORKER, credit: int = 1
+) -> list[native.Message]:
+    """A worker registers; the requests that it gets at once."""
+    return jobs(solo.say(*native.encode_ready(service, credit=credit), sender=worker))
+
+
+def jobs(sent: list[list[bytes]], worker: bytes = WORKER) -> list[native.Message]:
+    told = [native.decode(frames[1:]) for frames in sent if frames[0] == worker]
+    return [message for message in told if message.command == native.REQUEST]
+
+
+def answer(
+    solo: SoloStore, job: native.Message, body: bytes = b"done", worker: bytes = WORKER
+) -> list[list[bytes]]:
+    head = native.header(native.FINAL, identity=job.identity, epoch=job.epoch)
+    return solo.say(head, body, sender=worker)
+
+
+def fail(
+    solo: SoloStore, job: native.Message, code: ErrorCode = ErrorCode.HANDLER_FAILED, **options: int
+) -> list[list[bytes]]:
+    frames = native.encode_error(job.identity, job.epoch, code, b"no luck", **options)
+    return solo.say(*frames, sender=WORKER)
+
+
+def result(solo: SoloStore, request: bytes = ID, wait_ms: int = 0) -> list[tuple[Standing, list[bytes]]]:
+    answers = solo.ask(Service.RESULT, durable.encode(Fetch(request, wait_ms)))
+    return [(durable.decode(each.body[0], Standing), each.body[1:]) for each in answers]
+
+
+def test_a_submit_is_answered_when_it_is_on_disk_and_not_before(solo: SoloStore) -> None:
+    solo.is_held = True
+    assert solo.ask(Service.SUBMIT, durable.encode(Submit(ID, b"work", [b"x"]))) == []
+    solo.release()
+    receipt = durable.decode(solo.sent[-1][2], durable.Receipt)
+    assert (receipt.id, receipt.is_new, receipt.state) == (ID, True, State.PENDING)
+
+
+def test_the_same_submit_again_is_the_same_request(solo: SoloStore) -> None:
+    assert solo.submit(ID).is_new
+    assert not solo.submit(ID).is_new
+    assert solo.table.totals.pending == 1
+    [refused] = solo.ask(Service.SUBMIT, durable.encode(Submit(ID, b"work", [b"other"])))
+    assert (refused.command, refused.value) == (native.ERROR, ErrorCode.INVALID)
+
+
+def test_a_request_waits_for_a_worker_and_its_answer_for_the_client(solo: SoloStore) -> None:
+    solo.submit(ID, body=b"question")
+    [job] = ready(solo)
+    assert job.body == [b"question"]
+    assert result(solo)[0][0].state == State.PENDING
+    answer(solo, job, b"42")
+    [(standing, frames)] = result(solo)
+    assert (standing.state, frames) == (State.ANSWERED, [b"42"])
+    [again] = result(solo)
+    assert again[1] == [b"42"], "fetching takes nothing away"
+
+
+def test_a_client_that_waits_hears_as_soon_as_there_is_an_answer(solo: SoloStore) -> None:
+    solo.submit(ID)
+    [job] = ready(solo)
+    assert result(solo, wait_ms=5_000) == []
+    sent = answer(solo, job, b"42")
+    [heard] = [native.decode(frames[1:]) for frames in sent if frames[0] == b"client"]
+    assert heard.body[1:] == [b"42"]
+
+
+def test_a_wait_ends_with_what_is_known(solo: SoloStore) -> None:
+    solo.submit(ID)
+    assert result(solo, wait_ms=500) == []
+    solo.wait(1.0)
+    assert durable.decode(solo.sent[-1][2], Standing).state == State.PENDING
+
+
+def test_a_failed_attempt_is_tried_again_later_and_the_worker_hears_which_it_is(solo: SoloStore) -> None:
+    solo.submit(ID, attempts_max=2, backoff_ms=1_000)
+    [job] = ready(solo)
+    assert job.extensions == b"\x41\x00\x02\x00\x01"
+    fail(solo, job)
+    assert solo.status(ID).attempts == 1
+    before = len(solo.sent)
+    solo.wait(0.9)
+    assert jobs(solo.sent[before:]) == []
+    solo.wait(0.3)
+    [again] = jobs(solo.sent[before:])
+    assert again.identity == job.identity
+    assert again.extensions[-2:] == b"\x00\x02"
+    assert again.flags & native.FLAG_REDELIVERED
+    fail(solo, again)
+    standing = solo.status(ID)
+    assert (standing.state, standing.cause, standing.text) == (State.DEAD, Cause.FAILED, "no luck")
+
+
+def test_a_handler_chooses_the_time_of_the_next_attempt(solo: SoloStore) -> None:
+    solo.submit(ID, backoff_ms=1)
+    [job] = ready(solo)
+    fail(solo, job, ErrorCode.RETRY, retry_ms=3_000)
+    before = len(solo.sent)
+    solo.wait(2.8)
+    assert jobs(solo.sent[before:]) == []
+    solo.wait(0.4)
+    assert len(jobs(solo.sent[before:])) == 1
+
+
+def test_a_dead_letter_runs_again_when_somebody_says_so(solo: SoloStore) -> None:
+    solo.submit(ID, attempts_max=1)
+    [job] = ready(solo)
+    fail(solo, job)
+    before = len(solo.sent)
+    solo.ask(Service.RETRY, ID)
+    [again] = jobs(solo.sent[before:])
+    answer(solo, again, b"at last")
+    assert result(solo)[0][1] == [b"at last"]
+
+
+def test_what_was_cancelled_does_not_begin(solo: SoloStore) -> None:
+    solo.submit(ID, delay_ms=1_000)
+    [said] = solo.ask(Service.CANCEL, ID)
+    assert durable.decode(said.body[0], Standing).state == State.CANCELLED
+    ready(solo)
+    before = len(solo.sent)
+    solo.wait(3.0)
+    assert jobs(solo.sent[before:]) == []
+
+
+def test_what_was_closed_while_it_waited_at_the_broker_does_not_begin(solo: SoloStore) -> None:
+    """The broker had it already: both workers' credit is used up, and it stood in the queue."""
+    solo.submit(ID)
+    [job] = ready(solo)
+    solo.submit(OTHER)
+    solo.ask(Service.CLOSE, OTHER)
+    sent = answer(solo, job)
+    assert jobs(sent) == []
+    assert solo.status(OTHER).state == State.UNKNOWN
+
+
+def test_an_answer_that_comes_after_the_close_is_nobodys(solo: SoloStore) -> None:
+    solo.submit(ID)
+    [job] = ready(solo)
+    solo.ask(Service.CLOSE, ID)
+    answer(solo, job)
+    assert solo.status(ID).state == State.UNKNOWN
+    solo.submit(OTHER)
+    assert len(jobs(solo.sent)) == 2, "its worker has credit again"
+
+
+def test_delayed_requests_begin_at_their_time_and_the_urgent_first(solo: SoloStore) -> None:
+    solo.submit(ID, delay_ms=2_000, body=b"late")
+    solo.submit(OTHER, delay_ms=2_000, body=b"late but urgent", priority=9)
+    ready(solo, credit=1)
+    before = len(solo.sent)
+    solo.wait(1.5)
+    assert jobs(solo.sent[before:]) == []
+    solo.wait(1.0)
+    [job] = jobs(solo.sent[before:])
+    assert job.body == [b"late but urgent"]
+
+
+def test_requests_expire(solo: SoloStore) -> None:
+    solo.submit(ID, expires_ms=1_000)
+    solo.wait(2.0)
+    standing = solo.status(ID)
+    assert (standing.state, standing.cause) == (State.DEAD, Cause.EXPIRED)
+
+
+def test_answers_are_kept_for_their_time() -> None:
+    solo = SoloStore(StoreSettings(keep_answers_s=10.0))
+    solo.submit(ID)
+    [job] = ready(solo)
+    answer(solo, job)
+    solo.wait(5.0)
+    assert solo.status(ID).state == State.ANSWERED
+    solo.wait(70.0)
+    assert solo.status(ID).state == State.UNKNOWN
+
+
+def test_more_requests_than_the_broker_takes_at_once_all_run(solo: SoloStore) -> None:
+    ids = [durable.new_id(place, b"0123456789") for place in range(1_500)]
+    for request in ids:
+        solo.submit(request)
+    given = ready(solo, credit=100)
+    done = 0
+    while given:
+        job = given.pop(0)
+        done += 1
+        given += jobs(answer(solo, job))
+        if not given:
+            before = len(solo.sent)
+            solo.wait(0.2)
+            given += jobs(solo.sent[before:])
+    assert done == len(ids)
+    assert solo.table.totals.answered == len(ids)
+
+
+def test_without_a_second_copy_new_requests_are_refused_for_now(solo: SoloStore) -> None:
+    solo.submit(ID)
+    solo.replica.copies = 1
+    [refused] = solo.ask(Service.SUBMIT, durable.encode(Submit(OTHER, b"work", [b"x"])))
+    assert refused.command == native.BUSY
+    [job] = ready(solo)
+    answer(solo, job, b"goes on")
+    assert result(solo)[0][1] == [b"goes on"]
+
+
+def test_a_request_that_lost_its_second_copy_on_the_way_is_not_acknowledged(solo: SoloStore) -> None:
+    solo.is_held = True
+    solo.ask(Service.SUBMIT, durable.encode(Submit(ID, b"work", [b"x"])))
+    solo.replica.copies = 1
+    solo.release()
+    assert native.decode(solo.sent[-1][1:]).command == native.BUSY
+
+
+def test_with_accept_one_copy_is_enough() -> None:
+    solo = SoloStore(StoreSettings(when_alone="accept"))
+    solo.replica.copies = 1
+    assert solo.submit(ID).is_new
+
+
+def test_a_full_store_refuses_for_now() -> None:
+    solo = SoloStore(StoreSettings(requests_max=1))
+    solo.submit(ID)
+    [refused] = solo.ask(Service.SUBMIT, durable.encode(Submit(OTHER, b"work", [b"x"])))
+    assert refused.command == native.BUSY
+    assert b"store.requests_max" in refused.body[0]
+
+
+def test_a_node_without_memory_refuses_for_now_however_it_is_asked(solo: SoloStore) -> None:
+    """While the disk stalls, what was submitted waits in memory."""
+    solo.node.broker.ledger.memory_left = 1_000
+    row = durable.encode(Submit(ID, b"work", [b"x"]))
+    [refused] = solo.ask(Service.SUBMIT, row)
+    assert refused.command == native.BUSY
+    frames = native.encode_requests(b"c" * 16, b"store.submit", [1], [0], [row], epoch=0, is_repeated=False)
+    assert [native.decode(each[1:]).command for each in solo.say(*frames)] == [native.BUSY]
+    request = native.encode_request(
+        native.identity(b"c" * 16, 9_999), REQUEST, [b"work", b"x"], ttl_ms=0, epoch=0, is_repeated=False
+    )
+    assert [native.decode(each[1:]).body for each in solo.say(*request)] == [[b"500"]]
+    assert solo.table.records == {}
+
+
+def test_a_node_that_steps_down_sends_those_who_wait_to_the_other(solo: SoloStore) -> None:
+    solo.submit(ID)
+    assert result(solo, wait_ms=60_000) == []
+    solo.is_held = True
+    solo.ask(Service.SUBMIT, durable.encode(Submit(OTHER, b"work", [b"x"])))
+    before = len(solo.sent)
+    solo.step_down()
+    told = [native.decode(frames[1:]).command for frames in solo.sent[before:] if frames[0] == b"client"]
+    assert told.count(native.NOT_ACTIVE) == 2
+
+
+def test_a_store_whose_disk_works_again_goes_on_in_its_epoch(solo: SoloStore) -> None:
+    """No entry comes that could tell it to begin."""
+    solo.submit(ID)
+    solo.replica.is_leading, solo.replica.trouble = False, "the disk fails"
+    solo.wait(0.1)
+    [refused] = solo.ask(Service.SUBMIT, durable.encode(Submit(OTHER, b"work", [b"x"])))
+    assert refused.command == native.BUSY
+    solo.replica.is_leading, solo.replica.trouble = True, ""
+    solo.wait(0.1)
+    assert solo.submit(OTHER).is_new
+    assert len(ready(solo, credit=2)) == 2
+
+
+def test_a_batch_is_one_entry_and_one_answer(solo: SoloStore) -> None:
+    rows = [
+        durable.encode(Submit(durable.new_id(place, b"0123456789"), b"work", [b"x"])) for place in range(50)
+    ]
+    rows[7] = b"garbage"
+    frames = native.encode_requests(
+        b"c" * 16, b"store.submit", range(1, 51), [0] * 50, rows, epoch=0, is_repeated=False
+    )
+    entries = len(solo.log)
+    told = [native.decode(each[1:]) for each in solo.say(*frames)]
+    assert sorted(message.command for message in told) == [native.ERROR, native.FINALS]
+    assert len(solo.log) == entries + 1
+    assert solo.table.totals.pending == 49
+
+
+@pytest.mark.parametrize("service", [each for each in Service if each is not Service.SUBMIT])
+@pytest.mark.parametrize("body", [b"", b"\xff" * 40, b"\x91\xc0"], ids=["empty", "octets", "types"])
+def test_garbage_is_refused_by_name(solo: SoloStore, service: Service, body: bytes) -> None:
+    [refused] = solo.ask(service, body)
+    assert (refused.command, refused.value) == (native.ERROR, ErrorCode.INVALID)
+    assert refused.body[0]
+
+
+# --- schedules ----------------------------------------------------------------------------------------------
+
+
+def schedule(solo: SoloStore, repeat: Repeat, **options: Any) -> durable.Receipt:
+    frame = durable.encode(Schedule(Submit(ID, b"work", [b"tick"], **options), repeat))
+    [answer] = solo.ask(Service.SCHEDULE, frame)
+    assert answer.command == native.FINAL, answer.body
+    return durable.decode(answer.body[0], durable.Receipt)
+
+
+def pending(solo: SoloStore) -> list[int]:
+    return sorted(
+        record.submitted_ms - DAY_MS
+        for record in solo.table.records.values()
+        if record.state == State.PENDING and record.id != ID
+    )
+
+
+def test_a_schedule_makes_a_request_at_each_of_its_times(solo: SoloStore) -> None:
+    assert schedule(solo, Repeat(every_ms=10_000)).is_new
+    assert not schedule(solo, Repeat(every_ms=10_000)).is_new
+    solo.wait(35.0)
+    assert len(pending(solo)) == 3
+    [job] = ready(solo)
+    assert job.body == [b"tick"]
+    assert solo.status(ID).state == State.SCHEDULED
+
+
+def test_a_schedule_with_a_number_of_runs_ends_after_them(solo: SoloStore) -> None:
+    schedule(solo, Repeat(every_ms=10_000, runs=2))
+    solo.wait(55.0)
+    assert len(pending(solo)) == 2
+    assert solo.status(ID).state == State.CANCELLED
+
+
+def test_a_cancelled_schedule_makes_no_more_requests(solo: SoloStore) -> None:
+    schedule(solo, Repeat(every_ms=10_000))
+    solo.wait(15.0)
+    solo.ask(Service.CANCEL, ID)
+    solo.wait(60.0)
+    assert len(pending(solo)) == 1
+    assert solo.status(ID).state == State.CANCELLED
+    solo.ask(Service.RETRY, ID)
+    assert solo.status(ID).state == State.CANCELLED, "a schedule is no request that could run again"
+
+
+def test_a_submit_with_the_key_of_a_schedule_is_refused(solo: SoloStore) -> None:
+    schedule(solo, Repeat(every_ms=10_000))
+    [refused] = solo.ask(Service.SUBMIT, durable.encode(Submit(ID, b"work", [b"tick"])))
+    assert (refused.command, refused.value) == (native.ERROR, ErrorCode.INVALID)
+    assert solo.status(ID).state == State.SCHEDULED
+
+
+def test_a_closed_schedule_is_forgotten(solo: SoloStore) -> None:
+    schedule(solo, Repeat(every_ms=10_000))
+    solo.ask(Service.CLOSE, ID)
+    solo.wait(60.0)
+    assert solo.table.records == {}
+
+
+def test_the_first_time_can_be_chosen(solo: SoloStore) -> None:
+    schedule(solo, Repeat(every_ms=60_000), delay_ms=5_000)
+    solo.wait(6.0)
+    assert len(pending(solo)) == 1
+
+
+@pytest.mark.parametrize(("missed", "runs"), [(Missed.SKIP, 1), (Missed.ONCE, 1), (Missed.EACH, 60)], ids=str)
+def test_times_that_pass_while_nobody_serves(solo: SoloStore, missed: Missed, runs: int) -> None:
+    schedule(solo, Repeat(every_ms=60_000, missed=missed))
+    solo.skipped_ms = 3_601_000  # nobody looked for an hour
+    solo.wait(0.2)
+    assert len(pending(solo)) == runs
+
+
+@pytest.mark.parametrize(
+    "repeat",
+    [
+        Repeat(),
+        Repeat(every_ms=10_000, cron="* * * * *"),
+        Repeat(every_ms=1),
+        Repeat(cron="every day"),
+        Repeat(cron="61 * * * *"),
+        Repeat(cron="* * * * *", zone="Europe/Nowhere"),
+        Repeat(cron="* * * * *", zone="../../etc/passwd"),
+        Repeat(cron="0 0 30 2 *"),
+    ],
+    ids=str,
+)
+def test_what_are_no_times_is_refused(solo: SoloStore, repeat: Repeat) -> None:
+    [refused] = solo.ask(Service.SCHEDULE, durable.encode(Schedule(Submit(ID, b"work", [b"tick"]), repeat)))
+    assert (refused.command, refused.value) == (native.ERROR, ErrorCode.INVALID)
+    assert solo.table.records == {}

@@ -1,0 +1,158 @@
+"""Clients, workers and the command against a real pair with a store, whose nodes are killed."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from bstar.errors import DeadLetterError, RejectedError, UnknownRequestError
+from bstar_client import HAClient, Request, Retry, RetryPolicy, Worker
+from support.brokers import BrokerPair
+from support.stored_pair import stored_pair
+
+pytestmark = pytest.mark.loopback
+
+COUNT = 2_000
+ORDERED = 200
+LIMIT_S = 120.0
+
+Handler = Callable[[Request], bytes]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[BrokerPair]:
+    with stored_pair(tmp_path) as pair:
+        yield pair
+
+
+def test_requests_survive_the_death_of_both_nodes(pair: BrokerPair) -> None:
+    with HAClient(pair.endpoints, timeout=LIMIT_S) as client:
+        ids = list(client.submit_many("price", [b"%d" % number for number in range(COUNT)]))
+        for node in pair.nodes:
+            node.kill()
+        assert len(set(ids)) == COUNT
+        pair.start()
+        with Worker(pair.endpoints, "price", lambda request: b"cost " + request.body, credit=100):
+            answers = [client.result(each).body for each in ids]
+        assert answers == [b"cost %d" % number for number in range(COUNT)]
+        assert [each.id for each in client.requests(state="answered")] == ids
+        assert client.close_result(ids[0]).state == "answered"
+        with pytest.raises(UnknownRequestError):
+            client.result(ids[0])
+
+
+def test_submits_go_on_when_the_active_node_is_killed(pair: BrokerPair) -> None:
+    """It comes back: with one disk alone new requests would be refused."""
+    half = threading.Event()
+
+    def bodies() -> Iterator[bytes]:
+        for number in itertools.count():
+            if number == COUNT // 2:
+                half.set()
+            if number == COUNT:
+                return
+            yield b"%d" % number
+
+    seen: set[bytes] = set()
+
+    def price(request: Request) -> bytes:
+        seen.add(request.body)
+        return request.body
+
+    def kill() -> None:
+        half.wait(LIMIT_S)
+        pair.kill_active().start()
+
+    with (
+        HAClient(pair.endpoints, timeout=LIMIT_S) as client,
+        Worker(pair.endpoints, "price", price, credit=50),
+    ):
+        killer = threading.Thread(target=kill)
+        killer.start()
+        ids = list(client.submit_many("price", bodies(), window=100))
+        killer.join(LIMIT_S)
+        assert [client.result(each).body for each in ids] == [b"%d" % number for number in range(COUNT)]
+    assert len(seen) == COUNT
+
+
+def test_a_handler_decides_what_becomes_of_its_request(pair: BrokerPair) -> None:
+    attempts: dict[bytes, list[int]] = {}
+
+    def price(request: Request) -> bytes:
+        attempts.setdefault(request.body, []).append(request.attempt)
+        if request.body == b"bad":
+            raise ValueError("no such thing")
+        if request.attempt < 3:
+            raise Retry("not yet", after=0.01)
+        return b"done"
+
+    policy = RetryPolicy(max=4, backoff=0.01)
+    with HAClient(pair.endpoints, timeout=LIMIT_S) as client, Worker(pair.endpoints, "price", price):
+        slow, bad = (client.submit("price", body, retries=policy) for body in (b"slow", b"bad"))
+        assert client.result(slow).attempts == 3
+        with pytest.raises(DeadLetterError, match="after 4 attempts: failed: ValueError: no such thing"):
+            client.result(bad)
+        assert [each.id for each in client.dead_letters()] == [bad]
+        assert client.retry(bad).state == "pending"
+        with pytest.raises(DeadLetterError):
+            client.result(bad)
+    assert attempts == {b"slow": [1, 2, 3], b"bad": [1, 2, 3, 4] * 2}
+
+
+def test_a_key_names_one_request(pair: BrokerPair) -> None:
+    with HAClient(pair.endpoints, timeout=LIMIT_S) as client:
+        first, again = (client.submit("price", b"x", key="order 1") for _ in range(2))
+        assert first == again
+        with pytest.raises(RejectedError, match="another service, body, owner or schedule"):
+            client.submit("price", b"y", key="order 1")
+        assert client.cancel(first).state == "cancelled"
+        assert client.result(client.submit("price", b"late", delay=3_600), wait=0.1) is None
+
+
+@pytest.mark.parametrize("has_failover", [False, True])
+def test_requests_of_a_service_begin_in_the_order_of_their_submission(
+    pair: BrokerPair, has_failover: bool
+) -> None:
+    """After a failover some of the last that had begun begin again; each begins first in its turn."""
+    services = ["one", "two", "three"]
+    bodies = [b"%d" % number for number in range(ORDERED)]
+    begun: dict[str, list[bytes]] = {service: [] for service in services}
+    is_half = threading.Event()
+
+    def handler(service: str) -> Handler:
+        def work(request: Request) -> bytes:
+            begun[service].append(request.body)
+            if len(begun[service]) > ORDERED // 2:
+                is_half.set()
+            return request.body
+
+        return work
+
+    with HAClient(pair.endpoints, timeout=LIMIT_S) as client, ExitStack() as workers:
+        ids = [client.submit(service, body) for body in bodies for service in services]
+        for service in services:
+            workers.enter_context(Worker(pair.endpoints, service, handler(service), credit=1))
+        if has_failover:
+            assert is_half.wait(LIMIT_S)
+            pair.kill_active().start()
+        for each in ids:
+            client.result(each)
+    for service in services:
+        assert list(dict.fromkeys(begun[service])) == bodies
+        assert has_failover or begun[service] == bodies
+
+
+def test_a_node_without_a_store_says_so(tmp_path: Path) -> None:
+    with BrokerPair(tmp_path) as pair:
+        pair.start()
+        with HAClient(pair.endpoints, timeout=LIMIT_S) as client:
+            with pytest.raises(RejectedError, match=r"store\.directory"):
+                client.submit("price", b"x")
+            with pytest.raises(RejectedError, match=r"store\.directory") as caught:
+                list(client.submit_many("price", [b"x", b"y"]))
+            assert caught.value.__notes__ == ["body 0 of submit_many()"]

@@ -1,0 +1,173 @@
+"""EventMQ on a real pair: job managers, clients with plain DEALER sockets, ``kill -9`` of a node."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from bstar.wire import emq
+from bstar.wire.emq_jobs import Headers, Job, decode_report, decode_result, encode_job
+from bstar_client.core.emq_manager import ManagerSettings
+from bstar_client.emq import EmqJobManager
+from bstar_testing import Pair, wait_until
+from support.emq import result
+from support.waiting import LIMIT_S, Socket, receive_until
+
+pytestmark = pytest.mark.loopback
+
+DOORS = ("fronts.emq.clients", "fronts.emq.workers", "fronts.emq.admin")
+CALLS = "support.emq_calls"
+PAGE = Path(__file__).parents[1] / "docs" / "patterns.md"
+TIMING = ManagerSettings((), heartbeat_s=0.2, silence_s=LIMIT_S, answer_s=LIMIT_S, pause_s=0.05)
+SETTINGS = {"fronts.emq.heartbeat_interval_s": 0.5}
+
+
+@contextmanager
+def manager(routers: Sequence[str], processes: int = 2) -> Iterator[EmqJobManager]:
+    """A job manager in a thread."""
+    with EmqJobManager(routers, timing=TIMING, allow=[CALLS], processes=processes) as made:
+        thread = threading.Thread(target=made.run)
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+            thread.join(LIMIT_S)
+
+
+@contextmanager
+def dealer(endpoint: str, identity: bytes | None = None) -> Iterator[Socket]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        if identity is not None:
+            socket.setsockopt(zmq.IDENTITY, identity)
+        socket.connect(endpoint)
+        yield socket
+
+
+def ask(socket: Socket, msgid: bytes, value: object, headers: Headers, queue: str = "default") -> None:
+    """Send a REQUEST for a job that returns ``value``."""
+    job = encode_job(Job(CALLS, "echo", [value]))
+    socket.send_multipart(emq.encode(emq.Request(msgid, queue, job, headers)))
+
+
+def result_of(socket: Socket, msgid: bytes) -> object:
+    """The result of this request."""
+
+    def is_it(frames: list[bytes]) -> bool:
+        message = emq.decode(frames)
+        return isinstance(message, emq.Reply) and message.about == msgid and message.value is not None
+
+    reply = emq.decode(receive_until(socket, is_it))
+    assert isinstance(reply, emq.Reply)
+    assert reply.value is not None
+    value: object = decode_result(reply.value)
+    return value
+
+
+@pytest.mark.requirement("EMQ-G-02")
+def test_clients_of_all_kinds_share_a_job_manager_and_the_admin_sees_it(tmp_path: Path) -> None:
+    """EMQ-G-02: each door is a ROUTER; a DEALER without an identity works at it."""
+    with Pair(tmp_path, doors=DOORS, settings=SETTINGS) as pair:
+        pair.start()
+        endpoints = {key: pair.doors(f"fronts.emq.{key}") for key in ("clients", "workers", "admin")}
+        with manager(endpoints["workers"]):
+            pair.primary.wait_for_workers(1)
+            for identity in (None, b"a-uuid"):
+                with dealer(endpoints["clients"][0], identity) as client:
+                    ask(client, b"q1", [1, "two"], Headers(reply_requested=True))
+                    assert result_of(client, b"q1") == [1, "two"]
+            with pair.client() as native:
+                job = encode_job(Job(CALLS, "add", [1, 2]))
+                assert native.request("default", job).body == result(3)
+            with dealer(endpoints["admin"][0]) as admin:
+                admin.send_multipart(emq.encode(emq.Status(b"s")))
+                reply = emq.decode(receive_until(admin, lambda frames: frames[2] == b"REPLY"))
+                assert isinstance(reply, emq.Reply)
+                status = decode_report(reply.about)
+                assert status["processed_messages_by_queue"]["default"] == 3
+
+
+def test_guaranteed_jobs_survive_kill_9_of_the_active_node(tmp_path: Path) -> None:
+    """Jobs are at the manager when the node dies; the client asks again at the other one, by the same ids."""
+    settings = {**SETTINGS, "store.when_alone": "accept"}
+    with Pair(tmp_path, doors=DOORS, has_store=True, settings=settings) as pair:
+        pair.start()
+        clients, workers = pair.doors("fronts.emq.clients"), pair.doors("fronts.emq.workers")
+        msgids = {str(uuid.uuid4()).encode(): number for number in range(100)}
+        headers = Headers(reply_requested=True, guarantee=True)
+        with manager(workers) as one:
+            pair.primary.wait_for_workers(1)
+            pair.primary.wait_for("both disks", lambda state: state.store and state.store.copies == 2)
+            with dealer(clients[0], b"client") as client:
+                for msgid, number in msgids.items():
+                    ask(client, msgid, number, headers)
+                for _ in msgids:  # each is on both disks
+                    receive_until(client, lambda frames: frames[2] == b"REPLY" and len(frames) == 5)
+                result_of_any(client)
+                pair.primary.kill()
+            with dealer(clients[1], b"client") as client:
+                # A request that comes before the peer's silence is proved is no vote.
+                pair.backup.wait_for_silence()
+                ask(client, b"vote", 0, Headers())  # nobody serves, so it makes the backup active
+                pair.backup.wait_for_state("ACTIVE")
+                for msgid, number in msgids.items():
+                    ask(client, msgid, number, headers)
+                    assert result_of(client, msgid) == number
+            wait_until(lambda: one.jobs >= len(msgids), "the manager ran every job")
+
+
+def result_of_any(socket: Socket) -> None:
+    """Some job has ended."""
+    receive_until(socket, lambda frames: frames[2] == b"REPLY" and len(frames) == 6)
+
+
+def test_jobs_of_plain_requests_are_redelivered_when_a_manager_dies(tmp_path: Path) -> None:
+    with Pair(tmp_path, doors=DOORS, settings=SETTINGS) as pair:
+        pair.start()
+        clients, workers = pair.doors("fronts.emq.clients"), pair.doors("fronts.emq.workers")
+        with dealer(clients[0]) as client, dealer(workers[0]) as scripted:
+            scripted.send_multipart(emq.encode(emq.Inform(b"i", emq.Kind.WORKER)))
+            receive_until(scripted, lambda frames: frames[2] == b"HEARTBEAT")
+            scripted.send_multipart(emq.encode(emq.Ready(b"r")))
+            ask(client, b"q1", "kept", Headers(reply_requested=True))
+            receive_until(scripted, lambda frames: frames[2] == b"REQUEST")
+            scripted.close()
+            with manager(workers):
+                assert result_of(client, b"q1") == "kept"
+
+
+def test_the_program_of_the_page_before_and_after_kill_9(tmp_path: Path) -> None:
+    """docs/patterns.md: the client finds the node that serves, which has the scheduler in it."""
+    (tmp_path / "shop.py").write_text("def price(fruit):\n    return f'{fruit} 3.50'\n")
+    [text] = re.findall(r"```python\n(# emq_ask.py\n.*?)```", PAGE.read_text(), re.DOTALL)
+    with Pair(tmp_path / "pair", doors=DOORS) as pair:
+        pair.start()
+        for shipped, place in zip(("47292", "47291"), pair.doors("fronts.emq.clients"), strict=True):
+            text = text.replace(f"tcp://127.0.0.1:{shipped}", place)
+        (tmp_path / "emq_ask.py").write_text(text)
+        routers = [word for place in pair.doors("fronts.emq.workers") for word in ("--router", place)]
+        command = [sys.executable, "-m", "bstar_cli", "emq-jobmanager", *routers, "--allow", "shop"]
+        with subprocess.Popen(command, cwd=tmp_path) as process:
+            try:
+                pair.primary.wait_for_workers(1)
+                assert said(tmp_path) == "apple 3.50\n"
+                pair.primary.kill()
+                assert said(tmp_path) == "apple 3.50\n"
+            finally:
+                process.terminate()
+
+
+def said(folder: Path) -> str:
+    """What the page's program prints."""
+    command = [sys.executable, "emq_ask.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=120).stdout

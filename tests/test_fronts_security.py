@@ -1,0 +1,66 @@
+"""Peers behind fronts with keys: the core asks their principals, as it does for every message."""
+
+from bstar.star import PeerMessage, Role, StarMachine, StarSettings, State
+from bstar.wire.peer import PeerState
+from bstar_broker.core import BrokerSettings
+from bstar_broker.core.fronted import FrontedNode
+from bstar_broker.core.outputs import Output
+from support.house import PRINCIPALS, Origin
+from support.plain_front import PlainFront, sent
+
+
+def node_with_keys() -> FrontedNode:
+    node = FrontedNode(
+        StarMachine(StarSettings(pair="test", role=Role.PRIMARY), node="we", epoch=0, now=0.0),
+        BrokerSettings(),
+        node_id=bytes(16),
+        drain_timeout_s=5.0,
+        version="test",
+        now=0.0,
+        find_principal=PRINCIPALS.get,
+        origin=Origin(),
+        make_fronts=lambda inlet: [PlainFront(inlet, service=b"price")],
+    )
+    for number, state in enumerate((State.BACKUP, State.PASSIVE)):
+        said = PeerState(state, "test", "backup", "they", number, 0, heartbeat_ms=1000, timeout_ms=2000)
+        node.step(PeerMessage(said), 0.0)
+    assert node.is_active
+    return node
+
+
+def heard(node: FrontedNode, user: str, door: str, *frames: bytes) -> list[Output]:
+    return node.receive_front("plain", door, list(frames), 0.0, user)
+
+
+def test_a_principal_that_may_offer_and_one_that_may_call_meet_behind_a_front() -> None:
+    node = node_with_keys()
+    heard(node, "worker", "workers", b"w", b"work", b"1")
+    [request] = sent(heard(node, "shop", "clients", b"c", b"ask", b"x"))
+    assert request[:2] == [b"w", b"REQUEST"]
+
+
+def test_a_worker_behind_a_front_may_offer_what_its_entry_says() -> None:
+    node = node_with_keys()
+    [told] = sent(heard(node, "shop", "workers", b"w", b"work", b"1"))
+    assert told[:2] == [b"w", b"DISCONNECT"]
+    assert node.broker.ledger.workers == {}
+    assert dict(node.broker.ledger.drops) == {"offer-not-allowed": 1}
+
+
+def test_a_client_behind_a_front_may_call_what_its_entry_says() -> None:
+    node = node_with_keys()
+    heard(node, "worker", "workers", b"w", b"work", b"1")
+    [told] = sent(heard(node, "worker", "clients", b"c", b"ask", b"x"))
+    assert told[:2] == [b"c", b"FAILURE"]
+    assert dict(node.broker.ledger.drops) == {"call-not-allowed": 1}
+
+
+def test_a_routing_id_that_another_principal_had_brings_nothing_of_its_former_owner() -> None:
+    """The reply goes to nobody."""
+    node = node_with_keys()
+    heard(node, "worker", "workers", b"w", b"work", b"1")
+    [request] = sent(heard(node, "shop", "clients", b"c", b"ask", b"x"))
+    heard(node, "bank", "clients", b"c", b"ask", b"y")
+    told = sent(heard(node, "worker", "workers", b"w", b"done", request[2], b"for shop"))
+    assert [frames[:2] for frames in told] == [[b"w", b"REQUEST"]]
+    assert told[0][3:] == [b"y"]

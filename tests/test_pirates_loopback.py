@@ -1,0 +1,165 @@
+"""Pirates at the doors of a real pair."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import zmq
+
+from bstar.wire.pirate import READY
+from bstar_broker.core.snapshot import FrontState, NodeState
+from bstar_client import HAClient, Worker
+from support.brokers import Broker, BrokerPair
+from support.pirate_sockets import LazyPirate, ParanoidWorkerThread, SimpleWorkerThread
+from support.waiting import LIMIT_S, receive
+
+pytestmark = pytest.mark.loopback
+
+CLIENTS, WORKERS = "fronts.ppp.clients", "fronts.ppp.workers"
+BODIES = [[b"x"], [b"one", b"", b"three"], [b""], [b"\x01"], [b"\x02"], [b"x" * 3_000_000, b"y"]]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[BrokerPair]:
+    with BrokerPair(tmp_path, doors=(CLIENTS, WORKERS)) as pair:
+        pair.start()
+        yield pair
+
+
+def pirates(state: NodeState) -> FrontState:
+    [front] = state.fronts
+    return front
+
+
+def wait_for_workers(node: Broker, **counts: int) -> None:
+    """Until the node has so many ``simple`` and ``paranoid`` workers."""
+    node.wait_for(
+        f"{counts} Pirate workers",
+        lambda state: all(pirates(state).peers[f"{kind}_workers"] == n for kind, n in counts.items()),
+    )
+
+
+def test_both_kinds_of_workers_serve_published_clients(pair: BrokerPair) -> None:
+    primary = pair.doors(WORKERS)[0]
+    for worker in (SimpleWorkerThread, ParanoidWorkerThread):
+        with worker(primary), LazyPirate(pair.doors(CLIENTS), timeout_s=LIMIT_S) as client:
+            for body in BODIES:
+                assert client.ask(*body) == body
+    with ParanoidWorkerThread(primary), LazyPirate(pair.doors(CLIENTS), timeout_s=LIMIT_S) as client:
+        for body in BODIES:
+            assert client.ask(*body, is_correlated=True) == body
+
+
+def test_the_end_of_a_connection_is_the_end_of_a_worker(pair: BrokerPair) -> None:
+    """It is idle: no heartbeat is missed, and no request is sent."""
+    primary = pair.doors(WORKERS)[0]
+    with SimpleWorkerThread(primary) as simple, ParanoidWorkerThread(primary) as paranoid:
+        wait_for_workers(pair.primary, simple=1, paranoid=1)
+        simple.stop()
+        wait_for_workers(pair.primary, simple=0, paranoid=1)
+        paranoid.stop()
+        wait_for_workers(pair.primary, paranoid=0)
+
+
+def test_what_a_worker_holds_goes_on_when_its_connection_ends(tmp_path: Path) -> None:
+    """No timeout passes: a busy worker may be silent for longer than this test waits."""
+    replies: list[list[bytes]] = []
+    settings = {"timing.busy_timeout_s": 600.0}
+    with ExitStack() as stack:
+        pair = stack.enter_context(BrokerPair(tmp_path, doors=(CLIENTS, WORKERS), settings=settings))
+        pair.start()
+        client = stack.enter_context(LazyPirate(pair.doors(CLIENTS), timeout_s=LIMIT_S))
+        context = stack.enter_context(zmq.Context())
+        worker = stack.enter_context(context.socket(zmq.REQ))
+        worker.linger = 0
+        worker.connect(pair.doors(WORKERS)[0])
+        worker.send(READY)
+        asking = threading.Thread(target=lambda: replies.append(client.ask(b"x")))
+        asking.start()
+        assert receive(worker)[2:] == [b"x"]
+        stack.enter_context(ParanoidWorkerThread(pair.doors(WORKERS)[0]))
+        wait_for_workers(pair.primary, simple=1, paranoid=1)
+        worker.close()
+        asking.join(LIMIT_S)
+        assert replies == [[b"x"]]
+        wait_for_workers(pair.primary, simple=0, paranoid=1)
+
+
+def test_a_simple_worker_that_kept_a_request_for_too_long_is_ready_again(pair: BrokerPair) -> None:
+    """Its late reply reaches nobody, and it gets the next request."""
+    primary = pair.doors(WORKERS)[0]
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def hold(body: list[bytes]) -> list[bytes]:
+        has_begun.set()
+        may_end.wait(LIMIT_S)
+        return [b"by the slow one"]
+
+    with ExitStack() as stack:
+        client = stack.enter_context(LazyPirate(pair.doors(CLIENTS), timeout_s=LIMIT_S))
+        stack.callback(may_end.set)
+        slow = stack.enter_context(SimpleWorkerThread(primary, hold))
+        other = stack.enter_context(ParanoidWorkerThread(primary))
+        wait_for_workers(pair.primary, simple=1, paranoid=1)
+        # The slow one gets one of two, and the other one answers both.
+        for body in (b"1", b"2"):
+            assert client.ask(body) == [body]
+        assert has_begun.is_set()
+        wait_for_workers(pair.primary, simple=0, paranoid=1)
+        may_end.set()
+        wait_for_workers(pair.primary, simple=1, paranoid=1)
+        other.stop()
+        wait_for_workers(pair.primary, simple=1, paranoid=0)
+        assert client.ask(b"3") == [b"by the slow one"]
+        slow.stop()
+
+
+def test_all_dialects_share_the_service(pair: BrokerPair) -> None:
+    """A Pirate worker serves HAClient, and a worker of ours serves a REQ client."""
+    with HAClient(pair.endpoints) as ours, LazyPirate(pair.doors(CLIENTS)) as theirs:
+        with ParanoidWorkerThread(pair.doors(WORKERS)[0], lambda body: [b"pirate", *body]):
+            assert ours.request("pirates", [b"a", b""], timeout=LIMIT_S).frames == (b"pirate", b"a", b"")
+        wait_for_workers(pair.primary, paranoid=0)
+        with Worker(pair.endpoints, "pirates", lambda request: [b"native", *request.frames]):
+            assert theirs.ask(b"b") == [b"native", b"b"]
+
+
+def test_after_kill_9_of_the_active_node_each_reply_is_the_right_one(pair: BrokerPair) -> None:
+    """Workers at both nodes, clients that know both."""
+    with ExitStack() as stack:
+        for endpoint in pair.doors(WORKERS):
+            for _ in range(2):
+                stack.enter_context(ParanoidWorkerThread(endpoint))
+        for node in pair.nodes:
+            wait_for_workers(node, paranoid=2)
+        clients = [stack.enter_context(LazyPirate(pair.doors(CLIENTS), timeout_s=1.0)) for _ in range(4)]
+        wrong: list[object] = []
+        has_warm_up, is_over = threading.Barrier(len(clients) + 1), threading.Event()
+
+        def load(number: int, client: LazyPirate) -> None:
+            for turn in range(100_000):
+                body = [b"%d" % number, b"", b"%d" % turn]
+                reply = client.ask(*body)
+                if reply != body:
+                    wrong.append((body, reply))
+                if turn == 20:
+                    has_warm_up.wait(LIMIT_S)
+                if is_over.is_set() and turn > 20:
+                    return
+
+        threads = [threading.Thread(target=load, args=each) for each in enumerate(clients)]
+        for thread in threads:
+            thread.start()
+        has_warm_up.wait(LIMIT_S)
+        pair.primary.kill()
+        pair.backup.wait_for_state("ACTIVE")
+        before = pirates(pair.backup.state()).counts["replies"]
+        pair.backup.wait_for("replies", lambda state: pirates(state).counts["replies"] > before + 100)
+        is_over.set()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        assert wrong == []

@@ -1,0 +1,110 @@
+"""The simulator with peers of EventMQ: seeds of every kind, and broken builds that it must catch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from bstar.wire import emq
+from bstar_broker.fronts.emq.managers import Manager, Managers
+from bstar_client.core.calls import Reply
+from bstar_client.core.worker_dialects import Job
+from sim.checks import Checks
+from sim.client import Issued
+from sim.emq import SimManager
+from sim.faults import Mood
+from sim.run import Outcome, Simulation, play
+from sim.setup import Setup, setup_of
+from sim.worker import SimWorker
+
+
+def with_emq(seed: int, mood: Mood) -> Setup:
+    return setup_of(seed, mood=mood, profile="lan", fleet=False, keys=False, emq=True)
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("mood", Mood)
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_no_invariant_breaks_whatever_happens(seed: int, mood: Mood) -> None:
+    outcome = play(with_emq(seed, mood))
+
+    text = f"{outcome.violation}\nrepeat: make sim SEED={seed} MOOD={mood.value} EMQ=yes FLEET=no KEYS=off"
+    assert outcome.violation is None, text
+    assert outcome.counts["call answered"] > 100, "a run without traffic proves nothing"
+
+
+def test_some_runs_with_one_pair_and_no_keys_have_peers_of_eventmq() -> None:
+    setups = [setup_of(seed) for seed in range(300)]
+    with_peers = [setup for setup in setups if setup.fronts == ("emq",)]
+
+    assert 15 < len(with_peers) < 60
+    assert all(setup.fleet is None and not setup.has_keys for setup in with_peers)
+    for seed in range(20):
+        assert "emq" not in setup_of(seed, emq=False).fronts
+        pirates = setup_of(seed, keys=False, fleet=False, pirates=True)
+        assert pirates.fronts == ("ppp",)
+
+
+@pytest.mark.storm
+def test_requests_go_from_every_dialect_to_job_managers_and_back() -> None:
+    seen: Counter[tuple[str, str]] = Counter()
+
+    class Counting(Checks):
+        def work_begun(self, worker: SimWorker | SimManager, token: str, job: Job) -> None:
+            seen[type(worker).__name__, self._calls[token].dialect if token in self._calls else "gone"] += 1
+            super().work_begun(worker, token, job)
+
+        def call_answered(self, issued: Issued, reply: Reply) -> None:
+            seen["answered", issued.dialect] += 1
+            super().call_answered(issued, reply)
+
+    Simulation(with_emq(4, Mood.PROCESSES), checks=Counting).run()
+
+    for pair in (("SimManager", "emq"), ("SimManager", "native"), ("SimWorker", "emq"), ("answered", "emq")):
+        assert seen[pair] > 10, seen
+
+
+# --- broken builds: a test of the tests ---------------------------------------------------------------------
+
+
+def first_violation(mood: Mood) -> Outcome:
+    for seed in range(1, 21):
+        outcome = play(with_emq(seed, mood))
+        if outcome.violation is not None:
+            return outcome
+    pytest.fail("no seed found anything wrong with a broken build")
+
+
+@pytest.mark.storm
+def test_a_build_that_takes_a_result_for_another_job_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Managers._end_job
+
+    def of_the_oldest(self: Managers, manager: Manager, reply: emq.Reply, now: float) -> Any:
+        return sound(self, manager, emq.Reply(reply.msgid, b"", reply.value), now)
+
+    monkeypatch.setattr(Managers, "_end_job", of_the_oldest)
+    assert first_violation(Mood.PROCESSES).rule == "c"
+
+
+@pytest.mark.storm
+def test_a_build_that_forgets_the_jobs_of_dead_managers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(self: Managers, manager: Manager, now: float) -> list[Any]:
+        self.by_id.pop(manager.routing_id, None)
+        return []
+
+    monkeypatch.setattr(Managers, "forget", forget)
+    assert first_violation(Mood.PROCESSES).rule in {"d", "e", "f"}
+
+
+@pytest.mark.storm
+def test_a_build_that_counts_more_slots_than_processes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Managers._conclude
+
+    def free_already(self: Managers, job: Any, result: bytes, now: float) -> Any:
+        job.lane.manager.free += 1
+        return sound(self, job, result, now)
+
+    monkeypatch.setattr(Managers, "_conclude", free_already)
+    assert first_violation(Mood.QUIET).rule == "e"

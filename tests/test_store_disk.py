@@ -1,0 +1,593 @@
+"""The disk of the durable store: what it answers in which order, and what it does when it fails."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bstar.errors import ClosedError, ConfigurationError, StoreError
+from bstar.wire.durable import State
+from bstar_broker.store import disk as disk_module
+from bstar_broker.store import sqlite_file
+from bstar_broker.store.core.commands import Answered, Began, Cancelled, Closed
+from bstar_broker.store.core.entries import START, Entry, Position
+from bstar_broker.store.core.events import (
+    Applied,
+    Due,
+    DueFound,
+    Export,
+    Exported,
+    Find,
+    Found,
+    Import,
+    LogRead,
+    ReadLog,
+    Search,
+    Trim,
+    Write,
+    Written,
+)
+from bstar_broker.store.core.memory_table import MemoryTable
+from bstar_broker.store.core.records import Record, Totals
+from bstar_broker.store.disk import Disk
+from bstar_testing.processes import wait_until
+from support.entries import apply, entry, name, submit, submitted
+from support.store_disk import PAIR, Platter, mark
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def platter(folder: Path) -> Iterator[Platter]:
+    with Platter(folder) as platter:
+        yield platter
+
+
+def numbered(number: int, epoch: int = 1) -> Entry:
+    """An entry that submits a request of its own number."""
+    return entry(number, submitted(submit(number)), epoch=epoch)
+
+
+def state_of(record: Record | None) -> int:
+    return State.UNKNOWN if record is None else record.state
+
+
+# --- what it answers ----------------------------------------------------------------------------------------
+
+
+def test_a_new_store_is_empty_and_for_its_user_alone(folder: Path, platter: Platter) -> None:
+    opened = platter.opened
+    assert (opened.mark, opened.last, opened.first, opened.applied, opened.at_ms) == (None, START, 1, 0, 0)
+    assert (opened.epochs, opened.totals, opened.due) == ([], Totals(), {})
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for file in folder.iterdir():
+        assert file.stat().st_mode & 0o777 == 0o600, file
+
+
+def test_entries_are_applied_before_what_comes_with_them_is_synced(platter: Platter) -> None:
+    platter.append(numbered(1))
+    begin = len(platter.answers)
+    platter.put(Write((numbered(2), numbered(3)), apply_to=1, order=7))
+    platter.wait(Written)
+    applied, written = platter.answers[begin:]
+    assert isinstance(applied, Applied)
+    assert (applied.number, [change.id for change in applied.changes]) == (1, [name(1)])
+    assert applied.totals == Totals(pending=1, octets=4)
+    assert written == Written(Position(1, 3), 7)
+
+
+def test_an_entry_is_not_applied_before_it_is_synced(platter: Platter) -> None:
+    platter.put(Write((numbered(1), numbered(2)), apply_to=2))
+    platter.wait(Applied, lambda applied: applied.number == 2)
+    kinds = [type(answer).__name__ for answer in platter.answers[1:]]
+    assert kinds == ["Written", "Applied", "Applied"]
+
+
+def test_the_totals_of_an_answer_do_not_change_later(platter: Platter) -> None:
+    first = platter.carry_out(1, submitted(submit(1)))
+    platter.carry_out(2, submitted(submit(2)))
+    assert first.totals.pending == 1
+
+
+def test_what_was_dropped_is_replaced_and_never_applied(platter: Platter) -> None:
+    platter.append(numbered(1), numbered(2), numbered(3))
+    platter.put(Write((entry(2, submitted(submit(20)), epoch=2),), keep_to=1, apply_to=2))
+    platter.wait(Applied, lambda applied: applied.number == 2)
+    assert [state_of(platter.find(name(each))) for each in (1, 2, 3, 20)] == [1, 0, 0, 1]
+    platter.put(ReadLog(1, 1 << 20, token=5))
+    read = platter.wait(LogRead)
+    assert [each.position for each in read.entries] == [(1, 1), (2, 2)]
+    assert (read.begin, read.token) == (1, 5)
+
+
+def test_an_order_to_apply_ends_with_the_entries_that_it_named(platter: Platter) -> None:
+    """The leader's entry takes the place of one that another leader had committed for us to apply later."""
+    platter.append(numbered(1))
+    platter.put(Write(apply_to=2), Write(keep_to=1), Write((numbered(2, epoch=2),)))
+    platter.wait(Written, lambda written: written.last == (2, 2))
+    assert platter.find(name(2)) is None
+    assert state_of(platter.find(name(1))) == State.PENDING
+
+
+def test_epochs_are_remembered_beyond_the_log(folder: Path) -> None:
+    with Platter(folder) as platter:
+        platter.append(numbered(1), numbered(2), numbered(3, epoch=4), numbered(4, epoch=7))
+        platter.apply(4)
+        platter.put(Trim(4), Write(mark=mark()))
+        platter.wait(Written)
+    with Platter(folder) as platter:
+        assert platter.opened.epochs == [(1, 1), (4, 3), (7, 4)]
+        assert (platter.opened.last, platter.opened.applied) == ((7, 4), 4)
+        platter.append(numbered(5, epoch=9))
+        platter.put(Write(keep_to=4))
+        platter.wait(Written)
+    with Platter(folder) as platter:
+        assert platter.opened.epochs == [(1, 1), (4, 3), (7, 4)]
+
+
+def test_a_store_is_found_as_it_was_left(folder: Path) -> None:
+    with Platter(folder) as platter:
+        platter.carry_out(
+            1, submitted(submit(1), submit(2, delay_ms=500), submit(3, service=b"stock", delay_ms=9))
+        )
+        platter.append(numbered(2))
+        platter.put(Write(mark=mark(is_in_sync=False)))
+        platter.wait(Written)
+    with Platter(folder) as platter:
+        opened = platter.opened
+        assert opened.mark == mark(is_in_sync=False)
+        assert (opened.last, opened.first, opened.applied, opened.at_ms) == ((1, 2), 1, 1, 2_000)
+        assert opened.totals == Totals(pending=3, octets=12)
+        assert opened.due == {b"price": 0, b"stock": 1_009}
+        assert state_of(platter.find(name(2))) == State.PENDING
+
+
+def test_due_requests_come_by_priority_and_age_without_those_in_work(platter: Platter) -> None:
+    rows = [submit(1), submit(2, priority=5), submit(3), submit(4, delay_ms=100), submit(5, service=b"stock")]
+    platter.carry_out(1, submitted(*rows))
+    platter.put(Due(b"price", 1_000, 10, 1 << 20))
+    found = platter.wait(DueFound)
+    assert ([each.id for each in found.records], found.has_more) == ([name(2), name(1), name(3)], False)
+    assert (found.service, found.next_ms) == (b"price", 1_100)
+    platter.put(Due(b"price", 1_100, 1, 1 << 20, skip=frozenset([name(2), name(1)])))
+    found = platter.wait(DueFound)
+    assert ([each.id for each in found.records], found.has_more, found.next_ms) == ([name(3)], True, 0)
+
+
+def test_a_search_gets_its_records_in_order_a_page_at_a_time(
+    platter: Platter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bstar_broker.store.disk_jobs._ROWS_MAX", 3)  # several slices
+    platter.carry_out(1, submitted(*[submit(number) for number in range(1, 21)]))
+    platter.carry_out(2, *[Cancelled(name(number)) for number in range(2, 21, 2)])
+
+    def search(after: int, limit: int, octets: int = 1 << 20) -> Found:
+        platter.put(Search(b"price", State.CANCELLED, 0, after, limit, None, 9, octets))
+        return platter.wait(Found)
+
+    page = search(0, 4)
+    assert ([each.id for each in page.records], page.has_more) == ([name(n) for n in (2, 4, 6, 8)], True)
+    page = search(page.records[-1].seq, 6)
+    assert ([each.id for each in page.records], page.has_more) == ([name(n) for n in range(10, 21, 2)], False)
+    assert len(search(0, 10, octets=11).records) == 2
+    assert len(search(0, 10, octets=1).records) == 1
+    platter.put(Search(b"", 0, 1_000, 0, 10, None, 9))
+    assert platter.wait(Found).records == []
+
+
+def test_the_log_is_read_in_parts_and_not_where_it_was_trimmed(platter: Platter) -> None:
+    platter.append(*[numbered(number) for number in range(1, 7)])
+    platter.apply(5)
+    platter.put(ReadLog(2, 2 * len(numbered(2).commands)), Trim(4), ReadLog(9, 100))
+    assert [each.number for each in platter.wait(LogRead).entries] == [2, 3]
+    assert platter.wait(LogRead).entries == []
+    platter.put(Write(mark=mark()))
+    platter.wait(Written)
+    platter.put(ReadLog(3, 100))
+    assert platter.wait(LogRead).entries == []
+    platter.put(ReadLog(4, 1 << 20))
+    assert [each.number for each in platter.wait(LogRead).entries] == [4, 5, 6]
+
+
+def test_entries_that_are_not_applied_are_never_trimmed(folder: Path) -> None:
+    with Platter(folder) as platter:
+        platter.append(*[numbered(number) for number in range(1, 5)])
+        platter.apply(2)
+        platter.put(Trim(4), Write(mark=mark()))
+        platter.wait(Written)
+    with Platter(folder) as platter:
+        assert platter.opened.first == 3
+
+
+def test_an_export_is_of_one_table_whatever_is_applied_meanwhile(platter: Platter) -> None:
+    platter.carry_out(1, submitted(*[submit(number) for number in range(1, 6)]))
+    platter.put(Export(0, 8))
+    part = platter.wait(Exported)
+    assert (len(part.records), part.is_last, part.applied, part.at_ms) == (2, False, (1, 1), 1_000)
+    platter.carry_out(2, Closed([name(3)]), Cancelled(name(4)), submitted(submit(9)))
+    platter.put(Export(part.after, 1 << 20))
+    rest = platter.wait(Exported)
+    assert [(each.id, each.state) for each in rest.records] == [(name(n), State.PENDING) for n in (3, 4, 5)]
+    assert (rest.is_last, rest.applied) == (True, (1, 1))
+    assert [each.id for each in platter.table()] == [name(n) for n in (1, 2, 4, 5, 9)]
+
+
+def test_a_table_is_imported_in_parts_with_its_history(folder: Path, tmp_path: Path) -> None:
+    with Platter(tmp_path / "peer") as peer:
+        peer.carry_out(1, submitted(*[submit(number) for number in range(1, 6)]), Answered(name(2), [b"yes"]))
+        peer.carry_out(2, Began("backup"))
+        records = peer.table()
+    with Platter(folder) as platter:
+        platter.append(numbered(1, epoch=8), numbered(2, epoch=8))
+        platter.put(Import(True, records[:2], None))
+        assert platter.wait(Written).last == (8, 2)
+        platter.put(Import(False, records[2:], Position(5, 40), 9_000, (Position(1, 1), Position(5, 30)), 6))
+        assert platter.wait(Written) == Written(Position(5, 40), 6)
+        assert platter.table() == records
+        platter.append(numbered(41, epoch=5))
+        platter.apply(41)
+    with Platter(folder) as platter:
+        opened = platter.opened
+        assert (opened.last, opened.first, opened.applied) == ((5, 41), 41, 41)
+        assert opened.epochs == [(1, 1), (5, 30)]
+        assert opened.totals == Totals(pending=5, answered=1, octets=4 * 6 + 3)
+
+
+def test_the_old_copy_stays_until_the_new_one_is_whole(folder: Path) -> None:
+    """The process ends in between: the parts are dropped, and a later copy takes the place."""
+    with Platter(folder) as platter:
+        platter.carry_out(1, submitted(*[submit(number) for number in range(1, 6)]))
+        records = platter.table()
+        platter.put(Import(True, records[:2], None))
+        platter.put(Import(False, records[2:3], None))
+        platter.wait(Written)
+        assert platter.table() == records
+    for _ in range(3):  # names of indices are used again
+        with Platter(folder) as platter:
+            assert platter.opened.last.number == platter.opened.applied == 1
+            assert platter.opened.totals.pending == len(records)
+            assert platter.table() == records
+            platter.put(Import(True, records, Position(1, 1), 1_000, (Position(1, 1),)))
+            platter.wait(Written)
+            assert platter.table() == records
+
+
+def test_a_copy_that_begins_again_drops_its_first_parts(folder: Path) -> None:
+    with Platter(folder) as platter:
+        platter.carry_out(1, submitted(*[submit(number) for number in range(1, 6)]))
+        records = platter.table()
+        platter.put(Import(True, records[:4], None))
+        platter.put(Import(True, records[:1], Position(3, 9), 1_000, (Position(3, 1),)))
+        platter.wait(Written, lambda written: written.last == (3, 9))
+        assert platter.table() == records[:1]
+    with Platter(folder) as platter:
+        assert platter.opened.totals.pending == 1
+
+
+def test_an_entry_that_is_there_already_is_not_appended_twice(platter: Platter) -> None:
+    platter.append(numbered(1), numbered(2))
+    platter.put(Write((numbered(1), numbered(2), numbered(3)), apply_to=3))
+    platter.wait(Applied, lambda applied: applied.number == 3)
+    assert len(platter.table()) == 3
+
+
+def test_orders_that_wait_together_share_a_sync(platter: Platter, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    commit = sqlite_file.StoreFile.commit
+
+    def slow(file: sqlite_file.StoreFile) -> float:
+        entered.set()
+        assert go_on.wait(60)
+        return commit(file)
+
+    monkeypatch.setattr(sqlite_file.StoreFile, "commit", slow)
+    platter.put(Write((numbered(1),)))
+    assert entered.wait(60)
+    for number in range(2, 50):
+        platter.put(Write((numbered(number),)))
+    go_on.set()
+    platter.wait(Written, lambda written: written.last == (1, 49))
+    assert sum(platter.disk.syncs.counts) == 2
+
+
+def test_the_wal_is_emptied_so_the_file_has_everything(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_module, "_WAL_OCTETS_MAX", 1)
+    monkeypatch.setattr(disk_module, "_WAL_IDLE_OCTETS", 1)
+    with Platter(folder) as platter:
+        for number in range(1, 101):
+            platter.carry_out(number, submitted(submit(number, b"x" * 10_000)))
+        # It begins anew after each copy: it never holds all of them.
+        assert (folder / "store.db-wal").stat().st_size < 500_000
+    assert not (folder / "store.db-wal").exists()
+
+
+def test_closing_carries_out_what_waits_and_is_idempotent(folder: Path) -> None:
+    platter = Platter(folder)
+    platter.put(*[Write((numbered(number),), order=number) for number in range(1, 100)])
+    platter.close()
+    platter.close()
+    assert platter.answers[-1] == Written(Position(1, 99), 99)
+    with pytest.raises(ClosedError):
+        platter.put(Find(name(1), 1))
+
+
+# --- what it does when the disk fails -----------------------------------------------------------------------
+
+
+def test_a_full_disk_loses_nothing_and_goes_on_when_it_has_room(platter: Platter) -> None:
+    platter.carry_out(1, submitted(submit(1)))
+    database = platter.disk._file.database
+    pages = database.execute("PRAGMA page_count").fetchone()[0]
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    platter.put(Write((entry(2, submitted(submit(2, b"x" * 1_000_000))),), order=8))
+    written = platter.wait(Written)
+    assert (written.last, written.order) == ((1, 1), 0)
+    assert "is full" in written.error
+    assert "make room" in written.error
+    assert platter.disk.error == written.error
+    # Another order fails with it, and what is there is still read.
+    platter.put(Write((numbered(3),), order=9), Find(name(1), 4))
+    assert platter.wait(Found, lambda found: found.token == 4).records[0].id == name(1)
+    assert platter.wait(Written).error
+    database.execute("PRAGMA max_page_count = 1073741823")
+    assert platter.wait(Written, lambda written: not written.error) == Written(Position(1, 3), 9)
+    platter.apply(3)
+    assert len(platter.table()) == 3
+    assert (platter.disk.error, platter.disk.errors > 1) == ("", True)
+
+
+def test_the_end_of_an_error_is_told_though_no_order_waits(
+    platter: Platter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when the WAL is copied, between two orders."""
+    sound = sqlite_file.StoreFile.checkpoint
+
+    def fail_once(file: sqlite_file.StoreFile) -> int:
+        monkeypatch.setattr(sqlite_file.StoreFile, "checkpoint", sound)
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorname = "SQLITE_FULL"
+        raise error
+
+    monkeypatch.setattr(sqlite_file.StoreFile, "checkpoint", fail_once)
+    monkeypatch.setattr(disk_module, "_WAL_IDLE_OCTETS", 1)
+    platter.put(Write((numbered(1),), order=1))
+    assert "is full" in platter.wait(Written, lambda written: bool(written.error)).error
+    assert platter.wait(Written, lambda written: not written.error) == Written(Position(1, 1), 1)
+
+
+class FailingCommits:
+    """Every commit fails while ``error`` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error = ""
+        commit = sqlite_file.StoreFile.commit
+
+        def perhaps(file: sqlite_file.StoreFile) -> float:
+            if self.error:
+                error = sqlite3.OperationalError("disk I/O error")
+                error.sqlite_errorname = self.error
+                raise error
+            return commit(file)
+
+        monkeypatch.setattr(sqlite_file.StoreFile, "commit", perhaps)
+
+
+@pytest.mark.parametrize("error", ["SQLITE_FULL", "SQLITE_IOERR_FSYNC", "SQLITE_READONLY"])
+def test_results_are_handed_out_once_though_their_commit_fails(
+    platter: Platter, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    platter.append(numbered(1), numbered(2))
+    commits = FailingCommits(monkeypatch)
+    commits.error = error
+    platter.put(Write((numbered(3),), apply_to=2))
+    assert platter.wait(Written).last == (1, 2)
+    # Whatever is read meanwhile knows what was handed out.
+    platter.put(Find(name(2), 5))
+    commits.error = ""
+    platter.wait(Written, lambda written: not written.error)
+    assert state_of(platter.find(name(2))) == State.PENDING
+    platter.apply(3)
+    applied = [answer.number for answer in platter.answers if isinstance(answer, Applied)]
+    assert applied == [1, 2, 3]
+    found = [answer for answer in platter.answers if isinstance(answer, Found) and answer.token == 5]
+    assert [state_of(each.records[0]) for each in found] == [State.PENDING]
+    assert platter.disk.errors >= 1
+
+
+def test_after_a_failed_sync_everything_is_written_again(
+    platter: Platter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may have dropped what it could not write, and say nothing of it at the next sync."""
+    commits = FailingCommits(monkeypatch)
+    calls: list[str] = []
+    sync_all = sqlite_file.StoreFile.sync_all
+
+    def noted(file: sqlite_file.StoreFile) -> None:
+        calls.append("all")
+        sync_all(file)
+
+    monkeypatch.setattr(sqlite_file.StoreFile, "sync_all", noted)
+    commits.error = "SQLITE_IOERR_FSYNC"
+    platter.put(Write((numbered(1),)))
+    assert "has failed" in platter.wait(Written).error
+    assert calls == []
+    commits.error = ""
+    platter.wait(Written, lambda written: not written.error)
+    assert calls == ["all"]
+    monkeypatch.undo()
+
+
+def test_a_damaged_entry_stops_the_store_before_it(folder: Path) -> None:
+    with Platter(folder) as platter:
+        platter.append(*[numbered(number) for number in range(1, 5)])
+    with closing(sqlite3.connect(folder / "store.db")) as database, database:
+        database.execute("UPDATE log SET commands = x'90' WHERE number = 3")
+    with Platter(folder) as platter:
+        platter.put(ReadLog(1, 1 << 20))
+        assert [each.number for each in platter.wait(LogRead).entries] == [1, 2]
+        platter.put(Write(apply_to=4))
+        written = platter.wait(Written)
+        assert "log entry 3 is damaged" in written.error
+        assert "peer" in written.error
+        applied = [answer.number for answer in platter.answers if isinstance(answer, Applied)]
+        assert applied == [1, 2]
+
+
+def test_a_damaged_record_is_told_and_others_are_served(folder: Path) -> None:
+    with Platter(folder) as platter:
+        platter.carry_out(1, submitted(submit(1), submit(2)))
+    with closing(sqlite3.connect(folder / "store.db")) as database, database:
+        database.execute("UPDATE records SET checksum = checksum + 1 WHERE id = ?", (name(1),))
+    with Platter(folder) as platter:
+        platter.put(Find(name(1), 1))
+        found = platter.wait(Found)
+        assert (found.records, "its checksum is wrong" in found.error) == ([], True)
+        platter.put(Due(b"price", 9_000, 10, 1 << 20))
+        assert [each.id for each in platter.wait(DueFound).records] == [name(2)]
+        assert platter.disk.damaged == 1
+
+
+def test_a_fault_of_the_program_is_told(platter: Platter) -> None:
+    platter.append(numbered(1))
+    platter.put(Write((numbered(3),)))
+    written = platter.wait(Written)
+    assert "a fault of this program" in written.error
+    assert "restart" in platter.disk.error
+    assert platter.disk.file_bytes() > 0
+
+
+# --- opening ------------------------------------------------------------------------------------------------
+
+
+def opening(folder: Path) -> Disk:
+    return Disk(folder, pair=PAIR, wake=lambda: None)
+
+
+def test_two_processes_never_share_a_store(folder: Path, platter: Platter) -> None:
+    with pytest.raises(ConfigurationError, match="another process uses"):
+        opening(folder)
+
+
+def test_a_store_of_another_pair_is_refused(folder: Path) -> None:
+    with Platter(folder) as platter:
+        platter.put(Write(mark=mark()))
+        platter.wait(Written)
+    with pytest.raises(ConfigurationError, match=r"that of pair 'orders', and this node belongs to 'stock'"):
+        Disk(folder, pair="stock", wake=lambda: None)
+    opening(folder).close()
+
+
+def test_a_directory_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"store\.directory: cannot write to"):
+        opening(tmp_path / "file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_may_not_be_written_is_refused(folder: Path) -> None:
+    folder.mkdir(mode=0o500)
+    with pytest.raises(ConfigurationError, match="Permission denied"):
+        opening(folder)
+
+
+def test_a_missing_database_is_not_a_new_store(folder: Path) -> None:
+    Platter(folder).close()
+    (folder / "store.db").unlink()
+    with pytest.raises(StoreError, match=r"store\.db is missing.*peer"):
+        opening(folder)
+
+
+def test_a_missing_wal_is_told_after_a_crash(folder: Path) -> None:
+    Platter(folder).close()
+    (folder / "store.lock").write_bytes(b"in use\n")  # as a process that is killed leaves it
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"store\.db-wal is missing, although the store was in use"):
+            opening(folder)
+    # Somebody has looked at it with another program, and says so.
+    (folder / "store.lock").unlink()
+    opening(folder).close()
+    opening(folder).close()
+
+
+def test_damage_is_found_after_a_crash_each_time(folder: Path) -> None:
+    with Platter(folder) as platter:
+        platter.carry_out(1, submitted(*[submit(number) for number in range(1, 400)]))
+    path = folder / "store.db"
+    with closing(sqlite3.connect(path)) as database:
+        (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'by_id'").fetchone()
+    with path.open("r+b") as file:
+        file.seek((root - 1) * 4096)
+        file.write(b"\xff" * 64)
+    (folder / "store.lock").write_bytes(b"unsure\n")
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"is damaged: .*peer"):
+            opening(folder)
+
+
+def test_another_file_is_no_store(folder: Path) -> None:
+    Platter(folder).close()
+    (folder / "store.db").write_bytes(b"x" * 8192)
+    with pytest.raises(StoreError, match="it is no SQLite database"):
+        opening(folder)
+
+
+def test_a_store_of_another_format_is_refused(folder: Path) -> None:
+    Platter(folder).close()
+    with closing(sqlite_file.StoreFile(folder)) as file:
+        file.put("format", 2)
+    with pytest.raises(ConfigurationError, match="has the format 2, and this program reads 1"):
+        opening(folder)
+
+
+def test_a_damaged_mark_is_told(folder: Path) -> None:
+    with Platter(folder) as platter:
+        platter.put(Write(mark=mark()))
+        platter.wait(Written)
+    with closing(sqlite3.connect(folder / "store.db")) as database, database:
+        database.execute("UPDATE meta SET checksum = 7 WHERE key = 'mark'")
+    with pytest.raises(StoreError, match="the store's mark is damaged"):
+        opening(folder)
+
+
+def test_a_beginning_that_was_interrupted_begins_again(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "store.lock").write_bytes(b"")
+    with closing(sqlite3.connect(folder / "store.db")) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE half (a)")
+    with Platter(folder) as platter:
+        platter.carry_out(1, submitted(submit(1)))
+
+
+def test_the_table_after_a_restart_is_that_of_the_rules(folder: Path) -> None:
+    memory = MemoryTable()
+    entries = [numbered(number) for number in range(1, 30)]
+    entries.append(entry(30, Closed([name(4)]), Answered(name(5), [b"yes"]), Cancelled(name(6))))
+    for each in entries:
+        apply(memory, each)
+    with Platter(folder) as platter:
+        platter.append(*entries)
+        platter.apply(17)
+    with Platter(folder) as platter:
+        assert platter.opened.applied == 17
+        platter.apply(30)
+        assert platter.table() == sorted(memory.records.values(), key=lambda record: record.seq)
+
+
+def test_it_looks_for_the_oldest_pending_request_while_nobody_asks_for_anything(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_module, "_LOOK_INTERVAL_S", 0.01)
+    with Platter(folder) as platter:
+        platter.append(entry(1, submitted(submit(1))))
+        platter.apply(1)
+        wait_until(lambda: platter.disk.oldest_due_ms == 1_000, "the disk has looked")

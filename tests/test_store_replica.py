@@ -1,0 +1,365 @@
+"""Replication of the store, step by step: what goes to the disk and the peer, and when an entry counts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import pytest
+
+from bstar_broker.core.outputs import Output
+from bstar_broker.store.core.entries import START, Entry, Position
+from bstar_broker.store.core.events import Applied, Mark, Opened, ToPeer, Write, Written
+from bstar_broker.store.core.history import History
+from bstar_broker.store.core.log import Log
+from bstar_broker.store.core.meeting import Source, source
+from bstar_broker.store.core.peer import Ack, Entries, Hello, Standing, decode, encode
+from bstar_broker.store.core.records import Totals
+from bstar_broker.store.core.replica import Replica, ReplicaSettings
+
+SETTINGS = ReplicaSettings(heartbeat_s=0.25, peer_timeout_s=2.0)
+
+
+class Node:
+    """A replica with a disk that syncs when it is told to."""
+
+    def __init__(self, role: Literal["primary", "backup"], mark: Mark | None = None) -> None:
+        self.replica = Replica(pair="p", role=role, settings=SETTINGS, new_store=role.encode() * 2, now=0.0)
+        self.outbox: list[list[bytes]] = []
+        self.orders: list[Write] = []
+        self.log: dict[int, int] = {}
+        self.do(self.replica.opened(Opened(mark, START, 1, 0, 0, [], Totals(), {}), 0.0))
+
+    def do(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Write):
+                self.orders.append(output)
+            elif isinstance(output, ToPeer):
+                self.outbox.append(output.frames)
+
+    def sync(self, now: float = 0.0) -> None:
+        while self.orders:
+            order = self.orders.pop(0)
+            for number in range(self.replica.applied_to + 1, order.apply_to + 1):
+                self.do(self.replica.applied(Applied(number, [], Totals()), now))
+            self.do(self.replica.written(Written(self.replica.last, order.order), now))
+
+
+def talk(one: Node, two: Node, now: float = 0.0) -> None:
+    """Let all messages arrive."""
+    while one.outbox or two.outbox:
+        for sender, reader in ((one, two), (two, one)):
+            while sender.outbox:
+                reader.do(reader.replica.receive(sender.outbox.pop(0), now))
+
+
+def settle(one: Node, two: Node, now: float = 0.0) -> None:
+    """Let all messages arrive and all orders be synced."""
+    while one.outbox or two.outbox or one.orders or two.orders:
+        talk(one, two, now)
+        one.sync(now)
+        two.sync(now)
+
+
+def pair() -> tuple[Node, Node]:
+    """A new pair, whose primary leads."""
+    primary, backup = Node("primary"), Node("backup")
+    primary.do(primary.replica.lead(1, 0.0))
+    settle(primary, backup)
+    return primary, backup
+
+
+def test_a_new_pair_founds_one_store_and_counts_both_copies() -> None:
+    primary, backup = pair()
+    assert primary.replica.is_leading
+    assert primary.replica.copies == 2
+    assert backup.replica.last == primary.replica.last == Position(1, 1)
+
+
+def test_nodes_that_begin_at_once_found_one_store() -> None:
+    primary, backup = Node("primary"), Node("backup")
+    talk(primary, backup)
+    primary.do(primary.replica.lead(1, 0.0))
+    backup.do(backup.replica.lead(2, 0.0))
+    primary.do(primary.replica.force(0.0))
+    backup.do(backup.replica.force(0.0))
+    marks = [node.replica.mark for node in (primary, backup)]
+    assert [mark.store for mark in marks if mark is not None] == [b"primary" * 2] * 2
+
+
+def test_an_entry_is_committed_when_both_disks_have_it() -> None:
+    primary, backup = pair()
+    primary.do(primary.replica.propose(b"x", 1, 0.0))
+    assert primary.replica.last.number == 2
+    primary.sync()
+    assert primary.replica.committed == 1
+    talk(primary, backup)
+    assert primary.replica.committed == 1
+    backup.sync()
+    talk(primary, backup)
+    assert primary.replica.committed == 2
+    primary.sync()
+    assert primary.replica.applied_to == 2
+    assert primary.replica.copies_of(2) == 2
+
+
+def test_a_node_alone_commits_only_when_its_mark_is_stored() -> None:
+    primary, _ = pair()
+    primary.do(primary.replica.propose(b"x", 1, 0.0))
+    primary.sync()
+    primary.do(primary.replica.handle_timer(1.9))
+    assert not primary.orders
+    primary.do(primary.replica.handle_timer(2.5))
+    marks = [order.mark for order in primary.orders if order.mark is not None]
+    assert [mark.is_alone for mark in marks] == [True]
+    assert primary.replica.committed == 1
+    primary.sync(2.5)
+    assert primary.replica.committed == 2
+    assert primary.replica.copies == 1
+
+
+def test_an_in_sync_follower_takes_over_at_once() -> None:
+    primary, backup = pair()
+    primary.do(primary.replica.handle_timer(0.25))
+    settle(primary, backup, 0.25)
+    backup.do(backup.replica.lead(2, 0.5))
+    assert backup.replica.is_leading
+    assert backup.replica.last == Position(2, 2)
+
+
+def test_an_empty_node_does_not_lead_unheard_and_says_what_to_do() -> None:
+    node = Node("primary")
+    node.do(node.replica.lead(1, 0.0))
+    node.do(node.replica.handle_timer(100.0))
+    assert node.replica.epoch == 0
+    assert "start the peer" in node.replica.trouble
+    node.do(node.replica.force(100.0))
+    assert node.replica.is_leading
+    assert not node.replica.trouble
+
+
+def test_histories_part_at_the_last_common_entry() -> None:
+    one = History([Position(1, 1), Position(3, 5)], Position(3, 9))
+    two = History([Position(1, 1), Position(2, 4)], Position(2, 6))
+    assert one.common(two) == two.common(one) == Position(1, 3)
+    assert one.common(History()) == START
+    one.keep_to(4)
+    assert one.last == Position(1, 4)
+
+
+def goes_alone(node: Node, now: float) -> None:
+    """Its peer is silent for so long that it commits alone."""
+    node.do(node.replica.handle_timer(now))
+    node.outbox.clear()
+    node.sync(now)
+    assert node.replica.copies == 1
+
+
+def test_the_mark_stays_until_the_peer_has_stored_that_it_is_in_sync() -> None:
+    primary, backup = pair()
+    goes_alone(primary, 2.5)
+    primary.do(primary.replica.propose(b"x", 1, 2.5))
+    primary.sync(2.5)
+    primary.outbox.clear()
+    assert primary.replica.committed == 2
+    backup.do(backup.replica.handle_timer(2.6))
+    talk(primary, backup, 2.6)
+    while primary.replica.copies == 1:
+        backup.sync(2.6)
+        talk(primary, backup, 2.6)
+    told = [order.mark for order in backup.orders if order.mark is not None]
+    assert [mark.is_in_sync for mark in told] == [True]
+    assert not [order for order in primary.orders if order.mark is not None]
+    backup.sync(2.6)
+    talk(primary, backup, 2.6)
+    assert [order.mark.is_alone for order in primary.orders if order.mark is not None] == [False]
+
+
+def test_a_peer_that_comes_back_empty_does_not_count() -> None:
+    primary, _ = pair()
+    assert primary.replica.copies == 2
+    empty = Node("backup")
+    primary.outbox.clear()
+    primary.do(primary.replica.receive(empty.outbox.pop(0), 1.0))
+    assert primary.replica.copies == 1
+    primary.do(primary.replica.propose(b"x", 1, 1.0))
+    primary.sync(1.0)
+    assert primary.replica.committed == 1
+
+
+def test_an_ack_of_an_earlier_run_commits_nothing() -> None:
+    primary, _ = pair()
+    primary.do(primary.replica.propose(b"x", 1, 0.0))
+    primary.sync()
+    ack = Ack(b"earlier run.", 1, 2, 99, True)
+    primary.do(primary.replica.receive(encode(ack), 0.1))
+    assert primary.replica.committed == 1
+
+
+def test_what_replaces_unsynced_entries_is_not_synced_by_their_order() -> None:
+    log = Log(Opened(None, START, 1, 0, 0, [], Totals(), {}))
+    first = [Entry.of(Position(1, number), 0, b"x") for number in (1, 2, 3)]
+    log.write(first)
+    log.write([Entry.of(Position(2, 2), 0, b"y"), Entry.of(Position(2, 3), 0, b"z")], keep_to=1)
+    log.written(Written(Position(1, 3), 1))
+    assert log.synced == 1
+    log.written(Written(Position(2, 3), 2))
+    assert log.synced == 3
+
+
+def test_an_epoch_is_above_all_that_the_log_has() -> None:
+    opened = Opened(
+        Mark("p", "primary", b"s" * 16, True, True, "primary"),
+        Position(6, 9),
+        1,
+        9,
+        0,
+        [Position(5, 1), Position(6, 4)],
+        Totals(),
+        {},
+    )
+    replica = Replica(pair="p", role="primary", settings=SETTINGS, new_store=b"r" * 16, now=0.0)
+    replica.opened(opened, 0.0)
+    replica.lead(3, 0.0)
+    replica.handle_timer(2.5)
+    assert replica.epoch == 7
+
+
+def hello(role: Literal["primary", "backup"], **fields: object) -> Hello:
+    known = Hello(
+        "p",
+        role,
+        role.encode() * 2,
+        b"s" * 16,
+        True,
+        False,
+        0,
+        True,
+        False,
+        Position(1, 5),
+        5,
+        5,
+        [Position(1, 1)],
+    )
+    return msgspec.structs.replace(known, **fields)
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "expected"),
+    [
+        ({"is_alone": True}, {"last": Position(2, 9)}, Source.OWN),
+        ({"last": Position(2, 9)}, {"is_alone": True}, Source.PEER),
+        ({"is_alone": True}, {"is_alone": True, "last": Position(2, 4)}, Source.PEER),
+        ({"is_in_sync": False, "last": Position(2, 9)}, {}, Source.PEER),
+        ({"last": Position(1, 6)}, {}, Source.OWN),
+        ({}, {}, Source.OWN),
+        ({"wants": False}, {}, Source.PEER),
+        ({"is_in_sync": False}, {"store": b"", "is_in_sync": False, "last": START}, Source.NEITHER),
+        ({"is_in_sync": False}, {"is_in_sync": False}, Source.NEITHER),
+        ({"store": b"", "last": START}, {"store": b"", "last": START}, Source.OWN),
+    ],
+)
+def test_the_better_copy_is_the_source(
+    own: dict[str, object], peer: dict[str, object], expected: Source
+) -> None:
+    assert source(hello("primary", **own), hello("backup", **peer)) == expected
+    mirror = {Source.OWN: Source.PEER, Source.PEER: Source.OWN, Source.NEITHER: Source.NEITHER}
+    assert source(hello("backup", **peer), hello("primary", **own)) == mirror[expected]
+
+
+def test_a_leader_that_is_alone_goes_on_when_a_later_one_is_not() -> None:
+    primary, _ = pair()
+    goes_alone(primary, 2.5)
+    later = hello("backup", leads=2, last=Position(2, 2), epochs=[Position(1, 1), Position(2, 2)])
+    primary.do(primary.replica.receive(encode(msgspec.structs.replace(later, store=b"primary" * 2)), 2.6))
+    assert primary.replica.is_leading
+    alone = msgspec.structs.replace(later, store=b"primary" * 2, is_alone=True, leads=4)
+    primary.do(primary.replica.receive(encode(alone), 2.7))
+    assert not primary.replica.is_leading
+
+
+def test_a_leader_that_is_alone_gives_way_to_a_later_epoch_that_was_alone() -> None:
+    primary, _ = pair()
+    goes_alone(primary, 2.5)
+    later = hello("backup", last=Position(2, 9), epochs=[Position(1, 1), Position(2, 2)], is_alone=True)
+    later = msgspec.structs.replace(later, store=b"primary" * 2, synced=9, applied=9)
+    primary.do(primary.replica.receive(encode(later), 2.6))
+    assert primary.replica.epoch == 0
+    assert "takes over what the peer's has" in primary.replica.trouble
+
+
+def test_disks_of_two_stores_never_mix() -> None:
+    primary, _ = pair()
+    primary.outbox.clear()
+    outputs = primary.replica.receive(encode(hello("backup", leads=8, is_alone=True)), 0.1)
+    assert "two stores" in str(outputs)
+    assert primary.replica.is_leading
+    assert primary.replica.refused["store-mismatch"] == 1
+
+
+def test_a_follower_is_not_sure_once_its_leader_lived_beyond_the_lease() -> None:
+    primary, backup = pair()
+    backup.do(backup.replica.peer_serves(1.0))
+    backup.do(backup.replica.peer_serves(1.9))
+    assert [order.mark.is_in_sync for order in backup.orders if order.mark is not None] == [False]
+    backup.do(backup.replica.lead(2, 1.9))
+    assert not backup.replica.is_leading
+    assert primary.replica.is_leading
+
+
+def test_a_full_disk_says_so() -> None:
+    primary, _ = pair()
+    primary.do(primary.replica.written(Written(primary.replica.last, 0, "no space left"), 0.1))
+    assert "no space left" in primary.replica.trouble
+    primary.do(primary.replica.written(Written(primary.replica.last, 0), 0.2))
+    assert primary.replica.is_leading
+
+
+@pytest.mark.parametrize("has_other_led", [False, True])
+def test_a_node_that_was_alone_leads_again_unless_the_other_led(has_other_led: bool) -> None:
+    primary, _ = pair()
+    goes_alone(primary, 2.5)
+    primary.do(primary.replica.follow(3.0))
+    if has_other_led:
+        primary.do(primary.replica.peer_serves(3.1))
+    primary.do(primary.replica.lead(3, 4.0))
+    primary.do(primary.replica.handle_timer(20.0))
+    assert (primary.replica.epoch > 0) is not has_other_led
+
+
+def entry_of_the_backup(*, is_alone: bool) -> list[bytes]:
+    entry = Entry.of(Position(2, 2), 0, b"y")
+    message = Entries(
+        b"backup" * 2, 2, Position(1, 1), [entry], 1, 2, Standing.BEHIND, 0, is_alone
+    )  # fmt: skip
+    return encode(message)
+
+
+def meets_a_later_leader(primary: Node, *, is_alone: bool) -> None:
+    """It does not lead, and hears one entry of a leader that parted from it at entry 1."""
+    later = hello("backup", leads=2, last=Position(2, 2), epochs=[Position(1, 1), Position(2, 2)])
+    later = msgspec.structs.replace(later, store=b"primary" * 2, is_alone=is_alone)
+    primary.do(primary.replica.follow(2.6))
+    primary.do(primary.replica.receive(encode(later), 2.7))
+    primary.do(primary.replica.receive(entry_of_the_backup(is_alone=is_alone), 2.7))
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_node_that_is_alone_gives_its_entries_up_only_to_one_that_is_too(is_alone: bool) -> None:
+    primary, _ = pair()
+    goes_alone(primary, 2.5)
+    primary.do(primary.replica.propose(b"x", 1, 2.5))
+    meets_a_later_leader(primary, is_alone=is_alone)
+    assert primary.replica.last == (Position(2, 2) if is_alone else Position(1, 2))
+
+
+def test_what_was_applied_stays_until_the_table_comes() -> None:
+    primary, _ = pair()
+    goes_alone(primary, 2.5)
+    primary.do(primary.replica.propose(b"x", 1, 2.5))
+    primary.sync(2.5)
+    assert primary.replica.applied_to == 2
+    primary.outbox.clear()
+    meets_a_later_leader(primary, is_alone=True)
+    assert primary.replica.last == Position(1, 2)
+    assert [type(decode(frames)) for frames in primary.outbox][-1] is Hello

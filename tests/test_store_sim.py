@@ -1,0 +1,70 @@
+"""Two simulated replicas under faults: nothing acknowledged is lost but by the table of ADR 23."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from store_sim.run import ARBITER_FAULTS, FAULTS, Arbitration, play
+
+SEEDS = 120
+# All kinds of faults at once, and each alone with a few seeds.
+SEEDS_OF_ONE_KIND = 3
+
+
+def _check(seed: int, kinds: tuple[str, ...], arbiter: Arbitration = "none") -> Counter[str]:
+    outcome = play(seed, kinds, arbiter)
+    repeat = f"PYTHONPATH=tests python -m store_sim --seed {seed} --faults '{','.join(kinds)}'"
+    repeat += f" --arbiter {arbiter}"
+    assert not outcome.violation, f"{outcome.violation}\nrepeat: {repeat}"
+    return outcome.counts
+
+
+def test_no_promise_is_broken_by_any_fault() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(1, SEEDS + 1):
+        counts += _check(seed, FAULTS)
+    # A simulation in which little happens proves nothing.
+    assert counts["acknowledged"] > 100 * SEEDS
+    assert counts["on one disk"] > 10 * SEEDS
+    assert all(counts[kind] for kind in FAULTS)
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_no_promise_is_broken_by_one_kind_of_fault(kind: str) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(1, SEEDS_OF_ONE_KIND + 1):
+        counts += _check(seed, (kind,))
+    assert counts["acknowledged"] > 100
+
+
+def test_without_a_lost_disk_and_with_links_between_nothing_is_lost_at_all() -> None:
+    kinds = ("crash", "crash both", "lossy", "slow link", "stall", "full disk", "promote", "cut store")
+    for seed in range(1, 21):
+        assert _check(seed, kinds)["excused"] == 0
+
+
+def test_a_seed_is_reproducible() -> None:
+    assert play(7, keep_trace=True).trace == play(7, keep_trace=True).trace
+
+
+def test_with_an_arbiter_nothing_is_lost_before_an_operator_says_so() -> None:
+    """Whatever links are cut and whichever disk is lost; the arbiter is killed, too, and keeps its sets."""
+    counts: Counter[str] = Counter()
+    for seed in range(1, SEEDS + 1):
+        counts += _check(seed, FAULTS + ARBITER_FAULTS, "kept")
+    assert counts["acknowledged"] > 100 * SEEDS
+    assert counts["on one disk"] > 10 * SEEDS
+    assert counts["crash arbiter"] > 0
+
+
+def test_cut_links_lose_nothing_with_an_arbiter() -> None:
+    kinds = ("cut all", "cut store", "cut pair", "crash", "crash both", "dual", "clock", *ARBITER_FAULTS)
+    for seed in range(1, 61):
+        assert _check(seed, kinds, "kept")["excused"] == 0
+
+
+def test_an_arbiter_that_forgets_its_sets_costs_no_more_than_none() -> None:
+    for seed in range(1, 31):
+        _check(seed, FAULTS + ARBITER_FAULTS, "forgetful")
