@@ -24,7 +24,7 @@ JAVA := $(VENV)/.java-found
 # What the demo of the pipeline leaves: journal/, tables/, report.html.
 PLAYED := build/pipeline-demo
 
-.PHONY: help setup setup-dev demo durable-demo pipeline-demo check audit test mutants sim chaos compose-test bench bench-failover failover-picture bench-peers bench-pipeline docs clean
+.PHONY: help setup setup-dev demo durable-demo pipeline-demo check audit test mutants sim chaos compose-test bench bench-failover failover-picture bench-peers bench-pipeline docs page-pictures clean
 
 help: ## this list
 	@printf 'bstar: make VERB\n\n'
@@ -100,6 +100,9 @@ bench-pipeline: $(JAVA) $(TOOLS) ## the pipeline on Spark beside DuckDB, 5 and 5
 
 docs: $(TOOLS) ## write the generated files anew: sample configurations, state diagram, tables of the pipeline
 	@PYTHONPATH=tools $(BIN)/python -m pages --write
+
+page-pictures: $(TOOLS) ## draw the pictures of the status page in docs/pictures (needs Chromium)
+	@PYTHONPATH=tests $(BIN)/python -m page_pictures
 
 sim: $(TOOLS) ## simulated pairs under faults: 200 seeds; or SEED=7, RUNS=1000, HOURS=100, KEYS=on; or EXPLORE=all: every state once; or PAIRS=100: a fleet that grows
 ifdef EXPLORE

@@ -5,6 +5,9 @@ in size, number and time, and the TLS handshake counts as part of the request; t
 all connections are taken, the oldest one without a whole request makes room: a peer that sends its request at
 once is always answered.
 
+A page may be a stream of events without an end. Streams are few, each lives for a bounded time, and one whose
+reader does not keep up is cut.
+
 ``HttpAccess`` says whether there is TLS and which secret a request must show. A request in the clear to a
 port with TLS is told so (400) and gets nothing else.
 """
@@ -16,7 +19,7 @@ import socketserver
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -40,6 +43,13 @@ _ANSWER_S_MAX = 2.0
 PIECE_S_MAX = 5.0
 # Request line and headers together.
 REQUEST_BYTES_MAX = 16 * 1024
+# Tabs that somebody watches. A stream takes one of the connections, and most of them stay for probes.
+STREAMS_MAX = 8
+# Then its reader connects again, and shows its credentials again.
+STREAM_S_MAX = 600.0
+# What a reader may be behind: octets in the kernel, and the time for which they are not taken.
+_STREAM_BUFFER_BYTES = 64 * 1024
+STREAM_BEHIND_S_MAX = 5.0
 # How long the server lets its threads end.
 CLOSE_S_MAX = 2.0
 
@@ -55,6 +65,13 @@ class Page(msgspec.Struct, frozen=True):
     content_type: str
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """An answer that goes on until the server or the peer ends it, a piece at a time."""
+
+    content_type: str
+    pieces: Iterator[bytes]
 
 
 def said(status: HTTPStatus, why: str, **details: object) -> Page:
@@ -110,14 +127,30 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         self.server.has_asked()
         path = self.path.partition("?")[0]
-        page = self._refusal(path)
-        if page is None:
-            try:
-                page = self.server.answer(path, self.headers.get("Accept", ""))
-            except Exception:  # noqa: BLE001 - our bug; the peer hears of it at once
-                _log.exception("%s failed; this is a defect of bstar", path)
-                page = said(HTTPStatus.INTERNAL_SERVER_ERROR, "see the node's log")
-        self._send(page, with_body=with_body)
+        page = self._refusal(path) or self._page(path)
+        if isinstance(page, Stream) and with_body and not self.server.may_stream():
+            page = said(HTTPStatus.SERVICE_UNAVAILABLE, f"{STREAMS_MAX} streams are open already")
+        if isinstance(page, Stream):
+            self._send_stream(page, with_body=with_body)
+        else:
+            self._send(page, with_body=with_body)
+
+    def _page(self, path: str) -> Page | Stream:
+        try:
+            return self.server.answer(path, self.headers.get("Accept", ""))
+        except Exception:  # noqa: BLE001 - our bug; the peer hears of it at once
+            _log.exception("%s failed; this is a defect of bstar", path)
+            return said(HTTPStatus.INTERNAL_SERVER_ERROR, "see the node's log")
+
+    def _send_stream(self, stream: Stream, *, with_body: bool) -> None:
+        self._send_head(HTTPStatus.OK, stream.content_type)
+        self.end_headers()
+        if not with_body:
+            return
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _STREAM_BUFFER_BYTES)
+        self.connection.settimeout(STREAM_BEHIND_S_MAX)
+        for piece in stream.pieces:
+            self.wfile.write(piece)
 
     def _refusal(self, path: str) -> Page | None:
         """What a request gets that came in the clear to a port with TLS, or may not read this page."""
@@ -155,16 +188,21 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse_method  # noqa: N815 - http.server's names
 
     def _send(self, page: Page, *, with_body: bool) -> None:
-        self.send_response(page.status)
-        self.send_header("Content-Type", page.content_type)
+        self._send_head(page.status, page.content_type)
         self.send_header("Content-Length", str(len(page.body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Connection", "close")
         for name, value in page.headers:
             self.send_header(name, value)
         self.end_headers()
         if with_body:
             self.wfile.write(page.body)
+
+    def _send_head(self, status: HTTPStatus, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Connection", "close")
+        # A text of the wire in JSON is never taken for a page.
+        self.send_header("X-Content-Type-Options", "nosniff")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
         """No access log."""
@@ -174,14 +212,20 @@ class _Connection(msgspec.Struct, eq=False):
     socket: socket.socket
     began_at: float
     has_asked: bool = False
+    is_stream: bool = False
+
+    @property
+    def ends_at(self) -> float:
+        """When it is cut at the latest."""
+        return self.began_at + (STREAM_S_MAX if self.is_stream else CONNECTION_S_MAX)
 
     def is_slow(self, now: float) -> bool:
         """True if it has not sent its whole request, or does not read its answer."""
-        return not self.has_asked or now - self.began_at >= _ANSWER_S_MAX
+        return not self.is_stream and (not self.has_asked or now - self.began_at >= _ANSWER_S_MAX)
 
 
 class BoundedServer(HTTPServer):
-    """Listens from the moment it is made. ``answer(path, accept)`` makes the page of a GET.
+    """Listens from the moment it is made. ``answer(path, accept)`` makes the page or the stream of a GET.
 
     ``open_paths`` need no credentials. Raises OSError if the address cannot be listened on.
     """
@@ -192,7 +236,7 @@ class BoundedServer(HTTPServer):
         self,
         host: str,
         port: int,
-        answer: Callable[[str, str], Page],
+        answer: Callable[[str, str], Page | Stream],
         access: HttpAccess,
         open_paths: frozenset[str],
     ) -> None:
@@ -250,6 +294,18 @@ class BoundedServer(HTTPServer):
             if connection is not None:
                 connection.has_asked = True
 
+    def may_stream(self) -> bool:
+        """True if this thread's connection is a stream from now on; False if there are too many."""
+        with self._lock:
+            connection = self._connections.get(threading.current_thread())
+            if (
+                connection is None
+                or sum(each.is_stream for each in self._connections.values()) >= STREAMS_MAX
+            ):
+                return False
+            connection.is_stream = True
+            return True
+
     def _serve(self, connection: _Connection, client_address: tuple[str, int]) -> None:
         try:
             if self.access.tls is None or self._shake_hands(connection, self.access.tls, client_address[0]):
@@ -291,7 +347,7 @@ class BoundedServer(HTTPServer):
         now = time.monotonic()
         with self._lock:
             for each in self._connections.values():
-                if now >= each.began_at + CONNECTION_S_MAX:
+                if now >= each.ends_at:
                     _cut(each.socket)
         if now >= self._look_at:
             self._look_at = now + LOOK_INTERVAL_S

@@ -1,5 +1,7 @@
 """Health, status and metrics of a node over HTTP, for probes, load balancers, people and Prometheus.
 
+    /          a page that shows all this and follows it (``page``)
+    /events    what the page shows, once a second, as server-sent events
     /healthz   200 while the node's event loop answers in time; the peer has no part in it
     /readyz    200 while the node can play its part in the pair: it serves, or would take over
     /active    200 on the node that serves and 503 on the other one, for load balancers
@@ -11,10 +13,9 @@ loop shows as 503, not as silence. The three probes are open to everybody: they 
 state and what it waits for. The other pages may need credentials (``http_access``).
 """
 
-import html
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 
 import msgspec
@@ -24,17 +25,20 @@ from bstar.closing import Closing
 from bstar.endpoints import parse_http_bind
 from bstar.errors import BstarError, ConfigurationError
 from bstar.settings import Http
+from bstar_broker import page
 from bstar_broker.core.snapshot import NodeState
 from bstar_broker.http_access import HttpAccess
-from bstar_broker.http_server import CLOSE_S_MAX, JSON, BoundedServer, Page, said
+from bstar_broker.http_server import CLOSE_S_MAX, JSON, BoundedServer, Page, Stream, said
 from bstar_broker.metrics import make_registry
 
 # Probes in quick succession share a snapshot, so they cannot keep the event loop busy.
 SNAPSHOT_REUSED_S = 0.05
+# How often a stream has an event. All streams share them.
+EVENT_INTERVAL_S = 1.0
 
 # Without credentials, always: a prober of another program may not be able to show any.
 _OPEN_PATHS = ("/healthz", "/readyz", "/active")
-_PATHS = (*_OPEN_PATHS, "/status", "/metrics")
+_PATHS = (*_OPEN_PATHS, "/status", "/metrics", "/", "/events")
 
 
 class StatusServer(Closing):
@@ -49,7 +53,7 @@ class StatusServer(Closing):
         self, http: Http, snapshot: Callable[[float], NodeState], *, answer_timeout_s: float = 1.0
     ) -> None:
         bind = http.bind or ""
-        pages = _Pages(snapshot, answer_timeout_s)
+        self._pages = pages = _Pages(snapshot, answer_timeout_s)
         self.access = access = HttpAccess(http)
         self._scheme = "http" if access.tls is None else "https"
         try:
@@ -90,6 +94,7 @@ class StatusServer(Closing):
         if self._is_closed:
             return
         self._is_closed = True
+        self._pages.is_closing.set()
         self._server.shutdown()
         self._thread.join(CLOSE_S_MAX)
         self._server.server_close()
@@ -105,20 +110,28 @@ class _Pages:
         self._registry = make_registry(self._state)
         # The collector remembers which services have series of their own.
         self._collecting = threading.Lock()
+        self.is_closing = threading.Event()
+        # One stream makes the event of a second, the others take it.
+        self._watching = threading.Lock()
+        self._event: tuple[float, bytes] | None = None
 
-    def page(self, path: str, accept: str) -> Page:
+    def page(self, path: str, accept: str) -> Page | Stream:
         """The answer to GET; an unknown path is 404."""
         if path == "/":
-            return self._index()
+            return Page(HTTPStatus.OK, "text/html; charset=utf-8", page.DOCUMENT, page.HEADERS)
+        if path == "/events":
+            return Stream("text/event-stream; charset=utf-8", self._events())
         if path not in _PATHS:
             return said(HTTPStatus.NOT_FOUND, "unknown path", paths=_PATHS)
+        return self._of_state(path, accept)
+
+    def _of_state(self, path: str, accept: str) -> Page:
         try:
             if path == "/metrics":
                 return self._metrics(accept)
             state = self._state()
         except (TimeoutError, BstarError) as error:
-            text = f"the event loop did not answer within {self._timeout_s:g} s"
-            return said(HTTPStatus.SERVICE_UNAVAILABLE, str(error) or text)
+            return said(HTTPStatus.SERVICE_UNAVAILABLE, self._why(error))
         if path == "/status":
             return Page(HTTPStatus.OK, JSON, msgspec.json.encode(state))
         pair = state.pair
@@ -147,8 +160,25 @@ class _Pages:
         with self._collecting:
             return Page(HTTPStatus.OK, content_type, encode(self._registry))
 
-    @staticmethod
-    def _index() -> Page:
-        links = "".join(f'<li><a href="{path}">{html.escape(path)}</a></li>' for path in _PATHS)
-        text = f"<!doctype html><title>bstar</title><h1>bstar</h1><ul>{links}</ul>\n"
-        return Page(HTTPStatus.OK, "text/html; charset=utf-8", text.encode())
+    def _why(self, error: Exception) -> str:
+        return str(error) or f"the event loop did not answer within {self._timeout_s:g} s"
+
+    def _events(self) -> Iterator[bytes]:
+        """An event at once, and then one a second."""
+        while True:
+            yield self._event_now()
+            if self.is_closing.wait(EVENT_INTERVAL_S):
+                return
+
+    def _event_now(self) -> bytes:
+        with self._watching:
+            last = self._event
+            # Half an interval: a stream that is a moment early must not show a moment twice.
+            if last is not None and time.monotonic() - last[0] < EVENT_INTERVAL_S / 2:
+                return last[1]
+            try:
+                octets = page.event(self._state())
+            except (TimeoutError, BstarError) as error:
+                octets = page.trouble(self._why(error))
+            self._event = (time.monotonic(), octets)
+            return octets

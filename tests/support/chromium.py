@@ -2,7 +2,7 @@
 
 No driver, no port, no download: the browser reads commands from its descriptor 3 and writes to 4, JSON
 messages that end with a zero byte. A machine without Chromium skips the test and says so; with ``CI=true`` it
-fails. The browser has a profile of its own in the given folder, and reaches nothing but files.
+fails. The browser has a profile of its own in the given folder, and reaches what a test opens in it.
 """
 
 import base64
@@ -78,8 +78,20 @@ class Browser:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def open(self, path: Path, *, width: int, height: int, is_phone: bool, is_dark: bool = False) -> "Page":
-        """Load a page in a window of that many CSS pixels, and wait for it. The page before is closed."""
+    def open(
+        self,
+        place: Path | str,
+        *,
+        width: int,
+        height: int,
+        is_phone: bool,
+        is_dark: bool = False,
+        scale: int | None = None,
+    ) -> "Page":
+        """Load a page in a window of that many CSS pixels, and wait for it. The page before is closed.
+
+        ``place`` is a file or an address. ``scale``: pixels per CSS pixel, two on a phone.
+        """
         if self._target:
             # A page in the background draws nothing.
             self.call("Target.closeTarget", targetId=self._target)
@@ -93,13 +105,13 @@ class Browser:
             session,
             width=width,
             height=height,
-            deviceScaleFactor=2 if is_phone else 1,
+            deviceScaleFactor=scale or (2 if is_phone else 1),
             mobile=is_phone,
         )
         self.call("Emulation.setTouchEmulationEnabled", session, enabled=is_phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self.call("Emulation.setEmulatedMedia", session, features=[scheme])
-        self.call("Page.navigate", session, url=path.as_uri())
+        self.call("Page.navigate", session, url=place if isinstance(place, str) else place.as_uri())
         self.wait_for("Page.loadEventFired")
         return Page(self, session)
 
@@ -119,10 +131,27 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
+    def press(self, *keys: str) -> None:
+        """Press keys, one after the other, as a keyboard does."""
+        codes = {"Tab": 9, "Enter": 13, "Escape": 27}
+        for key in keys:
+            text = {"text": "\r"} if key == "Enter" else {} if key in codes else {"text": key}
+            code = codes.get(key, ord(key[0].upper()))
+            for kind in ("keyDown", "keyUp"):
+                self._browser.call(
+                    "Input.dispatchKeyEvent",
+                    self._session,
+                    type=kind,
+                    key=key,
+                    windowsVirtualKeyCode=code,
+                    **(text if kind == "keyDown" else {}),
+                )
+
     def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
+        """The whole page as a PNG or a WebP, as the file's name says."""
+        kind = path.suffix.removeprefix(".")
         shot = self._browser.call(
-            "Page.captureScreenshot", self._session, format="png", captureBeyondViewport=True
+            "Page.captureScreenshot", self._session, format=kind, quality=80, captureBeyondViewport=True
         )
         path.write_bytes(base64.b64decode(shot["data"]))
 

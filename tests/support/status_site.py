@@ -75,9 +75,13 @@ class Site:
         response, body = self.ask(path)
         return response.status, json.loads(body)
 
+    def connection(self) -> socket.socket:
+        """A connection without TLS."""
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=LIMIT_S)
+
     def say(self, octets: bytes) -> bytes:
         """What comes back for these octets, without TLS, until the server hangs up."""
-        with socket.create_connection(("127.0.0.1", self.server.port), timeout=LIMIT_S) as connection:
+        with self.connection() as connection:
             connection.sendall(octets)
             return b"".join(iter(lambda: connection.recv(65_536), b""))
 
