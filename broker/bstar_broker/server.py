@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 import bstar
+from bstar import star
 from bstar.agenda import LAG_BOUNDS_S
 from bstar.closing import Closing
 from bstar.curve import Gate, NodeSecurity
@@ -56,6 +57,7 @@ from bstar_broker.fronts.shell import FrontShell
 from bstar_broker.journal import NodeJournal, open_journal, options_of
 from bstar_broker.memory import LOOK_INTERVAL_S, MemoryWatch
 from bstar_broker.operations import Operations
+from bstar_broker.role_hook import RoleHook
 from bstar_broker.status import StatusServer
 from bstar_broker.store.shell import StoreShell
 
@@ -81,6 +83,7 @@ class BrokerServer(Closing):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._resources = ExitStack()
+        self._observers: list[Callable[[star.Output], None]] = []
         try:
             self._open()
         except BaseException:
@@ -92,19 +95,18 @@ class BrokerServer(Closing):
         self._context = new_context(3)  # I/O threads for what is bound, for the peer, for the arbiter
         self._context.setsockopt(zmq.IPV6, 1)  # of every socket made from it
         self._resources.callback(self._context.destroy, linger=_LINGER_MS)
-        self._reactor = Reactor(stop_timeout_s=timing.drain_timeout_s + 2 * timing.failover_timeout_s)
-        self._resources.callback(self._reactor.close)
-        self._started_at = self._reactor.now()
+        self.reactor = Reactor(stop_timeout_s=timing.drain_timeout_s + 2 * timing.failover_timeout_s)
+        self._resources.callback(self.reactor.close)
+        self._started_at = self.reactor.now()
         security = NodeSecurity.of(settings.security)
         if settings.insecure:
-            _log.warning(
-                "insecure: true: whoever reaches this node may send requests, work and pose as its peer"
-            )
-        self._gate = None if security is None else Gate(self._context, self._reactor, security)
+            text = "insecure: true: whoever reaches this node may send requests, work and pose as its peer"
+            _log.warning(text)
+        self._gate = None if security is None else Gate(self._context, self.reactor, security)
         if self._gate is not None:
             self._resources.callback(self._gate.close)
             self._gate.security.on_change(
-                lambda _: self._carry_out(self.node.principals_changed(self._reactor.now()))
+                lambda _: self._carry_out(self.node.principals_changed(self.reactor.now()))
             )
         self._stopped_because: str | None = "did not start"
         node_id = os.urandom(16)
@@ -119,15 +121,20 @@ class BrokerServer(Closing):
         if self._journal is not None:
             if self._store is not None:
                 self._store.observe(self._journal.durable)
-            self._journal.attach(self.node, self._reactor.lag.take_peak_s)
+            self._observers.append(self._journal.observe)
+            self._journal.attach(self.node, self.reactor.lag.take_peak_s)
             # Before the pair's own, so that the record of a pause precedes its effects.
-            self._reactor.on_stall(timing.heartbeat_interval_s / 2, self._journal.stalled)
-            self._reactor.add_timer(settings.journal.interval_s, self._journal.tick)
+            self.reactor.on_stall(timing.heartbeat_interval_s / 2, self._journal.stalled)
+            self.reactor.add_timer(settings.journal.interval_s, self._journal.tick)
+        if settings.hooks.on_role_change is not None:
+            hook = RoleHook(settings, lambda: machine.epochs.own)
+            self._resources.callback(hook.close)
+            self._observers.append(hook.observe)
         self._pair = self._open_pair(machine.settings, security)
-        operations = Operations(self.node, self._carry_out, self._reactor.now)
+        operations = Operations(self.node, self._carry_out, self.reactor.now)
         control = ControlSocket(
             self._context,
-            self._reactor,
+            self.reactor,
             control_path(settings),
             self._pair.promote,
             operations.force_store,
@@ -136,9 +143,9 @@ class BrokerServer(Closing):
         self._resources.callback(control.close)
         self._memory = MemoryWatch(self.node.broker.ledger, Memory())
         self._memory.warn(settings)
-        self._reactor.add_timer(LOOK_INTERVAL_S, self._memory.look)
+        self.reactor.add_timer(LOOK_INTERVAL_S, self._memory.look)
         self._router = self._open_router()
-        self._reactor.add_reader(self._router, self._on_message, keeps_to_itself=True, read=self._read)
+        self.reactor.add_reader(self._router, self._on_message, keeps_to_itself=True, read=self._read)
         self._fronts = self._open_fronts(plans)
         self._status: StatusServer | None = None
         if settings.http.bind is not None:
@@ -159,7 +166,7 @@ class BrokerServer(Closing):
                 ),
                 self._carry_out,
                 epochs=self._epochs,
-                reactor=self._reactor,
+                reactor=self.reactor,
                 context=self._context,
             )
         self._resources.callback(pair.close)
@@ -214,10 +221,10 @@ class BrokerServer(Closing):
         journal = NodeJournal(
             open_journal(options, self.settings, node_id=node_id, epoch=epoch),
             node_id=node_id,
-            clock=self._reactor.now,
+            clock=self.reactor.now,
         )
         self._resources.callback(lambda: journal.close(self._stopped_because))
-        self._reactor.on_stop(journal.stopping, lambda now: True)
+        self.reactor.on_stop(journal.stopping, lambda now: True)
         return journal
 
     def _open_store(self) -> StoreShell | None:
@@ -227,7 +234,7 @@ class BrokerServer(Closing):
             store = StoreShell(
                 self.settings,
                 lambda given, now: self._carry_out(self.node.hear_store(given, now)),
-                reactor=self._reactor,
+                reactor=self.reactor,
                 context=self._context,
                 gate=self._gate,
             )
@@ -253,10 +260,10 @@ class BrokerServer(Closing):
         socket.backlog = _LISTEN_BACKLOG
         if self._gate is not None:
             serve(socket, self._gate.security.key, CLIENTS)
-        self._connections = Connections(self._reactor) if HAS_TCP_INFO else None
+        self._connections = Connections(self.reactor) if HAS_TCP_INFO else None
         endpoint, gate, node = self.settings.endpoints.clients, self._gate, self.node
         with _explained("endpoints.clients", endpoint):
-            self._listener = Listener(self._reactor, socket, endpoint, is_keyed=gate is not None)
+            self._listener = Listener(self.reactor, socket, endpoint, is_keyed=gate is not None)
         if self._connections is not None:
             self._listener.add_follower(self._connections.follow)
         if gate is not None:
@@ -272,7 +279,7 @@ class BrokerServer(Closing):
             plans,
             self.node,
             self._carry_out,
-            reactor=self._reactor,
+            reactor=self.reactor,
             context=self._context,
             gate=self._gate,
             frame_bytes_max=cast("int", self._router.maxmsgsize),
@@ -303,16 +310,16 @@ class BrokerServer(Closing):
             if self._connections is not None:
                 self._connections.close()
             self._listener.close()
-            self._reactor.remove(self._router)
+            self.reactor.remove(self._router)
             self._router.close()
 
     def stop(self) -> None:
         """Ask for an orderly stop, from any thread: drain, hand the role over, end."""
-        self._reactor.stop()
+        self.reactor.stop()
 
     def snapshot(self, timeout_s: float) -> NodeState:
         """The node's state, for other threads. TimeoutError if the loop does not answer in time."""
-        future = self._reactor.call_threadsafe(lambda: self.node.state(self._reactor.now()))
+        future = self.reactor.call_threadsafe(lambda: self.node.state(self.reactor.now()))
         try:
             return future.result(timeout_s)
         except TimeoutError:
@@ -375,15 +382,15 @@ class BrokerServer(Closing):
                 assert self._store is not None
                 self._store.perform((output,))
             else:
-                if self._journal is not None:
-                    self._journal.observe(output)
+                for observe in self._observers:
+                    observe(output)
                 self._pair.perform(output)
 
     def _on_unsent(self, output: Send, error: zmq.ZMQError) -> list[Output]:
         """The peer is gone (EHOSTUNREACH), or its pipe is full (EAGAIN)."""
         if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
             raise error
-        now = self._reactor.now()
+        now = self.reactor.now()
         if type(output) is Dispatch:
             return self.node.undelivered(output.frames[0], now)
         return self.node.unreachable(output.frames[0], now, is_gone=error.errno == zmq.EHOSTUNREACH)
@@ -414,10 +421,10 @@ class BrokerServer(Closing):
         )
 
     def _loop_state(self, now: float) -> LoopState:
-        lag = self._reactor.lag
+        lag = self.reactor.lag
         return LoopState(
             uptime_s=now - self._started_at,
-            turns=self._reactor.turns,
+            turns=self.reactor.turns,
             lag_last_s=lag.last_s,
             lag_max_s=lag.max_s,
             lag_sum_s=lag.sum_s,

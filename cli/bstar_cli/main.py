@@ -42,6 +42,7 @@ _MODULES = {
     "store": "store",
     "check-config": "configuration",
     "sample-config": "configuration",
+    "systemd-unit": "systemd",
     "demo": "demo",
     "durable-demo": "durable_demo",
     "version": "main",

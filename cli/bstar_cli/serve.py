@@ -2,16 +2,21 @@
 
 import os
 import signal
+from contextlib import nullcontext
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
 import bstar
 from bstar.errors import PairError
+from bstar.service_manager import ServiceManager
 from bstar.settings import RESERVED_VARIABLES
 from bstar_cli.logs import configure_logs
 from bstar_cli.options import NodeConfiguration, refuse
+
+if TYPE_CHECKING:
+    from bstar_broker.reload import Reload
 
 
 class _Stopped(BaseException):
@@ -23,6 +28,10 @@ def serve(node: NodeConfiguration) -> None:
 
     A stopping active node finishes what its workers hold and hands over to its peer. Logs go to stderr; the
     line "ready" tells the endpoints.
+
+    SIGHUP makes it read its configuration again: the log says which changed keys are in force (log, limits)
+    and which need a restart. A service manager that sets NOTIFY_SOCKET, as systemd does, hears when the node
+    is ready, how it stands, and that its loop turns.
 
     Exit codes: 0 stopped as asked; 2 wrong configuration; 70 both nodes were active and on_dual_active is
     exit; 71 both nodes were passive; 72 the nodes cannot be a pair as they are configured.
@@ -43,15 +52,23 @@ def serve(node: NodeConfiguration) -> None:
     settings = node.settings()
     configure_logs(settings.log.level, settings.log.format)
     log = structlog.get_logger("bstar")
+    manager = ServiceManager.of(os.environ, os.getpid())
+
+    def follow(reload: "Reload") -> None:
+        configure_logs(reload.settings.log.level, reload.settings.log.format)
+        level = log.warning if reload.waiting else log.info
+        level("configuration read again", in_force=reload.applied, need_a_restart=reload.waiting)
+
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop_early)
     try:
         # Only now: the sockets' library is not needed to find a configuration wrong.
         from bstar.descriptors import raise_limit  # noqa: PLC0415
         from bstar_broker.server import BrokerServer  # noqa: PLC0415
+        from bstar_broker.supervision import Supervision  # noqa: PLC0415
 
         raise_limit()
-        with BrokerServer(settings) as server:
+        with manager or nullcontext(), BrokerServer(settings) as server:
             log.info(
                 "ready",
                 version=bstar.__version__,
@@ -63,6 +80,8 @@ def serve(node: NodeConfiguration) -> None:
                 http=server.http_url,
                 pid=os.getpid(),
             )
+            supervision = Supervision(server, manager, node.settings, follow)
+            signal.signal(signal.SIGHUP, lambda number, frame: supervision.reload_soon())
             server.run()
     except _Stopped:
         pass

@@ -1,12 +1,15 @@
-"""The broker core's settings: one frozen object, built once by the shell from the node's configuration."""
+"""The broker core's settings, built by the shell from the node's configuration."""
 
 import msgspec
 
 from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX
 
 
-class BrokerSettings(msgspec.Struct, frozen=True):
-    """Times in seconds, bounds in counts and octets; docs/configuration.md tells operators more."""
+class BrokerSettings(msgspec.Struct):
+    """Times in seconds, bounds in counts and octets; docs/configuration.md tells operators more.
+
+    The parts of the core share one object. Only a reload changes it, and only ``RELOADABLE`` fields.
+    """
 
     worker_heartbeat_interval_s: float = 1.0
     worker_liveness: int = 4
@@ -25,3 +28,15 @@ class BrokerSettings(msgspec.Struct, frozen=True):
     message_bytes_max: int = MESSAGE_BYTES_MAX
     message_frames_max: int = FRAMES_MAX
     partials_buffer_bytes_max: int = 16 * 1024 * 1024
+
+
+# They take effect with the next request or worker. The others size what exists, or both sides of a link must
+# have them alike.
+RELOADABLE = (
+    "services_max",
+    "workers_max",
+    "queue_length_max",
+    "queue_bytes_max",
+    "deliveries_max",
+    "partials_buffer_bytes_max",
+)

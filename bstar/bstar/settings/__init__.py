@@ -24,6 +24,7 @@ from bstar.settings.sample import sample_configuration, sample_settings
 from bstar.settings.schema import (
     RESERVED_VARIABLES,
     Endpoints,
+    Hooks,
     Http,
     Journal,
     Limits,
@@ -34,7 +35,7 @@ from bstar.settings.schema import (
 from bstar.settings.timing import PROFILES, ProfileName, Timing
 
 __all__ = [
-    "PROFILES", "RESERVED_VARIABLES", "Endpoints", "Http", "Journal", "Limits", "Log", "ProfileName",
+    "PROFILES", "RESERVED_VARIABLES", "Endpoints", "Hooks", "Http", "Journal", "Limits", "Log", "ProfileName",
     "RoleName", "Settings", "Timing", "check_pair", "flatten", "from_mapping", "load", "load_fleet",
     "pair_problems", "sample_client_configuration", "sample_configuration", "sample_settings", "variable_of",
 ]  # fmt: skip

@@ -226,6 +226,28 @@ class Log(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "console"
 
 
+class Hooks(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A program of yours that runs when something happens."""
+
+    on_role_change: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="A program that runs at each change of state of this node, as PROGRAM OLD NEW EPOCH "
+            "REASON, with BSTAR_PAIR and BSTAR_ROLE in its environment. OLD and NEW are primary, backup, "
+            "active, passive or error. It runs beside the node and never holds it up; what it prints goes to "
+            "the log. null runs none."
+        ),
+    ] = None
+    timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=3_600,
+            description="Seconds after which the program is killed. A stopping node waits that long for it.",
+        ),
+    ] = 30.0
+
+
 class Journal(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What happened, for later: records in files of JSON lines (docs/journal.md)."""
 
@@ -378,6 +400,7 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     http: Http = Http()
     log: Log = Log()
+    hooks: Hooks = Hooks()
     journal: Journal = Journal()
     store: StoreOptions = StoreOptions()
     fronts: Fronts = Fronts()
