@@ -7,7 +7,6 @@ nothing: it passes messages to the node and carries out what the node returns, i
 
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,6 @@ import zmq
 
 import bstar
 from bstar import star
-from bstar.agenda import LAG_BOUNDS_S
 from bstar.closing import Closing
 from bstar.curve import Gate, NodeSecurity
 from bstar.epoch_file import EpochFile, EpochKeeper
@@ -50,7 +48,6 @@ from bstar_broker.core import (
 )
 from bstar_broker.core.fronted import FrontedNode
 from bstar_broker.core.outputs import FrontSend
-from bstar_broker.core.snapshot import ConnectionsState, LoopState, SecurityState
 from bstar_broker.fronts.plan import Plan
 from bstar_broker.fronts.plans import plans_of
 from bstar_broker.fronts.shell import FrontShell
@@ -58,6 +55,7 @@ from bstar_broker.journal import NodeJournal, open_journal, options_of
 from bstar_broker.memory import LOOK_INTERVAL_S, MemoryWatch
 from bstar_broker.operations import Operations
 from bstar_broker.role_hook import RoleHook
+from bstar_broker.shell_state import loop_state, security_state
 from bstar_broker.status import StatusServer
 from bstar_broker.store.shell import StoreShell
 
@@ -126,10 +124,7 @@ class BrokerServer(Closing):
             # Before the pair's own, so that the record of a pause precedes its effects.
             self.reactor.on_stall(timing.heartbeat_interval_s / 2, self._journal.stalled)
             self.reactor.add_timer(settings.journal.interval_s, self._journal.tick)
-        if settings.hooks.on_role_change is not None:
-            hook = RoleHook(settings, lambda: machine.epochs.own)
-            self._resources.callback(hook.close)
-            self._observers.append(hook.observe)
+        self._open_hook(machine)
         self._pair = self._open_pair(machine.settings, security)
         operations = Operations(self.node, self._carry_out, self.reactor.now)
         control = ControlSocket(
@@ -151,6 +146,12 @@ class BrokerServer(Closing):
         if settings.http.bind is not None:
             self._status = StatusServer(settings.http, self.snapshot)
             self._resources.callback(self._status.close)
+
+    def _open_hook(self, machine: StarMachine) -> None:
+        if self.settings.hooks.on_role_change is not None:
+            hook = RoleHook(self.settings, lambda: machine.epochs.own)
+            self._resources.callback(hook.close)
+            self._observers.append(hook.observe)
 
     def _open_pair(self, star: StarSettings, security: NodeSecurity | None) -> PairShell[Output]:
         with _explained("endpoints.state", self.settings.endpoints.state):
@@ -204,12 +205,14 @@ class BrokerServer(Closing):
             drain_timeout_s=timing.drain_timeout_s,
             version=bstar.__version__,
             now=self._started_at,
-            loop=self._loop_state,
+            loop=lambda now: loop_state(self.reactor, self._listener, now - self._started_at),
             observer=self._journal,
             journal=self._journal.state if self._journal is not None else None,
             find_principal=None if self._gate is None else self._gate.security.find,
             origin=None if self._gate is None else self._gate.origins,
-            security=self._security_state,
+            security=lambda: security_state(
+                self._gate, None if self._status is None else self._status.access.state()
+            ),
             make_store=None if self._store is None else self._store.make,
             epoch_error=lambda: "" if self._epochs is None else self._epochs.error,
         )
@@ -394,48 +397,6 @@ class BrokerServer(Closing):
         if type(output) is Dispatch:
             return self.node.undelivered(output.frames[0], now)
         return self.node.unreachable(output.frames[0], now, is_gone=error.errno == zmq.EHOSTUNREACH)
-
-    def _security_state(self) -> SecurityState:
-        gate = self._gate
-        http = None if self._status is None else self._status.access.state()
-        if gate is None:
-            return SecurityState(is_on=False, http=http)
-        return SecurityState(
-            is_on=True,
-            principals=len(gate.security.principals.all),
-            admitted=gate.doorkeeper.admitted.total(),
-            refusals=dict(gate.doorkeeper.refusals),
-            error=gate.security.error,
-            http=http,
-        )
-
-    def _connections_state(self) -> ConnectionsState:
-        listener = self._listener
-        return ConnectionsState(
-            count=len(listener.open),
-            accepted=listener.accepted,
-            hung_up=listener.hang_ups,
-            attempts_dropped=listener.filter.dropped(),
-            networks_held_off=len(listener.budget.held),
-            are_all_held_off=listener.budget.is_all_held,
-        )
-
-    def _loop_state(self, now: float) -> LoopState:
-        lag = self.reactor.lag
-        return LoopState(
-            uptime_s=now - self._started_at,
-            turns=self.reactor.turns,
-            lag_last_s=lag.last_s,
-            lag_max_s=lag.max_s,
-            lag_sum_s=lag.sum_s,
-            lag_bounds_s=list(LAG_BOUNDS_S),
-            lag_counts=list(lag.counts),
-            cpu_s=time.process_time(),
-            descriptors_max=self._listener.descriptors.maximum,
-            is_short_of_descriptors=self._listener.descriptors.is_short,
-            descriptor_shortages=self._listener.descriptors.shortages,
-            connections=self._connections_state(),
-        )
 
 
 @contextmanager
