@@ -203,6 +203,56 @@ def test_a_link_comes_back_although_the_node_holds_its_dead_connection(
     links.end()
 
 
+class Recorder:
+    """A core that notes what it is given."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def receive(self, _node: int, frames: list[bytes], _now: float) -> list[object]:
+        self.seen.append(frames)
+        return []
+
+    def connected(self, _node: int, _now: float) -> list[object]:
+        self.seen.append("up")
+        return []
+
+    def disconnected(self, _node: int, _now: float, *, is_untrusted: bool) -> list[object]:
+        self.seen.append("broken" if not is_untrusted else "untrusted")
+        return []
+
+
+def test_the_last_reply_of_a_server_that_ends_comes_before_the_end(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reply and end come after the link has looked for messages, and before it looks at its connection."""
+    theirs: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    server = theirs.socket(zmq.ROUTER)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    server.routing_id = endpoint.encode()
+    server.bind(endpoint)
+    links = Links((endpoint,), LinkSettings(), context, WakeUp(), is_router=True)
+    links.open_all()
+    connect(links)
+    links[0].send([b"1", b"request"])
+    address = server.recv_multipart()[0]
+    count = 50
+    for number in range(count):
+        server.send_multipart([address, b"%d" % number])
+    server.close(linger=int(LIMIT_S * 1000))
+    theirs.term()
+    monitor = links[0].monitor
+    assert monitor is not None
+    assert monitor.poll(int(LIMIT_S * 1000)), "the link's monitor has the end of the connection"
+    core = Recorder()
+    monkeypatch.setattr(links, "messages", lambda: iter(()))
+    links.suspect()
+    links.step(core, lambda _: None)  # type: ignore[arg-type]  # a core has more
+    assert core.seen == [*([b"%d" % number] for number in range(count)), "broken"]
+    links.end()
+
+
 def test_the_owner_is_woken(server: zmq.Socket[bytes]) -> None:
     wakeup = WakeUp()
     endpoint = server.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -1,7 +1,8 @@
 """A link: a DEALER for one endpoint, with a monitor that reports when its connection is up or broken.
 
 ``ZMQ_IMMEDIATE`` makes the socket refuse messages while there is no connection. Without it, messages wait for
-a connection that may never come. If the socket refuses a message although the connection is up, the message
+a connection that may never come. With it, libzmq drops what the socket has not read when the connection
+breaks. If the socket refuses a message although the connection is up, the message
 waits in ``backlog`` until there is room. This keeps the order.
 
 Each connection has a routing id of its own that nobody can guess. With keys a ROUTER ignores a connection
@@ -26,6 +27,9 @@ _log = logging.getLogger("bstar_client")
 # After this many messages of a burst, ask the socket whether it has more.
 _ASKS_MAX = 5
 
+# More than a socket holds, and a bound.
+_LAST_WORDS_MAX = 1_000_000
+
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
@@ -43,7 +47,10 @@ class Link:
     ``is_refused``: the last attempt to connect was refused, because nobody listened. A broken connection or a
     slow handshake does not count.
     ``is_untrusted``: the last handshake failed, as if one side does not accept the other's key.
+    ``last_words``: the messages that ``changes`` found unread when the connection broke.
     """
+
+    _is_immediate = True
 
     def __init__(
         self,
@@ -59,6 +66,7 @@ class Link:
         self._index = index
         self._notes = notes
         self.backlog: deque[list[bytes]] = deque()
+        self.last_words: deque[list[bytes]] = deque()
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
         self._keepalive: zmq.Socket[bytes] | None = None
@@ -72,7 +80,7 @@ class Link:
         assert self.socket is None, "the link is open already"
         settings = self._settings
         socket = self._new_socket()
-        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.IMMEDIATE, self._is_immediate)
         socket.setsockopt(zmq.HEARTBEAT_IVL, settings.heartbeat_ms)
         socket.setsockopt(zmq.SNDHWM, settings.high_water_mark)
         socket.setsockopt(zmq.RCVHWM, settings.high_water_mark)
@@ -149,6 +157,7 @@ class Link:
             self._connector = None
             self._is_up = False
             self.backlog.clear()
+            self.last_words.clear()
             self._notes.retries.pop(self._index, None)
             socket.disable_monitor()
             if monitor is not None:
@@ -225,6 +234,8 @@ class Link:
                 if event != zmq.EVENT_CONNECT_RETRIED:
                     self.is_refused = False
                 if event == zmq.EVENT_DISCONNECTED and self._is_up:
+                    # To disconnect drops what is unread.
+                    self.last_words.extend(self.receive(_LAST_WORDS_MAX, is_ready=True))
                     self._connector.disconnect()
                     # As libzmq does: up to twice the pause, so that clients spread.
                     self._connect_later(self._settings.reconnect_min_ms * (1 + os.urandom(1)[0] / 256))

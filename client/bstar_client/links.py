@@ -245,6 +245,9 @@ class Links:
         for node, frames in self.messages():
             perform(core.receive(node, frames, now))
         for node, is_up in self.changes():
+            last_words = self._links[node].last_words
+            while last_words:
+                perform(core.receive(node, last_words.popleft(), now))
             if is_up:
                 perform(core.connected(node, now))
             else:

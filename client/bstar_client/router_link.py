@@ -3,6 +3,9 @@
 The server's identity is the endpoint that the client connects to, octet for octet. A server with another one
 cannot be addressed (PROTOCOLS 10.3): what is sent to it goes nowhere, and the link logs it once. The client
 itself sets no identity (FLP-C-01), so each connection has a new one of libzmq's own.
+
+A server may end right after its last reply. ``ZMQ_IMMEDIATE`` would drop that reply if the program is slower
+than libzmq's thread. A ROUTER needs the option for nothing: it refuses a server that has no connection yet.
 """
 
 import logging
@@ -17,6 +20,7 @@ _log = logging.getLogger("bstar_client")
 class RouterLink(Link):
     """A ROUTER that talks to one server."""
 
+    _is_immediate = False
     _is_addressable = True
 
     def _new_socket(self) -> "zmq.Socket[bytes]":
