@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bstar.errors import ConfigurationError, RemoteProtocolError
+from bstar.security.principals import Patterns, Principal
 from bstar.settings import from_mapping
+from bstar.settings.fields import nested
 from bstar.wire import durable, pzq
 from bstar_broker.core.outputs import FrontSend
 from bstar_broker.fronts.plans import plans_of
@@ -360,20 +362,45 @@ def test_the_configuration_says_what_pzq_needs() -> None:
         },
     }
     doors = {"producers": "tcp://127.0.0.1:11131"}
-    open_doors = {"consumers": "tcp://127.0.0.1:11132"}
     with pytest.raises(ConfigurationError, match=r"needs the durable store.*set store\.directory"):
         from_mapping({**base, "fronts": {"pzq": doors}}, source="node.yaml")
     store = {"directory": "store", "link": "tcp://127.0.0.1:5005"}
-    keys = {"key": "a", "principals": "b"}
-    with pytest.raises(ConfigurationError, match="cannot be guarded"):
-        from_mapping(
-            {**base, "store": store, "security": keys, "fronts": {"pzq": open_doors}}, source="node.yaml"
-        )
     with pytest.raises(ConfigurationError, match="no name of a worker's service"):
         from_mapping({**base, "fronts": {"pzq": {"service": "store.submit"}}}, source="node.yaml")
     settings = from_mapping({**base, "store": store, "fronts": {"pzq": doors}}, source="node.yaml")
     [plan] = plans_of(settings)
     assert [(door.name, door.kind) for door in plan.doors] == [("producers", "router")]
+
+
+def test_with_keys_consumers_offer_the_service_and_monitors_are_operators() -> None:
+    given = {
+        "role": "primary",
+        "endpoints.clients": "tcp://127.0.0.1:5001",
+        "endpoints.state": "tcp://127.0.0.1:5003",
+        "endpoints.peer_state": "tcp://127.0.0.1:5004",
+        "store.directory": "store",
+        "store.link": "tcp://127.0.0.1:5005",
+        "security.key": "node.key",
+        "security.principals": "principals.yaml",
+        "fronts.pzq.producers": "tcp://127.0.0.1:11131",
+        "fronts.pzq.consumers": "tcp://127.0.0.1:11132",
+        "fronts.pzq.monitor": "tcp://127.0.0.1:11133",
+    }
+    [plan] = plans_of(from_mapping(nested(given), source="node.yaml"))
+    rules = {door.name: door.may_enter for door in plan.doors}
+    assert rules.pop("producers") is None  # each of their messages is judged
+    principals = (
+        Principal("packer", (), offers=Patterns(["pz*"])),
+        Principal("other", (), offers=Patterns(["price"])),
+        Principal("shop", (), calls=Patterns(["*"])),
+        Principal("ops", (), is_operator=True),
+    )
+    may = {
+        name: [principal.name for principal in principals if rule(principal)]
+        for name, rule in rules.items()
+        if rule is not None
+    }
+    assert may == {"consumers": ["packer"], "monitor": ["ops"]}
 
 
 def test_sends_are_frames_of_the_front() -> None:

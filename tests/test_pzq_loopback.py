@@ -17,7 +17,7 @@ from bstar_client import HAClient, Request, Worker
 from bstar_testing import wait_until
 from bstar_testing.nodes import Node
 from bstar_testing.pairs import Pair
-from support.pzq_peers import Consumer, Monitor, Producer, context
+from support.pzq_peers import Consumer, Monitor, Producer, context, wait_for_store
 
 pytestmark = pytest.mark.loopback
 requirement = pytest.mark.requirement
@@ -32,16 +32,6 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         made.start()
         wait_for_store(made)
         yield made
-
-
-def wait_for_store(pair: Pair) -> None:
-    """Until one node leads the store."""
-
-    def look() -> bool:
-        states = [node.look() for node in pair.nodes]
-        return any(state and state.store and state.store.is_leading for state in states)
-
-    wait_until(look, "a node leads the store")
 
 
 def kept(node: Node) -> int:
@@ -141,32 +131,6 @@ def test_clients_and_workers_of_ours_share_the_service(pair: Pair) -> None:
 
         with Worker(pair.endpoints, "pzq", handle):
             wait_until(lambda: heard == [b"from a producer"], "a worker has the producer's message")
-
-
-def test_with_keys_producers_produce_what_their_entry_says_and_workers_consume(tmp_path: Path) -> None:
-    with Pair(tmp_path, has_store=True, is_secure=True, doors=DOORS[:1]) as pair, context() as zmq_context:
-        keys = pair.keys
-        assert keys is not None
-        keys.add("shop", "calls:pzq")
-        keys.add("other", "calls:price")
-        pair.start()
-        wait_for_store(pair)
-        # Both nodes have the certificate's key of their own, so a socket knows one of them.
-        [endpoint, _] = pair.doors(DOORS[0])
-        with Producer(zmq_context, [endpoint], security=keys.security("other")) as producer:
-            producer.send(b"mine")
-            producer.turn(30.0)
-            assert any(b"may not" in text for text in producer.texts)
-        with Producer(zmq_context, [endpoint], security=keys.security("shop")) as producer:
-            producer.produce([b"order"])
-        heard: list[bytes] = []
-
-        def handle(request: Request) -> bytes:
-            heard.append(request.body)
-            return b"done"
-
-        with Worker(pair.endpoints, "pzq", handle, security=keys.security("worker")):
-            wait_until(lambda: heard == [b"order"], "a worker has the producer's message")
 
 
 def test_the_program_on_the_page_does_what_it_says(pair: Pair, tmp_path: Path) -> None:

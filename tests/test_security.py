@@ -310,6 +310,24 @@ def test_a_peer_enters_the_state_link_alone() -> None:
     assert [reply[2] for reply in replies if reply is not None] == [b"200", b"300", b"300", b"200"]
 
 
+def test_a_domain_has_the_rule_that_its_owner_gives_it() -> None:
+    door = doorkeeper(entry(A, offers=Patterns(["pzq"])), entry(B, offers=Patterns(["price"])))
+    consumers = b"bstar.fronts.pzq.consumers"
+    assert (door.answer(ask(consumers, b"a" * 32)) or [])[2] == b"300"
+    door.rules[consumers] = lambda principal: principal.offers.match(b"pzq")
+    replies = [door.answer(ask(consumers, key * 32)) for key in (b"a", b"b", b"c")]
+    assert [reply[2:4] for reply in replies if reply is not None] == [
+        [b"200", b"OK"],
+        [b"300", b"wrong-role"],
+        [b"300", b"unknown-key"],
+    ]
+
+
+def test_the_keys_of_those_for_whom_a_rule_holds() -> None:
+    both = Principals([entry(A, offers=Patterns(["pzq"])), entry(B, is_peer=True)])
+    assert both.keys_of(lambda principal: principal.is_peer) == {B.public.decode()}
+
+
 # --- connections ---------------------------------------------------------------------------------------
 
 

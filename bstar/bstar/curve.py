@@ -18,6 +18,7 @@ from bstar.reactor import Reactor
 from bstar.security import Principal, Principals, Security, read_key
 from bstar.security.connector import GIVEN_UP_PAUSE_S, Connector
 from bstar.security.files import LOOK_INTERVAL_S, explained
+from bstar.security.zap import Rule
 from bstar.zap_socket import ZapSocket
 
 if TYPE_CHECKING:
@@ -140,7 +141,12 @@ class Gate:
         self.user_id = ""
         self.origins = Origins()
         self._zap = ZapSocket(context, reactor, security.principals)
+        self._zap.catch_up = self._catch_up
+        self._listeners: dict[bytes, Listener] = {}
+        # The domain of the connections that ``origins`` numbers.
+        self._numbered = b""
         self.doorkeeper = self._zap.doorkeeper
+        self.doorkeeper.on_admitted = self._on_admitted
         self._timer = reactor.add_timer(LOOK_INTERVAL_S, self._refresh)
 
     def close(self) -> None:
@@ -160,24 +166,31 @@ class Gate:
         ``why_not`` says why a principal may open no more connections; ``on_ended``: see ``Origins``.
         """
         self.origins.follow(listener, on_ended)
-        self._zap.catch_up = listener.catch_up
-
-        def admit(entered: bytes, address: str) -> bytes:
-            if entered != domain:
-                return b""
-            listener.authenticated(address)
-            return self.origins.number_next()
+        self._listeners[domain], self._numbered = listener, domain
 
         def refuse(entered: bytes, principal: Principal) -> str:
             return why_not(principal, self._reactor.now()) if entered == domain else ""
 
-        self.doorkeeper.on_admitted = admit
         self.doorkeeper.why_not = refuse
+
+    def open(self, listener: Listener, domain: bytes, may_enter: Rule) -> None:
+        """The connections of this listener are of ``domain``, which has this rule."""
+        self._listeners[domain] = listener
+        self.doorkeeper.rules[domain] = may_enter
 
     def look(self, frame: zmq.Frame) -> None:
         """Note the connection that brought this frame, for ``user_id`` and ``origins``."""
         self.user_id = cast("str", frame.get("User-Id"))
         self.origins.frame = frame
+
+    def _catch_up(self) -> None:
+        for listener in self._listeners.values():
+            listener.catch_up()
+
+    def _on_admitted(self, domain: bytes, address: str) -> bytes:
+        if domain in self._listeners:
+            self._listeners[domain].authenticated(address)
+        return self.origins.number_next() if domain == self._numbered else b""
 
     def _refresh(self, now: float) -> None:
         if self.security.refresh():

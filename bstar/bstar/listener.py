@@ -105,6 +105,12 @@ class Listener:
         if hang_up(descriptor, self._place, None if opened is None else opened.peer):
             self.hang_ups += 1
 
+    def hang_up_all(self) -> None:
+        """End all open connections."""
+        self.catch_up()
+        for descriptor in list(self.open):
+            self.hang_up(descriptor)
+
     def catch_up(self) -> None:
         """Take note of all that has happened to connections until now."""
         while self._monitor is not None and self._monitor.poll(0):

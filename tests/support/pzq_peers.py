@@ -16,6 +16,7 @@ import zmq
 
 from bstar.security import Security
 from bstar.wire import pzq
+from bstar_testing import Pair, wait_until
 
 
 class _Peer:
@@ -27,8 +28,9 @@ class _Peer:
         if security is not None:
             self.socket.curve_publickey = security.key.public
             self.socket.curve_secretkey = security.key.secret
-            self.socket.curve_serverkey = security.servers[0]
-        for endpoint in endpoints:
+        for number, endpoint in enumerate(endpoints):
+            if security is not None:
+                self.socket.curve_serverkey = security.servers[number]
             self.socket.connect(endpoint)
 
     def receive(self, timeout_s: float) -> list[bytes] | None:
@@ -120,8 +122,10 @@ class Producer(_Peer):
 class Consumer(_Peer):
     """A ROUTER at all nodes (PZQ-C-01)."""
 
-    def __init__(self, context: zmq.Context[Any], endpoints: Sequence[str]) -> None:
-        super().__init__(context, zmq.ROUTER, endpoints)
+    def __init__(
+        self, context: zmq.Context[Any], endpoints: Sequence[str], security: Security | None = None
+    ) -> None:
+        super().__init__(context, zmq.ROUTER, endpoints, security)
 
     def ack(self, message: Sequence[bytes], status: bytes = pzq.DONE) -> None:
         """Return peer id and key unchanged."""
@@ -149,8 +153,8 @@ class Consumer(_Peer):
 class Monitor(_Peer):
     """A REQ at one node."""
 
-    def __init__(self, context: zmq.Context[Any], endpoint: str) -> None:
-        super().__init__(context, zmq.REQ, [endpoint])
+    def __init__(self, context: zmq.Context[Any], endpoint: str, security: Security | None = None) -> None:
+        super().__init__(context, zmq.REQ, [endpoint], security)
 
     def ask(self, command: bytes = pzq.MONITOR) -> bytes:
         """The answer to a command."""
@@ -169,3 +173,13 @@ def context() -> Iterator[zmq.Context[Any]]:
         yield made
     finally:
         made.destroy(linger=0)
+
+
+def wait_for_store(pair: Pair) -> None:
+    """Until one node leads the store."""
+
+    def look() -> bool:
+        states = [node.look() for node in pair.nodes]
+        return any(state and state.store and state.store.is_leading for state in states)
+
+    wait_until(look, "a node leads the store")

@@ -7,6 +7,7 @@ broker then forgets what it held for the first owner.
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from bstar.printable import printable
 from bstar.security.principals import Principal
@@ -15,6 +16,9 @@ from bstar.wire.messages import FromPeer, Heartbeat, Ping, Ready, Request, Reque
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.quotas import WITHDRAWN, Denial, Nowhere, Origin, Quotas
 from bstar_broker.core.records import WorkerRecord
+
+OWN: Final = "\0front"
+"""The user id of what a front says in its own name: it may do all. ZAP gives none that begins so."""
 
 # Routing ids whose owners are remembered: twice as many as were heard between two tidyings.
 _OWNERS_MAX = 200_000
@@ -64,6 +68,8 @@ class Authority:
         if owner is None:
             return None  # forgotten in a flood of routing ids; its next heartbeat tells
         user_id, address = owner
+        if user_id == OWN:
+            return None
         principal = self._find(user_id)
         if principal is None:
             return _unlisted(user_id, address)
@@ -110,7 +116,9 @@ class Authority:
         assert principal is not None
         return self.quotas.judge_requests(request, principal, now)
 
-    def _judge_withdrawn(self, user_id: str, now: float) -> Denial:
+    def _judge_withdrawn(self, user_id: str, now: float) -> Denial | None:
+        if user_id == OWN:
+            return None
         beyond = self.quotas.judge_message(WITHDRAWN, now)
         return _unlisted(user_id, self._origin.address()) if beyond is None else beyond
 

@@ -35,6 +35,12 @@ class Inlet(Protocol):
     def receive_message(self, message: FromPeer, now: float, user_id: str) -> list[Output]:
         """Give it a message of a peer: of the dialect FRONT, from a ``bstar.wire.front.peer_id``."""
 
+    def vet(self, message: FromPeer, user_id: str, now: float) -> list[Output] | None:
+        """What follows if the owner of a connection may not send what this stands for; None if it may.
+
+        For what a front then says in its own name (``OWN``).
+        """
+
     def worker_unreached(self, peer: bytes, now: float) -> list[Output]:
         """The last REQUEST to this worker could not be sent: it never got it, and is gone."""
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from bstar.star import Input, State, Tick
+from bstar.wire.messages import FromPeer
 from bstar_broker.core.front import Front, Fronts, Inlet
 from bstar_broker.core.node import Node
 from bstar_broker.core.outputs import FrontSend, Output
@@ -50,6 +51,11 @@ class FrontedNode(Node):
     def workers(self) -> Mapping[bytes, WorkerRecord]:
         """See ``Inlet``."""
         return self.broker.ledger.workers
+
+    def vet(self, message: FromPeer, user_id: str, now: float) -> list[Output] | None:
+        """See ``Inlet``."""
+        denial = None if self.authority is None else self.authority.judge(message, user_id, now)
+        return None if denial is None else self.broker.ledger.note(denial.reason, denial.text)
 
     def worker_unreached(self, peer: bytes, now: float) -> list[Output]:
         """See ``Inlet``."""

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from bstar.security.zap import Rule
 from bstar_broker.core.front import Front, Inlet
 
 
@@ -13,6 +14,9 @@ class Door(msgspec.Struct, frozen=True):
 
     ``key`` is the configuration's, for errors. ``queue_max``: messages that wait on each side (0: no
     bound). A message of a ROUTER begins with its peer's routing id.
+
+    ``may_enter``: who may connect, with keys. Who uses services at all may enter a door without such a rule:
+    each message is judged by itself.
     """
 
     name: str
@@ -20,6 +24,7 @@ class Door(msgspec.Struct, frozen=True):
     endpoint: str
     kind: Literal["router", "dealer", "pub"] = "router"
     queue_max: int = 10_000
+    may_enter: Rule | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):

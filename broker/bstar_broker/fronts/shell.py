@@ -13,7 +13,7 @@ from bstar.io_threads import keep_apart
 from bstar.listener import Listener
 from bstar.origins import DESCRIPTOR
 from bstar.reactor import Reactor
-from bstar.security.zap import FRONTS
+from bstar.security.zap import Rule, uses_services
 from bstar.sockets import NoMemoryError, new_router, receive_bodies, send, set_up_listener
 from bstar_broker.core.fronted import FrontedNode
 from bstar_broker.core.outputs import FrontSend, Output
@@ -82,7 +82,11 @@ class FrontShell(Closing):
         self._sockets: dict[tuple[str, str], zmq.Socket[bytes]] = {}
         self._listeners: dict[tuple[str, str], Listener] = {}
         self._peers: dict[tuple[str, str], _Peers] = {}
+        # Doors with a rule of their own, and the keys that may enter there.
+        self._guarded: dict[tuple[str, str], tuple[Rule, frozenset[str]]] = {}
         self._descriptor = -1
+        if gate is not None:
+            gate.security.on_change(lambda _: self._on_principals())
         with ExitStack() as resources:
             self._resources = resources
             for plan in plans:
@@ -93,7 +97,8 @@ class FrontShell(Closing):
     def _open(
         self, context: "zmq.Context[zmq.Socket[bytes]]", front: str, door: Door, frame_bytes_max: int
     ) -> None:
-        place = front, door.name
+        place, gate = (front, door.name), self._gate
+        domain = f"bstar.fronts.{front}.{door.name}".encode()
         socket = new_router(context) if door.kind == "router" else context.socket(_KINDS[door.kind])
         self._resources.callback(socket.close)
         keep_apart(socket, 0)
@@ -104,19 +109,23 @@ class FrontShell(Closing):
         if door.kind == "router":
             socket.set(zmq.ROUTER_MANDATORY, 1)
             socket.set(zmq.ROUTER_HANDOVER, self._gate is None)
-        if self._gate is not None:
+        if gate is not None:
             # Loaded with a key only.
             from bstar.zap_socket import serve  # noqa: PLC0415
 
-            serve(socket, self._gate.security.key, FRONTS)
+            serve(socket, gate.security.key, domain)
         try:
-            listener = Listener(self._reactor, socket, door.endpoint)
+            listener = Listener(self._reactor, socket, door.endpoint, is_keyed=gate is not None)
         except zmq.ZMQError as error:
             raise ConfigurationError(
                 f"{door.key}: cannot bind {door.endpoint}: {error.strerror}. Does another node run here, or "
                 "is the address not one of this machine?"
             ) from error
         self._resources.callback(listener.close)
+        if gate is not None:
+            gate.open(listener, domain, door.may_enter or uses_services)
+            if door.may_enter is not None:
+                self._guarded[place] = door.may_enter, gate.security.principals.keys_of(door.may_enter)
         self._sockets[place], self._listeners[place] = socket, listener
         self._peers[place] = _Peers()
         listener.add_follower(lambda event, descriptor: self._on_connection(place, descriptor))
@@ -157,6 +166,18 @@ class FrontShell(Closing):
         if gone is not None:
             self._carry_out(self._node.front_peer_gone(*place, gone, now))
         self._carry_out(self._node.front_connected(*place, len(self._listeners[place].open), now))
+
+    def _on_principals(self) -> None:
+        """Ends all connections of a door when somebody may enter no more: nothing tells which are his.
+
+        The others connect again.
+        """
+        assert self._gate is not None
+        for place, (may_enter, before) in self._guarded.items():
+            keys = self._gate.security.principals.keys_of(may_enter)
+            self._guarded[place] = may_enter, keys
+            if not before <= keys:
+                self._listeners[place].hang_up_all()
 
     def send(self, output: FrontSend) -> list[Output]:
         """Send it; what follows if that is impossible."""

@@ -17,7 +17,7 @@ An entry may have bounds, for all its connections to one node together (``Quota`
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -130,6 +130,10 @@ class Principals:
     def keys(self) -> frozenset[str]:
         """The public keys of all."""
         return frozenset(self._by_key)
+
+    def keys_of(self, may: Callable[[Principal], bool]) -> frozenset[str]:
+        """The public keys of those for whom ``may`` holds."""
+        return frozenset(key for key, (_, principal) in self._by_key.items() if may(principal))
 
     def of_key(self, key: str) -> tuple[str, Principal] | None:
         """The user id and the principal of a public key."""

@@ -1,7 +1,7 @@
 """Answers ZAP requests (27/ZAP): is this the key of somebody who may connect here?
 
-Each socket has a domain, and each domain asks for certain roles. A key that the list does not have, or whose
-owner has no such role, is refused with 300: libzmq then ends the connection and the other side tries again.
+Each socket has a domain, and each domain has a rule. A key that the list does not have, or whose owner the
+rule keeps out, is refused with 300: libzmq then ends the connection and the other side tries again.
 After 400 libzmq would never try again, and a key that is added to the list later would not help. No socket is
 touched here.
 
@@ -20,16 +20,23 @@ VERSION: Final = b"1.0"
 CURVE: Final = b"CURVE"
 KEY_BYTES: Final = 32
 
-# The domains of a node's sockets, and of the arbiter's.
+# The domains of a node's main sockets, and of the arbiter's. Each door of a front has one of its own.
 CLIENTS: Final = b"bstar.clients"
-FRONTS: Final = b"bstar.fronts"
 PEERS: Final = b"bstar.peers"
 
-_ROLES: dict[bytes, frozenset[str]] = {
-    CLIENTS: frozenset(("operator", "offers", "calls")),
-    FRONTS: frozenset(("operator", "offers", "calls")),
-    PEERS: frozenset(("peer",)),
-}
+Rule = Callable[[Principal], bool]
+"""True if this principal may enter."""
+
+
+def uses_services(principal: Principal) -> bool:
+    """True for operators, workers and clients."""
+    return principal.is_operator or bool(principal.offers) or bool(principal.calls)
+
+
+def _is_peer(principal: Principal) -> bool:
+    return principal.is_peer
+
+
 _REQUEST_FRAMES_MIN = 6
 _SHOWN_BYTES_MAX = 64
 
@@ -37,7 +44,8 @@ _SHOWN_BYTES_MAX = 64
 class Doorkeeper:
     """Decides who may connect. ``refusals`` counts by reason; ``on_refused(reason, who, address)`` reports.
 
-    ``encode`` turns the 32 octets of a key into Z85. ``principals`` may be replaced at any time, and so may
+    ``encode`` turns the 32 octets of a key into Z85. ``rules`` say who may enter each domain; nobody enters
+    one without a rule. ``principals`` may be replaced at any time, and so may
     ``why_not(domain, principal)``, which says why a listed principal may open no more connections ("" if it
     may), and ``on_admitted(domain, address)``, which returns the connection's metadata.
     """
@@ -49,6 +57,7 @@ class Doorkeeper:
         on_refused: Callable[[str, str, str], None] = lambda reason, who, address: None,
     ) -> None:
         self.principals = principals
+        self.rules: dict[bytes, Rule] = {CLIENTS: uses_services, PEERS: _is_peer}
         self.why_not: Callable[[bytes, Principal], str] = lambda domain, principal: ""
         self.on_admitted: Callable[[bytes, str], bytes] = lambda domain, address: b""
         self.admitted: Counter[str] = Counter()
@@ -79,9 +88,9 @@ class Doorkeeper:
         metadata = self.on_admitted(domain, _text(address))
         return [VERSION, request_id, b"200", b"OK", user_id.encode(), metadata]
 
-    @staticmethod
-    def _may_enter(principal: Principal, domain: bytes) -> bool:
-        return not _ROLES.get(domain, frozenset()).isdisjoint(principal.roles)
+    def _may_enter(self, principal: Principal, domain: bytes) -> bool:
+        rule = self.rules.get(domain)
+        return rule is not None and rule(principal)
 
     def _refuse(self, reason: str, who: str, address: bytes, request_id: bytes = b"") -> list[bytes]:
         self.refusals[reason] += 1

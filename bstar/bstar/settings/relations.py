@@ -233,12 +233,6 @@ def _front_problems(settings: Settings) -> Iterator[Problem]:
                 (path, "store.directory"),
                 "needs the durable store, which keeps PZQ's messages: set store.directory and store.link",
             )
-        if settings.security.key is not None and path != "fronts.pzq.producers":
-            yield Problem(
-                (path, "security.key"),
-                "cannot be guarded: consumers of PZQ get messages before they say anything, so the node "
-                "cannot ask who may have them. Remove it; producers may stay, and workers of bstar consume",
-            )
 
 
 def _service_problems(settings: Settings) -> Iterator[Problem]:

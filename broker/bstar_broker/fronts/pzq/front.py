@@ -15,11 +15,12 @@ import msgspec
 
 from bstar.errors import RemoteProtocolError
 from bstar.printable import printable
-from bstar.wire import durable, pzq
+from bstar.wire import durable, mmi, pzq
 from bstar.wire.dialect import Dialect, Frames
 from bstar.wire.durable import Service, Submit
 from bstar.wire.front import Order, Verb, peer_id, split_peer_id
 from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, Heartbeat, Ready, Request
+from bstar_broker.core.authority import OWN
 from bstar_broker.core.front import Inlet
 from bstar_broker.core.outputs import FrontSend, Output
 from bstar_broker.core.snapshot import FrontState
@@ -70,7 +71,17 @@ class PzqFront:
         self._settings = settings
         self._wall_us = wall_us
         self._random = random
-        self._worker = peer_id(NAME, CONSUMERS, b"")
+        # All consumers are this worker to the broker.
+        self._worker = Ready(
+            peer_id(NAME, CONSUMERS, b""),
+            Dialect.FRONT,
+            (),
+            settings.service,
+            credit=settings.in_flight_max,
+            heartbeat_ms=_HEARTBEAT_MS,
+            expiry_ms=_EXPIRY_MS,
+            beats_while_busy=True,
+        )
         self._deliveries = Deliveries()
         self._connections: Counter[str] = Counter()
         self._counts = Counter(dict.fromkeys(("stored", "refused", "done", "requeued", "expired"), 0))
@@ -87,15 +98,17 @@ class PzqFront:
 
     def receive(self, door: str, frames: list[bytes], user_id: str, now: float) -> list[Output]:
         """A message of a producer, a consumer or a monitor."""
-        try:
-            if door == CONSUMERS:
-                return self._hear_consumer(frames, now)
-        except RemoteProtocolError as error:
-            return self._inlet.note("pzq-consumers", error.text)
+        if door == CONSUMERS:
+            refused = self._inlet.vet(self._worker, user_id, now)
+            try:
+                return self._hear_consumer(frames, now) if refused is None else refused
+            except RemoteProtocolError as error:
+                return self._inlet.note("pzq-consumers", error.text)
         # libzmq drops a message that is a routing id alone.
         routing_id, *rest = frames
         if door == MONITOR:
-            return self._hear_monitor(routing_id, rest, now)
+            refused = self._inlet.vet(_look(routing_id), user_id, now)
+            return self._hear_monitor(routing_id, rest, now) if refused is None else refused
         return self._hear_producer(routing_id, rest, user_id, now)
 
     def _hear_producer(self, routing_id: bytes, frames: Frames, user_id: str, now: float) -> list[Output]:
@@ -137,7 +150,7 @@ class PzqFront:
         if delivery is None and is_done:
             self._deliveries.remember(key)
         if delivery is not None and is_done:
-            outputs += self._inlet.receive_message(self._done(delivery.identity), now, "")
+            outputs += self._inlet.receive_message(self._done(delivery.identity), now, OWN)
         elif delivery is not None:
             outputs += self._give_back(delivery, "a consumer did not take it", now)
         self._counts["done" if is_done else "requeued"] += is_done or delivery is not None
@@ -202,14 +215,15 @@ class PzqFront:
                 key = pzq.key_of(request)
                 if self._deliveries.recall(key):
                     # Its end has not been applied yet.
-                    return self._inlet.receive_message(self._done(order.identity), now, "")
+                    return self._inlet.receive_message(self._done(order.identity), now, OWN)
                 if not self._deliveries.add(key, order.identity, list(map(bytes, order.body))):
                     # Clients choose ids, and may choose one that another request's identity hashes to.
                     text = b"another message in flight has its key"
                     return self._fail(order.identity, text, now, _SAME_KEY_PAUSE_MS)
                 return self._send_held(now)
             case Verb.HEARTBEAT:
-                return self._inlet.receive_message(Heartbeat(self._worker, Dialect.FRONT, ()), now, "")
+                beat = Heartbeat(self._worker.sender, Dialect.FRONT, ())
+                return self._inlet.receive_message(beat, now, OWN)
             case Verb.DISCONNECT:
                 # What it had goes to others.
                 self._is_registered = False
@@ -254,11 +268,11 @@ class PzqFront:
         return self._fail(delivery.identity, text.encode(), now, 0)
 
     def _done(self, identity: bytes) -> Final:
-        return Final(self._worker, Dialect.FRONT, (), identity, [])
+        return Final(self._worker.sender, Dialect.FRONT, (), identity, [])
 
     def _fail(self, identity: bytes, text: bytes, now: float, retry_ms: int) -> list[Output]:
-        failure = Failure(self._worker, identity, ErrorCode.RETRY, text, b"", retry_ms=retry_ms)
-        return self._inlet.receive_message(failure, now, "")
+        failure = Failure(self._worker.sender, identity, ErrorCode.RETRY, text, b"", retry_ms=retry_ms)
+        return self._inlet.receive_message(failure, now, OWN)
 
     def connected(self, door: str, count: int, now: float) -> list[Output]:
         """Consumers have come or gone."""
@@ -270,7 +284,7 @@ class PzqFront:
             return self._offer(now) + self._send_held(now)
         outputs: list[Output] = []
         if before:
-            outputs += self._inlet.set_credit(self._worker, 0, now)
+            outputs += self._inlet.set_credit(self._worker.sender, 0, now)
             for delivery in self._deliveries.end_held():
                 outputs += self._give_back(delivery, "no consumer is connected", now)
         return outputs
@@ -281,21 +295,10 @@ class PzqFront:
 
     def _offer(self, now: float) -> list[Output]:
         """Take messages from now on."""
-        credit = self._settings.in_flight_max
         if self._is_registered:
-            return self._inlet.set_credit(self._worker, credit, now)
+            return self._inlet.set_credit(self._worker.sender, self._worker.credit, now)
         self._is_registered, self._register_at = True, None
-        ready = Ready(
-            self._worker,
-            Dialect.FRONT,
-            (),
-            self._settings.service,
-            credit=credit,
-            heartbeat_ms=_HEARTBEAT_MS,
-            expiry_ms=_EXPIRY_MS,
-            beats_while_busy=True,
-        )
-        return self._inlet.receive_message(ready, now, "")
+        return self._inlet.receive_message(self._worker, now, OWN)
 
     # --- role and time --------------------------------------------------------------------------------------
 
@@ -312,7 +315,7 @@ class PzqFront:
         if not self._is_registered:
             return []
         self._is_registered = False
-        return self._inlet.receive_message(Disconnect(self._worker, Dialect.FRONT), now, "")
+        return self._inlet.receive_message(Disconnect(self._worker.sender, Dialect.FRONT), now, OWN)
 
     def handle_timer(self, now: float) -> list[Output]:
         """Acknowledgements that are late, room in the socket, and a worker that was sent away."""
@@ -342,3 +345,8 @@ class PzqFront:
         levels = {"in_flight": len(self._deliveries) - held, "held": held}
         peers = {door: self._connections[door] for door in (PRODUCERS, CONSUMERS)}
         return FrontState(NAME, peers, dict(self._counts), levels=levels)
+
+
+def _look(routing_id: bytes) -> Request:
+    """What a monitor's question stands for: both tell a node's figures."""
+    return Request(peer_id(NAME, MONITOR, routing_id), Dialect.FRONT, (), mmi.Service.STATE.value, [])

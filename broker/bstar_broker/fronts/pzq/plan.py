@@ -24,9 +24,24 @@ def plans(settings: Settings) -> list[Plan]:
         (options.producers, Door(PRODUCERS, "fronts.pzq.producers", options.producers or "")),
         (
             options.consumers,
-            Door(CONSUMERS, "fronts.pzq.consumers", options.consumers or "", "dealer", queue_max=1),
+            Door(
+                CONSUMERS,
+                "fronts.pzq.consumers",
+                options.consumers or "",
+                "dealer",
+                queue_max=1,
+                may_enter=lambda principal: principal.offers.match(own.service),
+            ),
         ),
-        (options.monitor, Door(MONITOR, "fronts.pzq.monitor", options.monitor or "")),
+        (
+            options.monitor,
+            Door(
+                MONITOR,
+                "fronts.pzq.monitor",
+                options.monitor or "",
+                may_enter=lambda principal: principal.is_operator,
+            ),
+        ),
     )
     bound = tuple(door for endpoint, door in doors if endpoint is not None)
 
