@@ -28,7 +28,7 @@ from bstar.wire import native
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Node, Output, Send
 from bstar_broker.core.readiness import why_role_stays
-from bstar_broker.core.snapshot import NodeState
+from bstar_broker.core.snapshot import NodeState, ShellState
 from bstar_broker.operations import SWITCH_OVER, SWITCHOVER, Operations, SwitchoverTold, SwitchoverWish
 from support.brokers import BrokerPair
 from support.node_states import store_state
@@ -242,7 +242,7 @@ def test_while_one_is_under_way_another_is_refused_and_the_first_goes_on(node: N
 
 
 def test_only_if_healthy_means_any_trouble_that_the_node_knows_of(node: Node) -> None:
-    node._epoch_error = lambda: "No space left on device"
+    node._shell = lambda now: ShellState(epoch_error="No space left on device")
     state = node.state(1.0)
     assert why_role_stays(state, is_if_healthy=False) == ""
     assert why_role_stays(state, is_if_healthy=True).startswith("this node cannot store its epoch")

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -48,12 +49,14 @@ from bstar_broker.core import (
 )
 from bstar_broker.core.fronted import FrontedNode
 from bstar_broker.core.outputs import FrontSend
+from bstar_broker.core.snapshot import ShellState
 from bstar_broker.fronts.plan import Plan
 from bstar_broker.fronts.plans import plans_of
 from bstar_broker.fronts.shell import FrontShell
 from bstar_broker.journal import NodeJournal, open_journal, options_of
 from bstar_broker.memory import LOOK_INTERVAL_S, MemoryWatch
 from bstar_broker.operations import Operations
+from bstar_broker.role_history import RoleHistory
 from bstar_broker.role_hook import RoleHook
 from bstar_broker.shell_state import loop_state, security_state
 from bstar_broker.status import StatusServer
@@ -124,6 +127,7 @@ class BrokerServer(Closing):
             # Before the pair's own, so that the record of a pause precedes its effects.
             self.reactor.on_stall(timing.heartbeat_interval_s / 2, self._journal.stalled)
             self.reactor.add_timer(settings.journal.interval_s, self._journal.tick)
+        self._history = self._open_history(machine)
         self._open_hook(machine)
         self._pair = self._open_pair(machine.settings, security)
         operations = Operations(self.node, self._carry_out, self.reactor.now)
@@ -146,6 +150,14 @@ class BrokerServer(Closing):
         if settings.http.bind is not None:
             self._status = StatusServer(settings.http, self.snapshot)
             self._resources.callback(self._status.close)
+
+    def _open_history(self, machine: StarMachine) -> RoleHistory:
+        folder = None if self.settings.state_dir is None else Path(self.settings.state_dir)
+        history = RoleHistory(folder, machine, self.reactor.now)
+        self._resources.callback(history.close)
+        self._observers.append(history.observe)
+        self.reactor.add_timer(1.0, lambda now: history.note_switchover(self.node.parting.switchover))
+        return history
 
     def _open_hook(self, machine: StarMachine) -> None:
         if self.settings.hooks.on_role_change is not None:
@@ -205,16 +217,21 @@ class BrokerServer(Closing):
             drain_timeout_s=timing.drain_timeout_s,
             version=bstar.__version__,
             now=self._started_at,
-            loop=lambda now: loop_state(self.reactor, self._listener, now - self._started_at),
             observer=self._journal,
-            journal=self._journal.state if self._journal is not None else None,
             find_principal=None if self._gate is None else self._gate.security.find,
             origin=None if self._gate is None else self._gate.origins,
-            security=lambda: security_state(
-                self._gate, None if self._status is None else self._status.access.state()
-            ),
+            shell=self._shell_state,
             make_store=None if self._store is None else self._store.make,
-            epoch_error=lambda: "" if self._epochs is None else self._epochs.error,
+        )
+
+    def _shell_state(self, now: float) -> ShellState:
+        http = None if self._status is None else self._status.access.state()
+        return ShellState(
+            epoch_error="" if self._epochs is None else self._epochs.error,
+            loop=loop_state(self.reactor, self._listener, now - self._started_at),
+            journal=None if self._journal is None else self._journal.state(),
+            security=security_state(self._gate, http),
+            history=self._history.latest(),
         )
 
     def _open_journal(self, node_id: bytes, epoch: int) -> NodeJournal | None:

@@ -34,6 +34,7 @@ _MODULES = {
     "load": "load",
     "bench": "bench",
     "status": "status",
+    "history": "history",
     "promote": "promote",
     "switchover": "switchover",
     "pause": "pause",

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from bstar.records.role import RoleChange
 from bstar_cli.trouble import ServiceView
 
 
@@ -103,3 +104,4 @@ class NodeView(msgspec.Struct, frozen=True):
     store: StoreView | None = None
     security: _Security | None = None
     fronts: list[FrontView] = []
+    history: list[RoleChange] = []

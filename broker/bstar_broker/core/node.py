@@ -42,7 +42,7 @@ from bstar_broker.core.parting import Parting
 from bstar_broker.core.quotas import QUOTA_REASONS, Denial, Origin
 from bstar_broker.core.readiness import readiness, why_role_stays
 from bstar_broker.core.settings import BrokerSettings
-from bstar_broker.core.snapshot import JournalState, LoopState, NodeState, SecurityState
+from bstar_broker.core.snapshot import NodeState, ShellState
 from bstar_broker.core.store import Store
 
 # Only workers are fenced, so only their epochs matter. A client's message never raises an epoch.
@@ -60,8 +60,8 @@ class Node:
     """A broker that serves while, and only while, its Binary Star machine is active.
 
     ``node_id`` (16 octets) names this run; ``drain_timeout_s`` bounds how long a stopping node waits for the
-    workers that still hold its requests. ``loop`` and ``journal`` tell about the event loop and the journal,
-    for ``state``; ``observer`` learns what becomes of requests and workers. With ``find_principal`` each
+    workers that still hold its requests. ``shell`` tells what only the shell knows, for ``state``;
+    ``observer`` learns what becomes of requests and workers. With ``find_principal`` each
     message needs the ``user_id`` of its connection, and its principal must be allowed to send it. ``origin``
     tells more of that connection. ``make_store`` makes the durable store of this node's broker.
     """
@@ -75,13 +75,10 @@ class Node:
         drain_timeout_s: float,
         version: str,
         now: float,
-        loop: Callable[[float], LoopState] | None = None,
         observer: Observer | None = None,
-        journal: Callable[[], JournalState] | None = None,
-        epoch_error: Callable[[], str] = str,
         find_principal: Callable[[str], Principal | None] | None = None,
         origin: Origin | None = None,
-        security: Callable[[], SecurityState] | None = None,
+        shell: Callable[[float], ShellState] | None = None,
         make_store: Callable[[Broker], Store] | None = None,
     ) -> None:
         self.machine = machine
@@ -94,10 +91,7 @@ class Node:
         self.parting = Parting(machine, self.broker, drain_timeout_s)
         self._far_epoch_told_at = -_EPOCH_TOLD_S
         self._version = version
-        self._loop = loop
-        self._journal = journal
-        self._security = security
-        self._epoch_error = epoch_error
+        self._shell = shell
         self.store: Store | None = None
         if make_store is not None:
             self.store = make_store(self.broker)
@@ -428,17 +422,16 @@ class Node:
 
     def state(self, now: float) -> NodeState:
         """A snapshot of the node."""
-        pair, broker = (
-            pair_state(self.machine, self._epoch_error(), now),
-            broker_state(self.broker.ledger, now),
-        )
+        shell = ShellState() if self._shell is None else self._shell(now)
+        pair, broker = pair_state(self.machine, shell.epoch_error, now), broker_state(self.broker.ledger, now)
         return NodeState(
             version=self._version,
             pair=pair,
             broker=broker,
             readiness=readiness(pair, is_draining=broker.is_draining),
-            loop=self._loop(now) if self._loop is not None else None,
-            journal=self._journal() if self._journal is not None else None,
-            security=self._security() if self._security is not None else None,
+            loop=shell.loop,
+            journal=shell.journal,
+            security=shell.security,
             store=self.store.state(now) if self.store is not None else None,
+            history=shell.history,
         )

@@ -8,6 +8,8 @@ import enum
 
 import msgspec
 
+from bstar.records.role import RoleChange
+
 
 class ServiceState(msgspec.Struct, frozen=True):
     """One service. Counters count requests since the node started; ``workers_lost`` counts workers that were
@@ -347,9 +349,20 @@ class FrontState(msgspec.Struct, frozen=True):
     levels: dict[str, int] = {}
 
 
+class ShellState(msgspec.Struct, frozen=True):
+    """What only the shell of a node knows: ``epoch_error`` of ``PairState``, and fields of ``NodeState``."""
+
+    epoch_error: str = ""
+    loop: LoopState | None = None
+    journal: JournalState | None = None
+    security: SecurityState | None = None
+    history: list[RoleChange] = []
+
+
 class NodeState(msgspec.Struct, frozen=True):
     """A whole node. ``loop`` is None where no event loop carries it (a simulator, a test),
     ``journal`` where none is kept, ``security`` where no sockets are, ``store`` without a durable store.
+    ``history`` has the last changes of its role, the latest one last.
     """
 
     version: str
@@ -361,3 +374,4 @@ class NodeState(msgspec.Struct, frozen=True):
     security: SecurityState | None = None
     store: StoreState | None = None
     fronts: list[FrontState] = []
+    history: list[RoleChange] = []
