@@ -635,6 +635,8 @@ _OUTPUTS = [
         {"for_us": 2_000_000, "text": "who: why"},
     ),
     (star.TakeoversResumed("who: why"), records.TakeoversResumed, {"text": "who: why"}),
+    (star.Drained("who: why"), records.Drained, {"text": "who: why"}),
+    (star.Rejoined("who: why"), records.Rejoined, {"text": "who: why"}),
     (star.Claimed("why"), records.Claimed, {"text": "why"}),
     (star.ArbiterSeen(), records.ArbiterSeen, {}),
     (star.ArbiterLost(0.5), records.ArbiterLost, {"silent_us": 500_000}),

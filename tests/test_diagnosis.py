@@ -55,6 +55,12 @@ SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
         "takeovers are paused for 30 min more (ann@c1: new switch), so no node takes over by itself",
     ),
     (
+        "a drained node",
+        [primary, seen(B, drained_why="ann@c1: new disk", is_leaving=True)],
+        Reason.DRAINED,
+        "the primary serves, and the backup is drained (ann@c1: new disk), so no node stands by; when the",
+    ),
+    (
         "a node that a pause holds back",
         [gone(A), seen(B, is_held=True, pause_why="ann@c1: new switch", **LONE)],
         Reason.HELD,

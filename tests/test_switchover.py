@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -22,18 +22,32 @@ from bstar.star import (
     Stall,
     StarMachine,
     StarSettings,
+    State,
     Tick,
 )
 from bstar.wire import native
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Node, Output, Send
 from bstar_broker.core.readiness import why_role_stays
-from bstar_broker.core.snapshot import NodeState, ShellState
-from bstar_broker.operations import SWITCH_OVER, SWITCHOVER, Operations, SwitchoverTold, SwitchoverWish
+from bstar_broker.core.snapshot import NodeState, ShellState, Standing
+from bstar_broker.operations import (
+    DRAIN,
+    DRAINED,
+    REJOIN,
+    SWITCH_OVER,
+    SWITCHOVER,
+    DrainTold,
+    DrainWish,
+    Operations,
+    SwitchoverTold,
+    SwitchoverWish,
+)
 from support.brokers import BrokerPair
 from support.node_states import store_state
-from support.pairs import QUICK, new_pair, standing_pair
+from support.pairs import QUICK, Load, new_pair, standing_pair
 from support.stored_pair import stored_pair
+
+Told = TypeVar("Told")
 
 WORKER = b"worker"
 DRAIN_S = 5.0
@@ -200,10 +214,14 @@ def test_a_second_switchover_waits_for_the_first(node: Node) -> None:
 # --- what the control socket is asked -----------------------------------------------------------------------
 
 
-def operate(node: Node, request: bytes, wish: object = None, *, at: float = 1.0) -> SwitchoverTold:
+def ask_operations(node: Node, request: bytes, wish: object, told: type[Told], *, at: float) -> Told:
     operations = Operations(node, lambda outputs: None, lambda: at)
     argument = wish if isinstance(wish, bytes) else msgspec.json.encode(wish)
-    return msgspec.json.decode(operations.by_request[request](argument), type=SwitchoverTold)
+    return msgspec.json.decode(operations.by_request[request](argument), type=told)
+
+
+def operate(node: Node, request: bytes, wish: object = None, *, at: float = 1.0) -> SwitchoverTold:
+    return ask_operations(node, request, wish, SwitchoverTold, at=at)
 
 
 def test_the_answer_tells_how_far_it_is_and_how_long_it_took(node: Node) -> None:
@@ -250,23 +268,119 @@ def test_only_if_healthy_means_any_trouble_that_the_node_knows_of(node: Node) ->
     assert (answer.phase, node.is_active) == ("refused", True)
 
 
+# --- a drain ------------------------------------------------------------------------------------------------
+
+
+def drain(node: Node, *, at: float = 1.0, why: str = "ann: new disk") -> DrainTold:
+    return ask_operations(node, DRAIN, DrainWish(why), DrainTold, at=at)
+
+
+def passive_node() -> Node:
+    machine = StarMachine(StarSettings(pair="test", role=Role.PRIMARY), node="we", epoch=0, now=0.0)
+    made = Node(
+        machine, BrokerSettings(), node_id=bytes(16), drain_timeout_s=DRAIN_S, version="test", now=0.0
+    )
+    made.step(word(1, 3, epoch=2), 0.0)
+    assert machine.state is State.PASSIVE
+    return made
+
+
+def test_a_drained_node_says_so_once_and_no_vote_makes_it_serve() -> None:
+    node = passive_node()
+    assert drain(node).phase == "drained"
+    assert node.state(1.0).pair.drained_why == "ann: new disk"
+    assert node.state(1.0).readiness.reason is Standing.DRAINED
+    live(node, 1.0, 20.0, is_peer_heard=False)
+    ask(node, 1, 20.0)
+    assert not node.is_active
+
+
+def test_the_peer_of_a_drained_node_hears_that_it_leaves_and_refuses_to_hand_over(node: Node) -> None:
+    node.step(word(3, 4, leaving=True), 1.0)
+    refused = operate(node, SWITCH_OVER, SwitchoverWish())
+    assert (refused.phase, "end its drain" in refused.refusal) == ("refused", True)
+
+
+def test_the_last_word_of_a_drained_node_is_that_it_leaves() -> None:
+    node = passive_node()
+    outputs = node.drain("ann", 1.0)
+    assert [each.message.leaving for each in outputs if isinstance(each, Publish)] == [True]
+    assert not [each for each in node.step(Tick(), 9.0) if isinstance(each, Publish)]
+
+
+def test_an_active_node_hands_over_before_it_is_drained(node: Node) -> None:
+    ask(node, 1, 1.0)
+    assert (drain(node).phase, drain(node).in_flight) == ("drains", 1)
+    reply(node, 1, 1.1)
+    assert not node.is_active
+    assert drain(node, at=1.1).phase == "drains", "the peer has not taken the role yet"
+    node.step(word(3, 3, epoch=2), 1.2)
+    assert drain(node, at=1.2).phase == "drained"
+
+
+def test_a_drain_without_a_fit_peer_is_refused_and_changes_nothing(node: Node) -> None:
+    live(node, 0.0, 10.0, is_peer_heard=False)
+    told = drain(node, at=10.0)
+    assert (told.phase, told.refusal) == ("refused", "the peer is silent: start it first")
+    assert (node.is_active, node.parting.drain_why) == (True, "")
+
+
+def test_a_drain_whose_workers_do_not_finish_is_called_off(node: Node) -> None:
+    ask(node, 1, 1.0)
+    assert drain(node).phase == "drains"
+    live(node, 1.0, 1.0 + DRAIN_S + 1.0)
+    told = ask_operations(node, DRAINED, None, DrainTold, at=7.0)
+    assert (told.phase, "workers still held requests" in told.refusal) == ("refused", True)
+    assert (node.is_active, node.parting.is_draining) == (True, False)
+
+
+def test_a_node_that_is_put_back_listens_first_and_then_may_serve() -> None:
+    node = passive_node()
+    drain(node)
+    told = ask_operations(node, REJOIN, DrainWish("ann"), DrainTold, at=30.0)
+    assert told.phase == "none"
+    ask(node, 1, 30.1)
+    assert not node.is_active, "its peer may serve: it was not listening"
+    live(node, 30.1, 40.0, is_peer_heard=False)
+    ask(node, 2, 40.0)
+    assert node.is_active
+
+
+def test_a_node_that_is_not_drained_cannot_be_put_back(node: Node) -> None:
+    told = ask_operations(node, REJOIN, DrainWish("ann"), DrainTold, at=1.0)
+    assert (told.phase, told.refusal) == ("refused", "this node is not drained")
+
+
 # --- the command, on a real pair ----------------------------------------------------------------------------
 
 
+def run_drain(pair: BrokerPair, role: str, *options: str) -> tuple[int, str]:
+    return run_command("drain", pair, role, *options)
+
+
 def switch_over(pair: BrokerPair, role: str, *options: str) -> tuple[int, str]:
-    """``bstar switchover`` with the configuration of that node: its exit status, and what it says."""
+    return run_command("switchover", pair, role, *options)
+
+
+def run_command(verb: str, pair: BrokerPair, role: str, *options: str) -> tuple[int, str]:
+    """``bstar VERB`` with the configuration of that node: its exit status, and what it says."""
     config = str(getattr(pair, role).config_path)
-    command = [sys.executable, "-m", "bstar_cli", "switchover", "--config", config, *options]
+    command = [sys.executable, "-m", "bstar_cli", verb, "--config", config, *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BSTAR_")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
+def longest_wait_s(load: Load) -> float:
+    return max(call.ended_at - call.started_at for call in load.answered)
+
+
 @pytest.mark.loopback
-def test_ten_switchovers_under_load_lose_no_call() -> None:
+@pytest.mark.parametrize("count", [10, pytest.param(50, marks=pytest.mark.storm)])
+def test_switchovers_under_load_lose_no_call(count: int) -> None:
     with standing_pair(replace(QUICK, drain_timeout_s=30.0)) as pair, pair.load() as load:
         load.wait_for_replies()
-        for number in range(10):
+        for number in range(count):
             here, there = ("primary", "backup") if number % 2 == 0 else ("backup", "primary")
             getattr(pair, there).wait_for("stands by", lambda state: state.readiness.is_ready)
             status, text = switch_over(pair, here, "--to", there)
@@ -276,6 +390,42 @@ def test_ten_switchovers_under_load_lose_no_call() -> None:
         load.verify()
         load.verify_epochs()
         assert pair.repeated() == []
+        print(
+            f"{count} switchovers: {len(load.answered)} calls, 0 failed, longest {longest_wait_s(load):.3f} s"
+        )
+
+
+@pytest.mark.loopback
+def test_an_upgrade_of_one_node_after_the_other_loses_no_call() -> None:
+    with standing_pair(replace(QUICK, drain_timeout_s=30.0)) as pair, pair.load() as load:
+        load.wait_for_replies()
+        for here, there in (("backup", "primary"), ("primary", "backup")):
+            status, text = run_drain(pair, here, "--reason", "upgrade")
+            assert status == 0, text
+            assert getattr(pair, there).state().pair.is_active
+            status, text = switch_over(pair, there, "--to", here)
+            assert (status, "end its drain" in text) == (1, True), text
+            load.wait_for_replies()
+            assert getattr(pair, here).stop() == 0
+            getattr(pair, here).start()
+            getattr(pair, here).wait_for("stands by", lambda state: state.readiness.is_ready)
+        load.wait_for_replies()
+        load.verify()
+        assert pair.repeated() == []
+        print(f"upgrade: {len(load.answered)} calls, 0 failed, longest {longest_wait_s(load):.3f} s")
+
+
+@pytest.mark.loopback
+def test_a_node_that_is_put_back_stands_by_again() -> None:
+    with standing_pair() as pair:
+        assert run_drain(pair, "primary")[0] == 0
+        pair.backup.wait_for("alone", lambda state: not state.pair.is_peer_fresh)
+        assert pair.primary.state().readiness.reason == "drained"
+        status, text = run_drain(pair, "primary", "--undo")
+        assert (status, "is back in the pair" in text) == (0, True), text
+        pair.primary.wait_for("stands by", lambda state: state.readiness.is_ready)
+        pair.backup.wait_for("not alone", lambda state: state.pair.is_peer_fresh)
+        assert switch_over(pair, "backup")[0] == 0
 
 
 @pytest.mark.loopback

@@ -72,6 +72,7 @@ _OF_PAIR: tuple[Row, ...] = (
      "Requests that came while this node was not active and did not make it so."),
     (Counter, "bstar_cut_off_handovers", "cut_off_handovers",
      "Times that this node gave the role up because clients reached its peer only."),
+    (Gauge, "bstar_drained", "is_drained", "1 while an operator keeps this node out of the pair."),
     (Gauge, "bstar_takeovers_paused", "is_paused", "1 while an operator's pause holds takeovers back."),
     (Counter, "bstar_epochs_ignored", "epochs_ignored",
      "Epochs told by workers or state messages that are too far above to be believed."),

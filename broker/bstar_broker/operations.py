@@ -20,6 +20,9 @@ SWITCHOVER: Final = b"how far is the switchover"
 PAUSE: Final = b"pause takeovers"
 RESUME: Final = b"resume takeovers"
 PAUSED: Final = b"are takeovers paused"
+DRAIN: Final = b"drain"
+REJOIN: Final = b"end the drain"
+DRAINED: Final = b"how far is the drain"
 
 _log = logging.getLogger("bstar_broker.operations")
 
@@ -63,6 +66,23 @@ class PauseTold(msgspec.Struct, frozen=True):
     refusal: str = ""
 
 
+class DrainWish(msgspec.Struct, frozen=True):
+    """The argument of ``DRAIN`` and ``REJOIN``. ``why``: who asks, and the reason."""
+
+    why: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class DrainTold(msgspec.Struct, frozen=True):
+    """How far the drain is: ``queued`` requests wait here, and workers hold ``in_flight``. ``refusal`` says
+    why the node is as it was.
+    """
+
+    phase: Literal["none", "drains", "drained", "refused"]
+    refusal: str = ""
+    queued: int = 0
+    in_flight: int = 0
+
+
 class Operations:
     """Carries an operator's requests out on ``node``. ``clock`` is the reactor's, in its thread."""
 
@@ -78,6 +98,9 @@ class Operations:
             PAUSE: self._pause,
             RESUME: self._pause,
             PAUSED: lambda _: _encode(self._pause_told()),
+            DRAIN: self._drain,
+            REJOIN: self._rejoin,
+            DRAINED: lambda _: _encode(self._drain_told()),
         }
 
     def force_store(self) -> str:
@@ -142,6 +165,37 @@ class Operations:
         is_shared = machine.pause.peer_number == machine.pause.number and not machine.peer.is_silent(now)
         return PauseTold(machine.pause.rest_s(now), is_shared)
 
+    def _drain(self, argument: bytes) -> str:
+        try:
+            wish = msgspec.json.decode(argument, type=DrainWish)
+        except msgspec.DecodeError as error:
+            return _encode(DrainTold("refused", f"the request cannot be read: {error}"))
+        _log.info("bstar drain: %s", wish.why)
+        self._carry_out(self._node.drain(wish.why, self._clock()))
+        return _encode(self._drain_told())
 
-def _encode(told: SwitchoverTold | PauseTold) -> str:
+    def _rejoin(self, argument: bytes) -> str:
+        try:
+            wish = msgspec.json.decode(argument, type=DrainWish)
+        except msgspec.DecodeError as error:
+            return _encode(DrainTold("refused", f"the request cannot be read: {error}"))
+        if not self._node.machine.drained_why:
+            return _encode(DrainTold("refused", "this node is not drained"))
+        self._carry_out(self._node.rejoin(wish.why, self._clock()))
+        return _encode(self._drain_told())
+
+    def _drain_told(self) -> DrainTold:
+        node, ledger = self._node, self._node.broker.ledger
+        queued = ledger.waiting.count
+        in_flight = sum(worker.held for worker in ledger.workers.values())
+        if node.parting.drain_why:
+            is_done = node.machine.drained_why and not queued and not in_flight
+            return DrainTold("drained" if is_done else "drains", "", queued, in_flight)
+        move = node.parting.switchover
+        if move is not None and move.refusal and node.is_active:
+            return DrainTold("refused", move.refusal, queued, in_flight)
+        return DrainTold("refused", "this node is stopping") if node.machine.is_leaving else DrainTold("none")
+
+
+def _encode(told: SwitchoverTold | PauseTold | DrainTold) -> str:
     return msgspec.json.encode(told).decode()

@@ -53,6 +53,7 @@ class Reason(enum.StrEnum):
     NEVER_MET_PRIMARY = "never-met-primary", exits.NONE_ACTIVE
     NO_MAJORITY = "no-majority", exits.NONE_ACTIVE
     HELD = "held", exits.NONE_ACTIVE
+    DRAINED = "drained", exits.FAILED
     DRAINING = "draining", exits.NONE_ACTIVE
     ERROR = "error", exits.NONE_ACTIVE
     NO_ANSWER = "no-answer", exits.NONE_ACTIVE
@@ -83,6 +84,7 @@ _STANDINGS = {
     ),
     "no-majority": (Reason.NO_MAJORITY, "start the other node or the arbiter, or mend the links to them"),
     "held": (Reason.HELD, "start the node that served, or end the pause: bstar resume"),
+    "drained": (Reason.DRAINING, "end the drain (bstar drain --undo), or start the other node"),
     "draining": (Reason.DRAINING, "start a node when it has stopped"),
     "error": (Reason.ERROR, "correct what the node's log names and start it again"),
 }
@@ -187,6 +189,10 @@ def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
         # Durable requests may wait for that node. What a restart of both nodes needs is said as well.
         beside = (*(text for _, text in _store_complaints(views)), *_unsaved(pairs), *_broken_files(views))
         return Verdict.of(Reason.NODE_DOWN, "; ".join((text, *beside)))
+    for pair in pairs:
+        if pair.drained_why:
+            text = f"{serves}, and the {pair.role} is drained ({pair.drained_why}), so no node stands by"
+            return Verdict.of(Reason.DRAINED, f"{text}; when the work is done: bstar drain --undo")
     deaf = [pair.role for pair in pairs if not pair.is_peer_fresh]
     if deaf and len(nodes) > 1:
         text = (

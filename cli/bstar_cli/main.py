@@ -37,6 +37,7 @@ _MODULES = {
     "history": "history",
     "promote": "promote",
     "switchover": "switchover",
+    "drain": "drain",
     "pause": "pause",
     "resume": "pause",
     "epoch": "epoch",

@@ -1,5 +1,7 @@
 """Asks a node on this machine through its control socket (``bstar_broker.control``)."""
 
+import getpass
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -9,6 +11,8 @@ import zmq
 from bstar.settings import Settings
 
 _ANSWER_S: Final = 5.0
+# The peer reads 300 characters of name and reason.
+REASON_CHARS_MAX: Final = 200
 
 
 class NobodyError(Exception):
@@ -64,3 +68,13 @@ def ask_node(settings: Settings, question: bytes) -> str:
     """The answer to one question."""
     with node_at(settings) as ask:
         return ask(question)
+
+
+def who(reason: str) -> str:
+    """Who asks, and the reason: for the log, the journal and others who look at the status."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # the user has no name
+        user = "somebody"
+    who = f"{user}@{socket.gethostname()}"[:80]
+    return f"{who}: {reason}" if reason else who

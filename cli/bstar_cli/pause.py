@@ -1,7 +1,5 @@
 """``bstar pause`` and ``bstar resume``: an operator holds the role where it is, for a while."""
 
-import getpass
-import socket
 import time
 from datetime import datetime, timedelta
 from typing import Annotated, Final
@@ -14,12 +12,11 @@ from bstar.star.takeover_pause import PAUSE_S_MAX
 from bstar_broker.control import UNHEARD_OF
 from bstar_broker.operations import PAUSE, PAUSED, RESUME, PauseTold, PauseWish
 from bstar_cli import exits
-from bstar_cli.node_control import NobodyError, control_of
+from bstar_cli.node_control import REASON_CHARS_MAX, NobodyError, control_of, who
 from bstar_cli.options import NodeConfiguration, refuse
 from bstar_cli.stored import seconds_of
 
 _ASK_AGAIN_S: Final = 0.05
-_REASON_CHARS_MAX: Final = 200
 
 
 def pause(
@@ -50,8 +47,8 @@ def pause(
     """
     for_s = seconds_of(time_, "--for")
     refuse(not 0 < for_s <= PAUSE_S_MAX, f"--for {time_}: write more than 0 and at most 24h")
-    refuse(len(reason) > _REASON_CHARS_MAX, f"--reason: write {_REASON_CHARS_MAX} characters at most")
-    settings, told = _order(node, PAUSE, PauseWish(_who(reason), for_s))
+    refuse(len(reason) > REASON_CHARS_MAX, f"--reason: write {REASON_CHARS_MAX} characters at most")
+    settings, told = _order(node, PAUSE, PauseWish(who(reason), for_s))
     end = datetime.now().astimezone() + timedelta(seconds=told.for_s)
     typer.echo(f"takeovers of the pair {settings.pair} are paused until {end:%Y-%m-%d %H:%M:%S %Z}")
     _check_peer(told, "pause: it may take over")
@@ -74,19 +71,10 @@ def resume(
 
         bstar resume --config configs/primary.yaml
     """
-    refuse(len(reason) > _REASON_CHARS_MAX, f"--reason: write {_REASON_CHARS_MAX} characters at most")
-    settings, told = _order(node, RESUME, PauseWish(_who(reason)))
+    refuse(len(reason) > REASON_CHARS_MAX, f"--reason: write {REASON_CHARS_MAX} characters at most")
+    settings, told = _order(node, RESUME, PauseWish(who(reason)))
     typer.echo(f"takeovers of the pair {settings.pair} are resumed")
     _check_peer(told, "end of the pause: it goes on there until its time is over, or it hears of it")
-
-
-def _who(reason: str) -> str:
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # the user has no name
-        user = "somebody"
-    who = f"{user}@{socket.gethostname()}"[:80]
-    return f"{who}: {reason}" if reason else who
 
 
 def _order(node: NodeConfiguration, request: bytes, wish: PauseWish) -> tuple[Settings, PauseTold]:

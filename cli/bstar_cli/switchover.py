@@ -35,9 +35,10 @@ def switchover(
     what they hold, while new requests wait. Then it gives the role to its peer, and what waits goes there. If
     workers do not finish within timing.drain_timeout_s, the switchover is called off and the node serves on.
 
-    It is refused if the peer is silent or does not stand by, if the peer's durable store is not in sync, and
-    while the node is stopping. With --if-healthy also if the arbiter does not answer, the node cannot store
-    its epoch, is short of descriptors, or cannot read a file of its security.
+    It is refused if the peer is silent, is drained or does not stand by, if the peer's durable store is not
+    in sync, while takeovers are paused (bstar pause), and while the node is stopping. With --if-healthy also
+    if the arbiter does not answer, the node cannot store its epoch, is short of descriptors, or cannot read a
+    file of its security.
 
     Exit codes: 0 the other node serves; 1 refused or called off, with the reason, and the role is where it
     was; 2 wrong usage or configuration; 4 not known: the node does not answer any more, so ask bstar status.

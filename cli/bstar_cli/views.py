@@ -37,6 +37,7 @@ class PairView(msgspec.Struct, frozen=True):
     epoch_error: str = ""
     paused_for_s: float = 0.0
     pause_why: str = ""
+    drained_why: str = ""
 
 
 class _Loop(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from bstar.star import (
     Claimed,
     ClientsCutOff,
     Deactivated,
+    Drained,
     Fatal,
     HandoverRefused,
     Output,
@@ -31,6 +32,7 @@ from bstar.star import (
     PersistEpoch,
     PersistPause,
     Publish,
+    Rejoined,
     Role,
     Stall,
     StarMachine,
@@ -367,7 +369,7 @@ def describe(output: Output) -> str:
             return f"  refuses to hand over: {text}"
         case ClientsCutOff(clients, _, for_s, verdict):
             return f"  {clients} clients reach only the passive node for {for_s:.1f} s: {verdict}"
-        case TakeoversPaused() | TakeoversResumed():
+        case TakeoversPaused() | TakeoversResumed() | Drained() | Rejoined():
             return f"  {output.text}"
         case PersistPause() | AskArbiter() | Claimed() | ArbiterSeen() | ArbiterLost():
             return ""

@@ -23,6 +23,7 @@ from bstar.star import (
     Leave,
     PeerMessage,
     Refusal,
+    Rejoin,
     Stall,
     StarMachine,
     State,
@@ -363,11 +364,21 @@ class Node:
         why_not = why_role_stays(self.state(now), is_if_healthy=is_if_healthy)
         return self._settled(self.parting.switch_over(now, why_not) + self._part(now), now)
 
+    def drain(self, why: str, now: float) -> list[Output]:
+        """Take this node out of the pair, because of ``why``. Refused if ``parting.drain_why`` is empty."""
+        why_not = why_role_stays(self.state(now), is_if_healthy=False)
+        return self._settled(self.parting.drain_node(why, now, why_not) + self._part(now), now)
+
+    def rejoin(self, why: str, now: float) -> list[Output]:
+        """End ``drain``."""
+        self.parting.drain_why = ""
+        return self.step(Rejoin(why), now)
+
     def _part(self, now: float) -> list[Output]:
         """Go on with a stop or a switchover, if one is under way."""
         parting = self.parting
         outputs = parting.follow(now)
-        given = parting.next_input(now) if parting.is_draining else None
+        given = parting.next_input(now) if parting.is_under_way else None
         if given is None:
             return outputs
         given_up = self.machine.step(given, now)

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from bstar.star import Handover, HandoverRefused, Leave, StarMachine, State
+from bstar.star import Drain, Handover, HandoverRefused, Leave, StarMachine, State
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.outputs import Output
 
@@ -49,12 +49,14 @@ class Parting:
 
     The node calls ``next_input`` after whatever may end a drain, hands its result to the machine, and calls
     ``follow`` when the machine has moved. ``switchover`` is the last one, None before the first.
+    ``drain_why``: an operator drains this node, or has drained it; "" otherwise.
     """
 
     def __init__(self, machine: StarMachine, broker: Broker, drain_timeout_s: float) -> None:
         self.is_draining = False
         self.switchover: Switchover | None = None
         self.farewell_until: float | None = None
+        self.drain_why = ""
         self._machine = machine
         self._broker = broker
         self._drain_timeout_s = drain_timeout_s
@@ -64,6 +66,7 @@ class Parting:
         """The process is to stop. Idempotent."""
         if self._leave_at is not None:
             return
+        self.drain_why = ""
         if self._is_open("drains"):
             self._end(now, "this node is stopping")
         self._leave_at = now + self._drain_timeout_s
@@ -83,7 +86,27 @@ class Parting:
         self._drain()
         return []
 
-    def next_input(self, now: float) -> Leave | Handover | None:
+    def drain_node(self, why: str, now: float, why_not: str = "") -> list[Output]:
+        """An operator takes this node out of the pair. One that serves first moves the role to its peer; if
+        that fails, nothing has changed and ``drain_why`` is empty again.
+        """
+        if self._leave_at is not None or self.drain_why:
+            return []
+        self.drain_why = why
+        if not self._machine.is_active:
+            return []
+        is_moving = self._is_open("drains") or self._is_open("released")
+        outputs = [] if is_moving else self.switch_over(now, why_not)
+        if self._is_open("refused"):
+            self.drain_why = ""
+        return outputs
+
+    @property
+    def is_under_way(self) -> bool:
+        """True if ``next_input`` may have something to do."""
+        return self.is_draining or (self.drain_why != "" and not self._machine.is_leaving)
+
+    def next_input(self, now: float) -> Leave | Handover | Drain | None:
         """What the machine is to do now that workers hold nothing, or the time is over."""
         is_awaited = self._broker.is_awaited
         if self._leave_at is not None:
@@ -92,6 +115,8 @@ class Parting:
             if self._machine.is_active:
                 self.farewell_until = now + FAREWELL_S
             return Leave()
+        if self.drain_why and not self._machine.is_active and not self._machine.is_released:
+            return Drain(self.drain_why)
         return Handover() if self._is_open("drains") and not is_awaited else None
 
     def follow(self, now: float) -> list[Output]:
@@ -150,3 +175,5 @@ class Parting:
         assert self.switchover is not None
         self.switchover.ended_at = now
         self.switchover.refusal = refusal
+        if refusal:
+            self.drain_why = ""

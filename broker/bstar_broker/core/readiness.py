@@ -13,7 +13,11 @@ def readiness(pair: PairState, *, is_draining: bool) -> Readiness:
     """
     if pair.is_leaving or is_draining:
         does = "is stopping" if pair.is_leaving else "finishes its work and gives its role up"
-        return Readiness(False, Standing.DRAINING, f"this node {does}")
+        if pair.is_drained:
+            does = f"is drained by an operator: {pair.drained_why}"
+        return Readiness(
+            False, Standing.DRAINED if pair.is_drained else Standing.DRAINING, f"this node {does}"
+        )
     if pair.is_active:
         return Readiness(True, Standing.SERVES, f"serves, epoch {pair.epoch}")
     if pair.state == "ERROR":

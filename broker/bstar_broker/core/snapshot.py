@@ -96,6 +96,7 @@ class PairState(msgspec.Struct, frozen=True):
 
     Takeovers are paused for ``paused_for_s`` more, because of ``pause_why``; 0 if they are not. ``is_held``:
     the pause keeps this node from serving. ``is_pause_shared``: the peer knows the last order as well.
+    ``drained_why``: an operator has taken the node out of the pair; "" otherwise.
     """
 
     pair: str
@@ -130,6 +131,12 @@ class PairState(msgspec.Struct, frozen=True):
     pause_why: str = ""
     is_pause_shared: bool = True
     is_held: bool = False
+    drained_why: str = ""
+
+    @property
+    def is_drained(self) -> bool:
+        """True while an operator keeps the node out of the pair."""
+        return self.drained_why != ""
 
     @property
     def is_paused(self) -> bool:
@@ -256,6 +263,7 @@ class Standing(enum.StrEnum):
     NO_MAJORITY = "no-majority"
     HELD = "held"  # the peer is silent, and an operator has paused takeovers
     DRAINING = "draining"
+    DRAINED = "drained"  # an operator has taken the node out of the pair
     ERROR = "error"
 
 

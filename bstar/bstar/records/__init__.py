@@ -33,6 +33,7 @@ from bstar.records.pair import (
     Claimed,
     ClientsCutOff,
     Deactivated,
+    Drained,
     Fatal,
     HandoverRefused,
     PairRecord,
@@ -40,6 +41,7 @@ from bstar.records.pair import (
     PeerLost,
     PeerRejected,
     PeerSeen,
+    Rejoined,
     StateChanged,
     TakeoversPaused,
     TakeoversResumed,
@@ -61,11 +63,11 @@ from bstar.records.worker import Execution, Fenced, Registered, Unregistered, Wo
 __all__ = [
     "KINDS", "VERSION", "Activated", "ActiveFound", "ActiveLost", "ArbiterLost", "ArbiterSeen", "Base",
     "Call", "Claimed", "ClientsCutOff", "ClockStepped", "Connected", "Deactivated", "Disconnected",
-    "Dropped", "Durable", "Execution", "FailedOver", "Fatal", "Fenced", "HandoverRefused", "Load",
-    "PeerAsked", "PeerLost", "PeerRejected", "PeerSeen", "Pulse", "Record", "Refused", "Registered",
-    "Request", "SegmentClosed", "Stalled", "Started", "StateChanged", "Stopped", "Stopping", "StorePulse",
-    "TakeoversPaused", "TakeoversResumed", "Unregistered", "WorkerLost", "WorkerRegistered", "decode",
-    "encode",
+    "Drained", "Dropped", "Durable", "Execution", "FailedOver", "Fatal", "Fenced", "HandoverRefused",
+    "Load", "PeerAsked", "PeerLost", "PeerRejected", "PeerSeen", "Pulse", "Record", "Refused",
+    "Registered", "Rejoined", "Request", "SegmentClosed", "Stalled", "Started", "StateChanged", "Stopped",
+    "Stopping", "StorePulse", "TakeoversPaused", "TakeoversResumed", "Unregistered", "WorkerLost",
+    "WorkerRegistered", "decode", "encode",
 ]  # fmt: skip
 
 Record = ProcessRecord | PairRecord | BrokerRecord | StoreRecord | ClientRecord | WorkerRecord

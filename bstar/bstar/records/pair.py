@@ -92,6 +92,18 @@ class TakeoversResumed(Base, frozen=True, tag="takeovers-resumed"):
     text: str
 
 
+class Drained(Base, frozen=True, tag="drained"):
+    """An operator has taken the node out of the pair; ``text`` says who and why."""
+
+    text: str
+
+
+class Rejoined(Base, frozen=True, tag="rejoined"):
+    """The node is back in the pair; ``text`` says because of whom."""
+
+    text: str
+
+
 class Claimed(Base, frozen=True, tag="claimed"):
     """The node claims the majority."""
 
@@ -117,6 +129,6 @@ class Fatal(Base, frozen=True, tag="fatal"):
 
 PairRecord = (
     StateChanged | Activated | Deactivated | PeerSeen | PeerLost | PeerAsked | PeerRejected |
-    HandoverRefused | TakeoversPaused | TakeoversResumed | Claimed | ClientsCutOff | ArbiterSeen |
-    ArbiterLost | Fatal
+    HandoverRefused | TakeoversPaused | TakeoversResumed | Drained | Rejoined | Claimed | ClientsCutOff |
+    ArbiterSeen | ArbiterLost | Fatal
 )  # fmt: skip

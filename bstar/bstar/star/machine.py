@@ -79,6 +79,10 @@ class StarMachine(StarState):
                 return self._on_pause(0.0, why, now)
             case rules.PauseKept(number, for_s, why):
                 return [*self.pause.learn(number, for_s, why, now)]
+            case rules.Drain(why):
+                return self._withdraw(why, now)
+            case rules.Rejoin(why):
+                return self._rejoin(why, now)
             case rules.Leave():
                 return self._on_leave(now)
 

@@ -215,6 +215,24 @@ class TakeoversResumed(Report, frozen=True, gc=False):
         return f"takeovers are resumed: {self.why}"
 
 
+class Drained(Report, frozen=True, gc=False):
+    """An operator has taken this node out of the pair."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"this node is drained and neither serves nor stands by: {self.why}"
+
+
+class Rejoined(Report, frozen=True, gc=False):
+    """The node is back in the pair."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"this node is drained no more: {self.why}"
+
+
 class ClientsCutOff(Alert, frozen=True, gc=False):
     """Clients reach only the passive node; ``verdict`` says what this node does. ``clients`` could be served
     by the passive node; for ``unserved`` others it has no worker. Once per verdict.
@@ -274,6 +292,8 @@ Output = (
     | HandoverRefused
     | TakeoversPaused
     | TakeoversResumed
+    | Drained
+    | Rejoined
     | ClientsCutOff
     | AskArbiter
     | Claimed

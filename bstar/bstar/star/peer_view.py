@@ -168,7 +168,8 @@ class PeerView:
     def why_not_ready(self, now: float) -> str:
         """Why the peer cannot take the role, and what to do."""
         if self.state is None or self.is_silent(now):
-            return "the peer is silent: start it first"
+            has_left = "the peer has left: start it, or end its drain (bstar drain --undo)"
+            return has_left if self.has_left else "the peer is silent: start it first"
         if not self.runs.is_native:
             return "the peer speaks the published one-frame message, which has no word for a handover"
         return f"the peer is {self.state.name}, not PASSIVE: try again when it stands by"

@@ -26,7 +26,8 @@ def milliseconds(seconds: float) -> int:
 
 class Publisher:
     """``published_at`` is when this node spoke last, and ``due_at`` when it must speak again. ``is_mute``: it
-    has left and publishes nothing. ``is_grant_due``: the peer waits for our ballot.
+    has left and publishes nothing; ``drained_why`` says why an operator wants it so. ``is_grant_due``: the
+    peer waits for our ballot.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Publisher:
         self.published_at = now
         self.due_at = now
         self.is_mute = False
+        self.drained_why = ""
         self.is_grant_due = False
         self._settings = settings
         self.node = node

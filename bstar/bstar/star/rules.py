@@ -143,6 +143,18 @@ class PauseKept(msgspec.Struct, frozen=True, gc=False):
     why: str
 
 
+class Drain(msgspec.Struct, frozen=True, gc=False):
+    """The operator takes this node, which does not serve, out of the pair, because of ``why``."""
+
+    why: str
+
+
+class Rejoin(msgspec.Struct, frozen=True, gc=False):
+    """The operator puts the node back, because of ``why``."""
+
+    why: str
+
+
 class Leave(msgspec.Struct, frozen=True, gc=False):
     """The process is about to end."""
 
@@ -164,6 +176,8 @@ Input = (
     | PauseTakeovers
     | ResumeTakeovers
     | PauseKept
+    | Drain
+    | Rejoin
     | Leave
 )
 

@@ -11,7 +11,17 @@ from collections import Counter
 
 from bstar.star.cut_off import CutOff, Evidence
 from bstar.star.epochs import Epochs, does_peer_outrank, does_peer_win, is_of
-from bstar.star.outputs import Activated, Claimed, Deactivated, Fatal, Output, PeerAsked, StateChanged
+from bstar.star.outputs import (
+    Activated,
+    Claimed,
+    Deactivated,
+    Drained,
+    Fatal,
+    Output,
+    PeerAsked,
+    Rejoined,
+    StateChanged,
+)
 from bstar.star.peer import Ignored
 from bstar.star.peer_view import PeerView
 from bstar.star.publisher import Publisher, milliseconds
@@ -78,6 +88,11 @@ class StarState:
     def epoch(self) -> int:
         """The epoch of the last activation."""
         return self.epochs.own
+
+    @property
+    def drained_why(self) -> str:
+        """Why an operator has taken this node out of the pair; "" otherwise."""
+        return self.publisher.drained_why
 
     @property
     def published_at(self) -> float:
@@ -247,6 +262,27 @@ class StarState:
         if quorum.is_claiming or not quorum.claim(now):
             return []
         return [Claimed(reason), *self._publish(now)]
+
+    def _withdraw(self, why: str, now: float) -> list[Output]:
+        """A node that does not serve says that it leaves, and falls silent. Its peer goes on alone."""
+        if self.is_active or self.is_released or self.is_leaving:
+            return []
+        if self.quorum is not None:
+            self.quorum.release()
+        self.is_leaving = True
+        self.publisher.drained_why = why
+        outputs = self._publish(now)
+        self.publisher.is_mute = True
+        return [*outputs, Drained(why)]
+
+    def _rejoin(self, why: str, now: float) -> list[Output]:
+        """The node speaks again. It listens for a whole timeout before it takes its peer for dead."""
+        if not self.drained_why:
+            return []
+        self.is_leaving = self.publisher.is_mute = False
+        self.publisher.drained_why = ""
+        self.peer.wait(now)
+        return [*self._publish(now), Rejoined(why)]
 
     def _publish(self, now: float) -> list[Output]:
         return [
