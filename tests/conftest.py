@@ -31,15 +31,31 @@ def _refuse(event: str, _: object) -> None:
 
 sys.addaudithook(_refuse)
 
+# To rewrite the assertions of all modules takes four times as long as to collect their tests, so pytest keeps
+# what it wrote.
+sys.dont_write_bytecode = False
+
 # A shell that starts the tests in the background lets them ignore Ctrl-C, and their processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Watch a unit test by a signal. A thread for each of them takes longer than most of them do."""
+    for item in items:
+        if not _needs_more(item) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(method="signal"))
+
+
+def _needs_more(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in _MARKERS)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Forbid what a unit test may not do, for as long as one runs."""
-    if any(item.get_closest_marker(name) for name in _MARKERS):
+    if _needs_more(item):
         return (yield)
     _unit_tests_running.append(item.nodeid)
     try:

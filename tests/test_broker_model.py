@@ -3,6 +3,7 @@
 from collections import Counter
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -228,6 +229,8 @@ class BrokerModel(RuleBasedStateMachine):
         for service in self.desk.ledger.services.values():
             assert not (service.queue.length and service.idle)
 
+
+pytestmark = pytest.mark.storm
 
 TestBrokerModel = BrokerModel.TestCase
 TestBrokerModel.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -441,6 +441,7 @@ NAMES = ["call", "connect", "disconnect", "answer", "pong", "junk", "wait", "aba
 ACTS = st.tuples(st.sampled_from(NAMES), st.integers(0, 2), st.integers(0, 50))
 
 
+@pytest.mark.storm
 @pytest.mark.requirement("LPP-C-04")
 @pytest.mark.parametrize("name", DESKS)
 @settings(max_examples=150, deadline=None)

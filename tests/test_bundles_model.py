@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import hypothesis.strategies as st
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -290,6 +291,8 @@ class BundlesModel(RuleBasedStateMachine):
         for row in self.rows.values():
             assert row.is_ended or row.worker or not row.ttl_ms
 
+
+pytestmark = pytest.mark.storm
 
 TestBundlesModel = BundlesModel.TestCase
 TestBundlesModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

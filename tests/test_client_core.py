@@ -922,6 +922,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.storm
 @given(STEPS)
 @settings(max_examples=300, deadline=None)
 def test_whatever_happens_replies_are_never_crossed_and_every_call_ends_once(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
+
 from bstar.wire import emq, native
 from support.emq import EmqStage, job
 
@@ -38,6 +40,7 @@ def message(rng: random.Random) -> list[bytes]:
     return [b"", emq.VERSION, command, rng.choice(WORDS[:5]), *arguments]
 
 
+@pytest.mark.storm
 def test_100_000_messages_change_nothing_for_others() -> None:
     """No exception, every job at a manager is one that the broker has there, and native peers are served."""
     rng = random.Random(12)

@@ -63,6 +63,7 @@ def test_a_bound_on_states_is_not_taken_for_the_end() -> None:
 # --- one form, one future -----------------------------------------------------------------------------------
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda configuration: configuration.name)
 def test_situations_of_one_form_have_next_situations_of_one_form(configuration: Configuration) -> None:
     """Walks of machines that live on, with epochs, numbers and tokens that grow, beside their forms."""

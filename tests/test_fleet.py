@@ -83,6 +83,7 @@ def test_names_and_endpoints_cannot_be_taken_for_each_other() -> None:
     assert len({fleet.pair_of(f"b{number}").name for number in range(100)}) == 2
 
 
+@pytest.mark.storm
 def test_services_are_spread_evenly_over_100_pairs() -> None:
     counts = Counter(homes_at_100_pairs().values())
     mean = len(SERVICES) / PAIRS
@@ -115,6 +116,7 @@ def test_a_pair_that_is_removed_gives_its_services_to_all_others_and_nothing_els
     assert len({after[service] for service in moved}) > len(moved) / 2
 
 
+@pytest.mark.storm
 @given(st.integers(1, 12), st.randoms(use_true_random=False))
 def test_growing_and_shrinking_back_leaves_everything_where_it_was(count: int, rng: random.Random) -> None:
     some = rng.sample(SERVICES, 40)

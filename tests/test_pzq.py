@@ -299,6 +299,7 @@ def test_after_a_failover_what_was_in_flight_is_pending_and_producers_hear_where
     assert len(stage.heard) == 1
 
 
+@pytest.mark.storm
 def test_many_messages_leave_nothing_behind() -> None:
     stage = Stage(settings=PzqSettings(in_flight_max=512))
     stage.room = 1 << 60
@@ -316,6 +317,7 @@ def test_many_messages_leave_nothing_behind() -> None:
     assert stage.front.levels["in_flight"] == 0
 
 
+@pytest.mark.storm
 def test_no_input_ends_the_node_or_reaches_others() -> None:
     stage = Stage()
     stage.say(b"", b"MDPW01", b"\x01", b"echo", sender=b"w1")

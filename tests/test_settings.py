@@ -549,6 +549,7 @@ _scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max
     ),
     texts=st.dictionaries(st.sampled_from([variable_of(path) for path in FIELDS]), st.text(max_size=20)),
 )
+@pytest.mark.storm
 def test_any_values_load_or_are_a_configuration_error_and_nothing_else(
     values: dict[str, Any], texts: dict[str, str]
 ) -> None:

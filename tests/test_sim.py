@@ -27,6 +27,8 @@ from sim.run import Outcome, Simulation, play, shrink
 from sim.setup import Setup, setup_of
 from sim.worker import SimWorker
 
+pytestmark = pytest.mark.storm
+
 TIMEOUT_S = 0.3  # of the lan profile
 HEARTBEAT_S = 0.1
 
@@ -75,7 +77,6 @@ def native_workers(simulation: Simulation) -> list[SimWorker]:
 # --- seeds --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.storm
 @pytest.mark.parametrize("mood", Mood)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_no_invariant_breaks_whatever_happens(seed: int, mood: Mood) -> None:
@@ -86,7 +87,6 @@ def test_no_invariant_breaks_whatever_happens(seed: int, mood: Mood) -> None:
     assert outcome.counts["call answered"] > 100, "a run without traffic proves nothing"
 
 
-@pytest.mark.storm
 def test_one_seed_is_one_run_to_the_last_digit() -> None:
     setup = setup_of(7, mood=Mood.STORM, profile="lan")
 
@@ -178,20 +178,17 @@ def break_the_check_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorkerCore, "_take", obeys_anybody)
 
 
-@pytest.mark.storm
 def test_a_build_without_the_stall_rule_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     break_the_stall_rule(monkeypatch)
     # (f): with on_dual_active exit both end for it.
     assert first_violation(Mood.PROCESSES, range(1, 41)).rule in ("a", "f")
 
 
-@pytest.mark.storm
 def test_a_build_that_does_not_match_replies_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     break_the_matching_of_replies(monkeypatch)
     assert first_violation(Mood.PROCESSES, range(1, 6)).rule == "c"
 
 
-@pytest.mark.storm
 def test_a_build_that_redelivers_what_must_not_be_executed_twice_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -205,7 +202,6 @@ def test_a_build_that_redelivers_what_must_not_be_executed_twice_is_caught(
     assert first_violation(Mood.PROCESSES, range(1, 41)).rule == "i"
 
 
-@pytest.mark.storm
 def test_a_build_that_does_not_mark_what_it_redelivers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = native_broker.CODEC.request
 
@@ -217,13 +213,11 @@ def test_a_build_that_does_not_mark_what_it_redelivers_is_caught(monkeypatch: py
     assert first_violation(Mood.PROCESSES, range(1, 41)).rule == "i"
 
 
-@pytest.mark.storm
 def test_a_build_whose_workers_obey_any_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     break_the_check_of_epochs(monkeypatch)
     assert first_violation(Mood.LINKS, range(31, 71)).rule == "b"
 
 
-@pytest.mark.storm
 def test_a_build_whose_workers_never_follow_a_pair_below_what_a_liar_made_of_it_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -231,7 +225,6 @@ def test_a_build_whose_workers_never_follow_a_pair_below_what_a_liar_made_of_it_
     assert play(setup_of(11, pirates=False, emq=False)).rule == "f"
 
 
-@pytest.mark.storm
 def test_the_shrinker_leaves_only_faults_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     break_the_check_of_epochs(monkeypatch)
     # Shrinking plays a run again and again: a short one.
@@ -250,7 +243,6 @@ def test_the_shrinker_leaves_only_faults_that_it_takes(monkeypatch: pytest.Monke
 # --- named scenarios ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.storm
 def test_a_killed_primary_is_followed_by_the_backup_and_stays_passive_when_it_returns() -> None:
     simulation = pair()
     befall(simulation, Kind.CRASH, "primary", 3.0)
@@ -337,7 +329,6 @@ def test_a_pair_that_lost_its_memory_climbs_above_what_workers_remember() -> Non
     simulation.finish()
 
 
-@pytest.mark.storm
 def test_a_primary_that_returns_over_a_link_too_slow_to_connect_in_time_may_serve_beside_its_peer() -> None:
     """What a lone start waits is one failover timeout; the peer's first word must come within it."""
     both = 0
@@ -358,7 +349,6 @@ def test_a_primary_that_returns_over_a_link_too_slow_to_connect_in_time_may_serv
     assert both > 0, "the limit that docs/simulation.md describes is not there any more"
 
 
-@pytest.mark.storm
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_the_role_follows_clients_that_are_cut_off_from_the_active_node_and_stays_there(seed: int) -> None:
     simulation = pair(seed)
@@ -392,7 +382,6 @@ def test_a_client_alone_is_followed_as_well_unless_another_one_is_served() -> No
     assert simulation.checks.serving() == [simulation.backup]
 
 
-@pytest.mark.storm
 def test_a_cut_between_clients_and_either_node_in_turns_moves_the_role_once_per_settling_time() -> None:
     simulation = pair()
     settling_s = SETTLING * TIMEOUT_S
@@ -485,7 +474,6 @@ def while_parts_find_full_pipes(seed: int = 1) -> Simulation:
     return simulation
 
 
-@pytest.mark.storm
 def test_parts_that_found_no_room_are_missed_by_their_client() -> None:
     simulation = while_parts_find_full_pipes()
     assert simulation.checks.counts["full pipes"] > 10
@@ -539,7 +527,6 @@ def test_a_goodbye_in_the_backlog_of_a_stall_does_not_let_a_node_serve_beside_it
     simulation.finish()
 
 
-@pytest.mark.storm
 @pytest.mark.parametrize("is_probing", [True, False])
 def test_a_killed_node_is_replaced_at_once_where_a_refused_connection_proves_its_death(
     is_probing: bool,
@@ -554,7 +541,6 @@ def test_a_killed_node_is_replaced_at_once_where_a_refused_connection_proves_its
     simulation.finish()
 
 
-@pytest.mark.storm
 @pytest.mark.parametrize("kind", [Kind.DARK, Kind.STALL, Kind.PEER_CUT, Kind.PEER_MUTE, Kind.PEER_RESET])
 def test_only_a_dead_process_on_a_host_that_lives_refuses(kind: Kind) -> None:
     simulation = pair(calls_per_s=20.0)
@@ -599,7 +585,6 @@ def test_a_build_that_believes_a_refusal_from_before_a_stall_is_caught(
     assert while_a_refusal_waits_for_a_frozen_node() == 3
 
 
-@pytest.mark.storm
 def test_a_handover_to_a_peer_that_has_just_come_back_is_not_taken_back_before_its_answer_can_come() -> None:
     """The backup's host was off for a moment, so the primary's subscription is half-open and deaf."""
     for seed in range(1, 11):
@@ -612,7 +597,6 @@ def test_a_handover_to_a_peer_that_has_just_come_back_is_not_taken_back_before_i
         simulation.finish()
 
 
-@pytest.mark.storm
 def test_a_node_that_wakes_up_beside_its_returned_peer_hears_it_before_a_vote_counts() -> None:
     """While it was frozen its peer came back and served; its subscriber must connect within the timeout."""
     for seed in range(1, 11):
@@ -643,7 +627,6 @@ def test_a_node_that_stalls_again_amid_what_queued_up_gives_out_nothing_when_it_
     assert simulation.primary.node.machine.counters.stalls == 1
 
 
-@pytest.mark.storm
 def test_a_pause_that_its_clock_does_not_see_may_let_a_node_give_out_work_which_workers_refuse() -> None:
     """The limit of the stall rule: a virtual machine whose clock stands still while it is paused."""
     rules: list[str] = []
@@ -675,7 +658,6 @@ def test_a_pause_and_a_heartbeat_within_the_timeout_never_move_the_role(share: f
     assert simulation.checks.counts["activations"] == 1
 
 
-@pytest.mark.storm
 def test_a_pause_of_nearly_the_timeout_may_move_the_role() -> None:
     """What the passive node hears of is silence: the pause and what was left of the heartbeat before it."""
     moved = 0

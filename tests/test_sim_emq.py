@@ -19,12 +19,13 @@ from sim.run import Outcome, Simulation, play
 from sim.setup import Setup, setup_of
 from sim.worker import SimWorker
 
+pytestmark = pytest.mark.storm
+
 
 def with_emq(seed: int, mood: Mood) -> Setup:
     return setup_of(seed, mood=mood, profile="lan", fleet=False, keys=False, emq=True)
 
 
-@pytest.mark.storm
 @pytest.mark.parametrize("mood", Mood)
 @pytest.mark.parametrize("seed", [1, 2, 4])
 def test_no_invariant_breaks_whatever_happens(seed: int, mood: Mood) -> None:
@@ -47,7 +48,6 @@ def test_some_runs_with_one_pair_and_no_keys_have_peers_of_eventmq() -> None:
         assert pirates.fronts == ("ppp",)
 
 
-@pytest.mark.storm
 def test_requests_go_from_every_dialect_to_job_managers_and_back() -> None:
     seen: Counter[tuple[str, str]] = Counter()
 
@@ -77,7 +77,6 @@ def first_violation(mood: Mood) -> Outcome:
     pytest.fail("no seed found anything wrong with a broken build")
 
 
-@pytest.mark.storm
 def test_a_build_that_takes_a_result_for_another_job_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Managers._end_job
 
@@ -88,7 +87,6 @@ def test_a_build_that_takes_a_result_for_another_job_is_caught(monkeypatch: pyte
     assert first_violation(Mood.PROCESSES).rule == "c"
 
 
-@pytest.mark.storm
 def test_a_build_that_forgets_the_jobs_of_dead_managers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(self: Managers, manager: Manager, now: float) -> list[Any]:
         self.by_id.pop(manager.routing_id, None)
@@ -98,7 +96,6 @@ def test_a_build_that_forgets_the_jobs_of_dead_managers_is_caught(monkeypatch: p
     assert first_violation(Mood.PROCESSES).rule in {"d", "e", "f"}
 
 
-@pytest.mark.storm
 def test_a_build_that_counts_more_slots_than_processes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Managers._conclude
 

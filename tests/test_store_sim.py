@@ -8,6 +8,8 @@ import pytest
 
 from store_sim.run import ARBITER_FAULTS, FAULTS, Arbitration, play
 
+pytestmark = pytest.mark.storm
+
 SEEDS = 120
 # All kinds of faults at once, and each alone with a few seeds.
 SEEDS_OF_ONE_KIND = 3

@@ -112,6 +112,7 @@ WANTED = [
 ]
 
 
+@pytest.mark.storm
 @settings(max_examples=150, deadline=None)
 @given(ENTRIES)
 def test_both_tables_are_the_same_after_any_entries(entries: list[tuple[int, list[Command]]]) -> None:

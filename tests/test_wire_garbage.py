@@ -53,6 +53,7 @@ def test_no_missing_or_doubled_frame_breaks_a_codec(target: str, frames: list[by
         check(target, [*frames[:at], b"", *frames[at:]])
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("target", TARGETS)
 @given(frames=st.lists(frame, max_size=12))
 def test_random_frames_break_no_codec(target: str, frames: list[bytes]) -> None:
@@ -232,6 +233,7 @@ def test_a_huge_message_is_refused_without_being_read(
 # The fuzzer itself ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.storm
 def test_a_short_seeded_fuzz_run_finds_nothing() -> None:
     accepted = run(20_000, seed=2_024)
     # A run in which nothing or everything is accepted has lost its way and shows nothing.

@@ -531,6 +531,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.storm
 @given(STEPS)
 @settings(max_examples=300, deadline=None)
 def test_whatever_happens_each_request_is_answered_at_most_once_and_never_begun_under_a_stale_epoch(

@@ -123,8 +123,7 @@ class HandshakeBudget:
         account = self._accounts.get(network)
         if account is None:
             if len(self._accounts) >= _NETWORKS_KNOWN_MAX:
-                self._forget(now)
-            if len(self._accounts) >= _NETWORKS_KNOWN_MAX:
+                # ``look`` makes room: a flood from many networks must not cost a walk through all for each.
                 return None
             account = self._accounts[network] = _Account(
                 NETWORK_UNDER_WAY, NETWORK_BURST, NETWORK_RATE_S, now
@@ -136,9 +135,6 @@ class HandshakeBudget:
         self.held = frozenset(each for each in self.held if not self._accounts[each].is_settled(now))
         if self._all.is_settled(now):
             self.is_all_held = False
-        self._forget(now)
-
-    def _forget(self, now: float) -> None:
         for network in [each for each, account in self._accounts.items() if account.is_idle(now)]:
             if network not in self.held:
                 del self._accounts[network]
