@@ -265,7 +265,7 @@ def test_a_server_with_another_identity_cannot_be_asked_and_the_error_says_so(
 
     with (
         Server(places[0], echo, identity="tcp://localhost:1") as server,
-        Freelance([places[0]], timeout=0.3, on_event=note) as client,
+        Freelance([places[0]], timeout=2.0, on_event=note) as client,
     ):
         assert is_connected.wait(LIMIT_S)
         with pytest.raises(NoActiveNodeError, match="does not answer PING"):
@@ -340,8 +340,10 @@ def test_a_failure_in_a_map_is_returned_with_its_place(places: list[str]) -> Non
     def pick(sender: bytes, frames: Frames) -> list[tuple[bytes, Frames]]:
         return [] if frames[-1] == b"1" else [(sender, frames)]
 
-    asks: list[bytes | Ask] = [b"0", Ask(b"1", timeout=0.1), b"2"]
+    asks: list[bytes | Ask] = [b"0", Ask(b"1", timeout=2.0), b"2"]
     with Server(places[0], pick), LazyPirateClient(places[0], timeout=LIMIT_S) as client:
+        # Now there is a connection.
+        client.request(b"0")
         outcomes = list(client.map(asks, errors="return"))
     assert [type(outcome).__name__ for outcome in outcomes] == ["Reply", "CallFailed", "Reply"]
     failed = outcomes[1]

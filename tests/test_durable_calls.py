@@ -163,7 +163,7 @@ def test_a_wait_goes_on_over_times_without_a_node(kind: type[Caller], store: Fak
     with ScriptedBroker(on_request=store) as broker:
         client = kind(broker.endpoint, timeout=0.2)
         try:
-            request_id = client.do("submit", "price", b"x")
+            request_id = client.do("submit", "price", b"x", timeout=WAIT_S)
             with ThreadPoolExecutor(1) as pool:
                 waiting = pool.submit(client.do, "result", request_id)
                 broker.wait_for(lambda: bool(store.waiting))
@@ -281,11 +281,11 @@ def test_a_refusal_of_the_store_is_an_error_of_the_call(
         client.do("submit", "price", b"x")
     broker.on_request = busy
     with pytest.raises(BusyError, match="one copy only") as caught:
-        client.do("submit", "price", b"x", timeout=0.2)
+        client.do("submit", "price", b"x", timeout=3.0)
     assert caught.value.may_have_executed is False, "nothing was stored"
     broker.on_request = lambda request: []
     with pytest.raises(CallTimeoutError) as lost:
-        client.do("submit", "price", b"x", timeout=0.1)
+        client.do("submit", "price", b"x", timeout=2.0)
     assert lost.value.may_have_executed, "it may be stored"
 
 
