@@ -368,16 +368,15 @@ class BrokerServer(Closing):
             outputs = self.node.receive_frames(frames, now, user_id)
         except MemoryError:
             outputs = self.node.receive_unread(frames)
-        for output in outputs:
-            if type(output) is Send or type(output) is Dispatch:
-                try:
-                    send(self._router, output.frames)
-                except zmq.ZMQError as error:
-                    is_calm = False
-                    self._carry_out(self._on_unsent(output, error))
-            else:
+        for place, output in enumerate(outputs):
+            if type(output) is not Send and type(output) is not Dispatch:
+                self._carry_out(outputs[place:])
+                return False
+            try:
+                send(self._router, output.frames)
+            except zmq.ZMQError as error:
                 is_calm = False
-                self._carry_out((output,))
+                self._carry_out(self._on_unsent(output, error))
         return is_calm
 
     def _carry_out(self, outputs: Sequence[Output]) -> None:
@@ -400,11 +399,13 @@ class BrokerServer(Closing):
                 self._gate.origins.hang_up(output.connection)
             elif isinstance(output, StoreOutput):
                 assert self._store is not None
-                self._store.perform((output,))
+                self._store.perform(output)
             else:
                 for observe in self._observers:
                     observe(output)
                 self._pair.perform(output)
+        if self._store is not None:
+            self._store.hand_over()
 
     def _on_unsent(self, output: Send, error: zmq.ZMQError) -> list[Output]:
         """The peer is gone (EHOSTUNREACH), or its pipe is full (EAGAIN)."""

@@ -70,6 +70,7 @@ class StoreShell(Closing):
         self._reactor = reactor
         self._free_bytes = 0
         self._looked_at = -inf
+        self._orders: list[DiskOutput] = []
         with ExitStack() as resources:
             self._disk = Disk(options.directory, pair=settings.pair, wake=self._wake)
             resources.callback(self._disk.close)
@@ -159,20 +160,26 @@ class StoreShell(Closing):
         """Report to it from now on. After ``make``."""
         self._store.observe(observer)
 
-    def perform(self, outputs: Sequence[StoreOutput]) -> None:
-        """Carry out these, in order."""
-        orders: list[DiskOutput] = []
-        for output in outputs:
-            if isinstance(output, ToPeer):
-                reach(Point.BEFORE_SEND)
-                self._link.send(output.frames)
-                reach(Point.AFTER_SEND)
-            elif isinstance(output, AskArbiter):
-                self._ask(output)
-            else:
-                orders.append(cast("DiskOutput", output))
-        if orders:
+    def perform(self, output: StoreOutput) -> None:
+        """Carry it out: a message at once, an order to the disk with the next ``hand_over``."""
+        if isinstance(output, ToPeer):
+            reach(Point.BEFORE_SEND)
+            self._link.send(output.frames)
+            reach(Point.AFTER_SEND)
+        elif isinstance(output, AskArbiter):
+            self._ask(output)
+        else:
+            self._orders.append(cast("DiskOutput", output))
+
+    def hand_over(self) -> None:
+        """Give the disk its orders: after the messages of the same turn, so that both disks sync at once.
+
+        An entry that only the peer has, because this process ended before, is as good as one that this disk
+        did not sync: no message says that it is on this disk before the disk says so.
+        """
+        if self._orders:
             reach(Point.BEFORE_ORDER)
+            orders, self._orders = self._orders, []
             self._disk.put(orders)
 
     def _on_message(self, frames: list[bytes], now: float) -> None:

@@ -7,6 +7,9 @@ from bstar_broker.store.core.history import History
 from bstar_broker.store.core.peer import Ack, Entries, Part, Standing
 from bstar_broker.store.core.site import Site
 
+# Of an Ack: epoch, number, is_in_sync, parts, error.
+_Stored = tuple[int, int, bool, int, str]
+
 
 class Follower:
     """The follower's part of ``site``."""
@@ -14,6 +17,8 @@ class Follower:
     def __init__(self, site: Site) -> None:
         self._site = site
         self.following = Following(site.log, site.settings.peer_timeout_s)
+        # What the last Ack said.
+        self._acked: _Stored | None = None
 
     # --- what the peer sends --------------------------------------------------------------------------------
 
@@ -32,7 +37,8 @@ class Follower:
         notices = self._report(message, following.kept(message))
         orders = following.take(message, self._mark(message, now))
         site.committed = max(site.committed, site.log.apply_to)
-        return [*notices, *orders] if orders else [self.ack(now)]
+        has_to_sync = any(order.entries or order.mark or order.keep_to is not None for order in orders)
+        return [*notices, *([] if has_to_sync else [self.ack(now)]), *orders]
 
     def part(self, message: Part, now: float) -> list[Output]:
         """A part of the peer's table, which replaces this one's."""
@@ -59,17 +65,20 @@ class Follower:
             self.following.is_sure = False
         orders = self.following.apply()
         self._site.committed = max(self._site.committed, self._site.log.apply_to)
-        return [*orders, self.ack(now)] if self.following.is_on else list(orders)
+        is_news = self.following.is_on and self._stored() != self._acked
+        return [self.ack(now), *orders] if is_news else list(orders)
 
     def ack(self, now: float) -> ToPeer:
         """Tell the peer what is on this disk."""
-        site, log, following = self._site, self._site.log, self.following
+        self._acked = epoch, number, is_in_sync, parts, error = self._stored()
+        count = self.following.count_ack(now)
+        return self._site.send(Ack(self._site.run, epoch, number, count, is_in_sync, parts, error))
+
+    def _stored(self) -> _Stored:
+        log, following = self._site.log, self.following
         number = 0 if following.is_importing else min(following.matched, log.synced)
         is_in_sync = log.mark is not None and log.mark.is_in_sync and log.is_marked
-        count = following.count_ack(now)
-        return site.send(
-            Ack(site.run, following.epoch, number, count, is_in_sync, following.parts, log.error[:1_000])
-        )
+        return following.epoch, number, is_in_sync, following.parts, log.error[:1_000]
 
     # --- giving up ------------------------------------------------------------------------------------------
 

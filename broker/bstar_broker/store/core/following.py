@@ -113,8 +113,10 @@ class Following:
         self.matched = max(self.matched, message.prev.number + len(message.entries))
         self.peer_last, self._committed = message.last, max(self._committed, message.committed)
         keep_to = kept if kept < log.last.number else None
-        is_nothing = not new and keep_to is None and mark is None
-        return ([] if is_nothing else [log.write(new, keep_to=keep_to, mark=mark)]) + self.apply()
+        if new or keep_to is not None or mark is not None:
+            # What is committed is applied after that: the leader waits for the sync.
+            return [log.write(new, keep_to=keep_to, mark=mark)]
+        return self.apply()
 
     def apply(self) -> list[Write]:
         """The order to apply what is committed and on this disk."""
