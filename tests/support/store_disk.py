@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self, TypeVar
@@ -32,8 +33,9 @@ T = TypeVar("T")
 PAIR = "orders"
 STORE = b"s" * 16
 
-# How long an answer may take on a busy machine.
+# How long an answer may take on a busy machine, and how often to look for it.
 _ANSWER_S_MAX = 10.0
+_LOOK_S = 0.01
 
 
 def mark(*, is_in_sync: bool = True) -> Mark:
@@ -58,13 +60,16 @@ class Platter(Closing):
 
     def wait(self, kind: type[T], is_it: Callable[[T], bool] = lambda _: True) -> T:
         """The next answer of this kind that ``is_it``, after those that were waited for before."""
+        until = time.monotonic() + _ANSWER_S_MAX
         while True:
             for place in range(self._seen, len(self.answers)):
                 answer = self.answers[place]
                 if isinstance(answer, kind) and is_it(answer):
                     self._seen = place + 1
                     return answer
-            assert self._woken.wait(_ANSWER_S_MAX), f"no {kind.__name__}"
+            assert time.monotonic() < until, f"no {kind.__name__}"
+            # An answer that no loop awaits wakes nobody.
+            self._woken.wait(_LOOK_S)
             self._woken.clear()
             self.answers += self.disk.take()
 

@@ -86,25 +86,28 @@ class _Orders:
 
 
 class _Answers:
-    """Answers on their way from the thread to the loop, which ``wake`` wakes for the first of them."""
+    """Answers on their way from the thread to the loop, which ``wake`` wakes for a heap of them."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self._wake = wake
         self._lock = threading.Lock()
         self._answers: list[DiskInput] = []
+        self._is_woken = False
 
-    def put(self, answer: DiskInput) -> None:
-        """Add one."""
+    def put(self, answer: DiskInput, *, is_awaited: bool = True) -> None:
+        """Add one. One that nobody awaits is taken with the next that somebody does."""
         with self._lock:
             self._answers.append(answer)
-            is_first = len(self._answers) == 1
-        if is_first:
+            wakes = is_awaited and not self._is_woken
+            self._is_woken = self._is_woken or is_awaited
+        if wakes:
             self._wake()
 
     def take(self) -> list[DiskInput]:
         """All that wait."""
         with self._lock:
             taken, self._answers = self._answers, []
+            self._is_woken = False
         return taken
 
 

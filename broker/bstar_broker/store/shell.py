@@ -5,7 +5,7 @@ The disk's thread wakes the loop once for a heap of answers. Orders of one turn 
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from math import inf
 from typing import TYPE_CHECKING, cast

@@ -13,7 +13,7 @@ import logging
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -51,6 +51,13 @@ _CACHE_OCTETS_MAX: Final = 32 << 20
 
 # What a transaction writes to the WAL beside its commands: index pages, the marks.
 _WAL_OCTETS_MIN: Final = 16 << 10
+
+
+class Answer(Protocol):
+    """Hands an answer to the loop. One that is not ``is_awaited`` may wait for the next one that is."""
+
+    def __call__(self, answer: DiskInput, *, is_awaited: bool = True) -> None:
+        """Hand it over."""
 
 
 class SyncTimes(Lag):
@@ -110,7 +117,7 @@ class Writer:
     ``wal_octets`` is about what the WAL holds that is not in the database.
     """
 
-    def __init__(self, file: StoreFile, answer: Callable[[DiskInput], None]) -> None:
+    def __init__(self, file: StoreFile, answer: Answer) -> None:
         self.file = file
         self.figures = Figures()
         self.wal_octets = 0
@@ -183,7 +190,8 @@ class Writer:
             self._order = writes[-1].order
         # The end of an error is told even if no order waits: there may be none before it is heard.
         if writes or had_failed:
-            self._answer(Written(self._synced, self._order))
+            # Who waits for entries to be applied gets ``Applied``.
+            self._answer(Written(self._synced, self._order), is_awaited=is_synced or had_failed)
         return True
 
     def take_in(self, parts: Sequence[Import]) -> bool:

@@ -63,7 +63,7 @@ class Follower:
         """More of what was taken is synced, or the disk fails."""
         if self._site.log.error:
             self.following.is_sure = False
-        orders = self.following.apply()
+        orders = self.following.apply_much()
         self._site.committed = max(self._site.committed, self._site.log.apply_to)
         is_news = self.following.is_on and self._stored() != self._acked
         return [self.ack(now), *orders] if is_news else list(orders)

@@ -22,6 +22,9 @@ LEASE_FACTOR = 0.9
 # Acks that wait for their echo; the oldest beyond count as lost.
 _ACKS_MAX = 1_000
 _NOBODY = -1
+# A follower applies what is committed once it has so much of it, or with the next heartbeat: many small
+# entries are one transaction.
+_APPLY_OCTETS = 64 << 10
 
 
 class Following:
@@ -37,6 +40,8 @@ class Following:
         self.matched = 0
         self.peer_last = 0
         self._committed = 0
+        # Octets of the entries taken since it last applied.
+        self._octets = 0
         self.is_importing = False
         self._parts = 0
         self._part_order = 0
@@ -115,11 +120,17 @@ class Following:
         keep_to = kept if kept < log.last.number else None
         if new or keep_to is not None or mark is not None:
             # What is committed is applied after that: the leader waits for the sync.
+            self._octets += sum(len(entry.commands) for entry in new)
             return [log.write(new, keep_to=keep_to, mark=mark)]
         return self.apply()
 
+    def apply_much(self) -> list[Write]:
+        """``apply``, if it is worth a transaction."""
+        return self.apply() if self._octets >= _APPLY_OCTETS else []
+
     def apply(self) -> list[Write]:
         """The order to apply what is committed and on this disk."""
+        self._octets = 0
         apply_to = min(self._committed, self.matched, self._log.synced)
         return [self._log.write(apply_to=apply_to)] if apply_to > self._log.apply_to else []
 
