@@ -19,13 +19,16 @@ from bstar.errors import (
     NoActiveNodeError,
     OutcomeUnknownError,
 )
+from bstar.security import Security, ServerSecurity, new_key
 from bstar.wire import emq
 from bstar.wire.emq_jobs import decode_job
 from bstar_client.core.emq_calls import CallSettings
 from bstar_client.core.emq_manager import ManagerSettings
 from bstar_client.emq import EmqClient, EmqJobManager, EmqPublisher, EmqPubSub, Headers, Job, ask_router
+from bstar_testing import wait_until
 from support.emq_admin import admin_socket
 from support.emq_router import PublishedRouter
+from support.pirate_sockets import secure
 from support.waiting import LIMIT_S, receive
 
 JOB = Job("support.emq_calls", "add", [1], {"other": 2})
@@ -176,8 +179,8 @@ def test_wrong_arguments_are_told_before_anything_is_sent() -> None:
 
 
 @contextmanager
-def device() -> Iterator[EmqPubSub]:
-    with EmqPubSub("tcp://127.0.0.1:*", "tcp://127.0.0.1:*") as found:
+def device(security: ServerSecurity | None = None) -> Iterator[EmqPubSub]:
+    with EmqPubSub("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", security=security) as found:
         thread = threading.Thread(target=found.run)
         thread.start()
         try:
@@ -204,6 +207,36 @@ def test_publications_reach_those_who_subscribed_to_the_topic_and_garbage_nobody
                 assert receive(subscriber) == [b"prices.apple", b'{"euro": 3.5}']
     assert found.published >= 2
     assert found.drops == {"frames": 1, "arguments": 1, "unexpected": 1}
+
+
+def test_with_keys_only_those_of_the_list_publish_and_subscribe() -> None:
+    own, friend, stranger = (new_key(name) for name in ("device", "friend", "stranger"))
+    known, unknown = (Security(key, servers=[own.public]) for key in (friend, stranger))
+    with (
+        device(ServerSecurity(own, clients=[friend.public])) as found,
+        zmq.Context() as context,
+        context.socket(zmq.SUB) as subscriber,
+        context.socket(zmq.SUB) as listener,
+        context.socket(zmq.SUB) as keyless,
+        context.socket(zmq.DEALER) as forger,
+    ):
+        publishers, subscribers = found.endpoints
+        for socket, key in ((subscriber, known), (listener, unknown), (keyless, None)):
+            secure(socket, key)
+            socket.subscribe(b"")
+            socket.connect(subscribers)
+        secure(forger, unknown)
+        forger.connect(publishers)
+        forger.send_multipart([b"", b"eMQP/1.0", b"PUBLISH", b"m", b"news", b'"forged"'])
+        wait_until(lambda: found.refusals["unknown-key"] >= 2, "both strangers are refused")
+        with EmqPublisher(publishers, security=known) as publisher:
+            # A subscription takes its time; until it is there, publications are lost.
+            while not subscriber.poll(20):
+                publisher.publish("news", "true")
+        assert receive(subscriber) == [b"news", b'"true"']
+        assert not listener.poll(0)
+        assert not keyless.poll(0)
+        forger.close(0)
 
 
 def test_a_place_that_is_taken_is_a_configuration_error() -> None:

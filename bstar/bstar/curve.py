@@ -141,12 +141,7 @@ class Gate:
         self.user_id = ""
         self.origins = Origins()
         self._zap = ZapSocket(context, reactor, security.principals)
-        self._zap.catch_up = self._catch_up
-        self._listeners: dict[bytes, Listener] = {}
-        # The domain of the connections that ``origins`` numbers.
-        self._numbered = b""
         self.doorkeeper = self._zap.doorkeeper
-        self.doorkeeper.on_admitted = self._on_admitted
         self._timer = reactor.add_timer(LOOK_INTERVAL_S, self._refresh)
 
     def close(self) -> None:
@@ -166,7 +161,8 @@ class Gate:
         ``why_not`` says why a principal may open no more connections; ``on_ended``: see ``Origins``.
         """
         self.origins.follow(listener, on_ended)
-        self._listeners[domain], self._numbered = listener, domain
+        self._zap.guard(listener, domain, self.doorkeeper.rules[domain])
+        self._zap.metadata = lambda entered: self.origins.number_next() if entered == domain else b""
 
         def refuse(entered: bytes, principal: Principal) -> str:
             return why_not(principal, self._reactor.now()) if entered == domain else ""
@@ -175,22 +171,12 @@ class Gate:
 
     def open(self, listener: Listener, domain: bytes, may_enter: Rule) -> None:
         """The connections of this listener are of ``domain``, which has this rule."""
-        self._listeners[domain] = listener
-        self.doorkeeper.rules[domain] = may_enter
+        self._zap.guard(listener, domain, may_enter)
 
     def look(self, frame: zmq.Frame) -> None:
         """Note the connection that brought this frame, for ``user_id`` and ``origins``."""
         self.user_id = cast("str", frame.get("User-Id"))
         self.origins.frame = frame
-
-    def _catch_up(self) -> None:
-        for listener in self._listeners.values():
-            listener.catch_up()
-
-    def _on_admitted(self, domain: bytes, address: str) -> bytes:
-        if domain in self._listeners:
-            self._listeners[domain].authenticated(address)
-        return self.origins.number_next() if domain == self._numbered else b""
 
     def _refresh(self, now: float) -> None:
         if self.security.refresh():

@@ -11,9 +11,10 @@ from collections.abc import Callable
 import zmq
 from zmq.utils import z85
 
+from bstar.listener import Listener
 from bstar.reactor import Reactor
 from bstar.security import KeyPair, Principals
-from bstar.security.zap import Doorkeeper
+from bstar.security.zap import Doorkeeper, Rule, uses_services
 
 _log = logging.getLogger("bstar.security")
 
@@ -31,16 +32,18 @@ _LOGGED_S = 600.0
 class ZapSocket:
     """The ZAP handler of a context. One for each context; everything from the reactor's thread.
 
-    ``catch_up`` is called before each answer: what happened to connections before they asked counts first.
-    zmq.ZMQError if the context has a handler already.
+    ``metadata(domain)``: of a connection that enters there (27/ZAP, 23/ZMTP). zmq.ZMQError if the context has
+    a handler already.
     """
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", reactor: Reactor, principals: Principals
     ) -> None:
         self._reactor = reactor
-        self.catch_up: Callable[[], object] = lambda: None
+        self._listeners: dict[bytes, Listener] = {}
+        self.metadata: Callable[[bytes], bytes] = lambda domain: b""
         self.doorkeeper = Doorkeeper(principals, lambda key: z85.encode(key).decode(), self._report)
+        self.doorkeeper.on_admitted = self._on_admitted
         self._logged: set[tuple[str, str]] = set()
         self._logged_since = reactor.now()
         self._socket = socket = context.socket(zmq.ROUTER)
@@ -52,6 +55,14 @@ class ZapSocket:
             socket.close(0)
             raise
         reactor.add_source(socket, self._on_readable)
+
+    def guard(self, listener: Listener, domain: bytes, may_enter: Rule = uses_services) -> None:
+        """The connections of this listener are of ``domain``, which has this rule.
+
+        Strangers have a budget of handshakes there; those who prove a key that may enter pay nothing.
+        """
+        self._listeners[domain] = listener
+        self.doorkeeper.rules[domain] = may_enter
 
     def close(self) -> None:
         """Answer no more; new connections fail. Before the reactor is closed."""
@@ -70,10 +81,17 @@ class ZapSocket:
                 return
             # libzmq puts an empty frame between its address and the request, as REQ does.
             at = frames.index(b"") + 1 if b"" in frames else 1
-            self.catch_up()
+            # What happened to connections before they asked counts first.
+            for listener in self._listeners.values():
+                listener.catch_up()
             reply = self.doorkeeper.answer(frames[at:])
             if reply is not None:
                 self._socket.send_multipart([*frames[:at], *reply], zmq.NOBLOCK)
+
+    def _on_admitted(self, domain: bytes, address: str) -> bytes:
+        if domain in self._listeners:
+            self._listeners[domain].authenticated(address)
+        return self.metadata(domain)
 
     def _report(self, reason: str, who: str, address: str) -> None:
         now = self._reactor.now()

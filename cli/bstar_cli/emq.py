@@ -12,8 +12,10 @@ import typer
 from bstar.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar.printable import printable
-from bstar.security import Security
+from bstar.security import Security, ServerSecurity
+from bstar.security.zap import uses_services
 from bstar.settings.document import Problems, locator, read_document
+from bstar.settings.principals import watch_principals
 from bstar_cli.logs import LogOptions
 from bstar_cli.options import refuse
 from bstar_cli.terminal import json_line
@@ -106,16 +108,29 @@ def emq_pubsub(
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", help="Allow addresses that others can reach: no encryption, no authentication."
+            "--insecure",
+            help="Allow addresses that others can reach without a key: no encryption, no authentication.",
         ),
     ] = False,
+    key: Annotated[
+        Path | None,
+        typer.Option("--key-file", metavar="FILE", help="The device's secret key (bstar keys new)."),
+    ] = None,
+    principals: Annotated[
+        Path | None,
+        typer.Option(
+            "--principals",
+            metavar="FILE",
+            help="Who may publish and subscribe: the clients, workers and operators of this list.",
+        ),
+    ] = None,
     *,
     logs: LogOptions,
 ) -> None:
     """Pass EventMQ's publications from publishers to subscribers until SIGTERM or Ctrl-C.
 
     It keeps nothing: a subscriber gets what is published while it is connected and keeps up. What is no
-    PUBLISH is counted and dropped.
+    PUBLISH is counted and dropped. It reads its key and the list once, at the start.
 
     Exit codes: 0 stopped as asked; 2 wrong usage, or an address cannot be bound.
 
@@ -123,24 +138,32 @@ def emq_pubsub(
 
         bstar emq-pubsub
 
-        bstar emq-pubsub --bind-in tcp://10.0.0.5:47298 --bind-out tcp://10.0.0.5:47299 --insecure
+        bstar emq-pubsub --bind-in tcp://10.0.0.5:47298 --bind-out tcp://10.0.0.5:47299 \
+--key-file keys/device.key --principals keys/principals.yaml
     """
+    refuse((key is None) != (principals is None), "--key-file and --principals belong together: give both")
     for name, text in (("--bind-in", bind_in), ("--bind-out", bind_out)):
         try:
             endpoint = parse_endpoint(text, bind=True)
         except ValueError as error:
             raise ConfigurationError(f"{name}: {error}") from error
         refuse(
-            not (endpoint.is_loopback or insecure),
-            f"{name} {text}: others can reach this address, and the device has neither encryption nor "
-            "authentication: bind 127.0.0.1, or say --insecure if the network itself keeps strangers out",
+            not (endpoint.is_loopback or insecure or key),
+            f"{name} {text}: others can reach this address, and without --key-file there is no encryption "
+            "and no authentication: make keys (bstar keys new), bind 127.0.0.1, or say --insecure if the "
+            "network itself keeps strangers out",
         )
     logs.configure()
     log = structlog.get_logger("bstar.emq")
-    with EmqPubSub(bind_in, bind_out) as device:
+    security = None
+    if key is not None and principals is not None:
+        listed = watch_principals(principals).value.keys_of(uses_services)
+        security = ServerSecurity(key, clients=sorted(listed))
+    with EmqPubSub(bind_in, bind_out, security=security) as device:
         log.info("ready", publishers=bind_in, subscribers=bind_out, pid=os.getpid())
         device.run()
-        log.info("stopped", published=device.published, drops=dict(device.drops))
+        ends = {"published": device.published, "drops": dict(device.drops)}
+        log.info("stopped", **ends, refusals=dict(device.refusals))
 
 
 def emq_admin(

@@ -17,10 +17,11 @@ from bstar.closing import Closing
 from bstar.errors import ConfigurationError, LocalProtocolError, NoActiveNodeError, RemoteProtocolError
 from bstar.listener import Listener
 from bstar.reactor import Reactor
-from bstar.security import Security
+from bstar.security import Security, ServerSecurity
 from bstar.sockets import new_router, send, set_up_listener
 from bstar.wire import emq
 from bstar.wire.limits import MESSAGE_BYTES_MAX
+from bstar.zap_socket import ZapSocket, serve
 from bstar_client.emq.sockets import Dealer, checked_endpoints, new_id
 
 _log = logging.getLogger("bstar.emq")
@@ -36,11 +37,12 @@ _CONNECT_MS = 5_000
 class EmqPubSub(Closing):
     """The device between ``bind_in`` (ROUTER) and ``bind_out`` (PUB). ``run`` blocks until it is stopped.
 
-    ``published`` counts the messages that went out, ``drops`` by reason those that were none. Raises
-    ConfigurationError if an endpoint cannot be bound.
+    ``security``: its key, and the keys of those who may publish and subscribe. ``published`` counts the
+    messages that went out, ``drops`` by reason those that were none, ``refusals`` connections that may not
+    enter. Raises ConfigurationError if an endpoint cannot be bound.
     """
 
-    def __init__(self, bind_in: str, bind_out: str) -> None:
+    def __init__(self, bind_in: str, bind_out: str, *, security: ServerSecurity | None = None) -> None:
         self.published = 0
         self.drops: Counter[str] = Counter()
         self._is_closed = False
@@ -56,13 +58,23 @@ class EmqPubSub(Closing):
         self._in.maxmsgsize = MESSAGE_BYTES_MAX
         self._out.maxmsgsize = _SUBSCRIPTION_BYTES_MAX
         # A publisher that connects again with the identity it had takes its old place.
-        self._in.router_handover = True
+        # With keys that would let another principal take it.
+        self._in.router_handover = security is None
+        self._zap: ZapSocket | None = None
+        if security is not None:
+            self._zap = ZapSocket(self._context, self._reactor, security.principals)
         for socket, endpoint, name in ((self._in, bind_in, "--bind-in"), (self._out, bind_out, "--bind-out")):
+            domain = f"bstar.pubsub{name}".encode()
+            if security is not None:
+                serve(socket, security.key, domain)
             try:
-                self._listeners.append(Listener(self._reactor, socket, endpoint, is_keyed=False))
+                listener = Listener(self._reactor, socket, endpoint, is_keyed=security is not None)
             except zmq.ZMQError as error:
                 self.close()
                 raise ConfigurationError(f"{name}: cannot bind {endpoint}: {error.strerror}") from error
+            self._listeners.append(listener)
+            if self._zap is not None:
+                self._zap.guard(listener, domain)
         self._reactor.add_reader(self._in, self._on_message)
 
     @property
@@ -71,6 +83,11 @@ class EmqPubSub(Closing):
         found = [socket.getsockopt(zmq.LAST_ENDPOINT) for socket in (self._in, self._out)]
         publishers, subscribers = (bytes(each).rstrip(b"\0").decode() for each in found)
         return publishers, subscribers
+
+    @property
+    def refusals(self) -> Counter[str]:
+        """Connections that were refused, by reason."""
+        return Counter() if self._zap is None else self._zap.doorkeeper.refusals
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or ``stop``."""
@@ -87,6 +104,8 @@ class EmqPubSub(Closing):
         self._is_closed = True
         for listener in self._listeners:
             listener.close()
+        if self._zap is not None:
+            self._zap.close()
         self._in.close(0)
         self._out.close(_LINGER_MS)
         self._reactor.close()

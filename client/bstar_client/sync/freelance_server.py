@@ -308,21 +308,10 @@ class _Opened:
             self.close()
             raise ConfigurationError(f"cannot bind {bind!r}: {error}") from error
         if self._zap is not None:
-            self._admit(self._zap, self._listener)
+            self._zap.guard(self._listener, CLIENTS)
         endpoint = self.socket.get(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
         self.endpoint = (identity or endpoint.rstrip(b"\0")).decode()
-
-    @staticmethod
-    def _admit(zap: ZapSocket, listener: Listener) -> None:
-        """Strangers have a budget of handshakes; those who prove a key have none."""
-
-        def note(domain: bytes, address: str) -> bytes:
-            listener.authenticated(address)
-            return b""
-
-        zap.catch_up = listener.catch_up
-        zap.doorkeeper.on_admitted = note
 
     @property
     def refusals(self) -> Counter[str]:
