@@ -34,6 +34,7 @@ _MODULES = {
     "load": "load",
     "bench": "bench",
     "status": "status",
+    "top": "top",
     "history": "history",
     "promote": "promote",
     "switchover": "switchover",

@@ -32,7 +32,7 @@ class Sign(enum.StrEnum):
 
 
 class ServiceView(msgspec.Struct, frozen=True):
-    """What this command needs of a service's state; an older node does not tell the last three."""
+    """What this command needs of a service's state; an older node does not tell the last four."""
 
     service: str
     workers: int
@@ -43,6 +43,7 @@ class ServiceView(msgspec.Struct, frozen=True):
     oldest_waiting_s: float = 0.0
     oldest_running_s: float = 0.0
     recent: dict[str, int] = {}
+    latency_counts: list[int] = []
 
 
 class Trouble(msgspec.Struct, frozen=True):

@@ -42,6 +42,7 @@ class PairView(msgspec.Struct, frozen=True):
 
 class _Loop(msgspec.Struct, frozen=True):
     is_short_of_descriptors: bool = False
+    lag_last_s: float = 0.0
 
 
 class _Disk(msgspec.Struct, frozen=True):
