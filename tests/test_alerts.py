@@ -130,7 +130,9 @@ def test_each_alert_has_a_case_in_which_it_fires_and_others_in_which_it_does_not
 @pytest.mark.parametrize("name", NAMES)
 def test_each_alert_has_its_section_in_the_runbook_and_its_line_in_the_table(name: str) -> None:
     rule = rules()[name]
-    assert rule["annotations"]["runbook"] == f"docs/operations.md#{name.lower()}"
+    assert rule["annotations"]["runbook_url"] == (
+        f"{{{{ $externalLabels.docs_url }}}}docs/operations.md#{name.lower()}"
+    )
     section = re.search(rf"\n### {name}\n(.*?)(?=\n##)", OPERATIONS, re.DOTALL)
     assert section is not None
     for part in ("*Meaning:*", "*Look:*", "*Do:*"):

@@ -3,10 +3,11 @@
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bstar.settings import sample_client_configuration, sample_configuration
-from pages import configuration, journal, rules, tables
+from pages import configuration, dashboards, journal, rules, tables
 from pages.markdown import replace
 
 FILES: dict[str, Callable[[], str]] = {
@@ -14,6 +15,7 @@ FILES: dict[str, Callable[[], str]] = {
     "configs/backup.yaml": lambda: sample_configuration("backup"),
     "configs/client.yaml": sample_client_configuration,
     "docs/configuration.md": configuration.generate,
+    **{name: partial(dashboards.generate, each) for name, each in dashboards.files().items()},
 }
 """Files that are generated as a whole."""
 
