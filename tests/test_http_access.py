@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bstar.errors import ConfigurationError
+from bstar.http_access import SECRETS_MAX, Credentials, HttpAccess, read_credentials
 from bstar.security.files import WatchedFiles
 from bstar.settings import Http
-from bstar_broker.http_access import SECRETS_MAX, Credentials, HttpAccess, read_credentials
 
 TOKEN = "a-token-of-more-than-16"
 PASSWORD = "a pass:word, with ü"
@@ -186,14 +186,14 @@ def test_a_file_that_changes_is_read_again_and_one_that_breaks_changes_nothing(
     write(tokens, "short")
     access.refresh()
     assert access.judge([f"Bearer {second}"]) is None
-    assert ":1: a token or password has 16 characters" in access.state().error
-    assert access.state().is_broken
+    assert ":1: a token or password has 16 characters" in access.error
+    assert access.error
     assert "what it said before holds: http.tokens: " in caplog.text
 
     write(tokens, FILE)
     access.refresh()
     assert access.judge([f"Bearer {TOKEN}"]) is None
-    assert (access.state().error, access.state().credentials) == ("", 2)
+    assert (access.error, access.credentials) == ("", 2)
     assert not [secret for secret in (TOKEN, PASSWORD, second) if secret in caplog.text]
 
 
@@ -201,10 +201,10 @@ def test_a_mode_that_is_mended_is_a_change(tokens: Path) -> None:
     access = HttpAccess(Http(tokens=str(tokens)))
     tokens.chmod(0o644)
     access.refresh()
-    assert "chmod 600" in access.state().error
+    assert "chmod 600" in access.error
     tokens.chmod(0o600)
     access.refresh()
-    assert access.state().error == ""
+    assert access.error == ""
 
 
 def test_a_file_that_is_replaced_is_a_change_although_its_times_are_old(tokens: Path) -> None:
@@ -247,7 +247,7 @@ def test_refusals_are_counted_and_the_first_of_each_reason_is_logged(
     for _ in range(3):
         access.refuse("wrong-credentials", "192.0.2.7")
         access.refuse("tls-failed", "192.0.2.7", "UNKNOWN_CA")
-    assert access.state().refusals == {"wrong-credentials": 3, "tls-failed": 3}
+    assert access.refusals == {"wrong-credentials": 3, "tls-failed": 3}
     assert caplog.text.count("refused an HTTP request from 192.0.2.7: wrong-credentials;") == 1
     assert caplog.text.count("refused an HTTP request from 192.0.2.7: tls-failed (UNKNOWN_CA);") == 1
     write(tokens, FILE + "\n")

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from bstar import http_server
 from bstar.errors import ClosedError, ConfigurationError
 from bstar.settings import Http
-from bstar_broker import http_server, status
+from bstar_broker import status
 from bstar_broker.status import StatusServer
 from support.node_states import node_state, service_state
 from support.status_site import FakeNode, Site, WaitingNode, running

@@ -21,10 +21,11 @@ from typing import NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from bstar import http_server
 from bstar.errors import ConfigurationError
+from bstar.http_access import read_tls
 from bstar.settings import Http, from_mapping
-from bstar_broker import http_server, status
-from bstar_broker.http_access import read_tls
+from bstar_broker import status
 from bstar_broker.server import BrokerServer
 from bstar_testing import LoopbackHost
 from bstar_testing.processes import wait_until
@@ -195,7 +196,7 @@ def test_a_request_in_the_clear_is_told_so_and_gets_no_page(site: Site) -> None:
         assert said.startswith(b"HTTP/1.1 400 ")
         assert b"this port speaks HTTPS only" in said
     assert site.node.asked == 0
-    assert site.server.access.state().refusals == {"no-tls": 2}
+    assert site.server.access.refusals == {"no-tls": 2}
 
 
 @pytest.mark.parametrize(
@@ -208,8 +209,8 @@ def test_garbage_in_a_handshake_harms_nobody(site: Site, octets: bytes) -> None:
         while stranger.recv(65_536):
             pass
     assert site.probe("/healthz")[0] == 200
-    refusals = site.server.access.state
-    wait_until(lambda: refusals().refusals == {"tls-failed": 1}, "the handshake is counted")
+    access = site.server.access
+    wait_until(lambda: access.refusals == {"tls-failed": 1}, "the handshake is counted")
 
 
 def test_a_client_that_does_not_trust_the_certificate_is_named_in_the_log(
@@ -299,17 +300,17 @@ def test_a_new_certificate_and_new_tokens_hold_without_a_restart(
         assert site.ask("/status", Authorization=f"Bearer {TOKEN}")[0].status == 200
 
         files.tokens.write_text("a-token-that-is-new\n")
-        wait_until(lambda: access.state().credentials == 1, "the tokens are read again")
+        wait_until(lambda: access.credentials == 1, "the tokens are read again")
         assert site.ask("/status", Authorization=f"Bearer {TOKEN}")[0].status == 401
         assert site.ask("/status", Authorization="Bearer a-token-that-is-new")[0].status == 200
 
         certificate, key = make_certificate(tmp_path, "next")
         certificate.replace(files.certificate)
-        wait_until(lambda: access.state().is_broken, "the certificate does not fit the key")
-        assert "is not the key of the certificate" in access.state().error
+        wait_until(lambda: access.error != "", "the certificate does not fit the key")
+        assert "is not the key of the certificate" in access.error
         assert site.probe("/healthz")[0] == 200, "the one from before holds"
         key.replace(files.key)
-        wait_until(lambda: not access.state().is_broken, "both are new")
+        wait_until(lambda: not access.error, "both are new")
         with pytest.raises(ssl.SSLCertVerificationError):
             site.probe("/healthz")
         site.trust = files.trust()

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bstar import http_server
 from bstar.settings import Http
-from bstar_broker import http_server, page, status
+from bstar_broker import page, status
 from support.busy_node import BusyNode, busy_state
 from support.chromium import chromium
 from support.node_states import node_state, service_state

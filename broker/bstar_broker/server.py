@@ -225,7 +225,7 @@ class BrokerServer(Closing):
         )
 
     def _shell_state(self, now: float) -> ShellState:
-        http = None if self._status is None else self._status.access.state()
+        http = None if self._status is None else self._status.state()
         return ShellState(
             epoch_error="" if self._epochs is None else self._epochs.error,
             loop=loop_state(self.reactor, self._listener, now - self._started_at),

@@ -21,14 +21,12 @@ from http import HTTPStatus
 import msgspec
 from prometheus_client.exposition import choose_encoder
 
-from bstar.closing import Closing
-from bstar.endpoints import parse_http_bind
-from bstar.errors import BstarError, ConfigurationError
+from bstar.errors import BstarError
+from bstar.http_endpoint import ANSWER_S_MAX, HttpEndpoint
+from bstar.http_server import JSON, Page, Stream, said
 from bstar.settings import Http
 from bstar_broker import page
-from bstar_broker.core.snapshot import NodeState
-from bstar_broker.http_access import HttpAccess
-from bstar_broker.http_server import CLOSE_S_MAX, JSON, BoundedServer, Page, Stream, said
+from bstar_broker.core.snapshot import HttpState, NodeState
 from bstar_broker.metrics import make_registry
 
 # Probes in quick succession share a snapshot, so they cannot keep the event loop busy.
@@ -41,63 +39,28 @@ _OPEN_PATHS = ("/healthz", "/readyz", "/active")
 _PATHS = (*_OPEN_PATHS, "/status", "/metrics", "/", "/events")
 
 
-class StatusServer(Closing):
-    """Serves from the moment it is made until ``close``.
+class StatusServer(HttpEndpoint):
+    """A node's endpoint at ``http.bind``.
 
-    ``http.bind`` is ``ADDRESS:PORT``; port 0 takes any free one, ``url`` tells which. ``snapshot(timeout_s)``
-    returns the node's state or raises TimeoutError. Raises ConfigurationError if the address cannot be
-    listened on, or a file of ``http`` cannot be used.
+    ``snapshot(timeout_s)`` returns the node's state or raises TimeoutError. Raises ConfigurationError if the
+    address cannot be listened on, or a file of ``http`` cannot be used.
     """
 
     def __init__(
-        self, http: Http, snapshot: Callable[[float], NodeState], *, answer_timeout_s: float = 1.0
+        self, http: Http, snapshot: Callable[[float], NodeState], *, answer_timeout_s: float = ANSWER_S_MAX
     ) -> None:
-        bind = http.bind or ""
         self._pages = pages = _Pages(snapshot, answer_timeout_s)
-        self.access = access = HttpAccess(http)
-        self._scheme = "http" if access.tls is None else "https"
-        try:
-            endpoint = parse_http_bind(bind)
-            self._server = BoundedServer(
-                endpoint.host, endpoint.port, pages.page, access, frozenset(_OPEN_PATHS)
-            )
-        except ValueError as error:
-            raise ConfigurationError(f"http.bind: {error}") from error
-        except OSError as error:
-            raise ConfigurationError(
-                f"http.bind: cannot listen on {bind}: {error.strerror or error}; choose another address, "
-                "port 0 for any free one, or null for none"
-            ) from error
-        self._is_closed = False
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.05,), name="bstar-status", daemon=True
-        )
-        self._thread.start()
+        super().__init__(http.bind or "", http, pages.page, _OPEN_PATHS, "http.bind")
 
-    @property
-    def port(self) -> int:
-        """The port on which it listens."""
-        return self._server.server_port
-
-    @property
-    def url(self) -> str:
-        """Where the server is, without a path."""
-        host = self._server.server_name
-        return (
-            f"{self._scheme}://[{host}]:{self.port}"
-            if ":" in host
-            else f"{self._scheme}://{host}:{self.port}"
-        )
+    def state(self) -> HttpState:
+        """What the status page and the metrics say of it."""
+        access = self.access
+        return HttpState(access.tls is not None, access.credentials, access.refusals, access.error)
 
     def close(self) -> None:
         """Stop listening and end open requests, in bounded time. Idempotent."""
-        if self._is_closed:
-            return
-        self._is_closed = True
         self._pages.is_closing.set()
-        self._server.shutdown()
-        self._thread.join(CLOSE_S_MAX)
-        self._server.server_close()
+        super().close()
 
 
 class _Pages:

@@ -7,12 +7,14 @@ There is no logic here.
 
 import logging
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import zmq
 
 from bstar.closing import Closing
 from bstar.curve import Gate, NodeSecurity
 from bstar.errors import ConfigurationError, RemoteProtocolError
+from bstar.http_endpoint import HttpEndpoint, HttpPlace
 from bstar.in_sync_file import InSyncFile
 from bstar.listener import Listener
 from bstar.reactor import Reactor
@@ -22,6 +24,9 @@ from bstar.star.arbiter import ArbiterMachine, ArbiterOutput, BallotGiven, Ballo
 from bstar.star.in_sync import InSyncSets, KeepSets, SetOutput
 from bstar.wire.arbiter import MESSAGE_BYTES_MAX, decode_question, encode_answer
 from bstar.zap_socket import serve
+
+if TYPE_CHECKING:
+    from bstar.arbiter_http import ArbiterFigures
 
 _log = logging.getLogger("bstar.arbiter")
 
@@ -74,9 +79,32 @@ class ArbiterServer(Closing):
             ) from error
         if self._gate is not None:
             self._gate.guard(self._listener, PEERS)
+        self._probes: HttpEndpoint | None = None
         self._reactor.add_source(socket, self._on_readable)
         self._reactor.add_machine(self.machine.next_deadline, self._on_deadline)
         self._reactor.on_stall(_STALL_LIMIT_S, self._on_stall)
+
+    def serve_http(self, place: HttpPlace | None) -> str | None:
+        """Serve health and metrics there until ``close``, and return the URL. ConfigurationError."""
+        if place is None:
+            return None
+        from bstar.arbiter_http import ArbiterProbes  # noqa: PLC0415 - most arbiters serve none
+
+        self._probes = ArbiterProbes(place, self._figures)
+        return self._probes.url
+
+    def _figures(self, timeout_s: float) -> "ArbiterFigures":
+        from bstar.arbiter_http import ArbiterFigures  # noqa: PLC0415
+
+        machine = self.machine
+        future = self._reactor.call_threadsafe(
+            lambda: ArbiterFigures(machine.questions, machine.refusals, machine.pairs, dict(self.drops))
+        )
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -91,6 +119,8 @@ class ArbiterServer(Closing):
         if self._is_closed:
             return
         self._is_closed = True
+        if self._probes is not None:
+            self._probes.close()
         self._listener.close()
         self._reactor.remove(self._socket)
         self._socket.close(0)

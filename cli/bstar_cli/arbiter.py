@@ -11,7 +11,7 @@ import bstar
 from bstar.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar_cli.logs import LogOptions
-from bstar_cli.options import refuse
+from bstar_cli.options import ServedHttp, refuse
 
 
 def arbiter(
@@ -44,6 +44,7 @@ def arbiter(
         ),
     ] = None,
     *,
+    http: ServedHttp,
     logs: LogOptions,
 ) -> None:
     """Run the optional third voter of one or many pairs until SIGTERM or Ctrl-C.
@@ -63,17 +64,8 @@ def arbiter(
 
         bstar arbiter --bind tcp://10.0.0.3:5010 --insecure --state-dir /var/lib/bstar-arbiter
     """
-    try:
-        endpoint = parse_endpoint(bind, bind=True)
-    except ValueError as error:
-        raise ConfigurationError(f"--bind: {error}") from error
-    refuse((key is None) != (principals is None), "--key-file and --principals belong together: give both")
-    refuse(
-        not (endpoint.is_loopback or insecure or key),
-        f"--bind {bind}: others can reach this address, and without --key-file there is no encryption and no "
-        "authentication: make keys (bstar keys new), bind 127.0.0.1, or say --insecure if the network itself "
-        "keeps strangers out",
-    )
+    _check_address(bind, key, principals, is_insecure=insecure)
+    place = http.place()
     logs.configure()
     log = structlog.get_logger("bstar")
     # A wrong option is found without the sockets.
@@ -87,6 +79,24 @@ def arbiter(
     sets = None if state_dir is None else InSyncFile(state_dir)
     with ArbiterServer(bind, security, sets) as server:
         kept = "memory only" if state_dir is None else str(state_dir)
-        log.info("ready", version=bstar.__version__, arbiter=bind, pid=os.getpid(), in_sync_sets=kept)
+        served = {} if place is None else {"http": server.serve_http(place)}
+        log.info(
+            "ready", **served, version=bstar.__version__, arbiter=bind, pid=os.getpid(), in_sync_sets=kept
+        )
         server.run()
     log.info("stopped", questions=server.machine.questions, refusals=server.machine.refusals)
+
+
+def _check_address(bind: str, key: Path | None, principals: Path | None, *, is_insecure: bool) -> None:
+    """Refuse an address that strangers reach without a key. Raises ConfigurationError."""
+    try:
+        endpoint = parse_endpoint(bind, bind=True)
+    except ValueError as error:
+        raise ConfigurationError(f"--bind: {error}") from error
+    refuse((key is None) != (principals is None), "--key-file and --principals belong together: give both")
+    refuse(
+        not (endpoint.is_loopback or is_insecure or key),
+        f"--bind {bind}: others can reach this address, and without --key-file there is no encryption and no "
+        "authentication: make keys (bstar keys new), bind 127.0.0.1, or say --insecure if the network itself "
+        "keeps strangers out",
+    )

@@ -7,6 +7,7 @@ import typer
 
 from bstar.curve import NodeSecurity
 from bstar.errors import ConfigurationError
+from bstar.http_access import HttpAccess
 from bstar.settings import (
     Http,
     Settings,
@@ -17,7 +18,6 @@ from bstar.settings import (
     sample_configuration,
 )
 from bstar.settings.principals import load_principals
-from bstar_broker.http_access import HttpAccess
 
 
 def check_config(

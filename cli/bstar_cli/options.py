@@ -17,6 +17,7 @@ import typer
 from bstar.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet
+from bstar.http_endpoint import HttpPlace
 from bstar.security import Security
 from bstar.security.trust import KEY_VARIABLE, SERVERS_VARIABLE
 from bstar.settings import Settings, load, load_fleet
@@ -168,6 +169,45 @@ class KeptJournal:
         settings = JournalSettings(str(self.journal), name=self.journal_name or "")
         pair = self.journal_pair
         return settings if pair is None else msgspec.structs.replace(settings, pair=pair)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedHttp:
+    """Where a worker or an arbiter serves its health and metrics, if anywhere."""
+
+    http: Annotated[
+        str | None,
+        typer.Option(
+            "--http", metavar="ADDRESS:PORT", help="Serve /healthz, /readyz and /metrics there (loopback)."
+        ),
+    ] = None
+    http_certificate: Annotated[
+        Path | None,
+        typer.Option("--http-certificate", metavar="FILE", help="Serve them over HTTPS: a chain in PEM."),
+    ] = None
+    http_key: Annotated[
+        Path | None, typer.Option("--http-key", metavar="FILE", help="The certificate's private key.")
+    ] = None
+    http_tokens: Annotated[
+        Path | None,
+        typer.Option(
+            "--http-tokens", metavar="FILE", help="Tokens and passwords, one of which /metrics needs."
+        ),
+    ] = None
+    http_allow_remote: Annotated[
+        bool, typer.Option("--http-allow-remote", help="Others may reach the address without TLS or tokens.")
+    ] = False
+
+    def place(self) -> HttpPlace | None:
+        """What workers and arbiters take. Raises ConfigurationError."""
+        files = {"certificate": self.http_certificate, "key": self.http_key, "tokens": self.http_tokens}
+        if self.http is None:
+            for name, path in files.items():
+                refuse(path, f"--http-{name} says something about --http: add --http ADDRESS:PORT")
+            refuse(self.http_allow_remote, "--http-allow-remote says something about --http: add it")
+            return None
+        named = {name: None if path is None else str(path) for name, path in files.items()}
+        return HttpPlace.of(HttpPlace(bind=self.http, allow_remote=self.http_allow_remote, **named))
 
 
 @dataclass(frozen=True, kw_only=True)

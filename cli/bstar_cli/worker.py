@@ -13,13 +13,32 @@ import typer
 from bstar.errors import ConfigurationError
 from bstar.wire.limits import CREDIT_MAX
 from bstar_cli.logs import LogOptions
-from bstar_cli.options import DialectOption, KeptJournal, Nodes, refuse
+from bstar_cli.options import DialectOption, KeptJournal, Nodes, ServedHttp, refuse
 from bstar_client import Handler, ReplyMemory, ReplyStore, Request, Worker, WorkerHooks
 from bstar_client.checks import check_handler
 from bstar_client.reply_file import ReplyFile
 
 # time.sleep of more is an OverflowError; a year is long enough for a test.
 _SLEEP_S_MAX = 366 * 86_400.0
+
+_RepliesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--keep-replies",
+        metavar="[memory|FILE]",
+        help="Answer a repeated request with the reply it had, without executing it again; a file is for "
+        "all workers of this machine.",
+    ),
+]
+_ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        max=1_000,
+        help="How many handlers run at once, if that is fewer; the other requests are at hand for them.",
+    ),
+]
 
 
 def worker(
@@ -36,30 +55,15 @@ def worker(
     credit: Annotated[
         int, typer.Option("--credit", min=1, max=CREDIT_MAX, help="How many requests it may hold at once.")
     ] = 1,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads",
-            min=1,
-            max=1_000,
-            help="How many handlers run at once, if that is fewer; the other requests are at hand for them.",
-        ),
-    ] = None,
+    threads: _ThreadsOption = None,
     handler_timeout: Annotated[
         float | None,
         typer.Option("--handler-timeout", min=0.001, help="Give a handler up after this many seconds."),
     ] = None,
-    keep_replies: Annotated[
-        str | None,
-        typer.Option(
-            "--keep-replies",
-            metavar="[memory|FILE]",
-            help="Answer a repeated request with the reply it had, without executing it again; a file is for "
-            "all workers of this machine.",
-        ),
-    ] = None,
+    keep_replies: _RepliesOption = None,
     dialect: DialectOption = "native",
     journal: KeptJournal,
+    http: ServedHttp,
     logs: LogOptions,
 ) -> None:
     """Offer a service to every node of the pair, or of the pair it belongs to, until SIGTERM or Ctrl-C.
@@ -73,7 +77,7 @@ def worker(
 
     Examples:
 
-        bstar worker --service echo
+        bstar worker --service echo --http 127.0.0.1:9411
 
         bstar worker --service slow sleep --seconds 0.5 --credit 4
 
@@ -96,8 +100,18 @@ def worker(
         hooks=_Reports(log),
         security=nodes.security(),
         journal=journal.settings(),
+        http=http.place(),
     )
-    log.info("started", service=service, handler=handler, endpoints=instance.endpoints, pid=os.getpid())
+    served = {} if http.http is None else {"http": http.http}
+    log.info(
+        "started",
+        **served,
+        service=service,
+        handler=handler,
+        endpoints=instance.endpoints,
+        http=http.http,
+        pid=os.getpid(),
+    )
     instance.run()
     log.info("stopped", service=service)
 

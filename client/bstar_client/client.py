@@ -21,6 +21,7 @@ from bstar_client.checks import (
 from bstar_client.client_base import ClientBase
 from bstar_client.core.counters import Counters
 from bstar_client.core.events import Event
+from bstar_client.core.figures import ClientFigures
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.mdp02_session import Mdp02Session
 from bstar_client.core.session import Session
@@ -102,6 +103,13 @@ class Client(ClientBase):
         core = self._core
         actives = core.actives if isinstance(core, FleetSession) else [core.active]
         return {pair.identity: active for pair, active in zip(self.fleet.pairs, actives, strict=True)}
+
+    def figures(self) -> ClientFigures:
+        """The client at this moment, for metrics. Any thread may ask."""
+        counters = dict(vars(self.counters))
+        in_flight = counters["requests"] - counters["replies"] - counters["failures"]
+        following = {pair: active is not None for pair, active in self.actives.items()}
+        return ClientFigures(counters, max(0, in_flight), following)
 
 
 def _new_core(

@@ -128,12 +128,15 @@ class Dispatcher(ABC):
 
         Stops when the network takes no more.
         """
+        times = self._core.times
         finished: list[tuple[Job, list[bytes]]] = []
         for _ in range(len(results)):
             result = results.popleft()
             if result[2] == "final":
                 if self.journal is not None:
                     self.journal.told(*result)
+                if times is not None:
+                    times.add(result[0].ended_at - result[0].began_at)
                 finished.append(result[:2])
                 continue
             self.answer(result, now)
@@ -149,6 +152,8 @@ class Dispatcher(ABC):
         job, body, kind = result
         if self.journal is not None:
             self.journal.told(job, body, kind)
+        if self._core.times is not None and kind in ("failure", "retry") and job.began_at:
+            self._core.times.add(job.ended_at - job.began_at)
         if kind == "partial":
             outputs = self._core.partial(job, body, now)
         elif kind == "replay":

@@ -2,9 +2,10 @@
 
 import os
 import random
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 import zmq
@@ -24,6 +25,8 @@ from bstar_client.checks import (
     to_seconds,
     to_seconds_or_none,
 )
+from bstar_client.core.figures import WorkerFigures, figures_of
+from bstar_client.core.handler_times import HandlerTimes
 from bstar_client.core.node_sessions import WorkerCounters
 from bstar_client.core.worker_dialects import Mdp02Worker, NativeWorker
 from bstar_client.core.worker_jobs import WorkerLimits
@@ -32,6 +35,10 @@ from bstar_client.handlers import WorkerHooks
 from bstar_client.journal import JournalPlace, WorkJournal, named_after
 from bstar_client.replies import ReplyStore
 from bstar_client.settings import Dialect, LinkSettings, secured
+
+if TYPE_CHECKING:  # most workers serve none
+    from bstar.http_endpoint import HttpPlace
+    from bstar_client.probes import WorkerProbes
 
 _HandlerT = TypeVar("_HandlerT")
 
@@ -56,6 +63,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     link: LinkSettings
     context: "zmq.Context[zmq.Socket[bytes]] | None"
     journal: JournalPlace | None
+    http: "HttpPlace | None"
 
     def open_journal(self) -> WorkJournal | None:
         """Open the journal, if the settings name one. ConfigurationError if it cannot be written."""
@@ -97,6 +105,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         security: Security | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         journal: JournalPlace | None = None,
+        http: "HttpPlace | str | None" = None,
     ) -> None:
         fleet = check_shared(endpoints, pins, dialect, link, context, journal)
         check_instance(hooks, WorkerHooks, "hooks")
@@ -143,6 +152,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             link=secured(link or LinkSettings(), security),
             context=context,
             journal=None if journal is None else named_after(journal, pair),
+            http=None if http is None else _place_of(http),
         )
         self._core = WorkerCore(
             self.endpoints,
@@ -155,6 +165,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         )
         self._pid = os.getpid()
         self._has_begun = False
+        self._probes: WorkerProbes | None = None
         self._handler: _HandlerT | None = None
         self._init_shell()
         if handler is not None:
@@ -167,6 +178,24 @@ class BaseWorker(ABC, Generic[_HandlerT]):
     @abstractmethod
     def handler(self, function: Any) -> Any:  # Any: each shell narrows it to its own handlers
         """Decorator: ``@worker.handler`` makes the function the worker's handler."""
+
+    @abstractmethod
+    def _answers(self, timeout_s: float) -> bool:
+        """True if the worker's loop makes a turn within that time. For any other thread."""
+
+    def figures(self) -> WorkerFigures:
+        """The worker at this moment, for metrics. Any thread may ask."""
+        return figures_of(self._core, self.service, time.monotonic())
+
+    def time_handlers(self) -> None:
+        """Keep a histogram of the handlers' seconds from now on (``bstar_client.metrics``)."""
+        if self._core.times is None:
+            self._core.times = HandlerTimes()
+
+    @property
+    def http_url(self) -> str | None:
+        """Where its health and metrics are, while it runs; None without ``http``."""
+        return None if self._probes is None else self._probes.url
 
     @property
     def counters(self) -> WorkerCounters:
@@ -187,3 +216,23 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             raise ClosedError("a worker runs once: make a new one")
         if self._handler is None:
             raise ConfigurationError("the worker has no handler: pass one or use @worker.handler")
+
+    def _open_probes(self) -> None:
+        """Listen for probes, if the settings say where. ConfigurationError if that is not possible."""
+        place = self._settings.http
+        if place is not None:
+            from bstar_client.probes import WorkerProbes, exposition_of  # noqa: PLC0415
+
+            self._probes = WorkerProbes(place, self.figures, self._answers, exposition_of(self))
+
+    def _close_probes(self) -> None:
+        if self._probes is not None:
+            self._probes.close()
+
+
+def _place_of(told: "HttpPlace | str") -> "HttpPlace":
+    from bstar.http_endpoint import HttpPlace  # noqa: PLC0415 - TLS and HTTP: 4 MiB that most workers need not
+
+    if not isinstance(told, str):
+        check_instance(told, HttpPlace, "http")
+    return HttpPlace.of(told)

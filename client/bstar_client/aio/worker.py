@@ -15,7 +15,8 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Self, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import zmq
 
@@ -30,6 +31,9 @@ from bstar_client.journal import JournalPlace
 from bstar_client.replies import ReplyStore
 from bstar_client.settings import Dialect, LinkSettings
 from bstar_client.worker import BaseWorker
+
+if TYPE_CHECKING:  # most workers serve none
+    from bstar.http_endpoint import HttpPlace
 
 AsyncHandler = Callable[[Request], Awaitable[Body | None] | AsyncIterator[Body]]
 _AsyncHandlerT = TypeVar("_AsyncHandlerT", bound=AsyncHandler)
@@ -76,6 +80,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         security: Security | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         journal: JournalPlace | None = None,
+        http: "HttpPlace | str | None" = None,
     ) -> None:
         super().__init__(
             endpoints,
@@ -97,6 +102,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
             security=security,
             context=context,
             journal=journal,
+            http=http,
         )
 
     def _init_shell(self) -> None:
@@ -165,8 +171,18 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def _answers(self, timeout_s: float) -> bool:
+        serving, has_turned = self._serving, threading.Event()
+        if serving is None or serving.done():
+            return False
+        with suppress(RuntimeError):  # the loop is closed
+            serving.get_loop().call_soon_threadsafe(has_turned.set)
+            return has_turned.wait(timeout_s)
+        return False
+
     def _begin(self) -> "asyncio.Task[None]":
         self._check_begin()
+        self._open_probes()
         self._serving = asyncio.get_running_loop().create_task(self._serve(), name="bstar-worker")
         self._has_begun = True
         return self._serving
@@ -175,7 +191,10 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         assert self._handler is not None, "checked before the start"
         settings, core, takes_signals = self._settings, self._core, self._takes_signals
         self._loop = WorkerLoop(self, settings, core, self._handler, takes_signals=takes_signals)
-        await self._loop.serve()
+        try:
+            await self._loop.serve()
+        finally:
+            self._close_probes()
 
     def _on_signal(self) -> None:
         assert self._serving is not None

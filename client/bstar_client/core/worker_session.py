@@ -17,6 +17,7 @@ from bstar.printable import printable
 from bstar.wire.limits import BATCHED_BODY_BYTES_MAX
 from bstar.wire.messages import ErrorCode
 from bstar_client.core.fence import Fence, Moved
+from bstar_client.core.handler_times import HandlerTimes
 from bstar_client.core.node_sessions import NodeSession, NodeSessions
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Heard, Hearing, Job, WorkerDialect, jobs_of
@@ -46,16 +47,17 @@ class WorkerCore:
         self._service = service
         self._dialect = dialect
         self._limits = limits or WorkerLimits()
-        self._sessions = NodeSessions(endpoints, dialect, self._limits, jitter, name)
+        self.sessions = NodeSessions(endpoints, dialect, self._limits, jitter, name)
         self._jobs = Jobs(self._limits)
         # The only method for any thread: the shell is about to call this handler. False: the core took it
         # back.
         self.claim: Callable[[Job], bool] = self._jobs.claim
         self._fence = Fence()
-        self._stuck = 0
+        self.stuck = 0
+        self.times: HandlerTimes | None = None
         self._drain_ends_at: float | None = None
         self._has_ended = False
-        self.counters = self._sessions.counters
+        self.counters = self.sessions.counters
 
     @property
     def epoch(self) -> int:
@@ -81,22 +83,22 @@ class WorkerCore:
 
     def connected(self, node: int, now: float) -> list[WorkerOutput]:
         """A new connection is ready: register."""
-        session = self._sessions[node]
+        session = self.sessions[node]
         if self._drain_ends_at is not None or self._has_ended:
             return []
         outputs: list[WorkerOutput] = []
         if session.connection:
             self._lose(session, "disconnected", outputs, now)
-        keepalive = self._sessions.connect(session, now)
+        keepalive = self.sessions.connect(session, now)
         ready = self._dialect.ready(self._service, self._limits.credit, self.epoch, keepalive)
         self._send(session, ready, outputs, now)
         if not self._dialect.is_confirming:
-            self._sessions.register(session, outputs, now)
+            self.sessions.register(session, outputs, now)
         return outputs
 
     def disconnected(self, node: int, now: float, *, is_untrusted: bool = False) -> list[WorkerOutput]:
         """The connection broke, or an attempt to connect failed; the socket connects again by itself."""
-        session = self._sessions[node]
+        session = self.sessions[node]
         outputs: list[WorkerOutput] = []
         if session.connection:
             self._lose(session, "disconnected", outputs, now)
@@ -105,7 +107,7 @@ class WorkerCore:
 
     def receive(self, node: int, frames: list[bytes], now: float) -> list[WorkerOutput]:
         """A message came from a node. Garbage is counted and ignored."""
-        session = self._sessions[node]
+        session = self.sessions[node]
         if not session.is_open:
             self.counters.messages_ignored += 1
             return []
@@ -126,7 +128,7 @@ class WorkerCore:
         if heard.kind is Hearing.REQUEST or heard.kind is Hearing.REQUESTS:
             self._take(session, heard, outputs, now)
         elif heard.kind is Hearing.WELCOME:
-            self._sessions.welcome(session, heard, outputs, now)
+            self.sessions.welcome(session, heard, outputs, now)
         elif heard.kind is Hearing.DISCONNECT:
             self._start_over(session, heard.reason, outputs, now)
         return outputs
@@ -157,7 +159,7 @@ class WorkerCore:
         """Several handlers returned."""
         outputs: list[WorkerOutput] = []
         together: dict[tuple[int, bytes, int], ReplyBatch] = {}
-        sessions, running = self._sessions, self._jobs.running
+        sessions, running = self.sessions, self._jobs.running
         for job, body in results:
             session = sessions[job.node]
             identity, first = job.identity, body[0]
@@ -195,7 +197,7 @@ class WorkerCore:
             frames = self._dialect.final(job, replies.bodies)
         else:
             frames = self._dialect.finals(replies.jobs, replies.bodies)
-        self._send(self._sessions[job.node], frames, outputs, now, is_reply=True)
+        self._send(self.sessions[job.node], frames, outputs, now, is_reply=True)
 
     def _go_on(self, outputs: list[WorkerOutput], now: float) -> None:
         """Requests have ended: begin others, or leave."""
@@ -238,7 +240,7 @@ class WorkerCore:
     def _is_late(self, job: Job) -> bool:
         if job.is_ended:
             self.counters.results_late += 1
-            self._stuck -= job.is_abandoned
+            self.stuck -= job.is_abandoned
         return job.is_ended
 
     # --- the end ------------------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ class WorkerCore:
 
     def _leave_idle(self, outputs: list[WorkerOutput], now: float) -> None:
         """Leave the nodes that wait for nothing; end when there is none left."""
-        for session in self._sessions:
+        for session in self.sessions:
             if not self._jobs.is_any_of(session.connection):
                 self._leave(session, outputs)
         self._end_if_drained(outputs, now)
@@ -287,7 +289,7 @@ class WorkerCore:
         self._finish(None, outputs)
 
     def _finish(self, error: BstarError | None, outputs: list[WorkerOutput]) -> None:
-        for session in self._sessions:
+        for session in self.sessions:
             self._leave(session, outputs)
         self._has_ended = True
         outputs.append(Ended(error))
@@ -299,7 +301,7 @@ class WorkerCore:
         if self._has_ended:
             return None
         times = (
-            self._sessions.next_deadline(is_draining=self._drain_ends_at is not None),
+            self.sessions.next_deadline(is_draining=self._drain_ends_at is not None),
             self._jobs.next_deadline(),
             self._drain_ends_at,
         )
@@ -310,7 +312,7 @@ class WorkerCore:
         outputs: list[WorkerOutput] = []
         if self._has_ended:
             return outputs
-        for session in self._sessions:
+        for session in self.sessions:
             if session.connection:
                 if session.has_left:
                     continue
@@ -331,15 +333,15 @@ class WorkerCore:
 
     def _give_up(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
         self.counters.timed_out += 1
-        self._stuck += 1
+        self.stuck += 1
         self._jobs.give_up(job)
         text = f"the handler did not return within {self._limits.handler_timeout_s} s"
         self._answer(job, self._dialect.failure(job, ErrorCode.HANDLER_TIMEOUT, text), outputs, now)
         outputs.append(Abandon(job))
-        if self._stuck >= self._limits.stuck_handlers_max:
+        if self.stuck >= self._limits.stuck_handlers_max:
             job.is_ended = True
             del self._jobs.running[job]
-            handlers = f'{self._stuck} handlers of service "{printable(self._service)}"'
+            handlers = f'{self.stuck} handlers of service "{printable(self._service)}"'
             error = WorkerError(f"{handlers} are stuck; {text}: restart the worker")
             self._finish(error, outputs)
         else:
@@ -350,12 +352,12 @@ class WorkerCore:
     def _lose(self, session: NodeSession, reason: str, outputs: list[WorkerOutput], now: float) -> None:
         """The session is over. Its broker gives the requests that have not begun to others."""
         connection = session.connection
-        self._sessions.lose(session, reason, outputs, now)
+        self.sessions.lose(session, reason, outputs, now)
         self._drop(lambda job: job.connection == connection)
 
     def _start_over(self, session: NodeSession, reason: str, outputs: list[WorkerOutput], now: float) -> None:
         self._lose(session, reason, outputs, now)
-        self._sessions.close(session, outputs, now)
+        self.sessions.close(session, outputs, now)
         self._end_if_drained(outputs, now)
 
     def _drop(self, of: Callable[[Job], bool]) -> None:
@@ -374,12 +376,12 @@ class WorkerCore:
         is_reply: bool = False,
     ) -> None:
         is_busy = is_reply or bool(self._jobs.running)
-        self._sessions.send(session, frames, outputs, now, is_busy=is_busy)
+        self.sessions.send(session, frames, outputs, now, is_busy=is_busy)
 
     def _obey(self, source: NodeSession, outputs: list[WorkerOutput], now: float) -> None:
         """Obey a higher epoch: begin no request of a lower one, and tell the other nodes."""
         epoch = self.epoch
-        for session in self._sessions:
+        for session in self.sessions:
             if session is not source and session.is_open:
                 self._send(session, self._dialect.heartbeat(epoch), outputs, now)
         for job in self._jobs.take_back(lambda job: job.epoch < epoch):
@@ -429,7 +431,7 @@ class WorkerCore:
         self._release(job)
 
     def _answer(self, job: Job, frames: list[bytes], outputs: list[WorkerOutput], now: float) -> None:
-        session = self._sessions[job.node]
+        session = self.sessions[job.node]
         if not session.owns(job) or session.has_left:
             self.counters.replies_dropped += 1  # its session is gone; the client sends it again
             return
@@ -437,7 +439,7 @@ class WorkerCore:
 
     def _release(self, job: Job) -> None:
         job.is_ended = True
-        session = self._sessions[job.node]
+        session = self.sessions[job.node]
         if session.owns(job):
             session.held -= 1
 

@@ -70,6 +70,9 @@ class Worker(BaseWorker[Handler]):
 
     ``journal``: a directory in which the worker records its executions and its sessions, or JournalSettings;
     see docs/journal.md. It never makes a handler wait.
+
+    ``http``: ``ADDRESS:PORT`` on loopback, or HttpPlace, where ``/healthz``, ``/readyz`` and ``/metrics`` are
+    served while it runs (docs/operations.md, "Probes of workers").
     """
 
     _credit_default = 1
@@ -105,6 +108,7 @@ class Worker(BaseWorker[Handler]):
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal returned
+            self._close_probes()
 
     def start(self) -> Self:
         """Serve in a thread of its own, until ``stop`` or ``close``."""
@@ -152,13 +156,21 @@ class Worker(BaseWorker[Handler]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _answers(self, timeout_s: float) -> bool:
+        return self._loop.answers(timeout_s)
+
     @property
     def _is_in_hook(self) -> bool:
         return self._loop.announcing_in == threading.get_ident()
 
     def _begin(self) -> None:
         self._check_begin()
-        self._loop.journal = self._settings.open_journal()
+        self._open_probes()
+        try:
+            self._loop.journal = self._settings.open_journal()
+        except BaseException:
+            self._close_probes()
+            raise
         self._has_begun = True
 
     def _leave(self, is_exit: bool) -> None:
@@ -181,3 +193,4 @@ class Worker(BaseWorker[Handler]):
             self._error = error
         finally:
             self._guard.detach()
+            self._close_probes()

@@ -59,12 +59,24 @@ class WorkerLoop(Dispatcher):
         # thread that pops one decides whether the slot stays with the handler's thread or goes to a new one.
         self._slots: dict[Job, bool] | None = None if settings.limits.handler_timeout_s is None else {}
         self._failure: BaseException | None = None
+        # Turns of whoever leads.
+        self._turns = 0
 
     def stop(self) -> None:
         """Begin to drain. Any thread and any signal handler may call it."""
         self.is_stopping = True
         self._wakeup.set()
         self._lead.urge()
+
+    def answers(self, timeout_s: float) -> bool:
+        """True if the leader makes a turn within that time. For other threads than the worker's."""
+        turns, until = self._turns, _clock() + timeout_s
+        while self._turns == turns and not self._is_ended:
+            self._wakeup.set()
+            if _clock() >= until:
+                return False
+            time.sleep(_LOOK_S)
+        return not self._is_ended
 
     def serve(self) -> None:
         """Serve until the worker has ended. Raises the error that ended it."""
@@ -188,6 +200,7 @@ class WorkerLoop(Dispatcher):
         core, outbox, policy, own = self._core, self._outbox, self._policy, self._own
         results, links = outbox.results, self.links
         while True:
+            self._turns += 1
             now = _clock()
             if results and not links.is_congested:
                 self.answer_all(results, now)

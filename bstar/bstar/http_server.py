@@ -1,4 +1,4 @@
-"""A small HTTP server for a node's pages that no peer can slow down, fill up or read without leave.
+"""A small HTTP server for a process's pages that no peer can slow down, fill up or read without leave.
 
 It has a thread for itself and one for each connection. A connection carries one request. Requests are bounded
 in size, number and time, and the TLS handshake counts as part of the request; there is no access log. When
@@ -28,10 +28,10 @@ from typing import cast
 
 import msgspec
 
+from bstar.http_access import HttpAccess
 from bstar.security.files import LOOK_INTERVAL_S
-from bstar_broker.http_access import HttpAccess
 
-_log = logging.getLogger("bstar_broker.status")
+_log = logging.getLogger("bstar.http")
 
 # Two Prometheus servers, two load balancers and a person, several times over.
 CONNECTIONS_MAX = 32
@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self.server.answer(path, self.headers.get("Accept", ""))
         except Exception:  # noqa: BLE001 - our bug; the peer hears of it at once
             _log.exception("%s failed; this is a defect of bstar", path)
-            return said(HTTPStatus.INTERNAL_SERVER_ERROR, "see the node's log")
+            return said(HTTPStatus.INTERNAL_SERVER_ERROR, "see the log")
 
     def _send_stream(self, stream: Stream, *, with_body: bool) -> None:
         self._send_head(HTTPStatus.OK, stream.content_type)

@@ -1,4 +1,4 @@
-"""Who may read a node's pages: the certificate of its TLS, and the secrets that a request must show.
+"""Who may read a process's pages: the certificate of its TLS, and the secrets that a request must show.
 
 A line of ``http.tokens`` is a token (``Authorization: Bearer``, RFC 6750) or USER:PASSWORD (``Basic``, RFC
 7617). Of each only its SHA-256 is kept, which is safe because a secret is long. No log, error, status or
@@ -17,14 +17,12 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, Protocol
 
 from bstar.errors import ConfigurationError
 from bstar.security.files import WatchedFiles, explained, read_private, read_small
-from bstar.settings import Http
-from bstar_broker.core.snapshot import HttpState
 
-_log = logging.getLogger("bstar_broker.status")
+_log = logging.getLogger("bstar.http")
 
 # So that nobody guesses one, neither here nor from its digest.
 SECRET_CHARS_MIN = 16
@@ -137,13 +135,29 @@ def _refuse_pass_phrase(key: str) -> NoReturn:
     )
 
 
+class HttpFiles(Protocol):
+    """The paths of a certificate and its key, and of a file of tokens; None for those that are not used."""
+
+    @property
+    def certificate(self) -> str | None:
+        """PEM, with the chain."""
+
+    @property
+    def key(self) -> str | None:
+        """PEM, without a pass phrase."""
+
+    @property
+    def tokens(self) -> str | None:
+        """A secret in each line."""
+
+
 class HttpAccess:
     """The certificate and the credentials of one endpoint; it may have neither.
 
     Threads share it; ``refresh`` is for one of them. Raises ConfigurationError if a file cannot be used.
     """
 
-    def __init__(self, settings: Http) -> None:
+    def __init__(self, settings: HttpFiles) -> None:
         self._tls: WatchedFiles[ssl.SSLContext] | None = None
         if settings.certificate is not None and settings.key is not None:
             files = (settings.certificate, settings.key)
@@ -200,14 +214,19 @@ class HttpAccess:
                 with self._lock:
                     self._logged.clear()
 
-    def state(self) -> HttpState:
-        """What the status page and the metrics say of it."""
+    @property
+    def credentials(self) -> int:
+        """How many secrets are listed; 0: none is asked for."""
+        return 0 if self._credentials is None else len(self._credentials.value)
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """Requests without a page, by reason."""
         with self._lock:
-            refusals = dict(self._refusals)
+            return dict(self._refusals)
+
+    @property
+    def error(self) -> str:
+        """Why a file that changed could not be read; "" if nothing is wrong."""
         errors = [files.error for files in (self._tls, self._credentials) if files is not None]
-        return HttpState(
-            is_encrypted=self._tls is not None,
-            credentials=0 if self._credentials is None else len(self._credentials.value),
-            refusals=refusals,
-            error="; ".join(filter(None, errors)),
-        )
+        return "; ".join(filter(None, errors))
