@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -58,11 +58,15 @@ def count(pair: Pair, reason: str) -> int:
 
 
 @contextmanager
-def counted(pair: Pair, reason: str) -> Iterator[None]:
-    """Something inside is refused for this reason."""
+def counted(pair: Pair, reason: str) -> Iterator[Callable[[], None]]:
+    """Something inside is refused for this reason; who calls what this gives waits for it."""
     before = count(pair, reason)
-    yield
-    pair.primary.wait_for(f"a refusal {reason}", lambda _: count(pair, reason) > before)
+
+    def refused() -> None:
+        pair.primary.wait_for(f"a refusal {reason}", lambda _: count(pair, reason) > before)
+
+    yield refused
+    refused()
 
 
 @contextmanager
@@ -98,17 +102,23 @@ def test_who_has_no_listed_key_gets_nothing_from_pirates(pair: Pair) -> None:
         with peer(zmq.REQ, clients, None) as client:
             client.send(b"x")
             assert not client.poll(NOTHING_MS)
-        with counted(pair, "unknown-key"), peer(zmq.REQ, clients, stranger(pair)) as client:
+        with counted(pair, "unknown-key") as refused, peer(zmq.REQ, clients, stranger(pair)) as client:
             client.send(b"x")
+            refused()
             assert not client.poll(NOTHING_MS)
-        with counted(pair, "wrong-role"), peer(zmq.REQ, clients, security(pair, "arbiter")) as client:
+        with (
+            counted(pair, "wrong-role") as refused,
+            peer(zmq.REQ, clients, security(pair, "arbiter")) as client,
+        ):
             client.send(b"x")
+            refused()
             assert not client.poll(NOTHING_MS)
         with LazyPirate([clients], security=security(pair, "client")) as client:
             assert client.ask(b"x") == [b"x"]
     pair.primary.wait_for_workers(0)
-    with counted(pair, "unknown-key"), peer(zmq.DEALER, workers, stranger(pair)) as worker:
+    with counted(pair, "unknown-key") as refused, peer(zmq.DEALER, workers, stranger(pair)) as worker:
         worker.send(pirate.READY)
+        refused()
         assert not worker.poll(NOTHING_MS)
     assert pair.primary.state().broker.workers == 0
 
@@ -143,8 +153,12 @@ def test_a_pirate_client_without_a_matching_call_gets_no_reply(pair: Pair, name:
 
     with ParanoidWorkerThread(workers, work, security=security(pair, "worker")):
         pair.primary.wait_for_workers(1)
-        with counted(pair, "call-not-allowed"), peer(zmq.REQ, clients, security(pair, name)) as client:
+        with (
+            counted(pair, "call-not-allowed") as refused,
+            peer(zmq.REQ, clients, security(pair, name)) as client,
+        ):
             client.send(b"x")
+            refused()
             assert not client.poll(NOTHING_MS)
     assert heard == []
     pair.primary.wait_for_workers(0)
@@ -176,12 +190,10 @@ def test_an_eventmq_client_and_a_job_manager_with_keys_work(pair: Pair) -> None:
         assert client.call("default", job, timeout_s=LIMIT_S) == 3
         with counted(pair, "call-not-allowed"), emq_client(pair, security(pair, "other-client")) as other:
             assert "may not" in other.call("default", job, timeout_s=LIMIT_S)
-        with (
-            counted(pair, "unknown-key"),
-            emq_client(pair, stranger(pair)) as other,
-            pytest.raises(NoActiveNodeError),
-        ):
-            other.send("default", job, timeout_s=2.0)
+        with counted(pair, "unknown-key") as refused, emq_client(pair, stranger(pair)) as other:
+            with pytest.raises(NoActiveNodeError):
+                other.send("default", job, timeout_s=2.0)
+            refused()
         with emq_client(pair, None) as other, pytest.raises(NoActiveNodeError):
             other.send("default", job, timeout_s=1.0)
     pair.primary.wait_for_workers(0)
