@@ -63,12 +63,25 @@ test: $(JAVA) $(TOOLS) ## all tests except those that break real processes, four
 mutants: $(TOOLS) ## break the product on purpose, once per mutant, and see that a test notices; or ONLY=star
 	@PYTHONPATH=tests $(BIN)/python -m mutants $(if $(ONLY),--only '$(ONLY)')
 
+# The parts are independent, and mypy takes as long as all others.
 check: $(TOOLS) ## style, types, layers of the house, generated files up to date, known vulnerabilities
+	@$(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) check-types check-style check-layers check-pages check-audit
+
+.PHONY: check-types check-style check-layers check-pages check-audit
+check-types:
+	$(BIN)/mypy
+
+check-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+
+check-layers:
 	$(BIN)/lint-imports --no-logo
+
+check-pages:
 	PYTHONPATH=tools $(BIN)/python -m pages --check
+
+check-audit:
 	@tools/audit
 
 audit: $(TOOLS) ## look for known vulnerabilities of the pinned dependencies; fails where no advisories can be had
