@@ -115,7 +115,8 @@ class Parting:
             if self._machine.is_active:
                 self.farewell_until = now + FAREWELL_S
             return Leave()
-        if self.drain_why and not self._machine.is_active and not self._machine.is_released:
+        # The machine ignores it until the peer has taken the role.
+        if self.drain_why and not self._machine.is_active:
             return Drain(self.drain_why)
         return Handover() if self._is_open("drains") and not is_awaited else None
 
