@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,6 +127,43 @@ def test_a_handler_chooses_the_time_of_the_next_attempt(solo: SoloStore) -> None
     assert jobs(solo.sent[before:]) == []
     solo.wait(0.4)
     assert len(jobs(solo.sent[before:])) == 1
+
+
+def test_a_handler_that_asks_for_another_attempt_has_not_failed(solo: SoloStore) -> None:
+    solo.submit(ID)
+    [job] = ready(solo)
+    fail(solo, job, ErrorCode.RETRY, retry_ms=3_000)
+    store = solo.node.store
+    assert store is not None
+    assert store.state(solo.now).attempts == {"answered": 0, "failed": 0, "retried": 1, "returned": 0}
+    [service] = [each for each in solo.node.state(solo.now).broker.services if each.service == "work"]
+    assert (service.failed, service.returned) == (0, 1)
+
+
+def test_the_log_tells_when_a_copy_is_lost_and_when_it_is_back(solo: SoloStore) -> None:
+    solo.wait(1)
+    assert solo.notices == []
+    solo.replica.copies = 1
+    solo.wait(1)
+    [lost] = solo.notices
+    assert "one copy" in lost
+    assert "refused" in lost
+    solo.replica.copies = 2
+    solo.wait(1)
+    assert solo.notices[1:] == ["the store has two copies again"]
+
+
+def test_nothing_pending_has_no_age(solo: SoloStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk looks for the oldest request now and then, and it may have ended since."""
+    store = solo.node.store
+    assert store is not None
+    monkeypatch.setattr(store, "_disk_state", lambda: SimpleNamespace(oldest_due_ms=solo.wall_ms() - 5_000))
+    solo.submit(ID)
+    assert store.state(solo.now).oldest_pending_s >= 5
+    [job] = ready(solo)
+    answer(solo, job, b"done")
+    state = store.state(solo.now)
+    assert (state.pending, state.oldest_pending_s) == (0, 0.0)
 
 
 def test_a_dead_letter_runs_again_when_somebody_says_so(solo: SoloStore) -> None:

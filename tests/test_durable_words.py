@@ -51,6 +51,13 @@ def test_what_nobody_says_is_left_to_the_store() -> None:
     assert submit == Submit(submit.id, b"price", [b"body"])
 
 
+def test_what_would_expire_before_it_begins_is_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="expires before it begins"):
+        submitted(b"body", delay=30, expires=5)
+    with pytest.raises(LocalProtocolError, match="expires before it begins"):
+        submitted(b"body", at=4_000_000_000, expires=5)
+
+
 def test_every_option_is_in_milliseconds_on_the_wire() -> None:
     policy = RetryPolicy(max=7, backoff=0.25, backoff_max=60)
     submit = submitted([b"a", b"b"], delay=1.5, expires=3_600, retries=policy, priority=9)

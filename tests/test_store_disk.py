@@ -38,7 +38,7 @@ from bstar_broker.store.core.records import Record, Totals
 from bstar_broker.store.disk import Disk
 from bstar_testing.processes import wait_until
 from support.entries import apply, entry, name, submit, submitted
-from support.store_disk import PAIR, Platter, mark
+from support.store_disk import PAIR, Platter, decoded, mark
 
 
 @pytest.fixture
@@ -210,13 +210,13 @@ def test_entries_that_are_not_applied_are_never_trimmed(folder: Path) -> None:
 
 def test_an_export_is_of_one_table_whatever_is_applied_meanwhile(platter: Platter) -> None:
     platter.carry_out(1, submitted(*[submit(number) for number in range(1, 6)]))
-    platter.put(Export(0, 8))
+    platter.put(Export(0, 150))
     part = platter.wait(Exported)
     assert (len(part.records), part.is_last, part.applied, part.at_ms) == (2, False, (1, 1), 1_000)
     platter.carry_out(2, Closed([name(3)]), Cancelled(name(4)), submitted(submit(9)))
     platter.put(Export(part.after, 1 << 20))
     rest = platter.wait(Exported)
-    assert [(each.id, each.state) for each in rest.records] == [(name(n), State.PENDING) for n in (3, 4, 5)]
+    assert [(each.id, each.state) for each in decoded(rest)] == [(name(n), State.PENDING) for n in (3, 4, 5)]
     assert (rest.is_last, rest.applied) == (True, (1, 1))
     assert [each.id for each in platter.table()] == [name(n) for n in (1, 2, 4, 5, 9)]
 

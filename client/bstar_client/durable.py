@@ -181,13 +181,17 @@ def _to_submit(service: str | bytes, task: Task) -> Submit:
         policy = _DEFAULT
     elif not isinstance(policy, RetryPolicy):
         raise TypeError(f"retries is a RetryPolicy or None, not {type(policy).__name__}")
+    at_ms, delay_ms = _to_time_ms(task.at), _to_span_ms(task.delay, "delay")
+    expires_ms = _to_span_ms(task.expires, "expires", least=1)
+    if 0 < expires_ms <= max(delay_ms, at_ms - time.time_ns() // 1_000_000):
+        raise LocalProtocolError("it expires before it begins: expires counts from the submit, too")
     return Submit(
         request_id,
         name,
         to_frames(task.body),
-        at_ms=_to_time_ms(task.at),
-        delay_ms=_to_span_ms(task.delay, "delay"),
-        expires_ms=_to_span_ms(task.expires, "expires", least=1),
+        at_ms=at_ms,
+        delay_ms=delay_ms,
+        expires_ms=expires_ms,
         attempts_max=0 if policy.max is None else _to_number(policy.max, "max", 1, _ATTEMPTS_MAX),
         # On the wire 0 is the default.
         backoff_ms=0 if policy.backoff is None else max(1, _to_span_ms(policy.backoff, "backoff")),

@@ -9,6 +9,8 @@ import random
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from bstar_broker.store.core.entries import START, Entry, Position
 from bstar_broker.store.core.events import (
     Applied,
@@ -232,7 +234,8 @@ class SimDisk:
         rest = [record for record in self._export if record.seq > order.after]
         part = rest[:20]
         after = part[-1].seq if part else order.after
-        return Exported(after, part, len(rest) == len(part), self._exported_at, state.at_ms)
+        records = [msgspec.Raw(msgspec.msgpack.encode(record)) for record in part]
+        return Exported(after, records, len(rest) == len(part), self._exported_at, state.at_ms)
 
 
 def _record(entry: Entry) -> Record:

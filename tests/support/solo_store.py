@@ -17,7 +17,7 @@ from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Output, Send, StoreOutput
 from bstar_broker.core.front import Front, Inlet
 from bstar_broker.core.fronted import FrontedNode
-from bstar_broker.core.outputs import FrontSend, StoreInput
+from bstar_broker.core.outputs import FrontSend, Notice, StoreInput
 from bstar_broker.store.core import commands
 from bstar_broker.store.core.commands import Began
 from bstar_broker.store.core.durable import DurableStore
@@ -131,6 +131,8 @@ class SoloStore:
         self.sent: list[list[bytes]] = []
         # What fronts have sent.
         self.left: list[FrontSend] = []
+        # Lines for the log.
+        self.notices: list[str] = []
         self._waiting: deque[StoreOutput] = deque()
         self._numbers = 0
         self.replica = PlayedReplica()
@@ -205,6 +207,8 @@ class SoloStore:
                 self.sent.append(output.frames)
             elif isinstance(output, FrontSend):
                 self.left.append(output)
+            elif isinstance(output, Notice):
+                self.notices.append(output.text)
             elif isinstance(output, StoreOutput):
                 self._waiting.append(output)
         if not self.is_held:

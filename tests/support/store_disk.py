@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self, TypeVar
 
+import msgspec
+
 from bstar.closing import Closing
 from bstar_broker.store.core.commands import Command
 from bstar_broker.store.core.entries import Entry
@@ -41,6 +43,11 @@ _LOOK_S = 0.01
 def mark(*, is_in_sync: bool = True) -> Mark:
     """What a node keeps of itself."""
     return Mark(PAIR, "primary", STORE, is_in_sync, is_alone=False)
+
+
+def decoded(part: Exported) -> list[Record]:
+    """The records of a part."""
+    return [msgspec.msgpack.decode(record, type=Record) for record in part.records]
 
 
 class Platter(Closing):
@@ -105,7 +112,7 @@ class Platter(Closing):
         while not is_last:
             self.put(Export(after, 1 << 20))
             part = self.wait(Exported)
-            records += part.records
+            records += decoded(part)
             after, is_last = part.after, part.is_last
         return records
 

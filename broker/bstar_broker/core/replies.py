@@ -5,7 +5,7 @@ from collections import Counter
 from bstar.wire import native
 from bstar.wire.batches import bodies_of
 from bstar.wire.dialect import Dialect
-from bstar.wire.messages import Failure, Final, Finals, Partial
+from bstar.wire.messages import ErrorCode, Failure, Final, Finals, Partial
 from bstar_broker.core.bundles import Bundles, empty
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.outputs import Output, Send
@@ -58,7 +58,11 @@ class Replies:
                 )
             else:
                 assert type(message) is Failure
-                tally.failed += 1
+                if request.codec is ledger.mailbox and message.code == ErrorCode.RETRY:
+                    # Its handler gives it back to the store until later.
+                    tally.returned += 1
+                else:
+                    tally.failed += 1
                 ledger.report(request, "failed", (message.text,), now)
                 frames = request.codec.failure(request, ledger.epoch, message.code, message.text)
                 if request.codec is ledger.mailbox:

@@ -122,8 +122,7 @@ class Jobs:
             self._copy = _Copy(self._writer.file)
         copy = self._copy
         copy.asked_at = time.monotonic()
-        records, has_more = copy.table.page(order.after, Wanted(), _ROWS_MAX, order.octets)
-        after = records[-1].seq if records else order.after
+        records, after, has_more = copy.table.export(order.after, order.octets)
         self._answer(Exported(after, records, not has_more, copy.applied, copy.at_ms))
         if not has_more:
             self.forget_copy(is_idle_only=False)

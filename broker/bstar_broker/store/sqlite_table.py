@@ -77,6 +77,8 @@ _READY = "SELECT seq, id FROM records WHERE place = 0 AND service = ? ORDER BY p
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Record).decode
 
+_WRONG_SUM: Final = "its checksum is wrong"
+
 # Seq, checksum, content.
 _Row = tuple[int, int, bytes]
 
@@ -177,6 +179,23 @@ class SqliteTable:
                 return found, True
             found.append(record)
         return found, False
+
+    def export(self, after: int, octets: int) -> tuple[list[msgspec.Raw], int, bool]:
+        """Records with a seq above ``after`` in its order, encoded as they are; the seq of the last; and True
+        if there are more.
+        """
+        found: list[msgspec.Raw] = []
+        query = "SELECT seq, checksum, content FROM records WHERE seq > ? ORDER BY seq"
+        for seq, checksum, content in self._run(query, (after,)):
+            octets -= len(content)
+            if found and octets < 0:
+                return found, after, True
+            after = seq
+            if crc32(content) == checksum:
+                found.append(msgspec.Raw(content))
+            else:
+                self._note(seq, _WRONG_SUM)
+        return found, after, False
 
     def those(self, after: int, end: int | None, wanted: Wanted) -> Iterator[Record]:
         """The records with a seq above ``after`` and not above ``end``, in its order."""
@@ -294,7 +313,7 @@ def record_of(row: _Row) -> Record:
     """The record of a row of seq, checksum and content. StoreError if it is damaged."""
     seq, checksum, content = row
     if crc32(content) != checksum:
-        raise StoreError("its checksum is wrong")
+        raise StoreError(_WRONG_SUM)
     try:
         record = _decode(content)
     except msgspec.DecodeError as error:

@@ -208,9 +208,11 @@ class Writer:
                 if part.applied is not None:
                     self._swap(part, part.applied)
 
-        if not self._transact(work, is_synced=True):
+        # Until the table is whole it takes the place of nothing: a crash drops what there is of it.
+        is_whole = any(part.applied is not None for part in parts)
+        if not self._transact(work, is_synced=is_whole):
             return False
-        if any(part.applied is not None for part in parts):
+        if is_whole:
             self._apply_to = self._handed_out = self._state.applied.number
         self._order = parts[-1].order
         self._answer(Written(self._synced, self._order))

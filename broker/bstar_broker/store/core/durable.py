@@ -277,7 +277,7 @@ class DurableStore:
     def _stop(self, now: float) -> list[Output]:
         """What was asked here and has no answer may be done or not: clients ask again."""
         self._is_ready = False
-        self._began = 0
+        self._began = self._tally.copies = 0
         self._sweeps.at = inf
         self._runner.stop(now)
         self._schedules.stop()
@@ -346,6 +346,9 @@ class DurableStore:
             return outputs
         self._tick_at = now + _TICK_S
         self._tally.lag_s(self.replica.last.number, self.replica.lag, now)
+        is_refusing = self._settings.when_alone == "refuse"
+        copies, is_peer_heard = self.replica.copies, self.replica.is_peer_heard
+        outputs += self._tally.tell_copies(copies, is_peer_heard=is_peer_heard, is_refusing=is_refusing)
         if self._desk.waiting:
             outputs += self._desk.expire(now)
         now_ms = self._wall_ms()
@@ -365,7 +368,8 @@ class DurableStore:
         """A snapshot."""
         replica, totals = self.replica, self._tally.totals
         disk = None if self._disk_state is None else self._disk_state()
-        waiting_since_ms = 0 if disk is None else disk.oldest_due_ms
+        # The disk looks now and then, and what it saw may have ended since.
+        waiting_since_ms = 0 if disk is None or not totals.pending else disk.oldest_due_ms
         return StoreState(
             is_leading=self._is_ready,
             trouble=replica.trouble,

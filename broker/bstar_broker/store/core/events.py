@@ -238,10 +238,13 @@ class DueFound(StoreInput, frozen=True, gc=False):
 
 
 class Exported(StoreInput, frozen=True, gc=False):
-    """A part of the table after entry ``applied``. ``after``: its last seq. ``is_last``: there is no more."""
+    """A part of the table after entry ``applied``. ``after``: its last seq. ``is_last``: there is no more.
+
+    The records are encoded as they will travel, so no disk decodes them.
+    """
 
     after: int
-    records: list[Record]
+    records: list[msgspec.Raw]
     is_last: bool
     applied: Position
     at_ms: int

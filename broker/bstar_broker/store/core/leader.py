@@ -1,6 +1,6 @@
 """The side that appends, sends, counts copies and commits. It also serves a peer without leading."""
 
-from typing import Final
+from typing import Final, cast
 
 from bstar_broker.core.outputs import Output
 from bstar_broker.store.core import commands
@@ -12,6 +12,7 @@ from bstar_broker.store.core.feeder import Feeder
 from bstar_broker.store.core.history import History
 from bstar_broker.store.core.in_sync import BOTH
 from bstar_broker.store.core.peer import EPOCHS_MAX, Ack, Entries, Hello, Part, Standing
+from bstar_broker.store.core.records import Record
 from bstar_broker.store.core.site import Site
 
 # Applied entries that stay in the log although every copy has them, and how many go at once.
@@ -179,7 +180,8 @@ class Leader:
             site.epoch,
             index,
             site.is_alone,
-            given.records,
+            # Encoded already, as Part has them.
+            cast("list[Record]", given.records),
             applied,
             given.at_ms,
             epochs[-EPOCHS_MAX:],

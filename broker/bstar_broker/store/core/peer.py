@@ -91,7 +91,8 @@ class Entries(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     """The log of the sender is that of the reader, leading in ``epoch``, up to ``number``, and is synced.
 
-    ``parts`` of a table are synced. ``is_in_sync``: so says its stored mark. ``error``: its disk fails, why.
+    ``parts`` of a table are written, and synced once they are all. ``is_in_sync``: so says its stored mark.
+    ``error``: its disk fails, why.
     """
 
     run: _Run

@@ -1,6 +1,7 @@
 """What the store counts and reports to an observer: ends of requests, and for how long a copy lags."""
 
 from bstar.wire.durable import State
+from bstar_broker.core.outputs import Notice
 from bstar_broker.store.core.events import Applied
 from bstar_broker.store.core.observer import StoreObserver
 from bstar_broker.store.core.records import Totals
@@ -18,6 +19,8 @@ class Tally:
         self.observer: StoreObserver | None = None
         self.ended = {state.name.lower(): 0 for state in _ENDS}
         self.acknowledged_alone = 0
+        # Those that were told of last; 0 while it does not lead.
+        self.copies = 0
         # The leader's last entry at some moment, that moment, whether the other copy was behind then, and how
         # long it took for the mark before.
         self._mark, self._marked_at, self._was_behind = 0, 0.0, False
@@ -43,3 +46,17 @@ class Tally:
             self._took_s = now - self._marked_at if self._was_behind else 0.0
             self._mark, self._marked_at, self._was_behind = last, now, lag > 0
         return max(self._took_s, now - self._marked_at) if lag else 0.0
+
+    def tell_copies(self, copies: int, *, is_peer_heard: bool, is_refusing: bool) -> list[Notice]:
+        """A line for the log when a copy is lost, and when it is back."""
+        told = self.copies
+        # A leader that has just begun, and hears its peer, has two copies in a moment.
+        if copies == told or (copies < 2 and not told and is_peer_heard):
+            return []
+        self.copies = copies
+        if copies > 1:
+            return [Notice("the store has two copies again")] if told else []
+        what = (
+            "new durable requests are refused" if is_refusing else "new durable requests are on one disk only"
+        )
+        return [Notice(f"the store has one copy: the peer's disk cannot be reached or lags; {what}")]
