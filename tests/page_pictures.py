@@ -2,8 +2,10 @@
 
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+from bstar.records.role import RoleChange
 from support.busy_node import BusyNode
 from support.chromium import chromium
 from support.status_site import running
@@ -20,12 +22,27 @@ SEEN = """new Promise(done => {
 })"""
 
 
+def past() -> list[RoleChange]:
+    """What happened in the last hours, at times of now."""
+    now_us = time.time_ns() // 1_000
+    return [
+        RoleChange(now_us - round(hours * 3.6e9), "primary", old, new, "", text, epoch)
+        for hours, old, new, text, epoch in (
+            (5.0, "PRIMARY", "ACTIVE", "The backup waits for us to begin.", 5),
+            (2.5, "ACTIVE", "PASSIVE", "An operator gave the role to the backup.", 5),
+            (1.2, "PASSIVE", "ACTIVE", "The backup is gone.", 7),
+        )
+    ]
+
+
 def main() -> int:
     """Write the pictures."""
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as profile, chromium(Path(profile)) as browser:
         for name, width, is_phone in SHOTS:
-            with running(BusyNode()) as site:
+            node = BusyNode()
+            node.history = past()
+            with running(node) as site:
                 shown = browser.open(
                     f"{site.server.url}/",
                     width=width,

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from bstar import http_server
+from bstar.records.role import RoleChange
 from bstar.settings import Http
 from bstar_broker import page, status
 from support.busy_node import BusyNode, busy_state
@@ -200,6 +202,24 @@ def test_the_page_follows_the_node_by_itself(browser: Browser) -> None:
         changes = shown.evaluate("document.getElementById('changes').textContent")
     assert "this node: ACTIVE" in changes
     assert "this node: PASSIVE" in changes
+
+
+@pytest.mark.loopback
+def test_the_timeline_and_the_changes_begin_with_the_node_s_history(browser: Browser) -> None:
+    node = BusyNode()
+    hour_us = 3_600_000_000
+    now_us = time.time_ns() // 1_000
+    node.history = [
+        RoleChange(
+            now_us - 2 * hour_us, "primary", "BACKUP", "PASSIVE", "PEER_ACTIVE", "The peer serves.", 0
+        ),
+        RoleChange(now_us - hour_us, "primary", "PASSIVE", "ACTIVE", "VOTE", "The peer is gone.", 7, 420_000),
+    ]
+    with running(node) as site:
+        shown = show(browser, site)
+        changes = shown.evaluate("document.getElementById('changes').textContent")
+        assert "PASSIVE → ACTIVE, epoch 7: The peer is gone. Requests waited for 420 ms." in changes
+        wait(shown, "document.getElementById('span').textContent.includes('2 h')")
 
 
 @pytest.mark.loopback

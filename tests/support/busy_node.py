@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from bstar.records.role import RoleChange
 from bstar_broker.core.records import LATENCY_BOUNDS_S
 from bstar_broker.core.snapshot import FrontState, NodeState, QuorumState, SecurityState
 from support.node_states import node_state, service_state, store_state
@@ -22,12 +23,14 @@ class BusyNode(FakeNode):
         super().__init__()
         self.changes: dict[str, Any] = changes
         self.names = ["price", "invoice", "mail", "search"]
+        self.history: list[RoleChange] = []
 
     def snapshot(self, timeout_s: float) -> NodeState:
         if isinstance(self.state, Exception):
             raise self.state
         self.asked += 1
-        return busy_state(self.asked, self.names, **self.changes)
+        state = busy_state(self.asked, self.names, **self.changes)
+        return msgspec.structs.replace(state, history=self.history)
 
 
 def busy_state(seconds: int, names: list[str], **changes: Any) -> NodeState:

@@ -166,7 +166,8 @@ const timeline = (now) => {
 
 const changes = (history) => {
   const own = lanes.here.map((each) => ({ at: each.at, text: `this node: ${each.state}` }));
-  const told = history.map((each) => ({ at: each.at, text: each.text }));
+  const told = history.map((each) => ({ at: each.at / 1000, text: `${each.old} → ${each.new}, epoch ${each.epoch}: ${each.text}` +
+    (each.waited_us ? ` Requests waited for ${lasts(each.waited_us / 1e6)}.` : "") }));
   const peers = lanes.peer.map((each) => ({ at: each.at, text: `peer: ${each.state}` }));
   const all = [...(told.length ? told : own), ...peers].sort((a, b) => b.at - a.at).slice(0, 50), place = get("changes");
   while (place.children.length > all.length) place.lastChild.remove();
@@ -275,8 +276,8 @@ const draw = (view) => {
   if (node !== pair.node) { past = []; lanes = { here: [], peer: [] }; node = pair.node; }
   bounds = view.latency_bounds_s;
   while (past.length && past[0].at < at - WINDOW_MS) past.shift();
-  const history = view.history || [];
-  if (!lanes.here.length) for (const each of history) remember(lanes.here, each.at, each.state);
+  const history = state.history;
+  if (!lanes.here.length) for (const each of history) remember(lanes.here, each.at / 1000, each.new);
   remember(lanes.here, at, pair.state);
   remember(lanes.peer, at, pair.is_peer_fresh ? pair.peer_state : "SILENT");
   document.title = `${pair.state} · ${pair.role} · ${pair.pair} · bstar`;
