@@ -117,7 +117,7 @@ class CallJournal:
             raise
         # All have the same settings, except the pair's name.
         self._limit = self._journals[0].limit
-        self._weight = self._journals[0].weight
+        self._weight = _weight_of(self._journals[0])
         self._prefix = _PLAIN if is_plain else ""
         self._offers = [journal.offer for journal in self._journals]
         self._identities = _identities() if is_plain else None
@@ -171,7 +171,7 @@ class CallJournal:
             bytes_in=call.bytes_in,
             bytes_out=call.bytes_out + size,
             reply_crc=crc,
-            weight=self._weight,
+            **self._weight,
         )
 
     def announced(self, event: Event) -> None:
@@ -240,8 +240,8 @@ class WorkJournal:
     ) -> records.Execution:
         """Make the record, in the journal's thread."""
         named = _named(self._prefix, identity)
-        weight = self._journal.weight
-        return records.Execution(**stamp, **named, **fields, service=self._service, weight=weight)
+        weight = _weight_of(self._journal)
+        return records.Execution(**stamp, **named, **fields, service=self._service, **weight)
 
     def fenced(self, job: Job, epoch_seen: int) -> None:
         """A request of a superseded node was refused."""
@@ -317,6 +317,11 @@ def _open_journal(
         clock=time.monotonic,
         started={"service": service, "endpoints": ",".join(endpoints)},
     )
+
+
+def _weight_of(journal: Journal) -> dict[str, Any]:
+    """The field ``weight`` of its records of requests. It is left out if each stands for itself alone."""
+    return {} if journal.weight == 1 else {"weight": journal.weight}
 
 
 def _named(prefix: str, identity: bytes) -> dict[str, Any]:

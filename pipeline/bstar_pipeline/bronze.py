@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import StringType, StructField, StructType
 
 from bstar.records import VERSION
-from bstar_pipeline.copies import files, once, ranges
+from bstar_pipeline.copies import files, once, ranges, without_conflicts
 from bstar_pipeline.journal_files import day_of_file, lines, listing, pair_of_file
 from bstar_pipeline.schema import BASE, COMMON, DEFAULTS, LINE, REJECTED, REQUIRED, TOPICS, table_schema
 
@@ -171,6 +171,6 @@ def read(spark: SparkSession, paths: Sequence[str]) -> Bronze:
     goes on with what it wrote.
     """
     parsed = typed(lines(spark, paths))
-    found = ranges(parsed)
+    found = without_conflicts(parsed, ranges(parsed))
     unique = once(parsed, found)
     return Bronze(records(unique), rejected(unique), files(found, listing(spark, paths)))

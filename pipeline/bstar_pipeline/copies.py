@@ -4,6 +4,9 @@ A file may come twice: as a copy, or once while it was written and again sealed.
 its run (``boot``, ``seq``), so ``ranges`` finds that out from the first and the last number in each file,
 without comparing rows. ``once`` then leaves whole copies out by a broadcast join, and compares row by row
 only runs whose files overlap in part.
+
+A virtual machine that is restored from a snapshot goes on twice with one ``boot``: then two different records
+have one number. ``without_conflicts`` looks for them where files overlap, and keeps both.
 """
 
 from pyspark.sql import Column, DataFrame, Window
@@ -85,6 +88,28 @@ def _placed(found: DataFrame) -> DataFrame:
     return found.withColumn("is_overlapping", is_overlapping).drop(*steps)
 
 
+def without_conflicts(typed: DataFrame, ranges: DataFrame) -> DataFrame:
+    """``ranges``, where no file of a run is a copy in which two records with one number differ.
+
+    One small action tells whether any files overlap at all; only the rows of their runs are compared.
+    """
+    doubtful = [row.boot for row in ranges.where("duplicates > 0").select("boot").distinct().collect()]
+    if not doubtful:
+        return ranges
+    rows = typed.where((F.col("topic") != REJECTED) & F.col("boot").isin(doubtful))
+    differing = rows.groupBy("boot", "seq").agg(F.min("mono").alias("first"), F.max("mono").alias("last"))
+    twice = [row.boot for row in differing.where("first <> last").select("boot").distinct().collect()]
+    if not twice:
+        return ranges
+    is_twice = F.coalesce(F.col("boot").isin(twice), F.lit(False))
+    return ranges.withColumns(
+        {
+            "is_duplicate": F.col("is_duplicate") & ~is_twice,
+            "is_overlapping": F.col("is_overlapping") | is_twice,
+        }
+    )
+
+
 def once(typed: DataFrame, ranges: DataFrame) -> DataFrame:
     """Leave out of ``typed`` what came in another file, too; rejected lines only with their whole file."""
     return records_once(typed, ranges).unionByName(rejected_once(typed, ranges))
@@ -98,7 +123,7 @@ def records_once(typed: DataFrame, ranges: DataFrame) -> DataFrame:
     first = typed.where(F.col("topic") != REJECTED).join(copies, key, "left_anti")
     alone = first.join(overlapping, key, "left_anti")
     columns = typed.columns
-    by_place = Window.partitionBy("boot", "seq").orderBy("place", "file", "at", "mono", "kind")
+    by_place = Window.partitionBy("boot", "seq", "mono").orderBy("place", "file", "at", "kind")
     mixed = first.join(overlapping, key).withColumn("nth", F.row_number().over(by_place)).where("nth = 1")
     return alone.select(*columns).unionByName(mixed.select(*columns))
 

@@ -29,6 +29,7 @@ from bstar_pipeline.gold.capacity import capacity
 from bstar_pipeline.gold.clients import clients
 from bstar_pipeline.gold.durables import durable_findings
 from bstar_pipeline.gold.incidents import incidents
+from bstar_pipeline.gold.nodes import node_findings
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 from bstar_pipeline.gold.serving import CLOCK_ERROR_US
 from bstar_pipeline.schema import REJECTED, table_schema
@@ -126,10 +127,10 @@ def run(
         told = other.submit(_services, job, records, slo)
         runs = job.write("silver.runs", silver.runs(records))
         states = job.write("silver.states", silver.states(records, runs))
-        requests = _requests(job, records, runs)
-        of_durables = _durables(job, records, runs, states, clock_error_us)
+        requests = _requests(job, records, runs, clock_error_us)
+        further = [node_findings(records, runs), *_durables(job, records, runs, states, clock_error_us)]
         found = job.write("gold.incidents", incidents(records, runs, states, requests, clock_error_us))
-        findings = job.write("gold.audit", audit(requests, runs, states, clock_error_us, of_durables))
+        findings = job.write("gold.audit", audit(requests, runs, states, clock_error_us, further))
         told.result()
     job.tell("counting")
     files = (
@@ -177,8 +178,9 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
     parsed = store.read(spark, root, "bronze.records", job.seen, more=REJECTION)
     parsed = parsed.where(F.col("topic").isin(REJECTED, _OUTSIDE) | store.within(scope))
     job.tell("looking for files that came twice or lost their end")
-    ranges = copies.ranges(parsed).persist()
+    found = copies.ranges(parsed).persist()
     try:
+        ranges = copies.without_conflicts(parsed, found)
         _files(job, journal_files.listing(spark, inputs, since), ranges, since)
         job.tell("writing bronze.rejected")
         if any(leaf.endswith(REJECTED) for leaf in aside):
@@ -193,7 +195,7 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
             of_pairs = bronze.records(copies.records_once(parsed, ranges)).where(F.col("pair").isin(*pairs))
             store.write(of_pairs, root, "bronze.records")
     finally:
-        ranges.unpersist()
+        found.unpersist()
     store.clear(spark, root, "bronze.records", aside)
     return job.read("bronze.records")
 
@@ -238,10 +240,11 @@ def _services(job: _Job, records: DataFrame, slo: Objectives | None) -> None:
     job.write("gold.capacity", capacity(records))
 
 
-def _requests(job: _Job, records: DataFrame, runs: DataFrame) -> DataFrame:
+def _requests(job: _Job, records: DataFrame, runs: DataFrame, clock_error_us: int) -> DataFrame:
     """Write the table of requests, by the way that suits what there are records of."""
     if job.topics & {"calls", "executions"}:
-        return job.write("silver.requests", silver.requests(records, runs))
+        found = silver.requests(records, runs, clock_error_us=clock_error_us)
+        return job.write("silver.requests", found)
     job.tell("looking for requests with several records")
     again = silver.repeated(records).persist()
     try:

@@ -79,13 +79,14 @@ _TABLES = (
         "runs",
         "One row for each run of a process. offset_us turns its monotonic clock into the common timeline: "
         "it is the median of at - mono, so steps of the wall clock do not matter; processes of one machine "
-        "share it. is_clean: the process said that it stopped. missing counts records that it wrote and "
-        "that are not here (gaps in seq). dropped counts records that it could not write. is_sampled: its "
-        "records of requests are a sample.",
+        "share it. is_clean: the process said that it stopped. before counts the records that it wrote "
+        "before the first one here, missing those that lack after that (gaps in seq). conflicts counts "
+        "records that have the number of another one: two processes ran with one boot id. dropped counts "
+        "records that it could not write. is_sampled: its records of requests are a sample.",
         "node STRING, boot STRING, source STRING, machine STRING, host STRING, version STRING, config "
         "STRING, service STRING, heartbeat_us BIGINT, failover_timeout_us BIGINT, offset_us BIGINT, "
-        "started_at_us BIGINT, last_at_us BIGINT, is_clean BOOLEAN, records BIGINT, missing BIGINT, "
-        "dropped BIGINT, is_sampled BOOLEAN",
+        "started_at_us BIGINT, last_at_us BIGINT, is_clean BOOLEAN, records BIGINT, before BIGINT, "
+        "missing BIGINT, conflicts BIGINT, dropped BIGINT, is_sampled BOOLEAN",
     ),
     Table(
         "silver",
@@ -98,13 +99,14 @@ _TABLES = (
         "its record. queued_us, busy_us and total_us come from the record that answered. deliveries is the "
         "sum over all nodes. answers counts node records with the outcome answered or failed. executions "
         "counts the runs by workers; unmarked counts the runs after the first that were not marked as "
-        "redelivered. reply_crc is what the client got; execution_crcs are what workers answered.",
+        "redelivered. calls counts the outcomes that clients recorded. reply_crc is what the client got; "
+        "execution_crcs are what workers answered.",
         "client STRING, number BIGINT, service STRING, sender STRING, node STRING, worker STRING, "
         "outcome STRING, evidence INT, accepted_at_us BIGINT, ended_at_us BIGINT, epoch BIGINT, "
         "total_us BIGINT, queued_us BIGINT, busy_us BIGINT, deliveries INT, is_repeated BOOLEAN, "
-        "node_records INT, answers INT, returned INT, executions INT, unmarked INT, call_outcome STRING, "
-        "call_total_us BIGINT, attempts INT, busy INT, is_idempotent BOOLEAN, bytes_in BIGINT, "
-        "bytes_out BIGINT, reply_crc BIGINT, execution_crcs ARRAY<BIGINT>, weight DOUBLE",
+        "node_records INT, answers INT, returned INT, executions INT, unmarked INT, calls INT, "
+        "call_outcome STRING, call_total_us BIGINT, attempts INT, busy INT, is_idempotent BOOLEAN, "
+        "bytes_in BIGINT, bytes_out BIGINT, reply_crc BIGINT, execution_crcs ARRAY<BIGINT>, weight DOUBLE",
     ),
     Table(
         "silver",
@@ -150,7 +152,7 @@ _TABLES = (
         "gold",
         "audit",
         "One row for each finding. rule is lost, executed-twice, answered-twice, crossed, both-active, "
-        "or of durable requests durable-lost, begun-after-end or answer-changed. "
+        "epoch-reused, stale-epoch, or of durable requests durable-lost, begun-after-end or answer-changed. "
         "verdict is violated, excused (the guarantees allow the repetition; such findings are counted, not "
         "listed) or unproven (the journals cannot tell: they are sampled, incomplete or missing).",
         "rule STRING, verdict STRING, client STRING, number BIGINT, service STRING, node STRING, "

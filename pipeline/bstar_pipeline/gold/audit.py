@@ -10,6 +10,7 @@ Requests are never shuffled: they are filtered, counted, and joined with the cli
 
 from collections.abc import Sequence
 from functools import reduce
+from itertools import starmap
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -20,17 +21,26 @@ from bstar_pipeline.gold.told import FOREVER, text
 from bstar_pipeline.schema import shaped
 
 # Bits of silver.requests.evidence.
-_CLIENT, _WORKER = 2, 4
+_NODE, _CLIENT, _WORKER = 1, 2, 4
 # What the end of a journal may lack: records that waited to be written ...
 _UNWRITTEN_US = 2_000_000
 # ... and calls that had not ended yet.
 _CALL_MAX_US = 60_000_000
 
+# What the journal of a run may lack: how much, and its sentence.
+_LACKING = (
+    ("before", "records that it wrote before its first one here are not here"),
+    ("missing", "records that it wrote are not here"),
+    ("conflicts", "records have the number of another: its boot id ran twice, as after a restored snapshot"),
+    ("dropped", "records it could not write in time"),
+    ("if(is_sampled, 1L, 0L)", "its records of requests are a sample"),
+)
 # What a rule cannot be proven for: the rule, the count of such requests, and why.
 _UNCOVERED = (
     ("lost", "plain", "of plain Majordomo clients, whose requests have no identity: nothing is checked"),
     ("lost", "no_call", "not in a client's journal: whether the client was told is not known"),
     ("executed-twice", "no_run", "not in a worker's journal: how often they were executed is not known"),
+    ("answered-twice", "no_node", "not in a node's journal: how often they were answered is not known"),
     ("crossed", "no_run", "not in a worker's journal: what was answered to them is not known"),
 )
 
@@ -72,11 +82,14 @@ def _with_context(requests: DataFrame, runs: DataFrame) -> DataFrame:
         .select("pair", "client", F.lit(True).alias("keeps"))
         .distinct()
     )
-    holes = "(missing > 0 OR dropped > 0)"
+    holes = "(missing > 0 OR dropped > 0 OR conflicts > 0)"
 
     def gaps(name: str, source: str, condition: str, since: str, until: str) -> Column:
-        gap = f"struct({since} AS since, {until} AS until)"
-        return F.expr(f"collect_list(if(source = '{source}' AND ({condition}), {gap}, NULL)) AS {name}")
+        gap = f"if({condition}, struct({since} AS since, {until} AS until), NULL)"
+        # What it wrote before its first record here was of an earlier time.
+        early = "if(before > 0, struct(0L AS since, started_at_us AS until), NULL)"
+        of_source = f"if(source = '{source}', filter(array({gap}, {early}), gap -> gap IS NOT NULL), NULL)"
+        return F.expr(f"flatten(collect_list({of_source})) AS {name}")
 
     of_pair = runs.groupBy("pair").agg(
         gaps(
@@ -115,6 +128,7 @@ def _is_suspect() -> Column:
         "executions > 1",
         "deliveries > 1",
         "answers > 1",
+        "calls > 1",
         "unmarked > 0",
         "call_outcome NOT IN ('answered', 'failed')",
         "outcome IN ('returned', 'late')",
@@ -143,6 +157,10 @@ def _coverage(requests: DataFrame) -> DataFrame:
             f"count_if(client NOT LIKE 'mdp-%' AND evidence & {_WORKER} = 0 "
             "AND outcome IN ('answered', 'failed')) AS no_run"
         ),
+        F.expr(
+            f"count_if(client NOT LIKE 'mdp-%' AND number < {DURABLE_NUMBER} AND evidence & {_NODE} = 0 "
+            "AND outcome IN ('answered', 'failed')) AS no_node"
+        ),
     )
     rows = F.array(
         *(
@@ -159,13 +177,11 @@ def _coverage(requests: DataFrame) -> DataFrame:
 
 def _gaps(runs: DataFrame, states: DataFrame) -> DataFrame:
     """Runs whose journals lack something, and nodes whose last moments nobody wrote down."""
-    lacking = (
-        "array(struct(missing AS count, 'records that it wrote are not here' AS text), "
-        "struct(dropped AS count, 'records it could not write in time' AS text), "
-        "struct(if(is_sampled, 1L, 0L) AS count, 'its records of requests are a sample' AS text))"
+    lacking = F.array(
+        *starmap(lambda count, text: F.expr(f"struct({count} AS count, '{text}' AS text)"), _LACKING)
     )
     of_runs = (
-        runs.select("*", F.explode(F.expr(lacking)).alias("lack"))
+        runs.select("*", F.explode(lacking).alias("lack"))
         .where("lack.count > 0")
         .select(
             "day",

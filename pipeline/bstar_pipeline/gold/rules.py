@@ -42,6 +42,7 @@ FACTS = {
     "executions": "coalesce(executions, 0)",
     "answers": "coalesce(answers, 0)",
     "deliveries": "coalesce(deliveries, 0)",
+    "calls": "coalesce(calls, 0)",
     "has_node": "evidence & 1 != 0",
     "has_call": "evidence & 2 != 0",
     "has_worker": "evidence & 4 != 0",
@@ -146,6 +147,7 @@ RULES = {
     ),
     "answered-twice": (
         # Guarantee 2: a reply is delivered once. Of two marked answers the client delivers one.
+        Rule("violated", "calls > 1 AND NOT is_keyed", "its client's journal has {calls} outcomes of it"),
         Rule("excused", "answers > 1 AND is_durable", "attempts at a durable request that ended"),
         Rule("excused", "answers > 1 AND is_keyed", "asked again by its key"),
         Rule("excused", "answers > 1 AND is_repeated", "a marked repetition: the first answer had been lost"),
@@ -157,6 +159,11 @@ RULES = {
     ),
     "crossed": (
         # Guarantee 2: replies are never crossed. The CRC-32 of a delivered reply is one that a worker gave.
+        Rule(
+            "unproven",
+            "is_crossed AND deliveries > executions",
+            "no recorded reply, but a worker that a node gave it to recorded nothing of it",
+        ),
         Rule(
             "violated",
             "is_crossed AND NOT worker_may_lack",

@@ -47,6 +47,16 @@ RULES = {
         "answers to durable requests changed",
         "Answer changed: two answers to one durable request differ, or it ended twice.",
     ),
+    "epoch-reused": (
+        "epoch was taken by both nodes",
+        "epochs were taken by both nodes",
+        "Epoch reused: both nodes took the same one, so workers cannot tell which of them was superseded.",
+    ),
+    "stale-epoch": (
+        "worker executed in an older epoch",
+        "workers executed in an older epoch",
+        "Older epoch: a worker began a request of a node that it knew to be superseded.",
+    ),
     "both-active": (
         "interval in which both nodes served",
         "intervals in which both nodes served",

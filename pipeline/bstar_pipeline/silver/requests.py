@@ -14,6 +14,7 @@ A request of a plain Majordomo client has no identity that others know; its reco
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
+from bstar_pipeline.gold.serving import CLOCK_ERROR_US, SAME_CLOCK_ERROR_US
 from bstar_pipeline.schema import table_schema
 
 # What a node says of a request's end, the best last.
@@ -24,7 +25,9 @@ _PLAIN = "mdp-"
 _TOPICS = ("requests", "calls", "executions")
 
 
-def requests(records: DataFrame, runs: DataFrame, again: DataFrame | None = None) -> DataFrame:
+def requests(
+    records: DataFrame, runs: DataFrame, again: DataFrame | None = None, clock_error_us: int = CLOCK_ERROR_US
+) -> DataFrame:
     """``silver.requests`` of bronze records and ``silver.runs``.
 
     A request is of the day on which its last record was written. With ``again``, what ``repeated`` found of
@@ -32,10 +35,10 @@ def requests(records: DataFrame, runs: DataFrame, again: DataFrame | None = None
     """
     rows = _rows(records, runs)
     if again is None:
-        return _grouped(rows.repartition(*_KEY))
+        return _grouped(rows.repartition(*_KEY), clock_error_us)
     few = F.broadcast(again)
     alone = _shaped(rows.join(few, "digest", "left_anti"), _columns_of_one())
-    return alone.unionByName(_grouped(rows.join(few, "digest", "left_semi")))
+    return alone.unionByName(_grouped(rows.join(few, "digest", "left_semi"), clock_error_us))
 
 
 def repeated(records: DataFrame) -> DataFrame:
@@ -69,13 +72,14 @@ def _rows(records: DataFrame, runs: DataFrame) -> DataFrame:
         _apart().alias("apart"),
         "day",
         "topic",
+        "offset_us",
         (F.col("mono") + F.col("offset_us")).alias("end_us"),
         "node",
         *_CARRIED,
     )
 
 
-def _grouped(rows: DataFrame) -> DataFrame:
+def _grouped(rows: DataFrame, clock_error_us: int) -> DataFrame:
     """Requests of any number of records each."""
     is_node, is_call, is_run = (F.col("topic") == topic for topic in _TOPICS)
     took_us = F.when(is_run, F.col("busy_us")).otherwise(F.col("total_us"))
@@ -98,11 +102,16 @@ def _grouped(rows: DataFrame) -> DataFrame:
         .alias("deliveries"),
         _count(is_run).alias("executions"),
         _count(is_run & ~F.col("is_repeated")).alias("unmarked"),
+        F.max(
+            F.when(is_run & ~F.col("is_repeated"), F.struct(began_us.alias("began_us"), "offset_us"))
+        ).alias("last_unmarked"),
+        F.min(F.when(is_run & F.col("is_repeated"), F.struct("end_us", "offset_us"))).alias("first_marked"),
+        _count(is_call).alias("calls"),
         F.max("is_repeated").alias("is_repeated"),
         F.max("weight").alias("weight"),
         F.array_sort(F.collect_set(F.when(is_run, F.col("reply_crc")))).alias("execution_crcs"),
     )
-    return _shaped(found, _columns())
+    return _shaped(found, _columns(clock_error_us))
 
 
 def _shaped(frame: DataFrame, columns: dict[str, Column]) -> DataFrame:
@@ -136,11 +145,16 @@ def _count(condition: Column) -> Column:
     return F.count_if(condition).cast("int")
 
 
-def _columns() -> dict[str, Column]:
+def _columns(clock_error_us: int) -> dict[str, Column]:
     """The columns of the table; the best source comes first."""
     evidence = F.lit(0)
     for bit, record in ((1, "n"), (2, "c"), (4, "x")):
         evidence = evidence + F.when(F.col(record).isNotNull(), bit).otherwise(0)
+
+    unmarked, marked = F.col("last_unmarked"), F.col("first_marked")
+    # Runs with one offset are of one machine.
+    allowed_us = F.when(unmarked.offset_us == marked.offset_us, SAME_CLOCK_ERROR_US).otherwise(clock_error_us)
+    is_after = unmarked.began_us - marked.end_us > allowed_us
 
     def best(field: str, *of: str) -> Column:
         return F.coalesce(*(F.col(f"{record}.{field}") for record in of))
@@ -168,8 +182,9 @@ def _columns() -> dict[str, Column]:
         "answers": F.col("answers"),
         "returned": F.col("returned"),
         "executions": F.col("executions"),
-        # The first run of a request needs no mark, by any machine's clock.
-        "unmarked": F.greatest(F.col("unmarked") - 1, F.lit(0)).cast("int"),
+        # The first run needs no mark. A run after the end of a marked one is not the first.
+        "unmarked": F.greatest(F.col("unmarked") - 1, F.when(is_after, 1).otherwise(0)).cast("int"),
+        "calls": F.col("calls"),
         "call_outcome": F.col("c.outcome"),
         "call_total_us": F.col("c.total_us"),
         "attempts": F.col("c.attempts").cast("int"),
@@ -205,5 +220,6 @@ def _columns_of_one() -> dict[str, Column]:
         "returned": F.when(F.col("outcome") == "returned", 1).otherwise(0),
         "executions": F.lit(0),
         "unmarked": F.lit(0),
+        "calls": F.lit(0),
         "execution_crcs": F.array(),
     }

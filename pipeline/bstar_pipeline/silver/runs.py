@@ -60,7 +60,10 @@ def runs(records: DataFrame) -> DataFrame:
         "started_at_us": F.col("first_mono") + F.col("offset_us"),
         "last_at_us": F.col("last_mono") + F.col("offset_us"),
         "is_clean": F.col("ends") > 0,
-        "missing": F.col("last_seq") - F.col("first_seq") + 1 - F.col("records"),
+        "before": F.col("first_seq") - 1,
+        "missing": F.greatest(F.col("last_seq") - F.col("before") - F.col("records"), F.lit(0)),
+        # Each number comes once, unless the same process went on twice, as a restored snapshot does.
+        "conflicts": F.greatest(F.col("records") - F.col("last_seq") + F.col("before"), F.lit(0)),
         "dropped": F.coalesce(F.col("dropped"), F.lit(0)),
         "is_sampled": (F.col("weighted") > 0) | (F.coalesce(F.col("start.sample"), F.lit(1.0)) < 1),
     }
