@@ -1,9 +1,8 @@
-"""The job managers of EventMQ: each is a worker of the broker for each of its queues (a lane).
+"""The job managers of EventMQ: what they say, what the broker says to them, and how they end.
 
-A manager's free processes are its slots; all its lanes share them. The broker may give a lane as many
-requests as the manager has free slots, beside those under way there: that is the lane's credit. Every
-READY, dispatch and REPLY changes it. Queues with higher weights get a slot first. One input can make the
-broker fill several lanes at once; what is beyond the slots waits here for the next READY.
+``Lanes`` has their slots. Every READY, dispatch and REPLY changes what a manager may take. Of its queues
+those with higher weights get a slot first. One input can make the broker fill several lanes at once; what is
+beyond the slots waits here for the next READY.
 
 A manager that is silent for too long, says KBYE or cannot be reached is forgotten, and the broker redelivers
 its jobs. The published router loses them.
@@ -13,7 +12,6 @@ goes to the other node at once, a published one after 15 s. While nobody serves,
 this node is the one that serves next.
 """
 
-from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -26,6 +24,7 @@ from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, FromPeer,
 from bstar_broker.core.outputs import Dispatch, FrontSend, Output
 from bstar_broker.fronts.emq.desk import NAME, WORKERS, Desk, label
 from bstar_broker.fronts.emq.jobs import failure_of, from_body
+from bstar_broker.fronts.emq.lanes import Job, Lanes, Manager
 
 # A READY without end must not become credit without end.
 SLOTS_MAX = 10_000
@@ -36,41 +35,6 @@ _GONE_S = 0.5
 # The front expires managers itself: the broker's lease of a lane is renewed by its own heartbeats.
 _LEASE_BEAT_MS = 3_600_000
 _LEASE_MS = 24 * _LEASE_BEAT_MS
-
-
-class Job(msgspec.Struct):
-    """A request at a manager."""
-
-    lane: "Lane"
-    identity: bytes
-    began_at: float
-
-
-class Lane(msgspec.Struct, eq=False):
-    """One queue of a manager: a worker of the broker. ``claims``: dispatched, and on the way here."""
-
-    peer: bytes
-    manager: "Manager"
-    queue: str
-    credit: int = 0
-    claims: int = 0
-    held: int = 0
-
-
-class Manager(msgspec.Struct, eq=False):
-    """One job manager. ``held``: requests beyond its slots. ``jobs``: by msgid, in order of dispatch."""
-
-    routing_id: bytes
-    user_id: str
-    queues: tuple[emq.Queue, ...]
-    heard_at: float
-    sent_at: float
-    lanes: list[Lane] = []
-    free: int = 0
-    held: deque[Order] = msgspec.field(default_factory=deque)
-    jobs: dict[bytes, Job] = {}
-    processed: int = 0
-    is_dismissed: bool = False
 
 
 class QueueTally(msgspec.Struct):
@@ -87,23 +51,13 @@ class Managers:
         self._desk = desk
         self._inlet = desk.inlet
         self.by_id: dict[bytes, Manager] = {}
-        self._lanes: dict[bytes, Lane] = {}
+        self._lanes = Lanes(desk.inlet)
         self._registrations = 0
         self.tallies: dict[str, QueueTally] = {}
-        self.is_closed = False
 
     def receive(self, message: FromPeer, now: float, user_id: str) -> list[Output]:
         """Give the broker a message of a peer."""
-        return self._claimed(self._inlet.receive_message(message, now, user_id))
-
-    def _claimed(self, outputs: list[Output]) -> list[Output]:
-        """These outputs. The dispatches among them take slots."""
-        for output in outputs:
-            lane = self._lanes.get(output.frames[0]) if type(output) is Dispatch else None
-            if lane is not None and lane.manager.free:
-                lane.manager.free -= 1
-                lane.claims += 1
-        return outputs
+        return self._lanes.claimed(self._inlet.receive_message(message, now, user_id))
 
     # --- what managers say ----------------------------------------------------------------------------------
 
@@ -138,13 +92,11 @@ class Managers:
         manager = Manager(routing_id, user_id, queues, now, now)
         self.by_id[routing_id] = manager
         self._registrations += 1
-        names = dict.fromkeys(queue.name for queue in sorted(queues, key=lambda queue: -queue.weight))
-        for number, name in enumerate(names):
+        heaviest = {queue.name: queue for queue in sorted(queues, key=lambda queue: queue.weight)}
+        for number, queue in enumerate(sorted(heaviest.values(), key=lambda queue: -queue.weight)):
             # No routing id: orders for an earlier registration of the same one must not meet this one.
             suffix = b"%d.%d" % (self._registrations, number)
-            lane = Lane(peer_id(NAME, WORKERS, suffix), manager, name)
-            manager.lanes.append(lane)
-            self._lanes[lane.peer] = lane
+            self._lanes.add(peer_id(NAME, WORKERS, suffix), manager, queue)
         for lane in list(manager.lanes):
             ready = Ready(
                 lane.peer,
@@ -171,7 +123,7 @@ class Managers:
 
     def _keeps(self, now: float) -> bool:
         """True if managers are to stay with this node."""
-        return not self.is_closed and (self._inlet.is_active or not self._inlet.is_peer_serving(now))
+        return not self._lanes.is_closed and (self._inlet.is_active or not self._inlet.is_peer_serving(now))
 
     def _dismiss(self, manager: Manager) -> list[Output]:
         """Say KBYE once. Its jobs end before: a manager of ours drops the results of a router it left."""
@@ -185,22 +137,14 @@ class Managers:
             return self._dispatch(manager, manager.held.popleft(), now)
         if manager.free >= SLOTS_MAX:
             return self._desk.note("slots", f"a job manager has more than {SLOTS_MAX} free slots")
-        manager.free += 1
+        return self._free(manager, now)
+
+    def _free(self, manager: Manager, now: float) -> list[Output]:
+        self._lanes.free_slot(manager)
         return self._share(manager, now)
 
     def _share(self, manager: Manager, now: float) -> list[Output]:
-        """Tell the broker what each lane may take, the highest weights first."""
-        outputs: list[Output] = []
-        is_settled = False
-        while not is_settled:
-            is_settled = True
-            for lane in list(manager.lanes):
-                credit = lane.held + lane.claims + (0 if self.is_closed else manager.free)
-                if credit != lane.credit:
-                    is_settled = False
-                    lane.credit = credit
-                    outputs += self._claimed(self._inlet.set_credit(lane.peer, credit, now))
-        return outputs
+        return self._lanes.share(manager.lanes, now)
 
     def _end_job(self, manager: Manager, reply: emq.Reply, now: float) -> list[Output]:
         msgid = reply.about
@@ -222,7 +166,7 @@ class Managers:
     def _conclude(self, job: Job, result: bytes, now: float) -> list[Output]:
         """Give the broker the end of a job. The slot stays taken until READY."""
         lane = job.lane
-        if self._lanes.get(lane.peer) is not lane:
+        if not self._lanes.has(lane):
             return self._desk.note("late-reply", "the broker has let this queue of the job manager go")
         lane.held -= 1
         outputs = self._share(lane.manager, now)
@@ -250,16 +194,15 @@ class Managers:
         if self.by_id.get(manager.routing_id) is not manager:
             return []
         del self.by_id[manager.routing_id]
-        lanes, manager.lanes = manager.lanes, []
+        lanes = list(manager.lanes)
         # None of its lanes may get what another one of them held.
-        for lane in lanes:
-            del self._lanes[lane.peer]
+        others = [other for lane in lanes for other in self._lanes.remove(lane)]
         outputs: list[Output] = []
         for lane in lanes:
             outputs += self._inlet.set_credit(lane.peer, 0, now)
         for lane in lanes:
             outputs += self.receive(Disconnect(lane.peer, Dialect.FRONT), now, manager.user_id)
-        return outputs
+        return outputs + self._lanes.share(others, now)
 
     # --- what the broker says -------------------------------------------------------------------------------
 
@@ -275,7 +218,7 @@ class Managers:
                 if lane.claims:
                     lane.claims -= 1
                 elif manager.free:
-                    manager.free -= 1
+                    self._lanes.free_slot(manager, -1)
                 else:
                     manager.held.append(order)
                     return self._share(manager, now)
@@ -284,22 +227,21 @@ class Managers:
                 beat = Heartbeat(lane.peer, Dialect.FRONT, (), order.epoch)
                 return self.receive(beat, now, manager.user_id)
             case Verb.DISCONNECT:
-                del self._lanes[lane.peer]
-                manager.lanes.remove(lane)
-                return self._desk.note("queue-refused", "the broker does not take a queue of a job manager")
+                outputs = self._lanes.share(self._lanes.remove(lane), now)
+                text = "the broker does not take a queue of a job manager"
+                return outputs + self._desk.note("queue-refused", text)
         return []
 
     def _dispatch(self, manager: Manager, order: Order, now: float) -> list[Output]:
         lane = self._lanes.get(order.peer)
         if lane is None:
             # The broker has let the queue go meanwhile; its slot is free.
-            manager.free += 1
-            return self._share(manager, now)
+            return self._free(manager, now)
         try:
             request = from_body(order.body, lane.queue, order.identity.hex().encode())
         except RemoteProtocolError as error:
             lane.held -= 1
-            manager.free += 1
+            self._lanes.free_slot(manager)
             failed = Failure(lane.peer, order.identity, ErrorCode.INVALID.value, error.text.encode(), b"")
             outputs = self._desk.note(f"job-{error.reason}", error.text)
             outputs += self.receive(failed, now, manager.user_id)
@@ -322,10 +264,10 @@ class Managers:
         outputs: list[Output] = []
         if output.frames[3] == b"REQUEST":
             job = manager.jobs.pop(output.frames[4], None)
-            if job is not None and self._lanes.get(job.lane.peer) is job.lane:
+            if job is not None and self._lanes.has(job.lane):
                 for lane in manager.lanes:
                     outputs += self._inlet.set_credit(lane.peer, 0, now)
-                outputs += self._claimed(self._inlet.worker_unreached(job.lane.peer, now))
+                outputs += self._lanes.claimed(self._inlet.worker_unreached(job.lane.peer, now))
         elif not is_gone:
             return []
         outputs += self._desk.note("manager-unreachable", "a job manager's connection is gone")
@@ -370,7 +312,7 @@ class Managers:
 
     def close(self, now: float) -> list[Output]:
         """Take no more jobs; those under way end. KBYE goes to each manager after its last one."""
-        self.is_closed = True
+        self._lanes.is_closed = True
         outputs: list[Output] = []
         for manager in list(self.by_id.values()):
             outputs += self._share(manager, now)
