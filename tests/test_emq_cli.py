@@ -42,11 +42,12 @@ def test_a_job_manager_by_its_file_and_by_its_options(
             assert program.terminate() == 0
         assert router.of(emq.Inform)[0].queues == (emq.Queue(5, "mail"),)
         assert router.of(emq.Goodbye)
+    with PublishedRouter(wire=emq.Wire.SPECIFICATION) as router:
         options = ["--router", router.backend, "--allow", "shopjobs", "--queues", "20:fast,10:default"]
-        with Program(*command, *options) as program:
+        with Program(*command, *options, "--wire", "specification") as program:
             router.wait_until(lambda: list(router.slots.values()) == [4])
             assert program.terminate() == 0
-        assert router.of(emq.Inform)[1].queues == (emq.Queue(20, "fast"), emq.Queue(10, "default"))
+        assert router.of(emq.Inform)[0].queues == (emq.Queue(20, "fast"), emq.Queue(10, "default"))
 
 
 @pytest.mark.parametrize(

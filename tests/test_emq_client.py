@@ -61,6 +61,52 @@ def test_a_result_comes_back_where_the_router_forwards_it() -> None:
     assert router.of(emq.Request)[0].headers.reply_requested
 
 
+@pytest.mark.parametrize("wire", emq.Wire)
+def test_client_and_manager_take_either_side_at_a_router_that_takes_it(wire: emq.Wire) -> None:
+    router = PublishedRouter(forwards_results=True, wire=wire)
+    manager = EmqJobManager(
+        [router.backend],
+        queues=[(20, "fast"), (10, "default")],
+        wire=wire.value,
+        allow=["support.emq_calls"],
+        processes=2,
+    )
+    with router, manager, EmqClient([router.frontend], wire=wire.value) as client:
+        thread = threading.Thread(target=manager.run)
+        thread.start()
+        try:
+            assert client.call("default", JOB) == 3
+            assert client.call("default", Job("support.emq_calls", "echo", ["x"])) == "x"
+            assert router.of(emq.Inform)[0].queues == (emq.Queue(20, "fast"), emq.Queue(10, "default"))
+        finally:
+            manager.stop()
+            thread.join()
+        assert (manager.drops.total(), client.counts["invalid"]) == (0, 0)
+
+
+def test_a_schedule_needs_the_published_wire() -> None:
+    with (
+        EmqClient(["tcp://127.0.0.1:9"], wire="specification") as client,
+        pytest.raises(LocalProtocolError, match="published wire"),
+    ):
+        client.schedule("default", JOB, every_s=60)
+    with pytest.raises(ConfigurationError, match="choose published or specification"):
+        EmqClient(["tcp://127.0.0.1:9"], wire="both")
+
+
+def test_an_idempotent_call_is_sent_again_when_its_connection_breaks() -> None:
+    first, second = PublishedRouter(), PublishedRouter(forwards_results=True)
+    caught: list[object] = []
+    endpoints = [first.frontend, second.frontend]
+    with first, second, managed(second), EmqClient(endpoints, timing=QUICK) as client:
+        thread = threading.Thread(target=lambda: caught.append(client.call("default", JOB, idempotent=True)))
+        thread.start()
+        first.wait_until(lambda: first.heard)
+        first.close()
+        thread.join()
+    assert caught == [3]
+
+
 def test_the_published_router_forwards_no_result_and_the_call_ends_in_time() -> None:
     with PublishedRouter() as router, managed(router), EmqClient([router.frontend]) as client:
         # Now there is a connection.
@@ -167,8 +213,11 @@ def test_wrong_arguments_are_told_before_anything_is_sent() -> None:
             arguments: dict[str, Any] = dict(wrong)
             with pytest.raises(LocalProtocolError):
                 client.schedule("default", JOB, **arguments)
-        with pytest.raises(LocalProtocolError):
-            client.send("", JOB)
+        for name, text in (("", "it is empty"), ("q" * 256, "has 256")):
+            with pytest.raises(LocalProtocolError, match=text):
+                client.send(name, JOB)
+            with pytest.raises(ConfigurationError, match=text):
+                EmqJobManager(["tcp://127.0.0.1:9"], allow=["m"], queues=[(1, name)])
         with pytest.raises(TypeError):
             client.send("default", Job("m", "f", [{1, 2}]))
     with pytest.raises(ConfigurationError):
@@ -179,8 +228,10 @@ def test_wrong_arguments_are_told_before_anything_is_sent() -> None:
 
 
 @contextmanager
-def device(security: ServerSecurity | None = None) -> Iterator[EmqPubSub]:
-    with EmqPubSub("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", security=security) as found:
+def device(
+    security: ServerSecurity | None = None, wire: emq.Wire = emq.Wire.PUBLISHED
+) -> Iterator[EmqPubSub]:
+    with EmqPubSub("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", security=security, wire=wire.value) as found:
         thread = threading.Thread(target=found.run)
         thread.start()
         try:
@@ -237,6 +288,20 @@ def test_with_keys_only_those_of_the_list_publish_and_subscribe() -> None:
         assert not listener.poll(0)
         assert not keyless.poll(0)
         forger.close(0)
+
+
+def test_a_publisher_speaks_the_specifications_wire_to_a_device_that_does() -> None:
+    with device(wire=emq.Wire.SPECIFICATION) as found, zmq.Context() as context:
+        publishers, subscribers = found.endpoints
+        with context.socket(zmq.SUB) as subscriber:
+            subscriber.subscribe(b"prices.")
+            subscriber.connect(subscribers)
+            with EmqPublisher(publishers, wire="specification") as publisher:
+                # A subscription takes its time; until it is there, publications are lost.
+                while not subscriber.poll(20):
+                    publisher.publish("prices.apple", 3.5)
+                assert receive(subscriber) == [b"prices.apple", b"3.5"]
+    assert not found.drops
 
 
 def test_a_place_that_is_taken_is_a_configuration_error() -> None:

@@ -17,10 +17,11 @@ RESULT = b'{"value": 1}'
 
 
 class Talk:
-    def __init__(self) -> None:
+    def __init__(self, wire: emq.Wire = emq.Wire.PUBLISHED) -> None:
         numbers = itertools.count(1)
         self.now = 0.0
-        self.calls = EmqCalls(CallSettings(("A", "B")), lambda: b"id-%d" % next(numbers))
+        self.wire = wire
+        self.calls = EmqCalls(CallSettings(("A", "B"), wire=wire), lambda: b"id-%d" % next(numbers))
 
     def connect(self) -> Talk:
         self.calls.start(self.now)
@@ -33,7 +34,7 @@ class Talk:
         return self.calls.submit(Pending(name, FRAMES, deadline, result, sure), self.now)
 
     def hears(self, message: emq.Message) -> list[CallOutput]:
-        return self.calls.receive(emq.encode(message), self.now)
+        return self.calls.receive(emq.encode(message, wire=self.wire), self.now)
 
     def passes(self, seconds: float) -> list[CallOutput]:
         outputs: list[CallOutput] = []
@@ -93,7 +94,7 @@ def test_what_was_sent_and_has_no_result_in_time_may_have_been_executed() -> Non
     assert talk.passes(1.5) == [Failed(b"r", True, True)]
 
 
-def test_a_broken_connection_loses_a_call_and_a_guaranteed_one_is_sent_again() -> None:
+def test_a_broken_connection_loses_a_call_and_a_repeatable_one_is_sent_again() -> None:
     talk = Talk().connect()
     talk.ask(b"plain")
     talk.ask(b"sure", sure=True)
@@ -105,16 +106,57 @@ def test_a_broken_connection_loses_a_call_and_a_guaranteed_one_is_sent_again() -
 
 
 @pytest.mark.requirement("EMQ-G-07")
-def test_after_a_farewell_what_is_at_no_worker_goes_to_the_next_router() -> None:
+def test_what_a_farewell_names_goes_to_the_next_router() -> None:
     """EMQ-G-07: nothing more is sent to a router that said KBYE; the passive node of a pair does."""
     talk = Talk().connect()
-    talk.ask(b"new")
+    talk.ask(b"first")
     talk.ask(b"short", result=False)
-    talk.ask(b"at-work")
-    talk.hears(emq.Reply(b"m", b"at-work"))
-    assert talk.hears(emq.Goodbye(b"g")) == [Close("the router said KBYE"), Failed(b"at-work", True, False)]
+    assert talk.hears(emq.Goodbye(b"first")) == []
+    assert talk.ask(b"later") == []
+    assert talk.hears(emq.Goodbye(b"short")) == [Close("the router said KBYE")]
     assert talk.passes(0.2) == [Open("B", b"id-2")]
-    assert talk.calls.connected(talk.now) == [Send(FRAMES), Send(FRAMES), Sent(b"short")]
+    assert talk.calls.connected(talk.now) == [Send(FRAMES), Send(FRAMES), Sent(b"short"), Send(FRAMES)]
+
+
+def test_what_a_farewell_does_not_name_is_never_sent_twice() -> None:
+    """A router that served a moment ago may have given it to a worker."""
+    talk = Talk().connect()
+    talk.ask(b"old")
+    talk.ask(b"sure", sure=True)
+    talk.ask(b"short", result=False)
+    talk.ask(b"new")
+    assert talk.hears(emq.Goodbye(b"new")) == []
+    told = talk.passes(0.99)
+    assert told == []
+    assert talk.passes(0.02) == [Close("the router said KBYE"), Failed(b"old", True, False)]
+    assert talk.passes(0.2) == [Open("B", b"id-2")]
+    assert talk.calls.connected(talk.now) == [Send(FRAMES), Send(FRAMES)]
+    assert talk.hears(emq.Reply(b"m", b"sure", RESULT)) == [Result(b"sure", RESULT)]
+    assert talk.hears(emq.Reply(b"m", b"new", RESULT)) == [Result(b"new", RESULT)]
+
+
+def test_results_are_still_taken_after_a_farewell() -> None:
+    talk = Talk().connect()
+    talk.ask(b"at-work")
+    assert talk.hears(emq.Goodbye(b"g")) == []
+    assert talk.hears(emq.Goodbye(b"g2")) == []
+    assert talk.hears(emq.Reply(b"m", b"at-work", RESULT)) == [
+        Result(b"at-work", RESULT),
+        Close("the router said KBYE"),
+    ]
+
+
+def test_on_the_specifications_wire_a_reply_names_its_request_by_its_own_msgid() -> None:
+    talk = Talk(emq.Wire.SPECIFICATION).connect()
+    talk.ask(b"one")
+    talk.ask(b"two")
+    assert talk.hears(emq.Reply(b"m", b"two")) == []
+    assert talk.hears(emq.Reply(b"m", b"two", RESULT)) == [Result(b"two", RESULT)]
+    # One that names nothing is nobody's, although there is one request only.
+    assert talk.calls.receive([b"", emq.VERSION, b"REPLY", b"m", RESULT], talk.now) == []
+    assert talk.calls.receive([b"", emq.VERSION, b"KBAI", b"one"], talk.now) == [
+        Close("the router said KBYE")
+    ]
 
 
 def test_it_is_quiet_when_no_message_may_have_to_go_to_another_router() -> None:

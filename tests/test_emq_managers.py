@@ -198,14 +198,16 @@ def test_slots_are_bounded(stage: EmqStage) -> None:
     assert stage.drops()["emq-slots"] == 1
 
 
-def test_the_specifications_result_ends_the_oldest_job() -> None:
+def test_a_result_on_the_specifications_wire_names_its_job_or_ends_the_oldest() -> None:
     stage = EmqStage(EmqSettings(wire=emq.Wire.SPECIFICATION))
-    stage.manager(slots=2)
-    stage.asks(b"q1", "reply-requested")
-    stage.asks(b"q2", "reply-requested")
-    told = stage.says("workers", b"m1", emq.Reply(b"e", b"", result(1)))
-    assert kinds(told) == ["Reply"]
-    assert list(stage.front.managers.by_id[b"m1"].jobs) == [b"q2"]
+    stage.manager(slots=3)
+    for msgid in (b"q1", b"q2", b"q3"):
+        stage.asks(msgid, "reply-requested")
+    # A manager of ours, and one that knows the specification only.
+    for name, ended in ((b"q2", b"q2"), (b"e", b"q1")):
+        [(client, reply)] = stage.says("workers", b"m1", emq.Reply(b"e", name, result(1)))
+        assert (client, reply.msgid) == (b"c1", ended)
+    assert list(stage.front.managers.by_id[b"m1"].jobs) == [b"q3"]
 
 
 # --- roles --------------------------------------------------------------------------------------------------

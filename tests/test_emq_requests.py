@@ -148,8 +148,40 @@ def test_attempts_of_a_node_that_steps_down_are_the_other_nodes(stage: EmqStage)
     stage.ends(b"q1", "TimeoutError")
     before = len(stage.left)
     stage.step_down()
-    assert (b"c1", "Goodbye") in [(peer, type(message).__name__) for peer, message in stage.told(before)]
+    assert (b"c1", emq.Goodbye(b"q1")) in stage.told(before)
     assert stage.front.state(stage.now).levels["retries"] == 0
+
+
+@pytest.mark.requirement("EMQ-G-07")
+def test_a_farewell_names_what_nobody_has_begun_and_nothing_else(stage: EmqStage) -> None:
+    """A client sends again what a KBYE names: it must not run twice."""
+    stage.manager(slots=1)
+    stage.asks(b"begun")
+    stage.says("workers", b"m1", emq.Goodbye(b"k"))
+    stage.asks(b"waits")
+    before = len(stage.left)
+    stage.step_down()
+    stage.asks(b"late")
+    named = [message.msgid for peer, message in stage.told(before) if peer == b"c1"]
+    assert len(named) == 3
+    assert {b"waits", b"late"} < set(named)
+    assert b"begun" not in named
+
+
+@pytest.mark.parametrize(("queue", "text"), [("", "it is empty"), ("q" * 256, "has 256"), ("mmi.x", "own")])
+def test_a_wrong_name_of_a_queue_is_told(stage: EmqStage, queue: str, text: str) -> None:
+    [(_, _, value)] = replies(stage.asks(b"q1", queue=queue))
+    assert value is not None
+    assert text in json.loads(value)["value"]
+    [(_, _, value)] = replies(stage.says("clients", b"c1", emq.Schedule(b"s1", queue, job(1), interval_s=5)))
+    assert value is not None
+    assert text in json.loads(value)["value"]
+
+
+def test_it_counts_what_could_not_be_read(stage: EmqStage) -> None:
+    stage.sends("clients", b"c1", b"rubbish")
+    stage.sends("workers", b"m1", b"", b"eMQP/1.0", b"INFORM", b"m")
+    assert stage.front.state(stage.now).counts == {"unread": 2}
 
 
 # --- guarantee ----------------------------------------------------------------------------------------------

@@ -131,7 +131,14 @@ def test_what_is_not_acknowledged_comes_again_and_a_refusal_at_once() -> None:
     assert stage.kept == 0
     stage.wait(11.0)
     assert len(stage.heard) == 4
-    assert stage.front.counts == {"stored": 1, "refused": 0, "done": 1, "requeued": 2, "expired": 1}
+    assert stage.front.counts == {
+        "stored": 1,
+        "refused": 0,
+        "done": 1,
+        "requeued": 2,
+        "expired": 1,
+        "unread": 0,
+    }
     assert stage.front.levels == {"in_flight": 0, "held": 0}
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from bstar.wire import emq
-from bstar_broker.fronts.emq.managers import Manager, Managers
+from bstar_broker.fronts.emq.lanes import Manager
+from bstar_broker.fronts.emq.managers import Managers
 from bstar_client.core.calls import Reply
 from bstar_client.core.worker_dialects import Job
 from sim.checks import Checks

@@ -22,7 +22,14 @@ from bstar_cli.terminal import json_line
 from bstar_client.emq import EmqJobManager, EmqPubSub, ask_router
 
 # What a configuration of a job manager may say.
-_KEYS = ("routers", "queues", "allow", "processes", "timeout_s", "drain_s")
+_KEYS = ("routers", "queues", "allow", "processes", "timeout_s", "drain_s", "wire")
+
+WireOption = Annotated[
+    Literal["published", "specification"] | None,
+    typer.Option(
+        "--wire", help="Whose side the peers take where they disagree; otherwise the published program's."
+    ),
+]
 
 
 def emq_jobmanager(
@@ -53,6 +60,7 @@ def emq_jobmanager(
         typer.Option("--drain", min=0, help="Seconds that a stop waits for running jobs; otherwise 300."),
     ] = None,
     *,
+    wire: WireOption = None,
     logs: LogOptions,
 ) -> None:
     """Run jobs of EventMQ (eMQP/1.0) until SIGTERM or Ctrl-C.
@@ -83,6 +91,7 @@ def emq_jobmanager(
         "processes": processes,
         "timeout_s": timeout,
         "drain_s": drain,
+        "wire": wire,
     }
     given |= {name: value for name, value in said.items() if value is not None}
     routers = given.pop("routers", ())
@@ -125,6 +134,7 @@ def emq_pubsub(
         ),
     ] = None,
     *,
+    wire: WireOption = None,
     logs: LogOptions,
 ) -> None:
     """Pass EventMQ's publications from publishers to subscribers until SIGTERM or Ctrl-C.
@@ -159,7 +169,7 @@ def emq_pubsub(
     if key is not None and principals is not None:
         listed = watch_principals(principals).value.keys_of(uses_services)
         security = ServerSecurity(key, clients=sorted(listed))
-    with EmqPubSub(bind_in, bind_out, security=security) as device:
+    with EmqPubSub(bind_in, bind_out, security=security, wire=wire or "published") as device:
         log.info("ready", publishers=bind_in, subscribers=bind_out, pid=os.getpid())
         device.run()
         ends = {"published": device.published, "drops": dict(device.drops)}

@@ -34,14 +34,22 @@ def new_id() -> bytes:
 class PublishedRouter:
     """``frontend`` and ``backend`` are its endpoints. ``close`` breaks its connections; ``open`` binds again.
 
-    Without ``beats`` it sends no HEARTBEAT, without ``acks`` no ACK.
+    ``wire``: whose side it takes. Without ``beats`` it sends no HEARTBEAT, without ``acks`` no ACK.
     """
 
-    def __init__(self, *, beats: bool = True, acks: bool = True, forwards_results: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        beats: bool = True,
+        acks: bool = True,
+        forwards_results: bool = False,
+        wire: emq.Wire = emq.Wire.PUBLISHED,
+    ) -> None:
+        self.wire = wire
         self.beats = beats
         self.acks = acks
         self.forwards_results = forwards_results
-        # As the passive node of a pair: a client's request is answered by KBYE.
+        # As the passive node of a pair: a client's request is answered by KBYE with the request's msgid.
         self.dismisses_clients = False
         self.heard: list[tuple[bytes, emq.Message]] = []
         self.slots: dict[bytes, int] = {}
@@ -98,10 +106,13 @@ class PublishedRouter:
 
     def send(self, manager: bytes, message: emq.Message) -> None:
         """To a job manager."""
-        self.send_frames(manager, emq.encode(message))
+        self.send_frames(manager, self._encode(message))
 
     def send_frames(self, manager: bytes, frames: list[bytes]) -> None:
         self._outbox.put((0, [manager, *frames]))
+
+    def _encode(self, message: emq.Message) -> list[bytes]:
+        return emq.encode(message, wire=self.wire)
 
     def submit(self, request: emq.Request) -> None:
         """A request of nobody; its result stays here."""
@@ -132,7 +143,7 @@ class PublishedRouter:
                 if self.beats and time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + BEAT_S
                     for manager in list(self.slots):
-                        beat = emq.encode(emq.Heartbeat(new_id(), time.time()))
+                        beat = self._encode(emq.Heartbeat(new_id(), time.time()))
                         self._pass(sockets[0], [manager, *beat])
                 for number, socket in enumerate(sockets):
                     while socket.poll(5 if not number else 0):
@@ -152,7 +163,7 @@ class PublishedRouter:
         # The published router decodes every frame as UTF-8, the routing id, too, and dies of others.
         for frame in frames:
             frame.decode()
-        sender, message = frames[0], emq.decode(frames, 1)
+        sender, message = frames[0], emq.decode(frames, 1, wire=self.wire)
         with self.bell.ringing():
             self.heard.append((sender, message))
             if number:
@@ -174,13 +185,13 @@ class PublishedRouter:
             case emq.Reply(about=about, value=value) if value is not None:
                 client = self._clients.pop(about, b"")
                 if client and self.forwards_results:
-                    self._outbox.put((1, [client, *emq.encode(emq.Reply(new_id(), about, value))]))
+                    self._outbox.put((1, [client, *self._encode(emq.Reply(new_id(), about, value))]))
             case _:
                 pass
 
     def _take_client(self, sender: bytes, message: emq.Message) -> None:
         if self.dismisses_clients:
-            self._outbox.put((1, [sender, *emq.encode(emq.Goodbye(new_id()))]))
+            self._outbox.put((1, [sender, *self._encode(emq.Goodbye(message.msgid))]))
         elif isinstance(message, emq.Request):
             self._waiting.append((sender, message))
 
@@ -195,4 +206,4 @@ class PublishedRouter:
             if client:
                 if request.headers.reply_requested:
                     self._clients[request.msgid] = client
-                self._outbox.put((1, [client, *emq.encode(emq.Reply(new_id(), request.msgid))]))
+                self._outbox.put((1, [client, *self._encode(emq.Reply(new_id(), request.msgid))]))

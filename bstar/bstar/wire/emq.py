@@ -31,7 +31,7 @@ gives equal frames, except for the order of headers, spaces in JSON, and argumen
 
     PUBLISHED (default)                          SPECIFICATION
     INFORM: queues as a JSON array               queues as arrays one after the other: ``[20, "a"],[10, "b"]``
-    REPLY of a manager: result, msgid            result only
+    REPLY with a result: result, msgid           result only; its own msgid is that of the REQUEST
     SCHEDULE, UNSCHEDULE: five arguments         queue, headers, message
     PUBLISH: topic, message                      topic, headers, message
     KBYE                                         KBAI
@@ -99,6 +99,7 @@ __all__ = [
     "decode_publication",
     "encode",
     "encode_publication",
+    "queue_trouble",
 ]
 
 Frames = list[bytes]
@@ -171,7 +172,11 @@ def encode(message: Message, *, wire: Wire = Wire.PUBLISHED) -> Frames:
     command = _COMMANDS[type(message)]
     if command == b"KBYE" and not is_published:
         command = b"KBAI"
-    return [b"", VERSION, command, message.msgid, *_arguments(message, is_published=is_published)]
+    msgid = message.msgid
+    if isinstance(message, Reply) and message.value is not None and not is_published:
+        # The specification's REPLY has no argument for it, and says nothing of a REPLY's own msgid.
+        msgid = message.about
+    return [b"", VERSION, command, msgid, *_arguments(message, is_published=is_published)]
 
 
 def encode_publication(message: Publish) -> Frames:
@@ -184,6 +189,15 @@ def decode_publication(frames: Sequence[bytes]) -> tuple[bytes, bytes]:
     if len(frames) != 2:
         raise RemoteProtocolError("frames", f"a publication has 2 frames, this one {len(frames)}")
     return frames[0], frames[1]
+
+
+def queue_trouble(name: str) -> str | None:
+    """What is wrong with a queue's name; None if it is right. ``decode`` leaves that to the receiver."""
+    size = len(name.encode())
+    if 1 <= size <= SERVICE_BYTES_MAX:
+        return None
+    text = "it is empty" if not size else f'"{name[:16]}…" has {size}'
+    return f"a queue's name has 1 to {SERVICE_BYTES_MAX} octets: {text}"
 
 
 # Readers: msgid and arguments to a struct ---------------------------------------------------------------
@@ -243,17 +257,13 @@ def _read_ack(msgid: bytes, arguments: Sequence[bytes], wire: Wire) -> Ack:
 
 def _read_request(msgid: bytes, arguments: Sequence[bytes], wire: Wire) -> Request:
     _expect(arguments, "REQUEST", 3)
-    return Request(msgid, _queue(arguments[0]), arguments[2], parse_headers(_text(arguments[1])))
-
-
-def _queue(frame: bytes) -> str:
-    return _short(frame, "queue", SERVICE_BYTES_MAX)
+    return Request(msgid, _text(arguments[0]), arguments[2], parse_headers(_text(arguments[1])))
 
 
 def _read_reply(msgid: bytes, arguments: Sequence[bytes], wire: Wire) -> Reply:
     if wire is Wire.SPECIFICATION:
         _expect(arguments, "REPLY", 1)
-        return Reply(msgid, b"", arguments[0])
+        return Reply(msgid, msgid, arguments[0])
     _expect(arguments, "REPLY", 1, 2)
     return Reply(msgid, arguments[-1], arguments[0] if len(arguments) == 2 else None)
 
@@ -272,12 +282,12 @@ def _read_heartbeat(msgid: bytes, arguments: Sequence[bytes], wire: Wire) -> Hea
 def _read_schedule(msgid: bytes, arguments: Sequence[bytes], wire: Wire) -> Schedule:
     if wire is Wire.SPECIFICATION and len(arguments) == 3:
         queue, headers, message = arguments
-        return Schedule(msgid, _queue(queue), message, parse_headers(_text(headers)))
+        return Schedule(msgid, _text(queue), message, parse_headers(_text(headers)))
     _expect(arguments, "SCHEDULE", 5)
     queue, headers, interval, message, cron = arguments
     schedule = Schedule(
         msgid,
-        _queue(queue),
+        _text(queue),
         message,
         parse_headers(_text(headers)),
         parse_number(_text(interval), NO_INTERVAL, "the interval"),
@@ -294,7 +304,7 @@ def _read_unschedule(msgid: bytes, arguments: Sequence[bytes], wire: Wire) -> Un
     else:
         _expect(arguments, "UNSCHEDULE", 5)
         message = arguments[3]
-    return Unschedule(msgid, _queue(arguments[0]), message, parse_headers(_text(arguments[1])))
+    return Unschedule(msgid, _text(arguments[0]), message, parse_headers(_text(arguments[1])))
 
 
 def _read_publish(msgid: bytes, arguments: Sequence[bytes], wire: Wire) -> Publish:

@@ -67,7 +67,8 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 class Reply(msgspec.Struct, frozen=True, gc=False):
     """Without ``value``: the request ``about`` is at a worker. With it: its result, JSON (EMQ-R-07).
 
-    From an admin socket ``about`` is a JSON object. From a peer of the specification ``about`` is empty.
+    From an admin socket ``about`` is a JSON object. As the specification has it there is one argument: it is
+    read as ``value``, and ``about`` is the REPLY's own msgid.
     """
 
     msgid: bytes
@@ -117,7 +118,10 @@ class Disconnect(msgspec.Struct, frozen=True, gc=False):
 
 
 class Goodbye(msgspec.Struct, frozen=True, gc=False):
-    """The sender leaves: KBYE, or the specification's KBAI; both are read (EMQ-R-05)."""
+    """The sender leaves: KBYE, or the specification's KBAI; both are read (EMQ-R-05).
+
+    A node of bstar gives it the msgid of the message that it does not take.
+    """
 
     msgid: bytes
 

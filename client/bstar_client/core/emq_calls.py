@@ -2,13 +2,14 @@
 
 The client is connected to one router at a time, and sends nothing before it is connected: what no router got
 was not executed. It goes to the next router when a connection cannot be made, breaks, or the router says
-KBYE, as the passive node of a pair does.
+KBYE, as the passive node of a pair does. After the first KBYE it sends nothing more there, and listens for
+``settle_s`` to what the router says of the rest: results, REPLYs, a KBYE for each message that it refuses.
 
 What was sent and has no result then:
 
-    the router said KBYE, and did not tell of a worker       sent to the next router
-    ``guarantee`` in its headers                             sent to the next router, with the same msgid
-    anything else                                            lost: it may have been executed
+    a KBYE has its msgid                                     sent to the next router: it was not executed
+    it may be executed twice (``is_repeatable``)             sent to the next router, with the same msgid
+    anything else                                            unknown: it may have been executed
 
 The REPLY that tells of a worker is no condition of success: the published router sends none for a request
 that had to wait (EMQ-R-08).
@@ -29,24 +30,28 @@ _SETTLE_S: Final = 5.0
 
 class CallSettings(msgspec.Struct, frozen=True):
     """``routers`` take turns. ``connect_s``: so long one attempt to connect may take. ``pause_s``: before
-    the next one.
+    the next one. ``settle_s``: so long it listens to a router that said KBYE.
     """
 
     routers: tuple[str, ...]
     connect_s: float = 2.0
     pause_s: float = 0.1
+    settle_s: float = 1.0
+    wire: emq.Wire = emq.Wire.PUBLISHED
 
 
 class Pending(msgspec.Struct):
-    """A message that is to reach a router by ``deadline``. ``wants_result``: it ends with its result."""
+    """A message that is to reach a router by ``deadline``. ``wants_result``: it ends with its result.
+
+    ``is_repeatable``: a second execution does no harm, or the router prevents it.
+    """
 
     msgid: bytes
     frames: list[bytes]
     deadline: float
     wants_result: bool = False
-    is_guaranteed: bool = False
+    is_repeatable: bool = False
     sent_at: float | None = None
-    is_dispatched: bool = False
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -84,7 +89,9 @@ class EmqCalls:
         self._pending: dict[bytes, Pending] = {}
         self._is_open = False
         self._is_connected = False
-        # When an attempt to connect has failed, or when to make the next one.
+        # The router has said KBYE.
+        self._is_leaving = False
+        # When an attempt to connect has failed, when to make the next one, or when to leave.
         self._next_at: float | None = None
 
     @property
@@ -116,28 +123,31 @@ class EmqCalls:
         unsent = [each for each in self._pending.values() if each.sent_at is None]
         return [output for each in unsent for output in self._send(each, now)]
 
+    @property
+    def _may_send(self) -> bool:
+        return self._is_connected and not self._is_leaving
+
     def submit(self, pending: Pending, now: float) -> list[CallOutput]:
         """Send it, now or when there is a connection."""
         self._pending[pending.msgid] = pending
-        return self._send(pending, now) if self._is_connected else []
+        return self._send(pending, now) if self._may_send else []
 
     def forget(self, msgid: bytes) -> None:
         """Nobody waits for it any more; if it was not sent, it will not be."""
         self._pending.pop(msgid, None)
 
-    def lost(self, reason: str, now: float, *, is_farewell: bool = False) -> list[CallOutput]:
+    def lost(self, reason: str, now: float) -> list[CallOutput]:
         """The connection is of no use any more: go to the next router."""
         if not self._is_open:
             return []
-        self._is_open = self._is_connected = False
+        self._is_open = self._is_connected = self._is_leaving = False
         self._next_at = now + self._settings.pause_s
         outputs: list[CallOutput] = [Close(reason)]
         for pending in list(self._pending.values()):
             if pending.sent_at is None:
                 continue
-            if pending.is_guaranteed or (is_farewell and not pending.is_dispatched):
+            if pending.is_repeatable:
                 pending.sent_at = None
-                pending.is_dispatched = False
             else:
                 outputs += self._fail(pending, is_late=False)
         return outputs
@@ -145,15 +155,16 @@ class EmqCalls:
     def receive(self, frames: Sequence[bytes], now: float) -> list[CallOutput]:
         """A message of the router. What cannot be read is counted, and nothing else happens."""
         try:
-            message = emq.decode(frames)
+            message = emq.decode(frames, wire=self._settings.wire)
         except RemoteProtocolError:
             self.invalid += 1
             return []
         match message:
-            case emq.Goodbye():
-                return self.lost("the router said KBYE", now, is_farewell=True)
+            case emq.Goodbye(refused):
+                return self._dismissed(refused, now)
             case emq.Reply(about=about, value=value):
-                return self._answer(about, value)
+                outputs = self._answer(about, value)
+                return outputs + self._leave_if_settled(now)
             case emq.Heartbeat() | emq.Ack():
                 pass
             case _:
@@ -164,13 +175,30 @@ class EmqCalls:
         """Connect, give an attempt to connect up, or end what is late."""
         outputs: list[CallOutput] = []
         if self._next_at is not None and now >= self._next_at:
-            outputs += self.lost("no connection in time", now) if self._is_open else self.start(now)
+            reason = "the router said KBYE" if self._is_leaving else "no connection in time"
+            outputs += self.lost(reason, now) if self._is_open else self.start(now)
         for pending in list(self._pending.values()):
             if now >= self._ends_at(pending):
                 outputs += self._fail(pending, is_late=True)
         return outputs
 
     # --- what the inputs share ----------------------------------------------------------------------------
+
+    def _dismissed(self, refused: bytes, now: float) -> list[CallOutput]:
+        """KBYE: the router takes nothing more, and the message ``refused`` was not executed."""
+        if not self._is_connected:
+            return []
+        pending = self._pending.get(refused)
+        if pending is not None:
+            pending.sent_at = None
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._next_at = now + self._settings.settle_s
+        return self._leave_if_settled(now)
+
+    def _leave_if_settled(self, now: float) -> list[CallOutput]:
+        is_settled = all(each.sent_at is None for each in self._pending.values())
+        return self.lost("the router said KBYE", now) if self._is_leaving and is_settled else []
 
     @staticmethod
     def _ends_at(pending: Pending) -> float:
@@ -184,13 +212,15 @@ class EmqCalls:
         return [sent] if pending.wants_result else [sent, Sent(pending.msgid)]
 
     def _answer(self, about: bytes, value: bytes | None) -> list[CallOutput]:
+        if self._settings.wire is emq.Wire.SPECIFICATION and value in self._pending:
+            # Its one argument names the request: it is at a worker.
+            about, value = value, None
         pending = self._pending.get(about)
         if pending is None:
             return []
         if value is not None:
             del self._pending[about]
             return [Result(about, value)]
-        pending.is_dispatched = True
         if not pending.wants_result:
             del self._pending[about]
         return []

@@ -38,6 +38,7 @@ class ManagerSettings(msgspec.Struct, frozen=True):
     silence_s: float = 15.0
     answer_s: float = 5.0
     pause_s: float = 1.0
+    wire: emq.Wire = emq.Wire.PUBLISHED
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -143,6 +144,10 @@ class ManagerSession:
             return [self._send(emq.Heartbeat(self._new_id(), self._unix_time_s()), now)]
         return []
 
+    def connected(self, now: float) -> list[Output]:
+        """The connection is there. INFORM waits for it in the socket."""
+        return []
+
     def lost(self, reason: str, now: float) -> list[Output]:
         """The connection is of no use any more: close it, and connect after a pause."""
         if self._phase is _Phase.CLOSED:
@@ -156,7 +161,7 @@ class ManagerSession:
     def receive(self, frames: Sequence[bytes], now: float) -> list[Output]:
         """A message of the router. What cannot be read is counted, and nothing else happens."""
         try:
-            message = emq.decode(frames)
+            message = emq.decode(frames, wire=self._settings.wire)
         except RemoteProtocolError as error:
             self.drops[error.reason] += 1
             return []
@@ -218,14 +223,17 @@ class ManagerSession:
             return []
         self._phase = _Phase.CLOSED
         self._next_at = None
-        return [Send(emq.encode(emq.Goodbye(self._new_id())))]
+        return [Send(self._frames(emq.Goodbye(self._new_id())))]
 
     # --- what the inputs share ----------------------------------------------------------------------------
 
     def _send(self, message: emq.Message, now: float) -> Send:
         # Any message is a sign of life (EMQ-G-04).
         self._heartbeat_at = now + self._settings.heartbeat_s
-        return Send(emq.encode(message))
+        return Send(self._frames(message))
+
+    def _frames(self, message: emq.Message) -> list[bytes]:
+        return emq.encode(message, wire=self._settings.wire)
 
     def _announce(self, now: float) -> list[Output]:
         """A READY for each free process that the router does not know of."""

@@ -6,7 +6,6 @@ from concurrent.futures import Future
 from typing import Any
 
 import msgspec
-import zmq
 
 from bstar.closing import Closing
 from bstar.errors import (
@@ -19,13 +18,12 @@ from bstar.errors import (
 from bstar.reactor import Reactor
 from bstar.security import Security
 from bstar.wire import emq
+from bstar.wire.emq import Wire, queue_trouble
 from bstar.wire.emq_jobs import NO_HEADERS, Headers, Job, decode_result, encode_job
-from bstar.wire.limits import MESSAGE_BYTES_MAX, SERVICE_BYTES_MAX
 from bstar_client.core.emq_calls import CallOutput, CallSettings, EmqCalls, Failed, Pending, Result, Sent
-from bstar_client.core.emq_manager import Close, Open, Send
-from bstar_client.emq.sockets import Dealer, checked_endpoints, new_id
+from bstar_client.emq.link import RouterLink
+from bstar_client.emq.sockets import checked_endpoints, checked_wire, new_id
 
-_BURST_MAX = 200
 # What was sent just before the end leaves within this time.
 _LINGER_MS = 1_000
 # A passive node says KBYE at once. A client that closes listens so long whether its last messages must go on.
@@ -36,7 +34,8 @@ class EmqClient(Closing):
     """Sends jobs to EventMQ's routers: ``EmqClient(["tcp://127.0.0.1:47291"]).call("default", job)``.
 
     ``routers`` are frontends, in the order in which they take turns: those of the two nodes of a pair.
-    Threads may share a client. ``timeout_s`` is for calls that name none. Raises ConfigurationError.
+    Threads may share a client. ``timeout_s`` is for calls that name none. ``wire`` is that of the routers,
+    ``published`` or ``specification``. Raises ConfigurationError.
     """
 
     def __init__(
@@ -46,48 +45,68 @@ class EmqClient(Closing):
         security: Security | None = None,
         timeout_s: float = 30.0,
         timing: CallSettings | None = None,
+        wire: str = Wire.PUBLISHED.value,
     ) -> None:
-        settings = msgspec.structs.replace(timing or CallSettings(()), routers=checked_endpoints(routers))
-        self._security = security
+        self._wire = checked_wire(wire)
+        settings = msgspec.structs.replace(
+            timing or CallSettings(()), routers=checked_endpoints(routers), wire=self._wire
+        )
         self._timeout_s = timeout_s
         self._reactor = Reactor(stop_timeout_s=_FAREWELL_S)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._dealer: Dealer | None = None
         self._calls = EmqCalls(settings, new_id)
         self._futures: dict[bytes, Future[bytes]] = {}
         self._is_closed = False
-        self._reactor.add_machine(
-            self._calls.next_deadline, lambda now: self._carry_out(self._calls.handle_timer(now))
+        self._link = RouterLink(
+            self._reactor, self._calls, self._perform, security=security, linger_ms=_LINGER_MS
         )
         self._reactor.on_stop(lambda _: None, lambda _: self._calls.is_quiet)
-        self._carry_out(self._calls.start(self._reactor.now()))
+        now = self._reactor.now()
+        self._link.carry_out(self._calls.start(now), now)
         self._thread = threading.Thread(target=self._reactor.run, name="bstar-emq-client", daemon=True)
         self._thread.start()
 
     # --- what a program asks for --------------------------------------------------------------------------
 
     def send(
-        self, queue: str, job: Job, headers: Headers = NO_HEADERS, *, timeout_s: float | None = None
+        self,
+        queue: str,
+        job: Job,
+        headers: Headers = NO_HEADERS,
+        *,
+        timeout_s: float | None = None,
+        idempotent: bool = False,
     ) -> str:
         """Send REQUEST; its msgid. It returns when the message went to a connected router.
 
-        NoActiveNodeError if there was none in time. It does not wait for a worker (EMQ-R-08).
+        NoActiveNodeError if there was none in time. It does not wait for a worker (EMQ-R-08). If the
+        connection ends within five seconds, a job that is ``idempotent`` or has ``guarantee`` in its headers
+        is sent again; any other one may be lost.
         """
-        return self._deliver(emq.Request(new_id(), _queue(queue), encode_job(job), headers), timeout_s)
+        request = emq.Request(new_id(), _queue(queue), encode_job(job), headers)
+        self._ask(request, timeout_s, is_repeatable=idempotent or headers.guarantee)
+        return request.msgid.decode()
 
     def call(
-        self, queue: str, job: Job, headers: Headers = NO_HEADERS, *, timeout_s: float | None = None
+        self,
+        queue: str,
+        job: Job,
+        headers: Headers = NO_HEADERS,
+        *,
+        timeout_s: float | None = None,
+        idempotent: bool = False,
     ) -> Any:
         """Send REQUEST with ``reply-requested``, and return the result's value.
 
         A node of bstar forwards results; the published router does not, and the call ends with its deadline.
         An exception of the job is a text: the wire has no other form for it. CallTimeoutError: no result in
         time, and the job may have been executed; NoActiveNodeError: it was not. OutcomeUnknownError: the
-        connection broke, and ``guarantee`` is not in the headers; with it the job is sent again.
+        connection ended before the result. A job that is ``idempotent`` or has ``guarantee`` in its headers
+        is sent to the next router then; it may run twice, with ``guarantee`` on the pair's store it does not.
         """
         headers = msgspec.structs.replace(headers, reply_requested=True)
         request = emq.Request(new_id(), _queue(queue), encode_job(job), headers)
-        return decode_result(self._ask(request, timeout_s, wants_result=True))
+        is_repeatable = idempotent or headers.guarantee
+        return decode_result(self._ask(request, timeout_s, is_repeatable=is_repeatable, wants_result=True))
 
     def schedule(
         self,
@@ -102,8 +121,10 @@ class EmqClient(Closing):
         """Send SCHEDULE: run the job every ``every_s`` seconds, or at the times of ``cron``; its msgid.
 
         A schedule is known by its job's call: the same call replaces it. LocalProtocolError without interval
-        and cron, or with both.
+        and cron, with both, or on the specification's wire: its SCHEDULE has no room for either.
         """
+        if self._wire is Wire.SPECIFICATION:
+            raise LocalProtocolError("the specification's SCHEDULE has no times: use the published wire")
         if (every_s is None) == (not cron):
             raise LocalProtocolError("a schedule has an interval or a cron expression: give one of them")
         if every_s is not None and every_s < 0:
@@ -131,9 +152,8 @@ class EmqClient(Closing):
         self._is_closed = True
         self._reactor.stop()
         self._thread.join()
-        self._close_dealer()
+        self._link.close()
         self._reactor.close()
-        self._context.term()
         for future in self._futures.values():
             future.set_exception(ClosedError("the client was closed"))
         self._futures.clear()
@@ -141,20 +161,27 @@ class EmqClient(Closing):
     # --- from the caller's thread to the client's ---------------------------------------------------------
 
     def _deliver(self, message: emq.Message, timeout_s: float | None) -> str:
-        self._ask(message, timeout_s, wants_result=False)
+        # The same SCHEDULE or UNSCHEDULE for a second time changes nothing.
+        self._ask(message, timeout_s, is_repeatable=True)
         return message.msgid.decode()
 
-    def _ask(self, message: emq.Message, timeout_s: float | None, *, wants_result: bool) -> bytes:
+    def _ask(
+        self,
+        message: emq.Message,
+        timeout_s: float | None,
+        *,
+        is_repeatable: bool,
+        wants_result: bool = False,
+    ) -> bytes:
         future: Future[bytes] = Future()
-        headers = message.headers if isinstance(message, emq.Request) else NO_HEADERS
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        frames = emq.encode(message)
+        frames = emq.encode(message, wire=self._wire)
 
         def begin() -> None:
             now = self._reactor.now()
             self._futures[message.msgid] = future
-            pending = Pending(message.msgid, frames, now + limit_s, wants_result, headers.guarantee)
-            self._carry_out(self._calls.submit(pending, now))
+            pending = Pending(message.msgid, frames, now + limit_s, wants_result, is_repeatable)
+            self._link.carry_out(self._calls.submit(pending, now), now)
 
         # ClosedError from here if the client was closed.
         self._reactor.call_threadsafe(begin).result()
@@ -172,27 +199,14 @@ class EmqClient(Closing):
 
     # --- in the client's thread ---------------------------------------------------------------------------
 
-    def _carry_out(self, outputs: list[CallOutput]) -> None:
-        for output in outputs:
-            match output:
-                case Send(frames):
-                    # A full queue is a dead connection, and libzmq's probe tells so.
-                    if self._dealer is not None:
-                        self._dealer.send(frames)
-                case Open(router, identity):
-                    try:
-                        self._open(router, identity)
-                    except zmq.ZMQError as error:
-                        reason = f"no socket: {error.strerror}"
-                        self._carry_out(self._calls.lost(reason, self._reactor.now()))
-                case Close():
-                    self._close_dealer()
-                case Sent(msgid):
-                    self._end(msgid, b"")
-                case Result(msgid, value):
-                    self._end(msgid, value)
-                case Failed():
-                    self._end(output.msgid, _error(output))
+    def _perform(self, output: CallOutput, now: float) -> None:
+        match output:
+            case Sent(msgid):
+                self._end(msgid, b"")
+            case Result(msgid, value):
+                self._end(msgid, value)
+            case Failed():
+                self._end(output.msgid, _error(output))
 
     def _end(self, msgid: bytes, result: bytes | Exception) -> None:
         future = self._futures.pop(msgid, None)
@@ -203,44 +217,10 @@ class EmqClient(Closing):
         else:
             future.set_result(result)
 
-    def _open(self, router: str, identity: bytes) -> None:
-        self._dealer = dealer = Dealer(
-            self._context,
-            router,
-            identity,
-            security=self._security,
-            attempt=self._calls.connections,
-            linger_ms=_LINGER_MS,
-            message_bytes_max=MESSAGE_BYTES_MAX,
-        )
-        self._reactor.add_source(dealer.monitor, lambda now: self._on_monitor(dealer, now))
-        self._reactor.add_source(dealer.socket, lambda now: self._on_readable(dealer, now))
-
-    def _close_dealer(self) -> None:
-        if self._dealer is not None:
-            self._reactor.remove(self._dealer.monitor)
-            self._reactor.remove(self._dealer.socket)
-            self._dealer.close()
-            self._dealer = None
-
-    def _on_readable(self, dealer: Dealer, now: float) -> None:
-        for _ in range(_BURST_MAX):
-            frames = dealer.receive() if dealer is self._dealer else None
-            if frames is None:
-                return
-            self._carry_out(self._calls.receive(frames, now))
-
-    def _on_monitor(self, dealer: Dealer, now: float) -> None:
-        while dealer is self._dealer and (is_connected := dealer.connection()) is not None:
-            if is_connected:
-                self._carry_out(self._calls.connected(now))
-            else:
-                self._carry_out(self._calls.lost("the connection broke or was refused", now))
-
 
 def _queue(name: str) -> str:
-    if not 1 <= len(name.encode()) <= SERVICE_BYTES_MAX:
-        raise LocalProtocolError(f"a queue's name has 1 to {SERVICE_BYTES_MAX} octets")
+    if (trouble := queue_trouble(name)) is not None:
+        raise LocalProtocolError(trouble)
     return name
 
 

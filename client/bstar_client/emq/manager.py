@@ -7,28 +7,18 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
-import zmq
 
 from bstar.closing import Closing
 from bstar.errors import ConfigurationError, RemoteProtocolError
 from bstar.reactor import Reactor
 from bstar.security import Security
-from bstar.wire.emq import Queue
+from bstar.wire.emq import Queue, Wire, queue_trouble
 from bstar.wire.emq_jobs import decode_job, encode_result
-from bstar.wire.limits import MESSAGE_BYTES_MAX
-from bstar_client.core.emq_manager import (
-    Close,
-    ManagerSession,
-    ManagerSettings,
-    Open,
-    Output,
-    Registered,
-    Run,
-    Send,
-)
+from bstar_client.core.emq_manager import Close, ManagerSession, ManagerSettings, Output, Registered, Run
 from bstar_client.emq.child import JobRefusedError, check_path
+from bstar_client.emq.link import RouterLink
 from bstar_client.emq.processes import Processes
-from bstar_client.emq.sockets import Dealer, checked_endpoints, new_id
+from bstar_client.emq.sockets import checked_endpoints, checked_wire, new_id
 
 T = TypeVar("T")
 
@@ -38,7 +28,6 @@ _log = logging.getLogger("bstar.emq")
 PROCESSES_MAX = 1_000
 # Farewells and last results leave within this time.
 _LINGER_MS = 500
-_BURST_MAX = 200
 
 
 class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,8 +57,9 @@ class EmqJobManager(Closing):
 
     ``routers`` are backends, in the order in which they take turns: those of the two nodes of a pair, or the
     router and its failover address. ``queues`` are ``(weight, name)`` in the order in which a free process
-    is filled; none: the router's default. ``options`` are the fields of ``ManagerOptions``; ``timing``
-    replaces the published times. Raises ConfigurationError. The frames: ``bstar.wire.emq``.
+    is filled; none: the router's default. ``wire`` is the routers', ``published`` or ``specification``.
+    ``options`` are the fields of ``ManagerOptions``; ``timing`` replaces the published times. Raises
+    ConfigurationError. The frames: ``bstar.wire.emq``.
     """
 
     def __init__(
@@ -79,40 +69,40 @@ class EmqJobManager(Closing):
         queues: Sequence[tuple[int, str]] = (),
         security: Security | None = None,
         timing: ManagerSettings | None = None,
+        wire: str = Wire.PUBLISHED.value,
         **options: object,
     ) -> None:
         self.options = _converted(options, ManagerOptions)
         self.jobs = 0
         self.refused: Counter[str] = Counter()
-        self._security = security
         settings = msgspec.structs.replace(
             timing or ManagerSettings(()),
             routers=checked_endpoints(routers),
-            queues=_converted(queues, tuple[Queue, ...], "queues: "),
+            queues=_checked_queues(queues),
+            wire=checked_wire(wire),
         )
         self._reactor = Reactor(stop_timeout_s=self.options.drain_s)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._dealer: Dealer | None = None
-        self._connections = 0
         self._is_closed = False
         self._session = ManagerSession(settings, new_id, time.time)
         self._processes: Processes[Run] = Processes(
             self._reactor,
             self.options.processes,
             self.options.allow,
-            on_free=lambda now: self._carry_out(self._session.freed(now), now),
+            on_free=lambda now: self._link.carry_out(self._session.freed(now), now),
             on_died=lambda _: self._session.died(),
-            on_result=lambda job, result, now: self._carry_out(self._session.ended(job, result, now), now),
+            on_result=lambda job, result, now: self._link.carry_out(
+                self._session.ended(job, result, now), now
+            ),
         )
-        self._reactor.add_machine(
-            self._session.next_deadline, lambda now: self._carry_out(self._session.handle_timer(now), now)
+        self._link = RouterLink(
+            self._reactor, self._session, self._perform, security=security, linger_ms=_LINGER_MS
         )
         self._reactor.on_stop(self._drain, lambda _: self._session.is_idle)
 
     @property
     def drops(self) -> Counter[str]:
         """By reason, how many messages were not read, and results not sent."""
-        return self._session.drops
+        return self._session.drops + Counter({"queue-full": self._link.full})
 
     @property
     def ends(self) -> Counter[str]:
@@ -125,7 +115,7 @@ class EmqJobManager(Closing):
         A second signal ends it at once.
         """
         now = self._reactor.now()
-        self._carry_out(self._session.start(now), now)
+        self._link.carry_out(self._session.start(now), now)
         self._reactor.run()
 
     def stop(self) -> None:
@@ -138,32 +128,21 @@ class EmqJobManager(Closing):
             return
         self._is_closed = True
         # Before the processes end: their deaths are no results.
-        self._carry_out(self._session.leave(), self._reactor.now())
+        self._link.carry_out(self._session.leave(), self._reactor.now())
         self._processes.close()
-        self._close_dealer()
+        self._link.close()
         self._reactor.close()
-        self._context.term()
 
     # --- outputs ------------------------------------------------------------------------------------------
 
-    def _carry_out(self, outputs: list[Output], now: float) -> None:
-        for output in outputs:
-            match output:
-                case Send(frames):
-                    if self._dealer is not None and not self._dealer.send(frames):
-                        self.drops["queue-full"] += 1
-                case Run():
-                    self._run(output, now)
-                case Open(router, identity):
-                    try:
-                        self._open(router, identity)
-                    except zmq.ZMQError as error:
-                        self._carry_out(self._session.lost(f"no socket: {error.strerror}", now), now)
-                case Close(reason):
-                    _log.warning("connection lost: %s", reason)
-                    self._close_dealer()
-                case Registered(router):
-                    _log.info("registered at %s, %d processes", router, self.options.processes)
+    def _perform(self, output: Output, now: float) -> None:
+        match output:
+            case Run():
+                self._run(output, now)
+            case Close(reason):
+                _log.warning("connection lost: %s", reason)
+            case Registered(router):
+                _log.info("registered at %s, %d processes", router, self.options.processes)
 
     def _run(self, job: Run, now: float) -> None:
         """Start the job in a free process, or answer for it if none may run it."""
@@ -175,51 +154,16 @@ class EmqJobManager(Closing):
             self.refused[reason] += 1
             if self.refused[reason] == 1:
                 _log.warning("%s; the next ones are only counted", error)
-            self._carry_out(self._session.ended(job, encode_result(str(error)), now), now)
+            self._link.carry_out(self._session.ended(job, encode_result(str(error)), now), now)
             # The process that it was for is still free.
-            self._carry_out(self._session.freed(now), now)
+            self._link.carry_out(self._session.freed(now), now)
             return
         self.jobs += 1
         timeout_s = request.headers.timeout_s or self.options.timeout_s
         self._processes.run(job, request.message, timeout_s, now)
 
-    def _open(self, router: str, identity: bytes) -> None:
-        self._dealer = dealer = Dealer(
-            self._context,
-            router,
-            identity,
-            security=self._security,
-            attempt=self._connections,
-            linger_ms=_LINGER_MS,
-            message_bytes_max=MESSAGE_BYTES_MAX,
-        )
-        self._connections += 1
-        self._reactor.add_source(dealer.monitor, lambda now: self._on_monitor(dealer, now))
-        self._reactor.add_source(dealer.socket, lambda now: self._on_readable(dealer, now))
-
-    def _close_dealer(self) -> None:
-        if self._dealer is not None:
-            self._reactor.remove(self._dealer.monitor)
-            self._reactor.remove(self._dealer.socket)
-            self._dealer.close()
-            self._dealer = None
-
-    # --- inputs -------------------------------------------------------------------------------------------
-
-    def _on_readable(self, dealer: Dealer, now: float) -> None:
-        for _ in range(_BURST_MAX):
-            frames = dealer.receive() if dealer is self._dealer else None
-            if frames is None:
-                return
-            self._carry_out(self._session.receive(frames, now), now)
-
-    def _on_monitor(self, dealer: Dealer, now: float) -> None:
-        while dealer is self._dealer and (is_connected := dealer.connection()) is not None:
-            if not is_connected:
-                self._carry_out(self._session.lost("the connection broke or was refused", now), now)
-
     def _drain(self, now: float) -> None:
-        self._carry_out(self._session.drain(now), now)
+        self._link.carry_out(self._session.drain(now), now)
 
 
 def _converted(value: object, kind: type[T], what: str = "") -> T:
@@ -227,3 +171,10 @@ def _converted(value: object, kind: type[T], what: str = "") -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"job manager: {what}{error}") from error
+
+
+def _checked_queues(queues: Sequence[tuple[int, str]]) -> tuple[Queue, ...]:
+    for _, name in _converted(queues, list[tuple[int, str]], "queues: "):
+        if (trouble := queue_trouble(name)) is not None:
+            raise ConfigurationError(f"job manager: queues: {trouble}")
+    return _converted(queues, tuple[Queue, ...], "queues: ")

@@ -22,7 +22,7 @@ from bstar.sockets import new_router, send, set_up_listener
 from bstar.wire import emq
 from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar.zap_socket import ZapSocket, serve
-from bstar_client.emq.sockets import Dealer, checked_endpoints, new_id
+from bstar_client.emq.sockets import Dealer, checked_endpoints, checked_wire, new_id
 
 _log = logging.getLogger("bstar.emq")
 
@@ -37,12 +37,21 @@ _CONNECT_MS = 5_000
 class EmqPubSub(Closing):
     """The device between ``bind_in`` (ROUTER) and ``bind_out`` (PUB). ``run`` blocks until it is stopped.
 
-    ``security``: its key, and the keys of those who may publish and subscribe. ``published`` counts the
-    messages that went out, ``drops`` by reason those that were none, ``refusals`` connections that may not
-    enter. Raises ConfigurationError if an endpoint cannot be bound.
+    ``security``: its key, and the keys of those who may publish and subscribe. ``wire`` is the publishers',
+    ``published`` or ``specification``. ``published`` counts the messages that went out, ``drops`` by reason
+    those that were none, ``refusals`` connections that may not enter. Raises ConfigurationError if an endpoint
+    cannot be bound.
     """
 
-    def __init__(self, bind_in: str, bind_out: str, *, security: ServerSecurity | None = None) -> None:
+    def __init__(
+        self,
+        bind_in: str,
+        bind_out: str,
+        *,
+        security: ServerSecurity | None = None,
+        wire: str = emq.Wire.PUBLISHED.value,
+    ) -> None:
+        self._wire = checked_wire(wire)
         self.published = 0
         self.drops: Counter[str] = Counter()
         self._is_closed = False
@@ -113,7 +122,7 @@ class EmqPubSub(Closing):
 
     def _on_message(self, frames: list[bytes], now: float) -> None:
         try:
-            message = emq.decode(frames, 1)
+            message = emq.decode(frames, 1, wire=self._wire)
         except RemoteProtocolError as error:
             self._drop(error.reason, error.text)
             return
@@ -133,10 +142,14 @@ class EmqPubSub(Closing):
 class EmqPublisher(Closing):
     """Publishes to a device: ``EmqPublisher("tcp://127.0.0.1:47298").publish("prices.apple", 3.5)``.
 
-    One thread at a time. NoActiveNodeError if there is no device within five seconds.
+    One thread at a time. NoActiveNodeError if there is no device within five seconds. ``wire`` is the
+    device's, ``published`` or ``specification``.
     """
 
-    def __init__(self, endpoint: str, *, security: Security | None = None) -> None:
+    def __init__(
+        self, endpoint: str, *, security: Security | None = None, wire: str = emq.Wire.PUBLISHED.value
+    ) -> None:
+        self._wire = checked_wire(wire)
         (endpoint,) = checked_endpoints([endpoint], "endpoint")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealer = Dealer(self._context, endpoint, new_id(), security=security, linger_ms=_LINGER_MS)
@@ -148,7 +161,7 @@ class EmqPublisher(Closing):
         self._note_connection()
         if not self._is_connected:
             raise NoActiveNodeError("no pub/sub device could be reached in time: the message was not sent")
-        if not self._dealer.send(emq.encode(message)):
+        if not self._dealer.send(emq.encode(message, wire=self._wire)):
             raise LocalProtocolError("the queue to the pub/sub device is full: publish slower")
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from bstar.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar.security import Security
 from bstar.sockets import receive, receive_event, send
+from bstar.wire.emq import Wire
 
 # libzmq asks a silent connection for a sign of life, and ends it without one. The published router answers,
 # because its libzmq does.
@@ -45,6 +46,15 @@ def checked_endpoints(endpoints: Sequence[str], name: str = "routers") -> tuple[
         except ValueError as error:
             raise ConfigurationError(f"{name}: {error}") from error
     return tuple(endpoints)
+
+
+def checked_wire(wire: str) -> Wire:
+    """``published`` or ``specification``. Raises ConfigurationError."""
+    try:
+        return Wire(wire)
+    except ValueError:
+        names = " or ".join(each.value for each in Wire)
+        raise ConfigurationError(f"wire is {wire!r}: choose {names}") from None
 
 
 class Dealer(Closing):

@@ -70,9 +70,17 @@ class Desk:
         """HEARTBEAT."""
         return self.send(door, routing_id, emq.Heartbeat(self.new_id(), self.unix_time_s()))
 
-    def goodbye(self, door: str, routing_id: bytes) -> FrontSend:
-        """KBYE: this node does nothing for the peer, the other one does."""
-        return self.send(door, routing_id, emq.Goodbye(self.new_id()))
+    def goodbye(self, door: str, routing_id: bytes, refused: bytes = b"") -> FrontSend:
+        """KBYE: this node does nothing for the peer, the other one does.
+
+        Its msgid is ``refused``, that of a message which certainly nobody executes because of this node.
+        """
+        return self.send(door, routing_id, emq.Goodbye(refused or self.new_id()))
+
+    def not_active(self, order: Order) -> FrontSend:
+        """KBYE to the client of an order whose envelope has the msgid in its second frame."""
+        refused = b"" if order.was_dispatched else order.envelope[1]
+        return self.goodbye(CLIENTS, split_peer_id(order.peer)[2], refused)
 
     def reply(self, door: str, routing_id: bytes, about: bytes, value: bytes | None = None) -> FrontSend:
         """REPLY: without ``value`` the request ``about`` is at a worker or stored, with it has ended."""

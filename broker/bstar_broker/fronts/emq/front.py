@@ -49,6 +49,7 @@ class EmqFront:
             self._schedules = StoredSchedules(desk, self._requests)
         else:
             self._schedules = MemorySchedules(desk, self.managers, lambda: round(desk.unix_time_s() * 1000))
+        self._unread = 0
         self._looked_at: float | None = None
         self._is_closed = False
 
@@ -65,13 +66,14 @@ class EmqFront:
                 return self._receive_admin(frames[0], message, user_id, now)
             return self._receive_client(Asker(frames[0], message.msgid, user_id), message, now)
         except RemoteProtocolError as error:
+            self._unread += 1
             return self._desk.note(error.reason, error.text)
 
     def _receive_client(self, asker: Asker, message: emq.Message, now: float) -> list[Output]:
         self._schedulers.hear(asker.routing_id, asker.user_id, now)
         if self._is_closed:
             outputs = self._desk.note("closed", "an admin has ended EventMQ at this node")
-            return [*outputs, self._desk.goodbye(CLIENTS, asker.routing_id)]
+            return [*outputs, self._desk.goodbye(CLIENTS, asker.routing_id, asker.msgid)]
         match message:
             case emq.Request():
                 return self._requests.receive(asker, message, now)
@@ -225,7 +227,7 @@ class EmqFront:
             "schedules": self._schedules.count(),
         }
         error = "an admin has ended EventMQ at this node" if self._is_closed else ""
-        return FrontState(NAME, peers, error=error, levels=levels)
+        return FrontState(NAME, peers, {"unread": self._unread}, error, levels)
 
 
 _ADMIN = frozenset((emq.Status, emq.ShowWorkers, emq.ShowSchedulers, emq.Disconnect))

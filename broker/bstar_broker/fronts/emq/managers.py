@@ -148,9 +148,9 @@ class Managers:
 
     def _end_job(self, manager: Manager, reply: emq.Reply, now: float) -> list[Output]:
         msgid = reply.about
-        if not msgid and manager.jobs:
-            # The specification's REPLY names no request: the oldest one has ended.
-            msgid = next(iter(manager.jobs))
+        if self._desk.settings.wire is emq.Wire.SPECIFICATION and msgid not in manager.jobs:
+            # A manager that gives its REPLY a msgid of its own names no request: the oldest one has ended.
+            msgid = next(iter(manager.jobs), b"")
         job = manager.jobs.pop(msgid, None)
         if job is None or reply.value is None:
             if job is not None:

@@ -77,8 +77,8 @@ class Requests:
         """REQUEST."""
         headers = request.headers
         service = self.service_of(request.queue)
-        if is_reserved(request.queue):
-            return self._desk.refuse(asker, "queue", f'"{printable(service)}" is no queue')
+        if (trouble := why_no_queue(request.queue)) is not None:
+            return self._desk.refuse(asker, "queue", trouble)
         asks = _ASKS if headers.reply_requested else b""
         body = to_body(request)
         if headers.guarantee:
@@ -136,7 +136,7 @@ class Requests:
         kind = order.envelope[0]
         if order.verb is Verb.NOT_ACTIVE:
             self._attempts.pop(order.identity, None)
-            return [self._desk.goodbye(CLIENTS, split_peer_id(order.peer)[2])]
+            return [self._desk.not_active(order)]
         if kind == RESULT:
             return self._stored_result(order, now)
         attempts = self._attempts.pop(order.identity, None) if order.identity else None
@@ -202,9 +202,12 @@ class Requests:
 
     def stop(self) -> list[Output]:
         """This node serves no more: clients whose attempts wait ask the other one."""
-        peers = dict.fromkeys(split_peer_id(each.request.sender)[2] for _, each in self._pauses)
+        asked = [each.request for _, each in self._pauses]
         self._pauses.clear()
-        return [self._desk.goodbye(CLIENTS, routing_id) for routing_id in peers]
+        # Their last attempt has failed, and the client allows another one.
+        return [
+            self._desk.goodbye(CLIENTS, split_peer_id(each.sender)[2], each.envelope[1]) for each in asked
+        ]
 
     def count(self) -> int:
         """Requests with attempts left."""
@@ -225,6 +228,8 @@ def stored_id(service: bytes, msgid: bytes) -> bytes:
     return durable.keyed_id(service, msgid)
 
 
-def is_reserved(queue: str) -> bool:
-    """True if the name is the broker's own."""
-    return not queue or queue.encode().startswith(_RESERVED)
+def why_no_queue(queue: str) -> str | None:
+    """Why no job can go to a queue of this name; None if it can."""
+    if queue.encode().startswith(_RESERVED):
+        return f'"{printable(queue.encode())}" is no queue: the name is the broker\'s own'
+    return emq.queue_trouble(queue)

@@ -22,12 +22,12 @@ from bstar.wire import durable, emq
 from bstar.wire.dialect import Dialect
 from bstar.wire.durable import Receipt, Repeat, Service, State, Submit
 from bstar.wire.emq_jobs import decode_job, schedule_id
-from bstar.wire.front import Order, Verb, peer_id, split_peer_id
+from bstar.wire.front import Order, Verb, peer_id
 from bstar.wire.messages import ErrorCode, Request
 from bstar_broker.core.outputs import Output
 from bstar_broker.fronts.emq.desk import CLIENTS, NAME, Asker, Desk
 from bstar_broker.fronts.emq.managers import Managers
-from bstar_broker.fronts.emq.requests import Requests, is_reserved, why
+from bstar_broker.fronts.emq.requests import Requests, why, why_no_queue
 from bstar_broker.store.core import times
 
 # What the schedules in memory are to the broker.
@@ -66,8 +66,8 @@ def plan_of(schedule: emq.Schedule, service: bytes) -> Plan:
     """Raises RemoteProtocolError if this cannot be a schedule."""
     job = decode_job(schedule.message)
     headers = schedule.headers
-    if is_reserved(schedule.queue):
-        raise RemoteProtocolError("queue", "a schedule for a name that is no queue")
+    if (trouble := why_no_queue(schedule.queue)) is not None:
+        raise RemoteProtocolError("queue", trouble)
     plan = Plan(
         id_of(schedule.message),
         service,
@@ -147,7 +147,7 @@ class StoredSchedules:
         kind = order.envelope[0]
         is_done = order.verb is Verb.FINAL
         if order.verb is Verb.NOT_ACTIVE:
-            return [self._desk.goodbye(CLIENTS, split_peer_id(order.peer)[2])]
+            return [self._desk.not_active(order)]
         if kind == END:
             return [] if is_done else self._refuse(Asker.of(order, b""), why(order))
         asker, plan = Asker.of(order, order.envelope[3]), _decode(order.envelope[2])
@@ -210,7 +210,7 @@ class MemorySchedules:
     def schedule(self, asker: Asker, plan: Plan, now: float) -> list[Output]:
         """See ``Keeper``."""
         if not self._desk.inlet.is_active:
-            return [self._desk.goodbye(CLIENTS, asker.routing_id)]
+            return [self._desk.goodbye(CLIENTS, asker.routing_id, asker.msgid)]
         known = self._memos.get(plan.id)
         if known is not None and known.user_id != asker.user_id:
             return self._desk.refuse(asker, "schedule-refused", "it belongs to another owner")
@@ -238,7 +238,7 @@ class MemorySchedules:
     def unschedule(self, asker: Asker, schedule: bytes, now: float) -> list[Output]:
         """See ``Keeper``."""
         if not self._desk.inlet.is_active:
-            return [self._desk.goodbye(CLIENTS, asker.routing_id)]
+            return [self._desk.goodbye(CLIENTS, asker.routing_id, asker.msgid)]
         memo = self._memos.get(schedule)
         if memo is not None and memo.user_id == asker.user_id:
             del self._memos[schedule]

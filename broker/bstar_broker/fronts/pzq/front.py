@@ -39,6 +39,8 @@ _REGISTER_PAUSE_S = 1.0
 _PAUSE_MIN_S = 0.001
 _PAUSE_MAX_S = 0.05
 _SAME_KEY_PAUSE_MS = 1_000
+# What the front counts. ``unread`` are messages that could not be read.
+EVENTS = ("stored", "refused", "done", "requeued", "expired", "unread")
 _NOT_ACTIVE = "this node does not serve (failover): send it to the other node"
 
 
@@ -84,7 +86,7 @@ class PzqFront:
         )
         self._deliveries = Deliveries()
         self._connections: Counter[str] = Counter()
-        self._counts = Counter(dict.fromkeys(("stored", "refused", "done", "requeued", "expired"), 0))
+        self._counts = Counter(dict.fromkeys(EVENTS, 0))
         self._is_serving = False
         self._is_registered = False
         self._register_at: float | None = None
@@ -103,7 +105,7 @@ class PzqFront:
             try:
                 return self._hear_consumer(frames, now) if refused is None else refused
             except RemoteProtocolError as error:
-                return self._inlet.note("pzq-consumers", error.text)
+                return self._unread("pzq-consumers", error.text)
         # libzmq drops a message that is a routing id alone.
         routing_id, *rest = frames
         if door == MONITOR:
@@ -118,7 +120,7 @@ class PzqFront:
         except RemoteProtocolError as error:
             self._counts["refused"] += 1
             told = FrontSend(NAME, PRODUCERS, [routing_id, *pzq.not_stored(frames[0], error.text)])
-            return [*self._inlet.note("pzq-producers", error.text), told]
+            return [*self._unread("pzq-producers", error.text), told]
         submit = Submit(
             durable.new_id(self._wall_us() // 1000, self._random(10)),
             settings.service,
@@ -141,7 +143,7 @@ class PzqFront:
     def _hear_consumer(self, frames: Frames, now: float) -> list[Output]:
         key, is_done = pzq.read_ack(frames)
         if not self._is_serving:
-            raise RemoteProtocolError("pzq", "an acknowledgement after the node ceased to serve")
+            return self._inlet.note("pzq-consumers", "an acknowledgement after the node ceased to serve")
         outputs: list[Output] = []
         delivery = self._deliveries.end(key)
         if is_done and not self._forget(key, delivery):
@@ -157,6 +159,10 @@ class PzqFront:
         self._pause_s = _PAUSE_MIN_S
         return outputs + self._send_held(now)
 
+    def _unread(self, reason: str, text: str) -> list[Output]:
+        self._counts["unread"] += 1
+        return self._inlet.note(reason, text)
+
     def _forget(self, key: bytes, delivery: Delivery | None) -> bool:
         """Close the request with this key, in flight or not (PZQ-R-01). False if the store cannot do so."""
         request = pzq.request_of(key) if delivery is None else request_of(delivery.identity)
@@ -169,7 +175,7 @@ class PzqFront:
             text = pzq.figures(self._figures(now))
         else:
             why = f'no command "{printable(command, 60)}": the only one is MONITOR'
-            outputs += self._inlet.note("pzq-monitor", why)
+            outputs += self._unread("pzq-monitor", why)
             text = f"error: {why}\n".encode()
         return [*outputs, FrontSend(NAME, MONITOR, [routing_id, *envelope, text])]
 
