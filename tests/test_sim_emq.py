@@ -24,7 +24,7 @@ pytestmark = pytest.mark.storm
 
 
 def with_emq(seed: int, mood: Mood) -> Setup:
-    return setup_of(seed, mood=mood, profile="lan", fleet=False, keys=False, emq=True)
+    return setup_of(seed, mood=mood, profile="lan", fleet=False, keys=False, emq=True, store=False)
 
 
 @pytest.mark.parametrize("mood", Mood)
@@ -35,6 +35,24 @@ def test_no_invariant_breaks_whatever_happens(seed: int, mood: Mood) -> None:
     text = f"{outcome.violation}\nrepeat: make sim SEED={seed} MOOD={mood.value} EMQ=yes FLEET=no KEYS=off"
     assert outcome.violation is None, text
     assert outcome.counts["call answered"] > 100, "a run without traffic proves nothing"
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("mood", Mood)
+def test_guaranteed_jobs_and_schedules_keep_their_promises(mood: Mood) -> None:
+    setup = setup_of(1, mood=mood, profile="lan", fleet=False, keys=False, emq=True, store=True)
+    outcome = play(setup)
+
+    assert outcome.violation is None, outcome.violation
+    assert outcome.counts["jobs accepted"] > 10, "a run without guaranteed jobs proves nothing"
+    assert outcome.counts["runs of schedules"] > 10, "a run without schedules proves nothing"
+
+
+def test_half_of_the_runs_with_peers_of_eventmq_have_a_store() -> None:
+    setups = [setup_of(seed, keys=False, fleet=False, emq=True) for seed in range(100)]
+
+    assert 30 < sum(setup.has_store for setup in setups) < 70
+    assert not any(setup_of(seed, emq=False).has_store for seed in range(50))
 
 
 def test_some_runs_with_one_pair_and_no_keys_have_peers_of_eventmq() -> None:

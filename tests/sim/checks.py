@@ -28,6 +28,7 @@ from sim.faults import Mood
 from sim.guard import Guard, is_outsider
 from sim.network import Connection, Frames
 from sim.node import SimNode
+from sim.store import StoredJobs
 from sim.tables import bounds_of, left_of
 from sim.worker import SimWorker
 from sim.world import World
@@ -78,6 +79,8 @@ class Checks:
         self._dual_number = 0
         self._calls: dict[str, Issued] = {}
         self._history = CallHistory()
+        # None without a durable store.
+        self.stored: StoredJobs | None = None
         # None without keys.
         self.guard: Guard | None = None
         # When a client's pipe last had no room for what may have been the end of a call.
@@ -87,6 +90,11 @@ class Checks:
     def outstanding(self) -> dict[str, Issued]:
         """Calls that have not ended."""
         return self._calls
+
+    def add_store(self) -> StoredJobs:
+        """The pair has a durable store."""
+        self.stored = StoredJobs(self.world, self._fail)
+        return self.stored
 
     def _judge(self, violations: Iterable[rules.Violation]) -> None:
         for violation in violations:
@@ -241,6 +249,10 @@ class Checks:
 
     def work_begun(self, worker: SimWorker | SimManager, token: str, job: Job) -> None:
         self.counts["executions"] += 1
+        if token.startswith("["):
+            assert self.stored is not None
+            self.stored.work_begun(token)
+            return
         if self.services is not None and not token.startswith(f"{worker.service}/"):
             self._fail("h", f"{worker.name}, a worker of {worker.service}, began {token}")
         if self.guard is not None:
@@ -419,6 +431,8 @@ class Checks:
         """At the end, when every call is over: nobody remembers any."""
         for token, issued in self._calls.items():
             self._fail("d", f"{token} of {issued.client} never ended")
+        for message in sorted(self.stored.owed if self.stored is not None else ()):
+            self._fail("k", f"{message} was accepted, and neither begun nor dead")
         for node in self.nodes:
             left = left_of(node)
             if any(left.values()):
@@ -427,4 +441,5 @@ class Checks:
     @property
     def is_empty(self) -> bool:
         """Is every call over, and forgotten?"""
-        return not self._calls and not any(any(left_of(node).values()) for node in self.nodes)
+        is_owed = self.stored is not None and bool(self.stored.owed)
+        return not self._calls and not is_owed and not any(any(left_of(node).values()) for node in self.nodes)

@@ -6,14 +6,15 @@ choice. What is sent before the connection is up waits for it, as in a DEALER.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from bstar.errors import BusyError, CallTimeoutError, OutcomeUnknownError
 from bstar.wire import emq
-from bstar.wire.emq_jobs import Headers, decode_result, encode_result
+from bstar.wire.emq_jobs import NO_HEADERS, Headers, decode_result, encode_result
 from bstar_client.core.calls import Reply
 from bstar_client.core.emq_calls import CallOutput, CallSettings, EmqCalls, Failed, Pending, Result
 from bstar_client.core.emq_manager import Close, ManagerSession, ManagerSettings, Open, Output, Run, Send
@@ -22,6 +23,9 @@ from sim.client import OUTSTANDING_MAX, CallWatcher, Issued, Load
 from sim.network import Frames, Link, LinkOwner
 from sim.worker import WorkWatcher
 from sim.world import World
+
+if TYPE_CHECKING:
+    from sim.store import StoredJobs
 
 # Shorter than the defaults, as the rest of the pair is in most runs.
 HEARTBEAT_S: Final = 1.0
@@ -32,6 +36,17 @@ _PAUSE_S = 0.5
 # After a fault: a silent router is given up, the next one does not answer, or says KBYE.
 RECOVERY_S: Final = 2 * (_SILENCE_S + _ANSWER_S + _PAUSE_S) + EXPIRY_S
 _RETRIED_SHARE = 0.3
+# Of all that a client asks where there is a store: guaranteed jobs and schedules, and of these the schedules.
+_STORED_SHARE = 0.3
+_SCHEDULES_SHARE = 0.3
+# So long a client waits for a router; so long after UNSCHEDULE the last run may begin in calm.
+_PATIENCE_S = 30.0
+_END_S = 8.0
+
+
+def _message(name: str) -> str:
+    """A job without blanks: it is its own token at workers."""
+    return json.dumps(["run", {"path": name, "callable": "go"}], separators=(",", ":"))
 
 
 def plain_of(frames: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -279,8 +294,21 @@ class SimEmqClient(EmqPeer):
 
     outstanding_max = OUTSTANDING_MAX
 
-    def __init__(self, world: World, name: str, load: Load, watcher: CallWatcher, *, service: str) -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        load: Load,
+        watcher: CallWatcher,
+        *,
+        service: str,
+        stored: StoredJobs | None = None,
+    ) -> None:
         super().__init__(world, name)
+        self._stored = stored
+        # Guaranteed jobs without REPLY, by msgid, and the schedule that is on.
+        self._sure: dict[bytes, str] = {}
+        self._schedule = ""
         self.core: EmqCalls
         self.load = load
         self._watcher = watcher
@@ -298,6 +326,7 @@ class SimEmqClient(EmqPeer):
         """A new run: a new client, which takes turns from either node on."""
         self._begin()
         self._open.clear()
+        self._sure.clear()
         routers = [link.node.name for link in self.links]
         self.rng.shuffle(routers)
         self.core = EmqCalls(CallSettings(tuple(routers)), self._new_id)
@@ -327,6 +356,9 @@ class SimEmqClient(EmqPeer):
         self._numbers += 1
         now = self.clock()
         timeout_s = self.rng.uniform(self.load.deadline_min_s, self.load.deadline_max_s)
+        if self._stored is not None and self.rng.random() < _STORED_SHARE:
+            self._send_stored(self._stored)
+            return
         is_retried = self.rng.random() < _RETRIED_SHARE
         issued = Issued(
             f"{self.name}.{self._numbers}",
@@ -348,6 +380,38 @@ class SimEmqClient(EmqPeer):
         self._do(self.core.submit(pending, now))
         self.arrange()
 
+    def _send_stored(self, stored: StoredJobs) -> None:
+        """A guaranteed job; sometimes a schedule begins, is asked for once more, or ends."""
+        draw = self.rng.random()
+        if draw < _SCHEDULES_SHARE:
+            self._schedule = self._schedule or _message(f"{self.name}.s{self._numbers}")
+            stored.scheduled(self._schedule)
+            self._submit(emq.Schedule(self._new_id(), self._service, self._schedule.encode(), NO_HEADERS, 1))
+        elif draw < 1.3 * _SCHEDULES_SHARE and self._schedule:
+            self._unschedule()
+        else:
+            message = _message(f"{self.name}.{self._numbers}")
+            msgid = self._new_id()
+            self._sure[msgid] = message
+            self._submit(emq.Request(msgid, self._service, message.encode(), Headers(guarantee=True)))
+
+    def _unschedule(self) -> None:
+        ended = emq.Unschedule(self._new_id(), self._service, self._schedule.encode())
+        self._submit(ended)
+        self._schedule = ""
+
+    def end_schedule(self) -> None:
+        """The faults are over: the schedule ends for certain."""
+        if self._stored is not None and self._schedule:
+            self._stored.must_end(self._schedule, self.world.now + _END_S)
+            self._unschedule()
+
+    def _submit(self, message: emq.Message) -> None:
+        now = self.clock()
+        pending = Pending(message.msgid, emq.encode(message), now + _PATIENCE_S, is_repeatable=True)
+        self._do(self.core.submit(pending, now))
+        self.arrange()
+
     # --- the loop -----------------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
@@ -359,6 +423,10 @@ class SimEmqClient(EmqPeer):
         self._do(self.core.handle_timer(self.clock()))
 
     def _receive(self, frames: Frames, now: float) -> None:
+        if self._stored is not None:
+            heard = emq.decode(frames)
+            if isinstance(heard, emq.Reply) and heard.value is None and heard.about in self._sure:
+                self._stored.was_accepted(self._sure.pop(heard.about))
         self._do(self.core.receive(frames, now))
 
     def _connected(self, now: float) -> None:
@@ -373,12 +441,14 @@ class SimEmqClient(EmqPeer):
                 self._carry_out(output)
             elif isinstance(output, Result):
                 self._end(output)
-            elif isinstance(output, Failed):
+            elif isinstance(output, Failed) and output.msgid in self._open:
                 issued, _ = self._open.pop(output.msgid)
                 text = "no result in time" if output.is_late else "the connection ended"
                 self._watcher.call_failed(issued, CallTimeoutError(text, may_have_executed=output.was_sent))
 
     def _end(self, result: Result) -> None:
+        if result.msgid not in self._open:
+            return  # a guaranteed job or a schedule is refused
         issued, is_retried = self._open.pop(result.msgid)
         value = decode_result(result.value)
         if isinstance(value, list):

@@ -45,10 +45,10 @@ from bstar.star.settings import OnDualActive
 from bstar.wire import arbiter, peer
 from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX
 from bstar.wire.peer import PeerState
-from bstar_broker.core import BrokerSettings, Dispatch, Node, Output, Send
+from bstar_broker.core import BrokerSettings, Dispatch, Node, Output, Send, StoreOutput
 from bstar_broker.core.front import Front, Inlet
 from bstar_broker.core.fronted import FrontedNode
-from bstar_broker.core.outputs import FrontSend
+from bstar_broker.core.outputs import FrontSend, StoreInput
 from bstar_broker.fronts.emq.desk import Desk, EmqSettings
 from bstar_broker.fronts.emq.front import EmqFront
 from bstar_broker.fronts.ppp.machine import PirateFront, PirateSettings
@@ -57,6 +57,7 @@ from sim.emq import EXPIRY_S, HEARTBEAT_S
 from sim.keys import KeyList, View, read_after_s
 from sim.network import Connection, Frames, Link
 from sim.peer_link import PeerLink
+from sim.store import SimDisk
 from sim.world import Process, World
 
 # What a supervisor waits before it starts a process again that ended with an error.
@@ -135,6 +136,8 @@ class SimNode(Process):
         self.publisher: PeerLink
         self.subscriber: PeerLink
         self.node: Node
+        # None without a durable store.
+        self.store_disk: SimDisk | None = None
         # None without an arbiter.
         self.arbiter_link: ArbiterLink | None = None
         self._pipe_max = pipe_max  # messages that fit into one connection's pipe
@@ -180,7 +183,8 @@ class SimNode(Process):
             pirates = PirateSettings(b"work", 1_000, 3, MESSAGE_BYTES_MAX, FRAMES_MAX)
             fronts.append(PirateFront(inlet, pirates))
         if "emq" in self._fronts:
-            settings = EmqSettings(heartbeat_s=HEARTBEAT_S, expires_s=EXPIRY_S)
+            has_store = self.store_disk is not None
+            settings = EmqSettings(heartbeat_s=HEARTBEAT_S, expires_s=EXPIRY_S, has_store=has_store)
             desk = Desk(inlet, settings, lambda: self.rng.randbytes(8).hex().encode(), lambda: self.world.now)
             fronts.append(EmqFront(desk, self.rng.randbytes(16)))
         return fronts
@@ -209,6 +213,8 @@ class SimNode(Process):
         make: Callable[..., Node] = Node
         if self._fronts:
             make = partial(FrontedNode, make_fronts=self._make_fronts)
+        if self.store_disk is not None:
+            make = partial(make, make_store=self.store_disk.make_store)
         self.node = make(
             machine,
             self._limits,
@@ -235,6 +241,8 @@ class SimNode(Process):
         self._orphans.clear()
         self.publisher.renew()
         self.subscriber.open()
+        if self.store_disk is not None:
+            self.store_disk.open()
         self._do(self.node.step(Tick(), now))
         self.arrange()
 
@@ -540,6 +548,11 @@ class SimNode(Process):
         )
         self.publisher.subscriber.hear_peer(peer.encode(forged))
 
+    def hear_store(self, run: int, given: StoreInput) -> None:
+        """The disk of the store says this."""
+        if run == self.runs and self.is_alive:
+            self._turn(lambda: self.node.hear_store(given, self.clock()))
+
     def hear_subscription(self, run: int) -> None:
         """The peer has connected to our publisher."""
         if run != self.runs or not self.is_alive:
@@ -564,6 +577,9 @@ class SimNode(Process):
                 pending.extendleft(reversed(self._send(output)))
             elif isinstance(output, FrontSend):
                 pending.extendleft(reversed(self._send_through_front(output)))
+            elif isinstance(output, StoreOutput):
+                assert self.store_disk is not None
+                self.store_disk.give(output)
             elif type(output) is Publish:
                 self._last_word = peer.encode(output.message)
                 self.publisher.publish(self._last_word)

@@ -14,6 +14,7 @@ from sim.network import Path, Paths
 from sim.node import RESTART_MAX_S, SimNode
 from sim.peer_link import PeerLink
 from sim.setup import Setup, names_of
+from sim.store import Log, SimDisk
 from sim.world import World
 
 
@@ -53,6 +54,10 @@ class SimPair:
             )
             for role, own in ((Role.PRIMARY, primary), (Role.BACKUP, backup))
         )
+        if setup.has_store:
+            log = Log(self.checks.add_store())
+            for node in self.nodes:
+                node.store_disk = SimDisk(world, node, log)
         self.peer_links: dict[str, PeerLink] = {}
         for publisher, subscriber in (self.nodes, self.nodes[::-1]):
             path = Path(world, f"peer {publisher.name}", setup.delay_s, setup.jitter_s)

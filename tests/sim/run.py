@@ -129,7 +129,7 @@ class Simulation:
             nodes = [node for pair in listed for node in pair.nodes]
             if dialect == "emq":
                 self.clients[name] = SimEmqClient(
-                    self.world, name, self.load, first.checks, service=services[0]
+                    self.world, name, self.load, first.checks, service=services[0], stored=first.checks.stored
                 )
                 self._link(self.clients[name], nodes, "emq.clients")
                 continue
@@ -243,6 +243,8 @@ class Simulation:
         self.run_for(recovery_s + 10 * self.timing.failover_timeout_s)
         for client in self.clients.values():
             client.load = Load(1e-9, 1.0, 1.0)
+            if isinstance(client, SimEmqClient):
+                client.end_schedule()
         # What was asked for last has until its deadline, and what its broker holds no longer.
         ends_at = self.world.now + self.load.deadline_max_s + recovery_s + 2.0
         while self.world.now < ends_at and not all(pair.checks.is_empty for pair in pairs):
@@ -298,6 +300,8 @@ def play(setup: Setup, *, keep_trace: bool = False, make: Make = Simulation) -> 
     counts: Counter[str] = Counter()
     for pair in simulation.pairs.values():
         counts.update(pair.checks.counts)
+        if pair.checks.stored is not None:
+            counts.update(pair.checks.stored.counts)
         if pair.checks.guard is not None:
             counts["sent to silent successors"] += pair.checks.guard.silent_successors
     return Outcome(

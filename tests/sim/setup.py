@@ -22,6 +22,8 @@ FLEET_SHARE = 1 / 8
 KEYS_SHARE = 1 / 2
 PIRATES_SHARE = 1 / 3
 EMQ_SHARE = 1 / 3
+# Of the runs with peers of EventMQ.
+STORE_SHARE = 1 / 2
 FRONTS: dict[str, str] = {"ppp": "Pirates", "emq": "peers of EventMQ"}
 PAIRS_MAX = 4
 SERVICES_OF_A_PAIR_MAX = 2
@@ -62,6 +64,7 @@ class Setup(msgspec.Struct, frozen=True):
     has_arbiter: bool = False
     fleet: FleetSetup | None = None
     has_keys: bool = False
+    has_store: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -87,6 +90,7 @@ class Setup(msgspec.Struct, frozen=True):
             f"{len(self.workers)} workers",
             f"{len(self.clients)} clients{', some speak plain MDP' if self.is_plain else ''}",
             *(f"{FRONTS[front]} among them" for front in self.fronts),
+            *(["a durable store"] if self.has_store else []),
         ]
         if self.fleet is not None:
             services = len(set(self.fleet.services))
@@ -111,6 +115,7 @@ def setup_of(
     keys: bool | None = None,
     pirates: bool | None = None,
     emq: bool | None = None,
+    store: bool | None = None,
 ) -> Setup:
     """What this seed stands for."""
     rng = random.Random(f"{seed}/setup")
@@ -187,7 +192,11 @@ def setup_of(
         return _with_front("ppp", setup, rng)
     rng = random.Random(f"{seed}/emq")
     has_emq = rng.random() < EMQ_SHARE
-    return _with_front("emq", setup, rng) if (has_emq if emq is None else emq) else setup
+    if not (has_emq if emq is None else emq):
+        return setup
+    has_store = random.Random(f"{seed}/store").random() < STORE_SHARE
+    setup = _with_front("emq", setup, rng)
+    return msgspec.structs.replace(setup, has_store=has_store if store is None else store)
 
 
 def _with_front(dialect: Dialect, setup: Setup, rng: random.Random) -> Setup:

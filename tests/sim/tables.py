@@ -55,10 +55,10 @@ def left_of(node: SimNode) -> dict[str, int]:
     broker = node.node.broker
     ledger = broker.ledger
     front = _emq_of(node)
-    counts = {} if front is None else front.state(node.clock()).counts
+    levels = {} if front is None else front.state(node.clock()).levels
     return {
-        "jobs": counts.get("jobs", 0),
-        "retries": counts.get("retries", 0),
+        "jobs": levels.get("jobs", 0),
+        "retries": levels.get("retries", 0),
         "queued": ledger.waiting.count,
         "octets": ledger.waiting.octets,
         "in flight": sum(worker.held for worker in ledger.workers.values()),

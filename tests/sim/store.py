@@ -1,0 +1,236 @@
+"""The durable store of a simulated pair: the production ``DurableStore`` over a played replication.
+
+Both nodes have one log. Only the node that led last may append to it, so a node that is superseded commits
+nothing; ``store_sim`` proves that real replication comes to the same. Each node applies the log to a table of
+its own, which outlives its process. ``StoredJobs`` judges what becomes of what the log took.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bstar.wire.durable import State
+from bstar_broker.core import Output, StoreOutput
+from bstar_broker.core.broker import Broker
+from bstar_broker.core.outputs import StoreInput
+from bstar_broker.store.core import commands
+from bstar_broker.store.core.commands import Began, Fired
+from bstar_broker.store.core.durable import DurableStore
+from bstar_broker.store.core.entries import START, Entry, Position
+from bstar_broker.store.core.events import Applied, Due, DueFound, Find, Found, Opened, Search, Write, Written
+from bstar_broker.store.core.memory_table import MemoryTable
+from bstar_broker.store.core.records import Wanted
+from bstar_broker.store.core.rules import apply
+from bstar_broker.store.core.settings import StoreSettings
+from support.solo_store import DAY_MS, PlayedReplica
+
+if TYPE_CHECKING:
+    from sim.node import SimNode
+    from sim.world import World
+
+_DISK_S_MAX = 0.005
+# A run of a schedule that nobody ended, and one that is made just before its end is known.
+_SPARE_RUNS = 2
+# In calm a schedule of one second has a run within this time.
+_SILENCE_S = 5.0
+
+
+class StoredJobs:
+    """What clients of EventMQ were promised, and what they see. A job is known by its message.
+
+    The rules are those of ``k`` in docs/simulation.md. Times are the world's.
+    """
+
+    def __init__(self, world: World, fail: Callable[[str, str], None]) -> None:
+        self._world = world
+        self._fail = fail
+        self.counts: Counter[str] = Counter()
+        self.begun: Counter[str] = Counter()
+        self.accepted: set[str] = set()
+        self.dead: set[str] = set()
+        # Schedules: since when they have been asked for, how often each was made, and by when it must end.
+        self._since: dict[str, float] = {}
+        self.fired: Counter[str] = Counter()
+        self._fired_at: dict[str, float] = {}
+        self._over_at: dict[str, float] = {}
+        self._stored: set[str] = set()
+
+    def took(self, message: str, *, is_dead: bool) -> None:
+        """The log has a request with this message, or it has died."""
+        self._stored.add(message)
+        if is_dead:
+            self.dead.add(message)
+
+    def was_accepted(self, message: str) -> None:
+        """Its client has REPLY: the job is on the disks."""
+        self.counts["jobs accepted"] += 1
+        if message not in self._stored:
+            self._fail("k", f"{message} was accepted, and no disk has it")
+        self.accepted.add(message)
+
+    def scheduled(self, message: str) -> None:
+        """A client asks for it, perhaps once more."""
+        self._since.setdefault(message, self._world.now)
+
+    def was_fired(self, message: str) -> None:
+        """The log has one more run of a schedule."""
+        self.fired[message] += 1
+        self._fired_at[message] = self._world.now
+        self.counts["runs of schedules"] += 1
+        lasted_s = self._world.now - self._since[message]
+        if self.fired[message] > lasted_s + _SPARE_RUNS:
+            self._fail("k", f"{message} had {self.fired[message]} runs in {lasted_s:.3f} s, one a second")
+
+    def must_end(self, message: str, by: float) -> None:
+        """A client asks for its end now, and nothing is wrong any more."""
+        silent_s = self._world.now - self._fired_at.get(message, self._since[message])
+        if message in self._stored and silent_s > _SILENCE_S:
+            self._fail("k", f"{message} has had no run for {silent_s:.3f} s")
+        self._over_at[message] = by
+
+    def work_begun(self, message: str) -> None:
+        """A worker begins it."""
+        self.begun[message] += 1
+        if message not in self._stored:
+            self._fail("k", f"{message} was begun, and no disk has it")
+        if self._world.now > self._over_at.get(message, self._world.now):
+            self._fail("k", f"{message} ran after its end")
+
+    @property
+    def owed(self) -> set[str]:
+        """Accepted jobs that nobody has begun, and that are not dead."""
+        return self.accepted - self.begun.keys() - self.dead
+
+
+class Log:
+    """The entries of a pair, and the table that they make. ``epoch``: of the node that led last."""
+
+    def __init__(self, jobs: StoredJobs) -> None:
+        self.jobs = jobs
+        self.entries: list[Entry] = []
+        self.epoch = 0
+        self._table = MemoryTable()
+
+    @property
+    def last(self) -> Position:
+        """The last entry."""
+        return self.entries[-1].position if self.entries else START
+
+    def append(self, epoch: int, at_ms: int, encoded: bytes) -> Position | None:
+        """One more entry; None if another node leads."""
+        if epoch != self.epoch:
+            return None
+        entry = Entry.of(Position(epoch, self.last.number + 1), at_ms, encoded)
+        self.entries.append(entry)
+        for change in apply(entry, commands.decode(encoded), self._table):
+            if change.new is None or change.new is change.old:
+                continue
+            message = bytes(change.new.body[0]).decode()
+            self.jobs.took(message, is_dead=change.new.state == State.DEAD)
+            if isinstance(change.command, Fired) and change.old is None:
+                self.jobs.was_fired(message)
+        return entry.position
+
+
+class SimReplica(PlayedReplica):
+    """Leads while no other node has led since."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def lead(self, epoch: int, now: float) -> list[Output]:
+        if epoch < self._log.epoch:
+            self.trouble = "another node leads the store"
+            return []
+        self.trouble = ""
+        self.is_leading, self._epoch = True, epoch
+        self._log.epoch = epoch
+        return self.propose(commands.encode([Began("primary")]), self._at_ms(), now)
+
+    def _at_ms(self) -> int:
+        return self._log.entries[-1].at_ms if self._log.entries else DAY_MS
+
+    def propose(self, encoded: bytes, at_ms: int, now: float) -> list[Output]:
+        position = self._log.append(self._epoch, at_ms, encoded)
+        if position is None:
+            # The orders of this entry get no answer before the node ceases to lead.
+            self.is_leading = False
+            self.last = Position(self._epoch, self.last.number + 1)
+            return []
+        self.last = position
+        return [Write(entries=(self._log.entries[-1],))]
+
+
+class SimDisk:
+    """What a node keeps over its runs, and the orders to it."""
+
+    def __init__(self, world: World, node: SimNode, log: Log) -> None:
+        self._world = world
+        self._node = node
+        self._log = log
+        self._rng = world.rng(f"{node.name} store")
+        self._table = MemoryTable()
+        self._applied = 0
+        self._done_at = 0.0
+
+    def make_store(self, broker: Broker) -> DurableStore:
+        """The store of a new run."""
+        return DurableStore(
+            broker,
+            StoreSettings(),
+            SimReplica(self._log),
+            wall_ms=lambda: DAY_MS + round(self._world.now * 1_000),
+            random=self._rng.randbytes,
+            now=self._node.clock(),
+        )
+
+    def open(self) -> None:
+        """The run begins: read what is there."""
+        self._later([Opened(None, self._log.last, 1, self._applied, 0, [], self._table.totals, {b"work": 0})])
+
+    def give(self, order: StoreOutput) -> None:
+        """The node orders this."""
+        run = self._node.runs
+        self._done_at = max(self._done_at, self._world.now + self._rng.uniform(0.0, _DISK_S_MAX))
+        self._world.at(self._done_at, partial(self._perform, run, order))
+
+    def _perform(self, run: int, order: StoreOutput) -> None:
+        if run == self._node.runs and self._node.is_alive:
+            self._tell(run, self._answers(order))
+
+    def _later(self, heard: list[StoreInput]) -> None:
+        run = self._node.runs
+        self._world.after(self._rng.uniform(0.0, _DISK_S_MAX), lambda: self._tell(run, heard))
+
+    def _tell(self, run: int, heard: list[StoreInput]) -> None:
+        for given in heard:
+            self._node.when_it_goes_on(partial(self._node.hear_store, run, given))
+
+    def _answers(self, order: StoreOutput) -> list[StoreInput]:
+        table = self._table
+        match order:
+            case Write():
+                heard: list[StoreInput] = []
+                while self._applied < min(order.apply_to, len(self._log.entries)):
+                    entry = self._log.entries[self._applied]
+                    self._applied += 1
+                    changes = apply(entry, commands.decode(entry.commands), table)
+                    heard.append(Applied(self._applied, changes, table.totals))
+                if order.entries:
+                    heard.append(Written(order.entries[-1].position, order.order))
+                return heard
+            case Find():
+                record = table.get(order.id)
+                return [Found(order.token, [] if record is None else [record])]
+            case Due():
+                found = table.due(order.service, order.now_ms, order.limit, order.octets, order.skip)
+                return [DueFound(order.service, *found)]
+            case Search():
+                wanted = Wanted(order.service, order.state, order.submitted_before_ms, order.owner)
+                records, has_more = table.page(order.after, wanted, order.limit, order.octets)
+                return [Found(order.token, records, has_more)]
+        raise AssertionError(f"no order of this disk: {order}")
