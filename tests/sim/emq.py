@@ -41,7 +41,7 @@ _STORED_SHARE = 0.3
 _SCHEDULES_SHARE = 0.3
 # So long a client waits for a router; so long after UNSCHEDULE the last run may begin in calm.
 _PATIENCE_S = 30.0
-_END_S = 8.0
+END_S = 8.0
 
 
 def _message(name: str) -> str:
@@ -387,7 +387,7 @@ class SimEmqClient(EmqPeer):
             self._schedule = self._schedule or _message(f"{self.name}.s{self._numbers}")
             stored.scheduled(self._schedule)
             self._submit(emq.Schedule(self._new_id(), self._service, self._schedule.encode(), NO_HEADERS, 1))
-        elif draw < 1.3 * _SCHEDULES_SHARE and self._schedule:
+        elif draw < 1.1 * _SCHEDULES_SHARE and self._schedule:
             self._unschedule()
         else:
             message = _message(f"{self.name}.{self._numbers}")
@@ -403,7 +403,7 @@ class SimEmqClient(EmqPeer):
     def end_schedule(self) -> None:
         """The faults are over: the schedule ends for certain."""
         if self._stored is not None and self._schedule:
-            self._stored.must_end(self._schedule, self.world.now + _END_S)
+            self._stored.must_end(self._schedule, self.world.now + END_S)
             self._unschedule()
 
     def _submit(self, message: emq.Message) -> None:

@@ -16,7 +16,7 @@ from bstar_client.core.worker_session import WorkerCore
 from sim.attacker import Attacker
 from sim.checks import Checks, Violation
 from sim.client import Load, SimClient
-from sim.emq import SimEmqClient, SimManager
+from sim.emq import END_S, SimEmqClient, SimManager
 from sim.faults import Fault
 from sim.guard import Guard
 from sim.injection import Injection, Startable
@@ -247,6 +247,9 @@ class Simulation:
                 client.end_schedule()
         # What was asked for last has until its deadline, and what its broker holds no longer.
         ends_at = self.world.now + self.load.deadline_max_s + recovery_s + 2.0
+        if self.setup.has_store:
+            # A schedule that has not ended would run meanwhile.
+            self.run_for(2 * END_S)
         while self.world.now < ends_at and not all(pair.checks.is_empty for pair in pairs):
             self.run_for(TICK_S)
         self._injection.is_over = True
