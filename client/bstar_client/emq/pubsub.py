@@ -39,8 +39,8 @@ class EmqPubSub(Closing):
 
     ``security``: its key, and the keys of those who may publish and subscribe. ``wire`` is the publishers',
     ``published`` or ``specification``. ``published`` counts the messages that went out, ``drops`` by reason
-    those that were none, ``refusals`` connections that may not enter. Raises ConfigurationError if an endpoint
-    cannot be bound.
+    those that were none, ``refusals`` connections that may not enter. Raises ConfigurationError if an
+    endpoint cannot be bound.
     """
 
     def __init__(
