@@ -103,7 +103,8 @@ def test_a_build_that_takes_a_result_for_another_job_is_caught(monkeypatch: pyte
         return sound(self, manager, emq.Reply(reply.msgid, b"", reply.value), now)
 
     monkeypatch.setattr(Managers, "_end_job", of_the_oldest)
-    assert first_violation(Mood.PROCESSES).rule == "c"
+    # A crossed result, or a second job in a process whose first one seems to have ended.
+    assert first_violation(Mood.PROCESSES).rule in {"c", "e"}
 
 
 def test_a_build_that_forgets_the_jobs_of_dead_managers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
