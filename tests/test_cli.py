@@ -169,6 +169,24 @@ def test_a_sample_is_right_and_two_are_a_pair(tmp_path: Path, capsys: pytest.Cap
     assert "the two are a pair" in capsys.readouterr().out
 
 
+def test_a_front_on_one_node_only_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for role in ("primary", "backup"):
+        main(["sample-config", "--role", role])
+        file = tmp_path / f"{role}.yaml"
+        file.write_text(capsys.readouterr().out)
+        files.append(file)
+    text = files[1].read_text()
+    files[1].write_text(text.replace("    clients: null", "    clients: tcp://127.0.0.1:5021", 1))
+    assert main(["check-config", *map(str, files)]) == 0
+    told = capsys.readouterr()
+    assert "the two are a pair" in told.out
+    assert told.err == (
+        "warning: fronts.ppp.clients: the backup has it and the primary has not, so these peers lose service "
+        "when the backup ends\n"
+    )
+
+
 def test_two_of_the_same_role_are_no_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["sample-config"])
     file = tmp_path / "primary.yaml"

@@ -162,6 +162,12 @@ SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
         "endpoints; the backup goes on, and cannot start again before this is mended: p.yaml",
     ),
     (
+        "a front is on one node only",
+        [primary, seen(B, fronts_apart="fronts: ppp on the primary only: configure the same on both")],
+        Reason.FRONTS_APART,
+        "the primary serves, but fronts: ppp on the primary only: configure the same on both",
+    ),
+    (
         "a node cannot write to its state directory",
         [seen(A, epoch_error="No space left on device", **SERVING), backup],
         Reason.EPOCH_UNSAVED,

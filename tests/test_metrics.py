@@ -379,7 +379,14 @@ def test_fronts_tell_their_peers_and_what_they_count() -> None:
     # The first scrape has every event: Prometheus sees no increase in a series that begins.
     events = {dict(labels)["event"] for name, labels in found if name == "bstar_front_events_total"}
     assert events == set(EVENTS)
-    assert not any(name.startswith("bstar_front") for name, _ in samples(node_state()))
+    assert not any(name.startswith("bstar_front_") for name, _ in samples(node_state()))
+
+
+def test_fronts_of_one_node_only_are_told() -> None:
+    assert value(samples(node_state()), "bstar_fronts_apart") == 0
+    assert (
+        value(samples(node_state(fronts_apart="fronts: ppp on the primary only")), "bstar_fronts_apart") == 1
+    )
 
 
 def full_state() -> NodeState:

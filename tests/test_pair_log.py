@@ -78,6 +78,7 @@ LINES: list[tuple[Any, int, str]] = [
     (Deactivated(WHY), INFO, "no longer active: The reason."),
     (PeerSeen(ACTIVE, "ab"), INFO, "peer is there: ACTIVE, run ab"),
     (PeerSeen(ACTIVE, None), INFO, "peer is there: ACTIVE, run unknown"),
+    (PeerSeen(PASSIVE, "ab", "fronts: ppp on the backup only"), WARNING, "run ab; fronts: ppp on the backup"),
     (PeerLost(0.3), WARNING, "peer silent for 0.300 s"),
     (PeerLost(0.3, has_left=True), INFO, "peer has left"),
     (

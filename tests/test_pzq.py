@@ -229,6 +229,35 @@ def test_without_consumers_messages_wait_and_others_may_take_them() -> None:
     assert [frames[-1] for frames in stage.sent if frames[0] == b"w1" and frames[3] == b"\x02"] == [b"two"]
 
 
+def test_without_consumers_the_service_has_no_worker() -> None:
+    stage = Stage(consumers=0)
+
+    def offered() -> bytes:
+        stage.say(b"", b"MDPC01", b"mmi.service", b"pzq", sender=b"c1")
+        return stage.sent[-1][-1]
+
+    assert offered() == b"404"
+    stage.connect(1)
+    assert offered() == b"200"
+    stage.connect(0)
+    assert offered() == b"404"
+    stage.connect(1)
+    stage.produce(b"", b"", b"one")
+    [frames] = stage.heard
+    stage.connect(0)
+    assert offered() == b"200", "a consumer that comes back may still acknowledge"
+    stage.ack(frames[0], b"1")
+    assert offered() == b"404"
+    stage.connect(1)
+    stage.produce(b"", b"", b"two")
+    stage.connect(0)
+    stage.wait(5.1)
+    assert offered() == b"404", "what is late is pending again"
+    stage.connect(1)
+    assert stage.bodies[-1] == [b"two"]
+    assert offered() == b"200"
+
+
 def test_a_client_of_another_dialect_is_answered_by_the_acknowledgement() -> None:
     stage = Stage()
     stage.say(b"", b"MDPC01", b"pzq", b"hello", sender=b"c1")

@@ -465,6 +465,22 @@ def test_a_peer_is_seen_once_lost_once_and_seen_again() -> None:
     assert PeerSeen in kinds(machine.step(PeerMessage(peer.says(PASSIVE)), 3.6))
 
 
+def test_nodes_with_different_fronts_are_a_pair_and_say_so() -> None:
+    peer = Peer()
+    machine = machine_of(fronts=("emq", "ppp"))
+    outputs = machine.step(Subscription(), 0.05)
+    assert [it.message.fronts for it in outputs if isinstance(it, Publish)] == ["emq,ppp"]
+    outputs = machine.step(PeerMessage(peer.says(PASSIVE, fronts="ppp,pzq")), 0.1)
+    [seen] = [it for it in outputs if isinstance(it, PeerSeen)]
+    assert "fronts: emq on the primary only and pzq on the backup only" in seen.differs
+    machine.step(PeerMessage(peer.says(PASSIVE, fronts="ppp,emq")), 0.2)
+    assert machine.peer.fronts_apart == ""
+    machine.step(PeerMessage(peer.says(PASSIVE, fronts="\x1b[2J,,ppp,emq")), 0.3)
+    assert machine.peer.fronts_apart == "", "a name is letters and digits"
+    machine.step(PeerMessage(peer.says(PASSIVE)), 0.4)
+    assert "fronts: emq, ppp on the primary only" in machine.peer.fronts_apart
+
+
 @pytest.mark.parametrize("frames", [[b"5"], [b"0"], [b"abc"], [b""], [b"31"], [], [b"BSTP01", b"3", b"{"]])
 @pytest.mark.parametrize(("state", "role"), PLACES)
 def test_what_is_no_state_message_is_no_sign_of_life(state: State, role: Role, frames: list[bytes]) -> None:

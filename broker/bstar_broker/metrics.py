@@ -319,6 +319,8 @@ def _pair(pair: PairState) -> Iterator[Metric]:
     yield from _plain(_OF_PAIR, pair)
     text = "1 while the last epoch could not be stored in state_dir."
     yield Gauge("bstar_epoch_unsaved", text, value=float(bool(pair.epoch_error)))
+    text = "1 if only one node of the pair has some of the fronts that the two have."
+    yield Gauge("bstar_fronts_apart", text, value=float(bool(pair.fronts_apart)))
     transitions = Counter("bstar_transitions", "Changes of this node's state.", labels=("from", "to"))
     for transition, count in sorted(pair.transitions.items()):
         old, _, new = transition.partition("->")

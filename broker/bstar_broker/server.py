@@ -114,10 +114,10 @@ class BrokerServer(Closing):
         self._epochs = EpochKeeper(EpochFile(settings.state_dir)) if settings.state_dir is not None else None
         if self._epochs is not None:
             self._resources.callback(self._epochs.close)
-        machine = self._make_machine(node_id)
+        plans = plans_of(settings)
+        machine = self._make_machine(node_id, plans)
         self._journal = self._open_journal(node_id, machine.epochs.seen)
         self._store = self._open_store()
-        plans = plans_of(settings)
         self.node = self._make_node(node_id, machine, plans)
         if self._journal is not None:
             if self._store is not None:
@@ -185,7 +185,7 @@ class BrokerServer(Closing):
         self._resources.callback(pair.close)
         return pair
 
-    def _make_machine(self, node_id: bytes) -> StarMachine:
+    def _make_machine(self, node_id: bytes, plans: Sequence[Plan]) -> StarMachine:
         settings, timing = self.settings, self.settings.timing
         return StarMachine(
             StarSettings(
@@ -196,6 +196,7 @@ class BrokerServer(Closing):
                 on_dual_active=settings.on_dual_active,
                 on_clients_cut_off=settings.on_clients_cut_off,
                 arbiter=settings.endpoints.arbiter or "",
+                fronts=tuple(plan.name for plan in plans),
             ),
             node=node_id.hex(),
             epoch=self._epochs.open() if self._epochs is not None else 0,

@@ -14,6 +14,7 @@ from bstar.settings import (
     check_pair,
     load,
     load_fleet,
+    pair_warnings,
     sample_client_configuration,
     sample_configuration,
 )
@@ -53,6 +54,8 @@ def check_config(
         _check_http(file, settings.http, is_alone=len(files) == 1)
     if len(loaded) == 2:
         check_pair(*loaded)
+        for warning in pair_warnings(*loaded):
+            typer.echo(f"warning: {warning}", err=True)
     for file, settings in zip(files, loaded, strict=True):
         typer.echo(f"{file}: right, the {settings.role} of the pair {settings.pair}")
     if len(loaded) == 2:

@@ -42,6 +42,7 @@ class Reason(enum.StrEnum):
     DESCRIPTORS_SHORT = "descriptors-short", exits.FAILED
     SECURITY_FILES_BROKEN = "security-files-broken", exits.FAILED
     PAUSED = "paused", exits.FAILED
+    FRONTS_APART = "fronts-apart", exits.FAILED
     CLIENTS_CUT_OFF = "clients-cut-off", exits.FAILED
     PEERS_APART = "peers-apart", exits.FAILED
     NODE_DOWN = "node-down", exits.FAILED
@@ -240,6 +241,8 @@ def _troubles_of_nodes(views: Sequence[NodeView]) -> Iterator[tuple[Reason, str]
             "node takes over by itself; bstar resume ends that"
         )
         yield Reason.PAUSED, text
+    for apart in filter(None, (pair.fronts_apart for pair in pairs)):
+        yield Reason.FRONTS_APART, apart
 
 
 def _unsaved(pairs: Sequence[PairView]) -> list[str]:

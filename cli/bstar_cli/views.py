@@ -35,6 +35,7 @@ class PairView(msgspec.Struct, frozen=True):
     clients_cut_off_unserved: int = 0
     clients_cut_off_s: float = 0.0
     epoch_error: str = ""
+    fronts_apart: str = ""
     paused_for_s: float = 0.0
     pause_why: str = ""
     drained_why: str = ""

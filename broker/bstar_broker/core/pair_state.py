@@ -33,6 +33,7 @@ def pair_state(machine: StarMachine, epoch_error: str, now: float) -> PairState:
         peer_ignored={reason.value: count for reason, count in machine.counters.peer_ignored.items()},
         epochs_ignored=machine.epochs.ignored,
         epoch_error=epoch_error,
+        fronts_apart=machine.peer.fronts_apart,
         is_leaving=machine.is_leaving,
         clients_cut_off=evidence.clients,
         clients_cut_off_unserved=evidence.unserved,

@@ -89,6 +89,7 @@ class PairState(msgspec.Struct, frozen=True):
     started; ``peer_ignored`` counts state messages that were no evidence, by reason.
 
     ``epoch_error`` says why the epoch could not be stored in ``state_dir`` yet; "" if it is.
+    ``fronts_apart`` says which fronts only one of the nodes serves; "" if both serve the same.
 
     ``clients_cut_off`` clients have asked this passive node for ``clients_cut_off_s``, because they do not
     reach the active one; ``clients_cut_off_unserved`` others ask for services without a worker here.
@@ -119,6 +120,7 @@ class PairState(msgspec.Struct, frozen=True):
     peer_ignored: dict[str, int] = {}
     epochs_ignored: int = 0
     epoch_error: str = ""
+    fronts_apart: str = ""
     is_leaving: bool = False
     is_peer_gone: bool = False
     quorum: "QuorumState | None" = None

@@ -120,6 +120,7 @@ const notes = (state, services) => {
   if (!pair.is_peer_fresh) found.push("The peer is not heard.");
   if (pair.quorum && !pair.quorum.is_arbiter_heard) found.push("The arbiter is not heard.");
   if (pair.epoch_error) found.push(`The epoch is not stored: ${pair.epoch_error}`);
+  if (pair.fronts_apart) found.push(`The nodes differ: ${pair.fronts_apart}`);
   if (pair.clients_cut_off) found.push(`${pair.clients_cut_off} clients reach this passive node only.`);
   if (loop.is_short_of_descriptors) found.push("New connections wait for want of descriptors.");
   if (loop.connections && loop.connections.are_all_held_off) found.push("New connections are held off, for failed handshakes.");

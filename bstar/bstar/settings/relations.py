@@ -364,6 +364,18 @@ def pair_problems(one: Settings, other: Settings) -> list[str]:
     return problems
 
 
+def pair_warnings(one: Settings, other: Settings) -> list[str]:
+    """What these two nodes of a pair may have by mistake: one sentence each."""
+    ours, theirs = flatten(one), flatten(other)
+    return [
+        f"{path}: the {with_it.role} has it and the {without.role} has not, so these peers lose service when "
+        f"the {with_it.role} ends"
+        for path in FRONT_DOORS
+        if (ours[path] is None) != (theirs[path] is None)
+        for with_it, without in [(other, one) if ours[path] is None else (one, other)]
+    ]
+
+
 def _bound(settings: Settings) -> dict[str, Endpoint]:
     found = {
         "endpoints.clients": parse_endpoint(settings.endpoints.clients, bind=True),

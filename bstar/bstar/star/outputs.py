@@ -138,13 +138,22 @@ class PeerAsked(Report, frozen=True, gc=False):
 
 
 class PeerSeen(Report, frozen=True, gc=False):
-    """The node hears its peer: for the first time, again after silence, or as a new process."""
+    """The node hears its peer: for the first time, again after silence, or as a new process.
+    ``differs`` says what only one of the two is configured to serve.
+    """
 
     state: State
     node: str | None
+    differs: str = ""
+
+    @property
+    def level(self) -> int:
+        """How much it matters."""
+        return WARNING if self.differs else INFO
 
     def __str__(self) -> str:
-        return f"peer is there: {self.state.name}, run {self.node or 'unknown'}"
+        differs = f"; {self.differs}" if self.differs else ""
+        return f"peer is there: {self.state.name}, run {self.node or 'unknown'}{differs}"
 
 
 class PeerLost(Report, frozen=True, gc=False):

@@ -15,6 +15,7 @@ from bstar.star.pace import paces_of
 from bstar.star.peer import Ignored, PeerRuns, Rival, Strangers
 from bstar.star.rules import State
 from bstar.star.settings import StarSettings
+from bstar.star.texts import fronts_apart
 from bstar.wire.epochs import EPOCH_MAX
 from bstar.wire.peer import PeerState
 
@@ -23,6 +24,8 @@ from bstar.wire.peer import PeerState
 # milliseconds on a LAN.
 VERDICT_TIMEOUT_S = 0.25
 VERDICT_RETRY_S = 0.02
+# The names of a peer's fronts go into logs.
+_FRONTS_CHARS_MAX = 100
 
 
 class PeerView:
@@ -30,23 +33,25 @@ class PeerView:
 
     ``state`` is what it said last, and ``heard_at`` when. It is silent from ``expires_at`` on. ``is_gone``:
     silent because its endpoint refused us. ``dual_since``: both nodes have said ACTIVE since then.
+    ``fronts_apart``: a text if it serves other protocols on sockets of their own than this node.
     """
 
     def __init__(self, settings: StarSettings, now: float) -> None:
+        self._settings = settings
         self.state: State | None = None
         self.heard_at: float | None = None
         # A primary waits one expiry before a lone start: an active backup must have had the time to speak up.
         self.expires_at = now + settings.failover_timeout_s
         self.is_gone = False
         self.has_left = False
+        self.fronts_apart = ""
         self.dual_since: float | None = None
         self.runs = PeerRuns()
         self.strangers = Strangers()
         self.is_seen = False  # its silence was not reported yet
         self.link_lost_at: float | None = None
         self._rival = Rival()
-        self._paces = paces_of(settings)
-        self.pace = self._paces[True]
+        self.pace = paces_of(self._settings)[True]
         self._is_published_awaited = False
 
     # --- its silence ----------------------------------------------------------------------------------------
@@ -84,7 +89,7 @@ class PeerView:
         """A published server has subscribed. It may be the peer, which speaks once a second."""
         if self.heard_at is None and not self._is_published_awaited:
             self._is_published_awaited = True
-            self.expires_at = max(self.expires_at, now + self._paces[False].silence_s)
+            self.expires_at = max(self.expires_at, now + paces_of(self._settings)[False].silence_s)
 
     def lose(self, now: float) -> list[PeerLost]:
         """The peer has fallen silent."""
@@ -133,7 +138,7 @@ class PeerView:
         if is_other:
             self.is_seen = False
             self.dual_since = None
-        self.pace = self._paces[self.runs.is_native]
+        self.pace = paces_of(self._settings)[self.runs.is_native]
         return is_other
 
     def is_taken(self, message: PeerState, node: str, now: float) -> bool:
@@ -148,11 +153,13 @@ class PeerView:
     def refresh(self, message: PeerState, now: float) -> list[PeerSeen]:
         """The message is a sign of life."""
         self.state = State(message.state)
+        names = message.fronts[:_FRONTS_CHARS_MAX].split(",")
+        self.fronts_apart = fronts_apart(self._settings, frozenset(filter(str.isalnum, names)))
         self.wait(now)
         if self.is_seen or message.leaving:
             return []
         self.is_seen = True
-        return [PeerSeen(self.state, message.node)]
+        return [PeerSeen(self.state, message.node, self.fronts_apart)]
 
     def report(self, reason: str, why: str, message: PeerState | None) -> list[PeerRejected]:
         """Report a node that cannot be the peer, once per run and reason."""

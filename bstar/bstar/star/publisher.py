@@ -96,6 +96,7 @@ class Publisher:
             pause=pause.number,
             paused_ms=milliseconds(pause.rest_s(now)),
             pause_why=pause.why,
+            fronts=",".join(settings.fronts),
         )
         if quorum is None:
             return [Publish(message)]

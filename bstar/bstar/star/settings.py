@@ -25,6 +25,7 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
     ``exit`` ends the process. ``on_clients_cut_off`` says what the active node does when clients reach its
     peer and nobody reaches it: ``handover`` or ``stay``. ``arbiter`` names the third voter: a node serves
     only with the peer's or the arbiter's confirmation. Both nodes must name the same one. Empty: none.
+    ``fronts`` names what the node serves on sockets of their own. The peer compares it; it decides nothing.
     """
 
     pair: str
@@ -34,6 +35,7 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
     on_dual_active: OnDualActive = "yield"
     on_clients_cut_off: OnClientsCutOff = "handover"
     arbiter: str = ""
+    fronts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not HEARTBEAT_S_MIN <= self.heartbeat_interval_s <= HEARTBEAT_S_MAX:

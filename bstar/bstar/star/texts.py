@@ -45,6 +45,16 @@ def mismatch(message: PeerState, ours: StarSettings, node: str) -> tuple[str, st
     return None
 
 
+def fronts_apart(ours: StarSettings, theirs: frozenset[str]) -> str:
+    """Which fronts only one of the two nodes serves, and what to do; empty if they serve the same."""
+    own = frozenset(ours.fronts)
+    alone = ((own - theirs, ours.role), (theirs - own, ours.role.peer))
+    told = [f"{', '.join(sorted(names))} on the {role.value} only" for names, role in alone if names]
+    if not told:
+        return ""
+    return f"fronts: {' and '.join(told)}: configure the same on both, or their peers lose service with it"
+
+
 def trouble(state: State, quorum: Quorum | None) -> str:
     """Why a node with a silent peer cannot play its part, and what to do; empty if it can."""
     if quorum is not None and quorum.is_arbiter_there is not True:

@@ -57,6 +57,7 @@ class _Detail(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     pause: _Count = 0
     paused_ms: _Milliseconds = 0
     pause_why: str = ""
+    fronts: str = ""
 
 
 class PeerState(msgspec.Struct, frozen=True, gc=False):
@@ -79,6 +80,8 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
     ``pause`` is the number of the last order to pause takeovers, or to resume them, that the sender knows;
     0 for none. Takeovers are paused for ``paused_ms`` more, 0 if they are not. ``pause_why`` says who gave
     that order, and why.
+
+    ``fronts`` names the protocols that the sender serves on sockets of their own, with commas between.
     """
 
     state: int
@@ -103,6 +106,7 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
     pause: int = 0
     paused_ms: int = 0
     pause_why: str = ""
+    fronts: str = ""
 
 
 _decode_detail = msgspec.json.Decoder(_Detail).decode

@@ -254,7 +254,7 @@ class PzqFront:
         """Send what waits: one message for each consumer at a moment, since its socket has room for one."""
         consumers = self._connections[CONSUMERS]
         if not consumers:
-            return []
+            return self._retire(now)
         at, count = self._burst
         if at != now:
             count = self._failed = 0
@@ -288,12 +288,20 @@ class PzqFront:
         self._pause_s = _PAUSE_MIN_S
         if count:
             return self._offer(now) + self._send_held(now)
+        return self._inlet.set_credit(self._worker.sender, 0, now) + self._retire(now) if before else []
+
+    def _retire(self, now: float) -> list[Output]:
+        """No consumer is there: nothing waits for room, and the worker leaves when nothing is in flight."""
         outputs: list[Output] = []
-        if before:
-            outputs += self._inlet.set_credit(self._worker.sender, 0, now)
-            for delivery in self._deliveries.end_held():
-                outputs += self._give_back(delivery, "no consumer is connected", now)
-        return outputs
+        for delivery in self._deliveries.end_held():
+            outputs += self._give_back(delivery, "no consumer is connected", now)
+        return outputs if len(self._deliveries) else outputs + self._leave(now)
+
+    def _leave(self, now: float) -> list[Output]:
+        if not self._is_registered:
+            return []
+        self._is_registered = False
+        return self._inlet.receive_message(Disconnect(self._worker.sender, Dialect.FRONT), now, OWN)
 
     def peer_gone(self, door: str, routing_id: bytes, now: float) -> list[Output]:
         """Producers and monitors have nothing here that must end with them."""
@@ -318,10 +326,7 @@ class PzqFront:
         self._is_serving = False
         self._deliveries.clear()
         self._retry_at = self._register_at = None
-        if not self._is_registered:
-            return []
-        self._is_registered = False
-        return self._inlet.receive_message(Disconnect(self._worker.sender, Dialect.FRONT), now, OWN)
+        return self._leave(now)
 
     def handle_timer(self, now: float) -> list[Output]:
         """Acknowledgements that are late, room in the socket, and a worker that was sent away."""
@@ -329,6 +334,8 @@ class PzqFront:
         for delivery in self._deliveries.end_late(now):
             self._counts["expired"] += 1
             outputs += self._give_back(delivery, "no acknowledgement came in time", now)
+        if not self._connections[CONSUMERS]:
+            outputs += self._retire(now)
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
             is_stuck = self._failed >= self._burst[1]
