@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from bstar.settings import sample_client_configuration, sample_configuration
-from pages import configuration, dashboards, journal, rules, tables
+from pages import configuration, dashboards, interface, journal, rules, tables
 from pages.markdown import replace
 
 FILES: dict[str, Callable[[], str]] = {
@@ -15,6 +15,7 @@ FILES: dict[str, Callable[[], str]] = {
     "configs/backup.yaml": lambda: sample_configuration("backup"),
     "configs/client.yaml": sample_client_configuration,
     "docs/configuration.md": configuration.generate,
+    "docs/interface.txt": interface.generate,
     **{name: partial(dashboards.generate, each) for name, each in dashboards.files().items()},
 }
 """Files that are generated as a whole."""
