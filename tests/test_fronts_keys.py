@@ -36,6 +36,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         assert made.keys is not None
         made.keys.add("other-client", "calls:price")
         made.keys.add("other-worker", "offers:price")
+        made.keys.add("narrow", "calls:*", bounds="connections: 1")
+        made.keys.add("loud", "calls:*", bounds="messages_per_s: 5")
         made.start()
         yield made
 
@@ -206,3 +208,32 @@ def test_a_job_manager_without_a_matching_offer_gets_no_job(pair: Pair) -> None:
     with manager(pair, stranger(pair)), counted(pair, "unknown-key"):
         pass
     assert pair.primary.state().broker.workers == 0
+
+
+def test_a_front_holds_an_entry_to_its_connections(pair: Pair) -> None:
+    clients, workers = (pair.doors(door)[0] for door in PIRATES)
+    with ParanoidWorkerThread(workers, security=security(pair, "worker")):
+        with LazyPirate([clients], security=security(pair, "narrow")) as client:
+            assert client.ask(b"first") == [b"first"]
+            with (
+                counted(pair, "too-many-connections") as refused,
+                peer(zmq.REQ, clients, security(pair, "narrow")) as second,
+            ):
+                second.send(b"second")
+                refused()
+                assert not second.poll(0)
+        # Its first connection has ended: there is room again.
+        with LazyPirate([clients], security=security(pair, "narrow")) as client:
+            assert client.ask(b"third") == [b"third"]
+    pair.primary.wait_for_workers(0)
+
+
+def test_a_front_ends_a_connection_that_sends_too_many_messages(pair: Pair) -> None:
+    [clients, _] = pair.doors(PIRATES[0])
+    with counted(pair, "too-many-messages"), peer(zmq.DEALER, clients, security(pair, "loud")) as client:
+        monitor = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        for number in range(100):
+            client.send_multipart([b"", b"%d" % number])
+        assert monitor.poll(int(LIMIT_S * 1_000)), "the node did not hang up"
+        client.disable_monitor()
+        monitor.close(0)

@@ -9,6 +9,8 @@ import zmq
 from bstar.listener import Follower, Listener
 from bstar.origins import Origins
 
+DOMAIN = b"clients"
+
 
 class Frame:
     """A frame with the properties of its connection."""
@@ -42,18 +44,19 @@ class Hall:
         self.door = Door()
         self.origins = Origins()
         self.ended: list[int] = []
-        self.origins.follow(cast("Listener", self.door), self.ended.append)
+        self.origins.follow(DOMAIN, cast("Listener", self.door), self.ended.append)
 
     def come(self, descriptor: int) -> Frame:
         """A connection is accepted and admitted; a frame that it sends."""
         self.door.unheard.append((zmq.EVENT_ACCEPTED, descriptor))
-        return Frame(self.origins.number_next(), descriptor)
+        return Frame(self.origins.number_next(DOMAIN), descriptor)
 
     def leave(self, descriptor: int) -> None:
         self.door.unheard.append((zmq.EVENT_DISCONNECTED, descriptor))
 
     def asked(self, frame: Frame) -> int:
         self.origins.frame = cast("zmq.Frame", frame)
+        self.origins.domain = DOMAIN
         return self.origins.connection()
 
 
@@ -103,3 +106,20 @@ def test_a_connection_whose_end_was_not_heard_yet_gives_its_descriptor_up() -> N
 def test_messages_that_came_by_no_socket_have_no_origin() -> None:
     origins = Origins()
     assert (origins.connection(), origins.address()) == (0, "an unknown address")
+
+
+def test_the_same_descriptor_of_two_listeners_is_two_connections() -> None:
+    hall, other = Hall(), Door()
+    hall.origins.follow(b"front", cast("Listener", other), hall.ended.append)
+    first = hall.come(20)
+    other.unheard.append((zmq.EVENT_ACCEPTED, 20))
+    second = Frame(hall.origins.number_next(b"front"), 20)
+    assert hall.asked(first) == 1
+    hall.origins.frame, hall.origins.domain = cast("zmq.Frame", second), b"front"
+    assert hall.origins.connection() == 2
+    hall.origins.hang_up(2)
+    assert (hall.door.hung_up, other.hung_up) == ([], [20])
+
+
+def test_a_listener_that_nobody_follows_gives_no_numbers() -> None:
+    assert Hall().origins.number_next(b"state") == b""

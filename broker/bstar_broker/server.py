@@ -290,7 +290,8 @@ class BrokerServer(Closing):
         if gate is not None:
             authority = node.authority
             assert authority is not None
-            gate.guard(self._listener, CLIENTS, authority.quotas.ended, authority.quotas.why_not)
+            quotas = authority.quotas
+            gate.guard(self._listener, CLIENTS, on_ended=quotas.ended, why_not=quotas.why_not)
         return socket
 
     def _open_fronts(self, plans: Sequence[Plan]) -> FrontShell | None:

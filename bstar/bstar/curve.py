@@ -18,7 +18,7 @@ from bstar.reactor import Reactor
 from bstar.security import Principal, Principals, Security, read_key
 from bstar.security.connector import GIVEN_UP_PAUSE_S, Connector
 from bstar.security.files import LOOK_INTERVAL_S, explained
-from bstar.security.zap import Rule
+from bstar.security.zap import CLIENTS, Rule
 from bstar.zap_socket import ZapSocket
 
 if TYPE_CHECKING:
@@ -141,7 +141,10 @@ class Gate:
         self.user_id = ""
         self.origins = Origins()
         self._zap = ZapSocket(context, reactor, security.principals)
+        self._zap.metadata = self.origins.number_next
+        self._why_not: dict[bytes, Callable[[Principal, float], str]] = {}
         self.doorkeeper = self._zap.doorkeeper
+        self.doorkeeper.why_not = self._refuse
         self._timer = reactor.add_timer(LOOK_INTERVAL_S, self._refresh)
 
     def close(self) -> None:
@@ -153,30 +156,29 @@ class Gate:
         self,
         listener: Listener,
         domain: bytes,
+        may_enter: Rule | None = None,
+        *,
         on_ended: Callable[[int], object] = lambda number: None,
         why_not: Callable[[Principal, float], str] = lambda principal, now: "",
     ) -> None:
-        """The connections of this listener, which is of ``domain``, are meant by ``origins``.
+        """The connections of this listener are of ``domain``; ``origins`` follows them.
 
-        ``why_not`` says why a principal may open no more connections; ``on_ended``: see ``Origins``.
+        ``may_enter`` is the rule of the domain, if it is a new one. ``why_not`` says why a principal may open
+        no more connections; ``on_ended``: see ``Origins``.
         """
-        self.origins.follow(listener, on_ended)
-        self._zap.guard(listener, domain, self.doorkeeper.rules[domain])
-        self._zap.metadata = lambda entered: self.origins.number_next() if entered == domain else b""
+        self.origins.follow(domain, listener, on_ended)
+        self._zap.guard(listener, domain, may_enter or self.doorkeeper.rules[domain])
+        self._why_not[domain] = why_not
 
-        def refuse(entered: bytes, principal: Principal) -> str:
-            return why_not(principal, self._reactor.now()) if entered == domain else ""
-
-        self.doorkeeper.why_not = refuse
-
-    def open(self, listener: Listener, domain: bytes, may_enter: Rule) -> None:
-        """The connections of this listener are of ``domain``, which has this rule."""
-        self._zap.guard(listener, domain, may_enter)
-
-    def look(self, frame: zmq.Frame) -> None:
+    def look(self, frame: zmq.Frame, domain: bytes = CLIENTS) -> None:
         """Note the connection that brought this frame, for ``user_id`` and ``origins``."""
         self.user_id = cast("str", frame.get("User-Id"))
         self.origins.frame = frame
+        self.origins.domain = domain
+
+    def _refuse(self, domain: bytes, principal: Principal) -> str:
+        why_not = self._why_not.get(domain)
+        return "" if why_not is None else why_not(principal, self._reactor.now())
 
     def _refresh(self, now: float) -> None:
         if self.security.refresh():

@@ -9,7 +9,7 @@ from bstar.star import Input, State, Tick
 from bstar.wire.messages import FromPeer
 from bstar_broker.core.front import Front, Fronts, Inlet
 from bstar_broker.core.node import Node
-from bstar_broker.core.outputs import FrontSend, Output
+from bstar_broker.core.outputs import FrontSend, HangUp, Output
 from bstar_broker.core.records import WorkerRecord
 from bstar_broker.core.snapshot import NodeState, StoreState
 
@@ -55,7 +55,10 @@ class FrontedNode(Node):
     def vet(self, message: FromPeer, user_id: str, now: float) -> list[Output] | None:
         """See ``Inlet``."""
         denial = None if self.authority is None else self.authority.judge(message, user_id, now)
-        return None if denial is None else self.broker.ledger.note(denial.reason, denial.text)
+        if denial is None:
+            return None
+        outputs = self.broker.ledger.note(denial.reason, denial.text)
+        return [*outputs, HangUp(denial.ends)] if denial.ends else outputs
 
     def worker_unreached(self, peer: bytes, now: float) -> list[Output]:
         """See ``Inlet``."""

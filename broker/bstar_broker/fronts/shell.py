@@ -123,32 +123,36 @@ class FrontShell(Closing):
             ) from error
         self._resources.callback(listener.close)
         if gate is not None:
-            gate.open(listener, domain, door.may_enter or uses_services)
+            assert self._node.authority is not None
+            quotas = self._node.authority.quotas
+            rule = door.may_enter or uses_services
+            gate.guard(listener, domain, rule, on_ended=quotas.ended, why_not=quotas.why_not)
             if door.may_enter is not None:
                 self._guarded[place] = door.may_enter, gate.security.principals.keys_of(door.may_enter)
         self._sockets[place], self._listeners[place] = socket, listener
         self._peers[place] = _Peers()
         listener.add_follower(lambda event, descriptor: self._on_connection(place, descriptor))
         if door.kind != "pub":
-            self._reactor.add_reader(socket, partial(self._on_message, place), read=self._read)
+            read = partial(self._read, partial(self._look, domain))
+            self._reactor.add_reader(socket, partial(self._on_message, place), read=read)
             self._resources.callback(lambda: self._reactor.remove(socket))
 
-    def _look(self, frame: zmq.Frame) -> None:
+    def _look(self, domain: bytes, frame: zmq.Frame) -> None:
         if self._gate is not None:
-            self._gate.look(frame)
+            self._gate.look(frame, domain)
         try:
             self._descriptor = int(cast("str", frame.get(DESCRIPTOR)))
         except zmq.ZMQError:
             self._descriptor = -1
 
-    def _read(self, socket: "zmq.Socket[bytes]") -> list[bytes]:
+    def _read(self, look: Callable[[zmq.Frame], None], socket: "zmq.Socket[bytes]") -> list[bytes]:
         if socket.type != zmq.ROUTER:
             parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            self._look(parts[0])
+            look(parts[0])
             return [part.bytes for part in parts]
         while True:
             try:
-                return receive_bodies(socket, self._look)
+                return receive_bodies(socket, look)
             except NoMemoryError as error:
                 text = f"at a front; {len(error.frames)} frames of it were read"
                 self._carry_out(self._node.note(MEMORY_UNREAD.reason, f"{MEMORY_UNREAD.text}: {text}"))
