@@ -108,9 +108,7 @@ def top(
         bool, typer.Option("--once", help="Print one picture and end, for a script or without a terminal.")
     ] = False,
     sort: Annotated[SortBy, typer.Option("--sort", help="How the services are sorted.")] = SortBy.RATE,
-    interval: Annotated[
-        float, typer.Option("--interval", "-i", min=0.1, help="Seconds between two looks.")
-    ] = 1.0,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Watch the nodes and services of all pairs: role, rates, latencies, queues, workers, lag.
 

@@ -120,8 +120,9 @@ _DECIDES_NOTHING = frozenset(
         "pause",  # nobody pauses takeovers here
         "quorum",  # None: there is no arbiter here
         "serve_until",  # for ever while active
-        "peer._paces",
         "peer.pace",  # there are no published peers here
+        "peer._settings",
+        "peer.fronts_apart",  # a text for people
         "peer._is_published_awaited",
         "peer._rival",  # nor a third node
         "peer.heard_at",  # for reports; the silence is counted from peer.expires_at
@@ -134,6 +135,7 @@ _DECIDES_NOTHING = frozenset(
         "publisher._questions",
         "publisher._quorum",
         "publisher._pause",
+        "publisher.drained_why",  # nobody drains a node here; a text for people
         "publisher.is_grant_due",
         "epochs.ignored",
         "epochs._role",
