@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import http
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,8 +39,19 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def metric(node: Node, name: str, **labels: str) -> float:
-    with urllib.request.urlopen(node.http_url + "/metrics", timeout=REPLY_S) as response:
-        text = response.read().decode()
+    pages: list[str] = []
+
+    def is_answered() -> bool:
+        try:
+            with urllib.request.urlopen(node.http_url + "/metrics", timeout=REPLY_S) as response:
+                pages.append(response.read().decode())
+        except urllib.error.HTTPError as error:
+            if error.code != http.HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+        return bool(pages)
+
+    wait_until(is_answered, "the loop has time for a page of metrics")
+    [text] = pages
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
     found = [sample.value for sample in samples if (sample.name, sample.labels) == (name, labels)]
     return found[0] if found else 0.0

@@ -71,11 +71,23 @@ def test_time_in_which_we_were_away_is_added_to_a_promise_but_not_to_one_long_ov
     quorum = settled()
     quorum.hear_claim("they", 7, 5.0)
     quorum.was_away(0.5, 7.1)
-    assert not quorum.claim(7.1 + TTL_S - 0.001)
+    assert not quorum.claim(5.0 + TTL_S + 0.5 - 0.001)
+    assert quorum.claim(5.0 + TTL_S + 0.5)
     quorum = settled()
     quorum.hear_claim("they", 7, 5.0)
     quorum.was_away(0.5, 100.0)
     assert quorum.claim(100.0)
+
+
+def test_a_promise_ends_although_the_node_pauses_again_and_again() -> None:
+    """A backup on a busy machine, whose primary had just been killed, did not take over for a minute."""
+    quorum = settled()
+    quorum.hear_claim("they", 7, 5.0)
+    now = 5.0
+    while not quorum.claim(now):
+        now += 1.0
+        quorum.was_away(0.5, now)
+        assert now < 5.0 + 3 * TTL_S
 
 
 # --- leases -------------------------------------------------------------------------------------------------

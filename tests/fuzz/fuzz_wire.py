@@ -167,7 +167,9 @@ def _fuzz_emq(frames: Frames) -> None:
     assert 0 < len(message.msgid) <= emq.MSGID_BYTES_MAX
     assert emq.decode(emq.encode(message)) == message
     if isinstance(message, emq.Request | emq.Schedule | emq.Unschedule):
-        assert len(message.queue.encode()) <= limits.SERVICE_BYTES_MAX
+        # A name that is no service's is the receiver's to refuse, with a word for its client.
+        is_name = 1 <= len(message.queue.encode()) <= limits.SERVICE_BYTES_MAX
+        assert (emq.queue_trouble(message.queue) is None) == is_name
         emq_jobs.schedule_id(emq_jobs.decode_job(message.message))
     elif isinstance(message, emq.Inform):
         assert len(message.queues) <= emq.QUEUES_MAX

@@ -102,9 +102,13 @@ class Quorum:
         self.granted, self.granted_to = 0, ""
 
     def was_away(self, gap_s: float, now: float) -> None:
-        """The process was away for ``gap_s``: keep the promises of that time for a whole ttl."""
-        if self.peers_until > now - gap_s - self._ttl_s:
-            self.peers_until = max(self.peers_until, now + self._ttl_s)
+        """The process was away for ``gap_s``: add that to a promise that ran when it began.
+
+        Its clock may have leapt. Added is no more than the gap, so that a node with a pause each second still
+        sees its promise end.
+        """
+        if self.peers_until > now - gap_s:
+            self.peers_until = max(self.peers_until, min(self.peers_until + gap_s, now + self._ttl_s))
 
     # --- our claim ------------------------------------------------------------------------------------------
 
