@@ -40,12 +40,16 @@ _SKIPPED = 10
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What an audit has to say of a plant, and nothing beside it."""
+    """What an audit has to say of a plant, and nothing beside it.
+
+    A request that a node accepted and never ended also shows in that node's own counts: ``miscounted``.
+    """
 
     rule: str
     client: str = ""
     number: int = 0
     duration_us: int = 0
+    miscounted: str = ""
 
 
 Plant = Callable[[Journals], Finding]
@@ -175,7 +179,7 @@ def lost(journals: Journals) -> Finding:
     )
     _change(journals, call, unanswered)
     _change(journals, story.request, None)
-    return Finding("lost", call.client, call.number)
+    return Finding("lost", call.client, call.number, miscounted=story.request.node)
 
 
 def executed_twice(journals: Journals) -> Finding:
