@@ -21,6 +21,7 @@ import pytest
 
 from bstar.errors import LocalProtocolError
 from bstar.wire import native
+from bstar.wire.extensions import attempt_extension
 from bstar.wire.messages import OWN_BACKOFF, Disconnect, ErrorCode, Failure, Final, Partial, Ready
 from bstar.wire.native_broker import CODEC
 from bstar_client import AsyncWorker, LinkSettings, ReplyMemory, Request, Retry, Worker, WorkerHooks
@@ -647,7 +648,7 @@ def test_a_handler_hears_which_attempt_it_is(desk: Desk, kind: type) -> None:
 
     with served(kind, desk.broker.endpoint, tell if kind is Worker else tell_async):
         desk.ask(b"plain")
-        desk.ask(b"third", extensions=native.attempt_extension(3))
+        desk.ask(b"third", extensions=attempt_extension(3))
     assert [end.body for end in desk.ends() if isinstance(end, Final)] == [[b"1"], [b"3"]]
 
 

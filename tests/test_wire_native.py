@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bstar import wire
 from bstar.errors import LocalProtocolError, RemoteProtocolError
 from bstar.wire import limits, native, native_broker
+from bstar.wire.extensions import attempt_extension, attempt_of
 from bstar.wire.messages import (
     NEVER_MS,
     Disconnect,
@@ -244,12 +245,12 @@ def test_a_worker_may_name_the_time_of_the_next_attempt(code: int, behind: str, 
     ],
 )
 def test_the_attempt_is_read_past_everything_else(extensions: str, attempt: int) -> None:
-    assert native.attempt_of(octets(extensions)) == attempt
+    assert attempt_of(octets(extensions)) == attempt
 
 
 def test_an_attempt_beyond_two_octets_is_the_last_that_fits() -> None:
-    assert native.attempt_extension(3) == octets("41.0002.0003")
-    assert native.attempt_of(native.attempt_extension(100_000)) == 65_535
+    assert attempt_extension(3) == octets("41.0002.0003")
+    assert attempt_of(attempt_extension(100_000)) == 65_535
 
 
 # What later versions may add ------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal, assert_never
 
 from bstar.errors import BstarError
-from bstar.wire.native import attempt_of
+from bstar.wire.extensions import NO_HEADERS, attempt_of
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_outputs import (
@@ -179,6 +179,7 @@ class Dispatcher(ABC):
             job.deadline,
             job.extensions,
             attempt_of(job.extensions) if job.extensions else 1,
+            job.headers or NO_HEADERS,
         )
 
     def failed(self, job: Job, request: Request, error: BaseException) -> Result:

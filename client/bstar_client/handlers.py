@@ -1,11 +1,12 @@
 """The request that a handler gets and the hooks of a worker, for ``Worker`` and ``AsyncWorker``."""
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from bstar.wire.extensions import NO_HEADERS
 from bstar.wire.messages import NEVER_MS, OWN_BACKOFF
 from bstar_client.checks import to_milliseconds
 from bstar_client.core.calls import Body
@@ -22,7 +23,8 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
     ``is_redelivered``: an earlier delivery of it may have begun. ``epoch``: the activation of the pair that
     dispatched it (0 in plain MDP). ``deadline``: when the client stops waiting, on ``time.monotonic()``'s
     clock; None if the client gave none. ``extensions``: the native header's extension octets. ``attempt``:
-    which attempt of a durable request it is, 1 for every other request.
+    which attempt of a durable request it is, 1 for every other request. ``headers``: the names and texts that
+    the client gave beside the body; empty in plain MDP.
     """
 
     service: bytes
@@ -33,6 +35,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
     deadline: float | None
     extensions: bytes
     attempt: int = 1
+    headers: Mapping[str, str] = NO_HEADERS
 
     @property
     def body(self) -> bytes:

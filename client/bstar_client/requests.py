@@ -12,6 +12,7 @@ import msgspec
 
 from bstar.errors import CallTimeoutError, LocalProtocolError, RemoteProtocolError
 from bstar.wire import durable, mmi
+from bstar.wire.extensions import headers_extensions
 from bstar.wire.mmi import OK, Service
 from bstar_client.bodies import to_frames, to_name, to_octets
 from bstar_client.checks import check_flag, to_timeout
@@ -21,7 +22,7 @@ from bstar_client.settings import ClientSettings
 # A call's own timeout. If it is unset, the client's applies.
 Timeout: TypeAlias = float | msgspec.UnsetType | None
 DEFAULT = msgspec.UNSET
-# A request has at most this many octets beside its service's name and its body.
+# A request has at most this many octets beside its service's name, its headers and its body.
 _HEADER_BYTES = 64
 # What such services answer depends on the pair, not on the name.
 _BROKERS = (mmi.PREFIX, durable.PREFIX)
@@ -64,10 +65,13 @@ class Requests:
             raise LocalProtocolError("plain MDP/0.2 has no identities, so a request cannot have a key")
         if ask.urgent and not self._is_native:
             raise LocalProtocolError("plain MDP/0.2 has no urgent requests")
+        extensions = b"" if ask.headers is None else headers_extensions(ask.headers)
+        if extensions and not self._is_native:
+            raise LocalProtocolError("plain MDP/0.2 has no headers")
         name = to_name(ask.service)
         frames = [ask.body] if type(ask.body) is bytes else to_frames(ask.body)
         size = sum(map(len, frames))
-        if size + len(name) + _HEADER_BYTES > self._message_bytes_max:
+        if size + len(name) + len(extensions) + _HEADER_BYTES > self._message_bytes_max:
             raise LocalProtocolError(f"the message has more than {self._message_bytes_max} octets")
         now = time.monotonic()
         timeout_s = self.seconds(ask.timeout)
@@ -84,6 +88,7 @@ class Requests:
             now,
             bytes_in=size,
             pair=(self._place(name, frames) if self._is_fleet else 0) if pair is None else pair,
+            extensions=extensions,
         )
 
     def call_maker(
@@ -123,7 +128,7 @@ class Requests:
             if isinstance(body, Ask):
                 own_timeout = timeout if body.timeout is DEFAULT else body.timeout
                 own_service = service if body.service is None else body.service
-                ask = Ask(body.body, body.key, own_timeout, own_service, body.urgent)
+                ask = Ask(body.body, body.key, own_timeout, own_service, body.urgent, body.headers)
             else:
                 ask = Ask(body, None, timeout, service)
             return self.call(ask, sink, idempotent=idempotent, index=index, pair=pair)

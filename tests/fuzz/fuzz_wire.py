@@ -20,6 +20,7 @@ from pathlib import Path
 from bstar import wire
 from bstar.errors import RemoteProtocolError
 from bstar.wire import arbiter, batches, emq, emq_jobs, limits, messages, native, native_broker, peer
+from bstar.wire.extensions import headers_extensions, headers_of
 from bstar.wire.mdp import MDP01, MDP02, WorkerCommand, WorkerVerb
 
 Frames = list[bytes]
@@ -108,6 +109,9 @@ def _fuzz_native(frames: Frames) -> None:
         assert status.state in range(1, 6)
         assert status.heartbeat_ms
         assert status.failover_timeout_ms
+    elif message.command == native.REQUEST:
+        read = headers_of(message.extensions)
+        assert headers_of(headers_extensions(read)) == read
     elif message.command == native.REQUESTS:
         numbers, ttls_ms, lengths = batches.request_rows(message.body, 0)
         assert len(numbers) == len(ttls_ms) == len(batches.bodies_of(message.body[1], lengths))

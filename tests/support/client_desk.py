@@ -63,9 +63,11 @@ class Desk:
         stream: bool = False,
         service: bytes = b"echo",
         key: bytes | None = None,
+        extensions: bytes = b"",
     ) -> Call:
         deadline = None if timeout is None else self.now + timeout
         call = Call(service, [body], deadline, idempotent, stream, key=key, begun_at=self.now)
+        call.extensions = extensions
         self.take(self.session.submit(call, self.now))
         return call
 

@@ -62,6 +62,8 @@ class Admission:
                 return self._join(known, message, now)
         held = self._requests_of.get(sender, 0)
         size = sum(map(len, message.body))
+        if message.extensions:
+            size += len(message.extensions)
         refusal = self._why_not_taken(message, held + 1, size + REQUEST_BYTES)
         if refusal is not None:
             return self._refuse(message, codec, service, refusal)

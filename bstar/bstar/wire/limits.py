@@ -17,6 +17,13 @@ MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 # Extensions of one header: room for a trace context and its state many times over.
 EXTENSIONS_BYTES_MAX = 8_192
 
+# Headers of one request: a trace context, its baggage, and a program's own words. A table that each of them
+# goes into must stay small.
+HEADERS_MAX = 64
+HEADER_NAME_BYTES_MAX = 128
+# All of them as extensions; the rest of the room is for what the broker adds.
+HEADERS_BYTES_MAX = 8_000
+
 # A text that travels in an ERROR or BUSY message is for people.
 TEXT_BYTES_MAX = 4_096
 

@@ -54,9 +54,6 @@ FLAG_ONCE = 0x10  # on REQUEST of a client: dispatched at most once
 FLAG_WHOLE = 0x20  # on REQUEST of a client: its caller gets no PARTIAL before the FINAL
 FLAG_UNBEGUN = 0x40  # on DISCONNECT of a worker: it has begun nothing of what it still holds
 
-# An extension is type (1 octet), length (2 octets), value.
-EXTENSION_ATTEMPT = 0x41  # on REQUEST to a worker: which attempt of a durable request it is, 2 octets
-
 IDENTITY_BYTES = 24
 NO_IDENTITY = bytes(IDENTITY_BYTES)
 
@@ -109,22 +106,6 @@ def header(
 ) -> bytes:
     """One header frame."""
     return pack_header(0xB5, 0x01, command, flags, identity, epoch, value, len(service)) + service
-
-
-def attempt_extension(attempt: int) -> bytes:
-    """The extension of a durable request's REQUEST; attempts count from 1."""
-    return struct.pack(">BHH", EXTENSION_ATTEMPT, 2, min(attempt, 0xFFFF))
-
-
-def attempt_of(extensions: bytes) -> int:
-    """The attempt that a REQUEST's extensions name; 1 if they name none (BSN-W-16)."""
-    at = 0
-    while at + 3 <= len(extensions):
-        end = at + 3 + int.from_bytes(extensions[at + 1 : at + 3], "big")
-        if extensions[at] == EXTENSION_ATTEMPT and end == at + 5 <= len(extensions):
-            return max(1, int.from_bytes(extensions[at + 3 : end], "big"))
-        at = end
-    return 1
 
 
 # --- clients and workers hear -------------------------------------------------------------------------------
@@ -251,6 +232,7 @@ def encode_request(
     is_urgent: bool = False,
     is_once: bool = False,
     is_whole: bool = False,
+    extensions: bytes = b"",
 ) -> Frames:
     """``[header 01] [body…]``; ``ttl_ms`` is how long the caller still waits, 0 for no limit.
 
@@ -267,7 +249,8 @@ def encode_request(
     flags = (
         FLAG_REDELIVERED * is_repeated | FLAG_URGENT * is_urgent | FLAG_ONCE * is_once | FLAG_WHOLE * is_whole
     )
-    return [pack_header(0xB5, 0x01, REQUEST, flags, identity, epoch, ttl_ms, len(service)) + service, *body]
+    head = pack_header(0xB5, 0x01, REQUEST, flags, identity, epoch, ttl_ms, len(service)) + service
+    return [head + extensions if extensions else head, *body]
 
 
 def encode_requests(

@@ -1,6 +1,6 @@
 """The client for asyncio: ``HAClient``'s methods, awaited. Nothing here waits but in ``await``."""
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from typing import Any, Literal, Unpack, overload
 
 from bstar.wire.mmi import OK, Service
@@ -38,9 +38,10 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
         idempotent: bool = True,
         key: bytes | str | None = None,
         urgent: bool = False,
+        headers: Mapping[str, str] | None = None,
     ) -> Reply:
         """As ``HAClient.request``."""
-        return await self._ask(Ask(body, key, timeout, service, urgent), idempotent=idempotent)
+        return await self._ask(Ask(body, key, timeout, service, urgent, headers), idempotent=idempotent)
 
     async def _ask(self, ask: Ask, *, idempotent: bool = True, pair: int | None = None) -> Reply:
         loop = self._open()
@@ -57,11 +58,12 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
         timeout: Timeout = DEFAULT,
         idempotent: bool = True,
         urgent: bool = False,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[Reply, None]:
         """As ``HAClient.stream``. To leave it early, close the iterator (``contextlib.aclosing``)."""
         loop = self._open()
         feed = Feed(loop.event_loop)
-        ask = Ask(body, None, timeout, service, urgent)
+        ask = Ask(body, None, timeout, service, urgent, headers)
         call = self._requests.call(ask, feed, idempotent=idempotent, is_stream=True)
         await loop.begin(call)
         try:

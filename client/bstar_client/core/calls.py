@@ -5,7 +5,7 @@ sent and how each attempt ended. A refused attempt was certainly not executed; a
 broke may have been. The caller's error depends on it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -19,8 +19,8 @@ Body: TypeAlias = bytes | Sequence[bytes]
 class Ask(msgspec.Struct, frozen=True, gc=False):
     """One body for ``map`` with its own options.
 
-    ``key``, ``timeout`` and ``urgent`` are those of ``HAClient.request``. If ``timeout`` is unset or
-    ``service`` is None, that of ``map`` applies.
+    ``key``, ``timeout``, ``urgent`` and ``headers`` are those of ``HAClient.request``. If ``timeout`` is
+    unset or ``service`` is None, that of ``map`` applies.
     """
 
     body: Body
@@ -28,6 +28,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     timeout: float | msgspec.UnsetType | None = msgspec.UNSET
     service: str | bytes | None = None
     urgent: bool = False
+    headers: Mapping[str, str] | None = None
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
@@ -99,6 +100,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
     bytes_in: int = 0
     bytes_out: int = 0
     pair: int = 0
+    # Its headers, as extensions of each of its REQUESTs.
+    extensions: bytes = b""
 
     # A session has taken it.
     is_begun: bool = False

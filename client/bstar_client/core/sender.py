@@ -1,7 +1,8 @@
 """Makes messages of calls: which requests share a batch, and the time to live of each.
 
 Requests for one service that leave at the same moment share a message (docs/protocol/native.md, 3.8). A large
-or urgent request, a stream and a request with a key travel alone. Requests for one service keep their order.
+or urgent request, a stream and a request with a key or headers travel alone. Requests for one service keep
+their order.
 """
 
 import math
@@ -50,6 +51,7 @@ class Sender:
             is_urgent=call.is_urgent,
             is_once=not is_idempotent,
             is_whole=not call.is_stream,
+            extensions=call.extensions,
         )
         outputs.append(Send(node.index, request))
 
@@ -69,6 +71,7 @@ class Sender:
                 call.key is not None
                 or call.is_urgent
                 or call.is_stream
+                or call.extensions
                 or len(body) != 1
                 or len(body[0]) > BATCHED_BODY_BYTES_MAX
                 or (group is None and service.startswith(PREFIX))

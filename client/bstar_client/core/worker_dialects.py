@@ -6,12 +6,13 @@ text, because every request must end with exactly one FINAL (MDP2-W-07).
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from bstar.errors import RemoteProtocolError
 from bstar.wire import batches, native
+from bstar.wire.extensions import NO_HEADERS, headers_of
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.mdp import MDP02, WorkerVerb
 from bstar.wire.messages import OWN_BACKOFF, Reason
@@ -67,6 +68,8 @@ class Job(msgspec.Struct, eq=False, gc=False):
     deadline: float | None = None
     is_redelivered: bool = False
     extensions: bytes = b""
+    # None: they are malformed, so the request is not executed.
+    headers: Mapping[str, str] | None = NO_HEADERS
     partials: int = 0
     handler_ends_at: float | None = None
     # It came in a batch, so its reply may travel in one.
@@ -238,6 +241,7 @@ def jobs_of(heard: Heard, node: int, connection: int, now: float) -> list[Job]:
                 deadline,
                 heard.is_redelivered,
                 heard.extensions,
+                _headers(heard.extensions) if heard.extensions else NO_HEADERS,
             )
         ]
     return [
@@ -274,6 +278,13 @@ def _requests(message: native.Message) -> Heard:
         is_redelivered=bool(message.flags & native.FLAG_REDELIVERED),
         is_active=True,
     )
+
+
+def _headers(extensions: bytes) -> Mapping[str, str] | None:
+    try:
+        return headers_of(extensions)
+    except RemoteProtocolError:
+        return None
 
 
 def _octets(text: str) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+from bstar.wire.messages import ErrorCode
 from bstar_client.core.lanes import Lanes
 from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_outputs import Begin
@@ -73,10 +74,10 @@ class Jobs:
     def begin(self, arrived: Sequence[Job], now: float) -> tuple[Begin | None, list[Job]]:
         """Begin as many requests as the shell takes, from those that wait and those that have arrived.
 
-        Returns also the requests that have expired. One client sent all of ``arrived``.
+        Returns also the requests that must not begin (``why_unbegun``). One client sent all of ``arrived``.
         """
         begun: list[Job] = []
-        expired: list[Job] = []
+        unbegun: list[Job] = []
         running, timeout_s = self.running, self._timeout_s
         jobs: Iterable[Job] = arrived
         if self._waiting or len(running) + len(arrived) > self._begin_max:
@@ -84,17 +85,17 @@ class Jobs:
                 self._waiting.push(arrived, are_one_clients=True)
             jobs = self._next()
         for job in jobs:
-            if job.deadline is not None and now >= job.deadline:
-                expired.append(job)
+            if (job.deadline is not None and now >= job.deadline) or job.headers is None:
+                unbegun.append(job)
                 continue
             if timeout_s is not None:
                 job.handler_ends_at = now + timeout_s
             running[job] = None
             begun.append(job)
         if not begun:
-            return None, expired
+            return None, unbegun
         self._unclaimed.update(dict.fromkeys(begun, True))
-        return Begin(begun, are_one_clients=jobs is arrived), expired
+        return Begin(begun, are_one_clients=jobs is arrived), unbegun
 
     def _next(self) -> Iterator[Job]:
         waiting, running = self._waiting, self.running
@@ -119,6 +120,15 @@ class Jobs:
         """The handler exceeded its time, or was never called."""
         self._unclaimed.pop(job, False)
         job.is_abandoned = True
+
+
+def why_unbegun(job: Job) -> tuple[ErrorCode, str]:
+    """Code and text of a request that must not begin: its headers are malformed, or it has expired."""
+    if job.headers is None:
+        return ErrorCode.INVALID, "its headers are malformed: the worker did not begin it"
+    # Another worker may have begun a redelivered request (BSN-W-09).
+    code = ErrorCode.WORKER_LOST if job.is_redelivered else ErrorCode.EXPIRED
+    return code, "it expired before this worker began it"
 
 
 class ReplyBatch:

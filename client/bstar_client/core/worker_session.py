@@ -21,7 +21,7 @@ from bstar_client.core.handler_times import HandlerTimes
 from bstar_client.core.node_sessions import NodeSession, NodeSessions
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Heard, Hearing, Job, WorkerDialect, jobs_of
-from bstar_client.core.worker_jobs import Jobs, ReplyBatch, WorkerLimits
+from bstar_client.core.worker_jobs import Jobs, ReplyBatch, WorkerLimits, why_unbegun
 from bstar_client.core.worker_outputs import Abandon, Ended, Fenced, Open, WorkerOutput
 
 # A number that was derived from a key has at least this first octet.
@@ -211,7 +211,7 @@ class WorkerCore:
         outputs: list[WorkerOutput] = []
         if self._is_late(job):
             return outputs
-        self._answer_expired(job, outputs, now)
+        self._answer_unbegun(job, outputs, now)
         self._end(job, outputs, now)
         return outputs
 
@@ -410,18 +410,17 @@ class WorkerCore:
         """Give the shell as many requests as it takes, from those that wait and those that have arrived."""
         if self._has_ended:
             return
-        begin, expired = self._jobs.begin(arrived, now)
-        for job in expired:
-            self._answer_expired(job, outputs, now)
+        begin, unbegun = self._jobs.begin(arrived, now)
+        for job in unbegun:
+            self._answer_unbegun(job, outputs, now)
             self._release(job)
         if begin is not None:
             outputs.append(begin)
 
-    def _answer_expired(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
-        self.counters.expired += 1
-        # Another worker may have begun a redelivered request (BSN-W-09).
-        code = ErrorCode.WORKER_LOST if job.is_redelivered else ErrorCode.EXPIRED
-        text = "it expired before this worker began it"
+    def _answer_unbegun(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
+        code, text = why_unbegun(job)
+        self.counters.messages_invalid += code == ErrorCode.INVALID
+        self.counters.expired += code != ErrorCode.INVALID
         self._answer(job, self._dialect.failure(job, code, text), outputs, now)
 
     def _refuse(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:

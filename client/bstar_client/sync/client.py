@@ -1,7 +1,7 @@
 """The client for threads. ``bstar_client.aio.client`` has the same methods for asyncio."""
 
 import queue
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Literal, Unpack, overload
 
 from bstar.wire.mmi import OK, Service
@@ -58,6 +58,7 @@ class HAClient(Caller, DurableCalls):
         idempotent: bool = True,
         key: bytes | str | None = None,
         urgent: bool = False,
+        headers: Mapping[str, str] | None = None,
     ) -> Reply:
         """Send a request and wait for its reply.
 
@@ -73,11 +74,15 @@ class HAClient(Caller, DurableCalls):
         ``urgent``: it overtakes requests in the broker's queue that are not urgent, but not those that
         workers hold. After 15 urgent requests in a row, one that is not urgent goes first.
 
+        ``headers``: names and texts beside the body; the handler reads ``request.headers``, however often the
+        request is sent or redelivered. 64 at most, 8,000 octets in all; names are visible ASCII. A worker of
+        another dialect gets the body alone. Calls that share a request by ``key`` send the headers of one.
+
         Raises BusyError, RejectedError (not executed), NoActiveNodeError (deadline, not executed),
         CallTimeoutError (deadline), HandlerError (the service's handler failed), OutcomeUnknownError,
         ClosedError, ForkedError.
         """
-        return self._ask(Ask(body, key, timeout, service, urgent), idempotent=idempotent)
+        return self._ask(Ask(body, key, timeout, service, urgent, headers), idempotent=idempotent)
 
     def _ask(self, ask: Ask, *, idempotent: bool = True, pair: int | None = None) -> Reply:
         sink: Sink = queue.SimpleQueue()
@@ -92,16 +97,17 @@ class HAClient(Caller, DurableCalls):
         timeout: Timeout = DEFAULT,
         idempotent: bool = True,
         urgent: bool = False,
+        headers: Mapping[str, str] | None = None,
     ) -> Generator[Reply, None, None]:
         """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
 
         A stream that breaks after its first PARTIAL is not sent again: it ends with StreamInterruptedError.
         If the caller leaves the loop early, the client forgets the request; the worker goes on. ``body``,
-        ``timeout``, ``idempotent`` and ``urgent`` are those of ``request``.
+        ``timeout``, ``idempotent``, ``urgent`` and ``headers`` are those of ``request``.
         """
         sink: Sink = queue.SimpleQueue()
         self._check()
-        ask = Ask(body, None, timeout, service, urgent)
+        ask = Ask(body, None, timeout, service, urgent, headers)
         call = self._requests.call(ask, sink, idempotent=idempotent, is_stream=True)
         try:
             self._loop.begin([call])
@@ -158,7 +164,7 @@ class HAClient(Caller, DurableCalls):
         ``ordered`` the replies come in the order of the bodies, and a reply that waits for an earlier one
         counts against the window. ``timeout`` is each request's own deadline, from the moment it is sent;
         ``idempotent`` is as in ``request``. ``map`` reads ``bodies`` as the window moves. An ``Ask`` is a
-        body with a key, urgency, a timeout or a service of its own.
+        body with a key, urgency, headers, a timeout or a service of its own.
 
         ``errors="raise"``: ``map`` raises the first failure, with the body's position in a note, and gives up
         all requests in flight. ``errors="return"``: ``map`` yields a CallFailed for a failed call and goes

@@ -1,0 +1,121 @@
+"""Extensions of a native header: the headers of a request, and the attempt of a durable one.
+
+An extension is ``type (1 octet), length (2 octets), value`` (docs/protocol/native.md, section 4). The broker
+passes them on unread. A *header* is a name and a text beside the body of a request (BSN-G-19). Names of W3C
+Trace Context have types of their own; every other header has its name in the value:
+
+    01 length traceparent         03 length [length of the name (1 octet)] [name] [text]
+    02 length tracestate
+"""
+
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from bstar.errors import LocalProtocolError, RemoteProtocolError
+from bstar.wire.limits import HEADER_NAME_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX
+
+_TRACEPARENT = 0x01
+_TRACESTATE = 0x02
+_HEADER = 0x03
+_ATTEMPT = 0x41
+
+_NAMES = {_TRACEPARENT: "traceparent", _TRACESTATE: "tracestate"}
+_TYPES = {name: kind for kind, name in _NAMES.items()}
+# Visible ASCII: a name is copied into logs and traces.
+_NAME = re.compile(rf"[!-~]{{1,{HEADER_NAME_BYTES_MAX}}}")
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+def headers_extensions(headers: Mapping[str, str]) -> bytes:
+    """The extensions of these headers. TypeError or LocalProtocolError if they cannot be sent."""
+    if not isinstance(headers, Mapping):
+        raise TypeError(f"headers are a mapping of names to texts, not {type(headers).__name__}")
+    if len(headers) > HEADERS_MAX:
+        raise LocalProtocolError(f"a request has at most {HEADERS_MAX} headers, not {len(headers)}")
+    octets = b"".join(_packed(name, text) for name, text in headers.items())
+    if len(octets) > HEADERS_BYTES_MAX:
+        raise LocalProtocolError(
+            f"the headers of a request have at most {HEADERS_BYTES_MAX} octets, not {len(octets)}: put large "
+            "values into the body"
+        )
+    return octets
+
+
+def headers_of(extensions: bytes) -> Mapping[str, str]:
+    """The headers in these extensions. RemoteProtocolError if they are not within BSN-G-19."""
+    headers: dict[str, str] = {}
+    size = 0
+    for kind, value in _walk(extensions):
+        name, text = _NAMES.get(kind), value
+        if kind == _HEADER:
+            end = 1 + value[0] if value else 1
+            if end > len(value):
+                raise RemoteProtocolError("header", "the name of a header is longer than its extension")
+            name, text = value[1:end].decode("latin-1"), value[end:]
+        elif name is None:
+            continue
+        if _NAME.fullmatch(name) is None:
+            raise RemoteProtocolError(
+                "header", f"the name of a header is 1 to {HEADER_NAME_BYTES_MAX} octets of visible ASCII"
+            )
+        if name in headers:
+            raise RemoteProtocolError("header", f"header {name} stands twice")
+        size += 3 + len(value)
+        if len(headers) == HEADERS_MAX or size > HEADERS_BYTES_MAX:
+            raise RemoteProtocolError(
+                "header", f"there are more than {HEADERS_MAX} headers or {HEADERS_BYTES_MAX} octets of them"
+            )
+        try:
+            headers[name] = text.decode()
+        except UnicodeDecodeError:
+            raise RemoteProtocolError("header", f"the text of header {name} is not UTF-8") from None
+    return MappingProxyType(headers) if headers else NO_HEADERS
+
+
+def attempt_extension(attempt: int) -> bytes:
+    """The extension of a durable request's REQUEST; attempts count from 1."""
+    return struct.pack(">BHH", _ATTEMPT, 2, min(attempt, 0xFFFF))
+
+
+def attempt_of(extensions: bytes) -> int:
+    """The attempt that a REQUEST's extensions name; 1 if they name none (BSN-W-16)."""
+    for kind, value in _walk(extensions):
+        if kind == _ATTEMPT and len(value) == 2:
+            return max(1, int.from_bytes(value, "big"))
+    return 1
+
+
+def _walk(extensions: bytes) -> Iterator[tuple[int, bytes]]:
+    """Type and value of each extension, up to the first torn one (BSN-G-12)."""
+    at = 0
+    while at + 3 <= len(extensions):
+        end = at + 3 + int.from_bytes(extensions[at + 1 : at + 3], "big")
+        if end > len(extensions):
+            return
+        yield extensions[at], extensions[at + 3 : end]
+        at = end
+
+
+def _packed(name: object, text: object) -> bytes:
+    if not isinstance(name, str) or not isinstance(text, str):
+        kinds = f"{type(name).__name__} to {type(text).__name__}"
+        raise TypeError(f"headers are a mapping of names to texts, not of {kinds}")
+    if _NAME.fullmatch(name) is None:
+        raise LocalProtocolError(
+            f"the name of a header is 1 to {HEADER_NAME_BYTES_MAX} characters of visible ASCII, not {name!r}"
+        )
+    try:
+        value = text.encode()
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"header {name} cannot be written as UTF-8: {error}") from error
+    kind = _TYPES.get(name)
+    if kind is None:
+        kind, value = _HEADER, bytes([len(name)]) + name.encode() + value
+    if len(value) > HEADERS_BYTES_MAX:
+        raise LocalProtocolError(
+            f"header {name} has more than {HEADERS_BYTES_MAX} octets: put it into the body"
+        )
+    return struct.pack(">BH", kind, len(value)) + value
