@@ -45,6 +45,34 @@ def test_a_batch_goes_to_a_worker_as_it_came_and_its_replies_back_as_they_came()
     assert (desk.ledger.requests_of, len(desk.broker.bundles)) == ({}, 0)
 
 
+@pytest.mark.requirement("BSN-G-20")
+def test_rows_with_headers_stay_a_batch_for_a_worker_that_reads_them_and_travel_alone_to_others() -> None:
+    desk = Desk()
+    extensions = [b"\x40\x00\x01a", b"", b"\x40\x00\x01c", b""]
+    batch = native.encode_requests(
+        CLIENT_ID, b"echo", [1, 2, 3, 4], [0] * 4, [b"a", b"b", b"c", b"d"], extensions=extensions
+    )
+    desk.send(b"c", *batch)
+    old = desk.ready(b"v", credit=2, takes_batches=True)[1:]
+    assert [(heard(frames).command, heard(frames).extensions) for frames in old] == [
+        (native.REQUEST, b"\x40\x00\x01a"),
+        (native.REQUEST, b""),
+    ]
+    [new] = desk.send(b"w", *native.encode_ready(b"echo", credit=9, takes_batches=True, takes_extended=True))[
+        1:
+    ]
+    assert request_rows(new, 2) == ((3, 4), (0, 0), (7, 1), True)
+    # What its worker returns is given to the next with its headers.
+    assert desk.send(b"w", *native.encode_disconnect(is_unbegun=True)) == []
+    again = desk.ready(b"u", credit=1)[1:]
+    assert [heard(frames).extensions for frames in again] == [b"\x40\x00\x01c"]
+    assert desk.ledger.waiting.count == 1
+    desk.final(b"u", 3)
+    for number in (1, 2):
+        desk.final(b"v", number)
+    assert (desk.ledger.waiting.count, desk.ledger.waiting.octets) == (0, 0)
+
+
 @pytest.mark.requirement("BSN-G-17")
 def test_a_worker_that_takes_no_batches_gets_none() -> None:
     desk = Desk()

@@ -46,7 +46,7 @@ class BrokerModel(RuleBasedStateMachine):
                 if message.command == native.REQUEST:
                     self.owed.setdefault(to, []).append((True, message.identity))
                 elif message.command == native.REQUESTS:
-                    numbers, _, _ = request_rows(frames, 2)
+                    numbers, _, _, _ = request_rows(frames, 2)
                     self.owed.setdefault(to, []).extend((True, ident(number)) for number in numbers)
                 elif message.command == native.FINALS:
                     self.ends.update(ident(number) for number in final_rows(frames, 2)[0])

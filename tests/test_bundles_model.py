@@ -8,6 +8,7 @@ against the model, octet by octet.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle, islice
 
 import hypothesis.strategies as st
 import msgspec
@@ -16,7 +17,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bstar.wire import decode, native
-from bstar.wire.batches import bodies_of, final_rows, request_rows
+from bstar.wire.batches import bodies_of, final_rows, request_rows, take_extensions
 from bstar.wire.messages import ErrorCode, Reason
 from bstar_broker.core.outputs import Dispatch, Output, Send
 from support.desk import Desk, heard
@@ -41,6 +42,12 @@ class Row(msgspec.Struct):
     given: int = 0
     reply: bytes = b""
     is_ended: bool = False
+    extensions: bytes = b""
+
+    @property
+    def octets(self) -> int:
+        """What it takes in a batch."""
+        return len(self.body) + (2 + len(self.extensions) if self.extensions else 0)
 
     @property
     def deadline(self) -> float:
@@ -92,15 +99,18 @@ class BundlesModel(RuleBasedStateMachine):
             row = self.rows[message.identity]
             left_ms = max(1, int((row.deadline - now) * 1000)) if row.ttl_ms else 0
             assert (message.body, message.value) == ([row.body], left_ms)
+            assert message.extensions == row.extensions
             identities = [message.identity]
         else:
             assert message.command == native.REQUESTS
-            numbers, ttls_ms, lengths = request_rows(frames, 2)
+            numbers, ttls_ms, lengths, is_extended = request_rows(frames, 2)
+            assert self.desk.ledger.workers[worker].takes_extended or not is_extended
             identities = [native.identity(message.identity[:16], number) for number in numbers]
             bodies = bodies_of(frames[3], lengths)
-            for identity, ttl_ms, body in zip(identities, ttls_ms, bodies, strict=True):
+            extensions = take_extensions(bodies, frames[2], 0, is_extended=is_extended)
+            for identity, ttl_ms, body, octets in zip(identities, ttls_ms, bodies, extensions, strict=True):
                 row = self.rows[identity]
-                assert (body, ttl_ms) == (row.body, row.ttl_ms)
+                assert (body, ttl_ms, octets) == (row.body, row.ttl_ms, row.extensions)
                 assert message.value == int((now - row.accepted_at) * 1000)
         for identity in identities:
             row = self.rows[identity]
@@ -160,6 +170,7 @@ class BundlesModel(RuleBasedStateMachine):
         has_deadlines=st.booleans(),
         is_once=st.booleans(),
         is_repeated=st.booleans(),
+        extended=st.lists(st.binary(max_size=9), min_size=1, max_size=3),
     )
     def requests(
         self,
@@ -168,6 +179,7 @@ class BundlesModel(RuleBasedStateMachine):
         has_deadlines: bool,
         is_once: bool,
         is_repeated: bool,
+        extended: list[bytes],
     ) -> None:
         client_id = client * 16
         is_repeated = is_repeated and not is_once
@@ -177,13 +189,22 @@ class BundlesModel(RuleBasedStateMachine):
             bytes([number % 251 + 1]) * octets for number, (octets, _) in zip(numbers, rows, strict=True)
         ]
         ttls_ms = [ttl_ms if has_deadlines else 0 for _, ttl_ms in rows]
-        for number, body, ttl_ms in zip(numbers, bodies, ttls_ms, strict=True):
+        extensions = list(islice(cycle(extended), len(rows)))
+        for number, body, ttl_ms, octets in zip(numbers, bodies, ttls_ms, extensions, strict=True):
             identity = native.identity(client_id, number)
-            self.rows[identity] = Row(client, body, ttl_ms, self.desk.now, is_once, is_repeated)
+            row = Row(client, body, ttl_ms, self.desk.now, is_once, is_repeated, extensions=octets)
+            self.rows[identity] = row
         self.send(
             client,
             native.encode_requests(
-                client_id, b"echo", numbers, ttls_ms, bodies, is_once=is_once, is_repeated=is_repeated
+                client_id,
+                b"echo",
+                numbers,
+                ttls_ms,
+                bodies,
+                is_once=is_once,
+                is_repeated=is_repeated,
+                extensions=extensions,
             ),
         )
 
@@ -200,10 +221,13 @@ class BundlesModel(RuleBasedStateMachine):
             )
             self.send(address, again)
 
-    @rule(worker=WORKERS, credit=st.integers(1, 20), takes_batches=st.booleans())
-    def ready(self, worker: bytes, credit: int, takes_batches: bool) -> None:
+    @rule(worker=WORKERS, credit=st.integers(1, 20), takes=st.sampled_from(["", "batches", "extended"]))
+    def ready(self, worker: bytes, credit: int, takes: str) -> None:
         if worker not in self.desk.ledger.workers:
-            self.send(worker, native.encode_ready(b"echo", credit=credit, takes_batches=takes_batches))
+            ready = native.encode_ready(
+                b"echo", credit=credit, takes_batches=takes != "", takes_extended=takes == "extended"
+            )
+            self.send(worker, ready)
 
     @rule(worker=WORKERS, first=st.integers(0, 9), count=st.integers(1, 20), is_together=st.booleans())
     def answer(self, worker: bytes, first: int, count: int, is_together: bool) -> None:
@@ -279,7 +303,7 @@ class BundlesModel(RuleBasedStateMachine):
         broker = self.desk.broker
         here = [row for row in self.rows.values() if not row.is_ended]
         assert broker.ledger.waiting.count == sum(not row.worker for row in here)
-        assert broker.ledger.waiting.octets == sum(len(row.body) for row in here if not row.worker)
+        assert broker.ledger.waiting.octets == sum(row.octets for row in here if not row.worker)
         for worker in broker.ledger.workers.values():
             if worker.gone_at is None:
                 assert worker.held == sum(row.worker == worker.routing_id for row in here)

@@ -1153,6 +1153,23 @@ def test_a_node_that_did_not_say_so_is_sent_no_batch(desk: Desk) -> None:
     assert (desk.batches, len(desk.requests(0))) == (1, 4)
 
 
+@pytest.mark.requirement("BSN-G-20")
+def test_a_node_that_did_not_say_so_is_sent_no_row_with_headers(desk: Desk) -> None:
+    told = status(ACTIVE)
+    desk.connect(0, msgspec.structs.replace(told, takes_extended=False))
+    for number, batches in ((0, 1), (4, 2)):
+        deadline = desk.now + 30
+        calls = [
+            Call(b"echo", [b"x"], deadline, extensions=octets) for octets in (b"", b"\x40\0\0", b"", b"")
+        ]
+        desk.take(desk.session.submit_all(calls, desk.now))
+        assert desk.batches == batches
+        sent = {message.identity: message.extensions for _, message in desk.sent[number:]}
+        assert all(sent[call.identity] == call.extensions for call in calls)
+        desk.pong(0, told)
+    assert len(desk.requests(0)) == 8
+
+
 @pytest.mark.requirement("BSN-G-15")
 def test_many_calls_are_several_batches(served: Desk) -> None:
     together(served, *[b"x"] * 2_500)

@@ -57,7 +57,50 @@ def test_what_a_worker_gets_is_the_client_s_table_with_an_age() -> None:
     assert made[:1] + made[2:] == [b"w", REQUEST_TABLE, b"hi"]
     message = native.decode(made[1:])
     assert (message.command, message.flags, message.epoch, message.value) == (native.REQUESTS, 1, 3, 10)
-    assert batches.request_rows(message.body, 0) == ((7, 8), (3000, 0), (2, 0))
+    assert batches.request_rows(message.body, 0) == ((7, 8), (3000, 0), (2, 0), False)
+
+
+EXTENDED_TABLE = octets("0000000000000007.00000bb8.80000009.0000000000000008.00000000.00000003")
+
+
+@pytest.mark.requirement("BSN-G-20")
+def test_rows_with_extensions_are_laid_out_as_specified() -> None:
+    made = native.encode_requests(
+        CLIENT_ID, b"echo", [7, 8], [3000, 0], [b"hi", b"you"], epoch=3, extensions=[b"\x40\x00\x02ab", b""]
+    )
+    assert made == [REQUESTS, EXTENDED_TABLE, b"\x00\x05\x40\x00\x02abhiyou"]
+    message = wire.decode([b"id", *made])
+    assert isinstance(message, Requests)
+    assert (message.lengths, message.is_extended) == ((9, 3), True)
+    bodies = batches.bodies_of(message.blob, message.lengths)
+    assert batches.take_extensions(bodies, message.table, 0, is_extended=True) == [b"\x40\x00\x02ab", b""]
+    assert bodies == [b"hi", b"you"]
+
+
+@pytest.mark.requirement("BSN-G-20")
+@pytest.mark.parametrize(
+    ("length", "blob"),
+    [(0, b""), (1, b"x"), (2, b"\x00\x01"), (4, b"\x00\x03ab"), (8_195, b"\x20\x01" + bytes(8_193))],
+)
+def test_extensions_longer_than_their_row_or_their_bound_are_refused(length: int, blob: bytes) -> None:
+    table = row(1, 0) + row(2, length | 1 << 31) + row(3, 0)
+    with pytest.raises(RemoteProtocolError, match=r"batch-blob: .* extensions"):
+        wire.decode([b"id", REQUESTS, table, blob])
+
+
+@given(rows, st.lists(st.binary(max_size=12), min_size=20, max_size=20), st.integers(0, 19))
+def test_any_part_of_a_batch_gives_its_extensions_and_bodies(
+    made: dict[int, tuple[int, bytes]], octets: list[bytes], first: int
+) -> None:
+    ttls_ms, bodies = zip(*made.values(), strict=True)
+    extensions = octets[: len(made)]
+    table, blob = batches.pack_requests([*made], ttls_ms, bodies, extensions)
+    _, _, lengths, is_extended = batches.request_rows([table, blob], 0)
+    assert is_extended == any(extensions)
+    first = min(first, len(made))
+    parts = batches.bodies_of(blob, lengths[first:], sum(lengths[:first]))
+    taken = batches.take_extensions(parts, table, first, is_extended=is_extended)
+    assert (taken, parts) == (extensions[first:], list(bodies[first:]))
 
 
 @given(rows, st.booleans())

@@ -607,7 +607,7 @@ def several() -> Bench:
 @pytest.mark.requirement("BSN-G-17")
 def test_who_takes_several_requests_takes_batches(several: Bench) -> None:
     ready = next(output.frames[0] for output in several.log if isinstance(output, Send))
-    assert ready[3] == native.FLAG_BATCHES
+    assert ready[3] == native.FLAG_BATCHES | native.FLAG_EXTENDED
     alone = Bench()
     alone.connect(0)
     ready = next(output.frames[0] for output in alone.log if isinstance(output, Send))

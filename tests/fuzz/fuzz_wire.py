@@ -113,8 +113,12 @@ def _fuzz_native(frames: Frames) -> None:
         read = headers_of(message.extensions)
         assert headers_of(headers_extensions(read)) == read
     elif message.command == native.REQUESTS:
-        numbers, ttls_ms, lengths = batches.request_rows(message.body, 0)
-        assert len(numbers) == len(ttls_ms) == len(batches.bodies_of(message.body[1], lengths))
+        numbers, ttls_ms, lengths, is_extended = batches.request_rows(message.body, 0)
+        bodies = batches.bodies_of(message.body[1], lengths)
+        assert len(numbers) == len(ttls_ms) == len(bodies)
+        taken = batches.take_extensions(bodies, message.body[0], 0, is_extended=is_extended)
+        assert any(taken) <= is_extended
+        assert sum(map(len, bodies)) + sum(map(len, taken)) <= len(message.body[1])
     elif message.command == native.FINALS:
         numbers, lengths = batches.final_rows(message.body, 0)
         assert b"".join(batches.bodies_of(message.body[1], lengths)) == message.body[1]

@@ -9,7 +9,7 @@ import pytest
 
 from bstar.errors import BstarError
 from bstar.wire import decode, native, native_broker
-from bstar.wire.batches import bodies_of
+from bstar.wire.batches import bodies_of, take_extensions
 from bstar.wire.messages import NEVER_MS, NodeStatus, Requests
 from bstar.wire.native_broker import NativeAsker
 from bstar_client.core.calls import Call
@@ -135,7 +135,9 @@ def read_all(frames: list[bytes]) -> list[native.Message]:
         return [read(frames)]
     batch = decode([b"", *frames])
     assert isinstance(batch, Requests)
-    rows = zip(batch.numbers, batch.ttls_ms, bodies_of(batch.blob, batch.lengths), strict=True)
+    bodies = bodies_of(batch.blob, batch.lengths)
+    extensions = take_extensions(bodies, batch.table, 0, is_extended=batch.is_extended)
+    rows = zip(batch.numbers, batch.ttls_ms, bodies, extensions, strict=True)
     return [
         native.Message(
             native.REQUEST,
@@ -144,10 +146,10 @@ def read_all(frames: list[bytes]) -> list[native.Message]:
             batch.epoch,
             ttl_ms,
             batch.service,
-            b"",
+            octets,
             [body],
         )
-        for number, ttl_ms, body in rows
+        for number, ttl_ms, body, octets in rows
     ]
 
 

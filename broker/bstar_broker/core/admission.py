@@ -7,7 +7,7 @@ the reply of the first.
 from collections.abc import Callable, Sequence
 
 from bstar.wire import CODECS, mmi, native, native_broker
-from bstar.wire.batches import REQUEST_ROW_BYTES, bodies_of
+from bstar.wire.batches import REQUEST_ROW_BYTES, bodies_of, take_extensions
 from bstar.wire.dialect import ClientCodec, Dialect
 from bstar.wire.messages import ErrorCode, Request, Requests
 from bstar_broker.core import refusals
@@ -198,6 +198,7 @@ class Admission:
             message.is_repeated,
             message.is_once,
             message.is_whole,
+            message.is_extended,
             count,
         )
         service.tally.accepted += count
@@ -256,8 +257,10 @@ class Admission:
         """``receive`` each request of the batch as a message of its own."""
         outputs: list[Output] = []
         limit = self._settings.message_bytes_max
-        rows = zip(message.numbers, message.ttls_ms, bodies_of(message.blob, message.lengths), strict=True)
-        for number, ttl_ms, body in rows:
+        bodies = bodies_of(message.blob, message.lengths)
+        extensions = take_extensions(bodies, message.table, 0, is_extended=message.is_extended)
+        rows = zip(message.numbers, message.ttls_ms, bodies, extensions, strict=True)
+        for number, ttl_ms, body, octets in rows:
             request = Request(
                 message.sender,
                 Dialect.NATIVE,
@@ -267,7 +270,7 @@ class Admission:
                 native.identity(message.client_id, number),
                 ttl_ms,
                 message.epoch,
-                b"",
+                octets,
                 message.is_repeated,
                 is_once=message.is_once,
                 is_whole=message.is_whole,

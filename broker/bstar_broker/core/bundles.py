@@ -11,7 +11,7 @@ streams, expires or is sent again, or this node gives up its role. Each open req
 import msgspec
 
 from bstar.wire import native_broker
-from bstar.wire.batches import REQUEST_ROW_BYTES, bodies_of
+from bstar.wire.batches import REQUEST_ROW_BYTES, bodies_of, take_extensions
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.records import Accepted, Bundle, WorkerRecord
 
@@ -87,8 +87,9 @@ class Bundles:
         lengths = bundle.lengths[rows.start : rows.stop]
         ttls_ms = bundle.ttls_ms[rows.start : rows.stop]
         bodies = bodies_of(bundle.blob, lengths, begin)
+        extensions = take_extensions(bodies, table, rows.start, is_extended=bundle.is_extended)
         requests = []
-        for row, ttl_ms, body in zip(rows, ttls_ms, bodies, strict=True):
+        for row, ttl_ms, size, body, octets in zip(rows, ttls_ms, lengths, bodies, extensions, strict=True):
             at = row * REQUEST_ROW_BYTES
             if has_deadline:
                 deadline = accepted_at + ttl_ms / 1000
@@ -101,9 +102,9 @@ class Bundles:
                     sender,
                     service,
                     [body],
-                    len(body),
+                    size,
                     client_id + table[at : at + 8],
-                    b"",
+                    octets,
                     accepted_at,
                     expires_at,
                     deadline,

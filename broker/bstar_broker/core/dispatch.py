@@ -110,7 +110,7 @@ class Dispatcher:
             for _ in range(len(idle)):
                 worker, _ = idle.popitem(last=False)
                 count = 1
-                if worker.takes_batches:
+                if worker.takes_batches and (worker.takes_extended or not bundle.is_extended):
                     count = min(share, limit, worker.credit - worker.held)
                 limit -= count
                 if count > 1:

@@ -98,6 +98,7 @@ class Bundle(msgspec.Struct, eq=False):
     is_repeated: bool
     is_once: bool
     is_whole: bool
+    is_extended: bool
     left: int
     given: int = 0
     given_bytes: int = 0
@@ -142,6 +143,7 @@ class WorkerRecord:
     names_requests: bool
     credit: int
     takes_batches: bool
+    takes_extended: bool
     beats_while_busy: bool
     # When it last got a request, when it last got any message, and until when it may be silent.
     given_at: float

@@ -125,6 +125,7 @@ class WorkerRegistry:
             names_requests=is_native or is_front,
             credit=message.credit,
             takes_batches=message.takes_batches,
+            takes_extended=message.takes_extended,
             beats_while_busy=is_native or message.beats_while_busy,
             given_at=now,
             sent_at=now - number % slots * self._sweep_interval_s,

@@ -48,7 +48,7 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     ``retry_after_ms`` is the time until a request could make this node active: 0 at once, NEVER_MS never.
     ``heartbeat_ms`` and ``failover_timeout_ms`` are the pair's timing, from which clients derive their own.
     ``takes_batches``: it reads REQUESTS and FINALS. ``obeys_once``: it dispatches a request with ONCE at most
-    once.
+    once. ``takes_extended``: it reads rows with extensions in REQUESTS.
     """
 
     state: int
@@ -60,6 +60,7 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     failover_timeout_ms: int
     takes_batches: bool = True
     obeys_once: bool = True
+    takes_extended: bool = True
 
 
 class Request(msgspec.Struct, gc=False):
@@ -90,8 +91,8 @@ class Request(msgspec.Struct, gc=False):
 class Requests(msgspec.Struct, gc=False):
     """Several Requests of one client for one service in one message, as columns: the n-th entry of each
     belongs to the n-th request. An identity is ``client_id`` and a number. Each body is one frame, and
-    ``blob`` has the bodies one after the other. ``table`` is what the columns were read from. None has
-    extensions or a key.
+    ``blob`` has the bodies one after the other. ``table`` is what the columns were read from. None has a key.
+    ``is_extended``: rows have extensions before their bodies (``batches.take_extensions``).
     """
 
     sender: bytes
@@ -106,6 +107,7 @@ class Requests(msgspec.Struct, gc=False):
     is_repeated: bool = False
     is_once: bool = False
     is_whole: bool = False
+    is_extended: bool = False
 
 
 class Ping(msgspec.Struct, gc=False):
@@ -135,6 +137,7 @@ class Ready(msgspec.Struct, gc=False):
     heartbeat_ms: int = 0
     expiry_ms: int = 0
     beats_while_busy: bool = False
+    takes_extended: bool = False
 
 
 class Partial(msgspec.Struct, gc=False):

@@ -53,6 +53,7 @@ FLAG_URGENT = 0x08  # on REQUEST of a client: before those without it
 FLAG_ONCE = 0x10  # on REQUEST of a client: dispatched at most once
 FLAG_WHOLE = 0x20  # on REQUEST of a client: its caller gets no PARTIAL before the FINAL
 FLAG_UNBEGUN = 0x40  # on DISCONNECT of a worker: it has begun nothing of what it still holds
+FLAG_EXTENDED = 0x80  # on READY: this worker reads rows with extensions in REQUESTS
 
 IDENTITY_BYTES = 24
 NO_IDENTITY = bytes(IDENTITY_BYTES)
@@ -68,6 +69,7 @@ _STATUS = struct.Struct(">BBIIII")
 # The octet behind it, which nodes of earlier releases do not send.
 _FEATURE_BATCHES = 0x01
 _FEATURE_ONCE = 0x02
+_FEATURE_EXTENDED = 0x04
 NO_NUMBER = bytes(8)
 _STATES = range(1, 6)
 
@@ -173,7 +175,11 @@ def decode(frames: Frames) -> Message:
 
 def encode_status(status: NodeStatus) -> bytes:
     """The status frame."""
-    features = _FEATURE_BATCHES * status.takes_batches | _FEATURE_ONCE * status.obeys_once
+    features = (
+        _FEATURE_BATCHES * status.takes_batches
+        | _FEATURE_ONCE * status.obeys_once
+        | _FEATURE_EXTENDED * status.takes_extended
+    )
     return _STATUS.pack(
         status.state,
         status.peer_state,
@@ -203,6 +209,7 @@ def decode_status(message: Message) -> NodeStatus:
         timeout_ms,
         features & _FEATURE_BATCHES != 0,
         features & _FEATURE_ONCE != 0,
+        features & _FEATURE_EXTENDED != 0,
     )
 
 
@@ -264,12 +271,13 @@ def encode_requests(
     is_repeated: bool = False,
     is_once: bool = False,
     is_whole: bool = False,
+    extensions: Sequence[bytes] | None = None,
 ) -> Frames:
     """``[header 0E] [table] [blob]``; see ``encode_request`` for what each request has."""
     check_service(service)
     flags = FLAG_REDELIVERED * is_repeated | FLAG_ONCE * is_once | FLAG_WHOLE * is_whole
     head = header(REQUESTS, flags=flags, identity=client_id + NO_NUMBER, epoch=epoch, service=service)
-    return [head, *pack_requests(numbers, ttls_ms, bodies)]
+    return [head, *pack_requests(numbers, ttls_ms, bodies, extensions)]
 
 
 def encode_ping(identity: bytes = NO_IDENTITY, epoch: int = 0) -> Frames:
@@ -286,6 +294,7 @@ def encode_ready(
     credit: int = 1,
     epoch: int = 0,
     takes_batches: bool = False,
+    takes_extended: bool = False,
     keepalive: bytes = NO_IDENTITY,
 ) -> Frames:
     """``[header 09]`` with the service's name; ``credit`` is how many requests it takes at once.
@@ -296,7 +305,7 @@ def encode_ready(
     assert len(keepalive) == IDENTITY_BYTES
     if not 0 < credit <= CREDIT_MAX:
         raise LocalProtocolError(f"a worker's credit is 1 to {CREDIT_MAX}, not {credit}")
-    flags = FLAG_BATCHES if takes_batches else 0
+    flags = FLAG_BATCHES * takes_batches | FLAG_EXTENDED * takes_extended
     return [header(READY, flags=flags, identity=keepalive, epoch=epoch, value=credit, service=service)]
 
 

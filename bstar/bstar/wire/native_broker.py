@@ -94,7 +94,7 @@ def _read_requests(frames: Frames, fields: native.Fields, service: bytes) -> Req
     _check_service(len(service))
     if ident[:16] == _NO_CLIENT:
         raise RemoteProtocolError("identity", "a batch names its client; 16 zero octets name nobody")
-    numbers, ttls_ms, lengths = request_rows(frames, 2)
+    numbers, ttls_ms, lengths, is_extended = request_rows(frames, 2)
     return Requests(
         frames[0],
         ident[:16],
@@ -108,6 +108,7 @@ def _read_requests(frames: Frames, fields: native.Fields, service: bytes) -> Req
         flags & native.FLAG_REDELIVERED != 0,
         flags & native.FLAG_ONCE != 0,
         flags & native.FLAG_WHOLE != 0,
+        is_extended,
     )
 
 
@@ -138,7 +139,17 @@ def _read_ready(frames: Frames, fields: native.Fields, service: bytes) -> Ready:
     if not 0 < credit <= CREDIT_MAX:
         raise RemoteProtocolError("credit", f"a worker's credit is 1 to {CREDIT_MAX}", from_worker=True)
     keepalive = ident if ident != native.NO_IDENTITY else b""
-    return Ready(frames[0], 3, (), service, credit, epoch, flags & native.FLAG_BATCHES != 0, keepalive)
+    return Ready(
+        frames[0],
+        3,
+        (),
+        service,
+        credit,
+        epoch,
+        flags & native.FLAG_BATCHES != 0,
+        keepalive,
+        takes_extended=flags & native.FLAG_EXTENDED != 0,
+    )
 
 
 _READERS: dict[int, Callable[[Frames, native.Fields, bytes], FromPeer]] = {

@@ -90,6 +90,11 @@ class Node(Endpoint):
         return self.status is not None and self.status.takes_batches
 
     @property
+    def takes_extended(self) -> bool:
+        """True if it has told that it reads rows with extensions."""
+        return self.status is not None and self.status.takes_extended
+
+    @property
     def obeys_once(self) -> bool:
         """True if it has told that it dispatches a request with ONCE at most once."""
         return self.status is not None and self.status.obeys_once

@@ -1,8 +1,7 @@
 """Makes messages of calls: which requests share a batch, and the time to live of each.
 
 Requests for one service that leave at the same moment share a message (docs/protocol/native.md, 3.8). A large
-or urgent request, a stream and a request with a key or headers travel alone. Requests for one service keep
-their order.
+or urgent request, a stream and a request with a key travel alone. Requests for one service keep their order.
 """
 
 import math
@@ -71,7 +70,7 @@ class Sender:
                 call.key is not None
                 or call.is_urgent
                 or call.is_stream
-                or call.extensions
+                or (call.extensions and not node.takes_extended)
                 or len(body) != 1
                 or len(body[0]) > BATCHED_BODY_BYTES_MAX
                 or (group is None and service.startswith(PREFIX))
@@ -100,6 +99,8 @@ class Sender:
         octets = 0
         for call in calls:
             size = len(call.body[0])
+            if call.extensions:
+                size += 2 + len(call.extensions)
             if len(rows) == BATCH_ROWS_MAX or octets + size > BATCH_BYTES_MAX:
                 outputs.append(self._batch(rows, node, now))
                 rows = []
@@ -115,6 +116,7 @@ class Sender:
         first = calls[0]
         is_repeated = first.may_have_executed
         ttls_ms = self._begin_attempts(calls, node, now)
+        extensions = [call.extensions for call in calls]
         requests = native.encode_requests(
             self._client_id,
             first.service,
@@ -125,6 +127,7 @@ class Sender:
             is_repeated=is_repeated,
             is_once=not first.is_idempotent,
             is_whole=True,
+            extensions=extensions if any(extensions) else None,
         )
         return Send(node.index, requests)
 

@@ -7,6 +7,7 @@ text, because every request must end with exactly one FINAL (MDP2-W-07).
 
 import enum
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -29,11 +30,15 @@ class Hearing(enum.Enum):
     DISCONNECT = enum.auto()
 
 
+# Identity, body, time to live and extensions of a request in a batch.
+Row: TypeAlias = tuple[bytes, bytes, int, bytes]
+
+
 class Heard(msgspec.Struct, frozen=True, gc=False):
     """One message of a broker; after ``epoch`` the fields of REQUEST, of REQUESTS, of WELCOME, of DISCONNECT.
     ``is_active``: the node serves, so it has taken this epoch.
 
-    Each row of REQUESTS has one entry in ``identities``, ``bodies`` and ``ttls_ms``.
+    ``rows`` are those of REQUESTS.
     """
 
     kind: Hearing
@@ -43,9 +48,7 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
     ttl_ms: int = 0
     is_redelivered: bool = False
     extensions: bytes = b""
-    identities: list[bytes] = []
-    bodies: list[bytes] = []
-    ttls_ms: list[int] = []
+    rows: list[Row] = []
     takes_batches: bool = False
     heartbeat_s: float = 0.0
     expiry_s: float = 0.0
@@ -103,7 +106,12 @@ class NativeWorker:
     def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
         """Register: ``[header 09]``. A worker that takes one request at a time has no use for batches."""
         return native.encode_ready(
-            service, credit=credit, epoch=epoch, takes_batches=credit > 1, keepalive=keepalive
+            service,
+            credit=credit,
+            epoch=epoch,
+            takes_batches=credit > 1,
+            takes_extended=credit > 1,
+            keepalive=keepalive,
         )
 
     def heartbeat(self, epoch: int) -> list[bytes]:
@@ -253,9 +261,11 @@ def jobs_of(heard: Heard, node: int, connection: int, now: float) -> list[Job]:
             heard.epoch,
             now + ttl_ms / 1000 if ttl_ms else None,
             heard.is_redelivered,
+            extensions,
+            _headers(extensions) if extensions else NO_HEADERS,
             is_batched=True,
         )
-        for identity, body, ttl_ms in zip(heard.identities, heard.bodies, heard.ttls_ms, strict=True)
+        for identity, body, ttl_ms, extensions in heard.rows
     ]
 
 
@@ -266,15 +276,17 @@ def number_of(job: Job) -> int:
 
 def _requests(message: native.Message) -> Heard:
     table, blob = message.body[:2]
-    _, ttls_ms, lengths = batches.request_rows(message.body, 0)
+    _, ttls_ms, lengths, is_extended = batches.request_rows(message.body, 0)
     client_id, age_ms = message.identity[:16], message.value
+    bodies = batches.bodies_of(blob, lengths)
+    extensions = batches.take_extensions(bodies, table, 0, is_extended=is_extended)
+    identities = [client_id + table[at : at + 8] for at in range(0, len(table), batches.REQUEST_ROW_BYTES)]
+    # Zero means no limit, so an expired request keeps one moment.
+    left_ms = [ttl_ms and max(1, ttl_ms - age_ms) for ttl_ms in ttls_ms]
     return Heard(
         Hearing.REQUESTS,
         message.epoch,
-        identities=[client_id + table[at : at + 8] for at in range(0, len(table), batches.REQUEST_ROW_BYTES)],
-        bodies=batches.bodies_of(blob, lengths),
-        # Zero means no limit, so an expired request keeps one moment.
-        ttls_ms=[ttl_ms and max(1, ttl_ms - age_ms) for ttl_ms in ttls_ms],
+        rows=list(zip(identities, bodies, left_ms, extensions, strict=True)),
         is_redelivered=bool(message.flags & native.FLAG_REDELIVERED),
         is_active=True,
     )

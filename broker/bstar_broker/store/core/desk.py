@@ -13,7 +13,7 @@ from bstar.errors import RemoteProtocolError
 from bstar.printable import printable
 from bstar.security.principals import Principal
 from bstar.wire import CODECS, durable, native, native_broker
-from bstar.wire.batches import bodies_of, pack_finals
+from bstar.wire.batches import bodies_of, pack_finals, take_extensions
 from bstar.wire.dialect import Dialect
 from bstar.wire.durable import Fetch, Filter, Listing, Receipt, Schedule, Service, Standing, State, Submit
 from bstar.wire.messages import ErrorCode, Request, Requests
@@ -420,6 +420,7 @@ def _is_owner(record: Record, principal: Principal | None) -> bool:
 def rows_of(message: Requests) -> list[Request]:
     """The requests of a batch, each by itself."""
     bodies = bodies_of(message.blob, message.lengths)
+    take_extensions(bodies, message.table, 0, is_extended=message.is_extended)
     return [
         _row(message.sender, message.client_id, message.service, number, [body])
         for number, body in zip(message.numbers, bodies, strict=True)
