@@ -13,14 +13,24 @@ from hypothesis import strategies as st
 
 from bstar.errors import LocalProtocolError, RejectedError, RemoteProtocolError
 from bstar.wire import native
-from bstar.wire.extensions import NO_HEADERS, attempt_extension, attempt_of, headers_extensions, headers_of
+from bstar.wire.extensions import (
+    NO_HEADERS,
+    age_of,
+    attempt_extension,
+    attempt_of,
+    headers_extensions,
+    headers_of,
+)
 from bstar.wire.limits import HEADER_NAME_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX
 from bstar.wire.messages import ErrorCode
 from bstar.wire.native_broker import CODEC
 from bstar_client import Ask, AsyncHAClient, AsyncWorker, HAClient, Request, Worker
+from bstar_client.core.worker_jobs import WorkerLimits
 from bstar_client.core.worker_outputs import Begin
 from bstar_testing import Pair, pair
 from support.client_desk import ACTIVE, PASSIVE, Desk, status
+from support.desk import CLIENT_ID, heard, ident
+from support.desk import Desk as ServiceDesk
 from support.work import asked
 from test_worker_core import ONE, Bench
 
@@ -147,6 +157,44 @@ def test_a_worker_refuses_malformed_headers_and_serves_on() -> None:
     assert (bench.core.counters.messages_invalid, bench.core.counters.expired) == (1, 0)
     bench.request(0)
     assert [job.headers for job in bench.begun()] == [NO_HEADERS]
+
+
+@pytest.mark.requirement("BSN-B-27")
+def test_a_node_tells_how_long_it_has_had_a_request_with_headers() -> None:
+    extensions = headers_extensions(TENANT)
+    node = ServiceDesk()
+    node.send(b"c", *native.encode_request(ident(1), b"echo", [b"x"], extensions=extensions + b"\4\0\4abcd"))
+    node.send(b"c", *native.encode_request(ident(2), b"echo", [b"x"]))
+    node.send(
+        b"c", *native.encode_request(ident(3), b"echo", [b"x"], extensions=b"\x40\x1f\xf7" + bytes(8183))
+    )
+    node.now += 2.5
+    requests = [frames for frames in node.ready(b"w", credit=9) if heard(frames).command == native.REQUEST]
+    assert [age_of(heard(frames).extensions) for frames in requests] == [2_500, None, None]
+    assert headers_of(heard(requests[0]).extensions) == TENANT
+    bench = Bench(WorkerLimits(credit=9))
+    bench.connect(0, epoch=7)
+    for frames in requests:
+        bench.hear(0, frames)
+    assert [job.accepted_at for job in bench.begun()] == [pytest.approx(bench.now - 2.5), None, None]
+
+
+@pytest.mark.requirement("BSN-B-27")
+def test_a_row_with_headers_has_the_age_of_its_batch() -> None:
+    node = ServiceDesk()
+    extensions = [headers_extensions(TENANT), b""]
+    node.send(
+        b"c", *native.encode_requests(CLIENT_ID, b"echo", [1, 2], [0, 0], [b"", b""], extensions=extensions)
+    )
+    node.now += 1.5
+    [batch] = node.send(
+        b"w", *native.encode_ready(b"echo", credit=9, takes_batches=True, takes_extended=True)
+    )[1:]
+    bench = Bench(WorkerLimits(credit=9))
+    bench.connect(0, epoch=7)
+    bench.hear(0, batch)
+    assert [job.headers for job in bench.begun()] == [TENANT, NO_HEADERS]
+    assert [job.accepted_at for job in bench.begun()] == [pytest.approx(bench.now - 1.5), None]
 
 
 def test_a_job_has_its_headers() -> None:

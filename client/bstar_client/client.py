@@ -19,6 +19,7 @@ from bstar_client.checks import (
     to_timeout,
 )
 from bstar_client.client_base import ClientBase
+from bstar_client.core.calls import CallTracer
 from bstar_client.core.counters import Counters
 from bstar_client.core.events import Event
 from bstar_client.core.figures import ClientFigures
@@ -110,6 +111,10 @@ class Client(ClientBase):
         in_flight = counters["requests"] - counters["replies"] - counters["failures"]
         following = {pair: active is not None for pair, active in self.actives.items()}
         return ClientFigures(counters, max(0, in_flight), following)
+
+    def trace(self, tracer: CallTracer) -> None:
+        """Report each call to ``tracer`` from now on; ``bstar_client.tracing.instrument`` has one."""
+        self._requests.tracer = self._delivery.tracer = tracer
 
 
 def _new_core(

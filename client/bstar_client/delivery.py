@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bstar.errors import BstarError, StreamInterruptedError
-from bstar_client.core.calls import Call, Outcome, Reply
+from bstar_client.core.calls import Call, CallTracer, Outcome, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.outputs import ClientCore, Deliver, DeliverAll, Fail, Output, Reset, Send
 from bstar_client.links import Links
@@ -33,6 +33,7 @@ class Delivery:
     ) -> None:
         self.links: Links
         self.journal: CallJournal | None = None
+        self.tracer: CallTracer | None = None
         self.observers = [] if on_event is None else [on_event]
         # The thread that calls observers now, else 0.
         self.announcing_in = 0
@@ -70,6 +71,8 @@ class Delivery:
         """The caller of this call has gone."""
         if self.journal is not None and not call.is_done:
             self.journal.abandoned(call)
+        if call.trace is not None and self.tracer is not None:
+            self.tracer.abandoned(call)
         self.perform(self._core.abandon(call, now))
         self._drop(call)
 
@@ -81,6 +84,8 @@ class Delivery:
             return
         if self.journal is not None:
             self.journal.replied(call, reply)
+        if call.trace is not None and reply.is_final and self.tracer is not None:
+            self.tracer.replied(call, reply)
         self._put(call.sink, (call, reply))
         if reply.is_final:
             self._drop(call)
@@ -89,6 +94,10 @@ class Delivery:
         if self.journal is not None:
             for call, reply in outcomes:
                 self.journal.replied(call, reply)
+        if self.tracer is not None:
+            for call, reply in outcomes:
+                if call.trace is not None:
+                    self.tracer.replied(call, reply)
         # Outcomes in a row with one sink go there in one tuple.
         sink = outcomes[0][0].sink
         start = 0
@@ -107,6 +116,8 @@ class Delivery:
         call.is_done = True  # also if the core refused it, so that its caller does not abandon it
         if self.journal is not None:
             self.journal.failed(call, error)
+        if call.trace is not None and self.tracer is not None:
+            self.tracer.failed(call, error)
         self._put(call.sink, (call, error))
         self._drop(call)
 

@@ -180,6 +180,7 @@ class Dispatcher(ABC):
             job.extensions,
             attempt_of(job.extensions) if job.extensions else 1,
             job.headers or NO_HEADERS,
+            job.accepted_at,
         )
 
     def failed(self, job: Job, request: Request, error: BaseException) -> Result:

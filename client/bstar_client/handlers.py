@@ -24,7 +24,8 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
     dispatched it (0 in plain MDP). ``deadline``: when the client stops waiting, on ``time.monotonic()``'s
     clock; None if the client gave none. ``extensions``: the native header's extension octets. ``attempt``:
     which attempt of a durable request it is, 1 for every other request. ``headers``: the names and texts that
-    the client gave beside the body; empty in plain MDP.
+    the client gave beside the body; empty in plain MDP. ``accepted_at``: when the node that dispatched it had
+    accepted it, on ``time.monotonic()``'s clock; None unless the request has headers and the node tells it.
     """
 
     service: bytes
@@ -36,6 +37,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
     extensions: bytes
     attempt: int = 1
     headers: Mapping[str, str] = NO_HEADERS
+    accepted_at: float | None = None
 
     @property
     def body(self) -> bytes:

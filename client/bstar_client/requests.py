@@ -5,7 +5,7 @@ No sockets, no threads, no event loop: both clients use it.
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
 import msgspec
@@ -16,7 +16,7 @@ from bstar.wire.extensions import headers_extensions
 from bstar.wire.mmi import OK, Service
 from bstar_client.bodies import to_frames, to_name, to_octets
 from bstar_client.checks import check_flag, to_timeout
-from bstar_client.core.calls import Ask, Body, Call, Reply
+from bstar_client.core.calls import Ask, Body, Call, CallTracer, Reply
 from bstar_client.settings import ClientSettings
 
 # A call's own timeout. If it is unset, the client's applies.
@@ -46,6 +46,7 @@ class Requests:
         self._timeout = settings.timeout
         self._is_native = settings.is_native
         self._message_bytes_max = settings.link.message_bytes_max
+        self.tracer: CallTracer | None = None
 
     def call(
         self,
@@ -75,7 +76,7 @@ class Requests:
             raise LocalProtocolError(f"the message has more than {self._message_bytes_max} octets")
         now = time.monotonic()
         timeout_s = self.seconds(ask.timeout)
-        return Call(
+        call = Call(
             name,
             frames,
             None if timeout_s is None else now + timeout_s,
@@ -90,6 +91,19 @@ class Requests:
             pair=(self._place(name, frames) if self._is_fleet else 0) if pair is None else pair,
             extensions=extensions,
         )
+        if self.tracer is not None:
+            self._trace(self.tracer, call, ask.headers or {})
+        return call
+
+    def _trace(self, tracer: CallTracer, call: Call, headers: Mapping[str, str]) -> None:
+        """Let the request carry its trace, if there is room: a trace never makes a call fail."""
+        carried = tracer.begin(call, headers)
+        if self._is_native:
+            with contextlib.suppress(LocalProtocolError):
+                extensions = headers_extensions(carried)
+                size = call.bytes_in + len(call.service) + len(extensions) + _HEADER_BYTES
+                if size <= self._message_bytes_max:
+                    call.extensions = extensions
 
     def call_maker(
         self, service: str | bytes, timeout: Timeout, idempotent: bool, sink: Any, pair: int | None = None
@@ -103,10 +117,11 @@ class Requests:
         name, place = b"", -1
         size_max = self._message_bytes_max - _HEADER_BYTES
         # A wrong service or timeout is the error of each body.
+        # A traced call takes the long path.
         with contextlib.suppress(LocalProtocolError, CallTimeoutError):
             timeout_s = self.seconds(timeout)
             name = to_name(service)
-            if pair is not None or not name.startswith(_BROKERS):
+            if self.tracer is None and (pair is not None or not name.startswith(_BROKERS)):
                 place = self._fleet.place(name) if pair is None else pair
                 size_max -= len(name)
 

@@ -4,6 +4,7 @@ A bundle is dealt out in slices, as equal as the credit of the workers allows.
 """
 
 from bstar.wire import native_broker
+from bstar.wire.extensions import age_extension
 from bstar_broker.core.bundles import Bundles, empty
 from bstar_broker.core.endings import Endings
 from bstar_broker.core.ledger import Ledger
@@ -44,17 +45,18 @@ class Dispatcher:
         worker.last_bundle = None
         if len(worker.in_flight) + worker.bundled < worker.credit:
             request.service.idle[worker] = None
-        return Dispatch(
-            worker.codec.request(
-                worker.routing_id,
-                worker.envelope,
-                request,
-                identity,
-                ttl_ms,
-                ledger.epoch,
-                deliveries > 1 or request.is_repeated,
-            )
+        frames = worker.codec.request(
+            worker.routing_id,
+            worker.envelope,
+            request,
+            identity,
+            ttl_ms,
+            ledger.epoch,
+            deliveries > 1 or request.is_repeated,
         )
+        if request.extensions and worker.codec is native_broker.CODEC:
+            frames[1] += age_extension(request.extensions, int((now - request.accepted_at) * 1000))
+        return Dispatch(frames)
 
     def dispatch_queued(self, service: ServiceRecord, now: float, outputs: list[Output]) -> None:
         """Dispatch queued requests while workers have credit."""

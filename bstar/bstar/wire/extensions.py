@@ -5,7 +5,7 @@ passes them on unread. A *header* is a name and a text beside the body of a requ
 Trace Context have types of their own; every other header has its name in the value:
 
     01 length traceparent         03 length [length of the name (1 octet)] [name] [text]
-    02 length tracestate
+    02 length tracestate          04 0004 milliseconds: how long the node has had the request
 """
 
 import re
@@ -14,12 +14,14 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from bstar.errors import LocalProtocolError, RemoteProtocolError
-from bstar.wire.limits import HEADER_NAME_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX
+from bstar.wire.limits import EXTENSIONS_BYTES_MAX, HEADER_NAME_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX
 
 _TRACEPARENT = 0x01
 _TRACESTATE = 0x02
 _HEADER = 0x03
+_AGE = 0x04
 _ATTEMPT = 0x41
+_AGE_BYTES = 7
 
 _NAMES = {_TRACEPARENT: "traceparent", _TRACESTATE: "tracestate"}
 _TYPES = {name: kind for kind, name in _NAMES.items()}
@@ -86,6 +88,25 @@ def attempt_of(extensions: bytes) -> int:
         if kind == _ATTEMPT and len(value) == 2:
             return max(1, int.from_bytes(value, "big"))
     return 1
+
+
+def age_extension(extensions: bytes, age_ms: int) -> bytes:
+    """What tells a worker how long the node has had its request, behind these extensions (BSN-B-27).
+
+    Nothing if there is no room.
+    """
+    if len(extensions) + _AGE_BYTES > EXTENSIONS_BYTES_MAX:
+        return b""
+    return struct.pack(">BHI", _AGE, 4, min(age_ms, 0xFFFF_FFFF))
+
+
+def age_of(extensions: bytes) -> int | None:
+    """The age in milliseconds that the node has added; None if it has not."""
+    age_ms = None
+    for kind, value in _walk(extensions):
+        if kind == _AGE and len(value) == 4:
+            age_ms = int.from_bytes(value, "big")
+    return age_ms
 
 
 def _walk(extensions: bytes) -> Iterator[tuple[int, bytes]]:

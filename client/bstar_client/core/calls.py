@@ -6,7 +6,7 @@ broke may have been. The caller's error depends on it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -102,6 +102,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
     pair: int = 0
     # Its headers, as extensions of each of its REQUESTs.
     extensions: bytes = b""
+    # The tracer's.
+    trace: Any = None
 
     # A session has taken it.
     is_begun: bool = False
@@ -162,6 +164,22 @@ class Call(msgspec.Struct, eq=False, gc=False):
     def was_sent_over(self, connection: int) -> bool:
         """True if the node on this connection has not ended an attempt."""
         return self.sent_to == connection or (self.lost_on is not None and connection in self.lost_on)
+
+
+class CallTracer(Protocol):
+    """What a client reports each call to, in any of its threads. Its span is in ``call.trace``."""
+
+    def begin(self, call: Call, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """The call begins; returns the headers that its request carries."""
+
+    def replied(self, call: Call, reply: Reply) -> None:
+        """The call was answered."""
+
+    def failed(self, call: Call, error: BstarError) -> None:
+        """The call ended with an error."""
+
+    def abandoned(self, call: Call) -> None:
+        """The caller has gone."""
 
 
 # How a call ends.

@@ -7,13 +7,12 @@ text, because every request must end with exactly one FINAL (MDP2-W-07).
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 import msgspec
 
 from bstar.errors import RemoteProtocolError
 from bstar.wire import batches, native
-from bstar.wire.extensions import NO_HEADERS, headers_of
+from bstar.wire.extensions import NO_HEADERS, age_of, headers_of
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.mdp import MDP02, WorkerVerb
 from bstar.wire.messages import OWN_BACKOFF, Reason
@@ -30,8 +29,17 @@ class Hearing(enum.Enum):
     DISCONNECT = enum.auto()
 
 
-# Identity, body, time to live and extensions of a request in a batch.
-Row: TypeAlias = tuple[bytes, bytes, int, bytes]
+class Rows(msgspec.Struct, frozen=True, gc=False):
+    """The requests of REQUESTS, as columns. The node has had them for ``age_s``.
+
+    ``extensions``: those of each, None if no row has any.
+    """
+
+    identities: list[bytes]
+    bodies: list[bytes]
+    ttls_ms: list[int]
+    extensions: list[bytes] | None
+    age_s: float
 
 
 class Heard(msgspec.Struct, frozen=True, gc=False):
@@ -48,7 +56,7 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
     ttl_ms: int = 0
     is_redelivered: bool = False
     extensions: bytes = b""
-    rows: list[Row] = []
+    rows: Rows | None = None
     takes_batches: bool = False
     heartbeat_s: float = 0.0
     expiry_s: float = 0.0
@@ -73,6 +81,8 @@ class Job(msgspec.Struct, eq=False, gc=False):
     extensions: bytes = b""
     # None: they are malformed, so the request is not executed.
     headers: Mapping[str, str] | None = NO_HEADERS
+    # When the node accepted it, if it has extensions and the node has told.
+    accepted_at: float | None = None
     partials: int = 0
     handler_ends_at: float | None = None
     # It came in a batch, so its reply may travel in one.
@@ -237,36 +247,41 @@ WorkerDialect = NativeWorker | Mdp02Worker
 
 def jobs_of(heard: Heard, node: int, connection: int, now: float) -> list[Job]:
     """The requests of a REQUEST or REQUESTS that came by this connection."""
-    if heard.kind is Hearing.REQUEST:
+    epoch, is_redelivered, rows = heard.epoch, heard.is_redelivered, heard.rows
+    if rows is None:
         deadline = now + heard.ttl_ms / 1000 if heard.ttl_ms else None
-        return [
-            Job(
-                node,
-                connection,
-                heard.identity,
-                heard.body,
-                heard.epoch,
-                deadline,
-                heard.is_redelivered,
-                heard.extensions,
-                _headers(heard.extensions) if heard.extensions else NO_HEADERS,
-            )
-        ]
-    return [
+        job = Job(node, connection, heard.identity, heard.body, epoch, deadline, is_redelivered)
+        if heard.extensions:
+            age_ms = age_of(heard.extensions)
+            _extend(job, heard.extensions, None if age_ms is None else now - age_ms / 1000)
+        return [job]
+    jobs = [
         Job(
             node,
             connection,
             identity,
             [body],
-            heard.epoch,
+            epoch,
             now + ttl_ms / 1000 if ttl_ms else None,
-            heard.is_redelivered,
-            extensions,
-            _headers(extensions) if extensions else NO_HEADERS,
+            is_redelivered,
             is_batched=True,
         )
-        for identity, body, ttl_ms, extensions in heard.rows
+        for identity, body, ttl_ms in zip(rows.identities, rows.bodies, rows.ttls_ms, strict=True)
     ]
+    if rows.extensions is not None:
+        for job, extensions in zip(jobs, rows.extensions, strict=True):
+            if extensions:
+                _extend(job, extensions, now - rows.age_s)
+    return jobs
+
+
+def _extend(job: Job, extensions: bytes, accepted_at: float | None) -> None:
+    job.extensions = extensions
+    job.accepted_at = accepted_at
+    try:
+        job.headers = headers_of(extensions)
+    except RemoteProtocolError:
+        job.headers = None
 
 
 def number_of(job: Job) -> int:
@@ -279,24 +294,20 @@ def _requests(message: native.Message) -> Heard:
     _, ttls_ms, lengths, is_extended = batches.request_rows(message.body, 0)
     client_id, age_ms = message.identity[:16], message.value
     bodies = batches.bodies_of(blob, lengths)
-    extensions = batches.take_extensions(bodies, table, 0, is_extended=is_extended)
-    identities = [client_id + table[at : at + 8] for at in range(0, len(table), batches.REQUEST_ROW_BYTES)]
-    # Zero means no limit, so an expired request keeps one moment.
-    left_ms = [ttl_ms and max(1, ttl_ms - age_ms) for ttl_ms in ttls_ms]
     return Heard(
         Hearing.REQUESTS,
         message.epoch,
-        rows=list(zip(identities, bodies, left_ms, extensions, strict=True)),
+        rows=Rows(
+            [client_id + table[at : at + 8] for at in range(0, len(table), batches.REQUEST_ROW_BYTES)],
+            bodies,
+            # Zero means no limit, so an expired request keeps one moment.
+            [ttl_ms and max(1, ttl_ms - age_ms) for ttl_ms in ttls_ms],
+            batches.take_extensions(bodies, table, 0, is_extended=True) if is_extended else None,
+            age_ms / 1000,
+        ),
         is_redelivered=bool(message.flags & native.FLAG_REDELIVERED),
         is_active=True,
     )
-
-
-def _headers(extensions: bytes) -> Mapping[str, str] | None:
-    try:
-        return headers_of(extensions)
-    except RemoteProtocolError:
-        return None
 
 
 def _octets(text: str) -> bytes:

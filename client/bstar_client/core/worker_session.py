@@ -390,7 +390,7 @@ class WorkerCore:
     # --- requests -----------------------------------------------------------------------------------------
 
     def _take(self, session: NodeSession, heard: Heard, outputs: list[WorkerOutput], now: float) -> None:
-        count = len(heard.rows) or 1
+        count = 1 if heard.rows is None else len(heard.rows.identities)
         if self._drain_ends_at is not None:
             self.counters.requests_dropped += count  # our DISCONNECT returns it
             return
