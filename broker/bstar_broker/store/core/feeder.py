@@ -1,7 +1,7 @@
 """Sends the log to the peer, from the last common entry on; if the log begins later, the table first.
 
-There is a bound on what is under way unacknowledged. While the peer's copy does not count (``is_paced``), the
-rate is bounded as well, so that the requests of others keep disk and link.
+There is a bound on what is under way unacknowledged, of the log and of the table. While the peer's copy does
+not count (``is_paced``), the rate is bounded as well, so that the requests of others keep disk and link.
 """
 
 from collections import deque
@@ -22,16 +22,34 @@ WINDOW_BYTES: Final = 8 << 20
 
 
 class _Table:
-    """An export under way: the next part's ``index``, the last seq of those sent, the entry of its state."""
+    """An export under way: the next part's ``index``, the last seq of those sent, the entry of its state.
+
+    The disk reads the next part while the peer stores those before it.
+    """
 
     def __init__(self) -> None:
         self.index = 0
         self.after = 0
         self.base = START
-        # The disk was asked for a part; otherwise the peer has one to store.
         self.is_reading = True
-        self.sent_at = 0.0
         self.has_last = False
+        # The sizes of the parts that the peer has not stored, and when one was sent or stored last.
+        self.sent: deque[int] = deque()
+        self.moved_at = 0.0
+
+    @property
+    def is_stored(self) -> bool:
+        """True if the peer has each part that was sent."""
+        return not self.sent
+
+    @property
+    def may_read(self) -> bool:
+        """True if there is another part, and room for it on the way."""
+        return not (self.is_reading or self.has_last) and sum(self.sent) < WINDOW_BYTES
+
+    def is_stuck(self, now: float) -> bool:
+        """True if a part was lost."""
+        return not (self.is_reading or self.is_stored) and now > self.moved_at + PART_S_MAX
 
 
 class Feeder:
@@ -99,8 +117,12 @@ class Feeder:
 
     def pump(self, now: float, *, is_paced: bool) -> list[Output]:
         """Send what may be sent now."""
-        if self.table is not None and not self.table.is_reading and now > self.table.sent_at + PART_S_MAX:
+        table = self.table
+        if table is not None and table.is_stuck(now):
             return list(self._export())
+        if table is not None and table.may_read and not (is_paced and now < self._pace_at):
+            table.is_reading = True
+            return [Export(table.after, BATCH_BYTES)]
         outputs: list[Output] = []
         while self._may_send(now, is_paced=is_paced):
             if self.next < self._log.first:
@@ -115,9 +137,13 @@ class Feeder:
         return outputs
 
     def _may_send(self, now: float, *, is_paced: bool) -> bool:
+        return self._has_room and not (is_paced and now < self._pace_at)
+
+    @property
+    def _has_room(self) -> bool:
+        """True if there is an entry to send, and room for it on the way."""
         is_free = self.is_on and self.table is None and not self._is_reading
-        is_free = is_free and self.next <= self._log.last.number and self._octets < WINDOW_BYTES
-        return is_free and not (is_paced and now < self._pace_at)
+        return is_free and self.next <= self._log.last.number and self._octets < WINDOW_BYTES
 
     def _send(self, entries: list[Entry], now: float) -> ToPeer:
         message = self._send_entries(self.prev, entries)
@@ -155,9 +181,9 @@ class Feeder:
 
     def deadline(self) -> float | None:
         """When the pace lets it go on."""
-        if self.is_on and self.table is None and self.next <= self._log.last.number and not self._is_reading:
-            return self._pace_at
-        return None
+        if self.table is not None:
+            return self._pace_at if self.table.may_read else None
+        return self._pace_at if self._has_room else None
 
     # --- the table ------------------------------------------------------------------------------------------
 
@@ -172,8 +198,11 @@ class Feeder:
         if table.index and given.applied != table.base:
             # The disk had to begin a new export.
             return list(self._export())
+        octets = sum(map(len, given.records))
         table.is_reading = False
-        table.sent_at = now
+        table.moved_at = now
+        table.sent.append(octets)
+        self._note_pace(octets, now)
         table.base = given.applied
         table.after = given.after
         table.has_last = given.is_last
@@ -181,15 +210,18 @@ class Feeder:
         table.index += 1
         return [message]
 
-    def stored(self, parts: int) -> list[Output]:
-        """The peer has so many parts on its disk."""
+    def stored(self, parts: int, number: int, now: float) -> None:
+        """The peer has so many parts on its disk, and the log up to ``number``.
+
+        The count may be that of an export before, so the number alone says that the whole table is there.
+        """
         table = self.table
-        if table is None or table.is_reading or parts != table.index:
-            return []
-        if not table.has_last:
-            table.is_reading = True
-            return [Export(table.after, BATCH_BYTES)]
-        self.next = table.base.number + 1
-        self.acked = table.base.number
-        self.table = None
-        return []
+        if table is None:
+            return
+        while len(table.sent) > max(0, table.index - parts):
+            table.sent.popleft()
+            table.moved_at = now
+        if table.has_last and table.is_stored and number >= table.base.number:
+            self.next = table.base.number + 1
+            self.acked = table.base.number
+            self.table = None

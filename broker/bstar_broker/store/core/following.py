@@ -44,7 +44,8 @@ class Following:
         self._octets = 0
         self.is_importing = False
         self._parts = 0
-        self._part_order = 0
+        # The orders of the parts that are not on the disk.
+        self._part_orders: deque[int] = deque()
         self._count = 0
         self._acks: deque[tuple[int, float]] = deque(maxlen=_ACKS_MAX)
         self._lease_end = 0.0
@@ -138,12 +139,13 @@ class Following:
         """The order for a part of the peer's table; None if it is not the next."""
         if message.index == 0:
             self._parts = self.matched = self._committed = 0
+            self._part_orders.clear()
         elif not self.is_importing or message.index != self._parts:
             return None
         self._parts += 1
         self.is_importing = message.applied is None
         order = self._log.import_part(message)
-        self._part_order = order.order
+        self._part_orders.append(order.order)
         if message.applied is not None:
             self.matched = self._committed = message.applied.number
         return order
@@ -151,4 +153,6 @@ class Following:
     @property
     def parts(self) -> int:
         """How many parts of the table are on this disk."""
-        return self._parts if self._log.is_written(self._part_order) else max(0, self._parts - 1)
+        while self._part_orders and self._log.is_written(self._part_orders[0]):
+            self._part_orders.popleft()
+        return self._parts - len(self._part_orders)

@@ -89,7 +89,8 @@ class Leader:
             self.copies.leave()
             return [*self.advance(now), *site.ask(now)]
         self.feeder.acknowledge(ack.number)
-        return [*self.feeder.stored(ack.parts), *self.pump(now), *self.advance(now)]
+        self.feeder.stored(ack.parts, ack.number, now)
+        return [*self.pump(now), *self.advance(now)]
 
     def pump(self, now: float) -> list[Output]:
         """Send what may be sent now."""
@@ -101,9 +102,14 @@ class Leader:
         """Entries for the peer that were not in memory."""
         return [*self.feeder.log_read(given, now), *self.pump(now)]
 
+    def exported(self, given: Exported, now: float) -> list[Output]:
+        """A part of the table for the peer."""
+        return [*self.feeder.exported(given, now), *self.pump(now)]
+
     def deadline(self) -> float | None:
         """When ``pump`` may send more."""
-        return self.feeder.deadline() if self.copies.standing == Standing.BEHIND else None
+        is_paced = self.copies.standing == Standing.BEHIND and not self._site.peer.error
+        return self.feeder.deadline() if is_paced else None
 
     def advance(self, now: float) -> list[Output]:
         """What follows from time, Acks and syncs: the peer's standing, the marks, and what is committed."""

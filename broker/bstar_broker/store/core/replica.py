@@ -285,7 +285,7 @@ class Replica:
 
     def exported(self, given: Exported, now: float) -> list[Output]:
         """A part of the table for the peer."""
-        return self._leader.feeder.exported(given, now)
+        return self._leader.exported(given, now)
 
     # --- from the peer --------------------------------------------------------------------------------------
 
