@@ -47,6 +47,8 @@ _SETTINGS = {"store.peer_timeout_s": 0.5}
 _WORKERS = 2
 _CLIENTS = 2
 _CHECK_S = 60.0
+# On a starved machine both nodes may pause longer than their timeouts for minutes, and neither serves.
+_HANG_S = 300.0
 _SHOWN_MAX = 8
 
 
@@ -142,7 +144,7 @@ class DurableStage:
 
     def _wait(self, happened: Callable[[], object], what: str) -> None:
         try:
-            wait_until(happened, what)
+            wait_until(happened, what, limit_s=_HANG_S)
         except HarnessError as error:
             error.add_note(f"stores: {[self.store(node) for node in self.cluster.nodes]}")
             error.add_note(self.cluster.trouble())
