@@ -179,6 +179,15 @@ def test_a_node_tells_how_long_it_has_had_a_request_with_headers() -> None:
     assert [job.accepted_at for job in bench.begun()] == [pytest.approx(bench.now - 2.5), None, None]
 
 
+def test_the_octets_of_headers_count_in_the_bounds_of_the_queue() -> None:
+    node, extensions = ServiceDesk(), headers_extensions(TENANT)
+    node.send(b"c", *native.encode_request(ident(1), b"echo", [b"xyz"], extensions=extensions))
+    assert node.ledger.waiting.octets == 3 + len(extensions)
+    node.ready(b"w")
+    node.final(b"w", 1)
+    assert node.ledger.waiting.octets == 0
+
+
 @pytest.mark.requirement("BSN-B-27")
 def test_a_row_with_headers_has_the_age_of_its_batch() -> None:
     node = ServiceDesk()
