@@ -318,7 +318,10 @@ def test_a_role_that_moves_because_what_carries_the_messages_was_kept_waiting_is
 
 
 def test_a_call_that_fails_long_after_the_faults_is_found() -> None:
-    assert sorted(rules(with_call(failed(500, 18.0)))) == ["d", "f"]
+    run = with_call(failed(500, 18.0))
+    assert sorted(rules(run)) == ["d", "f"]
+    assert sorted(rules(replace(run, unplanned=(Span(18.0, 18.1),)))) == ["d", "f"]
+    assert rules(replace(run, unplanned=(Span(18.0, 18.9),))) == []
 
 
 def test_a_process_that_ended_by_itself_is_found() -> None:

@@ -255,7 +255,7 @@ def _is_paused(run: Run, process: str, begin: float, end: float) -> bool:
 
 def _is_explained(run: Run, begin: float, end: float) -> bool:
     """By a fault, or by the machine: a node that got no CPU for so long was silent for its clients."""
-    if any(span.overlaps(begin - SLACK_S, end) for span in _long_delays(run)):
+    if _machine_held_up(run, begin, end):
         return True
 
     def explains(fault: Fault) -> bool:
@@ -293,7 +293,9 @@ def _pair_recovers(run: Run) -> Iterator[Violation]:
         due = quiet.settled_at + run.manifest.half_open_s
         for call in run.calls:
             end = call.ends[0] if call.ends else None
-            if call.at >= due and isinstance(end, Failed) and end.at <= quiet.until:
+            if call.at < due or not isinstance(end, Failed) or end.at > quiet.until:
+                continue
+            if not _machine_held_up(run, call.at, end.at):
                 yield Violation("f", f"{call.name} failed long after the faults: {end.error}: {end.text}")
 
 
@@ -303,7 +305,7 @@ def is_machine_noise(run: Run, term: Term) -> bool:
     For long at once, or for as long together: a question and its answer pass several of them.
     """
     limit_s = _patience_s(run)
-    if any(span.overlaps(term.since - limit_s - SLACK_S, term.since) for span in _long_delays(run)):
+    if _machine_held_up(run, term.since - limit_s, term.since):
         return True
     begin, end = term.since - 2 * run.manifest.failover_timeout_s, term.since
     return sum(max(0.0, min(span.end, end) - max(span.begin, begin)) for span in run.delays) > limit_s * 0.7
@@ -314,9 +316,11 @@ def _patience_s(run: Run) -> float:
     return run.manifest.failover_timeout_s - run.manifest.heartbeat_s
 
 
-def _long_delays(run: Run) -> Iterator[Span]:
+def _machine_held_up(run: Run, begin: float, end: float) -> bool:
+    """Was a node, or what carries its messages, kept from running for long in that time?"""
     limit_s = _patience_s(run) * 0.7
-    return (span for span in run.delays if span.end - span.begin > limit_s)
+    long = (span for span in run.delays if span.end - span.begin > limit_s)
+    return any(span.overlaps(begin - SLACK_S, end) for span in long)
 
 
 # --- (g) control --------------------------------------------------------------------------------------------
