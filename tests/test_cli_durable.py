@@ -213,9 +213,13 @@ def test_a_paragraph_of_help_is_as_wide_as_the_terminal(
     assert "the answer is lost: submit it again with the same --key." in capsys.readouterr().out
 
 
-def test_a_schedule_is_listed_with_its_next_time(run: Run, store: FakeStore) -> None:
+def test_a_schedule_is_listed_and_shown_with_its_next_time_and_its_last(run: Run, store: FakeStore) -> None:
     request_id = submit(run, "tick")
-    store.end(request_id, state=State.SCHEDULED, ended_ms=0, due_ms=1_800_000_000_000)
-    code, out, _ = run("durable", "ls", "--state", "scheduled")
-    assert code == 0
-    assert "2027-01-15 08:00:00" in out
+    store.end(
+        request_id, state=State.SCHEDULED, ended_ms=0, due_ms=1_800_000_000_000, last_ms=1_799_999_940_000
+    )
+    for command in (("ls", "--state", "scheduled"), ("show", request_id)):
+        code, out, _ = run("durable", *command)
+        assert code == 0
+        assert "2027-01-15 08:00:00" in out
+        assert "2027-01-15 07:59:00" in out

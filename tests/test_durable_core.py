@@ -375,7 +375,10 @@ def test_a_schedule_makes_a_request_at_each_of_its_times(solo: SoloStore) -> Non
     assert len(pending(solo)) == 3
     [job] = ready(solo)
     assert job.body == [b"tick"]
-    assert solo.status(ID).state == State.SCHEDULED
+    status = solo.status(ID)
+    assert status.state == State.SCHEDULED
+    assert status.due_ms - status.last_ms == 10_000
+    assert not any(record.last_ms for record in solo.table.records.values() if record.id != ID)
 
 
 def test_a_schedule_with_a_number_of_runs_ends_after_them(solo: SoloStore) -> None:

@@ -100,17 +100,23 @@ def print_requests(found: Iterator[RequestStatus], limit: int, *, as_json: bool)
             typer.echo(as_json_line(status))
     else:
         shown = table(("ID", "SERVICE", "STATE"), ("ATTEMPTS",))
-        for heading in ("SUBMITTED", "NEXT OR END", "WHY"):
+        for heading in ("SUBMITTED", "NEXT OR END", "NOTE"):
             shown.add_column(heading)
         for status in first:
             when = status.due_at if status.state in ("pending", "scheduled") else status.ended_at
-            why = f"{status.cause}: {status.text}" if status.text and status.cause else status.cause
-            values = (status.attempts, to_text(status.submitted_at), to_text(when), why)
+            values = (status.attempts, to_text(status.submitted_at), to_text(when), _note(status))
             shown.add_row(*map(cell, (status.id, status.service, status.state, *values)))
         if shown.row_count:
             print_tables(shown)
     if next(found, None) is not None:
         typer.echo(f"the first {limit:,} of them; --limit shows more", err=True)
+
+
+def _note(status: RequestStatus) -> str:
+    """Why a request is dead, or when a schedule made its last request."""
+    if status.last_at is not None:
+        return f"last run {to_text(status.last_at)}"
+    return f"{status.cause}: {status.text}" if status.text and status.cause else status.cause
 
 
 def print_request(status: RequestStatus, *, as_json: bool) -> None:

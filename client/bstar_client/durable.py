@@ -111,7 +111,8 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     if the store does not have it. ``attempts`` counts those that have ended. ``cause`` of a dead letter:
     ``"failed"``, ``"poison"``, ``"expired"`` or ``"rejected"``; ``text`` is what the last attempt said. Times
     are Unix seconds, None where there is none; ``due_at`` is the time of the next attempt, or the next one of
-    a schedule. ``frames`` is the request's body, empty unless it was asked for.
+    a schedule, ``last_at`` the last for which a schedule made a request. ``frames`` is the request's body,
+    empty unless it was asked for.
     """
 
     id: str
@@ -128,6 +129,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     body_bytes: int = 0
     answer_bytes: int = 0
     frames: tuple[bytes, ...] = ()
+    last_at: float | None = None
 
 
 # --- what a client says -------------------------------------------------------------------------------------
@@ -404,6 +406,7 @@ def _status(standing: Standing, frames: tuple[bytes, ...] = ()) -> RequestStatus
         standing.body_bytes,
         standing.answer_bytes,
         frames,
+        _to_seconds(standing.last_ms),
     )
 
 

@@ -140,7 +140,9 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What is known of a request. Times are Unix milliseconds, 0 where there is none."""
+    """What is known of a request. Times are Unix milliseconds, 0 where there is none. ``last_ms`` is the last
+    time for which a schedule made a request.
+    """
 
     id: _Id
     state: int
@@ -155,6 +157,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     text: str = ""
     body_bytes: int = 0
     answer_bytes: int = 0
+    last_ms: int = 0
 
 
 class Filter(msgspec.Struct, frozen=True, array_like=True, gc=False):

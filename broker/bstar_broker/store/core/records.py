@@ -13,7 +13,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
 
     ``seq`` is its place in the order of submission. ``attempts`` counts those that failed. ``cause`` and
     ``text`` say why it is dead; while it is pending, ``text`` is that of its last failure. A schedule has its
-    times in ``repeat``; ``due_ms`` is the next of them.
+    times in ``repeat``; ``due_ms`` is the next of them, ``last_ms`` the last that made a request.
 
     It stands on disks and on the link as an array, so the order of the fields never changes: new ones come
     last and have a default.
@@ -38,6 +38,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     text: str = ""
     answer: list[bytes] = []
     repeat: Repeat | None = None
+    last_ms: int = 0
 
     @property
     def octets(self) -> int:
@@ -49,7 +50,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
         return Standing(
             self.id, self.state, self.service, self.attempts, self.submitted_ms, self.due_ms, self.ended_ms,
             self.expires_ms, self.priority, self.cause, self.text, sum(map(len, self.body)),
-            sum(map(len, self.answer)),
+            sum(map(len, self.answer)), self.last_ms,
         )  # fmt: skip
 
 

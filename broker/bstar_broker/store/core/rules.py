@@ -125,11 +125,12 @@ def _fire(entry: Entry, row: int, command: Fired, table: Table) -> Iterator[Chan
         for run_ms in command.runs_ms:
             yield Change(command, run_id(command.id, run_ms), None, None)
         return
+    new = replace(old, last_ms=command.runs_ms[-1] if command.runs_ms else old.last_ms)
     if command.next_ms:
         left = old.repeat.runs and old.repeat.runs - len(command.runs_ms)
-        new = replace(old, due_ms=command.next_ms, repeat=replace(old.repeat, runs=left))
+        new = replace(new, due_ms=command.next_ms, repeat=replace(old.repeat, runs=left))
     else:
-        new = replace(old, state=State.CANCELLED, ended_ms=entry.at_ms, text="its times are over")
+        new = replace(new, state=State.CANCELLED, ended_ms=entry.at_ms, text="its times are over")
     table.change(old, new)
     yield Change(command, command.id, old, new)
     expires_ms, first = old.repeat.expires_ms, entry.number * ROWS_MAX + row
@@ -143,6 +144,7 @@ def _fire(entry: Entry, row: int, command: Fired, table: Table) -> Iterator[Chan
             expires_ms=run_ms + expires_ms if expires_ms else 0,
             state=State.PENDING,
             repeat=None,
+            last_ms=0,
         )
         for place, run_ms in enumerate(command.runs_ms)
     ]
