@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -44,6 +44,7 @@ from bstar_client import (
     Reply,
     node_states,
 )
+from bstar_client.core.calls import Call
 from support.scripted import PASSIVE, WAIT_S, ScriptedBroker, final, partial, status
 
 pytestmark = pytest.mark.loopback
@@ -149,6 +150,18 @@ def test_many_large_requests_wait_for_a_broker_that_reads_slowly(
     broker.is_paused = False
     asking.join(WAIT_S)
     assert len(replies) == 300
+
+
+class Unread(deque[Call]):
+    """A queue that nobody may iterate over: an append of another thread would end that with an error."""
+
+    def __iter__(self) -> Iterator[Call]:
+        raise AssertionError("callers append to it meanwhile")
+
+
+def test_calls_are_taken_while_others_are_added(client: HAClient) -> None:
+    client._loop._inbox = Unread()
+    assert len(list(client.map("echo", [b"x"] * 50))) == 50
 
 
 def test_bounds_are_told(broker: ScriptedBroker) -> None:

@@ -23,7 +23,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 
 import zmq
 
@@ -259,7 +258,8 @@ class ClientLoop:
             perform(core.submit(inbox[0], now))
             inbox.popleft()
         elif count:
-            perform(core.submit_all(list(islice(inbox, count)), now))
+            # By index: callers append meanwhile, which ends an iteration.
+            perform(core.submit_all([inbox[index] for index in range(count)], now))
             for _ in range(count):
                 inbox.popleft()
         while self._abandoned:
