@@ -13,7 +13,6 @@ from bstar_broker.store.core.records import Totals
 
 BASE = Position(1, 50)
 PARTS = WINDOW_BYTES // BATCH_BYTES
-RATE = 50e6
 
 
 class Stage:
@@ -22,7 +21,7 @@ class Stage:
     def __init__(self) -> None:
         log = Log(Opened(None, BASE, 51, 50, 0, [Position(1, 1)], Totals(), {}))
         self.sent: list[int] = []
-        self.feeder = Feeder(log, RATE, _send_nothing, self._send_part)
+        self.feeder = Feeder(log, 50e6, _send_nothing, self._send_part)
         assert self.feeder.begin(0, 0, needs_table=True) == [Export(0, BATCH_BYTES)]
 
     def _send_part(self, given: Exported, index: int) -> ToPeer:
@@ -34,8 +33,8 @@ class Stage:
         records = [msgspec.Raw(bytes(BATCH_BYTES))]
         self.feeder.exported(Exported(len(self.sent) + 1, records, is_last, BASE, 0), now)
 
-    def pump(self, now: float = 0.0, *, is_paced: bool = False) -> list[Export]:
-        outputs = self.feeder.pump(now, is_paced=is_paced)
+    def pump(self, now: float = 0.0) -> list[Export]:
+        outputs = self.feeder.pump(now, is_paced=True)
         return [output for output in outputs if isinstance(output, Export)]
 
     def fill(self) -> None:
@@ -62,15 +61,6 @@ def test_one_part_is_read_at_a_time() -> None:
     stage.read()
     assert stage.pump() == [Export(1, BATCH_BYTES)]
     assert stage.pump() == []
-
-
-def test_a_copy_that_does_not_count_takes_the_table_at_a_bounded_rate() -> None:
-    stage = Stage()
-    stage.read()
-    due = stage.feeder.deadline()
-    assert due == BATCH_BYTES / RATE
-    assert stage.pump(due / 2, is_paced=True) == []
-    assert stage.pump(due, is_paced=True) == [Export(1, BATCH_BYTES)]
 
 
 def test_a_full_window_sets_no_deadline() -> None:

@@ -111,8 +111,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     if the store does not have it. ``attempts`` counts those that have ended. ``cause`` of a dead letter:
     ``"failed"``, ``"poison"``, ``"expired"`` or ``"rejected"``; ``text`` is what the last attempt said. Times
     are Unix seconds, None where there is none; ``due_at`` is the time of the next attempt, or the next one of
-    a schedule, ``last_at`` the last for which a schedule made a request. ``frames`` is the request's body,
-    empty unless it was asked for.
+    a schedule, ``last_at`` the last for which a schedule made a request. ``frames``: its body, if asked for.
     """
 
     id: str
@@ -136,9 +135,8 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 def submit_frame(service: str | bytes, task: Task) -> bytes:
-    """The frame of Submit, with a new id or that of the key. TypeError or LocalProtocolError if it cannot be.
-
-    It is made once: whatever sends it again asks for the same request.
+    """The frame of Submit, with a new id or that of the key. Sent again, it asks for the same request.
+    TypeError or LocalProtocolError if it cannot be.
     """
     return durable.encode(_to_submit(service, task))
 

@@ -1,7 +1,8 @@
 """Sends the log to the peer, from the last common entry on; if the log begins later, the table first.
 
 There is a bound on what is under way unacknowledged, of the log and of the table. While the peer's copy does
-not count (``is_paced``), the rate is bounded as well, so that the requests of others keep disk and link.
+not count (``is_paced``), the rate of the log is bounded as well, so that the requests of others keep disk and
+link. The peer's disk bounds that of the table.
 """
 
 from collections import deque
@@ -120,7 +121,7 @@ class Feeder:
         table = self.table
         if table is not None and table.is_stuck(now):
             return list(self._export())
-        if table is not None and table.may_read and not (is_paced and now < self._pace_at):
+        if table is not None and table.may_read:
             table.is_reading = True
             return [Export(table.after, BATCH_BYTES)]
         outputs: list[Output] = []
@@ -181,8 +182,6 @@ class Feeder:
 
     def deadline(self) -> float | None:
         """When the pace lets it go on."""
-        if self.table is not None:
-            return self._pace_at if self.table.may_read else None
         return self._pace_at if self._has_room else None
 
     # --- the table ------------------------------------------------------------------------------------------
@@ -202,7 +201,6 @@ class Feeder:
         table.is_reading = False
         table.moved_at = now
         table.sent.append(octets)
-        self._note_pace(octets, now)
         table.base = given.applied
         table.after = given.after
         table.has_last = given.is_last
