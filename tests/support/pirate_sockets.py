@@ -139,9 +139,15 @@ class LazyPirate:
     """
 
     def __init__(
-        self, endpoints: Sequence[str], *, timeout_s: float = 2.5, security: Security | None = None
+        self,
+        endpoints: Sequence[str],
+        *,
+        timeout_s: float = 2.5,
+        limit_s: float = LIMIT_S,
+        security: Security | None = None,
     ) -> None:
         self._security = security
+        self._limit_s = limit_s
         self._context: zmq.Context[Socket] = zmq.Context()
         self._endpoints = list(endpoints)
         self._timeout_s = timeout_s
@@ -160,7 +166,7 @@ class LazyPirate:
 
     def ask(self, *body: bytes, is_correlated: bool = False) -> list[bytes]:
         """Ask until there is a reply; AssertionError after a limit that only a hang reaches."""
-        until = time.monotonic() + LIMIT_S
+        until = time.monotonic() + self._limit_s
         while time.monotonic() < until:
             if self._socket is None:
                 self._socket = self._context.socket(zmq.REQ)
@@ -174,4 +180,4 @@ class LazyPirate:
             self._socket.close(0)
             self._socket = None
             self._at += 1
-        raise AssertionError(f"no reply to {body!r} within {LIMIT_S:g} s")
+        raise AssertionError(f"no reply to {body!r} within {self._limit_s:g} s")
