@@ -365,7 +365,7 @@ def switch_over(pair: BrokerPair, role: str, *options: str) -> tuple[int, str]:
 def run_command(verb: str, pair: BrokerPair, role: str, *options: str) -> tuple[int, str]:
     """``bstar VERB`` with the configuration of that node: its exit status, and what it says."""
     config = str(getattr(pair, role).config_path)
-    command = [sys.executable, "-m", "bstar_cli", verb, "--config", config, *options]
+    command = [sys.executable, "-m", "bstar_cli", *verb.split(), "--config", config, *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BSTAR_")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
     return done.returncode, done.stdout + done.stderr

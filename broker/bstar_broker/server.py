@@ -58,6 +58,7 @@ from bstar_broker.memory import LOOK_INTERVAL_S, MemoryWatch
 from bstar_broker.operations import Operations
 from bstar_broker.role_history import RoleHistory
 from bstar_broker.role_hook import RoleHook
+from bstar_broker.service_operations import ServiceOperations
 from bstar_broker.shell_state import loop_state, security_state
 from bstar_broker.status import StatusServer
 from bstar_broker.store.shell import StoreShell
@@ -131,13 +132,14 @@ class BrokerServer(Closing):
         self._open_hook(machine)
         self._pair = self._open_pair(machine.settings, security)
         operations = Operations(self.node, self._carry_out, self.reactor.now)
+        services = ServiceOperations(self.node, self._carry_out, self.reactor.now)
         control = ControlSocket(
             self._context,
             self.reactor,
             control_path(settings),
             self._pair.promote,
             operations.force_store,
-            operations.by_request,
+            {**operations.by_request, **services.by_request},
         )
         self._resources.callback(control.close)
         self._memory = MemoryWatch(self.node.broker.ledger, Memory())

@@ -41,6 +41,7 @@ _MODULES = {
     "drain": "drain",
     "pause": "pause",
     "resume": "pause",
+    "service": "service",
     "epoch": "epoch",
     "store": "store",
     "check-config": "configuration",

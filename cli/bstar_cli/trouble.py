@@ -29,10 +29,11 @@ class Sign(enum.StrEnum):
     STUCK = "stuck"
     WAITS = "waits"
     FAILS = "fails"
+    PAUSED = "paused"
 
 
 class ServiceView(msgspec.Struct, frozen=True):
-    """What this command needs of a service's state; an older node does not tell the last four."""
+    """What this command needs of a service's state; an older node does not tell the last six."""
 
     service: str
     workers: int
@@ -44,6 +45,8 @@ class ServiceView(msgspec.Struct, frozen=True):
     oldest_running_s: float = 0.0
     recent: dict[str, int] = {}
     latency_counts: list[int] = []
+    pause_why: str = ""
+    paused_for_s: float = 0.0
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -70,6 +73,10 @@ def troubles(by_pair: Mapping[str, Sequence[ServiceView]]) -> list[Trouble]:
 
 
 def _signs(service: ServiceView) -> Iterator[tuple[Sign, str]]:
+    if service.pause_why:
+        rest = f" for {_time(service.paused_for_s)} more" if service.paused_for_s else ""
+        text = f"paused{rest} by {service.pause_why}; {_requests(service.queued)} waiting"
+        yield Sign.PAUSED, f"{text}; bstar service resume ends that"
     ended = {outcome: count for outcome, count in service.recent.items() if outcome != _NEUTRAL}
     bad = {outcome: count for outcome, count in ended.items() if outcome != _GOOD}
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(bad.items()))
@@ -81,7 +88,7 @@ def _signs(service: ServiceView) -> Iterator[tuple[Sign, str]]:
     if service.oldest_running_s > RUNNING_S_MAX:
         age = _time(service.oldest_running_s)
         yield Sign.STUCK, f"a worker has held a request for {age}: does its handler hang?"
-    if service.oldest_waiting_s > WAITING_S_MAX:
+    if service.oldest_waiting_s > WAITING_S_MAX and not service.pause_why:
         text = f"the oldest of {_requests(service.queued)} has waited for {_time(service.oldest_waiting_s)}"
         yield Sign.WAITS, f"{text}: {service.idle} of {service.workers} workers can take one"
     total = sum(ended.values())

@@ -78,7 +78,7 @@ class Admission:
             is_repeated=message.is_repeated, is_urgent=message.is_urgent,
             is_once=message.is_once, is_whole=message.is_whole,
         )  # fmt: skip
-        if service.idle and not queue.length and not ledger.is_draining:
+        if service.idle and not (queue.length or ledger.is_draining or service.pause_why):
             outputs: list[Output] = [self._dispatch(service.idle.popitem(last=False)[0], request, now)]
         elif (refusal := self._why_not_queued(sender, held + 1, queue.length + 1, size)) is not None:
             return self._refuse(message, codec, service, refusal)
@@ -207,7 +207,7 @@ class Admission:
         if self._accounts:
             ledger.charge(sender, count)
         outputs: list[Output] = []
-        if service.idle and not service.queue.length and not ledger.is_draining:
+        if service.idle and not (service.queue.length or ledger.is_draining or service.pause_why):
             self._deal(bundle, count, outputs, now)
         rest = count - bundle.given
         if rest:

@@ -5,6 +5,7 @@
     replies     passes the answers on to the clients
     registry    knows the workers: leases, heartbeats, losses
     endings     ends requests that get no reply, or redelivers them
+    service_orders  pauses, resumes and purges a service for an operator
 
 All parts share the ``Ledger``. Each accepted request ends once, with a final reply or with an error that is
 counted. A native client gets the error. Plain MDP has no errors, so its clients rely on timeouts.
@@ -31,6 +32,7 @@ from bstar_broker.core.quotas import Denial
 from bstar_broker.core.refusals import Refusal
 from bstar_broker.core.registry import WorkerRegistry
 from bstar_broker.core.replies import Replies
+from bstar_broker.core.service_orders import ServiceOrders
 from bstar_broker.core.settings import BrokerSettings
 
 # How often the broker looks for unused services.
@@ -60,7 +62,8 @@ class Broker:
         self.ledger = ledger
         self.bundles = bundles = Bundles(ledger)
         self._endings = endings = Endings(ledger, bundles)
-        self._dispatcher = dispatcher = Dispatcher(ledger, bundles, endings)
+        dispatcher = Dispatcher(ledger, bundles, endings)
+        self.orders = ServiceOrders(ledger, endings, dispatcher)
         self._admission = admission = Admission(ledger, bundles, dispatcher)
         self._registry = registry = WorkerRegistry(ledger, bundles, endings, dispatcher, now)
         replies = Replies(ledger, bundles, registry)
@@ -207,11 +210,7 @@ class Broker:
     def resume(self, now: float) -> list[Output]:
         """This node serves again and no other node has meanwhile: dispatch plain clients' requests."""
         self.ledger.is_suspended = False
-        outputs: list[Output] = []
-        for service in self.ledger.services.values():
-            if service.queue.length:
-                self._dispatcher.dispatch_queued(service, now, outputs)
-        return outputs
+        return self.orders.dispatch_all(now)
 
     def release(self, now: float) -> list[Output]:
         """The other node serves: drop plain clients' requests. Their timeout leads them to that node."""
@@ -259,6 +258,7 @@ class Broker:
             self._tidy_at = now + _TIDY_INTERVAL_S
             self._registry.tidy(now)
             ledger.tidy_accounts()
+            outputs += self.orders.end_due(now)
             for service in ledger.services.tidy(now):
                 if ledger.observer is not None:
                     ledger.observer.forgotten(service, now)

@@ -60,7 +60,7 @@ class Dispatcher:
 
     def dispatch_queued(self, service: ServiceRecord, now: float, outputs: list[Output]) -> None:
         """Dispatch queued requests while workers have credit."""
-        if self._ledger.is_draining:
+        if self._ledger.is_draining or service.pause_why:
             return
         queue, idle = service.queue, service.idle
         while idle and queue.length:

@@ -154,17 +154,39 @@ class Endings:
         ledger = self._ledger
         status = ledger.status(now)
         for service in ledger.services.values():
-            for item in service.queue.clear():
-                requests = self._bundles.unfold_waiting(item) if type(item) is Bundle else [item]
-                for request in requests:
-                    assert type(request) is Accepted
-                    if not is_returned(request):
-                        service.queue.push(request.lane, request, is_urgent=request.is_urgent)
-                        continue
-                    request.is_queued = False
-                    ledger.waiting.leave(request.lane, 1, request.size)
-                    self.give_back(request, status, request.deliveries > 0, outputs, now)
-                    ledger.forget(request)
+            for request in self._take_queued(service, is_returned):
+                self.give_back(request, status, request.deliveries > 0, outputs, now)
+                ledger.forget(request)
+
+    def purge(self, service: ServiceRecord, why: str, now: float, outputs: list[Output]) -> int:
+        """An operator ends what waits for the service; how many requests. Those of the store stay."""
+        mailbox, tally, count = self._ledger.mailbox, service.tally, 0
+        for request in self._take_queued(service, lambda request: request.codec is not mailbox):
+            count += 1
+            if request.deliveries:
+                tally.lost += 1
+                text = f"an operator purged the queue after its worker was lost: {why}"
+                outputs += self.fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
+            else:
+                tally.returned += 1
+                text = f"an operator purged the queue: {why}"
+                outputs += self.fail(request, "returned", ErrorCode.NOT_ALLOWED, text, now)
+        return count
+
+    def _take_queued(
+        self, service: ServiceRecord, is_taken: Callable[[Accepted], bool]
+    ) -> Iterator[Accepted]:
+        """Remove the queued requests that ``is_taken`` chooses."""
+        for item in service.queue.clear():
+            requests = self._bundles.unfold_waiting(item) if type(item) is Bundle else [item]
+            for request in requests:
+                assert type(request) is Accepted
+                if not is_taken(request):
+                    service.queue.push(request.lane, request, is_urgent=request.is_urgent)
+                    continue
+                request.is_queued = False
+                self._ledger.waiting.leave(request.lane, 1, request.size)
+                yield request
 
     def withdraw(self, identity: bytes, now: float) -> None:
         """Its client wants the request no more: it begins at no worker from now on, and is not answered."""
@@ -245,6 +267,8 @@ def _given_up(request: Accepted, count: int, why: str) -> list[Output]:
 
 
 def _why_it_waited(service: ServiceRecord) -> str:
+    if service.pause_why:
+        return f"{service.title} is paused by {service.pause_why}"
     if not service.workers:
         return f"no worker offers {service.title}"
     if service.workers == 1:

@@ -114,6 +114,9 @@ def _service_state(record: ServiceRecord, held: Held, now: float) -> ServiceStat
         oldest_running_s=_age_s(held.since, now),
         recent=recent(record),
         stuck=record.stuck,
+        paused=int(record.pause_why != ""),
+        pause_why=record.pause_why,
+        paused_for_s=0.0 if record.paused_until == math.inf else round(record.paused_until - now, 3),
         **{name: getattr(tally, name) for name in COUNTERS},
     )
 

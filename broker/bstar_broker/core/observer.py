@@ -11,6 +11,7 @@ from bstar.wire.messages import Finals
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 
 Outcome = Literal["answered", "failed", "expired", "poison", "lost", "returned", "late"]
+ServiceOrder = Literal["pause", "resume", "purge"]
 LostBecause = Literal["drained", "left", "expired", "stuck", "unreachable", "invalid", "unexpected"]
 
 
@@ -37,6 +38,11 @@ class Observer(Protocol):
 
     def lost(self, worker: WorkerRecord, reason: LostBecause, now: float) -> None:
         """A worker is gone. Its ``in_flight`` are the requests that it still held."""
+
+    def ordered(
+        self, service: ServiceRecord, order: ServiceOrder, requests: int, for_s: float, why: str, now: float
+    ) -> None:
+        """An operator gave an order about a service, or a pause is over. ``requests``: how many it met."""
 
     def forgotten(self, service: ServiceRecord, now: float) -> None:
         """The record of a service that was forgotten long ago is dropped with its counters."""

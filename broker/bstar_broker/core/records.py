@@ -245,6 +245,9 @@ class ServiceRecord:
     workers: int = 0
     # Workers that are stuck now.
     stuck: int = 0
+    # Who holds its requests back and why, "" if nobody does, and until when (``service_orders``).
+    pause_why: str = ""
+    paused_until: float = math.inf
     # The counts of ``OUTCOMES`` every STEP_S, the earliest first.
     steps: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=STEPS))
 

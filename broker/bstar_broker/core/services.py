@@ -43,7 +43,7 @@ class ServiceTable(dict[bytes, ServiceRecord]):
         Returns the records that left ``past`` for ever.
         """
         for record in list(self.values()):
-            if record.workers or record.queue.length:
+            if record.workers or record.queue.length or record.pause_why:
                 record.used_at = now
             elif now - record.used_at >= self._ttl_s:
                 del self[record.name]

@@ -20,7 +20,8 @@ class ServiceState(msgspec.Struct, frozen=True):
     counts outcomes of the last four to five minutes; one that did not occur is missing.
 
     ``stuck`` workers hold requests and do not answer although their processes live; ``stalls`` counts how
-    often a worker became stuck.
+    often a worker became stuck. ``paused``: 1 while an operator holds its requests back, because of
+    ``pause_why``, for ``paused_for_s`` more (0: until it is resumed).
     """
 
     service: str
@@ -46,6 +47,9 @@ class ServiceState(msgspec.Struct, frozen=True):
     recent: dict[str, int] = {}
     stuck: int = 0
     stalls: int = 0
+    paused: int = 0
+    pause_why: str = ""
+    paused_for_s: float = 0.0
 
 
 class WorkerState(msgspec.Struct, frozen=True):

@@ -12,8 +12,8 @@ from bstar import records, star
 from bstar.journal import Journal
 from bstar.star import StarMachine
 from bstar_broker.core import Node
-from bstar_broker.core.observer import LostBecause
-from bstar_broker.core.records import WorkerRecord
+from bstar_broker.core.observer import LostBecause, ServiceOrder
+from bstar_broker.core.records import ServiceRecord, WorkerRecord
 from bstar_broker.core.snapshot import JournalState
 from bstar_broker.journal.durable_lines import DurableLines
 from bstar_broker.journal.loads import Loads
@@ -115,6 +115,20 @@ class NodeJournal:
             service=worker.service.label,
             reason=reason,
             held=worker.held,
+        )
+
+    def ordered(
+        self, service: ServiceRecord, order: ServiceOrder, requests: int, for_s: float, why: str, now: float
+    ) -> None:
+        """An order about a service was carried out."""
+        self.journal.write(
+            records.ServiceOrdered,
+            now,
+            service=service.label,
+            order=order,
+            requests=requests,
+            for_us=round(for_s * _US),
+            text=why,
         )
 
     # --- an observer of the pair ----------------------------------------------------------------------------

@@ -16,7 +16,15 @@ Names of fields mean the same in every kind. Times are in microseconds, identiti
 import msgspec
 
 from bstar.records.base import VERSION, Base
-from bstar.records.broker import BrokerRecord, Load, Refused, Request, WorkerLost, WorkerRegistered
+from bstar.records.broker import (
+    BrokerRecord,
+    Load,
+    Refused,
+    Request,
+    ServiceOrdered,
+    WorkerLost,
+    WorkerRegistered,
+)
 from bstar.records.client import (
     ActiveFound,
     ActiveLost,
@@ -65,9 +73,9 @@ __all__ = [
     "Call", "Claimed", "ClientsCutOff", "ClockStepped", "Connected", "Deactivated", "Disconnected",
     "Drained", "Dropped", "Durable", "Execution", "FailedOver", "Fatal", "Fenced", "HandoverRefused",
     "Load", "PeerAsked", "PeerLost", "PeerRejected", "PeerSeen", "Pulse", "Record", "Refused",
-    "Registered", "Rejoined", "Request", "SegmentClosed", "Stalled", "Started", "StateChanged", "Stopped",
-    "Stopping", "StorePulse", "TakeoversPaused", "TakeoversResumed", "Unregistered", "WorkerLost",
-    "WorkerRegistered", "decode", "encode",
+    "Registered", "Rejoined", "Request", "SegmentClosed", "ServiceOrdered", "Stalled", "Started",
+    "StateChanged", "Stopped", "Stopping", "StorePulse", "TakeoversPaused", "TakeoversResumed",
+    "Unregistered", "WorkerLost", "WorkerRegistered", "decode", "encode",
 ]  # fmt: skip
 
 Record = ProcessRecord | PairRecord | BrokerRecord | StoreRecord | ClientRecord | WorkerRecord

@@ -31,6 +31,19 @@ class WorkerLost(Base, frozen=True, tag="worker-lost"):
     held: int = 0
 
 
+class ServiceOrdered(Base, frozen=True, tag="service-ordered"):
+    """An operator paused, resumed or purged a service, or its pause is over; ``text`` says who and why.
+
+    ``requests`` waited for it, or were purged. A pause ends after ``for_us``; 0: it has no end of its own.
+    """
+
+    service: str
+    order: Literal["pause", "resume", "purge"]
+    text: str
+    requests: int = 0
+    for_us: int = 0
+
+
 class Request(Base, frozen=True, tag="request"):
     """An accepted request has ended at this node; ``at`` and ``mono`` are that moment.
 
@@ -103,4 +116,4 @@ class Load(Base, frozen=True, tag="load"):
     duplicates: int = 0
 
 
-BrokerRecord = WorkerRegistered | WorkerLost | Request | Refused | Load
+BrokerRecord = WorkerRegistered | WorkerLost | ServiceOrdered | Request | Refused | Load

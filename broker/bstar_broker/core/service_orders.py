@@ -1,0 +1,72 @@
+"""Orders of an operator about one service: pause, resume, purge.
+
+A paused service takes requests on up to its usual bounds and dispatches none. What workers hold goes on. Each
+request keeps its own time to live, so a long pause ends the requests that wait. The pause belongs to this
+node: it holds through changes of the role, and ends with its time, ``resume`` or the process.
+"""
+
+import math
+
+from bstar_broker.core.dispatch import Dispatcher
+from bstar_broker.core.endings import Endings
+from bstar_broker.core.ledger import Ledger
+from bstar_broker.core.observer import ServiceOrder
+from bstar_broker.core.outputs import Notice, Output
+from bstar_broker.core.records import ServiceRecord
+
+
+class ServiceOrders:
+    """Carries the orders out. The caller has checked that the service exists."""
+
+    def __init__(self, ledger: Ledger, endings: Endings, dispatcher: Dispatcher) -> None:
+        self._ledger = ledger
+        self._endings = endings
+        self._dispatcher = dispatcher
+
+    def pause(self, service: ServiceRecord, for_s: float, why: str, now: float) -> list[Output]:
+        """Hold its requests back for ``for_s``, 0 for no end. A second pause replaces the first."""
+        assert why
+        service.pause_why = why
+        service.paused_until = now + for_s if for_s else math.inf
+        time = f" for {for_s:g} s" if for_s else ""
+        return self._report(service, "pause", f"is paused{time}", service.queue.length, for_s, why, now)
+
+    def resume(self, service: ServiceRecord, why: str, now: float) -> list[Output]:
+        """End the pause: dispatch what waits."""
+        service.pause_why = ""
+        service.paused_until = math.inf
+        outputs = self._report(service, "resume", "is resumed", service.queue.length, 0.0, why, now)
+        if self._ledger.is_serving:
+            self._dispatcher.dispatch_queued(service, now, outputs)
+        return outputs
+
+    def purge(self, service: ServiceRecord, why: str, now: float) -> tuple[int, list[Output]]:
+        """End what waits for it with an error for each caller; how many requests. Those of the store stay."""
+        ended: list[Output] = []
+        count = self._endings.purge(service, why, now, ended)
+        return count, ended + self._report(service, "purge", f"loses {count} requests", count, 0.0, why, now)
+
+    def end_due(self, now: float) -> list[Output]:
+        """End the pauses whose time is over."""
+        return [
+            output
+            for service in self._ledger.services.values()
+            if service.pause_why and now >= service.paused_until
+            for output in self.resume(service, "its time is over", now)
+        ]
+
+    def dispatch_all(self, now: float) -> list[Output]:
+        """Dispatch what waits for every service."""
+        outputs: list[Output] = []
+        for service in self._ledger.services.values():
+            if service.queue.length:
+                self._dispatcher.dispatch_queued(service, now, outputs)
+        return outputs
+
+    def _report(
+        self, service: ServiceRecord, order: ServiceOrder, does: str, requests: int, for_s: float, why: str,
+        now: float,
+    ) -> list[Output]:  # fmt: skip
+        if self._ledger.observer is not None:
+            self._ledger.observer.ordered(service, order, requests, for_s, why, now)
+        return [Notice(f"{service.title} {does}: {why}")]
