@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bstar.star import Tick
 from bstar.wire import emq, native
 from bstar.wire.emq import Kind, Queue
 from bstar_broker.fronts.emq.desk import EmqSettings
@@ -228,10 +227,7 @@ def test_a_passive_node_sends_managers_to_the_one_that_serves(stage: EmqStage) -
 
 def test_a_manager_at_a_passive_node_stays_while_nobody_serves(stage: EmqStage) -> None:
     stage.step_down()
-    # The peer falls silent.
-    for _ in range(30):
-        stage.now += 0.25
-        stage.carry_out(stage.node.step(Tick(), stage.now))
+    stage.miss_peer()
     assert not stage.node.is_active
     told = stage.manager(b"m1", slots=1)
     assert kinds(told) == ["Ack", "Heartbeat"]

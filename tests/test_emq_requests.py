@@ -234,6 +234,24 @@ def test_a_store_that_refuses_for_long_is_heard(stage: EmqStage) -> None:
     assert json.loads(value)["value"].startswith("refused: ")
 
 
+def test_a_new_leader_looks_for_the_jobs_that_its_predecessor_accepted(stage: EmqStage) -> None:
+    stage.asks(MSGID, "guarantee")
+    assert requests(successor_of(stage).manager(slots=1)) == [(b"m1", MSGID)]
+
+
+def successor_of(leader: EmqStage) -> EmqStage:
+    """A node that has copied this one's entries, and serves when its clients miss the other."""
+    node = EmqStage()
+    node.step_down()
+    for entry in leader.log[len(node.log) :]:
+        node.carry_out(node.replica.propose(entry.commands, entry.at_ms, node.now))
+    assert kinds(node.asks(b"early")) == ["Goodbye"]
+    node.miss_peer()
+    node.asks(b"vote", queue="nobody's")
+    assert node.node.is_active
+    return node
+
+
 def test_a_guarantee_needs_a_store(stage: EmqStage) -> None:
     stage.node.store = None
     [(_, _, value)] = replies(stage.asks(b"q1", "guarantee"))
@@ -340,6 +358,13 @@ def test_a_schedule_survives_in_the_store_and_not_in_memory(planner: EmqStage) -
     planner.step_down()
     assert len(planner.table.records) == planner.emq.has_store
     assert planner.front.state(planner.now).levels["schedules"] == 0
+
+
+def test_a_new_leader_reads_the_schedules_that_its_predecessor_accepted(stage: EmqStage) -> None:
+    stage.schedules("nohaste", interval_s=10)
+    successor = successor_of(stage)
+    successor.manager(slots=5)
+    assert runs(lively(successor, 12.0)) == 1
 
 
 def external() -> EmqStage:

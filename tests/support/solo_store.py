@@ -186,6 +186,12 @@ class SoloStore:
         """The peer serves, in a higher epoch."""
         self._peer(10_000 + round(self.now * 1_000), 3, epoch=self.node.machine.epoch + 1)
 
+    def miss_peer(self) -> None:
+        """The peer falls silent for so long that a client's request is the vote."""
+        for _ in range(30):
+            self.now += 0.25
+            self.carry_out(self.node.step(Tick(), self.now))
+
     def hear(self, given: StoreInput) -> None:
         self.carry_out(self.node.hear_store(given, self.now))
 
