@@ -65,9 +65,9 @@ mutants: $(TOOLS) ## break the product on purpose, once per mutant, and see that
 
 # The parts are independent, and mypy takes as long as all others.
 check: $(TOOLS) ## style, types, layers of the house, generated files up to date, known vulnerabilities
-	@$(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) check-types check-style check-layers check-pages check-audit
+	@$(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) check-types check-style check-layers check-pages check-site check-audit
 
-.PHONY: check-types check-style check-layers check-pages check-audit
+.PHONY: check-types check-style check-layers check-pages check-site check-audit
 check-types:
 	$(BIN)/mypy
 
@@ -80,6 +80,10 @@ check-layers:
 
 check-pages:
 	PYTHONPATH=tools $(BIN)/python -m pages --check
+
+# Each link of the pages leads to a page and a heading that are there.
+check-site:
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c tools/site -d .cache/site docs build/site
 
 check-audit:
 	@tools/audit
@@ -111,8 +115,10 @@ bench-pipeline: $(JAVA) $(TOOLS) ## the pipeline on Spark beside DuckDB, 5 and 5
 	@PYTHONPATH=benchmarks $(BIN)/python -m pipeline $(if $(MILLIONS),--millions $(MILLIONS)) \
 	  $(if $(MEMORY),--memory $(MEMORY)) $(if $(CORES),--cores $(CORES))
 
-docs: $(TOOLS) ## write the generated files anew: sample configurations, state diagram, tables of the pipeline
+docs: $(TOOLS) ## write the generated files anew (sample configurations, diagrams, tables), and a site of the pages with a search
 	@PYTHONPATH=tools $(BIN)/python -m pages --write
+	@$(MAKE) --no-print-directory check-site
+	@echo "the site: build/site/index.html"
 
 page-pictures: $(TOOLS) ## draw the pictures of the status page in docs/pictures (needs Chromium)
 	@PYTHONPATH=tests $(BIN)/python -m page_pictures

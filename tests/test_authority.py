@@ -42,6 +42,14 @@ def test_a_refusal_names_both(house: House) -> None:
     assert len(house.notices) == 1, "the log has it once"
 
 
+def test_the_log_names_each_principal_that_is_refused_once(house: House) -> None:
+    for user in ("shop", "worker", "shop", "worker"):
+        house.call(user, b"secret", client=user.encode())
+    first, second = house.notices
+    assert ("shop may not call" in first, "worker may not call" in second) == (True, True)
+    assert house.drops == {"call-not-allowed": 4}
+
+
 def test_a_plain_client_hears_nothing_and_is_counted(house: House) -> None:
     house.offer("worker", b"price")
     assert house.hear("ops", b"c1", [b"", b"MDPC01", b"price", b"x"]) == []

@@ -300,8 +300,8 @@ def _judge_inactive(nodes: Sequence[Seen]) -> Verdict:
     views = [seen.view for seen in nodes if seen.view is not None]
     if not views:
         text = (
-            f"no node answers at {silent}, so nothing is known of the pair: are the processes up, and are "
-            "these their addresses from here?"
+            f"no node answers at {silent}, so nothing is known of the pair: are the processes up, are "
+            "these their addresses from here, and do they list this key?"
         )
         return Verdict.of(Reason.NO_ANSWER, text)
     witness = next(

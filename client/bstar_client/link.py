@@ -31,7 +31,8 @@ _ASKS_MAX = 5
 _LAST_WORDS_MAX = 1_000_000
 
 _EVENTS = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CLOSED
     | zmq.EVENT_CONNECT_RETRIED
@@ -46,6 +47,7 @@ class Link:
 
     ``is_refused``: the last attempt to connect was refused, because nobody listened. A broken connection or a
     slow handshake does not count.
+    ``is_reached``: somebody accepted the connection; its handshake may be under way.
     ``is_untrusted``: the last handshake failed, as if one side does not accept the other's key.
     ``last_words``: the messages that ``changes`` found unread when the connection broke.
     """
@@ -71,6 +73,7 @@ class Link:
         self.monitor: zmq.Socket[bytes] | None = None
         self._keepalive: zmq.Socket[bytes] | None = None
         self.is_refused = False
+        self.is_reached = False
         self.is_untrusted = False
         self._is_up = False
         self._connector: Connector | None = None
@@ -227,6 +230,9 @@ class Link:
                 assert self._connector is not None
                 if not self._connector.is_connecting:
                     continue  # of the ended connection
+                if event == zmq.EVENT_CONNECTED:
+                    self.is_reached = True
+                    continue
                 if event == zmq.EVENT_CLOSED:
                     # The closed connection was never up; EVENT_CONNECT_RETRIED comes next.
                     self.is_refused = True

@@ -23,6 +23,11 @@ from bstar_client.settings import LinkSettings
 
 # No slow connection is given up before the caller's own timeout.
 _SPARE_MS = 1_000
+_UNCONNECTED = "no connection in time"
+# A node is silent to a key that its list lacks, for libzmq's clients stop for good at a refusal.
+_NO_HANDSHAKE = (
+    "connected, but no handshake in time: the node may not list this key, or is not running (stopped, busy)"
+)
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -58,7 +63,7 @@ def _ask(links: Links, endpoints: Sequence[str], until: float) -> list[NodeRepor
     identity = native.identity(os.urandom(16), 1)
     question = native.encode_request(identity, Service.STATE.value, [b""])
     reports: dict[int, NodeReport] = {}
-    errors = ["no connection in time"] * len(endpoints)
+    errors = [_UNCONNECTED] * len(endpoints)
     for index, endpoint in enumerate(endpoints):
         try:
             links.open(index)
@@ -84,6 +89,9 @@ def _ask(links: Links, endpoints: Sequence[str], until: float) -> list[NodeRepor
                 errors[index] = "connection refused"
             else:
                 errors[index] = "the connection broke before there was an answer"
+    for index in range(len(endpoints)):
+        if errors[index] == _UNCONNECTED and links[index].is_reached:
+            errors[index] = _NO_HANDSHAKE
     return [
         reports.get(index) or NodeReport(endpoint, None, errors[index], is_denied=errors[index] == UNTRUSTED)
         for index, endpoint in enumerate(endpoints)

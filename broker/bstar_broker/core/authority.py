@@ -128,19 +128,20 @@ class Authority:
                 return None
             text = f'{principal.name} may not ask for "{printable(service)}"'
             needs = "operator: true" if service == mmi.Service.STATE.value else "calls, or operator: true"
-            return Denial("call-not-allowed", f"{text}: its entry needs {needs}")
+            return Denial("call-not-allowed", f"{text}: its entry needs {needs}", who=principal.name)
         if service.startswith(self._ledger.reserved):
             # The store asks for the service that is to do the work.
             if principal.calls or principal.is_operator:
                 return None
             text = f'{principal.name} may not ask for "{printable(service)}"'
-            return Denial("call-not-allowed", f"{text}: its entry needs calls, or operator: true")
+            text = f"{text}: its entry needs calls, or operator: true"
+            return Denial("call-not-allowed", text, who=principal.name)
         if principal.calls.match(service):
             return None
         text = (
             f'{principal.name} may not call service "{printable(service)}": no pattern of its calls matches'
         )
-        return Denial("call-not-allowed", text)
+        return Denial("call-not-allowed", text, who=principal.name)
 
 
 def _judge_offer(
@@ -150,10 +151,10 @@ def _judge_offer(
         return None
     name, _, key = user_id.partition(" ")
     text = f'{name} may not offer service "{printable(service)}": no pattern of its offers matches'
-    return Denial("offer-not-allowed", f"{text} (key {key}, from {address()})")
+    return Denial("offer-not-allowed", f"{text} (key {key}, from {address()})", who=name)
 
 
 def _unlisted(user_id: str, address: str) -> Denial:
     name, _, key = user_id.partition(" ")
     text = f"{name} is not in the list of principals with its key {key} any more; it asks from {address}"
-    return Denial("key-not-listed", text)
+    return Denial("key-not-listed", text, who=name)

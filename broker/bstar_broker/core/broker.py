@@ -117,12 +117,13 @@ class Broker:
 
     def deny(self, message: messages.FromPeer, denial: Denial, now: float) -> list[Output]:
         """A message that its sender may not send: tell the sender if its dialect can, and count it."""
+        outputs = self.ledger.note_denied(denial.reason, denial.text, denial.who)
         if isinstance(message, messages.Requests):
-            outputs = self.receive_singly(message, lambda request, now: self._deny(request, denial), now)
+            outputs += self.receive_singly(message, lambda request, now: self._deny(request, denial), now)
         elif isinstance(message, messages.Request):
-            outputs = self._deny(message, denial)
+            outputs += self._deny(message, denial)
         else:
-            outputs = self.ledger.note(denial.reason, denial.text)
+            outputs += self.ledger.note(denial.reason, denial.text)
             if isinstance(message, messages.Ready | messages.Heartbeat) and not denial.retry_after_ms:
                 outputs += self._registry.turn_away(message, now)
         if denial.ends:

@@ -57,7 +57,9 @@ class FrontedNode(Node):
         denial = None if self.authority is None else self.authority.judge(message, user_id, now)
         if denial is None:
             return None
-        outputs = self.broker.ledger.note(denial.reason, denial.text)
+        ledger = self.broker.ledger
+        outputs = ledger.note_denied(denial.reason, denial.text, denial.who)
+        outputs += ledger.note(denial.reason, denial.text)
         return [*outputs, HangUp(denial.ends)] if denial.ends else outputs
 
     def worker_unreached(self, peer: bytes, now: float) -> list[Output]:

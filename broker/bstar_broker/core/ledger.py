@@ -19,6 +19,9 @@ from bstar_broker.core.services import ServiceTable
 from bstar_broker.core.settings import BrokerSettings
 from bstar_broker.core.waiting import Waiting
 
+# So many principals with a reason each are named in the log.
+_DENIED_MAX = 1_000
+
 
 class Ledger:
     """The tables of one broker. Parts may keep a reference to a table, because no table is ever replaced."""
@@ -64,6 +67,8 @@ class Ledger:
         self.memory_left = 1 << 62
         # Dropped messages, by reason.
         self.drops: Counter[str] = Counter()
+        # Principals, each with a reason for which a message of theirs was dropped.
+        self._denied: set[tuple[str, str]] = set()
         # Names for requests whose clients have no request numbers.
         self.identities: Iterator[bytes] = (native.identity(node_id, number) for number in count(1))
 
@@ -90,6 +95,13 @@ class Ledger:
         if self.drops[reason] > 1:
             return []
         return [Notice(f"dropped, {reason}: {text}; the next ones of this kind are only counted")]
+
+    def note_denied(self, reason: str, text: str, who: str) -> list[Output]:
+        """Before a drop is counted: the first of each principal goes to the log, too."""
+        if not who or (who, reason) in self._denied or len(self._denied) >= _DENIED_MAX:
+            return []
+        self._denied.add((who, reason))
+        return [Notice(f"dropped, {reason}: {text}")] if self.drops[reason] else []
 
     def identify(self, request: Accepted) -> bytes:
         """Name a request whose client has no numbers. Its codec ignores the name."""

@@ -32,6 +32,7 @@ class Denial(msgspec.Struct, frozen=True):
 
     A request may be sent again after ``retry_after_ms``; 0: it will never be acted upon. The connection with
     the number ``ends`` is ended, if there is one. ``splits``: requests of the batch are judged one by one.
+    ``who``: the principal, "" if there is none.
     """
 
     reason: str
@@ -39,6 +40,7 @@ class Denial(msgspec.Struct, frozen=True):
     retry_after_ms: int = 0
     ends: int = 0
     splits: bool = False
+    who: str = ""
 
 
 class Origin(Protocol):
