@@ -145,14 +145,18 @@ class Quotas:
             return Denial("connection-ending", "sent before its connection ended", _RETRY_MS)
         if not self._has_room(number, account):
             text = f"{principal.name} has {quota.connections} connections, as many as it may"
-            return self._end(number, account, Denial("too-many-connections", text, _RETRY_MS, ends=number))
+            return self._end(
+                number, account, Denial("too-many-connections", text, _RETRY_MS, number, who=principal.name)
+            )
         wait_ms = 0 if account.messages is None else account.messages.take(1, now)
         if not wait_ms:
             return None
         account.is_resting = True
         who = principal.name or "whose key is not listed"
         text = f"{who} sends more than {quota.messages_per_s:g} messages a second"
-        return self._end(number, account, Denial("too-many-messages", text, wait_ms, ends=number))
+        return self._end(
+            number, account, Denial("too-many-messages", text, wait_ms, number, who=principal.name)
+        )
 
     def _has_room(self, number: int, account: Account) -> bool:
         if not number or number in account.connections:
@@ -194,14 +198,14 @@ class Quotas:
             if account.held + count > quota.outstanding:
                 text = f"{principal.name} has {quota.outstanding} requests outstanding, as many as it may"
                 splits = count > 1 and account.held < quota.outstanding
-                return Denial("outstanding", text, _RETRY_MS, splits=splits)
+                return Denial("outstanding", text, _RETRY_MS, splits=splits, who=principal.name)
         for bucket, rate_s, unit in (
             (account.requests, quota.requests_per_s, "requests"),
             (account.octets, quota.bytes_per_s, "octets of requests"),
         ):
             if bucket is not None and (wait_ms := bucket.wait_ms(now)):
                 text = f"{principal.name} sends more than {rate_s:g} {unit} a second"
-                return Denial("rate-limited", text, wait_ms)
+                return Denial("rate-limited", text, wait_ms, who=principal.name)
         if account.requests is not None:
             account.requests.spend(count, now)
         if account.octets is not None:
