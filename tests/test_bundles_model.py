@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bstar.wire import decode, native
 from bstar.wire.batches import bodies_of, final_rows, request_rows, take_extensions
+from bstar.wire.extensions import age_extension
 from bstar.wire.messages import ErrorCode, Reason
 from bstar_broker.core.outputs import Dispatch, Output, Send
 from support.desk import Desk, heard
@@ -99,7 +100,8 @@ class BundlesModel(RuleBasedStateMachine):
             row = self.rows[message.identity]
             left_ms = max(1, int((row.deadline - now) * 1000)) if row.ttl_ms else 0
             assert (message.body, message.value) == ([row.body], left_ms)
-            assert message.extensions == row.extensions
+            aged = row.extensions and age_extension(row.extensions, int((now - row.accepted_at) * 1000))
+            assert message.extensions == row.extensions + aged
             identities = [message.identity]
         else:
             assert message.command == native.REQUESTS
