@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.loopback
 
 COUNT = 2_000
 ORDERED = 200
+# So many entries that the log is cut.
+SMALL, LARGE = 2_600, 24
 LIMIT_S = 120.0
 
 Handler = Callable[[Request], bytes]
@@ -28,6 +31,34 @@ Handler = Callable[[Request], bytes]
 def pair(tmp_path: Path) -> Iterator[BrokerPair]:
     with stored_pair(tmp_path) as pair:
         yield pair
+
+
+def test_a_node_that_got_the_whole_table_runs_what_is_in_it(tmp_path: Path) -> None:
+    with stored_pair(tmp_path, when_alone="accept", log_bytes=1 << 20) as pair:
+        active = pair.active()
+        passive = pair.peer_of(active)
+        active.wait_for("two copies", lambda state: state.store is not None and state.store.copies == 2)
+        passive.kill()
+        with HAClient(pair.endpoints, timeout=LIMIT_S) as client:
+            first = client.submit("price", b"apple")
+            # So much that the log of the active node no longer begins with it.
+            list(client.submit_many("other", [b"x"] * SMALL, window=1))
+            for _ in range(LARGE):
+                client.submit("other", b"x" * 200_000)
+            role = "primary" if passive is pair.primary else "backup"
+            shutil.rmtree(tmp_path / f"{role}-store")
+            passive.start()
+            active.wait_for("two copies", lambda state: state.store is not None and state.store.copies == 2)
+            held = passive.wait_for(
+                "the table",
+                lambda state: state.store is not None and state.store.pending == 1 + SMALL + LARGE,
+            )
+            assert held.store is not None
+            active.kill()
+            with Worker(pair.endpoints, "price", lambda request: b"cost " + request.body):
+                reply = client.result(first, wait=LIMIT_S)
+        assert reply is not None
+        assert reply.body == b"cost apple"
 
 
 def test_requests_survive_the_death_of_both_nodes(pair: BrokerPair) -> None:

@@ -13,7 +13,7 @@ from bstar.wire.emq_jobs import Headers
 from bstar_broker.core import Output
 from bstar_broker.fronts.emq.desk import EmqSettings
 from bstar_broker.fronts.emq.jobs import to_result
-from bstar_broker.store.core.events import Opened
+from bstar_broker.store.core.events import Opened, Replaced
 from support.emq import EmqStage, Told, job, kinds, replies, requests, result
 
 MSGID = b"5f0c7f5a-6c3e-4b7e-9c59-0b6d2f6f1a11"
@@ -245,14 +245,22 @@ def test_a_new_leader_that_has_restarted_looks_for_the_jobs_on_its_disk(stage: E
     assert requests(successor_of(stage, has_restarted=True).manager(slots=1)) == [(b"m1", MSGID)]
 
 
-def successor_of(leader: EmqStage, *, has_restarted: bool = False) -> EmqStage:
-    """A node that has copied this one's entries, and serves when its clients miss the other."""
+def test_a_new_leader_that_got_the_whole_table_looks_for_the_jobs_in_it(stage: EmqStage) -> None:
+    stage.asks(MSGID, "guarantee")
+    assert requests(successor_of(stage, has_table=True).manager(slots=1)) == [(b"m1", MSGID)]
+
+
+def successor_of(leader: EmqStage, *, has_restarted: bool = False, has_table: bool = False) -> EmqStage:
+    """A node that has copied this one's entries, or its table, and serves when its clients miss the other."""
     node = EmqStage()
     node.step_down()
-    if has_restarted:
+    if has_restarted or has_table:
         node.table, node.log, node.applied = leader.table, leader.log, leader.applied
         totals, due = node.table.totals, node.table.next_due()
-        node.hear(Opened(None, leader.replica.last, 1, node.applied, 0, [], totals, due))
+        node.replica.last = last = leader.replica.last
+        node.hear(
+            Replaced(totals, due) if has_table else Opened(None, last, 1, node.applied, 0, [], totals, due)
+        )
     for entry in leader.log[len(node.log) :]:
         node.carry_out(node.replica.propose(entry.commands, entry.at_ms, node.now))
     assert kinds(node.asks(b"early")) == ["Goodbye"]

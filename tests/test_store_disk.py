@@ -28,6 +28,7 @@ from bstar_broker.store.core.events import (
     Import,
     LogRead,
     ReadLog,
+    Replaced,
     Search,
     Trim,
     Write,
@@ -231,6 +232,7 @@ def test_a_table_is_imported_in_parts_with_its_history(folder: Path, tmp_path: P
         platter.put(Import(True, records[:2], None))
         assert platter.wait(Written).last == (8, 2)
         platter.put(Import(False, records[2:], Position(5, 40), 9_000, (Position(1, 1), Position(5, 30)), 6))
+        assert platter.wait(Replaced) == Replaced(Totals(pending=4, answered=1, octets=23), {b"price": 0})
         assert platter.wait(Written) == Written(Position(5, 40), 6)
         assert platter.table() == records
         platter.append(numbered(41, epoch=5))

@@ -31,6 +31,7 @@ from bstar_broker.store.core.events import (
     Import,
     Mark,
     Opened,
+    Replaced,
     Write,
     Written,
 )
@@ -196,8 +197,10 @@ class Writer:
 
     def take_in(self, parts: Sequence[Import]) -> bool:
         """One transaction for these parts of the peer's table; False if it failed."""
+        replaced: Replaced | None = None
 
         def work() -> None:
+            nonlocal replaced
             for part in parts:
                 if part.is_first:
                     self.table.stage()
@@ -207,13 +210,15 @@ class Writer:
                 self.wal_octets += sum(record.octets for record in part.records)
                 if part.applied is not None:
                     self._swap(part, part.applied)
+                    replaced = Replaced(copy.copy(self.table.totals), self.table.next_due())
 
         # Until the table is whole it takes the place of nothing: a crash drops what there is of it.
         is_whole = any(part.applied is not None for part in parts)
         if not self._transact(work, is_synced=is_whole):
             return False
-        if is_whole:
+        if replaced is not None:
             self._apply_to = self._handed_out = self._state.applied.number
+            self._answer(replaced, is_awaited=False)
         self._order = parts[-1].order
         self._answer(Written(self._synced, self._order))
         return True

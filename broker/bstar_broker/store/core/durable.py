@@ -34,6 +34,7 @@ from bstar_broker.store.core.events import (
     Opened,
     PeerLost,
     PeerSaid,
+    Replaced,
     Written,
 )
 from bstar_broker.store.core.observer import StoreObserver
@@ -189,10 +190,10 @@ class DurableStore:
                 outputs = replica.peer_lost(now)
             case ArbiterSaid():
                 outputs = replica.arbiter_said(given, now)
-            case Opened():
+            case Opened() | Replaced():
                 self._tally.totals = given.totals
                 self._runner.services.update(given.due)
-                outputs = replica.opened(given, now)
+                outputs = replica.opened(given, now) if isinstance(given, Opened) else []
             case _:
                 raise TypeError(f"no input of the store: {given!r}")
         return outputs

@@ -116,7 +116,8 @@ class Export(StoreOutput, frozen=True, gc=False):
 class Import(StoreOutput, frozen=True, gc=False):
     """Part of another node's table, kept beside table and log. The last sets ``applied``: then the new table
     takes the place of the old, and a new log begins after ``applied`` with this history of ``epochs``, in
-    one transaction. The first drops parts that came before. Answer: ``Written``.
+    one transaction. The first drops parts that came before. Answers: ``Replaced`` after the last, and
+    ``Written``.
     """
 
     is_first: bool
@@ -164,6 +165,13 @@ class Opened(StoreInput, frozen=True):
     epochs: list[Position]
     totals: Totals
     # Services with pending requests, and when the next of each is due.
+    due: dict[bytes, int]
+
+
+class Replaced(StoreInput, frozen=True):
+    """The table is another node's now. ``totals`` and ``due`` are those of ``Opened``."""
+
+    totals: Totals
     due: dict[bytes, int]
 
 
@@ -250,7 +258,7 @@ class Exported(StoreInput, frozen=True, gc=False):
     at_ms: int
 
 
-DiskInput = Opened | Written | Applied | LogRead | Found | DueFound | Exported
+DiskInput = Opened | Replaced | Written | Applied | LogRead | Found | DueFound | Exported
 
 # --- inputs: from the link ----------------------------------------------------------------------------------
 
