@@ -48,6 +48,7 @@ def test_a_batch_goes_to_a_worker_as_it_came_and_its_replies_back_as_they_came()
 @pytest.mark.requirement("BSN-G-20")
 def test_rows_with_headers_stay_a_batch_for_a_worker_that_reads_them_and_travel_alone_to_others() -> None:
     desk = Desk()
+    age = b"\x04\x00\x04" + bytes(4)  # the node has had it for 0 ms (BSN-B-27)
     extensions = [b"\x40\x00\x01a", b"", b"\x40\x00\x01c", b""]
     batch = native.encode_requests(
         CLIENT_ID, b"echo", [1, 2, 3, 4], [0] * 4, [b"a", b"b", b"c", b"d"], extensions=extensions
@@ -55,7 +56,7 @@ def test_rows_with_headers_stay_a_batch_for_a_worker_that_reads_them_and_travel_
     desk.send(b"c", *batch)
     old = desk.ready(b"v", credit=2, takes_batches=True)[1:]
     assert [(heard(frames).command, heard(frames).extensions) for frames in old] == [
-        (native.REQUEST, b"\x40\x00\x01a"),
+        (native.REQUEST, b"\x40\x00\x01a" + age),
         (native.REQUEST, b""),
     ]
     [new] = desk.send(b"w", *native.encode_ready(b"echo", credit=9, takes_batches=True, takes_extended=True))[
@@ -65,7 +66,7 @@ def test_rows_with_headers_stay_a_batch_for_a_worker_that_reads_them_and_travel_
     # What its worker returns is given to the next with its headers.
     assert desk.send(b"w", *native.encode_disconnect(is_unbegun=True)) == []
     again = desk.ready(b"u", credit=1)[1:]
-    assert [heard(frames).extensions for frames in again] == [b"\x40\x00\x01c"]
+    assert [heard(frames).extensions for frames in again] == [b"\x40\x00\x01c" + age]
     assert desk.ledger.waiting.count == 1
     desk.final(b"u", 3)
     for number in (1, 2):
