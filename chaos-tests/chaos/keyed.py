@@ -39,7 +39,10 @@ def commands() -> dict[str, list[str]]:
 
 
 def parse(lines: list[str]) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Each command with its variables: those exported before it, and its own."""
+    """Each command of bstar with its variables: those exported before it, and its own.
+
+    What a person sleeps for is waited for here.
+    """
     exported: dict[str, str] = {}
     for line in lines:
         words = shlex.split(line, comments=True)
@@ -49,7 +52,7 @@ def parse(lines: list[str]) -> Iterator[tuple[list[str], dict[str, str]]]:
         own = dict(exported)
         while words and re.match(r"[A-Z_]+=", words[0]):
             own |= dict([words.pop(0).split("=", 1)])
-        if words:
+        if words and words[0] != "sleep":
             yield words, own
 
 
