@@ -136,10 +136,11 @@ else
 endif
 
 chaos: export CHAOS_KEYS = $(KEYS)
+chaos: export CHAOS_OTHER = $(OTHER)
 chaos: export ROUNDS := $(ROUNDS)
 chaos: export SEED := $(SEED)
 chaos: export COUNT := $(COUNT)
-chaos: $(TOOLS) ## faults against real processes, one run at a time on each core, or JOBS=1; or at random: RUNS=20, SEED=7; or SCENARIO=durable ROUNDS=200; or SCENARIO=pzq COUNT=100000; or KEYS=on (chaos-tests/README.md)
+chaos: $(TOOLS) ## faults against real processes, one run at a time on each core, or JOBS=1; or at random: RUNS=20, SEED=7; or SCENARIO=durable ROUNDS=200; or SCENARIO=pzq COUNT=100000; or KEYS=on; or SCENARIO=versions OTHER=v0.1.0 (chaos-tests/README.md)
 ifneq ($(RUNS)$(if $(ROUNDS)$(COUNT),,$(SEED)),)
 	@PYTHONPATH=chaos-tests $(BIN)/python -m chaos.explore $(if $(RUNS),--runs $(RUNS)) $(if $(SEED),--seed $(SEED))
 else

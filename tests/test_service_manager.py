@@ -14,7 +14,6 @@ import pytest
 
 from bstar.errors import ConfigurationError
 from bstar.service_manager import ServiceManager
-from bstar.settings import RoleName
 from bstar_cli.systemd import Kind, unit
 from bstar_testing import Pair
 from bstar_testing.nodes import COMMAND
@@ -104,7 +103,7 @@ def test_the_manager_and_the_hook_follow_a_node_from_its_start_to_its_end(
     program, told = hook
     variables = (f"NOTIFY_SOCKET={manager.address}", "WATCHDOG_USEC=2000000")
     settings = {"hooks.on_role_change": str(program)}
-    commands: dict[RoleName, tuple[str, ...]] = {"primary": ("env", *variables, *COMMAND)}
+    commands = {"primary": ("env", *variables, *COMMAND)}
     with Pair(tmp_path / "pair", primary=settings, commands=commands) as pair:
         node = pair.primary
         pair.launch()

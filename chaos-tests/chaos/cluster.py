@@ -52,7 +52,7 @@ class Cluster(Pair):
         profile: Profile | None = None,
         hosts: Mapping[RoleName, Host] | None = None,
         route: Route = direct,
-        commands: Mapping[RoleName, Sequence[str]] | None = None,
+        commands: Mapping[str, Sequence[str]] | None = None,
         has_arbiter: bool = False,
         has_journals: bool = False,
     ) -> None:

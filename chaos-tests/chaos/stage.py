@@ -63,7 +63,7 @@ class Cast:
     clients: tuple[Sequence[str], ...] = (BOTH, BOTH)
     worker_load: WorkerLoad = field(default_factory=WorkerLoad)
     client_load: ClientLoad = field(default_factory=ClientLoad)
-    launchers: Mapping[RoleName, Sequence[str]] = field(default_factory=dict)
+    launchers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     worker_module: Sequence[str] = ("chaos.worker",)
     client_module: Sequence[str] = ("chaos.client",)
     hosts: Mapping[str, Host] = field(default_factory=dict)

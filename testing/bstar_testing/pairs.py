@@ -42,9 +42,10 @@ class Pair:
 
     ``settings`` differ from the profile on both nodes, ``primary`` and ``backup`` on one; their keys are
     dotted paths of the configuration, ``{"timing.drain_timeout_s": 1}``. ``commands`` run ``bstar`` in
-    another way on a node. ``journals`` is the folder where all processes keep the product's journals.
-    ``is_secure``: every connection uses CURVE, with the keys of ``Pair.keys``. ``has_store``: both nodes have
-    a durable store, in ``folder``. ``doors`` are the keys of fronts' endpoints that both nodes listen at.
+    another way, for ``primary``, ``backup`` or ``arbiter``. ``journals`` is the folder where all processes
+    keep the product's journals. ``is_secure``: every connection uses CURVE, with the keys of ``Pair.keys``.
+    ``has_store``: both nodes have a durable store, in ``folder``. ``doors`` are the keys of fronts' endpoints
+    that both nodes listen at.
     """
 
     primary: Node
@@ -68,7 +69,7 @@ class Pair:
         journals: Path | None = None,
         hosts: Mapping[RoleName, Host] | None = None,
         route: Route = direct,
-        commands: Mapping[RoleName, Sequence[str]] | None = None,
+        commands: Mapping[str, Sequence[str]] | None = None,
         note: NoteTaker = ignore_note,
     ) -> None:
         for path in {**(settings or {}), **(primary or {}), **(backup or {})}:
@@ -105,17 +106,18 @@ class Pair:
             host = self._hosts["primary"]
             self._addresses["store"] = f"{host.address}:{host.ports(1)[0]}"
         self.keys = Keys(folder / "keys", ROLES) if is_secure else None
-        self.arbiter = self._make_arbiter() if has_arbiter else None
+        commands = commands or {}
+        self.arbiter = self._make_arbiter(commands.get("arbiter", COMMAND)) if has_arbiter else None
         for role, own in zip(ROLES, (primary, backup), strict=True):
             config = self._config(role, {**(settings or {}), **(own or {})}, profile)
-            command = (commands or {}).get(role, COMMAND)
+            command = commands.get(role, COMMAND)
             options: dict[str, Any] = {"folder": folder, "host": self._hosts[role], "note": note}
             setattr(self, role, self.node_type(role, config, command=command, **options))
 
-    def _make_arbiter(self) -> Process:
+    def _make_arbiter(self, command: Sequence[str]) -> Process:
         """The third voter, on this machine. Both nodes use one link: they must name it alike."""
         self._addresses["arbiter"] = f"{self.host.address}:{self.host.ports(1)[0]}"
-        argv = [*COMMAND, "arbiter", "--bind", f"tcp://{self._addresses['arbiter']}", "--log-format", "json"]
+        argv = [*command, "arbiter", "--bind", f"tcp://{self._addresses['arbiter']}", "--log-format", "json"]
         if self.keys is not None:
             argv += ["--key-file", str(self.keys.path("arbiter")), "--principals", str(self.keys.principals)]
         argv += ["--state-dir", str(self.folder / "arbiter-state")]
