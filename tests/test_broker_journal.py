@@ -24,7 +24,7 @@ from bstar.wire.dialect import Dialect
 from bstar.wire.messages import ErrorCode, Finals
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Node, Send
-from bstar_broker.core.observer import LostBecause, Outcome, ServiceOrder
+from bstar_broker.core.observer import LostBecause, Order, Outcome
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 from bstar_broker.journal import NodeJournal, config_digest, open_journal, options_of
 from bstar_broker.journal.node_journal import PAIR_RECORDS
@@ -56,9 +56,7 @@ class Told:
     def lost(self, worker: WorkerRecord, reason: LostBecause, now: float) -> None:
         self.workers.append(("lost", worker.routing_id, reason, len(worker.in_flight)))
 
-    def ordered(
-        self, service: ServiceRecord, order: ServiceOrder, requests: int, for_s: float, why: str, now: float
-    ) -> None:
+    def ordered(self, service: ServiceRecord, order: Order, why: str, now: float, **_: object) -> None:
         pass
 
     def forgotten(self, service: ServiceRecord, now: float) -> None:

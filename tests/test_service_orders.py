@@ -264,8 +264,15 @@ def test_the_journal_has_each_order(desk: Desk) -> None:
     assert [
         fields for (kind, _), fields in journal.write.call_args_list if kind is records.ServiceOrdered
     ] == [
-        {"service": "echo", "order": "pause", "requests": 0, "for_us": 2_000_000, "text": WHY},
-        {"service": "echo", "order": "resume", "requests": 0, "for_us": 0, "text": "its time is over"},
+        {"service": "echo", "order": "pause", "requests": 0, "for_us": 2_000_000, "about": "", "text": WHY},
+        {
+            "service": "echo",
+            "order": "resume",
+            "requests": 0,
+            "for_us": 0,
+            "about": "",
+            "text": "its time is over",
+        },
     ]
 
 

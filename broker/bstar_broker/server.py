@@ -62,6 +62,7 @@ from bstar_broker.service_operations import ServiceOperations
 from bstar_broker.shell_state import loop_state, security_state
 from bstar_broker.status import StatusServer
 from bstar_broker.store.shell import StoreShell
+from bstar_broker.work_operations import WorkOperations
 
 _log = logging.getLogger("bstar.broker")
 
@@ -131,17 +132,7 @@ class BrokerServer(Closing):
         self._history = self._open_history(machine)
         self._open_hook(machine)
         self._pair = self._open_pair(machine.settings, security)
-        operations = Operations(self.node, self._carry_out, self.reactor.now)
-        services = ServiceOperations(self.node, self._carry_out, self.reactor.now)
-        control = ControlSocket(
-            self._context,
-            self.reactor,
-            control_path(settings),
-            self._pair.promote,
-            operations.force_store,
-            {**operations.by_request, **services.by_request},
-        )
-        self._resources.callback(control.close)
+        self._open_control()
         self._memory = MemoryWatch(self.node.broker.ledger, Memory())
         self._memory.warn(settings)
         self.reactor.add_timer(LOOK_INTERVAL_S, self._memory.look)
@@ -152,6 +143,20 @@ class BrokerServer(Closing):
         if settings.http.bind is not None:
             self._status = StatusServer(settings.http, self.snapshot)
             self._resources.callback(self._status.close)
+
+    def _open_control(self) -> None:
+        operations = Operations(self.node, self._carry_out, self.reactor.now)
+        services = ServiceOperations(self.node, self._carry_out, self.reactor.now)
+        work = WorkOperations(self.node, self._carry_out, self.reactor.now)
+        control = ControlSocket(
+            self._context,
+            self.reactor,
+            control_path(self.settings),
+            self._pair.promote,
+            operations.force_store,
+            {**operations.by_request, **services.by_request, **work.by_request},
+        )
+        self._resources.callback(control.close)
 
     def _open_history(self, machine: StarMachine) -> RoleHistory:
         folder = None if self.settings.state_dir is None else Path(self.settings.state_dir)

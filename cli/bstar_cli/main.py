@@ -42,6 +42,8 @@ _MODULES = {
     "pause": "pause",
     "resume": "pause",
     "service": "service",
+    "workers": "workers",
+    "request": "request",
     "epoch": "epoch",
     "store": "store",
     "check-config": "configuration",

@@ -2,12 +2,10 @@
 
 from typing import Annotated
 
-import msgspec
 import typer
 
 from bstar.settings import Settings
 from bstar.star.takeover_pause import PAUSE_S_MAX
-from bstar_broker.control import UNHEARD_OF
 from bstar_broker.service_operations import (
     PAUSE_SERVICE,
     PURGE_SERVICE,
@@ -15,9 +13,9 @@ from bstar_broker.service_operations import (
     ServiceTold,
     ServiceWish,
 )
-from bstar_cli import exits
-from bstar_cli.node_control import REASON_CHARS_MAX, NobodyError, control_of, who
+from bstar_cli.node_control import who
 from bstar_cli.options import NodeConfiguration, grouped, refuse
+from bstar_cli.orders import Reason, order, settings_to_order
 from bstar_cli.stored import seconds_of
 
 service = typer.Typer(
@@ -28,9 +26,6 @@ service = typer.Typer(
 )
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The service, as bstar status lists it.")]
-_Reason = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why; it goes to the status, the log and the journal.")
-]
 
 
 @service.callback()
@@ -41,7 +36,7 @@ def _service() -> None:
 def _pause(
     name: _Name,
     node: NodeConfiguration,
-    reason: _Reason,
+    reason: Reason,
     time: Annotated[
         str | None,
         typer.Option("--for", metavar="TIME", help="End by itself: seconds, or 30m, 2h; one day at most."),
@@ -70,7 +65,7 @@ def _pause(
     typer.echo(text, err=True)
 
 
-def _resume(name: _Name, node: NodeConfiguration, reason: _Reason = "") -> None:
+def _resume(name: _Name, node: NodeConfiguration, reason: Reason = "") -> None:
     """End a pause of a service on this node; its workers get what waits.
 
     Exit codes: 0 resumed; 1 refused: it is not paused on this node; 2 wrong usage or configuration; 4 not
@@ -84,7 +79,7 @@ def _resume(name: _Name, node: NodeConfiguration, reason: _Reason = "") -> None:
     typer.echo(f"{name} is resumed on the {settings.role}: {told.queued} wait, {told.in_flight} at workers")
 
 
-def _purge(name: _Name, node: NodeConfiguration, reason: _Reason) -> None:
+def _purge(name: _Name, node: NodeConfiguration, reason: Reason) -> None:
     """End all requests that wait for a service; each caller gets an error and does not send it again.
 
     Run it on the machine of the node that serves. The callers hear that their request was not executed, or,
@@ -105,24 +100,8 @@ def _purge(name: _Name, node: NodeConfiguration, reason: _Reason) -> None:
 def _order(
     node: NodeConfiguration, request: bytes, name: str, reason: str, for_s: float = 0.0
 ) -> tuple[Settings, ServiceTold]:
-    refuse(len(reason) > REASON_CHARS_MAX, f"--reason: write {REASON_CHARS_MAX} characters at most")
-    is_nothing_given = node.config is None and not node.assignments
-    refuse(is_nothing_given, "no configuration: name the node's with --config FILE or BSTAR_CONFIG")
-    settings = node.settings()
-    try:
-        with control_of(settings) as ask:
-            answer = ask(request, msgspec.json.encode(ServiceWish(name, who(reason), for_s)))
-    except NobodyError as error:
-        typer.echo(f"{'not known' if error.was_sent else 'refused'}: {error}", err=True)
-        raise typer.Exit(exits.UNKNOWN if error.was_sent else exits.FAILED) from error
-    if answer == UNHEARD_OF:
-        told = ServiceTold("the node is of a release that knows no orders about services")
-    else:
-        told = msgspec.json.decode(answer, type=ServiceTold)
-    if told.refusal:
-        typer.echo(f"refused: {told.refusal}", err=True)
-        raise typer.Exit(exits.FAILED)
-    return settings, told
+    settings = settings_to_order(node, reason)
+    return settings, order(settings, request, ServiceWish(name, who(reason), for_s), ServiceTold)
 
 
 service.command("pause")(grouped(_pause))

@@ -33,7 +33,7 @@ class Sign(enum.StrEnum):
 
 
 class ServiceView(msgspec.Struct, frozen=True):
-    """What this command needs of a service's state; an older node does not tell the last six."""
+    """What this command needs of a service's state; an older node does not tell the last seven."""
 
     service: str
     workers: int
@@ -47,6 +47,7 @@ class ServiceView(msgspec.Struct, frozen=True):
     latency_counts: list[int] = []
     pause_why: str = ""
     paused_for_s: float = 0.0
+    drained: int = 0
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -77,6 +78,9 @@ def _signs(service: ServiceView) -> Iterator[tuple[Sign, str]]:
         rest = f" for {_time(service.paused_for_s)} more" if service.paused_for_s else ""
         text = f"paused{rest} by {service.pause_why}; {_requests(service.queued)} waiting"
         yield Sign.PAUSED, f"{text}; bstar service resume ends that"
+    if service.drained and service.drained == service.workers:
+        text = f"all {service.workers} workers are drained; {_requests(service.queued)} waiting"
+        yield Sign.PAUSED, f"{text}; bstar workers resume ends that"
     ended = {outcome: count for outcome, count in service.recent.items() if outcome != _NEUTRAL}
     bad = {outcome: count for outcome, count in ended.items() if outcome != _GOOD}
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(bad.items()))

@@ -6,6 +6,7 @@
     registry    knows the workers: leases, heartbeats, losses
     endings     ends requests that get no reply, or redelivers them
     service_orders  pauses, resumes and purges a service for an operator
+    work_orders     drains a worker, finds and cancels a request for an operator
 
 All parts share the ``Ledger``. Each accepted request ends once, with a final reply or with an error that is
 counted. A native client gets the error. Plain MDP has no errors, so its clients rely on timeouts.
@@ -29,11 +30,13 @@ from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.observer import Observer
 from bstar_broker.core.outputs import HangUp, Output, Send
 from bstar_broker.core.quotas import Denial
+from bstar_broker.core.records import WorkerRecord
 from bstar_broker.core.refusals import Refusal
 from bstar_broker.core.registry import WorkerRegistry
 from bstar_broker.core.replies import Replies
 from bstar_broker.core.service_orders import ServiceOrders
 from bstar_broker.core.settings import BrokerSettings
+from bstar_broker.core.work_orders import WorkOrders
 
 # How often the broker looks for unused services.
 _TIDY_INTERVAL_S = 1.0
@@ -66,12 +69,12 @@ class Broker:
         self.orders = ServiceOrders(ledger, endings, dispatcher)
         self._admission = admission = Admission(ledger, bundles, dispatcher)
         self._registry = registry = WorkerRegistry(ledger, bundles, endings, dispatcher, now)
+        self.work_orders = WorkOrders(ledger, bundles, endings, registry)
         replies = Replies(ledger, bundles, registry)
         self.receive_singly = admission.receive_singly
         self.undelivered = registry.undelivered
         self.stalled = registry.stalled
         self.take_over = registry.take_over
-        self.send_away = registry.send_away
         # Bound once, because the loop asks for the deadline after each message.
         self._workers = ledger.workers
         self._next_expiry = ledger.waiting.deadlines.next_deadline
@@ -174,6 +177,10 @@ class Broker:
     def set_credit(self, routing_id: bytes, credit: int, now: float) -> list[Output]:
         """This worker takes so many requests at once from now on; with 0 it gets none."""
         return self._registry.set_credit(routing_id, credit, now)
+
+    def send_away(self, worker: WorkerRecord, now: float) -> list[Output]:
+        """This worker may not offer its service any more."""
+        return self._registry.send_away(worker, now)
 
     def unreachable(self, routing_id: bytes, now: float, *, is_gone: bool = True) -> list[Output]:
         """A Send found no connection to this peer (``is_gone``) or no room in it."""

@@ -160,18 +160,38 @@ class Endings:
 
     def purge(self, service: ServiceRecord, why: str, now: float, outputs: list[Output]) -> int:
         """An operator ends what waits for the service; how many requests. Those of the store stay."""
-        mailbox, tally, count = self._ledger.mailbox, service.tally, 0
+        mailbox, count = self._ledger.mailbox, 0
         for request in self._take_queued(service, lambda request: request.codec is not mailbox):
             count += 1
-            if request.deliveries:
-                tally.lost += 1
-                text = f"an operator purged the queue after its worker was lost: {why}"
-                outputs += self.fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
-            else:
-                tally.returned += 1
-                text = f"an operator purged the queue: {why}"
-                outputs += self.fail(request, "returned", ErrorCode.NOT_ALLOWED, text, now)
+            outputs += self._call_off(request, "purged the queue", why, now)
         return count
+
+    def cancel(self, request: Accepted, why: str, now: float) -> list[Output]:
+        """An operator ends one request. The answer of a worker that holds it is dropped when it comes."""
+        if request.is_queued:
+            request.service.queue.remove(request.lane, request, is_urgent=request.is_urgent)
+            request.is_queued = False
+            self._ledger.waiting.leave(request.lane, 1, request.size)
+            return self._call_off(request, "cancelled it", why, now)
+        text = f"an operator cancelled it while a worker had it: {why}"
+        request.service.tally.lost += 1
+        self._ledger.report(request, "lost", (), now)
+        outputs: list[Output] = []
+        frames = request.codec.failure(request, self._ledger.epoch, ErrorCode.WORKER_LOST, text.encode())
+        self._ledger.answer(request, frames, outputs)
+        request.askers = request.held = None
+        request.is_abandoned = True
+        return outputs
+
+    def _call_off(self, request: Accepted, did: str, why: str, now: float) -> list[Output]:
+        """An operator ``did`` that to a request that waited and has left its queue."""
+        tally = request.service.tally
+        if request.deliveries:
+            tally.lost += 1
+            text = f"an operator {did} after its worker was lost: {why}"
+            return self.fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
+        tally.returned += 1
+        return self.fail(request, "returned", ErrorCode.NOT_ALLOWED, f"an operator {did}: {why}", now)
 
     def _take_queued(
         self, service: ServiceRecord, is_taken: Callable[[Accepted], bool]
@@ -271,6 +291,8 @@ def _why_it_waited(service: ServiceRecord) -> str:
         return f"{service.title} is paused by {service.pause_why}"
     if not service.workers:
         return f"no worker offers {service.title}"
+    if service.drained == service.workers:
+        return f"an operator drains each worker of {service.title}"
     if service.workers == 1:
         return f"the only worker of {service.title} was busy"
     return f"all {service.workers} workers of {service.title} were busy"

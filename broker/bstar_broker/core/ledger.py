@@ -69,6 +69,7 @@ class Ledger:
         self.drops: Counter[str] = Counter()
         # Principals, each with a reason for which a message of theirs was dropped.
         self._denied: set[tuple[str, str]] = set()
+        self._node_id = node_id
         # Names for requests whose clients have no request numbers.
         self.identities: Iterator[bytes] = (native.identity(node_id, number) for number in count(1))
 
@@ -107,6 +108,10 @@ class Ledger:
         """Name a request whose client has no numbers. Its codec ignores the name."""
         request.identity = next(self.identities)
         return request.identity
+
+    def has_named(self, identity: bytes) -> bool:
+        """True if this is a name that this node gave to a request."""
+        return identity.startswith(self._node_id)
 
     def report(self, request: Accepted, outcome: Outcome, reply: Sequence[bytes], now: float) -> None:
         """Tell the observer, if there is one, how a request ended."""

@@ -5,14 +5,13 @@ Nothing here changes a queue or a worker's deadline.
 
 import math
 from collections.abc import Callable, Iterable
-from hashlib import blake2b
 from typing import TypeVar
 
 import msgspec
 
 from bstar.wire import mmi
 from bstar_broker.core.ledger import Ledger
-from bstar_broker.core.records import COUNTERS, Held, ServiceRecord, WorkerRecord
+from bstar_broker.core.records import COUNTERS, Held, ServiceRecord, WorkerRecord, peer_label
 from bstar_broker.core.services import recent
 from bstar_broker.core.snapshot import BrokerState, NodeState, ServiceState, WorkerState
 
@@ -66,14 +65,14 @@ def _has_live_worker(ledger: Ledger, record: ServiceRecord, now: float) -> bool:
 def worker_state(worker: WorkerRecord, now: float) -> WorkerState:
     """One worker for a listing."""
     return WorkerState(
-        # Whoever knows a routing id can claim it when its connection ends.
-        worker=blake2b(worker.routing_id, digest_size=8).hexdigest(),
+        worker=peer_label(worker.routing_id),
         service=worker.service.label,
         dialect=worker.dialect,
         credit=worker.credit,
         in_flight=worker.held,
         expires_in_s=round(worker.expires_at - now, 3),
         silent_s=0.0 if worker.silent_since is None else round(now - worker.silent_since, 3),
+        drain_why=worker.drain_why,
     )
 
 
@@ -116,6 +115,7 @@ def _service_state(record: ServiceRecord, held: Held, now: float) -> ServiceStat
         stuck=record.stuck,
         paused=int(record.pause_why != ""),
         pause_why=record.pause_why,
+        drained=record.drained,
         paused_for_s=0.0 if record.paused_until == math.inf else round(record.paused_until - now, 3),
         **{name: getattr(tally, name) for name in COUNTERS},
     )

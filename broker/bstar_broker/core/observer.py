@@ -11,7 +11,7 @@ from bstar.wire.messages import Finals
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 
 Outcome = Literal["answered", "failed", "expired", "poison", "lost", "returned", "late"]
-ServiceOrder = Literal["pause", "resume", "purge"]
+Order = Literal["pause", "resume", "purge", "drain-worker", "resume-worker", "cancel-request"]
 LostBecause = Literal["drained", "left", "expired", "stuck", "unreachable", "invalid", "unexpected"]
 
 
@@ -40,9 +40,20 @@ class Observer(Protocol):
         """A worker is gone. Its ``in_flight`` are the requests that it still held."""
 
     def ordered(
-        self, service: ServiceRecord, order: ServiceOrder, requests: int, for_s: float, why: str, now: float
+        self,
+        service: ServiceRecord,
+        order: Order,
+        why: str,
+        now: float,
+        *,
+        requests: int = 0,
+        for_s: float = 0.0,
+        about: bytes = b"",
     ) -> None:
-        """An operator gave an order about a service, or a pause is over. ``requests``: how many it met."""
+        """An operator gave an order about a service, or a pause is over. ``requests``: how many it met.
+
+        ``about``: the routing id of the worker, or the identity of the request, that was meant.
+        """
 
     def forgotten(self, service: ServiceRecord, now: float) -> None:
         """The record of a service that was forgotten long ago is dropped with its counters."""

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import msgspec
 
@@ -31,6 +32,16 @@ STEPS = 5
 LATENCY_BOUNDS_S = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 )  # fmt: skip
+
+
+def peer_label(routing_id: bytes) -> str:
+    """A peer in a listing. Whoever knows a routing id can claim it when its connection ends."""
+    return blake2b(routing_id, digest_size=8).hexdigest()
+
+
+def dialect_of(codec: BrokerCodec | ClientCodec, routing_id: bytes) -> str:
+    """How a peer speaks: a dialect, or the name of the front that it is behind."""
+    return front.split_peer_id(routing_id)[0] if codec is front.CODEC else codec.label
 
 
 class Accepted(msgspec.Struct, gc=False, eq=False):
@@ -156,6 +167,10 @@ class WorkerRecord:
     silent_since: float | None = None
     # It refuses this node's epoch and the node cannot believe the higher one. It gets no work meanwhile.
     is_ahead: bool = False
+    # Who drains it and why, "" if nobody does. Its credit is 0 meanwhile, and this one afterwards
+    # (``work_orders``).
+    drain_why: str = ""
+    credit_afterwards: int = 0
     # By the name that the worker returns: the client address (MDP) or the request's identity (native).
     in_flight: dict[bytes, Accepted] = field(default_factory=dict)
     # The bundles that it holds, in order, and how many requests of them are unanswered.
@@ -167,7 +182,7 @@ class WorkerRecord:
     @property
     def dialect(self) -> str:
         """How it speaks: a dialect, or the name of the front that it is behind."""
-        return front.split_peer_id(self.routing_id)[0] if self.codec is front.CODEC else self.codec.label
+        return dialect_of(self.codec, self.routing_id)
 
     @property
     def held(self) -> int:
@@ -245,6 +260,8 @@ class ServiceRecord:
     workers: int = 0
     # Workers that are stuck now.
     stuck: int = 0
+    # Workers that an operator drains.
+    drained: int = 0
     # Who holds its requests back and why, "" if nobody does, and until when (``service_orders``).
     pause_why: str = ""
     paused_until: float = math.inf

@@ -214,6 +214,9 @@ class WorkerRegistry:
         worker = self._workers.get(routing_id)
         if worker is None:
             return outputs
+        if worker.drain_why:
+            worker.credit_afterwards = credit
+            return outputs
         worker.credit = credit
         if worker.held < credit:
             self.has_room(worker, now, outputs)
@@ -350,6 +353,7 @@ class WorkerRegistry:
         service.workers -= 1
         service.tally.workers_lost += worker.held > 0
         service.stuck -= worker.silent_since is not None
+        service.drained -= worker.drain_why != ""
         service.used_at = now
         service.idle.pop(worker, None)
         outputs: list[Output] = []

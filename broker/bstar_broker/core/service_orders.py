@@ -10,7 +10,7 @@ import math
 from bstar_broker.core.dispatch import Dispatcher
 from bstar_broker.core.endings import Endings
 from bstar_broker.core.ledger import Ledger
-from bstar_broker.core.observer import ServiceOrder
+from bstar_broker.core.observer import Order
 from bstar_broker.core.outputs import Notice, Output
 from bstar_broker.core.records import ServiceRecord
 
@@ -64,9 +64,9 @@ class ServiceOrders:
         return outputs
 
     def _report(
-        self, service: ServiceRecord, order: ServiceOrder, does: str, requests: int, for_s: float, why: str,
+        self, service: ServiceRecord, order: Order, does: str, requests: int, for_s: float, why: str,
         now: float,
     ) -> list[Output]:  # fmt: skip
         if self._ledger.observer is not None:
-            self._ledger.observer.ordered(service, order, requests, for_s, why, now)
+            self._ledger.observer.ordered(service, order, why, now, requests=requests, for_s=for_s)
         return [Notice(f"{service.title} {does}: {why}")]

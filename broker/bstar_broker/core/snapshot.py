@@ -21,7 +21,8 @@ class ServiceState(msgspec.Struct, frozen=True):
 
     ``stuck`` workers hold requests and do not answer although their processes live; ``stalls`` counts how
     often a worker became stuck. ``paused``: 1 while an operator holds its requests back, because of
-    ``pause_why``, for ``paused_for_s`` more (0: until it is resumed).
+    ``pause_why``, for ``paused_for_s`` more (0: until it is resumed). An operator drains
+    ``drained`` of the workers.
     """
 
     service: str
@@ -50,10 +51,13 @@ class ServiceState(msgspec.Struct, frozen=True):
     paused: int = 0
     pause_why: str = ""
     paused_for_s: float = 0.0
+    drained: int = 0
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """One registered worker. ``silent_s``: how long it has been stuck, 0 if it is not."""
+    """One registered worker. ``silent_s``: how long it has been stuck, 0 if it is not. ``drain_why``: who
+    drains it and why; its ``credit`` is 0 then.
+    """
 
     worker: str
     service: str
@@ -62,6 +66,27 @@ class WorkerState(msgspec.Struct, frozen=True):
     in_flight: int
     expires_in_s: float
     silent_s: float = 0.0
+    drain_why: str = ""
+
+
+class RequestState(msgspec.Struct, frozen=True):
+    """A request that waits or that a worker holds, or ``requests`` of one batch, the first of them named.
+
+    ``worker`` is empty while it waits. ``deliveries`` counts the workers that have got it. It leaves the
+    queue in ``expires_in_s``. Its worker has held it for ``held_s``.
+    """
+
+    request: str
+    service: str
+    dialect: str
+    client: str
+    age_s: float
+    body_bytes: int
+    deliveries: int
+    requests: int = 1
+    worker: str = ""
+    held_s: float = 0.0
+    expires_in_s: float = 0.0
 
 
 class BrokerState(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from bstar import records, star
 from bstar.journal import Journal
 from bstar.star import StarMachine
 from bstar_broker.core import Node
-from bstar_broker.core.observer import LostBecause, ServiceOrder
+from bstar_broker.core.observer import LostBecause, Order
 from bstar_broker.core.records import ServiceRecord, WorkerRecord
 from bstar_broker.core.snapshot import JournalState
 from bstar_broker.journal.durable_lines import DurableLines
@@ -118,9 +118,17 @@ class NodeJournal:
         )
 
     def ordered(
-        self, service: ServiceRecord, order: ServiceOrder, requests: int, for_s: float, why: str, now: float
+        self,
+        service: ServiceRecord,
+        order: Order,
+        why: str,
+        now: float,
+        *,
+        requests: int = 0,
+        for_s: float = 0.0,
+        about: bytes = b"",
     ) -> None:
-        """An order about a service was carried out."""
+        """An order about a service, a worker or a request was carried out."""
         self.journal.write(
             records.ServiceOrdered,
             now,
@@ -128,6 +136,7 @@ class NodeJournal:
             order=order,
             requests=requests,
             for_us=round(for_s * _US),
+            about=about.hex(),
             text=why,
         )
 

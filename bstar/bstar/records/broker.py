@@ -32,16 +32,19 @@ class WorkerLost(Base, frozen=True, tag="worker-lost"):
 
 
 class ServiceOrdered(Base, frozen=True, tag="service-ordered"):
-    """An operator paused, resumed or purged a service, or its pause is over; ``text`` says who and why.
+    """An operator gave an order about a service, one of its workers or one of its requests, or a pause is
+    over; ``text`` says who and why.
 
-    ``requests`` waited for it, or were purged. A pause ends after ``for_us``; 0: it has no end of its own.
+    ``requests`` waited for the service, were purged, or were held by the worker. A pause ends after
+    ``for_us``; 0: it has no end of its own. ``about`` is the worker's routing id, or the request's identity.
     """
 
     service: str
-    order: Literal["pause", "resume", "purge"]
+    order: Literal["pause", "resume", "purge", "drain-worker", "resume-worker", "cancel-request"]
     text: str
     requests: int = 0
     for_us: int = 0
+    about: str = ""
 
 
 class Request(Base, frozen=True, tag="request"):
