@@ -6,17 +6,17 @@ import datetime as dt
 import json
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from bstar.errors import ConfigurationError
 from bstar_cli import exits
 from bstar_cli.main import main
 from bstar_pipeline import report, sketch
+from bstar_pipeline.report import asking
 from bstar_pipeline.report.collect import collect
-from bstar_pipeline.report.reading import STEPS_MAX, step_us
-from bstar_pipeline.tables import TABLES, columns_of
+from bstar_pipeline.report.folder import open_folder
+from bstar_pipeline.report.reading import STEPS_MAX, open_tables, step_us
+from support.planted_tables import save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-DAY = dt.date(2026, 11, 21)
 NOON = 1_795_262_400_000_000
 MINUTE = 60_000_000
 HOUR = 60 * MINUTE
@@ -33,30 +32,6 @@ HOUR = 60 * MINUTE
 
 def _time(at_us: int) -> dt.datetime:
     return dt.datetime.fromtimestamp(at_us / 1e6, dt.UTC)
-
-
-_TYPES = {
-    "STRING": pa.string(),
-    "INT": pa.int32(),
-    "BIGINT": pa.int64(),
-    "DOUBLE": pa.float64(),
-    "BOOLEAN": pa.bool_(),
-    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
-    "ARRAY<BIGINT>": pa.list_(pa.int64()),
-}
-
-
-def _save(root: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    """Write one table as Spark would, but in milliseconds."""
-    table = TABLES[name]
-    schema = pa.schema([(column, _TYPES[kind]) for column, kind in columns_of(table)])
-    for day, pair in {(row.get("day", DAY), row.get("pair", "orders")) for row in rows}:
-        chosen = [row for row in rows if (row.get("day", DAY), row.get("pair", "orders")) == (day, pair)]
-        plain = [{key: value for key, value in row.items() if key not in ("day", "pair")} for row in chosen]
-        assert not {key for row in plain for key in row} - set(schema.names)
-        folder = root / table.path / f"day={day}" / f"pair={pair}"
-        folder.mkdir(parents=True)
-        pq.write_table(pa.Table.from_pylist(plain, schema=schema), folder / "part-0.parquet")
 
 
 def _request(number: int, ended: int, **rest: Any) -> dict[str, Any]:
@@ -91,8 +66,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "dropped": 1,
         "is_sampled": False,
     }
-    _save(root, "silver.runs", [run, run | {"node": "backup", "boot": "b2"}, run | {"pair": "another"}])
-    _save(
+    save(root, "silver.runs", [run, run | {"node": "backup", "boot": "b2"}, run | {"pair": "another"}])
+    save(
         root,
         "silver.requests",
         [
@@ -105,7 +80,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
     )
     interval = {"node": "primary", "boot": "b1", "is_serving": True, "epoch": 1, "ended_by": "state"}
-    _save(
+    save(
         root,
         "silver.states",
         [
@@ -113,7 +88,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             interval | {"state": "PASSIVE", "since_at_us": NOON - HOUR, "until_at_us": NOON - MINUTE},
         ],
     )
-    _save(
+    save(
         root,
         "gold.incidents",
         [
@@ -127,7 +102,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for n in range(210)
         ],
     )
-    _save(
+    save(
         root,
         "gold.audit",
         [
@@ -137,7 +112,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"rule": "crossed", "verdict": "violated", "count": 1, "at_us": NOON, "pair": "another"},
         ],
     )
-    _save(
+    save(
         root,
         "gold.sketches",
         [
@@ -157,7 +132,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
         ],
     )
-    _save(
+    save(
         root,
         "gold.objectives",
         [
@@ -174,8 +149,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
     )
     promise = {"availability": 0.999, "latency_us": 250_000, "latency_share": 0.99, "is_kept": True}
-    _save(root, "gold.budgets", [{"service": "echo", "budget_used": 0.25, "slow_budget_used": 0.5} | promise])
-    _save(
+    save(root, "gold.budgets", [{"service": "echo", "budget_used": 0.25, "slow_budget_used": 0.5} | promise])
+    save(
         root,
         "gold.capacity",
         [
@@ -190,7 +165,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for ago in range(2)
         ],
     )
-    _save(
+    save(
         root,
         "gold.clients",
         [
@@ -198,7 +173,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for n in range(40)
         ],
     )
-    _save(
+    save(
         root,
         "bronze.rejected",
         [
@@ -206,7 +181,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"file": "b", "reason": "unreadable", "pair": "unknown", "day": dt.date(1970, 1, 1)},
         ],
     )
-    _save(
+    save(
         root,
         "bronze.files",
         [{"file": "a", "state": "whole", "lines": 700, "duplicates": 5}, {"file": "b", "state": "truncated"}],
@@ -352,3 +327,41 @@ def test_the_commands_print_what_the_tables_say_and_judge_by_their_exit_code(
     assert "Violated: 3 requests were lost." in shown.err
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert spark.range(1).count() == 1
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {},
+        {"pair": "orders"},
+        {"pair": "another"},
+        {"from_us": NOON + 5, "until_us": NOON + 10_000_000},
+        {"pair": "orders", "from_us": NOON + MINUTE},
+    ],
+)
+@pytest.mark.parametrize("most", [2, 100, 1_000])
+def test_spark_and_duckdb_give_the_same_answers(
+    spark: SparkSession, root: Path, choice: dict[str, Any], most: int
+) -> None:
+    on_spark = open_tables(spark, str(root), **choice)
+    with open_folder(str(root), **choice) as folder:
+        assert folder.choice == on_spark.choice
+        assert asking.requests(folder) == asking.requests(on_spark)
+        assert asking.verdicts(folder) == asking.verdicts(on_spark)
+        for question in (asking.findings, asking.incidents):
+            by_duckdb, by_spark = question(folder, most), question(on_spark, most)
+            assert list(by_duckdb) == list(by_spark)
+            assert by_duckdb.total == by_spark.total
+
+
+def test_spark_and_duckdb_print_the_same(
+    spark: SparkSession, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del spark  # the command finds it
+    for question in ("audit", "incidents"):
+        told = []
+        for engine in ([], ["--conf", "spark.sql.session.timeZone=UTC"]):
+            code = main(["pipeline", question, str(root), "--json", *engine])
+            told.append((code, capsys.readouterr()))
+        assert told[0] == told[1]
+        assert told[0][1].out

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -22,6 +23,7 @@ from bstar_cli.pipeline.spark import (
     print_table,
 )
 from bstar_cli.terminal import sentence
+from bstar_pipeline.report import asking
 from bstar_pipeline.report.content import Finding, Incident, Objective
 from bstar_pipeline.report.elements import Column
 from bstar_pipeline.report.words import (
@@ -36,6 +38,7 @@ from bstar_pipeline.report.words import (
 )
 
 if TYPE_CHECKING:
+    from bstar_pipeline.report.asking import Source
     from bstar_pipeline.report.reading import Tables
 
 _Item = TypeVar("_Item")
@@ -99,6 +102,33 @@ def _tables(
         from bstar_pipeline.report.reading import open_tables
 
         yield open_tables(session, root, **keywords), tell
+
+
+@contextmanager
+def _asked(
+    what: str, spark: SparkOptions, root: str, selection: Selection
+) -> "Iterator[tuple[Source, Callable[[str], None]]]":
+    """What answers a question about the tables: DuckDB for a folder of this machine, Spark for all else."""
+    if _is_for_spark(spark, root):
+        with _tables(what, spark, root, selection) as asked:
+            yield asked
+        return
+    from bstar_pipeline.report.folder import open_folder
+
+    with open_folder(root, **selection.keywords()) as folder:
+        yield folder, lambda _: None
+
+
+def _is_for_spark(spark: SparkOptions, root: str) -> bool:
+    # What travels to a cluster brings no DuckDB.
+    if spark.is_chosen or not Path(root).is_dir() or find_spec("duckdb") is None:
+        return True
+    from bstar_pipeline.report.folder import BYTES_MAX, size_of
+
+    size = size_of(root)
+    if size > BYTES_MAX:
+        _say(f"{root} has {size / 1e9:.1f} GB of tables, beyond {BYTES_MAX / 1e9:.1f}: Spark reads them")
+    return size > BYTES_MAX
 
 
 def _print(
@@ -191,14 +221,12 @@ def audit(
 
         bstar pipeline audit tables --json | jq -r 'select(.rule) | .text'
     """
-    with _tables("audit", spark, root, selection) as (tables, tell):
-        from bstar_pipeline.report import events
-
+    with _asked("audit", spark, root, selection) as (asked, tell):
         tell("reading the audit")
-        verdicts = events.verdicts(tables)
-        findings = events.findings(tables, limit)
+        verdicts = asking.verdicts(asked)
+        findings = asking.findings(asked, limit)
         tell("counting requests")
-        requests = events.requests(tables)
+        requests = asking.requests(asked)
     verdict = judge(verdicts, requests)
     code = {"passed": exits.OK, "violated": exits.FAILED, "empty": exits.NOT_PROVEN}.get(
         verdict.level, exits.NOT_PROVEN if strict else exits.OK
@@ -241,11 +269,9 @@ def incidents(
 
         bstar pipeline incidents tables --json | jq 'select(.outage_us > 1e6)'
     """
-    with _tables("incidents", spark, root, selection) as (tables, tell):
-        from bstar_pipeline.report import events
-
+    with _asked("incidents", spark, root, selection) as (asked, tell):
         tell("reading the incidents")
-        found = events.incidents(tables, limit)
+        found = asking.incidents(asked, limit)
     _print(_INCIDENTS, found, as_json=as_json, is_dense=True)
     if not as_json:
         more = f"; {len(found):,} of {found.total:,} are shown" if found.is_cut else ""

@@ -58,6 +58,11 @@ class SparkOptions:
         ),
     ] = None
 
+    @property
+    def is_chosen(self) -> bool:
+        """Whether anything was said about Spark."""
+        return bool(self.master or self.remote or self.conf)
+
     @contextmanager
     def session(self, what: str) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
         """A session for one command, and what tells people its progress. Ctrl-C ends the command."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bstar_pipeline.report import events, services
+from bstar_pipeline.report import asking, events, services
 from bstar_pipeline.report.content import Content
 from bstar_pipeline.report.reading import open_tables
 
@@ -36,10 +36,10 @@ def collect(
     rates, retried = events.rates(tables)
     progress("reading states and incidents")
     intervals = events.intervals(tables)
-    incidents = events.incidents(tables)
+    incidents = asking.incidents(tables)
     progress("reading audit")
-    verdicts = events.verdicts(tables)
-    findings = events.findings(tables)
+    verdicts = asking.verdicts(tables)
+    findings = asking.findings(tables)
     progress("reading objectives")
     objectives, p99_us = services.objectives(tables)
     progress("reading latencies")

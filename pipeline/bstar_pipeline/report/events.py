@@ -1,4 +1,4 @@
-"""What happened to a pair: requests over time, states, incidents, the audit, and how good the data are.
+"""What happened to a pair, for its report: requests over time, states, runs, and how good the data are.
 
 Spark adds up; what comes to the driver is limited here (``…_MAX``), whatever the size of the tables.
 """
@@ -6,33 +6,17 @@ Spark adds up; what comes to the driver is limited here (``…_MAX``), whatever 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
 from bstar_pipeline.gold.objectives import FINISHED
-from bstar_pipeline.report.content import Finding, Incident, Interval, Quality, Rate, Run, Shown, Verdicts
+from bstar_pipeline.report.content import Interval, Quality, Rate, Run, Shown
 from bstar_pipeline.report.reading import Tables, is_within, rows_of, shown, step_of
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 INTERVALS_MAX = 2_000
-INCIDENTS_MAX = 200
-FINDINGS_MAX = 100
 RUNS_MAX = 200
 SAMPLES_MAX = 5
 LINE_CHARS_MAX = 200
-
-
-def requests(tables: Tables) -> float:
-    """How many requests ended in the period."""
-    (row,) = rows_of(
-        tables.of_pair("silver.requests")
-        .where(is_within("ended_at_us", tables))
-        .agg(F.sum("weight").alias("all"))
-    )
-    return float(row["all"] or 0.0)
 
 
 def rates(tables: Tables) -> tuple[list[Rate], int]:
@@ -76,44 +60,6 @@ def intervals(tables: Tables) -> Shown[Interval]:
     found = shown(Interval, frame, INTERVALS_MAX, F.col("length_us").desc(), "since_at_us", "node")
     found.sort(key=lambda each: (each.since_at_us, each.node))
     return found
-
-
-def incidents(tables: Tables, most: int = INCIDENTS_MAX) -> Shown[Incident]:
-    """What moved the role or ended a node, in order; of too many those with the longest outages."""
-    frame = tables.of_pair("gold.incidents").where(is_within("began_at_us", tables))
-    found = shown(Incident, frame, most, F.col("outage_us").desc_nulls_last(), "began_at_us")
-    found.sort(key=lambda each: each.began_at_us)
-    return found
-
-
-def _audit(tables: Tables) -> DataFrame:
-    # A finding without a time is about its whole day.
-    is_of_day = F.col("at_us").isNull() & F.col("day").between(*tables.days)
-    return tables.of_pair("gold.audit").where(is_of_day | is_within("at_us", tables))
-
-
-def verdicts(tables: Tables) -> list[Verdicts] | None:
-    """The audit's findings, counted by rule; None if nothing was audited: that is not the same as none."""
-    if not tables.has("gold.audit"):
-        return None
-    count = F.coalesce(F.col("count"), F.lit(1))
-    rows = rows_of(
-        _audit(tables)
-        .groupBy("rule")
-        .agg(
-            *(
-                F.sum(F.when(F.col("verdict") == verdict, count).otherwise(0)).alias(verdict)
-                for verdict in ("violated", "excused", "unproven")
-            )
-        )
-    )
-    return [Verdicts(row.rule, row.violated, row.excused, row.unproven) for row in sorted(rows)]
-
-
-def findings(tables: Tables, most: int = FINDINGS_MAX) -> Shown[Finding]:
-    """The audit's findings that are not excused, violations first."""
-    frame = _audit(tables).where("verdict <> 'excused'").na.fill({"count": 1})
-    return shown(Finding, frame, most, F.col("verdict").desc(), "at_us", "rule", "client", "number")
 
 
 def runs(tables: Tables) -> Shown[Run]:

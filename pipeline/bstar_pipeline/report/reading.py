@@ -8,13 +8,15 @@ the DataFrame API only, so it runs under Spark Connect.
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline import store
+from bstar_pipeline.report.asking import LIVED, lived
+from bstar_pipeline.report.choice import Choice, choose, filled
 from bstar_pipeline.report.content import Shown
 from bstar_pipeline.schema import table_schema
 
@@ -33,16 +35,29 @@ _STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 36
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The tables below ``root`` of ``pair`` (None: of all pairs) in [``from_us``, ``until_us``).
+    """The tables below ``root``, of what was chosen.
 
     Plots over time have steps of ``step_us``; the first one begins at ``origin_us``.
     """
 
     spark: SparkSession
     root: str
-    pair: str | None
-    from_us: int
-    until_us: int
+    choice: Choice
+
+    @property
+    def pair(self) -> str | None:
+        """The chosen one; None: all."""
+        return self.choice.pair
+
+    @property
+    def from_us(self) -> int:
+        """The begin of the period."""
+        return self.choice.from_us
+
+    @property
+    def until_us(self) -> int:
+        """The end of the period, which is not in it."""
+        return self.choice.until_us
 
     @property
     def step_us(self) -> int:
@@ -53,11 +68,6 @@ class Tables:
     def origin_us(self) -> int:
         """``from_us`` rounded down to a step."""
         return self.from_us // self.step_us * self.step_us
-
-    @property
-    def days(self) -> tuple[dt.date, dt.date]:
-        """The first and the last day (UTC)."""
-        return _date(self.from_us), _date(self.until_us - 1)
 
     def has(self, name: str) -> bool:
         """Whether the table was ever written, be it without a row."""
@@ -71,12 +81,18 @@ class Tables:
         """The whole table; empty if nothing was ever written to it."""
         return _table(self.spark, self.root, name)
 
+    def ask(self, name: str, query: str) -> list[Any]:
+        """The rows of a query about ``{table}``: the chosen pair and days, and a day around."""
+        return rows_of(self.spark.sql(query, table=self.of_pair(name)))
+
     def of_pair(self, name: str, *, margin_days: int = 1) -> DataFrame:
         """The table's rows of the pair and the days, and of so many days around: an interval or a request
         may belong to the day before the one that it ends in.
         """
         margin = dt.timedelta(days=margin_days)
-        frame = self.table(name).where(F.col("day").between(self.days[0] - margin, self.days[1] + margin))
+        frame = self.table(name).where(
+            F.col("day").between(self.choice.days[0] - margin, self.choice.days[1] + margin)
+        )
         return frame if self.pair is None else frame.where(F.col("pair") == self.pair)
 
 
@@ -95,37 +111,10 @@ def open_tables(
     Raises ConfigurationError if there are no tables, no such pair, several pairs where there must be one
     (``is_of_one_pair``), or nothing in that period.
     """
-    found = {
-        row.pair: (row.first, row.last)
-        for row in rows_of(
-            _table(spark, root, "silver.runs")
-            .groupBy("pair")
-            .agg(F.min("started_at_us").alias("first"), F.max("last_at_us").alias("last"))
-        )
-    }
-    if not found:
-        raise ConfigurationError(
-            f"{root} holds no tables of a pair: write them first with bstar pipeline run JOURNAL --out {root}"
-        )
-    names = ", ".join(sorted(found))
-    if pair is None and is_of_one_pair:
-        if len(found) > 1:
-            raise ConfigurationError(f"{root} is about several pairs: choose one of {names} with --pair")
-        pair = next(iter(found))
-    elif pair is not None and pair not in found:
-        raise ConfigurationError(f"{root} knows no pair {pair}: it has {names}")
-    chosen = list(found.values()) if pair is None else [found[pair]]
-    lived_from, lived_until = min(first for first, _ in chosen), max(last for _, last in chosen)
-    first = lived_from if from_us is None else max(lived_from, from_us)
-    # The last sign of life belongs to the period.
-    last = lived_until + 1 if until_us is None else min(lived_until + 1, until_us)
-    if first >= last:
-        who = names if pair is None else pair
-        raise ConfigurationError(
-            f"nothing of pair {who} in that period: its journals are from {_iso(lived_from)} "
-            f"to {_iso(lived_until)}"
-        )
-    return Tables(spark, root, pair, first, last)
+    runs = _table(spark, root, "silver.runs")
+    found = lived(rows_of(spark.sql(LIVED, table=runs)))
+    choice = choose(root, found, pair=pair, from_us=from_us, until_us=until_us, is_of_one_pair=is_of_one_pair)
+    return Tables(spark, root, choice)
 
 
 def rows_of(frame: DataFrame) -> list[Any]:
@@ -159,19 +148,6 @@ def first_rows(frame: DataFrame, most: int, *order: Column | str) -> Shown[Any]:
     return Shown(rows[:most], len(rows) if len(rows) <= most else frame.count())
 
 
-def filled(kind: type[_Value], row: Any, **given: Any) -> _Value:
-    """``kind`` with the columns of ``row`` as its fields, apart from those ``given``.
-
-    A null becomes "", zero or False unless the field may be None.
-    """
-    for field in fields(kind):
-        if field.name not in given:
-            value = row[field.name]
-            is_plain = isinstance(field.type, type)
-            given[field.name] = field.type() if value is None and is_plain else value  # type: ignore[operator]
-    return kind(**given)
-
-
 def shown(kind: type[_Value], frame: DataFrame, most: int, *order: Column | str) -> Shown[_Value]:
     """The first ``most`` rows of ``frame`` in this order, each as a ``kind``."""
     rows = first_rows(frame, most, *order)
@@ -183,11 +159,3 @@ def _table(spark: SparkSession, root: str, name: str) -> DataFrame:
         return store.read(spark, root, name)
     except ConfigurationError:
         return store.nothing(spark, table_schema(name))
-
-
-def _date(at_us: int) -> dt.date:
-    return dt.datetime.fromtimestamp(at_us / 1e6, dt.UTC).date()
-
-
-def _iso(at_us: int) -> str:
-    return dt.datetime.fromtimestamp(at_us / 1e6, dt.UTC).isoformat(timespec="seconds")

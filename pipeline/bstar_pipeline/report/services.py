@@ -13,17 +13,9 @@ from pyspark.sql.window import Window
 
 from bstar_pipeline import sketch
 from bstar_pipeline.gold.objectives import FINISHED
+from bstar_pipeline.report.choice import filled
 from bstar_pipeline.report.content import Capacity, Client, Heat, Objective, Promise, Shown
-from bstar_pipeline.report.reading import (
-    MINUTE_US,
-    Tables,
-    filled,
-    first_rows,
-    is_within,
-    rows_of,
-    shown,
-    step_of,
-)
+from bstar_pipeline.report.reading import MINUTE_US, Tables, first_rows, is_within, rows_of, shown, step_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

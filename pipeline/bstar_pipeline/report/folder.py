@@ -1,0 +1,96 @@
+"""The tables in a folder of this machine, read with DuckDB: no JVM starts for a few rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+import glob
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from bstar.errors import PipelineError
+from bstar_pipeline.report.asking import LIVED, lived
+from bstar_pipeline.report.choice import Choice, choose
+from bstar_pipeline.tables import TABLES, columns_of
+
+BYTES_MAX = 4 << 30
+"""Of a folder with more in the tables that are asked here, one machine's process is the wrong reader."""
+
+_ASKED = ("silver.runs", "silver.requests", "gold.audit", "gold.incidents")
+# Of Spark's types those that DuckDB calls otherwise.
+_TYPES = {"STRING": "VARCHAR", "TIMESTAMP": "TIMESTAMPTZ", "ARRAY<BIGINT>": "BIGINT[]"}
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The tables below ``root``, of what was chosen: a ``Source``."""
+
+    root: Path
+    duck: duckdb.DuckDBPyConnection
+    choice: Choice
+
+    def has(self, name: str) -> bool:
+        """Whether the table was ever written, be it without a row."""
+        return (self.root / TABLES[name].path).is_dir()
+
+    def ask(self, name: str, query: str) -> list[dict[str, Any]]:
+        """The rows of a query about ``{table}``: the chosen pair and days, and a day around."""
+        first, last = self.choice.days
+        margin = dt.timedelta(days=1)
+        where = f"day BETWEEN DATE '{first - margin}' AND DATE '{last + margin}'"
+        if self.choice.pair is not None:
+            where += f" AND pair = {_text(self.choice.pair)}"
+        chosen = f"(SELECT * FROM {_table(self.root, name)} WHERE {where}) AS asked"  # noqa: S608
+        return _rows(self.duck, query.format(table=chosen))
+
+
+@contextmanager
+def open_folder(
+    root: str, *, pair: str | None = None, from_us: int | None = None, until_us: int | None = None
+) -> Iterator[Folder]:
+    """The tables below the folder ``root``, of ``pair`` or all, in [``from_us``, ``until_us``).
+
+    Raises ConfigurationError as ``choose`` does, and PipelineError, in the block too, if a file cannot be
+    read.
+    """
+    path = Path(root)
+    try:
+        with duckdb.connect() as duck:
+            spans = lived(_rows(duck, LIVED.format(table=f"{_table(path, 'silver.runs')} AS asked")))
+            choice = choose(root, spans, pair=pair, from_us=from_us, until_us=until_us)
+            yield Folder(path, duck, choice)
+    except (duckdb.Error, OSError) as error:
+        raise PipelineError(f"{root}: {error}") from error
+
+
+def size_of(root: str) -> int:
+    """The octets of the tables that are asked here."""
+    folders = (Path(root) / TABLES[name].path for name in _ASKED)
+    return sum(file.stat().st_size for folder in folders for file in folder.rglob("*.parquet"))
+
+
+def _rows(duck: duckdb.DuckDBPyConnection, query: str) -> list[dict[str, Any]]:
+    answer = duck.execute(query)
+    names = [column[0] for column in answer.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
+
+
+def _table(root: Path, name: str) -> str:
+    """The whole table as a subquery; empty if it has no file. A column that its files lack is null."""
+    kinds = [*columns_of(TABLES[name]), ("day", "DATE"), ("pair", "STRING")]
+    columns = ", ".join(f"NULL::{_TYPES.get(kind, kind)} AS {column}" for column, kind in kinds)
+    empty = f"SELECT {columns} WHERE FALSE"
+    folder = root / TABLES[name].path
+    if next(folder.glob("day=*/pair=*/*.parquet"), None) is None:
+        return f"({empty})"
+    files = _text(f"{glob.escape(str(folder))}/day=*/pair=*/*.parquet")
+    options = "union_by_name = true, hive_partitioning = true, hive_types = {'day': DATE, 'pair': VARCHAR}"
+    return f"({empty} UNION ALL BY NAME SELECT * FROM read_parquet({files}, {options}))"  # noqa: S608
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
