@@ -13,7 +13,7 @@ import pytest
 from bstar_pipeline.report import plots
 from bstar_pipeline.report.content import Content, Shown, Verdicts
 from bstar_pipeline.report.page import render
-from bstar_pipeline.report.words import count, date_and_time, duration, judge, plural, share
+from bstar_pipeline.report.words import KINDS, count, date_and_time, duration, judge, plural, share
 from support.chromium import chromium
 from support.report_content import NASTY, START, STEPS, at, report_content
 
@@ -254,6 +254,8 @@ RUN_TOGETHER = """[...document.querySelectorAll('.plot')].flatMap(plot => {
   times.sort((one, other) => one.left - other.left);
   return times.slice(1).filter((each, i) => each.left < times[i].right + 4).map(() => plot.id);
 })"""
+ALERTS_IN_SIGHT = """[...document.querySelectorAll('#objectives [data-label=alerts]')].every(cell =>
+  cell.getBoundingClientRect().right <= cell.closest('.scroll').getBoundingClientRect().right)"""
 TIMES = "document.querySelectorAll('#timeline-plot .xaxislayer-above .xtick text').length"
 DRAWN = """(() => {
   const of = (place, what) => document.querySelectorAll('#' + place + ' ' + what).length;
@@ -316,6 +318,7 @@ def test_a_browser_draws_the_report(
     shown.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
     assert shown.evaluate(TOO_WIDE) == []
     assert shown.evaluate(TOO_SMALL) == []
+    assert shown.evaluate(ALERTS_IN_SIGHT)
     # The background follows the reader's choice of light or dark.
     red = shown.evaluate("parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
     assert (red < 60) == is_dark
@@ -369,4 +372,39 @@ def test_another_service_is_shown_when_it_is_chosen(browser: Browser, file: Path
 
 def test_times_of_several_days_have_their_dates() -> None:
     content: Content = replace(report_content(), until_us=at(3 * 86_400))
-    assert "2026-11-21 08:06:42.250" in render(content, made_at_us=MADE)
+    page = render(content, made_at_us=MADE)
+    assert "2026-11-21 08:06:42.250" in page
+    # Neither the tiles nor what is shown under the pointer have a time that could be of any day.
+    assert not re.findall(r"(?<!2026-11-21 )(?<!2026-11-22 )(?<!2026-11-23 )08:06:42", page)
+    axis = plots.timeline(content)["layout"]["xaxis"]
+    assert axis["hoverformat"] == "%Y-%m-%d %H:%M:%S.%3f"
+
+
+def _tile(content: Content, name: str) -> str:
+    """What the tile of this name says."""
+    text = " ".join(Elements(render(content, made_at_us=MADE)).texts)
+    return text.partition(f" {name} ")[2]
+
+
+def test_a_tile_names_the_services_that_missed_their_objective() -> None:
+    content = report_content()
+    assert _tile(content, "Objectives missed").startswith("0 of 3 each service kept its own")
+    first, *others = content.objectives
+    assert first.promise is not None
+    failing = replace(first, promise=replace(first.promise, is_kept=False))
+    content = replace(content, objectives=Shown([failing, *others]))
+    assert _tile(content, "Objectives missed").startswith("1 of 3 echo")
+    content = replace(content, objectives=Shown(replace(each, promise=None) for each in content.objectives))
+    assert _tile(content, "Objectives missed").startswith("– none is known")
+
+
+def test_each_kind_of_incident_has_a_mark_of_its_own() -> None:
+    assert set(plots.MARKS) == set(KINDS)
+    assert len({symbol for symbol, _ in plots.MARKS.values()}) == len(KINDS)
+    content = report_content()
+    first = content.incidents[0]
+    content = replace(content, incidents=Shown(replace(first, kind=kind) for kind in KINDS))
+    marked = next(trace for trace in plots.timeline(content)["data"] if trace["name"] == "incident")
+    assert marked["marker"]["symbol"] == [plots.MARKS[kind][0] for kind in KINDS]
+    text = " ".join(Elements(render(content, made_at_us=MADE)).texts)
+    assert all(f"{sign} {kind}" in text for kind, (_, sign) in plots.MARKS.items())

@@ -18,11 +18,12 @@ from bstar_pipeline.report.content import Content, Incident
 from bstar_pipeline.report.words import (
     KINDS,
     Verdict,
-    clock,
     count,
     date_and_time,
     duration,
     judge,
+    missed,
+    moment,
     plural,
     share,
     worst_outage,
@@ -115,12 +116,13 @@ def _tiles(content: Content) -> str:
         (
             "Longest outage",
             duration(worst.outage_us) if worst else "none",
-            f"{worst.node} {KINDS.get(worst.kind, worst.kind)}, {clock(worst.began_at_us)}"
+            f"{worst.node} {KINDS.get(worst.kind, worst.kind)}, {moment(content, worst.began_at_us)}"
             if worst
             else "that clients saw",
             "",
         ),
         ("Incidents", count(content.incidents.total), _kinds(content.incidents), ""),
+        _promises(content),
         ("p99 of requests", duration(content.p99_us), "from acceptance to the end", ""),
         ("Sent again", count(content.retried), "requests with more than one attempt", ""),
     ]
@@ -133,6 +135,16 @@ def _tiles(content: Content) -> str:
         )
         + "</dl>"
     )
+
+
+def _promises(content: Content) -> tuple[str, str, str, str]:
+    """The tile about the objectives of the services."""
+    promised = [each for each in content.objectives if each.promise is not None]
+    names = missed(promised)
+    if not promised:
+        return "Objectives missed", "–", "none is known for this period", ""
+    told = ", ".join(names) or "each service kept its own"
+    return "Objectives missed", f"{count(len(names))} of {count(len(promised))}", told, "bad" if names else ""
 
 
 def _rate(requests: float, content: Content) -> str:

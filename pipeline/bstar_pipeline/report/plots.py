@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bstar_pipeline.report.content import Capacity, Content, Heat, Interval, Objective
-from bstar_pipeline.report.words import KINDS, clock, count, date_and_time, duration, is_one_day, share
+from bstar_pipeline.report.words import KINDS, count, date_and_time, duration, is_one_day, moment, share
 
 Figure = dict[str, Any]
 """``data`` and ``layout`` of plotly.js."""
@@ -26,6 +26,17 @@ STATES = {
     "away": "--away",
     "ERROR": "--bad",
 }
+# How each kind of incident is marked: plotly's name, and a sign for the legend.
+MARKS = {
+    "crash": ("x", "✖"),
+    "stop": ("square", "■"),
+    "start": ("triangle-up", "▲"),
+    "handover": ("diamond", "◆"),
+    "pause": ("hourglass", "⧗"),
+    "partition": ("diamond-tall-open", "◊"),
+    "both-active": ("star", "★"),
+}
+_OTHER_MARK = ("triangle-down", "▼")
 _STARTING = ("PRIMARY", "BACKUP")
 _LINES = ("--line-1", "--line-2", "--line-3", "--line-4", "--line-5")
 _INCIDENTS = "incidents"
@@ -58,7 +69,7 @@ def timeline(content: Content) -> Figure:
     by_state: dict[str, list[Interval]] = {state: [] for state in STATES}
     for each in content.intervals:
         by_state.setdefault(_state(each), []).append(each)
-    data = [_bars(state, chosen) for state, chosen in by_state.items() if chosen]
+    data = [_bars(content, state, chosen) for state, chosen in by_state.items() if chosen]
     if content.incidents:
         data.append(
             {
@@ -67,11 +78,16 @@ def timeline(content: Content) -> Figure:
                 "name": "incident",
                 "x": [_ms(each.began_at_us) for each in content.incidents],
                 "y": [_INCIDENTS] * len(content.incidents),
-                "marker": {"symbol": "triangle-down", "size": 14, "color": "--bad"},
+                "marker": {
+                    "symbol": [MARKS.get(each.kind, _OTHER_MARK)[0] for each in content.incidents],
+                    "size": 14,
+                    "color": "--bad",
+                },
                 "cliponaxis": False,
                 "hovertext": [
                     f"<b>{number}. {_text(each.node)} {_text(KINDS.get(each.kind, each.kind))}</b><br>"
-                    f"{clock(each.began_at_us)}, outage {duration(each.outage_us)}<br>{_wrap(each.cause)}"
+                    f"{moment(content, each.began_at_us)}, outage {duration(each.outage_us)}<br>"
+                    f"{_wrap(each.cause)}"
                     for number, each in enumerate(content.incidents, start=1)
                 ],
                 "hoverinfo": "text",
@@ -107,7 +123,7 @@ def timeline(content: Content) -> Figure:
     )
 
 
-def _bars(state: str, chosen: Sequence[Interval]) -> Figure:
+def _bars(content: Content, state: str, chosen: Sequence[Interval]) -> Figure:
     colour = STATES.get(state, "--muted")
     return {
         "type": "bar",
@@ -127,7 +143,7 @@ def _bars(state: str, chosen: Sequence[Interval]) -> Figure:
         "insidetextfont": {"color": "--on-state", "size": 14},
         "hovertext": [
             f"<b>{_text(each.node)}: {_text(each.state)}</b>, epoch {each.epoch}<br>"
-            f"{clock(each.since_at_us)} – {clock(each.until_at_us)} "
+            f"{moment(content, each.since_at_us)} – {moment(content, each.until_at_us)} "
             f"({duration(each.until_at_us - each.since_at_us)})<br>{_wrap(each.text)}"
             for each in chosen
         ],
@@ -182,6 +198,7 @@ def heat(content: Content, heat: Heat) -> Figure:
     origin_us = content.rates[0].at_us if content.rates else content.from_us
     edges = [_ms(origin_us + step * content.step_us) for step in range(steps + 1)]
     middles = [_ms(origin_us + step * content.step_us + content.step_us // 2) for step, _, _ in heat.lines]
+    time = _hovered(content)
     data: list[Figure] = [
         {
             "type": "heatmap",
@@ -192,7 +209,7 @@ def heat(content: Content, heat: Heat) -> Figure:
             "zmin": 0,
             "zmax": max(most, 1.0),
             "showscale": False,
-            "hovertemplate": "%{x|%H:%M:%S}: %{z:,.0f} requests took about %{y:.3~g} ms<extra></extra>",
+            "hovertemplate": f"%{{x|{time}}}: %{{z:,.0f}} requests took about %{{y:.3~g}} ms<extra></extra>",
         }
     ]
     mode = "lines" if len(heat.lines) > 2 else "lines+markers"
@@ -208,7 +225,7 @@ def heat(content: Content, heat: Heat) -> Figure:
                 "x": middles,
                 "y": [round(value / 1000, 4) for value in values],
                 "line": {"color": colour, "width": 2, "dash": "solid"},
-                "hovertemplate": f"%{{x|%H:%M:%S}}: {name} %{{y:.3~g}} ms<extra></extra>",
+                "hovertemplate": f"%{{x|{time}}}: {name} %{{y:.3~g}} ms<extra></extra>",
             }
         )
     low, high = content.edges_us[0] / 1000, content.edges_us[-1] / 1000
@@ -322,9 +339,14 @@ def _time_axis(content: Content) -> Figure:
             },
             {"dtickrange": [86_400_000, None], "value": "%b %-d"},
         ],
-        "hoverformat": "%H:%M:%S.%3f",
+        "hoverformat": f"{_hovered(content)}.%3f",
         "showline": True,
     }
+
+
+def _hovered(content: Content) -> str:
+    """The form of a time under the pointer."""
+    return "%H:%M:%S" if is_one_day(content) else "%Y-%m-%d %H:%M:%S"
 
 
 def _state(interval: Interval) -> str:

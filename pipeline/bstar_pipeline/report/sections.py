@@ -21,12 +21,11 @@ from bstar_pipeline.report.words import (
     alerts,
     budget_note,
     budget_used,
-    clock,
     count,
     date_and_time,
     duration,
-    is_one_day,
     judge,
+    moment,
     plural,
     promised,
     share,
@@ -40,13 +39,13 @@ def timeline(content: Content, figures: Figures) -> str:
     figures["timeline"] = plots.timeline(content)
     columns: list[Column[Interval]] = [
         Column("state", "head", lambda each: (f"{each.node} {_state(each)}", each.text or each.event)),
-        Column("since", "when", lambda each: _moment(content, each.since_at_us)),
+        Column("since", "when", lambda each: moment(content, each.since_at_us)),
         Column("for", "n", lambda each: duration(each.until_at_us - each.since_at_us)),
         Column("epoch", "n", lambda each: str(each.epoch)),
     ]
     return (
         "<p class=note>Above what each node was, below requests per second in steps of "
-        f"{duration(content.step_us)}. Triangles and dotted lines are incidents, red areas outages.</p>"
+        f"{duration(content.step_us)}. Marks and dotted lines are incidents, red areas outages.</p>"
         + plot("timeline", plots.describe(content))
         + _legend(content)
         + f"<details><summary>The states as a table ({len(content.intervals)})</summary>"
@@ -68,7 +67,11 @@ def _legend(content: Content) -> str:
     keys.append(("answered", "--answered"))
     if content.errors:
         keys.append(("not answered", "--bad"))
-    items = (f'<li><i style="background: var({colour})"></i>{word}</li>' for word, colour in keys)
+    items = [f'<li><i style="background: var({colour})"></i>{word}</li>' for word, colour in keys]
+    kinds = {each.kind for each in content.incidents}
+    items += [
+        f"<li><b>{sign}</b>{escape(kind)}</li>" for kind, (_, sign) in plots.MARKS.items() if kind in kinds
+    ]
     return f"<ul class=legend>{''.join(items)}</ul>"
 
 
@@ -84,7 +87,7 @@ def incidents(content: Content, figures: Figures) -> str:
 
     def when(each: Incident) -> Cell:
         error = f"± {duration(each.began_error_us)}" if each.began_error_us else ""
-        return _moment(content, each.began_at_us), error
+        return moment(content, each.began_at_us), error
 
     def whole_after(each: Incident) -> Cell:
         return duration(None if each.recovered_at_us is None else each.recovered_at_us - each.began_at_us)
@@ -137,11 +140,12 @@ def objectives(content: Content, figures: Figures) -> str:
 
     def worst_minute(each: Objective) -> Cell:
         return (
-            (_times(each.worst_burn_rate), _moment(content, each.worst_at_us)) if each.worst_burn_rate else ""
+            (_times(each.worst_burn_rate), moment(content, each.worst_at_us)) if each.worst_burn_rate else ""
         )
 
     columns: list[Column[Objective]] = [
         Column("service", "head", lambda each: (each.service, promised(each.promise))),
+        Column("alerts", "", alerts),
         Column("requests", "n", lambda each: count(each.requests)),
         Column("peak per s", "n", lambda each: f"{each.peak_per_s:,.0f}"),
         Column("errors", "n", lambda each: share(each.error_share)),
@@ -153,7 +157,6 @@ def objectives(content: Content, figures: Figures) -> str:
         Column("budget used", "n", lambda each: (budget_used(each.promise), budget_note(each.promise))),
         Column("burn rate", "n", lambda each: _times(each.burn_rate)),
         Column("worst minute", "n", worst_minute),
-        Column("alerts", "", alerts),
     ]
     figure = plots.burn(content, content.objectives)
     drawn = ""
@@ -254,7 +257,7 @@ def audit(content: Content, figures: Figures) -> str:
     if content.findings:
         columns: list[Column[Finding]] = [
             Column("finding", "head", lambda each: (f"{each.rule}: {each.verdict}", each.text)),
-            Column("when", "when", lambda each: _moment(content, each.at_us)),
+            Column("when", "when", lambda each: moment(content, each.at_us)),
             Column("request", "", lambda each: each.request),
             Column("service", "", lambda each: each.service),
             Column("node", "", lambda each: each.node),
@@ -320,11 +323,6 @@ def processes(content: Content, figures: Figures) -> str:
         + cut(content.runs, "runs", "the earliest")
         + "</details>"
     )
-
-
-def _moment(content: Content, at_us: int | None) -> str:
-    """A time, with its date only where the report is about more than one."""
-    return clock(at_us) if is_one_day(content) else date_and_time(at_us, to="ms")
 
 
 SECTIONS = (

@@ -225,6 +225,11 @@ def _percent(value: float) -> str:
     return f"{value * 100:,.0f} %" if value >= 0.01 or not value else "< 1 %"
 
 
+def missed(objectives: Sequence[Objective]) -> list[str]:
+    """The services that did not keep their objective."""
+    return [each.service for each in objectives if each.promise is not None and not each.promise.is_kept]
+
+
 def alerts(objective: Objective) -> str:
     """In how many minutes an alert was due, by its speed."""
     told = (("fast", objective.fast_alerts), ("slow", objective.slow_alerts))
@@ -239,6 +244,11 @@ def is_one_day(content: Content) -> bool:
 def clock(at_us: int | None) -> str:
     """Time of day to the millisecond, UTC."""
     return "–" if at_us is None else _utc(at_us).strftime("%H:%M:%S.") + f"{at_us // 1000 % 1000:03d}"
+
+
+def moment(content: Content, at_us: int | None) -> str:
+    """A time to the millisecond, with its date only where the report is about more than one."""
+    return clock(at_us) if is_one_day(content) else date_and_time(at_us, to="ms")
 
 
 def date_and_time(at_us: int | None, *, to: Literal["minutes", "seconds", "ms"] = "seconds") -> str:
