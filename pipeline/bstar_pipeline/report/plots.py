@@ -32,8 +32,8 @@ MARKS = {
     "stop": ("square", "■"),
     "start": ("triangle-up", "▲"),
     "handover": ("diamond", "◆"),
-    "pause": ("hourglass", "⧗"),
-    "partition": ("diamond-tall-open", "◊"),
+    "pause": ("circle", "●"),
+    "partition": ("diamond-open", "◇"),
     "both-active": ("star", "★"),
 }
 _OTHER_MARK = ("triangle-down", "▼")
