@@ -100,7 +100,7 @@ def test_a_wait_ends_with_what_is_known(solo: SoloStore) -> None:
 
 
 def test_a_failed_attempt_is_tried_again_later_and_the_worker_hears_which_it_is(solo: SoloStore) -> None:
-    solo.submit(ID, attempts_max=2, backoff_ms=1_000)
+    solo.submit(ID, attempts_max=2, backoff_ms=1_000, headers=b"\x03\x00\x03\x01ab")
     [job] = ready(solo)
     assert job.extensions.startswith(b"\x41\x00\x02\x00\x01")
     fail(solo, job)
@@ -111,7 +111,7 @@ def test_a_failed_attempt_is_tried_again_later_and_the_worker_hears_which_it_is(
     solo.wait(0.3)
     [again] = jobs(solo.sent[before:])
     assert again.identity == job.identity
-    assert again.extensions.startswith(b"\x41\x00\x02\x00\x02")
+    assert again.extensions.startswith(b"\x41\x00\x02\x00\x02\x03\x00\x03\x01ab")
     assert again.flags & native.FLAG_REDELIVERED
     fail(solo, again)
     standing = solo.status(ID)

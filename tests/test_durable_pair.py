@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bstar.errors import DeadLetterError, RejectedError, UnknownRequestError
-from bstar_client import HAClient, Request, Retry, RetryPolicy, Worker
+from bstar_client import HAClient, Request, Retry, RetryPolicy, Task, Worker
 from support.brokers import BrokerPair
 from support.stored_pair import stored_pair
 
@@ -109,6 +109,28 @@ def test_submits_go_on_when_the_active_node_is_killed(pair: BrokerPair) -> None:
         killer.join(LIMIT_S)
         assert [client.result(each).body for each in ids] == [b"%d" % number for number in range(COUNT)]
     assert len(seen) == COUNT
+
+
+def test_headers_survive_the_death_of_both_nodes_and_a_failed_attempt(pair: BrokerPair) -> None:
+    seen: dict[bytes, list[dict[str, str]]] = {}
+
+    def price(request: Request) -> bytes:
+        seen.setdefault(request.body, []).append(dict(request.headers))
+        if request.attempt == 1:
+            raise Retry(after=0)
+        return b""
+
+    with HAClient(pair.endpoints, timeout=LIMIT_S) as client:
+        ids = [client.submit("price", b"apple", headers={"tenant": "blue"}), client.submit("price", b"pear")]
+        ids += client.submit_many("price", [Task(b"fig", headers={"tenant": "red"}), b"nut"])
+        for node in pair.nodes:
+            node.kill()
+        pair.start()
+        with Worker(pair.endpoints, "price", price, credit=4):
+            for each in ids:
+                client.result(each)
+    blue, red = {"tenant": "blue"}, {"tenant": "red"}
+    assert seen == {b"apple": [blue] * 2, b"pear": [{}] * 2, b"fig": [red] * 2, b"nut": [{}] * 2}
 
 
 def test_a_handler_decides_what_becomes_of_its_request(pair: BrokerPair) -> None:

@@ -18,6 +18,7 @@ from bstar.errors import (
 )
 from bstar.wire import durable
 from bstar.wire.durable import Cause, Fetch, Listing, Receipt, Standing, State, Submit
+from bstar.wire.extensions import headers_of
 from bstar_client import Reply, RequestStatus, Result, RetryPolicy, Task
 from bstar_client.durable import (
     Pages,
@@ -139,8 +140,23 @@ def test_what_is_of_a_wrong_type_is_a_type_error(options: dict[str, Any], text: 
 def test_a_body_of_many_that_is_wrong_is_named() -> None:
     bodies: list[Any] = [b"a", Task(b"b", key="k"), "c"]
     with pytest.raises(TypeError) as caught:
-        list(submit_frames("price", bodies))
+        list(submit_frames("price", bodies, lambda headers: headers))
     assert caught.value.__notes__ == ["body 2 of submit_many()"]
+
+
+def test_headers_are_the_extensions_of_a_plain_request() -> None:
+    headers = {"tenant": "blue", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    assert headers_of(submitted(headers=headers).headers) == headers
+    assert submitted().headers == b""
+    with pytest.raises(LocalProtocolError, match="visible ASCII"):
+        submitted(headers={"a b": "x"})
+
+
+def test_each_of_many_carries_what_the_client_adds_to_its_headers() -> None:
+    bodies: list[bytes | Task] = [b"a", Task(b"b", headers={"tenant": "blue"})]
+    frames = submit_frames("price", bodies, lambda headers: {**(headers or {}), "trace": "1"})
+    carried = [dict(headers_of(durable.decode(frame, Submit).headers)) for frame in frames]
+    assert carried == [{"trace": "1"}, {"tenant": "blue", "trace": "1"}]
 
 
 @pytest.mark.parametrize("wrong", ["", ID[:-1], ID + "0", f" {ID[1:]}", "g" * 32, f"{ID}\n"])

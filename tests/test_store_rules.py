@@ -1,5 +1,7 @@
 """The rules of durable requests: what each command does to a request in each state."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -37,7 +39,7 @@ WAYS: dict[State, list[Command]] = {
 }
 
 
-def table_with(state: State, **options: int) -> MemoryTable:
+def table_with(state: State, **options: Any) -> MemoryTable:
     table = MemoryTable()
     carry_out(table, 1, submitted(submit(1, b"body", b"price", **options), owner="ann"), *WAYS[state])
     assert table.records[ONE].state == state
@@ -66,6 +68,36 @@ def test_a_submit_keeps_what_it_asks_for() -> None:
     record = record_of(table)
     assert (record.due_ms, record.expires_ms, record.attempts_max, record.priority) == (1_050, 1_070, 2, 9)
     assert (record.backoff_ms, record.backoff_max_ms) == (90_000, 80_000)
+
+
+def test_headers_stay_with_a_request_through_failures_and_a_retry() -> None:
+    table = table_with(State.DEAD, headers=b"\x03\x00\x03\x01ab")
+    carry_out(table, 2, Retried(ONE))
+    carry_out(table, 3, Failed(ONE, Cause.FAILED, "no"))
+    assert (record_of(table).state, record_of(table).headers) == (State.PENDING, b"\x03\x00\x03\x01ab")
+    assert record_of(table).octets == 4 + 6
+
+
+def test_other_headers_under_a_known_id_are_the_same_request() -> None:
+    table = table_with(State.PENDING, headers=b"first")
+    (change,) = carry_out(table, 2, submitted(submit(1, headers=b"second"), owner="ann"))
+    assert (change.is_other, record_of(table).headers) == (False, b"first")
+
+
+def test_each_request_of_a_schedule_has_its_headers() -> None:
+    table = MemoryTable()
+    schedule = Schedule(submit(1, headers=b"first"), Repeat(every_ms=1_000))
+    row = msgspec.Raw(durable.encode(schedule))
+    carry_out(table, 1, Scheduled("", row, 1_000), Fired(ONE, 1_000, [1_000], 2_000), at_ms=1_000)
+    assert table.records[durable.run_id(ONE, 1_000)].headers == b"first"
+
+
+def test_what_a_release_without_headers_wrote_is_read() -> None:
+    old = msgspec.msgpack.encode(msgspec.msgpack.decode(durable.encode(submit(1)))[:-1])
+    assert durable.decode(old, Submit) == submit(1)
+    table = table_with(State.PENDING)
+    old = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(record_of(table)))[:-1])
+    assert msgspec.msgpack.decode(old, type=Record) == record_of(table)
 
 
 def test_a_backoff_longer_than_the_bound_of_the_defaults_is_not_cut() -> None:

@@ -111,6 +111,28 @@ def test_a_call_its_wait_and_its_handler_are_one_trace(nodes: Pair, collector: C
     assert (wait.end_time or 0) <= (process.end_time or 0)
 
 
+def test_a_durable_request_carries_the_span_in_which_it_was_submitted(collector: Collector) -> None:
+    with (
+        pair(workers=0, has_store=True) as stored,
+        client(stored, collector) as asking,
+        collector.provider.get_tracer("program").start_as_current_span("checkout") as checkout,
+    ):
+        first = asking.submit("price", b"apple", headers={"tenant": "blue"})
+        full = asking.submit("price", b"pear", headers={"x": "y" * (HEADERS_BYTES_MAX - 10)})
+        seen: list[str] = []
+
+        def price(request: Request) -> bytes:
+            seen.append(",".join(request.headers))
+            return b""
+
+        with worker(stored, collector, "price", price):
+            for each in (first, full):
+                asking.result(each)
+    assert seen == ["tenant,traceparent", "x"]
+    process = collector.named("process price")[0]
+    assert parent_of(process) == checkout.get_span_context().span_id
+
+
 def test_a_failed_handler_is_an_error_in_both_spans(nodes: Pair, collector: Collector) -> None:
     def fail(request: Request) -> bytes:
         raise ValueError("no apples")

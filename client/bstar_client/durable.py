@@ -8,7 +8,7 @@ import enum
 import os
 import re
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TypeVar
 
@@ -37,6 +37,7 @@ from bstar.wire.durable import (
     State,
     Submit,
 )
+from bstar.wire.extensions import headers_extensions
 from bstar_client.bodies import to_frames, to_name
 from bstar_client.checks import check_flag, to_count, to_milliseconds
 from bstar_client.core.calls import Body, Reply
@@ -80,6 +81,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     expires: float | None = None
     retries: RetryPolicy | None = None
     priority: int = 0
+    headers: Mapping[str, str] | None = None
 
 
 class Result(msgspec.Struct, frozen=True, gc=False):
@@ -197,31 +199,37 @@ def _to_submit(service: str | bytes, task: Task) -> Submit:
         backoff_ms=0 if policy.backoff is None else max(1, _to_span_ms(policy.backoff, "backoff")),
         backoff_max_ms=_to_span_ms(policy.backoff_max, "backoff_max", least=1),
         priority=_to_number(task.priority, "priority", 0, 9),
+        headers=headers_extensions(task.headers) if task.headers else b"",
     )
 
 
 _DEFAULT = RetryPolicy()
 
 
-def submit_frames(service: str | bytes, bodies: Iterable[Body | Task]) -> Iterator[bytes]:
+Carry = Callable[[Mapping[str, str] | None], Mapping[str, str] | None]
+"""Returns the headers of a request with its trace (``Requests.carried``)."""
+
+
+def submit_frames(service: str | bytes, bodies: Iterable[Body | Task], carry: Carry) -> Iterator[bytes]:
     """The frames of Submit of many bodies. An error has the body's position in a note."""
     for index, body in enumerate(bodies):
-        yield _frame_of_many(service, body, index)
+        yield _frame_of_many(service, body, index, carry)
 
 
 async def submit_frames_async(
-    service: str | bytes, bodies: AsyncIterable[Body | Task]
+    service: str | bytes, bodies: AsyncIterable[Body | Task], carry: Carry
 ) -> AsyncIterator[bytes]:
     """The same of an async iterable."""
     index = 0
     async for body in bodies:
-        yield _frame_of_many(service, body, index)
+        yield _frame_of_many(service, body, index, carry)
         index += 1
 
 
-def _frame_of_many(service: str | bytes, body: Body | Task, index: int) -> bytes:
+def _frame_of_many(service: str | bytes, body: Body | Task, index: int, carry: Carry) -> bytes:
+    task = body if isinstance(body, Task) else Task(body)
     try:
-        return submit_frame(service, body if isinstance(body, Task) else Task(body))
+        return submit_frame(service, msgspec.structs.replace(task, headers=carry(task.headers)))
     except (LocalProtocolError, TypeError) as error:
         error.add_note(f"body {index} of submit_many()")
         raise

@@ -105,6 +105,19 @@ class Requests:
                 if size <= self._message_bytes_max:
                     call.extensions = extensions
 
+    def carried(self, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+        """The headers that a durable request carries: with the caller's trace if calls are traced, and if
+        there is room for it.
+        """
+        if self.tracer is None:
+            return headers
+        carried = self.tracer.carried(headers or {})
+        try:
+            headers_extensions(carried)
+        except LocalProtocolError:
+            return headers
+        return carried
+
     def call_maker(
         self, service: str | bytes, timeout: Timeout, idempotent: bool, sink: Any, pair: int | None = None
     ) -> Callable[[Body | Ask, int], Call]:

@@ -81,6 +81,12 @@ class _CallSpans:
         propagate.inject(carrier, set_span_in_context(span))
         return carrier
 
+    def carried(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """The headers with the caller's span: a durable request outlives the call that stores it."""
+        carrier = dict(headers)
+        propagate.inject(carrier)
+        return carrier
+
     def replied(self, call: Call, reply: Reply) -> None:
         """The call was answered."""
         span: Span = call.trace

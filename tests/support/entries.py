@@ -1,6 +1,7 @@
 """Log entries and requests of the durable store, for tests."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -19,7 +20,7 @@ def name(number: int) -> bytes:
     return number.to_bytes(durable.ID_BYTES, "big")
 
 
-def submit(number: int, body: bytes = b"body", service: bytes = b"price", **options: int) -> durable.Submit:
+def submit(number: int, body: bytes = b"body", service: bytes = b"price", **options: Any) -> durable.Submit:
     """A request to store, with the id ``name(number)``."""
     return durable.Submit(name(number), service, [body], **options)
 

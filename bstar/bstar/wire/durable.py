@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta
 
 from bstar.errors import RemoteProtocolError
-from bstar.wire.limits import SERVICE_BYTES_MAX
+from bstar.wire.limits import HEADERS_BYTES_MAX, SERVICE_BYTES_MAX
 
 PREFIX = b"store."
 ID_BYTES = 16
@@ -78,7 +78,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     It begins at ``at_ms`` (Unix time), or ``delay_ms`` after it was stored, and dies ``expires_ms`` after it
     was stored. It is tried ``attempts_max`` times, ``backoff_ms`` after the first failure and twice as long
     after each further one, ``backoff_max_ms`` at most. Of one service the highest ``priority`` goes first.
-    FOREVER_MS and ENDLESS: it never dies of its age or its failures.
+    FOREVER_MS and ENDLESS: it never dies of its age or its failures. ``headers`` are extensions (BSN-G-19),
+    which a node of a release without them leaves out.
     """
 
     id: _Id
@@ -91,6 +92,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     backoff_ms: _Milliseconds = 0
     backoff_max_ms: _Milliseconds = 0
     priority: Annotated[int, Meta(ge=0, le=9)] = 0
+    headers: Annotated[bytes, Meta(max_length=HEADERS_BYTES_MAX)] = b""
 
 
 class Missed(enum.IntEnum):

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
 from datetime import datetime
 from typing import Literal, overload
@@ -63,11 +63,13 @@ class DurableCalls(Client, ABC):
         expires: float | None = None,
         retries: RetryPolicy | None = None,
         priority: int = 0,
+        headers: Mapping[str, str] | None = None,
         timeout: Timeout = DEFAULT,
     ) -> str:
         """As ``HAClient.submit``."""
         pair = self._requests.store_pair(service)
-        frame = submit_frame(service, Task(body, key, delay, at, expires, retries, priority))
+        carried = self._requests.carried(headers)
+        frame = submit_frame(service, Task(body, key, delay, at, expires, retries, priority, carried))
         return read_receipt(await self._ask(Ask(frame, None, timeout, Service.SUBMIT.value), pair=pair))
 
     async def schedule(
@@ -85,11 +87,13 @@ class DurableCalls(Client, ABC):
         expires: float | None = None,
         retries: RetryPolicy | None = None,
         priority: int = 0,
+        headers: Mapping[str, str] | None = None,
         timeout: Timeout = DEFAULT,
     ) -> str:
         """As ``HAClient.schedule``."""
         pair = self._requests.store_pair(service)
-        task = Task(body, key, delay, at, expires, retries, priority)
+        carried = self._requests.carried(headers)
+        task = Task(body, key, delay, at, expires, retries, priority, carried)
         frame = schedule_frame(service, task, every=every, cron=cron, zone=zone, missed=missed)
         return read_schedule_receipt(
             await self._ask(Ask(frame, None, timeout, Service.SCHEDULE.value), pair=pair)
@@ -110,9 +114,9 @@ class DurableCalls(Client, ABC):
         pair = self._requests.store_pair(service)
         sliding = self._new_window(bodies, window, ordered=True, errors="raise", name="submit_many")
         frames = (
-            submit_frames_async(service, bodies)
+            submit_frames_async(service, bodies, self._requests.carried)
             if isinstance(bodies, AsyncIterable)
-            else submit_frames(service, bodies)
+            else submit_frames(service, bodies, self._requests.carried)
         )
         return self._submit_many(sliding, frames, timeout, pair)
 

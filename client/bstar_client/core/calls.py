@@ -172,6 +172,9 @@ class CallTracer(Protocol):
     def begin(self, call: Call, headers: Mapping[str, str]) -> Mapping[str, str]:
         """The call begins; returns the headers that its request carries."""
 
+    def carried(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """The headers with the caller's own trace context, for a request that no call of its own answers."""
+
     def replied(self, call: Call, reply: Reply) -> None:
         """The call was answered."""
 

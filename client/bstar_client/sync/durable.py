@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Literal, overload
 
@@ -68,6 +68,7 @@ class DurableCalls(Client, ABC):
         expires: float | None = None,
         retries: RetryPolicy | None = None,
         priority: int = 0,
+        headers: Mapping[str, str] | None = None,
         timeout: Timeout = DEFAULT,
     ) -> str:
         """Store a request; return its id, 32 hexadecimal digits, when it is durable.
@@ -76,14 +77,16 @@ class DurableCalls(Client, ABC):
         request, and gets the same id, as long as the store knows it. ``delay``: seconds until it begins;
         ``at``: the time at which it begins, a datetime with a time zone or Unix seconds. ``expires``: seconds
         after which it is a dead letter if no attempt has succeeded. ``retries``: how often it is tried.
-        ``priority``: 0 to 9; of one service the highest begins first.
+        ``priority``: 0 to 9; of one service the highest begins first. ``headers``: names and texts beside the
+        body, which the handler finds in ``request.headers``, as those of ``request``.
 
         Raises BusyError (refused until the deadline, not stored), RejectedError (not stored),
         NoActiveNodeError (not stored), CallTimeoutError (it may be stored if ``may_have_executed``: submit it
         again with the same ``key``), ClosedError, ForkedError.
         """
         pair = self._requests.store_pair(service)
-        frame = submit_frame(service, Task(body, key, delay, at, expires, retries, priority))
+        carried = self._requests.carried(headers)
+        frame = submit_frame(service, Task(body, key, delay, at, expires, retries, priority, carried))
         return read_receipt(self._ask(Ask(frame, None, timeout, Service.SUBMIT.value), pair=pair))
 
     def schedule(
@@ -101,6 +104,7 @@ class DurableCalls(Client, ABC):
         expires: float | None = None,
         retries: RetryPolicy | None = None,
         priority: int = 0,
+        headers: Mapping[str, str] | None = None,
         timeout: Timeout = DEFAULT,
     ) -> str:
         """Store a schedule: at each of its times a request is submitted. Return the schedule's id.
@@ -111,11 +115,12 @@ class DurableCalls(Client, ABC):
         minute before a node served: ``"skip"``, ``"once"`` (one request for all of them) or ``"each"`` (a
         request for each, the last thousand). ``expires`` counts from each time on. ``cancel`` ends the
         schedule; ``requests(state="scheduled")`` lists them. ``key``: each caller with the same key gets the
-        same schedule, or RequestCancelledError once it has ended. ``retries``, ``priority`` and the other
-        errors are those of ``submit``.
+        same schedule, or RequestCancelledError once it has ended. ``retries``, ``priority``, ``headers`` and
+        the other errors are those of ``submit``.
         """
         pair = self._requests.store_pair(service)
-        task = Task(body, key, delay, at, expires, retries, priority)
+        carried = self._requests.carried(headers)
+        task = Task(body, key, delay, at, expires, retries, priority, carried)
         frame = schedule_frame(service, task, every=every, cron=cron, zone=zone, missed=missed)
         return read_schedule_receipt(self._ask(Ask(frame, None, timeout, Service.SCHEDULE.value), pair=pair))
 
@@ -136,7 +141,9 @@ class DurableCalls(Client, ABC):
         self._check()
         pair = self._requests.store_pair(service)
         sliding = self._new_window(bodies, window, ordered=True, errors="raise", name="submit_many")
-        return self._submit_many(sliding, submit_frames(service, bodies), timeout, pair)
+        return self._submit_many(
+            sliding, submit_frames(service, bodies, self._requests.carried), timeout, pair
+        )
 
     def _submit_many(
         self, window: Window, frames: Iterator[bytes], timeout: Timeout, pair: int

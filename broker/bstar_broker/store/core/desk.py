@@ -201,7 +201,7 @@ class Desk:
             return never("call-not-allowed", f"{text} matches", ErrorCode.NOT_ALLOWED)
         if why := self._why_no_submit():
             return later("store-refuses", why)
-        octets = sum(map(len, submit.body)) + REQUEST_BYTES
+        octets = sum(map(len, submit.body)) + len(submit.headers) + REQUEST_BYTES
         if octets > self._ledger.memory_left:
             return refusals.MEMORY_FULL
         self._ledger.memory_left -= octets

@@ -14,6 +14,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     ``seq`` is its place in the order of submission. ``attempts`` counts those that failed. ``cause`` and
     ``text`` say why it is dead; while it is pending, ``text`` is that of its last failure. A schedule has its
     times in ``repeat``; ``due_ms`` is the next of them, ``last_ms`` the last that made a request.
+    ``headers`` are extensions of each REQUEST (BSN-G-19).
 
     It stands on disks and on the link as an array, so the order of the fields never changes: new ones come
     last and have a default.
@@ -39,11 +40,12 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     answer: list[bytes] = []
     repeat: Repeat | None = None
     last_ms: int = 0
+    headers: bytes = b""
 
     @property
     def octets(self) -> int:
-        """The octets of body and answer."""
-        return sum(map(len, self.body)) + sum(map(len, self.answer))
+        """The octets of body, headers and answer."""
+        return sum(map(len, self.body)) + len(self.headers) + sum(map(len, self.answer))
 
     def standing(self) -> Standing:
         """What a client may know of it."""
@@ -55,7 +57,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
 
 
 class Totals(msgspec.Struct):
-    """What the table holds. ``octets`` are those of bodies and answers."""
+    """What the table holds. ``octets`` are those of bodies, headers and answers."""
 
     pending: int = 0
     answered: int = 0

@@ -171,6 +171,7 @@ def _new(seq: int, row: Submit, owner: str, at_ms: int, defaults: Defaults) -> R
         # Who asks for a long backoff only does not want the default's shorter bound.
         row.backoff_max_ms or max(defaults.backoff_max_ms, backoff_ms),
         row.priority,
+        headers=row.headers,
     )
 
 

@@ -186,7 +186,7 @@ class Runner:
             record.service,
             record.body,
             identity_of(record.id),
-            extensions=_ATTEMPT + attempt.to_bytes(2, "big"),
+            extensions=_ATTEMPT + attempt.to_bytes(2, "big") + record.headers,
             is_repeated=attempt > 1 or record.seq < self._begun_seq,
         )
         return self._broker.receive(request, now)
