@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from bstar.errors import BusyError, CallError, CallTimeoutError, NoActiveNodeError
-from bstar.wire import native
+from bstar.wire import durable, native
 from bstar_client import AsyncHAClient, HAClient, Request, Worker
 from bstar_client.core.call_errors import expired, overdue, too_late
 from bstar_client.core.calls import Call
+from bstar_client.durable import Task, fetch_frame, schedule_frame, submit_frame
 from support.brokers import lone_broker
 from support.desk import Desk, ident
 from support.scripted import WAIT_S
@@ -44,6 +45,30 @@ def test_a_request_of_which_an_earlier_attempt_is_unknown_says_so() -> None:
         "an earlier attempt may have been executed"
     )
     assert error.may_have_executed
+
+
+@pytest.mark.parametrize(
+    ("operation", "frame", "whom"),
+    [
+        ("submit", submit_frame("price", Task(b"x")), 'submit to service "price"'),
+        (
+            "schedule",
+            schedule_frame("price", Task(b"x"), every=5.0, cron=None, zone="UTC", missed="skip"),
+            'schedule to service "price"',
+        ),
+        ("result", fetch_frame("0a" * 16), f"result of request {'0a' * 16}"),
+        ("cancel", bytes.fromhex("0a" * 16), f"cancel of request {'0a' * 16}"),
+        ("list", durable.encode(durable.Filter()), "list"),
+    ],
+)
+def test_a_durable_operation_names_what_its_caller_asked_for(operation: str, frame: bytes, whom: str) -> None:
+    call = Call(b"store." + operation.encode(), [frame], begun_at=100.0)
+    assert f"no node was active for the durable store ({whom}); it" in str(overdue(call, call, "none", 101.0))
+
+
+def test_a_call_to_the_store_that_is_none_of_ours_names_the_service() -> None:
+    call = Call(b"store.submit", [b"?"], begun_at=100.0)
+    assert 'for service "store.submit"' in str(overdue(call, call, "none", 101.0))
 
 
 def sent(call: Call) -> None:

@@ -178,10 +178,8 @@ def _to_submit(service: str | bytes, task: Task) -> Submit:
         request_id = durable.keyed_id(name, key)
     if task.delay is not None and task.at is not None:
         raise LocalProtocolError("delay and at both say when it begins: give one of them")
-    policy = task.retries
-    if policy is None:
-        policy = _DEFAULT
-    elif not isinstance(policy, RetryPolicy):
+    policy = RetryPolicy() if task.retries is None else task.retries
+    if not isinstance(policy, RetryPolicy):
         raise TypeError(f"retries is a RetryPolicy or None, not {type(policy).__name__}")
     at_ms, delay_ms = _to_time_ms(task.at), _to_span_ms(task.delay, "delay")
     expires_ms = _to_span_ms(task.expires, "expires", least=1)
@@ -203,11 +201,8 @@ def _to_submit(service: str | bytes, task: Task) -> Submit:
     )
 
 
-_DEFAULT = RetryPolicy()
-
-
+# ``Requests.carried``.
 Carry = Callable[[Mapping[str, str] | None], Mapping[str, str] | None]
-"""Returns the headers of a request with its trace (``Requests.carried``)."""
 
 
 def submit_frames(service: str | bytes, bodies: Iterable[Body | Task], carry: Carry) -> Iterator[bytes]:
@@ -346,7 +341,7 @@ class Polls:
         if standing.state == State.DEAD:
             cause = _name_of(Cause, standing.cause)
             raise DeadLetterError(
-                f"{what} is a dead letter after {_attempts(standing.attempts)}: "
+                f"{what} is a dead letter after {standing.attempts} attempt{'s'[: standing.attempts != 1]}: "
                 + (f"{cause}: {printable(standing.text)}" if standing.text else cause),
                 request_id=request_id,
                 cause=cause,
@@ -422,10 +417,6 @@ _Enum = TypeVar("_Enum", bound=enum.IntEnum)
 def _name_of(kind: type[_Enum], number: int) -> str:
     """A newer node may have more of them."""
     return kind(number).name.lower() if number in kind.__members__.values() else str(number)
-
-
-def _attempts(count: int) -> str:
-    return "1 attempt" if count == 1 else f"{count} attempts"
 
 
 def _to_seconds(time_ms: int) -> float | None:

@@ -1,5 +1,7 @@
 """The errors of calls without a reply: what happened, to which service, and whether it may have executed."""
 
+import contextlib
+
 from bstar.errors import (
     BstarError,
     BusyError,
@@ -7,9 +9,11 @@ from bstar.errors import (
     ClosedError,
     NoActiveNodeError,
     OutcomeUnknownError,
+    RemoteProtocolError,
     StreamInterruptedError,
 )
 from bstar.printable import printable
+from bstar.wire import durable
 from bstar_client.core.calls import Call
 
 INTERRUPTED = "the client was interrupted at work (by Ctrl-C, a signal) while the request was outstanding"
@@ -22,7 +26,30 @@ def _waited(call: Call, now: float) -> str:
 
 
 def _service(call: Call) -> str:
+    """Whom the call asked, in the words of its caller. A durable operation is a call to the store."""
+    if call.service.startswith(durable.PREFIX):
+        with contextlib.suppress(RemoteProtocolError, IndexError):
+            return f"the durable store ({_operation(call)})"
     return f'service "{printable(call.service)}"' if call.service else "the server"
+
+
+def _operation(call: Call) -> str:
+    """RemoteProtocolError or IndexError if it is none of our clients'."""
+    frame, verb = call.body[0], printable(call.service.removeprefix(durable.PREFIX))
+    if call.service in _SUBMITS:
+        read = durable.decode(frame, _SUBMITS[call.service])
+        submit = read.submit if isinstance(read, durable.Schedule) else read
+        return f'{verb} to service "{printable(submit.service)}"'
+    if call.service in _FETCHES:
+        frame = durable.decode(frame, durable.Fetch).id
+    return f"{verb} of request {frame.hex()}" if len(frame) == durable.ID_BYTES else verb
+
+
+_SUBMITS: dict[bytes, type[durable.Submit] | type[durable.Schedule]] = {
+    durable.Service.SUBMIT.value: durable.Submit,
+    durable.Service.SCHEDULE.value: durable.Schedule,
+}
+_FETCHES = {durable.Service.RESULT.value, durable.Service.STATUS.value}
 
 
 def overdue(call: Call, sent: Call, nodes: str, now: float) -> BstarError:
