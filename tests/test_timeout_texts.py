@@ -60,6 +60,8 @@ def test_a_request_of_which_an_earlier_attempt_is_unknown_says_so() -> None:
         ("cancel", bytes.fromhex("0a" * 16), f"cancel of request {'0a' * 16}"),
         ("list", durable.encode(durable.Filter()), "list"),
     ],
+    # Without names the frames would be the tests' names, and each process makes other ids.
+    ids=["submit", "schedule", "result", "cancel", "list"],
 )
 def test_a_durable_operation_names_what_its_caller_asked_for(operation: str, frame: bytes, whom: str) -> None:
     call = Call(b"store." + operation.encode(), [frame], begun_at=100.0)
