@@ -271,9 +271,9 @@ def requests_kill_their_workers(scene: Scene) -> Iterator[None]:
 def the_journal_cannot_be_written(scene: Scene) -> Iterator[None]:
     scene.start()
     scene.worker("echo", echo)
-    scene.keep_asking(scene.client(), "echo", pause_s=0.01)
-    # The limit of its files is reached by itself.
     yield
+    # The limit of its files is reached by itself.
+    scene.keep_asking(scene.client(), "echo", pause_s=0.01)
     yield
     node = scene.pair.primary
     node.stop()
@@ -370,10 +370,10 @@ def a_disk_is_away(scene: Scene) -> Iterator[None]:
 
 
 def the_store_waits_for_its_peer(scene: Scene) -> Iterator[None]:
+    yield
     scene.pair.launch()
     scene.pair.backup.pause()
     scene.keep_asking(scene.client(timeout=60.0), "anything")
-    yield
     yield
     scene.pair.backup.resume()
 
@@ -611,6 +611,12 @@ def play(scenario: Scenario, pair: Pair, watch: Watch) -> list[tuple[str, str, s
     with pair, scene.resources:
         acts = scenario.play(scene)
         next(acts)
+        # What fired before, while the pair did not run, must be over.
+        wait_until(
+            lambda: not watch.firing(pair.name) & set(scenario.alerts),
+            f"silence before {cause}",
+            limit_s=LIMIT_S,
+        )
         for are_firing in (True, False):
             began = time.monotonic()
             next(acts, None)
