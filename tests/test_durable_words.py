@@ -18,19 +18,11 @@ from bstar.errors import (
 )
 from bstar.wire import durable
 from bstar.wire.durable import Cause, Fetch, Listing, Receipt, Standing, State, Submit
-from bstar.wire.extensions import headers_of
+from bstar.wire.extensions import headers_extensions, headers_of
 from bstar_client import Reply, RequestStatus, Result, RetryPolicy, Task
-from bstar_client.durable import (
-    Pages,
-    Polls,
-    read_receipt,
-    read_schedule_receipt,
-    read_status,
-    schedule_frame,
-    submit_frame,
-    submit_frames,
-    to_id,
-)
+from bstar_client.durable import schedule_frame, submit_frame, submit_frames
+from bstar_client.durable_answers import Pages, Polls, read_receipt, read_schedule_receipt, read_status, to_id
+from bstar_client.requests import extensions_of
 
 ID = "00112233445566778899aabbccddeeff"
 KEY = bytes.fromhex(ID)
@@ -140,7 +132,7 @@ def test_what_is_of_a_wrong_type_is_a_type_error(options: dict[str, Any], text: 
 def test_a_body_of_many_that_is_wrong_is_named() -> None:
     bodies: list[Any] = [b"a", Task(b"b", key="k"), "c"]
     with pytest.raises(TypeError) as caught:
-        list(submit_frames("price", bodies, lambda headers: headers))
+        list(submit_frames("price", bodies, extensions_of))
     assert caught.value.__notes__ == ["body 2 of submit_many()"]
 
 
@@ -154,7 +146,9 @@ def test_headers_are_the_extensions_of_a_plain_request() -> None:
 
 def test_each_of_many_carries_what_the_client_adds_to_its_headers() -> None:
     bodies: list[bytes | Task] = [b"a", Task(b"b", headers={"tenant": "blue"})]
-    frames = submit_frames("price", bodies, lambda headers: {**(headers or {}), "trace": "1"})
+    frames = submit_frames(
+        "price", bodies, lambda headers: headers_extensions({**(headers or {}), "trace": "1"})
+    )
     carried = [dict(headers_of(durable.decode(frame, Submit).headers)) for frame in frames]
     assert carried == [{"trace": "1"}, {"tenant": "blue", "trace": "1"}]
 

@@ -14,7 +14,8 @@ from bstar.wire import durable, native
 from bstar_client import AsyncHAClient, HAClient, Request, Worker
 from bstar_client.core.call_errors import expired, overdue, too_late
 from bstar_client.core.calls import Call
-from bstar_client.durable import Task, fetch_frame, schedule_frame, submit_frame
+from bstar_client.durable import Task, schedule_frame, submit_frame
+from bstar_client.durable_answers import fetch_frame
 from support.brokers import lone_broker
 from support.desk import Desk, ident
 from support.scripted import WAIT_S

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from bstar_client.aio.worker import AsyncHandler, AsyncWorker
     from bstar_client.core.calls import Ask, CallFailed, Reply
     from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
-    from bstar_client.durable import RequestStatus, Result, RetryPolicy, Task
+    from bstar_client.durable import RetryPolicy, Task
+    from bstar_client.durable_answers import RequestStatus, Result
     from bstar_client.handlers import Handler, Request, Retry, WorkerHooks
     from bstar_client.journal import JournalSettings
     from bstar_client.replies import ReplyMemory, ReplyStore
@@ -133,7 +134,8 @@ __getattr__ = on_demand(
             "Event",
             "FailedOver",
         ],
-        "bstar_client.durable": ["RequestStatus", "Result", "RetryPolicy", "Task"],
+        "bstar_client.durable": ["RetryPolicy", "Task"],
+        "bstar_client.durable_answers": ["RequestStatus", "Result"],
         "bstar_client.handlers": ["Handler", "Request", "Retry", "WorkerHooks"],
         "bstar_client.journal": ["JournalSettings"],
         "bstar_client.replies": ["ReplyMemory", "ReplyStore"],

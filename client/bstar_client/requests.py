@@ -66,7 +66,7 @@ class Requests:
             raise LocalProtocolError("plain MDP/0.2 has no identities, so a request cannot have a key")
         if ask.urgent and not self._is_native:
             raise LocalProtocolError("plain MDP/0.2 has no urgent requests")
-        extensions = b"" if ask.headers is None else headers_extensions(ask.headers)
+        extensions = extensions_of(ask.headers)
         if extensions and not self._is_native:
             raise LocalProtocolError("plain MDP/0.2 has no headers")
         name = to_name(ask.service)
@@ -105,18 +105,15 @@ class Requests:
                 if size <= self._message_bytes_max:
                     call.extensions = extensions
 
-    def carried(self, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
-        """The headers that a durable request carries: with the caller's trace if calls are traced, and if
+    def carried(self, headers: Mapping[str, str] | None) -> bytes:
+        """The extensions of a durable request: its headers, and the caller's trace if calls are traced and if
         there is room for it.
         """
-        if self.tracer is None:
-            return headers
-        carried = self.tracer.carried(headers or {})
-        try:
-            headers_extensions(carried)
-        except LocalProtocolError:
-            return headers
-        return carried
+        extensions = extensions_of(headers)
+        if self.tracer is not None:
+            with contextlib.suppress(LocalProtocolError):
+                extensions = headers_extensions(self.tracer.carried(headers or {}))
+        return extensions
 
     def call_maker(
         self, service: str | bytes, timeout: Timeout, idempotent: bool, sink: Any, pair: int | None = None
@@ -218,6 +215,11 @@ class Requests:
     def seconds(self, timeout: Timeout) -> float | None:
         """A call's timeout, or the client's."""
         return self._timeout if timeout is DEFAULT else to_timeout(timeout)
+
+
+def extensions_of(headers: Mapping[str, str] | None) -> bytes:
+    """The extensions of a caller's headers. TypeError or LocalProtocolError if they cannot be sent."""
+    return b"" if headers is None else headers_extensions(headers)
 
 
 def to_key(key: bytes | str | None) -> bytes | None:

@@ -14,20 +14,22 @@ from bstar_client.client import Client
 from bstar_client.core.calls import Ask, Body, CallFailed, Reply
 from bstar_client.core.window import Window
 from bstar_client.durable import (
-    Pages,
-    Polls,
-    RequestStatus,
-    Result,
     RetryPolicy,
     Task,
-    fetch_frame,
-    read_receipt,
-    read_schedule_receipt,
-    read_status,
     schedule_frame,
     submit_frame,
     submit_frames,
     submit_frames_async,
+)
+from bstar_client.durable_answers import (
+    Pages,
+    Polls,
+    RequestStatus,
+    Result,
+    fetch_frame,
+    read_receipt,
+    read_schedule_receipt,
+    read_status,
     to_id,
 )
 from bstar_client.requests import DEFAULT, Timeout
@@ -68,8 +70,8 @@ class DurableCalls(Client, ABC):
     ) -> str:
         """As ``HAClient.submit``."""
         pair = self._requests.store_pair(service)
-        carried = self._requests.carried(headers)
-        frame = submit_frame(service, Task(body, key, delay, at, expires, retries, priority, carried))
+        task = Task(body, key, delay, at, expires, retries, priority, headers)
+        frame = submit_frame(service, task, self._requests.carried)
         return read_receipt(await self._ask(Ask(frame, None, timeout, Service.SUBMIT.value), pair=pair))
 
     async def schedule(
@@ -92,9 +94,10 @@ class DurableCalls(Client, ABC):
     ) -> str:
         """As ``HAClient.schedule``."""
         pair = self._requests.store_pair(service)
-        carried = self._requests.carried(headers)
-        task = Task(body, key, delay, at, expires, retries, priority, carried)
-        frame = schedule_frame(service, task, every=every, cron=cron, zone=zone, missed=missed)
+        task = Task(body, key, delay, at, expires, retries, priority, headers)
+        frame = schedule_frame(
+            service, task, self._requests.carried, every=every, cron=cron, zone=zone, missed=missed
+        )
         return read_schedule_receipt(
             await self._ask(Ask(frame, None, timeout, Service.SCHEDULE.value), pair=pair)
         )

@@ -52,12 +52,17 @@ _SUBMITS: dict[bytes, type[durable.Submit] | type[durable.Schedule]] = {
 _FETCHES = {durable.Service.RESULT.value, durable.Service.STATUS.value}
 
 
+def attempts(count: int) -> str:
+    """``1 attempt``, ``2 attempts``."""
+    return "1 attempt" if count == 1 else f"{count} attempts"
+
+
 def overdue(call: Call, sent: Call, nodes: str, now: float) -> BstarError:
     """The deadline passed at the client. ``sent``: the call, or the call with its key that was sent."""
     begin, service = _waited(call, now), _service(call)
     if sent.may_have_executed:
-        attempts = "1 attempt" if sent.attempts == 1 else f"{sent.attempts} attempts"
-        text = f"{begin}: {service} has not answered; {attempts}, it may have been executed. Nodes: {nodes}"
+        tried = attempts(sent.attempts)
+        text = f"{begin}: {service} has not answered; {tried}, it may have been executed. Nodes: {nodes}"
         return CallTimeoutError(text, may_have_executed=True)
     if sent.busy_count:
         busy = printable(sent.busy_text)
