@@ -7,10 +7,10 @@ from typing import Annotated, Final
 
 import msgspec
 
-from bstar.printable import printable
 from bstar.star.takeover_pause import PAUSE_S_MAX
 from bstar_broker.core import Node, Output
 from bstar_broker.core.records import ServiceRecord
+from bstar_broker.core.services import unknown_service
 
 PAUSE_SERVICE: Final = b"pause a service"
 RESUME_SERVICE: Final = b"resume a service"
@@ -58,11 +58,9 @@ class ServiceOperations:
             wish = msgspec.json.decode(argument, type=ServiceWish)
         except msgspec.DecodeError as error:
             return _encode(ServiceTold(f"the request cannot be read: {error}"))
-        known = self._node.broker.ledger.services.values()
-        service = next((each for each in known if wish.service == each.label), None)
+        service = self._node.broker.ledger.services.labelled(wish.service)
         if service is None:
-            name = printable(wish.service.encode())
-            return _encode(ServiceTold(f'this node knows no service "{name}": bstar status lists them'))
+            return _encode(ServiceTold(unknown_service(wish.service)))
         return _encode(carry_out(service, wish))
 
     def _pause(self, service: ServiceRecord, wish: ServiceWish) -> ServiceTold:

@@ -10,7 +10,8 @@ import msgspec
 from bstar.printable import printable
 from bstar_broker.core import Node, Output
 from bstar_broker.core.management import worker_state
-from bstar_broker.core.records import Accepted, ServiceRecord
+from bstar_broker.core.records import Accepted, ServiceRecord, WorkerRecord
+from bstar_broker.core.services import unknown_service
 from bstar_broker.core.snapshot import RequestState, WorkerState
 
 LIST_WORKERS: Final = b"list workers"
@@ -75,65 +76,46 @@ class WorkOperations:
         self._carry_out = carry_out
         self._clock = clock
         self.by_request: Mapping[bytes, Callable[[bytes], str]] = {
-            LIST_WORKERS: lambda argument: self._workers(argument, ListWish, self._list_workers),
-            DRAIN_WORKER: lambda argument: self._workers(argument, WorkWish, self._drain),
-            RESUME_WORKER: lambda argument: self._workers(argument, WorkWish, self._resume),
-            LIST_REQUESTS: lambda argument: self._requests(argument, ListWish, self._list_requests),
-            SHOW_REQUEST: lambda argument: self._requests(argument, WorkWish, self._show),
-            CANCEL_REQUEST: lambda argument: self._requests(argument, WorkWish, self._cancel),
+            LIST_WORKERS: lambda argument: _answer(argument, ListWish, self._list_workers, WorkersTold),
+            DRAIN_WORKER: lambda argument: _answer(argument, WorkWish, self._drain, WorkersTold),
+            RESUME_WORKER: lambda argument: _answer(argument, WorkWish, self._resume, WorkersTold),
+            LIST_REQUESTS: lambda argument: _answer(argument, ListWish, self._list_requests, RequestsTold),
+            SHOW_REQUEST: lambda argument: _answer(argument, WorkWish, self._show, RequestsTold),
+            CANCEL_REQUEST: lambda argument: _answer(argument, WorkWish, self._cancel, RequestsTold),
         }
 
     # --- workers --------------------------------------------------------------------------------------------
 
-    def _workers(self, argument: bytes, kind: type[Wish], answer: Callable[[Wish], WorkersTold]) -> str:
-        try:
-            told = answer(msgspec.json.decode(argument, type=kind))
-        except msgspec.DecodeError as error:
-            told = WorkersTold(f"the request cannot be read: {error}")
-        return msgspec.json.encode(told).decode()
-
     def _list_workers(self, wish: ListWish) -> WorkersTold:
-        if wish.service and self._service(wish.service) is None:
-            return WorkersTold(_unknown_service(wish.service))
-        workers = [
-            each
-            for each in self._node.broker.ledger.workers.values()
-            if not wish.service or each.service.label == wish.service
-        ]
+        service = self._service(wish.service)
+        known = self._node.broker.ledger.workers.values()
+        workers = [each for each in known if service in (None, each.service)]
         now = self._clock()
         return WorkersTold("", [worker_state(each, now) for each in workers[: wish.count]], len(workers))
 
     def _drain(self, wish: WorkWish) -> WorkersTold:
-        orders = self._node.broker.work_orders
-        worker = orders.find_worker(wish.about)
-        if worker is None:
-            return WorkersTold(_unknown_worker(wish.about))
-        self._carry_out(orders.drain(worker, wish.why, self._clock()))
+        worker = self._worker(wish.about)
+        self._carry_out(self._node.broker.work_orders.drain(worker, wish.why, self._clock()))
         return WorkersTold("", [worker_state(worker, self._clock())], 1)
 
     def _resume(self, wish: WorkWish) -> WorkersTold:
-        orders = self._node.broker.work_orders
-        worker = orders.find_worker(wish.about)
-        if worker is None:
-            return WorkersTold(_unknown_worker(wish.about))
+        worker = self._worker(wish.about)
         if not worker.drain_why:
-            return WorkersTold(f"worker {wish.about} of {worker.service.title} is not drained")
-        self._carry_out(orders.resume(worker, wish.why, self._clock()))
+            raise _RefusedError(f"worker {wish.about} of {worker.service.title} is not drained")
+        self._carry_out(self._node.broker.work_orders.resume(worker, wish.why, self._clock()))
         return WorkersTold("", [worker_state(worker, self._clock())], 1)
+
+    def _worker(self, label: str) -> WorkerRecord:
+        worker = self._node.broker.work_orders.find_worker(label)
+        if worker is None:
+            name = printable(label.encode())
+            raise _RefusedError(f'this node has no worker "{name}": bstar workers ls lists them')
+        return worker
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    def _requests(self, argument: bytes, kind: type[Wish], answer: Callable[[Wish], RequestsTold]) -> str:
-        try:
-            told = answer(msgspec.json.decode(argument, type=kind))
-        except msgspec.DecodeError as error:
-            told = RequestsTold(f"the request cannot be read: {error}")
-        return msgspec.json.encode(told).decode()
-
     def _list_requests(self, wish: ListWish) -> RequestsTold:
-        service = self._service(wish.service) if wish.service else None
-        if wish.service and service is None:
-            return RequestsTold(_unknown_service(wish.service))
+        service = self._service(wish.service)
         broker = self._node.broker
         listed = broker.work_orders.oldest(service, wish.count, self._clock())
         running = sum(each.held for each in broker.ledger.workers.values() if service in (None, each.service))
@@ -141,50 +123,63 @@ class WorkOperations:
         return RequestsTold("", listed, running, waiting)
 
     def _show(self, wish: WorkWish) -> RequestsTold:
-        found = self._find(wish.about, "show")
-        return found if isinstance(found, RequestsTold) else self._told(found)
+        return self._told(self._request(wish.about, "show"))
 
     def _cancel(self, wish: WorkWish) -> RequestsTold:
-        found = self._find(wish.about, "cancel")
-        if isinstance(found, RequestsTold):
-            return found
-        told = self._told(found)
-        self._carry_out(self._node.broker.work_orders.cancel(found, wish.why, self._clock()))
+        request = self._request(wish.about, "cancel")
+        told = self._told(request)
+        self._carry_out(self._node.broker.work_orders.cancel(request, wish.why, self._clock()))
         return told
 
-    def _find(self, text: str, verb: str) -> Accepted | RequestsTold:
-        """The request, or why there is nothing to do."""
+    def _request(self, text: str, verb: str) -> Accepted:
         if not self._node.is_active:
-            return RequestsTold("this node does not serve: ask the one that does, on its machine")
+            raise _RefusedError("this node does not serve: ask the one that does, on its machine")
         durable = f"it is durable: bstar durable {verb} {text[:_DURABLE_DIGITS]}"
         if len(text) == _DURABLE_DIGITS:
-            return RequestsTold(durable)
+            raise _RefusedError(durable)
         try:
             identity = bytes.fromhex(text)
         except ValueError:
             identity = b""
         if len(text) != _DIGITS or not identity:
-            return RequestsTold(f"a request's id has {_DIGITS} hexadecimal digits: bstar request ls")
+            raise _RefusedError(f"a request's id has {_DIGITS} hexadecimal digits: bstar request ls")
         request = self._node.broker.work_orders.find_request(identity)
         if request is None:
-            return RequestsTold(f"this node has no request {text}: it has ended, or never came here")
+            raise _RefusedError(f"this node has no request {text}: it has ended, or never came here")
         if request.codec is self._node.broker.ledger.mailbox:
-            return RequestsTold(durable)
+            raise _RefusedError(durable)
         if request.is_abandoned:
-            return RequestsTold(f"request {text} was given up already; a worker still runs it")
+            raise _RefusedError(f"request {text} was given up already; a worker still runs it")
         return request
 
     def _told(self, request: Accepted) -> RequestsTold:
         return RequestsTold("", [self._node.broker.work_orders.describe(request, self._clock())])
 
     def _service(self, label: str) -> ServiceRecord | None:
-        known = self._node.broker.ledger.services.values()
-        return next((each for each in known if each.label == label), None)
+        """None for all services."""
+        if not label:
+            return None
+        service = self._node.broker.ledger.services.labelled(label)
+        if service is None:
+            raise _RefusedError(unknown_service(label))
+        return service
 
 
-def _unknown_service(label: str) -> str:
-    return f'this node knows no service "{printable(label.encode())}": bstar status lists them'
+class _RefusedError(Exception):
+    """Nothing has changed; the text says why."""
 
 
-def _unknown_worker(label: str) -> str:
-    return f'this node has no worker "{printable(label.encode())}": bstar workers ls lists them'
+def _answer(
+    argument: bytes,
+    kind: type[Wish],
+    carry_out: Callable[[Wish], WorkersTold | RequestsTold],
+    told: type[WorkersTold] | type[RequestsTold],
+) -> str:
+    """Read what is asked, as ``kind``, and do it; ``told`` has a refusal."""
+    try:
+        answer: WorkersTold | RequestsTold = carry_out(msgspec.json.decode(argument, type=kind))
+    except msgspec.DecodeError as error:
+        answer = told(f"the request cannot be read: {error}")
+    except _RefusedError as error:
+        answer = told(str(error))
+    return msgspec.json.encode(answer).decode()

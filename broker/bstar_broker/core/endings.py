@@ -169,9 +169,7 @@ class Endings:
     def cancel(self, request: Accepted, why: str, now: float) -> list[Output]:
         """An operator ends one request. The answer of a worker that holds it is dropped when it comes."""
         if request.is_queued:
-            request.service.queue.remove(request.lane, request, is_urgent=request.is_urgent)
-            request.is_queued = False
-            self._ledger.waiting.leave(request.lane, 1, request.size)
+            self._unqueue(request)
             return self._call_off(request, "cancelled it", why, now)
         text = f"an operator cancelled it while a worker had it: {why}"
         request.service.tally.lost += 1
@@ -215,9 +213,7 @@ class Endings:
             return
         request.is_abandoned = True
         if request.is_queued:
-            request.service.queue.remove(request.lane, request, is_urgent=request.is_urgent)
-            request.is_queued = False
-            self._ledger.waiting.leave(request.lane, 1, request.size)
+            self._unqueue(request)
             request.service.tally.returned += 1
             self._ledger.report(request, "returned", (), now)
             self._ledger.forget(request)
@@ -251,10 +247,13 @@ class Endings:
         for request in self._queued_of(client):
             if request.sender != client or request.askers or request.deliveries:
                 continue
-            request.service.queue.remove(client, request, is_urgent=request.is_urgent)
-            request.is_queued = False
-            ledger.waiting.leave(client, 1, request.size)
+            self._unqueue(request)
             self._send_back(request, "client-gone", now)
+
+    def _unqueue(self, request: Accepted) -> None:
+        request.service.queue.remove(request.lane, request, is_urgent=request.is_urgent)
+        request.is_queued = False
+        self._ledger.waiting.leave(request.lane, 1, request.size)
 
     def _queued_of(self, client: bytes) -> Iterator[Accepted]:
         """The requests of a client that wait, its batches unfolded."""

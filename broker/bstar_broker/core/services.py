@@ -9,6 +9,7 @@ Every ``STEP_S`` each record notes its counters. So ``recent`` has the outcomes 
 
 from collections import OrderedDict
 
+from bstar.printable import printable
 from bstar_broker.core.records import OUTCOMES, STEP_S, ServiceRecord
 
 # A record is some 3 KB.
@@ -32,6 +33,10 @@ class ServiceTable(dict[bytes, ServiceRecord]):
         record.used_at = now
         self[name] = record
         return record
+
+    def labelled(self, label: str) -> ServiceRecord | None:
+        """The service that people call so."""
+        return next((each for each in self.values() if each.label == label), None)
 
     def has_room_to_offer(self, services_max: int) -> bool:
         """True if a worker may bring a new service. Names that only clients have mentioned do not count."""
@@ -61,3 +66,8 @@ def recent(record: ServiceRecord) -> dict[str, int]:
     now = record.tally.outcomes()
     before = record.steps[0] if len(record.steps) == record.steps.maxlen else (0,) * len(now)
     return {name: count - was for name, count, was in zip(OUTCOMES, now, before, strict=True) if count > was}
+
+
+def unknown_service(label: str) -> str:
+    """What an operator reads who asks for a service that is not there."""
+    return f'this node knows no service "{printable(label.encode())}": bstar status lists them'
