@@ -140,9 +140,11 @@ chaos: export CHAOS_OTHER = $(OTHER)
 chaos: export ROUNDS := $(ROUNDS)
 chaos: export SEED := $(SEED)
 chaos: export COUNT := $(COUNT)
-chaos: $(TOOLS) ## faults against real processes, one run at a time on each core, or JOBS=1; or at random: RUNS=20, SEED=7; or SCENARIO=durable ROUNDS=200; or SCENARIO=pzq COUNT=100000; or KEYS=on; or SCENARIO=versions OTHER=v0.1.0 (chaos-tests/README.md)
+chaos: $(TOOLS) ## faults against real processes, one run at a time on each core, or JOBS=1; or at random: RUNS=20, SEED=7; or SCENARIO=durable ROUNDS=200; or SCENARIO=pzq COUNT=100000; or KEYS=on; or SCENARIO=versions OTHER=v0.1.0; or SCENARIO=alerts (chaos-tests/README.md)
 ifneq ($(RUNS)$(if $(ROUNDS)$(COUNT),,$(SEED)),)
 	@PYTHONPATH=chaos-tests $(BIN)/python -m chaos.explore $(if $(RUNS),--runs $(RUNS)) $(if $(SEED),--seed $(SEED))
+else ifeq ($(SCENARIO),alerts)
+	@PYTHONPATH=chaos-tests $(BIN)/python -m chaos.alerts
 else
 	@PYTHONPATH=tests $(BIN)/python -m pytest -p support.schedule chaos-tests -n $(or $(JOBS),$(shell nproc)) --dist loadfile $(if $(SCENARIO),-k '$(SCENARIO)')$(if $(ROUNDS)$(COUNT), -s)
 endif

@@ -7,9 +7,7 @@ fail with CI=true.
 from __future__ import annotations
 
 import functools
-import os
 import re
-import shutil
 import subprocess
 import textwrap
 from pathlib import Path
@@ -22,6 +20,8 @@ from prometheus_client import CollectorRegistry
 
 from bstar_broker.core.snapshot import HttpState, JournalState, QuorumState, SecurityState
 from bstar_broker.metrics import NodeCollector
+from chaos.alert_scenes import SCENARIOS
+from chaos.prometheus import need_program
 from support.certificates import make_certificate
 from support.node_states import node_state, service_state, store_state
 
@@ -55,14 +55,17 @@ def checks_of(name: str, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [case for group in groups for case in group["alert_rule_test"] if case["alertname"] == name]
 
 
+def test_each_alert_has_a_scenario_that_makes_it_fire() -> None:
+    assert {alert for scenario in SCENARIOS for alert in scenario.alerts} == set(rules())
+
+
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    program = shutil.which("promtool")
-    if program is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("promtool is missing; on Debian: apt-get install prometheus")
-        pytest.skip("promtool is missing; on Debian: apt-get install prometheus")
     return subprocess.run(
-        [program, *map(str, arguments)], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [need_program("promtool"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
 
 
