@@ -2,7 +2,7 @@
 
     python benchmarks/durable.py plain       plain requests: without a store, beside one, beside submits
     python benchmarks/durable.py growth      1,000,000 pending requests: memory, restart, catch-up
-    python benchmarks/durable.py growth --pending 100000
+    python benchmarks/durable.py growth --pending 100000 --size 1000
 
 ``plain``: two pairs, one with a store, take turns with the same plain MDP/0.2 client and worker; the pair
 with a store once at rest and once while a client submits 100-octet bodies as fast as it can. A ratio is the
@@ -57,6 +57,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one turn of plain")
     parser.add_argument("--windows", type=int, nargs="+", default=[1, 100], help="of plain")
     parser.add_argument("--pending", type=int, default=1_000_000, help="of growth")
+    parser.add_argument("--size", type=int, default=len(BODY), help="octets of a body of growth")
     parser.add_argument("--directory", type=Path, default=Path("build/durable"))
     asked = parser.parse_args()
     asked.directory.mkdir(parents=True, exist_ok=True)
@@ -149,7 +150,7 @@ def growth(folder: Path, asked: argparse.Namespace) -> None:
         pair.start()
         wait_for_copies(pair)
         _print_memory(pair, "empty")
-        _fill(pair, count)
+        _fill(pair, count, asked.size)
         _print_memory(pair, f"{count:,} pending")
         pair.backup.kill()
         wait_until_alone(pair.primary)
@@ -167,11 +168,12 @@ def growth(folder: Path, asked: argparse.Namespace) -> None:
         _catch_up(pair)
 
 
-def _fill(pair: Pair, count: int) -> None:
+def _fill(pair: Pair, count: int, size: int) -> None:
+    body = b"x" * size
     with HAClient(pair.endpoints, timeout=START_S_MAX) as client:
         began = before = time.monotonic()
         for number, _ in enumerate(
-            client.submit_many(SERVICE, (BODY for _ in range(count)), window=4_096), 1
+            client.submit_many(SERVICE, (body for _ in range(count)), window=4_096), 1
         ):
             if number % 100_000 == 0 or number == count:
                 now = time.monotonic()
