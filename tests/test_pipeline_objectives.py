@@ -107,6 +107,35 @@ def test_objectives_of_a_service_say_what_its_requests_met(spark: "SparkSession"
 
 
 @pytest.mark.spark
+def test_a_few_requests_raise_no_alert(spark: "SparkSession") -> None:
+    """Of two failures among so many requests there is an alert only from the stated number on."""
+    from bstar_pipeline.gold.objectives import objectives, sketches
+
+    scribe = Scribe()
+    outcomes = ["lost", "lost", *["answered"] * 8]
+    summed = sketches(
+        frame_of(spark, [scribe.request(us(NOON), outcome=outcome) for outcome in outcomes])
+    ).cache()
+    raised = {}
+    for least in (0, 10, 11):
+        for service_level, kind in ((0.99, "fast"), (0.975, "slow")):
+            told = slo.Objectives(
+                default=slo.Objective(availability=service_level), alert_requests=least, slow_share=0.03
+            )
+            (row,) = objectives(summed, told).collect()
+            assert row["burn_1h"] == row["burn_6h"] == pytest.approx(0.2 / (1 - service_level))
+            raised[least, kind] = row["alert"]
+    assert raised == {
+        (0, "fast"): "fast",
+        (0, "slow"): "slow",
+        (10, "fast"): "fast",
+        (10, "slow"): "slow",
+        (11, "fast"): None,
+        (11, "slow"): None,
+    }
+
+
+@pytest.mark.spark
 def test_the_period_of_a_budget_ends(spark: "SparkSession") -> None:
     from bstar_pipeline.gold.objectives import budgets, sketches
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -352,6 +353,15 @@ def test_spark_and_duckdb_give_the_same_answers(
             by_duckdb, by_spark = question(folder, most), question(on_spark, most)
             assert list(by_duckdb) == list(by_spark)
             assert by_duckdb.total == by_spark.total
+
+
+def test_a_folder_below_one_that_is_named_as_a_partition_is_read(root: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "day=7" / "pair=nobody" / "day=2026-01-01"
+    shutil.copytree(root, moved)
+    with open_folder(str(root), pair="orders") as there, open_folder(str(moved), pair="orders") as here:
+        assert asking.requests(here) == asking.requests(there) > 0
+        for question in (asking.findings, asking.incidents):
+            assert list(question(here)) == list(question(there)) != []
 
 
 def test_spark_and_duckdb_print_the_same(

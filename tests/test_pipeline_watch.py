@@ -27,16 +27,20 @@ if TYPE_CHECKING:
 
 # A JVM takes its time on a busy machine.
 PATIENCE_S = 600
+# The files have 40 requests an hour.
+ALERT_REQUESTS = 10
 PROGRAM = f"""
 import sys
 from bstar_pipeline.session import open_session
+from bstar_pipeline.slo import Objectives
 from bstar_pipeline.watch import Watch, WatchSettings, stopped_by_signals
 
 def tell(text):
     print(text, flush=True)
 
 spark = open_session("watch", master="local[2]", settings={SETTINGS!r})
-settings = WatchSettings(journals=sys.argv[1], root=sys.argv[2], files_max=3, partitions=1, interval_s=0)
+slo = Objectives(alert_requests={ALERT_REQUESTS})
+settings = WatchSettings(sys.argv[1], sys.argv[2], slo=slo, files_max=3, partitions=1, interval_s=0)
 with Watch(spark, settings, tell=tell) as watch, stopped_by_signals(watch):
     watch.run()
 print("ended", flush=True)
@@ -86,10 +90,12 @@ def watch(journals: Path, root: Path) -> Iterator[Process]:
 
 def watch_what_is_there(spark: "SparkSession", journals: Path, root: Path) -> str:
     """Run a watch in this process until it has read every file. Returns what it tells."""
+    from bstar_pipeline.slo import Objectives
     from bstar_pipeline.watch import Watch, WatchSettings
 
     told: list[str] = []
-    settings = WatchSettings(str(journals), str(root), files_max=3, partitions=1, interval_s=0)
+    slo = Objectives(alert_requests=ALERT_REQUESTS)
+    settings = WatchSettings(str(journals), str(root), slo=slo, files_max=3, partitions=1, interval_s=0)
     with Watch(spark.newSession(), settings, available_now=True, tell=told.append) as watch:
         watch.run()
     return "\n".join(told)
@@ -162,6 +168,7 @@ def test_a_watch_killed_three_times_and_ended_by_sigterm_comes_to_what_the_batch
 
     from bstar_pipeline import bronze, micro_batch, sketch
     from bstar_pipeline.gold.objectives import objectives, sketches
+    from bstar_pipeline.slo import Objectives
 
     journals, root = tmp_path / "journals", tmp_path / "tables"
     journals.mkdir()
@@ -193,7 +200,8 @@ def test_a_watch_killed_three_times_and_ended_by_sigterm_comes_to_what_the_batch
     )
     assert rows_of(added.select(*by_batch.columns)) == rows_of(by_batch)
     written_objectives = micro_batch.read(spark, str(root), "gold.objectives")
-    assert rows_of(written_objectives) == rows_of(objectives(by_batch).select(*written_objectives.columns))
+    told_by_batch = objectives(by_batch, Objectives(alert_requests=ALERT_REQUESTS))
+    assert rows_of(written_objectives) == rows_of(told_by_batch.select(*written_objectives.columns))
 
     arrivals = micro_batch.read(spark, str(root), "stream.arrivals").agg(
         *(F.sum(name).alias(name) for name in ("files", "requests", "events", "rejected"))

@@ -48,7 +48,8 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Objectives(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The promises of all services; budgets are for ``period_days``.
 
-    ``fast_share`` of a budget gone within an hour, or ``slow_share`` of it within six, is an alert.
+    ``fast_share`` of a budget gone within an hour, or ``slow_share`` of it within six, is an alert if
+    ``alert_requests`` or more ended within that time: of a few requests one failure is a large share.
     """
 
     default: Objective = Objective()
@@ -56,6 +57,7 @@ class Objectives(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     period_days: Annotated[int, msgspec.Meta(gt=0)] = 30
     fast_share: Share = 0.02
     slow_share: Share = 0.05
+    alert_requests: Annotated[int, msgspec.Meta(ge=0)] = 100
 
     def of(self, service: str) -> Objective:
         """What one service promises."""

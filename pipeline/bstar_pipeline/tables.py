@@ -177,7 +177,7 @@ _TABLES = (
         "exactly for its period. burn_rate is that of errors in this minute, burn_5m, burn_1h and burn_6h "
         "those of the last 5 minutes, 1 and 6 hours, slow_burn_rate that of slow requests in this minute. "
         "alert is fast (1 hour and 5 minutes burn fast: an hour costs 2 % of the budget), slow (6 hours and "
-        "1 hour: 5 %) or null, see bstar_pipeline.slo.",
+        "1 hour: 5 %) or null, also while the longer window has too few requests, see bstar_pipeline.slo.",
         "service STRING, minute TIMESTAMP, requests DOUBLE, rate DOUBLE, errors DOUBLE, error_share DOUBLE, "
         "slow_share DOUBLE, queued_p50_us DOUBLE, queued_p95_us DOUBLE, queued_p99_us DOUBLE, "
         "busy_p50_us DOUBLE, busy_p95_us DOUBLE, busy_p99_us DOUBLE, total_p50_us DOUBLE, "

@@ -211,7 +211,8 @@ def audit(
     is no finding.
 
     Exit codes, fit to gate a release: 0 passed; 1 violated; 2 wrong usage; 3 nothing to judge (no request in
-    the period), or with --strict not all is proven; 5 Spark failed; 130 interrupted.
+    the period), or with --strict not all is proven; 5 a table cannot be read, or Spark failed;
+    130 interrupted.
 
     Examples:
 
@@ -259,7 +260,8 @@ def incidents(
 
     Durations count from when it happened. UNKNOWN is how many requests' outcome their client never learned.
 
-    Exit codes: 0 listed, even if there are none; 2 wrong usage; 5 Spark failed; 130 interrupted.
+    Exit codes: 0 listed, even if there are none; 2 wrong usage; 5 a table cannot be read, or Spark failed;
+    130 interrupted.
 
     Examples:
 

@@ -81,13 +81,16 @@ def objectives(sketches: DataFrame, slo: Objectives | None = None) -> DataFrame:
     error_share = F.col("errors") / F.col("requests")
     slow_share = F.col("slow") / F.nullif("finished", F.lit(0.0))
 
-    def burn(back_s: int) -> Column:
+    def within(back_s: int, column: str) -> Column:
         window = (
             Window.partitionBy("pair", "service")
             .orderBy(F.unix_timestamp("minute"))
             .rangeBetween(60 - back_s, Window.currentRow)
         )
-        return F.sum("errors").over(window) / F.sum("requests").over(window) / budget
+        return F.sum(column).over(window)
+
+    def burn(back_s: int) -> Column:
+        return within(back_s, "errors") / within(back_s, "requests") / budget
 
     burning = minutes.select(
         *_KEY,
@@ -102,10 +105,16 @@ def objectives(sketches: DataFrame, slo: Objectives | None = None) -> DataFrame:
         burn(300).alias("burn_5m"),
         burn(3600).alias("burn_1h"),
         burn(21_600).alias("burn_6h"),
+        (within(3600, "requests") >= slo.alert_requests).alias("has_1h"),
+        (within(21_600, "requests") >= slo.alert_requests).alias("has_6h"),
     )
     alert = F.when(
-        (F.col("burn_1h") >= slo.fast_burn) & (F.col("burn_5m") >= slo.fast_burn), F.lit("fast")
-    ).when((F.col("burn_6h") >= slo.slow_burn) & (F.col("burn_1h") >= slo.slow_burn), F.lit("slow"))
+        F.col("has_1h") & (F.col("burn_1h") >= slo.fast_burn) & (F.col("burn_5m") >= slo.fast_burn),
+        F.lit("fast"),
+    ).when(
+        F.col("has_6h") & (F.col("burn_6h") >= slo.slow_burn) & (F.col("burn_1h") >= slo.slow_burn),
+        F.lit("slow"),
+    )
     return burning.withColumn("alert", alert).select(*table_schema("gold.objectives").names)
 
 

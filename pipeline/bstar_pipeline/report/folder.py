@@ -88,8 +88,11 @@ def _table(root: Path, name: str) -> str:
     if next(folder.glob("day=*/pair=*/*.parquet"), None) is None:
         return f"({empty})"
     files = _text(f"{glob.escape(str(folder))}/day=*/pair=*/*.parquet")
-    options = "union_by_name = true, hive_partitioning = true, hive_types = {'day': DATE, 'pair': VARCHAR}"
-    return f"({empty} UNION ALL BY NAME SELECT * FROM read_parquet({files}, {options}))"  # noqa: S608
+    # DuckDB would take each "key=value" of the path for a partition, those above the table, too.
+    day, pair = (f"split_part(parse_path(filename)[{place}], '=', 2)" for place in (-3, -2))
+    rows = f"""SELECT * EXCLUDE (filename), CAST({day} AS DATE) AS day, url_decode({pair}) AS pair
+        FROM read_parquet({files}, union_by_name = true, hive_partitioning = false, filename = true)"""  # noqa: S608
+    return f"({empty} UNION ALL BY NAME {rows})"
 
 
 def _text(value: str) -> str:
