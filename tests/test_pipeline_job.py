@@ -40,7 +40,7 @@ REQUESTS, IN_FIRST, SO_FAR = 30, 20, 25
 MISSED = 600
 
 Rows = list[tuple[Any, ...]]
-OPENED, STOCK = (DAYS[1], "orders"), (DAYS[1], "stock")
+OPENED, STOCK, NIGHT = (DAYS[1], "orders"), (DAYS[1], "stock"), (DAYS[1], "night")
 PARTS = ((DAYS[0], "orders"), OPENED, STOCK)
 
 
@@ -98,6 +98,40 @@ def _backup(day: int, pair: str) -> tuple[Run, int]:
     return backup, end
 
 
+def _write_night(folder: Path) -> None:
+    """Processes that began the day before, and requests around midnight, whose client is 50 ms behind."""
+    noon, midnight = _noon(0), 24 * HOUR_US
+    primary, worker, idle = (
+        Run(node, boot=_boot(letter, 0, "night"), pair="night")
+        for letter, node in (("a", "primary"), ("d", "worker"), ("b", "idle"))
+    )
+    client = Run("client", boot=_boot("c", 0, "night"), pair="night", machine="behind", at_us=AT_US - 50_000)
+    primary.start(noon)
+    client.start(noon, source="client")
+    worker.start(noon, source="worker", service="echo")
+    idle.start(noon, source="worker", service="rare")
+    primary.state(noon + S, "PRIMARY", "ACTIVE", "PEER_BACKUP")
+    primary.add(records.Activated, noon + S, epoch=1, text="The backup waits.")
+    # Long before; the node before and the client after midnight; the other way round; and long after.
+    for number, (at, told_at) in enumerate(
+        (
+            (-HOUR_US // 2, -HOUR_US // 2 + 5_000),
+            (-10_000, 60_000),
+            (20_000, 25_000),
+            (HOUR_US, HOUR_US + 5_000),
+        )
+    ):
+        worker.execution(midnight + at - 100, "n", number, reply_crc=number)
+        primary.request(midnight + at, "n", number)
+        client.call(midnight + told_at, "n", number, reply_crc=number, total_us=told_at - at + 1_500)
+    for run in (primary, client, worker, idle):
+        run.add(records.Stopped, midnight + 2 * HOUR_US, reason="SIGTERM")
+        first = 1 if run is idle else 0
+        run.add(records.SegmentClosed, midnight + 2 * HOUR_US, lines=len(run.records) - first)
+        # The first file of the one that had nothing to do is gone.
+        write(folder / run.name(1 + first, ".ndjson", f"{DAYS[0]:%Y%m%d}T120000Z"), run.lines()[first:])
+
+
 def _write(folder: Path, day: int, pair: str = "orders", *, is_sealed: bool = True) -> int:
     """The files of a day; of a packed one half is gone. Returns how many lines can still be read of that."""
     stamp = f"{DAYS[day]:%Y%m%d}T120000Z"
@@ -141,10 +175,10 @@ def _lines_before_the_cut(packed: bytes) -> int:
     return zlib.decompressobj(wbits=31).decompress(packed[: len(packed) // 2]).count(b"\n")
 
 
-def rows(root: Path, name: str, sql: str = "SELECT * FROM it") -> Rows:
+def rows(root: Path, name: str, sql: str = "SELECT * FROM it", where: str = "pair <> 'night'") -> Rows:
     """What ``sql`` finds in a table, as ``it``; every column counts for the order."""
     files = f"{root}/{TABLES[name].path}/*/*/{'*/' if name == 'bronze.records' else ''}*.parquet"
-    it = f"WITH it AS (FROM read_parquet('{files}', hive_partitioning = true)) "
+    it = f"WITH it AS (FROM read_parquet('{files}', hive_partitioning = true) WHERE {where}) "
     return duckdb.execute(f"{it} SELECT * FROM ({sql}) ORDER BY ALL").fetchall()
 
 
@@ -186,7 +220,9 @@ def done(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Done:
     tables, files = all_rows(root), files_of(root, DAYS[0])
     _write(journals, 1)
     # Some of the files are named twice.
-    again = [str(journals / "copies"), f"{journals}/*.gz", str(journals)]
+    night = tmp_path_factory.mktemp("night")
+    _write_night(night)
+    again = [str(journals / "copies"), f"{journals}/*.gz", str(journals), str(night)]
     second = job.run(spark, again, str(root), since=DAYS[1])
     return Done(
         root, first, second, (tables, all_rows(root)), (files, files_of(root, DAYS[0])), told, plans, readable
@@ -263,9 +299,9 @@ def test_the_audit_finds_no_violation_and_says_what_it_cannot_prove(done: Done) 
 
 def test_newer_files_of_a_day_replace_what_the_day_had_and_leave_other_days_alone(done: Done) -> None:
     second = done.second
-    assert second.parts == (OPENED, STOCK)
-    assert second.requests == 2 * REQUESTS
-    assert second.files == {"whole": 2 * 7, "open": 2 * 3, "duplicate": 2 * 2, "truncated": 2}
+    assert second.parts == (NIGHT, OPENED, STOCK)
+    assert second.requests == 2 * REQUESTS + 3
+    assert second.files == {"whole": 2 * 7 + 4, "open": 2 * 3, "duplicate": 2 * 2, "truncated": 2}
     assert second.rejected == {"unreadable": 2 * 2, "newer-version": 2 * 2}
     before, after = done.untouched
     assert before == after
@@ -280,6 +316,28 @@ def test_the_same_input_twice_gives_the_same_tables(done: Done) -> None:
     assert {name for name, of_table in first.items() if not of_table} == {"gold.capacity", "silver.durables"}
     for name in WRITTEN:
         assert second[name] == first[name], name
+
+
+def test_since_a_day_a_request_over_midnight_is_whole_and_who_began_before_is_known(done: Done) -> None:
+    def night(name: str, columns: str) -> Rows:
+        return rows(done.root, name, f"SELECT DISTINCT {columns} FROM it", "pair = 'night'")
+
+    assert night("silver.requests", "day, number, outcome, evidence") == [
+        (DAYS[1], number, "answered", 7) for number in (1, 2, 3)
+    ]
+    assert night("silver.runs", 'node, source, "before", missing') == [
+        ("client", "client", 0, 0),
+        ("idle", "unknown", 1, 0),
+        ("primary", "broker", 0, 0),
+        ("worker", "worker", 0, 0),
+    ]
+    lacking = "unknown idle: records that it wrote before its first one here are not here"
+    assert night("gold.audit", "verdict, text") == [
+        ("unproven", "the journal of the peer of primary is not here"),
+        ("unproven", lacking),
+    ]
+    assert night("gold.incidents", "kind, node") == [("stop", "primary")]
+    assert night("bronze.records", "topic") == [("calls",), ("events",), ("executions",), ("requests",)]
 
 
 def test_the_job_tells_what_it_does(done: Done) -> None:

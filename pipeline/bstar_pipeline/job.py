@@ -4,8 +4,9 @@ Lines are parsed once, on the way into ``bronze.records``; everything after that
 written before the next reads it, so nothing is computed twice. Independent tables are written side by side,
 because Spark plans a query on one core. Records belong to days and pairs, and the job replaces whole days and
 pairs. The same input twice gives the same tables, and other days and pairs stay. So give it all journals of
-the days that it is about, or say ``since`` which day it is about: what is older is read as far as it stands
-in the same files, and left out.
+the days that it is about, or say ``since`` which day it is about. What is older is read as far as it stands
+in the same files, and not written: it tells who the processes are that go on, and the records of the last
+hour before belong to requests of which others have later ones.
 
 The driver gets to know names of files, which days and pairs there are, and counts; no records.
 """
@@ -41,6 +42,11 @@ Progress = Callable[[str], None]
 
 _log = logging.getLogger(__name__)
 _OUTSIDE = "outside"
+# Requests take less, and clocks are less apart.
+_MARGIN_US = 3_600_000_000
+_MARGIN = "margin-"
+# The topics of records that are of single requests.
+_OF_REQUESTS = ("requests", "calls", "executions")
 # Every executor gets this many digests of requests.
 _REPEATED_MAX = 500_000
 
@@ -91,6 +97,12 @@ class _Job:
     """And the files and lines that are none, to these as well."""
     topics: frozenset[str] = frozenset()
     """Of the records."""
+    earlier: DataFrame | None = None
+    """What records of before the first day say of runs, see ``silver.earlier``."""
+    margin: DataFrame | None = None
+    """Records of single requests, of the last hour before the first day."""
+    aside: dict[str, Part] = field(default_factory=dict)
+    """Folders of the table of records that are taken out again at the end."""
 
     def tell(self, text: str) -> None:
         _log.info("%s", text)
@@ -125,13 +137,14 @@ def run(
     records = _bronze(job, inputs, since)
     with ThreadPoolExecutor(1, "services") as other:
         told = other.submit(_services, job, records, slo)
-        runs = job.write("silver.runs", silver.runs(records))
+        runs = job.write("silver.runs", silver.runs(records, job.earlier))
         states = job.write("silver.states", silver.states(records, runs))
-        requests = _requests(job, records, runs, clock_error_us)
+        requests = _requests(job, records, runs, clock_error_us, since)
         further = [node_findings(records, runs), *_durables(job, records, runs, states, clock_error_us)]
         found = job.write("gold.incidents", incidents(records, runs, states, requests, clock_error_us))
         findings = job.write("gold.audit", audit(requests, runs, states, clock_error_us, further))
         told.result()
+    store.clear(spark, root, "bronze.records", job.aside)
     job.tell("counting")
     files = (
         store.read(spark, root, "bronze.files", job.seen)
@@ -159,24 +172,21 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
     job.tell(f"reading journals at {', '.join(inputs)}")
     typed = bronze.typed(journal_files.lines(spark, inputs, since=since))
     if since is not None:
-        is_older = F.col("day") < F.lit(since)
-        typed = typed.withColumns(
-            {
-                "topic": F.when(is_older, _OUTSIDE).otherwise(F.col("topic")),
-                "day": F.greatest("day", F.lit(since)),
-            }
-        )
+        typed = _with_older_aside(typed, since)
     # Lines that are no records go the same way, as a topic of their own, and are taken out again below.
     written = store.write(typed, root, "bronze.records", more=REJECTION)
-    aside = {leaf: part for leaf, part in written.new.items() if leaf.endswith((REJECTED, _OUTSIDE))}
+    aside = {leaf: part for leaf, part in written.new.items() if _is_aside(_topic_of(leaf))}
     scope = frozenset(part for leaf, part in written.new.items() if leaf not in aside)
     if not scope:
         raise ConfigurationError(f"no record in the journals at {', '.join(inputs)}: {_why(job, aside)}")
     store.clear(spark, root, "bronze.records", [leaf for leaf, part in written.old.items() if part in scope])
     job.scope, job.seen = scope, scope | frozenset(aside.values())
-    job.topics = frozenset(leaf.rpartition("=")[2] for leaf in written.new)
+    job.topics = frozenset(map(_topic_of, written.new))
     parsed = store.read(spark, root, "bronze.records", job.seen, more=REJECTION)
-    parsed = parsed.where(F.col("topic").isin(REJECTED, _OUTSIDE) | store.within(scope))
+    is_older = (F.col("topic") == _OUTSIDE) | F.col("topic").startswith(_MARGIN)
+    parsed = parsed.where((F.col("topic") == REJECTED) | is_older | store.within(scope))
+    if since is not None:
+        job.earlier = silver.earlier(parsed.where(is_older), parsed.where(~is_older)).localCheckpoint()
     job.tell("looking for files that came twice or lost their end")
     found = copies.ranges(parsed).persist()
     try:
@@ -196,8 +206,35 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
             store.write(of_pairs, root, "bronze.records")
     finally:
         found.unpersist()
-    store.clear(spark, root, "bronze.records", aside)
-    return job.read("bronze.records")
+    job.aside = {leaf: part for leaf, part in aside.items() if _topic_of(leaf).startswith(_MARGIN)}
+    store.clear(spark, root, "bronze.records", aside.keys() - job.aside.keys())
+    kept = job.read("bronze.records")
+    is_margin = F.col("topic").startswith(_MARGIN)
+    if since is not None and job.aside:
+        job.margin = kept.where(is_margin).withColumns(
+            {"topic": F.substring("topic", len(_MARGIN) + 1, 100), "day": F.date_sub("day", 1)}
+        )
+    return kept.where(~is_margin)
+
+
+def _with_older_aside(typed: DataFrame, since: dt.date) -> DataFrame:
+    """Give what is older than ``since`` a topic of its own, and that day, so that it replaces no other."""
+    is_older = F.col("day") < F.lit(since)
+    begin_us = int(dt.datetime.combine(since, dt.time(), dt.UTC).timestamp()) * 1_000_000
+    is_margin = is_older & F.col("topic").isin(*_OF_REQUESTS) & (F.col("at") >= begin_us - _MARGIN_US)
+    topic = F.when(is_margin, F.concat(F.lit(_MARGIN), "topic")).when(is_older, _OUTSIDE)
+    return typed.withColumns(
+        {"topic": topic.otherwise(F.col("topic")), "day": F.greatest("day", F.lit(since))}
+    )
+
+
+def _topic_of(leaf: str) -> str:
+    return leaf.rpartition("=")[2]
+
+
+def _is_aside(topic: str) -> bool:
+    """Whether a folder of this topic holds what the table of records does not keep."""
+    return topic in (REJECTED, _OUTSIDE) or topic.startswith(_MARGIN)
 
 
 def _why(job: _Job, aside: Mapping[str, Part]) -> str:
@@ -240,16 +277,22 @@ def _services(job: _Job, records: DataFrame, slo: Objectives | None) -> None:
     job.write("gold.capacity", capacity(records))
 
 
-def _requests(job: _Job, records: DataFrame, runs: DataFrame, clock_error_us: int) -> DataFrame:
+def _requests(
+    job: _Job, records: DataFrame, runs: DataFrame, clock_error_us: int, since: dt.date | None
+) -> DataFrame:
     """Write the table of requests, by the way that suits what there are records of."""
-    if job.topics & {"calls", "executions"}:
+    is_wanted = F.lit(True) if since is None else F.col("day") >= F.lit(since)
+    if job.margin is not None:
+        records = records.unionByName(job.margin.dropDuplicates(["boot", "seq", "mono"]))
+    if {topic.removeprefix(_MARGIN) for topic in job.topics} & {"calls", "executions"}:
         found = silver.requests(records, runs, clock_error_us=clock_error_us)
-        return job.write("silver.requests", found)
+        return job.write("silver.requests", found.where(is_wanted))
     job.tell("looking for requests with several records")
     again = silver.repeated(records).persist()
     try:
         are_few = again.count() <= _REPEATED_MAX
-        return job.write("silver.requests", silver.requests(records, runs, again if are_few else None))
+        found = silver.requests(records, runs, again if are_few else None)
+        return job.write("silver.requests", found.where(is_wanted))
     finally:
         again.unpersist()
 

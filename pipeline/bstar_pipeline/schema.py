@@ -84,6 +84,12 @@ def _names_of(*kinds: str) -> set[str]:
     return {"kind", *(field.encode_name for kind in kinds for field in msgspec.structs.fields(KINDS[kind]))}
 
 
+def kinds_of(*modules: types.ModuleType) -> tuple[str, ...]:
+    """The kinds of record that these modules of ``bstar.records`` define."""
+    names = {module.__name__ for module in modules}
+    return tuple(kind for kind, struct in KINDS.items() if struct.__module__ in names)
+
+
 def _required() -> dict[str, tuple[str, ...]]:
     return {
         kind: tuple(field.encode_name for field in msgspec.structs.fields(struct) if field.required)

@@ -88,7 +88,8 @@ def _with_context(requests: DataFrame, runs: DataFrame) -> DataFrame:
         gap = f"if({condition}, struct({since} AS since, {until} AS until), NULL)"
         # What it wrote before its first record here was of an earlier time.
         early = "if(before > 0, struct(0L AS since, started_at_us AS until), NULL)"
-        of_source = f"if(source = '{source}', filter(array({gap}, {early}), gap -> gap IS NOT NULL), NULL)"
+        there = f"filter(array({gap}, {early}), gap -> gap IS NOT NULL)"
+        of_source = f"if(source IN ('{source}', 'unknown'), {there}, NULL)"
         return F.expr(f"flatten(collect_list({of_source})) AS {name}")
 
     of_pair = runs.groupBy("pair").agg(

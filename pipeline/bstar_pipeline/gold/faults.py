@@ -208,7 +208,7 @@ def starts(told: Told) -> DataFrame:
         Window.partitionBy("pair").orderBy("started_at_us", "boot").rowsBetween(Window.unboundedPreceding, -1)
     )
     alone = told.runs.select("*", F.max("last_at_us").over(before).alias("others_until_us")).where(
-        "others_until_us IS NULL OR others_until_us < started_at_us"
+        "NOT began_before AND (others_until_us IS NULL OR others_until_us < started_at_us)"
     )
     why = text("The pair began: {node} was started, and no node was there.")
     return _exact(alone.withColumn("text", why), "start", "started_at_us")

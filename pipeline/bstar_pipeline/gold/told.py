@@ -80,6 +80,7 @@ class Told:
                 "started_at_us",
                 "last_at_us",
                 "is_clean",
+                "began_before",
                 "heartbeat_us",
                 "failover_timeout_us",
                 F.lead("started_at_us").over(in_order).alias("next_started_us"),

@@ -5,7 +5,7 @@ Each table is a function of bronze records, batch DataFrames in and out, without
 
 from bstar_pipeline.silver.durables import durables
 from bstar_pipeline.silver.requests import repeated, requests
-from bstar_pipeline.silver.runs import runs
+from bstar_pipeline.silver.runs import earlier, runs
 from bstar_pipeline.silver.states import states
 
-__all__ = ["durables", "repeated", "requests", "runs", "states"]
+__all__ = ["durables", "earlier", "repeated", "requests", "runs", "states"]
