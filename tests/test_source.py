@@ -53,11 +53,13 @@ def journals(tmp_path: Path) -> Path:
     return folder
 
 
-def rows_of(path: Path, *filters: Any, **options: Any) -> list[dict[str, Any]]:
+def rows_of(path: Path | list[str], *filters: Any, **options: Any) -> list[dict[str, Any]]:
     """What the reader gives, without Spark; ``options`` of the constructor."""
     from bstar_pipeline.journal_source import ROWS, PushingReader
 
-    reader = PushingReader(str(path), ROWS, **({"slack_s": 86_400.0} | options))
+    reader = PushingReader(
+        path if isinstance(path, list) else [str(path)], ROWS, **({"slack_s": 86_400.0} | options)
+    )
     list(reader.pushFilters(list(filters)))
     return [
         row
@@ -80,7 +82,7 @@ def test_journals_are_the_rows_that_bronze_has_of_them_and_filters_are_taken(
         cut.unlink()  # of a file that is cut off the two read differently far
     (journals / "stray.ndjson").unlink()
     expected = bronze.typed(journal_files.lines(spark, [str(journals)])).select(*columns).collect()
-    frame = spark.read.format("bstar").load(str(journals))
+    frame = spark.read.format("bstar").load([f"{journals}/orders.*", f"file:{journals}/{{stock,none}}.*"])
     got = frame.select(*columns).collect()
     assert Counter(map(tuple, got)) == Counter(map(tuple, expected))
     assert Counter(row.topic for row in got) == {"requests": 18, "events": 15, "rejected": 1}
@@ -115,6 +117,16 @@ def test_filters_leave_files_closed_and_lines_unread(journals: Path) -> None:
     assert rows_of(journals, EqualTo(("pair",), "nobody")) == []
     assert rows_of(journals, EqualTo(("pair",), "orders"), EqualTo(("pair",), "stock")) == []
     assert rows_of(journals, EqualTo(("topic",), "rejected"), EqualTo(("pair",), "unknown")) == []
+
+
+def test_several_paths_and_patterns_are_read_and_each_file_once(journals: Path) -> None:
+    every = Counter(repr(row) for row in rows_of(journals))
+    assert Counter(repr(row) for row in rows_of([journals.as_uri(), str(journals)])) == every
+    orders, others = f"{journals}/orders.primary.*", f"{journals}/{{stock.*,*.backup.*}}"
+    assert Counter(repr(row) for row in rows_of([orders, others, orders])) == every
+    assert {row["pair"] for row in rows_of([orders])} == {"orders"}
+    with pytest.raises(ConfigurationError, match="nothing matches"):
+        rows_of([f"{journals}/nobody.*"])
 
 
 def test_a_packed_file_without_its_end_gives_its_rows_and_tells_so(journals: Path) -> None:
@@ -156,7 +168,7 @@ def test_a_segment_that_is_sealed_while_it_is_read_is_found_under_its_new_name(t
     run = Run("primary")
     run.start()
     path = write(tmp_path / run.name(1, ".ndjson.open"), run.lines())
-    reader = JournalReader(str(tmp_path), ROWS, slack_s=0.0)
+    reader = JournalReader([str(tmp_path)], ROWS, slack_s=0.0)
     [partition] = reader.partitions()
     path.rename(path.with_suffix(""))
     [batch] = reader.read(partition)
@@ -167,12 +179,13 @@ def test_which_files_a_filter_leaves() -> None:
     from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThan
 
     from bstar_pipeline.journal_source import ROWS, PushingReader, _Name
+    from bstar_pipeline.places import Place
 
     def at(day: int) -> datetime:
         return datetime(2026, 11, day, tzinfo=UTC)
 
-    name = _Name("x", "orders", "primary", at(10), "ab" * 4, 1, closed_at=at(12))
-    last = _Name("x", "orders", "primary", at(10), "ab" * 4, 1)
+    name = _Name(Place.of("/x"), "orders", "primary", at(10), "ab" * 4, 1, closed_at=at(12))
+    last = _Name(Place.of("/x"), "orders", "primary", at(10), "ab" * 4, 1)
     cases = [
         (EqualTo(("pair",), "orders"), True, True),
         (In(("pair",), ("stock", "other")), False, False),
@@ -189,7 +202,7 @@ def test_which_files_a_filter_leaves() -> None:
         (EqualTo(("time",), None), True, True),
     ]
     for given, of_closed, of_last in cases:
-        reader = PushingReader("/nowhere", ROWS, slack_s=86_400.0)
+        reader = PushingReader(["/nowhere"], ROWS, slack_s=86_400.0)
         left = list(reader.pushFilters([given]))
         is_word = "time" not in repr(given) and "day" not in repr(given) and "'at'" not in repr(given)
         assert left == ([] if is_word else [given])
@@ -253,13 +266,14 @@ def test_rows_are_requests_in_a_batch_and_in_a_stream(
         return {native.keyed_identity(SERVICE.encode(), b"%d" % number) for number in numbers}
 
     options = {"endpoints": ",".join(bulk.endpoints), "service": SERVICE, "key": "id"}
-    replies = str(tmp_path / "replies")
+    replies = (tmp_path / "the replies").as_uri().replace("%20", " ")
     orders = spark.range(300, numPartitions=2).withColumn("body", F.concat(F.lit("body "), "id"))
-    for _ in range(2):  # a job that is run again asks with the same keys
-        orders.write.format("bstar").mode("append").options(**options, replies=replies).save()
+    # A job that is run again asks with the same keys, however its rows lie: its replies replace those before.
+    for rows in (orders, orders.repartition(3)):
+        rows.write.format("bstar").mode("append").options(**options, replies=replies).save()
     told = spark.read.parquet(replies).collect()
     assert Counter((row.status, bytes(row.reply) == row.body.encode()[::-1]) for row in told) == {
-        ("answered", True): 600
+        ("answered", True): 300
     }
     assert bulk.executions() == Counter(keys(range(300)))
 
@@ -267,7 +281,7 @@ def test_rows_are_requests_in_a_batch_and_in_a_stream(
     failing = spark.sql("SELECT id + 5000 AS id, if(id = 7, 'fail', 'well') AS body FROM range(50)")
     with pytest.raises(Exception, match="gave up calling 'bulk'"):
         failing.write.format("bstar").mode("append").options(**options, replies=replies).save()
-    assert spark.read.parquet(replies).count() == 600
+    assert spark.read.parquet(replies).count() == 300
     kept = str(tmp_path / "kept")
     patient = {**options, "replies": kept, "errorThreshold": "0.9"}
     failing.write.format("bstar").mode("append").options(**patient).save()
@@ -291,8 +305,8 @@ def test_rows_are_requests_in_a_batch_and_in_a_stream(
         (checkpoint / "commits" / name).unlink()
     run()
     assert len(list(streamed.glob("batch-*.parquet"))) == 2
-    rows = spark.read.parquet(str(streamed)).collect()
-    assert Counter(row.id for row in rows) == Counter(range(10_000, 10_200))
-    assert {row.status for row in rows} == {"answered"}
+    found = spark.read.parquet(str(streamed)).collect()
+    assert Counter(row.id for row in found) == Counter(range(10_000, 10_200))
+    assert {row.status for row in found} == {"answered"}
     executed = bulk.executions()
     assert all(executed[key] == 1 for key in keys(range(10_000, 10_200)))

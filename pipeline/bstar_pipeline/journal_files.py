@@ -9,11 +9,9 @@ Nothing here starts a Spark job, except what a path's listing takes.
 import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
-import pyarrow.fs
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
@@ -147,11 +145,3 @@ def listing(spark: SparkSession, paths: Sequence[str], since: dt.date | None = N
     """The files at ``paths``: ``file``; those without a byte, which Spark does not open, among them."""
     # By Arrow: of a list of Python's, Spark makes rows in Python processes on the executors.
     return spark.createDataFrame(pa.table({"file": pa.array(find_files(spark, paths, since), pa.string())}))
-
-
-def file_system(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    """The file system of a path or URI for pyarrow, and the path there."""
-    if "://" in path:
-        system, inner = pyarrow.fs.FileSystem.from_uri(path)
-        return system, inner
-    return pyarrow.fs.LocalFileSystem(), str(Path(path).resolve())

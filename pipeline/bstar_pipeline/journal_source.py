@@ -35,7 +35,7 @@ from pyspark.sql.datasource import (
 
 from bstar.errors import ConfigurationError
 from bstar.records import KINDS, VERSION
-from bstar_pipeline.journal_files import file_system
+from bstar_pipeline.places import Place, matching
 from bstar_pipeline.schema import BASE, RECORDS, TOPICS
 
 ROWS = types.StructType(
@@ -69,7 +69,7 @@ _EPOCH_DAY = date(1970, 1, 1)
 class _Name(msgspec.Struct, frozen=True):
     """What a file's name tells. ``closed_at``: when the next segment was opened; None if there is none."""
 
-    path: str
+    place: Place
     pair: str
     node: str
     opened_at: datetime
@@ -81,9 +81,10 @@ class _Name(msgspec.Struct, frozen=True):
 class _File(InputPartition):
     """One file, read by one task."""
 
-    def __init__(self, path: str, pair: str, day: date) -> None:
-        super().__init__(path)
-        self.path = path
+    def __init__(self, place: Place, pair: str, day: date) -> None:
+        super().__init__(str(place))
+        self.place = place
+        self.path = str(place)
         self.pair = pair
         self.day = day
 
@@ -104,10 +105,10 @@ _read_any = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class JournalReader(DataSourceReader):
-    """Reads every journal below ``path``, a file a partition."""
+    """Reads every journal at ``paths`` (directories, files, patterns) and below, a file a partition."""
 
-    def __init__(self, path: str, schema: types.StructType, *, slack_s: float) -> None:
-        self._path = path
+    def __init__(self, paths: Sequence[str], schema: types.StructType, *, slack_s: float) -> None:
+        self._paths = paths
         self._names = schema.names
         self._arrow = pa.schema([pa.field(field.name, _ARROW[type(field.dataType)]) for field in schema])
         self._slack = timedelta(seconds=slack_s)
@@ -121,11 +122,11 @@ class JournalReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """One for each file that the filters leave; one that is empty if they leave none."""
         files: list[InputPartition] = []
-        for name in _find(self._path):
-            if isinstance(name, str):
+        for name in _find(self._paths):
+            if isinstance(name, Place):
                 files.append(_File(name, "unknown", _EPOCH_DAY))
             elif self._may_have_rows(name):
-                files.append(_File(name.path, name.pair, name.opened_at.date()))
+                files.append(_File(name.place, name.pair, name.opened_at.date()))
         return files or [InputPartition(None)]
 
     def _may_have_rows(self, name: _Name) -> bool:
@@ -146,7 +147,7 @@ class JournalReader(DataSourceReader):
         if not isinstance(partition, _File):
             return
         rows: list[dict[str, Any]] = []
-        for line in _lines(partition.path):
+        for line in _lines(partition.place):
             row = self._row(line, partition)
             if row is not None:
                 rows.append(row)
@@ -283,32 +284,21 @@ def _moments(value: object) -> tuple[datetime | None, datetime | None]:
     return None, None
 
 
-def _find(path: str) -> list[_Name | str]:
-    """The journal files at a path, oldest first within a run; by its path alone one of a name of its own."""
-    system, inner = file_system(path)
-    scheme = path.partition("://")[0] + "://" if "://" in path else ""
-    told = system.get_file_info(inner)
-    if told.type == pyarrow.fs.FileType.NotFound:
-        raise ConfigurationError(f"no journals to read: {path} does not exist")
-    if told.is_file:
-        found = [told.path]
-    else:
-        infos = system.get_file_info(pyarrow.fs.FileSelector(inner, recursive=True))
-        found = [info.path for info in infos if info.is_file and _NAME.search(info.base_name)]
-        if not found:
-            raise ConfigurationError(
-                f"no journals to read: {path} holds no file named *.ndjson, *.ndjson.gz or *.ndjson.open"
-            )
+def _find(paths: Sequence[str]) -> list[_Name | Place]:
+    """The journal files at these paths, oldest first within a run; by its place one of a name of its own."""
+    found: dict[Place, None] = {}  # a file that two paths lead to is read once
+    for path in paths:
+        found.update((place, None) for place in _files_at(path))
     names: list[_Name] = []
-    others: list[_Name | str] = []
-    for file in found:
-        match = _NAME.match(file.rpartition("/")[2])
+    others: list[_Name | Place] = []
+    for place in found:
+        match = _NAME.match(place.path.rpartition("/")[2])
         if match is None:
-            others.append(scheme + file)
+            others.append(place)
             continue
         opened_at = datetime.strptime(match[3], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-        names.append(_Name(scheme + file, match[1], match[2], opened_at, match[4], int(match[5])))
-    names.sort(key=lambda name: (name.pair, name.node, name.boot, name.segment, name.path))
+        names.append(_Name(place, match[1], match[2], opened_at, match[4], int(match[5])))
+    names.sort(key=lambda name: (name.pair, name.node, name.boot, name.segment, name.place.path))
     following: dict[tuple[str, str, str, int], datetime] = {
         (name.pair, name.node, name.boot, name.segment): name.opened_at for name in names
     }
@@ -321,9 +311,35 @@ def _find(path: str) -> list[_Name | str]:
     return [*closed, *others]
 
 
-def _lines(path: str) -> Iterator[bytes | None]:
+def _files_at(path: str) -> list[Place]:
+    """The journal files that one path leads to. Raises ConfigurationError if there is none."""
+    places = list(matching(path))
+    is_pattern = places != [Place.of(path)]
+    found: list[Place] = []
+    for place in places:
+        system, inner = place.opened()
+        told = system.get_file_info(inner)
+        if told.type == pyarrow.fs.FileType.NotFound:
+            raise ConfigurationError(f"no journals to read: {path} does not exist")
+        if told.is_file:
+            # A pattern may take other files in; whoever names one wants it read.
+            infos = [told] if not is_pattern or _NAME.search(told.base_name) else []
+        else:
+            infos = system.get_file_info(pyarrow.fs.FileSelector(inner, recursive=True))
+            infos = [info for info in infos if info.is_file and _NAME.search(info.base_name)]
+        found += [place.at(info.path) for info in infos]
+    if not places:
+        raise ConfigurationError(f"no journals to read: nothing matches {path}")
+    if not found:
+        raise ConfigurationError(
+            f"no journals to read: {path} holds no file named *.ndjson, *.ndjson.gz or *.ndjson.open"
+        )
+    return found
+
+
+def _lines(place: Place) -> Iterator[bytes | None]:
     """The lines of a file; None for the end of a packed file that lacks it."""
-    system, inner = file_system(path)
+    system, inner = place.opened()
     try:
         source = system.open_input_stream(inner, compression=None)
     except FileNotFoundError:

@@ -5,7 +5,8 @@ keys make them harmless (docs/guarantees.md, "One answer per key"). Replies are 
 them to a file below ``_temporary``, and only the commit of the whole job, or of a micro-batch, moves them to
 their names; of what was aborted nothing is seen. (A task that was killed leaves its file in ``_temporary``,
 which readers pass over.) A micro-batch that is committed twice, because the stream was killed between its
-commit and its checkpoint, replaces its own files.
+commit and its checkpoint, replaces its own files. So does a batch that is written again: one with the same
+keys, whatever their order and however they are spread over tasks, is the same batch.
 """
 
 import uuid
@@ -21,10 +22,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, ByteType, IntegerType, LongType, ShortType, StringType, StructType
 
 from bstar.errors import ConfigurationError
+from bstar.wire.native import keyed_identity
 from bstar_pipeline.bulk import BODY, KEY, OUTCOME, BulkPlan, call_batches
-from bstar_pipeline.journal_files import file_system
+from bstar_pipeline.places import Place
 
 _TEMPORARY = "_temporary"
+# Sums of identities (24 octets) keep to their size.
+_SUM_MODULUS = 2**192
 
 
 class SinkPlan(msgspec.Struct, frozen=True):
@@ -33,7 +37,7 @@ class SinkPlan(msgspec.Struct, frozen=True):
     bulk: BulkPlan
     body: str
     key: str | None
-    replies: str | None
+    replies: Place | None
 
     def check(self, schema: StructType) -> None:
         """Raise ConfigurationError if rows of this schema cannot be sent."""
@@ -63,9 +67,12 @@ class SinkPlan(msgspec.Struct, frozen=True):
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """What one task did: rows by status, and the file of their replies below ``_temporary``."""
+    """What one task did: rows by status, the sum of the identities that their keys stand for, and the file of
+    their replies below ``_temporary``.
+    """
 
     rows: dict[str, int]
+    keys: int
     file: str | None
 
 
@@ -81,14 +88,15 @@ class _Sink:
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send every row of a task's batches. Raises BulkCallError when too many get no answer."""
         plan = self._plan
+        keys = _KeySum(plan.bulk.service.encode())
         asked = (_with_octets(batch, plan.body, plan.key) for batch in iterator)
-        answered = call_batches(asked, plan.bulk)
+        answered = call_batches(keys.of(asked) if plan.key is not None else asked, plan.bulk)
         rows: Counter[str] = Counter()
         if plan.replies is None:
             for batch in answered:
                 rows.update(batch.column("status").to_pylist())
-            return Sent(dict(rows), None)
-        system, root = file_system(plan.replies)
+            return Sent(dict(rows), keys.total, None)
+        system, root = plan.replies.opened()
         system.create_dir(f"{root}/{_TEMPORARY}", recursive=True)
         path = f"{root}/{_TEMPORARY}/{uuid.uuid4().hex}.parquet"
         writer: pyarrow.parquet.ParquetWriter | None = None
@@ -99,32 +107,41 @@ class _Sink:
                 writer.write_batch(batch)
                 rows.update(batch.column("status").to_pylist())
             if writer is None:
-                return Sent({}, None)
+                return Sent({}, keys.total, None)
             writer.close()
         except BaseException:
             if writer is not None:
                 writer.close()
                 system.delete_file(path)
             raise
-        return Sent(dict(rows), path)
+        return Sent(dict(rows), keys.total, path)
 
     def _publish(self, messages: Messages, prefix: str) -> None:
-        """Give the replies their names; files of the same prefix are from an earlier commit of the same."""
+        """Give the replies their names, then remove those of an earlier commit of the same prefix.
+
+        In this order a reader, and whoever finds the files of a commit that was killed, may see replies twice
+        but never misses one; the next commit of the same prefix leaves each once.
+        """
         if self._plan.replies is None:
             return
-        system, root = file_system(self._plan.replies)
+        system, root = self._plan.replies.opened()
         system.create_dir(root, recursive=True)
-        for info in system.get_file_info(pyarrow.fs.FileSelector(root)):
-            if info.base_name.startswith(prefix):
-                system.delete_file(info.path)
+        earlier = [
+            info.path
+            for info in system.get_file_info(pyarrow.fs.FileSelector(root))
+            if info.base_name.startswith(prefix)
+        ]
+        attempt = uuid.uuid4().hex[:8]
         for number, file in enumerate(_files(messages)):
-            system.move(file, f"{root}/{prefix}{number:05d}.parquet")
+            system.move(file, f"{root}/{prefix}{attempt}-{number:05d}.parquet")
+        for path in earlier:
+            system.delete_file(path)
 
     def _discard(self, messages: Messages) -> None:
         """Remove the replies of the tasks that had ended."""
         if self._plan.replies is None:
             return
-        system, _ = file_system(self._plan.replies)
+        system, _ = self._plan.replies.opened()
         for file in _files(messages):
             system.delete_file(file)
 
@@ -134,7 +151,8 @@ class RequestWriter(_Sink, DataSourceArrowWriter):
 
     def commit(self, messages: Messages) -> None:
         """Every task has sent its rows: publish their replies."""
-        self._publish(messages, f"part-{uuid.uuid4().hex}-")
+        name = uuid.uuid4().hex if self._plan.key is None else _name_of_keys(messages)
+        self._publish(messages, f"part-{name}-")
 
     def abort(self, messages: Messages) -> None:
         """A task failed for good. What was sent stays sent; of the replies nothing is kept."""
@@ -151,6 +169,29 @@ class RequestStreamWriter(_Sink, DataSourceStreamArrowWriter):
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
         """The micro-batch failed and comes again, with the same keys."""
         self._discard(messages)
+
+
+class _KeySum:
+    """Adds up the identities of a task's keys: the same keys have the same sum, in whatever order."""
+
+    def __init__(self, service: bytes) -> None:
+        self._service = service
+        self.total = 0
+
+    def of(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same batches, counted. A row without a key is no request."""
+        for batch in batches:
+            for key in batch.column(KEY).to_pylist():
+                if key is not None:
+                    self.total += int.from_bytes(keyed_identity(self._service, key), "big")
+            self.total %= _SUM_MODULUS
+            yield batch
+
+
+def _name_of_keys(messages: Messages) -> str:
+    """What files of a batch with these keys are called."""
+    total = sum(message.keys for message in messages if isinstance(message, Sent))
+    return f"{total % _SUM_MODULUS:048x}"
 
 
 def _files(messages: Messages) -> list[str]:

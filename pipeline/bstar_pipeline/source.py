@@ -12,15 +12,17 @@ reads the same files with ``bronze.read``, which is Spark's own reader and many 
 
 from collections.abc import Mapping
 
+import msgspec
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline.bulk import BulkPlan
 from bstar_pipeline.journal_source import ROWS, JournalReader, PushingReader
+from bstar_pipeline.places import Place
 from bstar_pipeline.request_sink import RequestStreamWriter, RequestWriter, SinkPlan
 
-_READ_OPTIONS = ("path", "pushdown", "clockSlackSeconds")
+_READ_OPTIONS = ("path", "paths", "pushdown", "clockSlackSeconds")
 _WRITE_OPTIONS = (
     "endpoints", "service", "body", "key", "window", "timeout", "taskDeadline", "errorThreshold", "errorSpan",
     "idempotent", "replies",
@@ -32,7 +34,8 @@ _STREAM_OPTIONS = ("checkpointLocation", "path")
 class BstarDataSource(DataSource):
     """See the module. Options of reading:
 
-    - ``path`` (or ``load(path)``): a directory, a file, or a URI that pyarrow knows; journals below are read
+    - ``path`` (or ``load(path)``, ``load([path, …])``): a directory, a file or a pattern, of this machine or
+      as a URI that pyarrow knows; journals below are read
     - ``pushdown``: "false" for sessions without ``spark.sql.python.filterPushdown.enabled`` (``open_session``
       sets it); every file is then read
     - ``clockSlackSeconds`` (86400): by how much a record's wall clock may differ from the one in the file's
@@ -41,7 +44,7 @@ class BstarDataSource(DataSource):
     Options of writing: ``endpoints`` (separated by commas), ``service``, ``body`` ("body") and ``key`` (none)
     name columns, ``window`` (64), ``timeout`` (30) seconds, ``taskDeadline``, ``errorThreshold`` (1: one row
     without an answer fails the job), ``errorSpan`` (200), ``idempotent`` ("true"), ``replies``: a directory
-    for Parquet files of the rows with their replies.
+    (a path or URI) for Parquet files of the rows with their replies.
     """
 
     @classmethod
@@ -56,14 +59,12 @@ class BstarDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Read journals."""
         self._check(_READ_OPTIONS)
-        path = self.options.get("path")
-        if not path:
-            raise ConfigurationError("no journals to read: load(path) names a directory or a file")
+        paths = self._paths()
         unknown = [name for name in schema.names if name not in ROWS.names]
         if unknown:
             raise ConfigurationError(f"a journal's line has no {', '.join(unknown)}")
         kind = PushingReader if self._flag("pushdown", True) else JournalReader
-        return kind(path, schema, slack_s=self._number("clockSlackSeconds", 86_400.0))
+        return kind(paths, schema, slack_s=self._number("clockSlackSeconds", 86_400.0))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Write requests, in a batch."""
@@ -78,6 +79,18 @@ class BstarDataSource(DataSource):
         if overwrite:
             raise ConfigurationError("requests cannot be taken back: outputMode is append or update")
         return RequestStreamWriter(self._sink_plan(schema))
+
+    def _paths(self) -> list[str]:
+        """What ``load`` was given. Raises ConfigurationError if it is nothing that can be opened."""
+        path, several = self.options.get("path"), self.options.get("paths")
+        paths = [path] if path else []
+        # This is how Spark spells a list.
+        paths += msgspec.json.decode(several, type=list[str]) if several else []
+        if not paths:
+            raise ConfigurationError("no journals to read: load(path) names a directory or a file")
+        for each in paths:
+            Place.of(each)
+        return paths
 
     def _sink_plan(self, schema: StructType) -> SinkPlan:
         self._check((*_WRITE_OPTIONS, *_STREAM_OPTIONS))
@@ -96,7 +109,9 @@ class BstarDataSource(DataSource):
             is_idempotent=self._flag("idempotent", True),
             has_keys=key is not None,
         ).checked()
-        plan = SinkPlan(bulk, options.get("body", "body"), key, options.get("replies"))
+        replies = options.get("replies")
+        kept = None if replies is None else Place.of(replies)
+        plan = SinkPlan(bulk, options.get("body", "body"), key, kept)
         plan.check(schema)
         return plan
 
