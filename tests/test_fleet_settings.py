@@ -74,6 +74,7 @@ def test_the_sample_is_the_pair_of_the_other_samples(file: Path) -> None:
         ("pairs: {a: [tcp://x:1]}\npins: [a]\n", ["client.yaml:2: pins"]),
         ("pairs: {a: [tcp://x:1]}\npins:\n  s: 5\n", ["client.yaml:3: pins.s", "5 is no pair's name"]),
         ("pairs: {a: [tcp://x:1]}\npins:\n  s: b\n", ["client.yaml:", "'b'", "there is: a"]),
+        ("role: primary\n", ["client.yaml is a node's configuration", "--endpoints"]),
         ("pairs: [", ["client.yaml", "is no YAML"]),
     ],
 )

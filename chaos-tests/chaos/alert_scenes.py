@@ -7,8 +7,9 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,24 @@ from bstar_testing.nodes import COMMAND, Node
 from bstar_testing.processes import wait_until
 from chaos.power import Disk
 from chaos.prometheus import Prometheus
+
+
+@contextmanager
+def repeated(do: Callable[[], object], pause_s: float) -> Iterator[None]:
+    """Do it in a thread again and again, with this pause before each time."""
+    over = threading.Event()
+
+    def loop() -> None:
+        while not over.wait(pause_s):
+            do()
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class Scene:
@@ -45,19 +64,23 @@ class Scene:
         """A worker in this process."""
         return self.resources.enter_context(Worker(self.pair.endpoints, service, handler, **options))
 
+    def keep(self, do: Callable[[], object], pause_s: float) -> None:
+        """Do it until the scene is over; failures are what the scene is about."""
+
+        def tried() -> None:
+            with suppress(BstarError):
+                do()
+
+        self.resources.enter_context(repeated(tried, pause_s))
+
     def keep_asking(self, client: HAClient, service: str, pause_s: float = 0.2) -> None:
-        """Ask until the scene is over; failures are what the scene is about."""
-        over = threading.Event()
+        """Ask until the scene is over."""
+        self.keep(lambda: client.request(service, b"x", timeout=1.0), pause_s)
 
-        def ask() -> None:
-            while not over.wait(pause_s):
-                with suppress(BstarError):
-                    client.request(service, b"x", timeout=1.0)
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        self.resources.callback(thread.join)
-        self.resources.callback(over.set)
+    def keep_submitting(self) -> None:
+        """Submit durable requests until the scene is over."""
+        client = self.client(timeout=60.0)
+        self.keep(lambda: client.close_result(client.submit("later", b"x")), 0.05)
 
     def run(self, verb: str, node: Node, *options: str) -> None:
         """``bstar VERB`` with the configuration of this node."""
@@ -148,21 +171,13 @@ def the_role_moves_often(scene: Scene) -> Iterator[None]:
 def the_loop_is_late(scene: Scene) -> Iterator[None]:
     scene.start()
     yield
-    over = threading.Event()
 
     def stall() -> None:
-        while not over.is_set():
-            with scene.pair.primary.frozen():
-                over.wait(0.3)
-            over.wait(0.3)
+        with scene.pair.primary.frozen():
+            time.sleep(0.3)  # how long the fault lasts
 
-    thread = threading.Thread(target=stall)
-    thread.start()
-    try:
+    with repeated(stall, 0.3):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def descriptors_run_out(scene: Scene) -> Iterator[None]:
@@ -310,20 +325,13 @@ def strangers_shake_hands(scene: Scene) -> Iterator[None]:
     scene.start()
     yield
     host, _, port = scene.pair.primary.endpoint.removeprefix("tcp://").rpartition(":")
-    over = threading.Event()
 
-    def flood() -> None:
-        while not over.wait(0.002):
-            with suppress(OSError):
-                socket.create_connection((host, int(port)), timeout=0.5).close()
+    def knock() -> None:
+        with suppress(OSError):
+            socket.create_connection((host, int(port)), timeout=0.5).close()
 
-    thread = threading.Thread(target=flood)
-    thread.start()
-    try:
+    with repeated(knock, 0.002):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def the_arbiter_is_killed_and_the_peer_cut_off(scene: Scene) -> Iterator[None]:
@@ -392,25 +400,10 @@ def durable_requests_wait_and_die(scene: Scene) -> Iterator[None]:
         client.close_result(request)
 
 
-def submit_always(scene: Scene) -> None:
-    """Submit durable requests until the scene is over."""
-    client, over = scene.client(timeout=60.0), threading.Event()
-
-    def submit() -> None:
-        while not over.wait(0.05):
-            with suppress(BstarError):
-                client.close_result(client.submit("later", b"x"))
-
-    thread = threading.Thread(target=submit)
-    thread.start()
-    scene.resources.callback(thread.join)
-    scene.resources.callback(over.set)
-
-
 def a_disk_is_slow(scene: Scene) -> Iterator[None]:
     disk = scene.disk(scene.pair.backup)
     scene.start()
-    submit_always(scene)
+    scene.keep_submitting()
     yield
     with disk.slow(0.5):
         yield
@@ -419,7 +412,7 @@ def a_disk_is_slow(scene: Scene) -> Iterator[None]:
 def a_disk_fails(scene: Scene) -> Iterator[None]:
     disk = scene.disk(scene.pair.backup)
     scene.start()
-    submit_always(scene)
+    scene.keep_submitting()
     yield
     disk.fail_syncs(1_000_000)
     yield

@@ -45,6 +45,11 @@ def load_fleet(path: str | os.PathLike[str]) -> Fleet:
     source = os.fspath(path)
     document, lines = read_document(Path(path), problems)
     where = locator(source, lines)
+    if "pairs" not in document and {"role", "endpoints"} & document.keys():
+        raise ConfigurationError(
+            f"{source} is a node's configuration, and this one asks the pair as clients do: name a client's "
+            "(bstar sample-config --role client), or the nodes with --endpoints"
+        )
     for key in document:
         if key not in _KEYS:
             problems.problem(where(str(key)), str(key), "unknown key; there are pairs and pins")
