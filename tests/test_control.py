@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import socket as socket_module
+import tempfile
 from pathlib import Path
 
 import pytest
 import zmq
 
 from bstar.reactor import Reactor
+from bstar.settings.sample import sample_settings
 from bstar_broker import control
+from bstar_cli.node_control import NobodyError, control_of
 
 pytestmark = pytest.mark.loopback
 
@@ -52,6 +56,40 @@ def test_a_node_that_cannot_listen_says_so_and_goes_on(
     with caplog.at_level(logging.WARNING):
         assert not listens(tmp_path / "control" / "node")
     assert "bstar promote will not reach this node" in caplog.text
+
+
+def test_a_node_of_a_unit_listens_in_its_runtime_folder_and_operators_find_it_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = sample_settings("primary")
+    usual = control.control_path(settings)
+    monkeypatch.setattr(control, "RUNTIME_FOLDER", tmp_path / "run")
+    with monkeypatch.context() as unit:
+        unit.setenv("RUNTIME_DIRECTORY", f"{tmp_path / 'run'}:{tmp_path / 'other'}")
+        path = control.control_path(settings)
+    assert path == tmp_path / "run" / usual.name
+    assert control.find_control(settings) == usual
+    with zmq.Context() as context:
+        reactor = Reactor()
+        socket = control.ControlSocket(context, reactor, path, lambda *, is_trial: None, str)
+        assert control.find_control(settings) == path
+        socket.close()
+        reactor.close()
+    assert control.find_control(settings) == usual
+
+
+def test_a_socket_that_a_killed_node_left_is_nobody_and_nothing_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    settings = sample_settings("primary")
+    path = control.control_path(settings)
+    path.parent.mkdir()
+    with socket_module.socket(socket_module.AF_UNIX) as left:
+        left.bind(str(path))
+    with control_of(settings) as ask, pytest.raises(NobodyError, match="no node answers") as caught:
+        ask(control.QUESTION)
+    assert not caught.value.was_sent
 
 
 def test_a_promotion_is_told_once_however_often_it_is_asked_for_while_it_claims(

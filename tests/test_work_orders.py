@@ -242,6 +242,8 @@ def test_a_request_at_a_worker_ends_with_doubt_and_its_answer_is_dropped(desk: D
     assert errors(told) == [(b"client", ErrorCode.WORKER_LOST)]
     assert heard(told[0]).body == [f"an operator cancelled it while a worker had it: {WHY}".encode()]
     assert worker_of(desk).held == 1
+    [listed] = desk.broker.work_orders.oldest(None, 10, desk.now)
+    assert listed.is_given_up
     assert desk.final(b"worker", 1) == []
     assert (worker_of(desk).held, desk.ledger.drops["late-reply"], desk.ledger.by_identity) == (0, 1, {})
 

@@ -10,6 +10,7 @@ request, with the reason why the primary counts as dead. A request with an argum
 
 import logging
 import os
+import socket as socket_module
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -48,12 +49,34 @@ _MODE = 0o700
 _ATTEMPTS = 3
 
 
+# systemd gives the unit of a node a /tmp of its own, and this folder (``bstar systemd-unit``).
+RUNTIME_FOLDER = Path("/run/bstar-node")
+
+
 def control_path(settings: Settings) -> Path:
-    """The control socket of the node with these settings, if this user runs it on this machine."""
+    """Where the node with these settings listens, if it runs in this environment and as this user."""
     endpoints = settings.endpoints
     name = f"{settings.pair}\n{settings.role}\n{endpoints.clients}\n{endpoints.state}"
-    folder = Path(tempfile.gettempdir(), f"bstar-{os.getuid()}")
+    given = os.environ.get("RUNTIME_DIRECTORY")
+    folder = Path(given.partition(":")[0]) if given else Path(tempfile.gettempdir(), f"bstar-{os.getuid()}")
     return folder / blake2b(name.encode(), digest_size=8).hexdigest()
+
+
+def find_control(settings: Settings) -> Path:
+    """Where an operator reaches this node: as ``control_path``, or where its unit lets it listen."""
+    path = control_path(settings)
+    of_unit = RUNTIME_FOLDER / path.name
+    return path if is_listening(path) or not is_listening(of_unit) else of_unit
+
+
+def is_listening(path: Path) -> bool:
+    """True if a process listens at this socket and this user may ask it."""
+    with socket_module.socket(socket_module.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 class Promote(Protocol):

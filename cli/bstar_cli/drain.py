@@ -33,7 +33,7 @@ def drain(
     drain. Progress goes to standard error.
 
     Exit codes: 0 the node is drained and nothing is left on it, or is back; 1 refused, and the node is as it
-    was; 2 wrong usage or configuration; 4 not known: the node does not answer any more, so ask bstar status.
+    was; 2 wrong usage or configuration; 4 not known: the node got it and is silent, so ask bstar status.
 
     Examples:
 

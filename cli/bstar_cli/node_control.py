@@ -31,20 +31,21 @@ def control_of(settings: Settings) -> Iterator[Callable[..., str]]:
     """
     from bstar_broker import control  # noqa: PLC0415  # only now needed
 
-    path = control.control_path(settings)
+    path = control.find_control(settings)
     nobody = (
         f"no node answers at {path}: is the {settings.role} running on this machine, with this "
-        "configuration and as this user?"
+        "configuration and as this user? (Of a systemd unit: as root.)"
     )
     with zmq.Context() as context, context.socket(zmq.DEALER) as node:
         node.linger = 0
         node.connect(f"ipc://{path}")
 
         def ask(*frames: bytes) -> str:
-            is_there = path.is_socket()
+            if not control.is_listening(path):
+                raise NobodyError(nobody, was_sent=False)
             node.send_multipart(frames)
             if not node.poll(int(_ANSWER_S * 1000)):
-                raise NobodyError(nobody, was_sent=is_there)
+                raise NobodyError(nobody, was_sent=True)
             return node.recv().decode()
 
         yield ask

@@ -39,7 +39,7 @@ def pause(
     your name and the reason.
 
     Exit codes: 0 both nodes know it; 1 refused, or the peer has not heard of it, which is said; 2 wrong usage
-    or configuration; 4 not known: the node does not answer.
+    or configuration; 4 not known: the node got it and is silent.
 
     Examples:
 
@@ -65,7 +65,7 @@ def resume(
     Run it on the machine of either node, as the user that runs the node; the peer hears of it at once.
 
     Exit codes: 0 both nodes know it; 1 takeovers are not paused, or the peer has not heard of it, which is
-    said; 2 wrong usage or configuration; 4 not known: the node does not answer.
+    said; 2 wrong usage or configuration; 4 not known: the node got it and is silent.
 
     Examples:
 

@@ -49,7 +49,7 @@ def _ls(
     while nothing tells them apart; its id is that of the first of them.
 
     Exit codes: 0 listed; 1 refused: no such service; 2 wrong usage or configuration; 4 not known: the node
-    does not answer.
+    got it and is silent.
 
     Examples:
 
@@ -65,7 +65,7 @@ def _show(identity: _Id, node: NodeConfiguration, as_json: _AsJson = False) -> N
     """Show one request: who asked for it, how long ago, who has it.
 
     Exit codes: 0 shown; 1 refused: it has ended, or this node does not serve; 2 wrong usage or configuration;
-    4 not known: the node does not answer.
+    4 not known: the node got it and is silent.
 
     Examples:
 
@@ -83,7 +83,7 @@ def _cancel(identity: _Id, node: NodeConfiguration, reason: Reason) -> None:
     nothing: their timeout applies, and some send again.
 
     Exit codes: 0 cancelled; 1 refused, and nothing has changed; 2 wrong usage or configuration; 4 not known:
-    the node does not answer.
+    the node got it and is silent.
 
     Examples:
 
@@ -112,7 +112,8 @@ def _print(requests: list[RequestState], *, as_json: bool) -> None:
 def _where(state: RequestState) -> str:
     if state.worker:
         times = "" if state.deliveries == 1 else f", after {state.deliveries - 1} lost workers"
-        return f"worker {state.worker} for {state.held_s:.3f} s{times}"
+        given_up = "given up: " if state.is_given_up else ""
+        return f"{given_up}worker {state.worker} for {state.held_s:.3f} s{times}"
     return f"waits, for {state.expires_in_s:.0f} s more at most"
 
 

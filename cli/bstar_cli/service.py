@@ -49,7 +49,7 @@ def _pause(
     its time, with bstar service resume, or with the node's process.
 
     Exit codes: 0 paused; 1 refused, and nothing has changed; 2 wrong usage or configuration; 4 not known: the
-    node does not answer.
+    node got it and is silent.
 
     Examples:
 
@@ -87,7 +87,7 @@ def _purge(name: _Name, node: NodeConfiguration, reason: Reason) -> None:
     timeout applies, and some send again. What workers hold goes on. Durable requests stay.
 
     Exit codes: 0 purged, with how many; 1 refused, and nothing has changed; 2 wrong usage or configuration;
-    4 not known: the node does not answer.
+    4 not known: the node got it and is silent.
 
     Examples:
 

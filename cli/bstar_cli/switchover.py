@@ -41,7 +41,7 @@ def switchover(
     file of its security.
 
     Exit codes: 0 the other node serves; 1 refused or called off, with the reason, and the role is where it
-    was; 2 wrong usage or configuration; 4 not known: the node does not answer any more, so ask bstar status.
+    was; 2 wrong usage or configuration; 4 not known: the node got it and is silent, so ask bstar status.
 
     Examples:
 

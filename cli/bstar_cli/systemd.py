@@ -30,6 +30,9 @@ StartLimitIntervalSec=0
 Environment=PYTHONUNBUFFERED=1
 {who}
 StateDirectory=bstar-{kind}
+# Operators' commands reach a node through a socket here; it has a /tmp of its own.
+RuntimeDirectory=bstar-{kind}
+RuntimeDirectoryMode=0700
 WorkingDirectory=/var/lib/bstar-{kind}
 Restart=always
 # Longer than several failover timeouts of the profiles lan and guide.

@@ -45,7 +45,7 @@ def _ls(
     by an id of its own.
 
     Exit codes: 0 listed; 1 refused: no such service; 2 wrong usage or configuration; 4 not known: the node
-    does not answer.
+    got it and is silent.
 
     Examples:
 
@@ -83,7 +83,7 @@ def _drain(worker: _Worker, node: NodeConfiguration, reason: Reason) -> None:
     resume, or until the worker's process or the node's ends. With the node that serves, a failover ends it.
 
     Exit codes: 0 drained; 1 refused: no such worker; 2 wrong usage or configuration; 4 not known: the node
-    does not answer.
+    got it and is silent.
 
     Examples:
 
@@ -98,7 +98,7 @@ def _resume(worker: _Worker, node: NodeConfiguration, reason: Reason = "") -> No
     """Let a drained worker work again.
 
     Exit codes: 0 it gets requests again; 1 refused: no such worker, or it is not drained; 2 wrong usage or
-    configuration; 4 not known: the node does not answer.
+    configuration; 4 not known: the node got it and is silent.
 
     Examples:
 

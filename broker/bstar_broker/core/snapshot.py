@@ -73,7 +73,8 @@ class RequestState(msgspec.Struct, frozen=True):
     """A request that waits or that a worker holds, or ``requests`` of one batch, the first of them named.
 
     ``worker`` is empty while it waits. ``deliveries`` counts the workers that have got it. It leaves the
-    queue in ``expires_in_s``. Its worker has held it for ``held_s``.
+    queue in ``expires_in_s``. Its worker has held it for ``held_s``. ``is_given_up``: it was cancelled,
+    or its client left; the worker runs on, and its answer is dropped.
     """
 
     request: str
@@ -87,6 +88,7 @@ class RequestState(msgspec.Struct, frozen=True):
     worker: str = ""
     held_s: float = 0.0
     expires_in_s: float = 0.0
+    is_given_up: bool = False
 
 
 class BrokerState(msgspec.Struct, frozen=True):

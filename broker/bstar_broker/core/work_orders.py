@@ -93,10 +93,12 @@ class WorkOrders:
             first = item.given if item.is_queued else 0
             identity, count = self._first_open(item, first), item.left
             codec, size, deliveries = native_broker.CODEC.label, sum(item.lengths[first:]), 0
+            is_given_up = False
         else:
             assert type(item) is Accepted
             identity, count = item.identity or self._ledger.identify(item), 1
             codec, size, deliveries = dialect_of(item.codec, item.sender), item.size, item.deliveries
+            is_given_up = item.is_abandoned
         is_waiting = item.is_queued
         return RequestState(
             request=identity.hex(),
@@ -110,6 +112,7 @@ class WorkOrders:
             worker="" if is_waiting else peer_label(item.worker),
             held_s=0.0 if is_waiting else round(now - item.dispatched_at, 3),
             expires_in_s=round(max(0.0, item.expires_at - now), 3) if is_waiting else 0.0,
+            is_given_up=is_given_up,
         )
 
     def _first_open(self, bundle: Bundle, first: int) -> bytes:
