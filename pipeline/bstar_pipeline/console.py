@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from bstar.errors import PipelineError
+from bstar_pipeline import engine
 from bstar_pipeline.session import open_session, starts_driver
 
 _SETTINGS = {
@@ -55,7 +56,7 @@ def session(
     """
     # It tells of broken connections to the JVM by tracebacks; the exception that comes with it is enough.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    try:
+    with _in_words():
         active = SparkSession.getActiveSession()
         if active is not None:
             yield active
@@ -67,6 +68,19 @@ def session(
             yield spark
         finally:
             spark.stop()
+
+
+@contextmanager
+def local_session(app: str) -> Iterator[SparkSession]:
+    """The same by the local engine. Raises PipelineError for whatever it cannot do."""
+    with _in_words(), engine.local_session(app) as spark:
+        yield spark
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
     except (PySparkException, Py4JError) as error:
         raise PipelineError(_sentence(error)) from error
 

@@ -23,8 +23,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline import bronze, copies, journal_files, silver, store
+from bstar_pipeline import bronze, copies, silver, store
 from bstar_pipeline.bronze import REJECTION
+from bstar_pipeline.engine import settled
 from bstar_pipeline.gold.audit import audit
 from bstar_pipeline.gold.capacity import capacity
 from bstar_pipeline.gold.clients import clients
@@ -33,6 +34,7 @@ from bstar_pipeline.gold.incidents import incidents
 from bstar_pipeline.gold.nodes import node_findings
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 from bstar_pipeline.gold.serving import CLOCK_ERROR_US
+from bstar_pipeline.inputs import Inputs, open_inputs
 from bstar_pipeline.schema import REJECTED, table_schema
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.store import Part
@@ -170,7 +172,8 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
     """Write the first layer; returns the records. Sets the job's days and pairs."""
     spark, root = job.spark, job.root
     job.tell(f"reading journals at {', '.join(inputs)}")
-    typed = bronze.typed(journal_files.lines(spark, inputs, since=since))
+    journals = open_inputs(spark, inputs, since)
+    typed = journals.typed()
     if since is not None:
         typed = _with_older_aside(typed, since)
     # Lines that are no records go the same way, as a topic of their own, and are taken out again below.
@@ -186,12 +189,12 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
     is_older = (F.col("topic") == _OUTSIDE) | F.col("topic").startswith(_MARGIN)
     parsed = parsed.where((F.col("topic") == REJECTED) | is_older | store.within(scope))
     if since is not None:
-        job.earlier = silver.earlier(parsed.where(is_older), parsed.where(~is_older)).localCheckpoint()
+        job.earlier = settled(silver.earlier(parsed.where(is_older), parsed.where(~is_older)), is_eager=True)
     job.tell("looking for files that came twice or lost their end")
     found = copies.ranges(parsed).persist()
     try:
         ranges = copies.without_conflicts(parsed, found)
-        _files(job, journal_files.listing(spark, inputs, since), ranges, since)
+        _files(job, journals, ranges, since)
         job.tell("writing bronze.rejected")
         if any(leaf.endswith(REJECTED) for leaf in aside):
             rejected = bronze.rejected(copies.rejected_once(parsed, ranges))
@@ -251,13 +254,14 @@ def _why(job: _Job, aside: Mapping[str, Part]) -> str:
     return f'none of their lines is one: {counts}. See docs/pipeline.md, "How lines are read"'
 
 
-def _files(job: _Job, listing: DataFrame, ranges: DataFrame, since: dt.date | None) -> None:
+def _files(job: _Job, journals: Inputs, ranges: DataFrame, since: dt.date | None) -> None:
     """Write the table of files, after a second look at packed ones without a last record."""
+    listing = journals.listing()
     found = copies.files(ranges, listing)
     doubtful = found.where((F.col("state") == "truncated") & (F.col("lines") > 0)).select("file").collect()
     packed = [row.file for row in doubtful if row.file.endswith(".gz")]
     if packed:
-        found = copies.files(ranges, listing, journal_files.unpacked(job.spark, packed))
+        found = copies.files(ranges, listing, journals.unpacked(packed))
     if since is not None:
         of_last = F.expr("date_from_unix_date(CAST(last_at_us DIV 86400000000 AS INT))")
         last_day = F.coalesce(of_last, F.col("day"))

@@ -59,7 +59,7 @@ def find_files(spark: SparkSession, paths: Sequence[str], since: dt.date | None 
             )
         # Spark spells local files in two ways; this is how rows of them have it.
         found.update((re.sub("^file:/+", "file:/", file), None) for file in here)
-    wanted = [file for file in found if since is None or not _is_before(file, since)]
+    wanted = [file for file in found if since is None or not is_before(file, since)]
     if not wanted:
         raise ConfigurationError(
             f"no journals to read: all files at {', '.join(paths)} are older than {since}"
@@ -67,7 +67,7 @@ def find_files(spark: SparkSession, paths: Sequence[str], since: dt.date | None 
     return wanted
 
 
-def _is_before(file: str, since: dt.date) -> bool:
+def is_before(file: str, since: dt.date) -> bool:
     """Was the file's last record written before that day? By its name; a file of another name never was."""
     opened = re.search(_FILE_NAME, file)
     return opened is not None and opened[2] < f"{since - dt.timedelta(days=_OPEN_DAYS_MAX):%Y%m%d}"
@@ -117,7 +117,9 @@ def pair_of_file() -> Column:
 
 def day_of_file() -> Column:
     """The day (UTC) on which that file was opened, or the first one of all."""
-    day = F.try_to_date(F.regexp_extract("file", _FILE_NAME, 2), "yyyyMMdd")
+    digits = F.regexp_extract("file", _FILE_NAME, 2)
+    parts = (F.substring(digits, 1, 4), F.substring(digits, 5, 2), F.substring(digits, 7, 2))
+    day = F.concat_ws("-", *parts).try_cast("date")
     return F.coalesce(day, F.lit("1970-01-01").cast("date"))
 
 

@@ -47,6 +47,9 @@ ROWS = types.StructType(
 )
 """One row a line: ``bronze.records``, and what is known of a line that is no record."""
 
+TRUNCATED = "truncated"
+"""The rejection of a row that stands for the missing end of a packed file."""
+
 _NAME = re.compile(r"(.+)\.([^.]+)\.(\d{8}T\d{6}Z)\.([0-9a-f]{8})\.(\d{4,})\.ndjson(\.gz|\.open)?$")
 _WORDS = ("pair", "node", "boot", "kind", "topic")
 _TIMES = ("at", "time", "day")
@@ -78,7 +81,7 @@ class _Name(msgspec.Struct, frozen=True):
     closed_at: datetime | None = None
 
 
-class _File(InputPartition):
+class File(InputPartition):
     """One file, read by one task."""
 
     def __init__(self, place: Place, pair: str, day: date) -> None:
@@ -110,7 +113,7 @@ class JournalReader(DataSourceReader):
     def __init__(self, paths: Sequence[str], schema: types.StructType, *, slack_s: float) -> None:
         self._paths = paths
         self._names = schema.names
-        self._arrow = pa.schema([pa.field(field.name, _ARROW[type(field.dataType)]) for field in schema])
+        self.arrow = pa.schema([pa.field(field.name, _ARROW[type(field.dataType)]) for field in schema])
         self._slack = timedelta(seconds=slack_s)
         # What filters leave: the words that a column may have, and the first and last moment.
         self._words: dict[str, frozenset[str]] = {}
@@ -121,13 +124,17 @@ class JournalReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """One for each file that the filters leave; one that is empty if they leave none."""
-        files: list[InputPartition] = []
+        return self.files() or [InputPartition(None)]
+
+    def files(self) -> list[File]:
+        """Those that the filters leave. Raises ConfigurationError if a path has none."""
+        files = []
         for name in _find(self._paths):
             if isinstance(name, Place):
-                files.append(_File(name, "unknown", _EPOCH_DAY))
+                files.append(File(name, "unknown", _EPOCH_DAY))
             elif self._may_have_rows(name):
-                files.append(_File(name.place, name.pair, name.opened_at.date()))
-        return files or [InputPartition(None)]
+                files.append(File(name.place, name.pair, name.opened_at.date()))
+        return files
 
     def _may_have_rows(self, name: _Name) -> bool:
         words = self._words
@@ -144,7 +151,7 @@ class JournalReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one file, in its order."""
-        if not isinstance(partition, _File):
+        if not isinstance(partition, File):
             return
         rows: list[dict[str, Any]] = []
         for line in _lines(partition.place):
@@ -158,13 +165,13 @@ class JournalReader(DataSourceReader):
             yield self._batch(rows)
 
     def _batch(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
-        columns = [pa.array([row.get(field.name) for row in rows], type=field.type) for field in self._arrow]
-        return pa.RecordBatch.from_arrays(columns, schema=self._arrow)
+        columns = [pa.array([row.get(field.name) for row in rows], type=field.type) for field in self.arrow]
+        return pa.RecordBatch.from_arrays(columns, schema=self.arrow)
 
-    def _row(self, line: bytes | None, file: _File) -> dict[str, Any] | None:
+    def _row(self, line: bytes | None, file: File) -> dict[str, Any] | None:
         """The line as a row, or None if the filters leave it out. None stands for an end that is missing."""
         if line is None:
-            return self._rejected(b"", "truncated", file)
+            return self._rejected(b"", TRUNCATED, file)
         try:
             line.decode()
             head = _read_head(line)
@@ -198,7 +205,7 @@ class JournalReader(DataSourceReader):
         row["rejection"] = row["line"] = None
         return row
 
-    def _rejected(self, line: bytes, reason: str, file: _File) -> dict[str, Any] | None:
+    def _rejected(self, line: bytes, reason: str, file: File) -> dict[str, Any] | None:
         known = {"topic": "rejected", "pair": file.pair}
         if any(known.get(column) not in words for column, words in self._words.items()):
             return None
@@ -309,6 +316,11 @@ def _find(paths: Sequence[str]) -> list[_Name | Place]:
         for name in names
     ]
     return [*closed, *others]
+
+
+def find(paths: Sequence[str]) -> list[str]:
+    """The paths of the journal files at some paths. Raises ConfigurationError if one has none."""
+    return list(dict.fromkeys(place.path for path in paths for place in _files_at(path)))
 
 
 def _files_at(path: str) -> list[Place]:

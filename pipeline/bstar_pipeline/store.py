@@ -12,14 +12,18 @@ import datetime as dt
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from bstar.errors import ConfigurationError
+from bstar_pipeline import engine, folders
+from bstar_pipeline.places import Place
 from bstar_pipeline.schema import table_schema
 from bstar_pipeline.tables import TABLES
 
@@ -54,6 +58,10 @@ def read(
     ``more``: further columns that its files may have.
     """
     path = location(root, name)
+    if engine.is_local(spark):
+        path = str(_folder(path))
+        if not Path(path).is_dir():
+            raise _missing(name, path)
     try:
         frame = spark.read.schema(_columns(name, more)).parquet(path)
         # Over Spark Connect nobody looks before somebody asks.
@@ -61,10 +69,20 @@ def read(
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
-        raise ConfigurationError(
-            f"no table {name}: {path} does not exist. Run `bstar pipeline run` first"
-        ) from error
+        raise _missing(name, path) from error
     return frame if scope is None else frame.where(within(scope))
+
+
+def _missing(name: str, path: str) -> ConfigurationError:
+    return ConfigurationError(f"no table {name}: {path} does not exist. Run `bstar pipeline run` first")
+
+
+def _folder(path: str) -> Path:
+    """The folder of this machine that ``path`` names; the local engine knows no other."""
+    place = Place.of(path)
+    if place.base:
+        raise ConfigurationError(f"the local engine reads and writes folders of this machine, not {path}")
+    return Path(place.path)
 
 
 def within(scope: Collection[Part]) -> Column:
@@ -96,15 +114,17 @@ def write(frame: DataFrame, root: str, name: str, *, more: StructType | None = N
     _check(frame, shape, name)
     path = location(root, name)
     before = _leaves(spark, path)
-    (
-        frame.select(*shape.names)
-        .write.mode("overwrite")
-        .option("partitionOverwriteMode", "dynamic")
-        .option("parquet.block.size", _ROW_GROUP_BYTES)
-        .options(**{f"parquet.enable.dictionary#{column}": "false" for column in _DISTINCT})
-        .partitionBy(*TABLES[name].partitions)
-        .parquet(path)
-    )
+    rows = frame.select(*shape.names).write.mode("overwrite").partitionBy(*TABLES[name].partitions)
+    if engine.is_local(spark):
+        with folders.staged(_folder(path)) as staging:
+            rows.parquet(str(staging))
+    else:
+        (
+            rows.option("partitionOverwriteMode", "dynamic")
+            .option("parquet.block.size", _ROW_GROUP_BYTES)
+            .options(**{f"parquet.enable.dictionary#{column}": "false" for column in _DISTINCT})
+            .parquet(path)
+        )
     after = _leaves(spark, path)
     new = {leaf: _part(leaf) for leaf, files in after.items() if files - before.get(leaf, set())}
     return Written(new, {leaf: _part(leaf) for leaf in after if leaf not in new})
@@ -114,6 +134,10 @@ def clear(spark: SparkSession, root: str, name: str, leaves: Iterable[str]) -> N
     """Leave a file without rows in each of these folders of a table, instead of what is there."""
     keys = TABLES[name].partitions
     shape = StructType([field for field in table_schema(name).fields if field.name not in keys])
+    if engine.is_local(spark):
+        for leaf in leaves:
+            folders.clear(_folder(location(root, name)) / leaf, to_arrow_schema(shape, timezone="UTC"))
+        return
     for leaf in leaves:
         nothing(spark, shape).coalesce(1).write.mode("overwrite").parquet(f"{location(root, name)}/{leaf}")
 
@@ -162,6 +186,8 @@ def _nullable(field: StructField) -> StructField:
 
 def _leaves(spark: SparkSession, path: str) -> dict[str, set[str]]:
     """The files of a table by their folder below it ("day=…/pair=…"), from a listing."""
+    if engine.is_local(spark):
+        return folders.leaves(_folder(path))
     try:
         files = (
             spark.read.schema("nothing INT").option("recursiveFileLookup", "true").parquet(path).inputFiles()

@@ -1,6 +1,5 @@
 """``bstar pipeline report``, ``audit``, ``incidents`` and ``objectives``: what the tables answer."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from rich.console import Console
 
 from bstar.errors import ConfigurationError
 from bstar_cli import exits
@@ -21,9 +19,11 @@ from bstar_cli.pipeline.spark import (
     SparkOptions,
     print_json,
     print_table,
+    say,
 )
-from bstar_cli.terminal import sentence
+from bstar_pipeline.amounts import of_tables
 from bstar_pipeline.report import asking
+from bstar_pipeline.report.asking import ASKED
 from bstar_pipeline.report.content import Finding, Incident, Objective
 from bstar_pipeline.report.elements import Column
 from bstar_pipeline.report.words import (
@@ -98,7 +98,7 @@ def _tables(
 ) -> "Iterator[tuple[Tables, Callable[[str], None]]]":
     """The tables that a question is about, and what tells people its progress."""
     keywords = selection.keywords()
-    with spark.session(what) as (session, tell):
+    with spark.session(what, lambda: of_tables(root)) as (session, tell):
         from bstar_pipeline.report.reading import open_tables
 
         yield open_tables(session, root, **keywords), tell
@@ -109,7 +109,8 @@ def _asked(
     what: str, spark: SparkOptions, root: str, selection: Selection
 ) -> "Iterator[tuple[Source, Callable[[str], None]]]":
     """What answers a question about the tables: DuckDB for a folder of this machine, Spark for all else."""
-    if _is_for_spark(spark, root):
+    # What travels to a cluster brings no DuckDB.
+    if find_spec("duckdb") is None or spark.is_for_spark(lambda: of_tables(root, ASKED)):
         with _tables(what, spark, root, selection) as asked:
             yield asked
         return
@@ -117,18 +118,6 @@ def _asked(
 
     with open_folder(root, **selection.keywords()) as folder:
         yield folder, lambda _: None
-
-
-def _is_for_spark(spark: SparkOptions, root: str) -> bool:
-    # What travels to a cluster brings no DuckDB.
-    if spark.is_chosen or not Path(root).is_dir() or find_spec("duckdb") is None:
-        return True
-    from bstar_pipeline.report.folder import BYTES_MAX, size_of
-
-    size = size_of(root)
-    if size > BYTES_MAX:
-        _say(f"{root} has {size / 1e9:.1f} GB of tables, beyond {BYTES_MAX / 1e9:.1f}: Spark reads them")
-    return size > BYTES_MAX
 
 
 def _print(
@@ -172,7 +161,7 @@ def report(
     keywords = selection.keywords()
     folder = out.resolve().parent
     refuse(not folder.is_dir(), f"--out {out}: there is no folder {folder}")
-    with spark.session("report") as (session, tell):
+    with spark.session("report", lambda: of_tables(root)) as (session, tell):
         from bstar_pipeline.report import write
 
         try:
@@ -186,7 +175,7 @@ def report(
         )
     else:
         typer.echo(str(out))
-        _say(verdict.headline, verdict.level)
+        say(verdict.headline, _STYLES[verdict.level])
 
 
 def audit(
@@ -239,10 +228,10 @@ def audit(
         )
         raise typer.Exit(code)
     if findings.is_cut:
-        _say(f"{len(findings):,} of {findings.total:,} findings are shown; --limit shows more.")
-    _say(verdict.headline, verdict.level)
+        say(f"{len(findings):,} of {findings.total:,} findings are shown; --limit shows more.")
+    say(verdict.headline, _STYLES[verdict.level])
     for each in verdict.sentences:
-        _say(each)
+        say(each)
     raise typer.Exit(code)
 
 
@@ -277,7 +266,7 @@ def incidents(
     _print(_INCIDENTS, found, as_json=as_json, is_dense=True)
     if not as_json:
         more = f"; {len(found):,} of {found.total:,} are shown" if found.is_cut else ""
-        _say(f"{found.total:,} incident{'' if found.total == 1 else 's'}{more}")
+        say(f"{found.total:,} incident{'' if found.total == 1 else 's'}{more}")
 
 
 def objectives(
@@ -305,11 +294,6 @@ def objectives(
     if as_json:
         return
     if found.is_cut:
-        _say(f"{len(found):,} of {found.total:,} services are shown: the busiest.")
+        say(f"{len(found):,} of {found.total:,} services are shown: the busiest.")
     elif not found:
-        _say("no request was recorded by a node in this period")
-
-
-def _say(text: str, level: str = "") -> None:
-    Console(stderr=True, soft_wrap=True).print(sentence(text, style=_STYLES.get(level, "")))
-    sys.stderr.flush()
+        say("no request was recorded by a node in this period")

@@ -11,6 +11,7 @@ from rich.console import Console
 from bstar.errors import ConfigurationError
 from bstar_cli.pipeline.spark import JsonOption, SparkOptions, print_json, print_table
 from bstar_cli.terminal import sentence
+from bstar_pipeline.amounts import of_journals
 
 OutOption = Annotated[
     str, typer.Option("--out", "-o", metavar="ROOT", help="Where the tables are: any path of Spark.")
@@ -72,7 +73,7 @@ def run(
         bstar pipeline run journal --out tables --objectives slo.yaml --since 2026-11-21
     """
     first_day = _day_of(since)
-    with spark.session("run") as (session, tell):
+    with spark.session("run", lambda: of_journals(inputs, out)) as (session, tell):
         from bstar_pipeline import job, slo
 
         promises = None if objectives is None else slo.load(objectives)

@@ -1,4 +1,4 @@
-"""What all commands of ``bstar pipeline`` share: options about Spark and time, sessions, progress, tables.
+"""What all commands of ``bstar pipeline`` share: options about engine and time, sessions, progress, tables.
 
 Spark is an extra and takes a second to load, so it is imported when a command runs, never before.
 """
@@ -6,11 +6,13 @@ Spark is an extra and takes a second to load, so it is imported when a command r
 from __future__ import annotations
 
 import datetime as dt
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -25,6 +27,8 @@ from bstar_cli.terminal import json_line, sentence
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from bstar_pipeline.amounts import Amount
+
 RootArgument = Annotated[
     str, typer.Argument(metavar="ROOT", help="Where bstar pipeline run wrote the tables: any path of Spark.")
 ]
@@ -33,8 +37,16 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions:
-    """Where Spark runs."""
+    """What does the work, and where Spark runs."""
 
+    engine: Annotated[
+        Literal["auto", "local", "spark"],
+        typer.Option(
+            "--engine",
+            help="local: in this process, without Java, for folders of this machine. auto: that, unless "
+            "there is more to read than suits it, or something is said about Spark.",
+        ),
+    ] = "auto"
     master: Annotated[
         str | None,
         typer.Option(
@@ -60,18 +72,53 @@ class SparkOptions:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether anything was said about Spark."""
-        return bool(self.master or self.remote or self.conf)
+        """Whether anything was said about Spark; spark-submit does so by the environment."""
+        told = self.master or self.remote or self.conf or self.engine == "spark"
+        return bool(told or os.environ.keys() & _SPARKS)
 
     @contextmanager
-    def session(self, what: str) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
-        """A session for one command, and what tells people its progress. Ctrl-C ends the command."""
+    def session(
+        self, what: str, amount: Callable[[], Amount | None] = lambda: None
+    ) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
+        """A session for one command, and what tells people its progress. Ctrl-C ends the command.
+
+        ``amount`` finds out how much the command reads; None if the local engine cannot do it.
+        """
+        name = f"bstar pipeline {what}"
+        if self.is_for_spark(amount):
+            with self._spark(name) as opened:
+                yield opened
+            return
+        from bstar_pipeline.console import local_session
+
+        with _progress("starting") as tell, local_session(name) as session:
+            try:
+                yield session, tell
+            except KeyboardInterrupt:
+                raise typer.Exit(exits.INTERRUPTED) from None
+
+    def is_for_spark(self, amount: Callable[[], Amount | None]) -> bool:
+        """Whether Spark does it; says so if it is for the amount alone."""
+        if self.engine != "local" and (self.is_chosen or find_spec("pysail") is None):
+            return True
+        found = amount()
+        if self.engine == "local":
+            about = [name for name in ("master", "remote", "conf") if getattr(self, name)]
+            refuse(bool(about), f"--engine local: --{', --'.join(about)} is about Spark")
+            refuse(found is None, "--engine local reads and writes folders of this machine, and cannot watch")
+            return False
+        if found is not None and not found.is_small:
+            size, most = (f"{octets / 1e6:,.0f} MB" for octets in (found.octets, found.most))
+            say(f"{size} of {found.what}: Spark reads what is more than {most}")
+        return found is None or not found.is_small
+
+    @contextmanager
+    def _spark(self, name: str) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
         settings = {}
         for assignment in self.conf or ():
             key, separator, value = assignment.partition("=")
             refuse(not separator or not key.strip(), f"--conf {assignment}: write --conf KEY=VALUE")
             settings[key.strip()] = value
-        name = f"bstar pipeline {what}"
         with _progress("starting Spark") as tell:
             try:
                 from bstar_pipeline.console import session
@@ -106,6 +153,8 @@ class Selection:
         return {"pair": self.pair, "from_us": from_us, "until_us": until_us}
 
 
+# What spark-submit and Spark Connect tell a program of theirs.
+_SPARKS = {"PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"}
 # Not a terminal: nothing is cut, so that a script finds whole words.
 _WIDTH = 240
 NOTHING = "–"
@@ -148,6 +197,12 @@ def time_of(option: str, text: str | None) -> int | None:
     if told.tzinfo is None:
         told = told.replace(tzinfo=dt.UTC)
     return round(told.timestamp() * 1e6)
+
+
+def say(text: str, style: str = "") -> None:
+    """A line on stderr."""
+    Console(stderr=True, soft_wrap=True).print(sentence(text, style=style))
+    sys.stderr.flush()
 
 
 def print_json(value: object) -> None:

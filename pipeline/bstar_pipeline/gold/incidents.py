@@ -29,11 +29,12 @@ from functools import reduce
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from bstar_pipeline.engine import settled
 from bstar_pipeline.gold import faults
 from bstar_pipeline.gold.aftermath import detections, recoveries, refusals, takeovers
 from bstar_pipeline.gold.impact import impact
 from bstar_pipeline.gold.serving import CLOCK_ERROR_US
-from bstar_pipeline.gold.told import Told, settled, text
+from bstar_pipeline.gold.told import Told, text
 from bstar_pipeline.schema import shaped
 
 _BASE = ("pair", "kind", "node", "boot", "began_at_us", "began_error_us", "ended_at_us", "lost_at_us", "text")

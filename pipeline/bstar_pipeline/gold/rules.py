@@ -199,7 +199,9 @@ def _finding(name: str, rule: Rule) -> str:
     parts = [part for part in re.split(r"(\{\w+\})", rule.text) if part]
     shown = [part[1:-1] if part.startswith("{") else _literal(part) for part in parts]
     values = [_literal(name), _literal(rule.verdict), f"concat({', '.join(shown)})"]
-    return "named_struct('rule', {}, 'verdict', {}, 'text', {})".format(*values)
+    row = "named_struct('rule', {}, 'verdict', {}, 'text', {})".format(*values)
+    # One type for all: a text that is the same for every request cannot be null, others can.
+    return f"CAST({row} AS STRUCT<rule: STRING, verdict: STRING, text: STRING>)"
 
 
 def _literal(text: str) -> str:

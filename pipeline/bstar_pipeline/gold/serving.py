@@ -48,7 +48,10 @@ def both_serving(states: DataFrame, runs: DataFrame, clock_error_us: int = CLOCK
     columns = ("node", "boot", "machine", "epoch", "since_at_us", "until_at_us")
     old = serving.select("pair", *(F.col(name).alias(f"old_{name}") for name in columns))
     new = serving.select("pair", *(F.col(name).alias(f"new_{name}") for name in columns))
-    came_later = F.struct("old_since_at_us", "old_node") < F.struct("new_since_at_us", "new_node")
+    is_same_time = F.col("old_since_at_us") == F.col("new_since_at_us")
+    came_later = (F.col("old_since_at_us") < F.col("new_since_at_us")) | (
+        is_same_time & (F.col("old_node") < F.col("new_node"))
+    )
     overlap = (
         old.join(new, "pair")
         .where((F.col("old_node") != F.col("new_node")) & came_later)

@@ -10,6 +10,8 @@ import re
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from bstar_pipeline.engine import settled
+
 FOREVER = 1 << 62
 """Later than anything."""
 
@@ -39,11 +41,6 @@ _FACTS = (
     ("pulse_last", "max", "at_us", "kind = 'pulse'"),
     ("pulses", "count", "at_us", "kind = 'pulse'"),
 )
-
-
-def settled(frame: DataFrame) -> DataFrame:
-    """The same rows without their history; for what is small. Gone when nobody refers to it any more."""
-    return frame.localCheckpoint(eager=False)
 
 
 class Told:

@@ -16,6 +16,9 @@ from bstar_pipeline.report.content import Finding, Incident, Shown, Verdicts
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+ASKED = ("silver.runs", "silver.requests", "gold.audit", "gold.incidents")
+"""The tables that are asked here."""
+
 INCIDENTS_MAX = 200
 FINDINGS_MAX = 100
 

@@ -17,10 +17,6 @@ from bstar_pipeline.report.asking import LIVED, lived
 from bstar_pipeline.report.choice import Choice, choose
 from bstar_pipeline.tables import TABLES, columns_of
 
-BYTES_MAX = 4 << 30
-"""Of a folder with more in the tables that are asked here, one machine's process is the wrong reader."""
-
-_ASKED = ("silver.runs", "silver.requests", "gold.audit", "gold.incidents")
 # Of Spark's types those that DuckDB calls otherwise.
 _TYPES = {"STRING": "VARCHAR", "TIMESTAMP": "TIMESTAMPTZ", "ARRAY<BIGINT>": "BIGINT[]"}
 
@@ -65,12 +61,6 @@ def open_folder(
             yield Folder(path, duck, choice)
     except (duckdb.Error, OSError) as error:
         raise PipelineError(f"{root}: {error}") from error
-
-
-def size_of(root: str) -> int:
-    """The octets of the tables that are asked here."""
-    folders = (Path(root) / TABLES[name].path for name in _ASKED)
-    return sum(file.stat().st_size for folder in folders for file in folder.rglob("*.parquet"))
 
 
 def _rows(duck: duckdb.DuckDBPyConnection, query: str) -> list[dict[str, Any]]:

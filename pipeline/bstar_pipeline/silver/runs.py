@@ -7,11 +7,11 @@ Processes of one machine share a monotonic clock and so an offset: between them,
 machines they are as exact as the machines' clocks are set.
 """
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from bstar.records import broker, client, pair, store, worker
-from bstar_pipeline.schema import kinds_of, table_schema
+from bstar_pipeline.schema import kinds_of, shaped
 
 _ABOUT = ("source", "machine", "host", "version", "config", "service", "heartbeat_us", "failover_timeout_us")
 
@@ -72,9 +72,16 @@ def runs(records: DataFrame, before: DataFrame | None = None) -> DataFrame:
         known = F.broadcast(before.withColumnRenamed("start", "known"))
         told = told.join(known, "boot", "left").withColumn("start", F.coalesce("start", "known"))
     told = told.withColumn("clock", F.coalesce(F.col("start.machine"), F.col("boot")))
-    clocks = told.groupBy("clock").agg(
-        F.floor(F.percentile("offset_us", F.lit(0.5), F.col("records"))).alias("offset_us")
+    # The median: half of the records are up to there.
+    of_clock = Window.partitionBy("clock")
+    upto = of_clock.orderBy("offset_us").rangeBetween(Window.unboundedPreceding, Window.currentRow)
+    ranked = told.select(
+        "clock",
+        "offset_us",
+        F.sum("records").over(upto).alias("upto"),
+        F.sum("records").over(of_clock).alias("whole"),
     )
+    clocks = ranked.where("upto * 2 >= whole").groupBy("clock").agg(F.min("offset_us").alias("offset_us"))
     of_run = told.groupBy("pair", "boot", "node", "clock").agg(
         F.max("start").alias("start"),
         *(F.min(name).alias(name) for name in ("day", "first_seq", "first_mono")),
@@ -103,7 +110,7 @@ def runs(records: DataFrame, before: DataFrame | None = None) -> DataFrame:
         "dropped": F.coalesce(F.col("dropped"), F.lit(0)),
         "is_sampled": (F.col("weighted") > 0) | (F.coalesce(F.col("start.sample"), F.lit(1.0)) < 1),
     }
-    return of_run.join(clocks, "clock").withColumns(columns).select(*table_schema("silver.runs").names)
+    return shaped(of_run.join(clocks, "clock").withColumns(columns), "silver.runs")
 
 
 def _first() -> Column:

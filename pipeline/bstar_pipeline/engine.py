@@ -1,0 +1,72 @@
+"""The local engine: Sail runs what is written for Spark in this process, and needs no JVM.
+
+Sail (pysail) is a server of the Spark Connect protocol, written in Rust. It knows the DataFrame API and the
+SQL of Spark, so the tables are defined once, and a small job takes seconds instead of a minute. Where it
+differs from Spark in what matters here, a function asks ``is_local`` and does that step in Python: journals
+are parsed by ``inputs``, partitions replaced by ``folders``. It knows folders of this machine only.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from pyspark.sql import DataFrame, SparkSession
+
+from bstar.errors import ConfigurationError
+from bstar_pipeline.session import open_session
+
+_folders: WeakKeyDictionary[SparkSession, Path] = WeakKeyDictionary()
+
+
+def is_there() -> bool:
+    """Whether the local engine is installed; what travels to a cluster brings none."""
+    return find_spec("pysail") is not None
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether this session is of the local engine."""
+    return spark in _folders
+
+
+def scratch(spark: SparkSession) -> Path:
+    """A folder for files that a session of the local engine needs until it ends."""
+    return _folders[spark]
+
+
+@contextmanager
+def local_session(app: str) -> Iterator[SparkSession]:
+    """A session of the local engine for the block. Raises ConfigurationError if it is not installed."""
+    if not is_there():
+        raise ConfigurationError("the local engine needs pysail: pip install 'bstar[spark]'")
+    # It logs to stderr what it raises as an error, too.
+    os.environ.setdefault("RUST_LOG", "off")
+    from pysail.spark import SparkConnectServer
+
+    server = SparkConnectServer("127.0.0.1", 0)
+    server.start(background=True)
+    try:
+        host, port = server.listening_address
+        spark = open_session(app, remote=f"sc://{host}:{port}")
+        with tempfile.TemporaryDirectory(prefix="bstar-pipeline-") as folder:
+            _folders[spark] = Path(folder)
+            try:
+                yield spark
+            finally:
+                spark.stop()
+    finally:
+        server.stop()
+
+
+def settled(frame: DataFrame, *, is_eager: bool = False) -> DataFrame:
+    """The same rows without their history; for what is small. Gone when nobody refers to it any more.
+
+    ``is_eager``: computed now, because what it is made of will not be there later.
+    """
+    spark = frame.sparkSession
+    if is_local(spark):
+        return spark.createDataFrame(frame.toArrow(), frame.schema)
+    return frame.localCheckpoint(eager=is_eager)

@@ -1,0 +1,109 @@
+"""The journals that a job reads, by the engine that reads them: their lines as typed rows, and their files.
+
+On Spark its own reader and parser do it, wherever the files are (``bronze``, ``journal_files``). For the
+local engine they are parsed here, by the parser of the records themselves, as ``format("bstar")`` does.
+"""
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Protocol
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from bstar.errors import ConfigurationError
+from bstar_pipeline import bronze, engine, journal_files
+from bstar_pipeline.journal_source import ROWS, TRUNCATED, JournalReader
+
+# What a URI takes as it is; Spark leaves letters of other alphabets as they are, too.
+_PLAIN = "/:@&=+$,;!'()*~-_."
+
+
+class Inputs(Protocol):
+    """Journals, found once."""
+
+    def typed(self) -> DataFrame:
+        """A row for each line, as ``bronze.typed`` says."""
+
+    def listing(self) -> DataFrame:
+        """The files: ``file``; those without a line among them."""
+
+    def unpacked(self, packed: Sequence[str]) -> DataFrame:
+        """Those of some packed files (few) that can be unpacked to their end: ``file``."""
+
+
+def open_inputs(spark: SparkSession, paths: Sequence[str], since: dt.date | None = None) -> Inputs:
+    """The journals at ``paths``; with ``since`` without files that were closed before that day.
+
+    Raises ConfigurationError if a path has none.
+    """
+    return _Local(spark, paths, since) if engine.is_local(spark) else _OnSpark(spark, paths, since)
+
+
+class _OnSpark:
+    def __init__(self, spark: SparkSession, paths: Sequence[str], since: dt.date | None) -> None:
+        self._spark, self._paths, self._since = spark, paths, since
+
+    def typed(self) -> DataFrame:
+        return bronze.typed(journal_files.lines(self._spark, self._paths, since=self._since))
+
+    def listing(self) -> DataFrame:
+        return journal_files.listing(self._spark, self._paths, self._since)
+
+    def unpacked(self, packed: Sequence[str]) -> DataFrame:
+        return journal_files.unpacked(self._spark, packed)
+
+
+class _Local:
+    def __init__(self, spark: SparkSession, paths: Sequence[str], since: dt.date | None) -> None:
+        if not paths:
+            raise ConfigurationError("no journals to read: name at least one directory, file or pattern")
+        self._spark = spark
+        self._reader = JournalReader(paths, ROWS, slack_s=0)
+        self._files = [
+            file
+            for file in self._reader.files()
+            if since is None or not journal_files.is_before(file.path, since)
+        ]
+        if not self._files:
+            raise ConfigurationError(
+                f"no journals to read: all files at {', '.join(paths)} are older than {since}"
+            )
+        self._torn: set[str] = set()
+
+    def typed(self) -> DataFrame:
+        """Of a file beside the tables, so that no size of journals is too much for memory."""
+        lines = engine.scratch(self._spark) / "lines.parquet"
+        schema = self._reader.arrow
+        with pq.ParquetWriter(lines, schema, compression="lz4") as out:
+            for file in self._files:
+                uri = _uri(file.path)
+                for batch in self._reader.read(file):
+                    rows = self._whole(batch, uri)
+                    out.write_batch(rows)
+        return self._spark.read.parquet(str(lines))
+
+    def _whole(self, batch: pa.RecordBatch, uri: str) -> pa.RecordBatch:
+        """Without the row that stands for a missing end, and the file as Spark spells it."""
+        reasons = batch.column("rejection")
+        if len(reasons) and reasons[-1].as_py() == TRUNCATED:
+            self._torn.add(uri)
+            batch = batch.slice(0, len(reasons) - 1)
+        place = batch.schema.get_field_index("file")
+        files = pa.repeat(pa.scalar(uri, pa.string()), batch.num_rows)
+        return batch.set_column(place, "file", files)
+
+    def listing(self) -> DataFrame:
+        return self._named([_uri(file.path) for file in self._files])
+
+    def unpacked(self, packed: Sequence[str]) -> DataFrame:
+        return self._named([file for file in packed if file not in self._torn])
+
+    def _named(self, files: Sequence[str]) -> DataFrame:
+        return self._spark.createDataFrame(pa.table({"file": pa.array(files, pa.string())}))
+
+
+def _uri(path: str) -> str:
+    return "file:" + "".join(letter if ord(letter) > 127 else quote(letter, safe=_PLAIN) for letter in path)
