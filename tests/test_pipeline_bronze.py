@@ -2,121 +2,70 @@
 
 from __future__ import annotations
 
-import gzip
+import contextlib
+import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from bstar.errors import ConfigurationError
-from bstar.records import Refused
-from support.journals import Run, closed, write
+from support import bronze_tables, odd_journals
+from support.journals import frame, write
+from support.odd_journals import BAD, history
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
-    from bstar_pipeline.bronze import Bronze
-
 pytestmark = pytest.mark.spark
-
-_HEAD = b'"pair":"orders","node":"x","boot":"b","seq":1,"mono":1'
-BAD = {
-    b'{"v":1,"pair":"orders","no': "unreadable",
-    b"": "unreadable",
-    b"nonsense": "unreadable",
-    b"[1]": "unreadable",
-    b"null": "unreadable",
-    b'\xff\xfe{"v":1}': "unreadable",
-    b'{"kind":"stopped","v":1,%b,"at":9000000000000000000}' % _HEAD: "unreadable",
-    b'{"kind":"stopped","v":0,%b,"at":1}' % _HEAD: "unreadable",
-    b"{}": "incomplete",
-    b'{"kind":"request","v":1,%b,"at":1}' % _HEAD: "incomplete",
-    b'{"kind":"stopped","v":1,%b,"at":"noon"}' % _HEAD: "incomplete",
-    b'{"kind":"stopped","v":2,%b,"at":1}' % _HEAD: "newer-version",
-    b'{"kind":"request","v":2,"at":"tomorrow"}': "newer-version",
-    b'{"kind":"stopped","v":123456789012345,%b,"at":1}' % _HEAD: "newer-version",
-}
-NOVEL = b'{"kind":"novel","v":1,"colour":"red",%b,"at":1793577600000000}' % _HEAD
-
-
-def _history() -> Run:
-    run = Run("primary")
-    run.start()
-    for number in range(20):
-        run.request(1_000 * (number + 1), "c1", number)
-    run.add(Refused, 40_000, reason="no-service", count=2)
-    closed(run, 50_000)
-    return run
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One directory with everything that can be wrong with a directory of journals."""
     root = tmp_path_factory.mktemp("journals")
-    whole = _history()
-    write(root / whole.name(), whole.lines())
-    write(root / "copied here" / whole.name(suffix=".ndjson.gz"), whole.lines())
-    # The same file, copied while it was written.
-    write(
-        root / "earlier" / whole.name(suffix=".ndjson.open"), whole.lines()[:12], torn=whole.lines()[12][:30]
-    )
-    # Two files of one run that share records 5 to 8.
-    parts = Run("backup", boot="b0" * 16)
-    parts.start()
-    for number in range(11):
-        parts.request(1_000 * (number + 1), "c2", number)
-    write(root / parts.name(1, suffix=".ndjson.open"), parts.lines()[:8])
-    write(root / parts.name(2, suffix=".ndjson.open"), parts.lines()[4:])
-    cut = Run("worker-1", boot="c0" * 16, pair="stock")
-    cut.start(source="worker")
-    for number in range(2_000):
-        cut.request(1_000 * (number + 1), f"{number * 7919:032x}", number)
-    path = root / cut.name(suffix=".ndjson.gz")
-    packed = gzip.compress(b"".join(line + b"\n" for line in cut.lines()))
-    path.write_bytes(packed[: len(packed) // 2])
-    (root / cut.name(2, suffix=".ndjson.gz")).write_bytes(b"this was never packed")
-    (root / cut.name(3, suffix=".ndjson")).write_bytes(b"")
-    (root / cut.name(4, suffix=".ndjson.gz.part")).write_bytes(packed)
-    write(root / "shop.east.primary.20261104T000000Z.0a0b0c0d.0001.ndjson", [*BAD, NOVEL], torn=b'{"v":1,"ki')
+    odd_journals.plant(root)
     return root
 
 
-@pytest.fixture(scope="module")
-def bronze(spark: SparkSession, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bronze:
-    """What ``bronze.read`` does, but parsed once, as the batch job has it."""
-    from bstar_pipeline import bronze as module
-    from bstar_pipeline import copies, journal_files
+class Told(NamedTuple):
+    """The rows of the three tables."""
+
+    records: list[Row]
+    rejected: list[Row]
+    files: list[Row]
+
+
+@pytest.fixture(scope="module", params=["local", "spark"])
+def told(request: pytest.FixtureRequest, folder: Path) -> Told:
+    """By each engine: both parse lines, each in its way."""
+    from bstar_pipeline.engine import local_session
 
     paths = [str(folder), str(folder / "*.open")]
-    parsed = str(tmp_path_factory.mktemp("parsed"))
-    module.typed(journal_files.lines(spark, paths)).write.mode("overwrite").parquet(parsed)
-    typed = spark.read.parquet(parsed)
-    found = copies.ranges(typed)
-    unique = copies.once(typed, found)
-    return module.Bronze(
-        module.records(unique),
-        module.rejected(unique),
-        copies.files(found, journal_files.listing(spark, paths)),
-    )
+    if request.param == "spark":
+        return Told(
+            *(table.collect() for table in bronze_tables.read(request.getfixturevalue("spark"), paths))
+        )
+    with local_session("bronze") as session:
+        return Told(*(table.collect() for table in bronze_tables.read(session, paths)))
 
 
 @pytest.fixture(scope="module")
-def records(bronze: Bronze) -> list[Row]:
-    """Computed once: each claim below is of a few of them."""
-    return bronze.records.collect()
+def records(told: Told) -> list[Row]:
+    return told.records
 
 
 @pytest.fixture(scope="module")
-def files(bronze: Bronze, folder: Path) -> dict[str, Row]:
+def files(told: Told, folder: Path) -> dict[str, Row]:
     from urllib.parse import unquote
 
-    rows = bronze.files.collect()
+    rows = told.files
     return {unquote(row.file).split(f"{folder.name}/")[1]: row for row in rows}
 
 
-def test_every_line_that_is_no_record_is_set_aside_with_its_reason(bronze: Bronze) -> None:
-    rows = [row for row in bronze.rejected.collect() if "shop.east" in row.file]
+def test_every_line_that_is_no_record_is_set_aside_with_its_reason(told: Told) -> None:
+    rows = [row for row in told.rejected if "shop.east" in row.file]
     found = {row.line: row.reason for row in rows}
     assert found == {
         **{line.decode(errors="replace"): reason for line, reason in BAD.items()},
@@ -143,7 +92,7 @@ def test_each_record_comes_once_whatever_files_it_is_in(records: list[Row]) -> N
 
 
 def test_files_say_what_became_of_them(files: dict[str, Row]) -> None:
-    whole = _history()
+    whole = history()
     assert {name: row.state for name, row in files.items()} == {
         "copied here/" + whole.name(suffix=".ndjson.gz"): "whole",
         whole.name(): "duplicate",
@@ -162,7 +111,7 @@ def test_files_say_what_became_of_them(files: dict[str, Row]) -> None:
 
 
 def test_a_packed_file_without_its_end_gives_every_line_before_the_cut(
-    bronze: Bronze, files: dict[str, Row]
+    told: Told, files: dict[str, Row]
 ) -> None:
     row = files["stock.worker-1.20261102T000000Z.c0c0c0c0.0001.ndjson.gz"]
     assert row.lines > 500
@@ -202,7 +151,17 @@ def test_a_line_is_parsed_once_and_by_no_python(spark: SparkSession, folder: Pat
     plan = plan_of(module.records(typed).where("kind = 'request'").select("seq"))
     # Once as one of the common kinds, or once as any other: the conditions exclude one another.
     assert plan.count("from_json(") == 2
-    assert "Python" not in plan_of(module.read(spark, [str(folder)]).records)
+    assert "Python" not in plan_of(bronze_tables.read(spark, [str(folder)]).records)
+
+
+def test_what_sums_up_all_records_has_no_python_no_join_and_shuffles_only_sums(spark: SparkSession) -> None:
+    from bstar_pipeline.gold.objectives import sketches
+    from support.plans import plan_of
+
+    plan = plan_of(sketches(frame(spark, [history()])))
+    assert len(re.findall(r"\(\d+\) Exchange", plan)) == 1
+    assert plan.index("partial_sum") < plan.index("Arguments: hashpartitioning")
+    assert not any(word in plan for word in ("PythonUDF", "Join", "Pandas"))
 
 
 def test_a_stream_reads_what_a_batch_reads_except_files_that_are_still_written(
@@ -211,7 +170,7 @@ def test_a_stream_reads_what_a_batch_reads_except_files_that_are_still_written(
     from bstar_pipeline import bronze as module
     from bstar_pipeline import journal_files
 
-    run = _history()
+    run = history()
     write(tmp_path / run.name(), [*run.lines(), b"torn"])
     write(tmp_path / run.name(2, suffix=".ndjson.open"), run.lines())
     typed = module.typed(journal_files.lines(spark, [str(tmp_path)], is_stream=True))
@@ -232,17 +191,27 @@ def test_a_stream_reads_what_a_batch_reads_except_files_that_are_still_written(
     }
 
 
+@pytest.mark.parametrize("engine", ["local", "spark"])
 def test_a_path_without_journals_is_an_error_that_says_what_to_do(
-    spark: SparkSession, tmp_path: Path
+    request: pytest.FixtureRequest, tmp_path: Path, engine: str
 ) -> None:
-    from bstar_pipeline import bronze as module
+    from bstar_pipeline.engine import local_session
 
-    write(tmp_path / "full" / _history().name(), _history().lines())
+    write(tmp_path / "full" / history().name(), history().lines())
     (tmp_path / "empty").mkdir()
-    for path, what in (("empty", "holds no file"), ("nowhere", "does not exist"), ("*.gz", "does not exist")):
-        with pytest.raises(ConfigurationError, match=what) as caught:
-            module.read(spark, [str(tmp_path / "full"), str(tmp_path / path)])
-        assert str(tmp_path / path) in str(caught.value)
-        assert "journal.directory" in str(caught.value)
-    with pytest.raises(ConfigurationError, match="at least one"):
-        module.read(spark, [])
+    with contextlib.ExitStack() as stack:
+        if engine == "local":
+            session = stack.enter_context(local_session("bronze"))
+        else:
+            session = request.getfixturevalue("spark")
+        for path, what in (
+            ("empty", "holds no file"),
+            ("nowhere", "does not exist"),
+            ("*.gz", "does not exist"),
+        ):
+            with pytest.raises(ConfigurationError, match=what) as caught:
+                bronze_tables.read(session, [str(tmp_path / "full"), str(tmp_path / path)])
+            assert str(tmp_path / path) in str(caught.value)
+            assert "journal.directory" in str(caught.value)
+        with pytest.raises(ConfigurationError, match="at least one"):
+            bronze_tables.read(session, [])

@@ -30,7 +30,7 @@ def pulse(scribe: Scribe, at: int, state: str) -> records.Base:
 
 
 @pytest.mark.spark
-def test_capacity_is_of_the_node_that_serves_and_of_whole_hours(spark: "SparkSession") -> None:
+def test_capacity_is_of_the_node_that_serves_and_of_whole_hours(local: "SparkSession") -> None:
     from bstar_pipeline.gold.capacity import capacity
 
     primary, backup, unknown = Scribe(), Scribe("backup"), Scribe("primary", pair="other")
@@ -58,7 +58,7 @@ def test_capacity_is_of_the_node_that_serves_and_of_whole_hours(spark: "SparkSes
         load(unknown, start + 1, credit=1000),
     ]
     found = {
-        (row["pair"], row["service"], row["hour"]): row for row in capacity(frame_of(spark, of)).collect()
+        (row["pair"], row["service"], row["hour"]): row for row in capacity(frame_of(local, of)).collect()
     }
 
     def row_of(number: int, service: str = "echo", pair: str = "pair") -> Any:
@@ -86,7 +86,7 @@ def test_capacity_is_of_the_node_that_serves_and_of_whole_hours(spark: "SparkSes
 
 
 @pytest.mark.spark
-def test_clients_are_told_by_their_own_word_or_by_what_nodes_saw(spark: "SparkSession") -> None:
+def test_clients_are_told_by_their_own_word_or_by_what_nodes_saw(local: "SparkSession") -> None:
     from bstar_pipeline.gold.clients import clients
 
     node, scribe = Scribe(), Scribe("shop", boot="e" * 32)
@@ -116,7 +116,7 @@ def test_clients_are_told_by_their_own_word_or_by_what_nodes_saw(spark: "SparkSe
     of += [node.request(start + 1, client="mdp-01", number=1, outcome="late")]
     of += [node.request(start, client="flood", number=n, weight=10.0, outcome="failed") for n in range(100)]
     of += [node.request(us(MONDAY + timedelta(days=1)), client="shop", outcome="expired")]
-    rows = clients(frame_of(spark, of)).collect()
+    rows = clients(frame_of(local, of)).collect()
     found = {(row["client"], str(row["day"])): row for row in rows}
     assert len(rows) == 4
     shop = found["shop", "2026-05-04"]

@@ -135,17 +135,17 @@ def changed() -> list[Run]:
 
 
 @pytest.fixture(scope="module")
-def found(spark: SparkSession) -> dict[str, list[Row]]:
+def found(local: SparkSession) -> dict[str, list[Row]]:
     """The tables of all pairs: silver.durables and the audit."""
     from bstar_pipeline import silver
     from bstar_pipeline.gold.audit import audit
     from bstar_pipeline.gold.durables import durable_findings
     from bstar_pipeline.schema import table_schema
 
-    bronze = frame(spark, [*good(), *lost(), *doubtful(), *begun(), *changed()]).persist()
+    bronze = frame(local, [*good(), *lost(), *doubtful(), *begun(), *changed()]).persist()
 
     def settled(rows: Iterable[Row], name: str) -> Any:
-        return spark.createDataFrame(list(rows), table_schema(name))
+        return local.createDataFrame(list(rows), table_schema(name))
 
     runs = settled(silver.runs(bronze).collect(), "silver.runs")
     states = settled(silver.states(bronze, runs).collect(), "silver.states")

@@ -2,8 +2,9 @@
 
 One batch job reads the journals of three pairs: one with journals of everybody and broken promises, one of
 which only the brokers keep journals (on machines whose clocks differ, one of them set meanwhile), and one to
-which nothing happens. It runs under Spark Connect, with Spark's settings as users have them: nothing in it
-reaches for a driver in its own process.
+which nothing happens. The local engine does it, and so does Spark: under Spark Connect, with Spark's settings
+as users have them, so nothing reaches for a driver in its own process. Both come to the same tables, of the
+planted scenarios, of durable requests and of a directory with all that can be wrong with one, too.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ import pytest
 
 from bstar_pipeline.synth import INCIDENT_KINDS, VIOLATION_KINDS, Incident, SynthSettings, Truth, generate
 from bstar_pipeline.tables import TABLES
-from support import connect_job
+from support import connect_job, odd_journals
+from support.journals import write
 from support.spark_fixtures import need_java
+from test_pipeline_durables import begun, changed, doubtful, good, lost
+from test_pipeline_planted import PLANTED, Cast
 
 # It ends a hang; a busy machine takes its time.
 LIMIT_S = 1_800.0
@@ -77,10 +81,11 @@ CALM = SynthSettings(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the pipeline says, and the truth by pair. ``told``: what the job's process printed."""
+    """What the local engine says, and the truth by pair."""
 
     root: Path
-    told: dict[str, Any]
+    journals: list[str]
+    requests: int
     incidents: list[Any]
     audit: list[Any]
     truths: dict[str, Truth]
@@ -94,23 +99,44 @@ class Found:
 
 def rows(root: Path, name: str) -> list[Any]:
     """The rows of a table, with a field for each column."""
-    files = f"{root}/{TABLES[name].path}/*/*/*.parquet"
-    found = duckdb.execute(f"FROM read_parquet('{files}', hive_partitioning = true)")
+    files = f"{root}/{TABLES[name].path}/**/*.parquet"
+    found = duckdb.execute(f"FROM read_parquet('{files}', hive_partitioning = true, union_by_name = true)")
     columns = [column[0] for column in found.description or ()]
     return [SimpleNamespace(**dict(zip(columns, row, strict=True))) for row in found.fetchall()]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    need_java()
+    from bstar_pipeline import job
+    from bstar_pipeline.engine import local_session
+
     truths, journals = {}, []
     for settings in (EVERYBODY, BROKERS, CALM):
         folder = tmp_path_factory.mktemp(settings.pair_name)
         truths[settings.pair_name] = generate(settings, folder)
         journals.append(str(folder / "journal"))
+    others = tmp_path_factory.mktemp("others")
+    odd_journals.plant(others / "odd")
+    planted = [run for pair, planted in PLANTED.items() for run in planted.plant(Cast(pair))]
+    for number, run in enumerate([*planted, *good(), *lost(), *doubtful(), *begun(), *changed()]):
+        # Two runs may have one name: a snapshot that was restored.
+        write(others / str(number) / run.name(), run.lines())
+    journals.append(str(others))
+    root = tmp_path_factory.mktemp("local") / "tables"
+    with local_session("incidents") as session:
+        summary = job.run(session, journals, str(root))
+    return Found(
+        root, journals, summary.requests, rows(root, "gold.incidents"), rows(root, "gold.audit"), truths
+    )
+
+
+def test_spark_connect_comes_to_the_same_tables(
+    found: Found, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    need_java()
     root = tmp_path_factory.mktemp("connect") / "tables"
     done = subprocess.run(
-        [sys.executable, connect_job.__file__, str(root), *journals],
+        [sys.executable, connect_job.__file__, str(root), *found.journals],
         cwd=root.parent,
         env={**os.environ, "SPARK_TESTING": "1"},  # a free port; otherwise it is always 15002
         capture_output=True,
@@ -120,13 +146,24 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    return Found(root, told, rows(root, "gold.incidents"), rows(root, "gold.audit"), truths)
+    assert told["session"].startswith("pyspark.sql.connect.")
+    assert told["requests"] == found.requests
+    for name, table in TABLES.items():
+        if table.layer != "stream":
+            assert sorted_rows(root, name) == sorted_rows(found.root, name), name
 
 
-def test_the_batch_job_runs_under_spark_connect(found: Found) -> None:
-    assert found.told["session"].startswith("pyspark.sql.connect.")
+def sorted_rows(root: Path, name: str) -> list[str]:
+    """The rows of a table as text, in order; the last digits of a fraction are each engine's own."""
+    return sorted(
+        repr([f"{value:.9g}" if isinstance(value, float) else value for value in vars(row).values()])
+        for row in rows(root, name)
+    )
+
+
+def test_each_request_is_there_once(found: Found) -> None:
     requests = Counter(row.pair for row in rows(found.root, "silver.requests"))
-    assert found.told["requests"] == requests.total()
+    assert found.requests == requests.total()
     for pair in ("brokers", "calm"):
         services = found.truths[pair].requests[pair]
         assert requests[pair] == sum(sum(counts.values()) for counts in services.values()) > 500

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from bstar import records
+from support import bronze_tables
 from support.journals import Run, frame, write
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ PLANTED = {
 
 
 @pytest.fixture(scope="module")
-def audited(spark: SparkSession) -> list[Row]:
+def audited(local: SparkSession) -> list[Row]:
     """The audit's findings of all scenarios."""
     from bstar_pipeline import silver
     from bstar_pipeline.gold.audit import audit
@@ -273,10 +274,10 @@ def audited(spark: SparkSession) -> list[Row]:
     from bstar_pipeline.schema import table_schema
 
     runs = [run for pair, planted in PLANTED.items() for run in planted.plant(Cast(pair))]
-    bronze = frame(spark, runs).persist()
+    bronze = frame(local, runs).persist()
 
     def settled(table: Any, name: str) -> Any:
-        return spark.createDataFrame(table.collect(), table_schema(name))
+        return local.createDataFrame(table.collect(), table_schema(name))
 
     found = settled(silver.runs(bronze), "silver.runs")
     states = settled(silver.states(bronze, found), "silver.states")
@@ -296,10 +297,8 @@ def test_the_audit_tells_what_is_wrong_and_nothing_else(audited: list[Row], pair
     assert len(told) == len(wanted), told
 
 
-def test_records_of_a_restored_snapshot_are_no_copies(spark: SparkSession, tmp_path: Path) -> None:
+def test_records_of_a_restored_snapshot_are_no_copies(local: SparkSession, tmp_path: Path) -> None:
     """The second machine goes on from the fifth record, with a journal of the same names and numbers."""
-    from bstar_pipeline import bronze as module
-
     first, second = Run("client-1"), Run("client-1")
     for run, later_us in ((first, 0), (second, S)):
         run.start(0, source="client")
@@ -313,7 +312,7 @@ def test_records_of_a_restored_snapshot_are_no_copies(spark: SparkSession, tmp_p
         whole.call(number * S, "c2", number)
     write(tmp_path / "here" / whole.name(), whole.lines())
     write(tmp_path / "there" / whole.name(suffix=".ndjson.open"), whole.lines()[:3])
-    read = module.read(spark, [str(tmp_path)])
+    read = bronze_tables.read(local, [str(tmp_path)])
     counts = {row.node: row["count"] for row in read.records.groupBy("node").count().collect()}
     assert counts == {"client-1": 10 + 5, "client-2": 5}
     assert sorted(row.state for row in read.files.collect()) == ["duplicate", "open", "open", "open"]

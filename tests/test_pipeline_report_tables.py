@@ -191,11 +191,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_shows_what_the_tables_say_and_no_more_than_fits(
-    spark: SparkSession, root: Path, tmp_path: Path
+    local: SparkSession, root: Path, tmp_path: Path
 ) -> None:
     parts: list[str] = []
     out = tmp_path / "report.html"
-    content = report.write(spark, str(root), out, pair="orders", progress=parts.append)
+    content = report.write(local, str(root), out, pair="orders", progress=parts.append)
 
     assert len(parts) > 4
     assert (content.from_us, content.until_us) == (NOON, NOON + 2 * MINUTE + 1)
@@ -252,8 +252,8 @@ def test_the_page_shows_what_the_tables_say_and_no_more_than_fits(
     assert "Violated: 3 requests were lost." in out.read_text(encoding="utf-8")
 
 
-def test_a_part_of_the_time_is_a_part_of_the_numbers(spark: SparkSession, root: Path) -> None:
-    content = collect(spark, str(root), pair="orders", from_us=NOON + 10_000_000, until_us=NOON + 20_000_000)
+def test_a_part_of_the_time_is_a_part_of_the_numbers(local: SparkSession, root: Path) -> None:
+    content = collect(local, str(root), pair="orders", from_us=NOON + 10_000_000, until_us=NOON + 20_000_000)
     assert content.requests == 100
     assert content.step_us == 100_000
     assert content.verdicts
@@ -271,15 +271,15 @@ def test_a_part_of_the_time_is_a_part_of_the_numbers(spark: SparkSession, root: 
     ],
 )
 def test_what_cannot_be_reported_is_said(
-    spark: SparkSession, root: Path, choice: dict[str, Any], told: str
+    local: SparkSession, root: Path, choice: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=told):
-        collect(spark, str(root), **choice)
+        collect(local, str(root), **choice)
 
 
-def test_a_folder_without_tables_is_said_to_be_one(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_folder_without_tables_is_said_to_be_one(local: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="bstar pipeline run"):
-        collect(spark, str(tmp_path))
+        collect(local, str(tmp_path))
 
 
 @pytest.mark.parametrize("days", [0.0001, 0.01, 0.1, 1, 7, 365, 3_650])
@@ -293,7 +293,7 @@ def _lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 
 def test_the_commands_print_what_the_tables_say_and_judge_by_their_exit_code(
-    spark: SparkSession, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    local: SparkSession, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the session that there is: a command must leave it running."""
     tables = ["pipeline", "audit", str(root)]
@@ -327,7 +327,7 @@ def test_the_commands_print_what_the_tables_say_and_judge_by_their_exit_code(
     assert shown.out == f"{out}\n"
     assert "Violated: 3 requests were lost." in shown.err
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert spark.range(1).count() == 1
+    assert local.range(1).count() == 1
 
 
 @pytest.mark.parametrize(
@@ -342,9 +342,9 @@ def test_the_commands_print_what_the_tables_say_and_judge_by_their_exit_code(
 )
 @pytest.mark.parametrize("most", [2, 100, 1_000])
 def test_spark_and_duckdb_give_the_same_answers(
-    spark: SparkSession, root: Path, choice: dict[str, Any], most: int
+    local: SparkSession, root: Path, choice: dict[str, Any], most: int
 ) -> None:
-    on_spark = open_tables(spark, str(root), **choice)
+    on_spark = open_tables(local, str(root), **choice)
     with open_folder(str(root), **choice) as folder:
         assert folder.choice == on_spark.choice
         assert asking.requests(folder) == asking.requests(on_spark)
@@ -365,9 +365,9 @@ def test_a_folder_below_one_that_is_named_as_a_partition_is_read(root: Path, tmp
 
 
 def test_spark_and_duckdb_print_the_same(
-    spark: SparkSession, root: Path, capsys: pytest.CaptureFixture[str]
+    local: SparkSession, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    del spark  # the command finds it
+    del local  # the command finds it
     for question in ("audit", "incidents"):
         told = []
         for engine in ([], ["--conf", "spark.sql.session.timeZone=UTC"]):

@@ -79,14 +79,14 @@ def _others() -> list[Run]:
 
 
 @pytest.fixture(scope="module")
-def silver(spark: SparkSession) -> dict[str, list[Row]]:
+def silver(local: SparkSession) -> dict[str, list[Row]]:
     """Each table once."""
     from bstar_pipeline import silver as module
     from bstar_pipeline.schema import table_schema
 
-    bronze = frame(spark, [*_nodes(), *_others()])
+    bronze = frame(local, [*_nodes(), *_others()])
     rows = module.runs(bronze).collect()
-    runs = spark.createDataFrame(rows, table_schema("silver.runs"))
+    runs = local.createDataFrame(rows, table_schema("silver.runs"))
     return {
         "runs": rows,
         "states": module.states(bronze, runs).orderBy("node", "since_at_us").collect(),
@@ -207,13 +207,13 @@ def test_requests_without_an_identity_are_not_taken_for_each_other(silver: dict[
 
 
 def test_requests_of_nodes_are_the_same_whether_all_are_grouped_or_only_the_repeated_ones(
-    spark: SparkSession,
+    local: SparkSession,
 ) -> None:
     from bstar_pipeline import silver as module
     from bstar_pipeline.schema import table_schema
 
-    bronze = frame(spark, _nodes())
-    runs = spark.createDataFrame(module.runs(bronze).collect(), table_schema("silver.runs"))
+    bronze = frame(local, _nodes())
+    runs = local.createDataFrame(module.runs(bronze).collect(), table_schema("silver.runs"))
     again = module.repeated(bronze)
     # c-moved and c-twice; what plain clients sent to two nodes are two requests.
     assert again.count() == 2

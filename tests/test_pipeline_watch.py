@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bstar import records
+from support import bronze_tables
 from support.journals import AT_US, Run, write
 from support.spark_fixtures import SETTINGS
 
@@ -166,7 +167,7 @@ def test_a_watch_killed_three_times_and_ended_by_sigterm_comes_to_what_the_batch
 ) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
-    from bstar_pipeline import bronze, micro_batch, sketch
+    from bstar_pipeline import micro_batch, sketch
     from bstar_pipeline.gold.objectives import objectives, sketches
     from bstar_pipeline.slo import Objectives
 
@@ -191,7 +192,7 @@ def test_a_watch_killed_three_times_and_ended_by_sigterm_comes_to_what_the_batch
     forget(root, 2, has_begun=True)
     told += watch_what_is_there(spark, journals, root)
 
-    batch = bronze.read(spark, [str(journals)])
+    batch = bronze_tables.read(spark, [str(journals)])
     records = batch.records.persist()
     by_batch = sketches(records).persist()
     by_stream = micro_batch.read(spark, str(root), "stream.sketches")

@@ -116,16 +116,17 @@ def test_filters_leave_files_closed_and_lines_unread(journals: Path) -> None:
     assert [row["day"].day for row in rows] == [3, 3, 3], "within a file Spark does the rest"
     assert rows_of(journals, EqualTo(("pair",), "nobody")) == []
     assert rows_of(journals, EqualTo(("pair",), "orders"), EqualTo(("pair",), "stock")) == []
-    assert rows_of(journals, EqualTo(("topic",), "rejected"), EqualTo(("pair",), "unknown")) == []
+    (stray,) = rows_of(journals, EqualTo(("topic",), "rejected"), EqualTo(("pair",), "unknown"))
+    assert stray["file"].endswith("stray.ndjson")
 
 
 def test_several_paths_and_patterns_are_read_and_each_file_once(journals: Path) -> None:
     every = Counter(repr(row) for row in rows_of(journals))
     assert Counter(repr(row) for row in rows_of([journals.as_uri(), str(journals)])) == every
-    orders, others = f"{journals}/orders.primary.*", f"{journals}/{{stock.*,*.backup.*}}"
+    orders, others = f"{journals}/orders.primary.*", f"{journals}/{{stock.*,stray.*,*.backup.*}}"
     assert Counter(repr(row) for row in rows_of([orders, others, orders])) == every
     assert {row["pair"] for row in rows_of([orders])} == {"orders"}
-    with pytest.raises(ConfigurationError, match="nothing matches"):
+    with pytest.raises(ConfigurationError, match="nobody.* does not exist"):
         rows_of([f"{journals}/nobody.*"])
 
 
@@ -149,16 +150,13 @@ def test_lines_that_are_no_records_say_why_and_kinds_of_later_versions_are_kept(
     torn, lacking = line[:40], line.replace(b'"host":"host-1",', b"")
     path = write(tmp_path / run.name(), [line, newer, later, torn, lacking, b"\xff"])
     rows = rows_of(path)
-    assert [row["rejection"] for row in rows] == [
-        None, "newer-version", None, "unreadable", "incomplete", "unreadable"
+    assert sorted(row["rejection"] or "" for row in rows) == [
+        "", "", "incomplete", "newer-version", "unreadable", "unreadable"
     ]  # fmt: skip
-    assert (rows[2]["kind"], rows[2]["seq"], rows[2]["host"], rows[2]["topic"]) == (
-        "of-tomorrow",
-        1,
-        None,
-        "events",
-    )
-    assert rows[3]["line"] == torn.decode()
+    (kept,) = (row for row in rows if row["kind"] == "of-tomorrow")
+    # What it calls as other kinds do is in their columns.
+    assert (kept["seq"], kept["host"], kept["topic"]) == (1, "host-1", "events")
+    assert torn.decode() in {row["line"] for row in rows}
     assert {(row["pair"], row["day"].isoformat()) for row in rows} == {("orders", "2026-11-02")}
 
 

@@ -5,37 +5,33 @@ that is no record keeps its text and gets a ``rejection``; none is dropped. ``co
 twice.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import StringType, StructField, StructType
 
 from bstar.records import VERSION
-from bstar_pipeline.copies import files, once, ranges, without_conflicts
-from bstar_pipeline.journal_files import day_of_file, lines, listing, pair_of_file
-from bstar_pipeline.schema import BASE, COMMON, DEFAULTS, LINE, REJECTED, REQUIRED, TOPICS, table_schema
+from bstar_pipeline.journal_files import day_of_file, pair_of_file
+from bstar_pipeline.lines import LINE_LENGTH_MAX
+from bstar_pipeline.schema import (
+    BASE,
+    COMMON,
+    DEFAULTS,
+    LINE,
+    REJECTED,
+    REQUIRED,
+    TIME_US_MAX,
+    TOPICS,
+    table_schema,
+)
 
-# Times beyond the year 2100 are no times: adding to them would overflow and stop the whole job for one line.
-_TIME_US_MAX = 4_102_444_800_000_000
 _DAY_US = 86_400_000_000
-# What is kept of a line that cannot be read; the file has all of it.
-_LINE_LENGTH_MAX = 10_000
 _CORRUPT = "corrupt"
 
 REJECTION = StructType([StructField("rejection", StringType()), StructField("line", StringType())])
 """What ``typed`` has beyond the table of records."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bronze:
-    """The three tables of this layer, as ``bstar_pipeline.tables`` says. Nothing is computed yet."""
-
-    records: DataFrame
-    rejected: DataFrame
-    files: DataFrame
 
 
 def typed(lines: DataFrame) -> DataFrame:
@@ -66,7 +62,8 @@ def typed(lines: DataFrame) -> DataFrame:
         "topic": F.when(is_record, _topic()).otherwise(F.lit(REJECTED)),
         "day": F.when(is_record, _day_of(at_us)).otherwise(day_of_file()),
         "rejection": F.col("rejection"),
-        "line": F.when(~is_record, F.substring("value", 1, _LINE_LENGTH_MAX)),
+        # Parquet takes any octets for text, and other readers of the table then refuse the file.
+        "line": F.when(~is_record, F.make_valid_utf8(F.substring("value", 1, LINE_LENGTH_MAX))),
     }
     return judged.select(*(column.alias(name) for name, column in columns.items()))
 
@@ -98,11 +95,11 @@ def _rejection() -> Column:
     }
     kind_has = _by_kind(has_all, F.lit(True))
     is_in_range = (
-        _told("at").between(0, _TIME_US_MAX)
-        & _told("mono").between(0, _TIME_US_MAX)
+        _told("at").between(0, TIME_US_MAX)
+        & _told("mono").between(0, TIME_US_MAX)
         & _told("seq").between(1, 2**53)
-        & F.coalesce(_told("total_us").between(0, _TIME_US_MAX), F.lit(True))
-        & F.coalesce(_told("busy_us").between(0, _TIME_US_MAX), F.lit(True))
+        & F.coalesce(_told("total_us").between(0, TIME_US_MAX), F.lit(True))
+        & F.coalesce(_told("busy_us").between(0, TIME_US_MAX), F.lit(True))
     )
     is_nothing = F.col("common").isNull() & F.col("rare").isNull()
     is_corrupt = _told(_CORRUPT).isNotNull()
@@ -162,15 +159,3 @@ def rejected(typed: DataFrame) -> DataFrame:
     of_others = typed.where(F.col("topic") == REJECTED)
     version = F.col("v").try_cast("int").alias("version")
     return of_others.select("file", F.col("rejection").alias("reason"), version, "line", "day", "pair")
-
-
-def read(spark: SparkSession, paths: Sequence[str]) -> Bronze:
-    """The journals at ``paths``. Raises ConfigurationError if a path has none.
-
-    Each of the three parses the lines anew when it is computed; ``bstar_pipeline.job`` parses them once and
-    goes on with what it wrote.
-    """
-    parsed = typed(lines(spark, paths))
-    found = without_conflicts(parsed, ranges(parsed))
-    unique = once(parsed, found)
-    return Bronze(records(unique), rejected(unique), files(found, listing(spark, paths)))

@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 from weakref import WeakKeyDictionary
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.connect import session as connect
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline.session import open_session
 
+_MODE = "SPARK_CONNECT_MODE_ENABLED"
 _folders: WeakKeyDictionary[SparkSession, Path] = WeakKeyDictionary()
 
 
@@ -50,8 +52,9 @@ def local_session(app: str) -> Iterator[SparkSession]:
     server.start(background=True)
     try:
         host, port = server.listening_address
-        spark = open_session(app, remote=f"sc://{host}:{port}")
-        with tempfile.TemporaryDirectory(prefix="bstar-pipeline-") as folder:
+        builder = connect.SparkSession.builder.remote(f"sc://{host}:{port}").appName(app)
+        with _connect_mode(), tempfile.TemporaryDirectory(prefix="bstar-pipeline-") as folder:
+            spark = cast("SparkSession", builder.config("spark.sql.session.timeZone", "UTC").create())
             _folders[spark] = Path(folder)
             try:
                 yield spark
@@ -59,6 +62,18 @@ def local_session(app: str) -> Iterator[SparkSession]:
                 spark.stop()
     finally:
         server.stop()
+
+
+@contextmanager
+def _connect_mode() -> Iterator[None]:
+    """PySpark's functions make columns for Spark Connect; before and after that they are what they were."""
+    before = os.environ.get(_MODE)
+    os.environ[_MODE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_MODE]
 
 
 def settled(frame: DataFrame, *, is_eager: bool = False) -> DataFrame:

@@ -17,6 +17,8 @@ from bstar.errors import ConfigurationError
 from bstar_pipeline import bronze, engine, journal_files
 from bstar_pipeline.journal_source import ROWS, TRUNCATED, JournalReader
 
+# Rows of one row group.
+_ROWS_MAX = 100_000
 # What a URI takes as it is; Spark leaves letters of other alphabets as they are, too.
 _PLAIN = "/:@&=+$,;!'()*~-_."
 
@@ -78,11 +80,15 @@ class _Local:
         lines = engine.scratch(self._spark) / "lines.parquet"
         schema = self._reader.arrow
         with pq.ParquetWriter(lines, schema, compression="lz4") as out:
+            waiting, count = [], 0
             for file in self._files:
-                uri = _uri(file.path)
                 for batch in self._reader.read(file):
-                    rows = self._whole(batch, uri)
-                    out.write_batch(rows)
+                    waiting.append(self._whole(batch, _uri(file.path)))
+                    count += batch.num_rows
+                    if count >= _ROWS_MAX:
+                        out.write_table(pa.Table.from_batches(waiting, schema))
+                        waiting, count = [], 0
+            out.write_table(pa.Table.from_batches(waiting, schema))
         return self._spark.read.parquet(str(lines))
 
     def _whole(self, batch: pa.RecordBatch, uri: str) -> pa.RecordBatch:

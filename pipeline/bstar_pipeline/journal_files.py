@@ -18,6 +18,18 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from bstar.errors import ConfigurationError
 
+NOWHERE = (
+    "no journals to read: {} does not exist. Brokers write journals if journal.directory is set in their "
+    "configuration"
+)
+"""What is wrong with a path that leads nowhere, a pattern that nothing matches among them."""
+
+EMPTY = (
+    "no journals to read: {} holds no file named *.ndjson, *.ndjson.gz or *.ndjson.open. Name the directory "
+    "that journal.directory names in the brokers' configuration"
+)
+"""What is wrong with a path that leads to no journal."""
+
 _SEALED = "*.{ndjson,ndjson.gz}"
 _ALL = "*.{ndjson,ndjson.gz,ndjson.open}"
 _OPTIONS = {
@@ -48,15 +60,9 @@ def find_files(spark: SparkSession, paths: Sequence[str], since: dt.date | None 
         except AnalysisException as error:
             if error.getCondition() != "PATH_NOT_FOUND":
                 raise
-            raise ConfigurationError(
-                f"no journals to read: {path} does not exist. Brokers write journals if journal.directory is "
-                "set in their configuration"
-            ) from error
+            raise ConfigurationError(NOWHERE.format(path)) from error
         if not here:
-            raise ConfigurationError(
-                f"no journals to read: {path} holds no file named *.ndjson, *.ndjson.gz or *.ndjson.open. "
-                "Name the directory that journal.directory names in the brokers' configuration"
-            )
+            raise ConfigurationError(EMPTY.format(path))
         # Spark spells local files in two ways; this is how rows of them have it.
         found.update((re.sub("^file:/+", "file:/", file), None) for file in here)
     wanted = [file for file in found if since is None or not is_before(file, since)]

@@ -13,7 +13,6 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -34,9 +33,10 @@ from pyspark.sql.datasource import (
 )
 
 from bstar.errors import ConfigurationError
-from bstar.records import KINDS, VERSION
+from bstar_pipeline.journal_files import EMPTY, NOWHERE
+from bstar_pipeline.lines import Record, Rejected, Rows, field_of, read_line
 from bstar_pipeline.places import Place, matching
-from bstar_pipeline.schema import BASE, RECORDS, TOPICS
+from bstar_pipeline.schema import RECORDS, REJECTED
 
 ROWS = types.StructType(
     [
@@ -50,6 +50,7 @@ ROWS = types.StructType(
 TRUNCATED = "truncated"
 """The rejection of a row that stands for the missing end of a packed file."""
 
+_JOURNAL = re.compile(r".*\.ndjson(\.gz|\.open)?")
 _NAME = re.compile(r"(.+)\.([^.]+)\.(\d{8}T\d{6}Z)\.([0-9a-f]{8})\.(\d{4,})\.ndjson(\.gz|\.open)?$")
 _WORDS = ("pair", "node", "boot", "kind", "topic")
 _TIMES = ("at", "time", "day")
@@ -57,7 +58,6 @@ _ROWS_MAX = 4_096
 _PIECE_BYTES = 1 << 20
 # What zlib calls a gzip file.
 _GZIP = 31
-_LINE_LENGTH_MAX = 10_000
 _ARROW: dict[type[types.DataType], pa.DataType] = {
     types.StringType: pa.string(),
     types.LongType: pa.int64(),
@@ -90,21 +90,6 @@ class File(InputPartition):
         self.path = str(place)
         self.pair = pair
         self.day = day
-
-
-class _Head(msgspec.Struct):
-    """As much of a line as filters look at."""
-
-    v: int | None = None
-    kind: str | None = None
-    pair: str | None = None
-    node: str | None = None
-    boot: str | None = None
-
-
-_read_head = msgspec.json.Decoder(_Head).decode
-_read_kind = {kind: msgspec.json.Decoder(struct).decode for kind, struct in KINDS.items()}
-_read_any = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class JournalReader(DataSourceReader):
@@ -150,67 +135,27 @@ class JournalReader(DataSourceReader):
     # --- what is in them ----------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one file, in its order."""
+        """The rows of one file; those of one kind stand together."""
         if not isinstance(partition, File):
             return
-        rows: list[dict[str, Any]] = []
+        rows = Rows(self.arrow, str(partition.place))
         for line in _lines(partition.place):
-            row = self._row(line, partition)
-            if row is not None:
-                rows.append(row)
-            if len(rows) >= _ROWS_MAX:
-                yield self._batch(rows)
-                rows = []
-        if rows:
-            yield self._batch(rows)
+            told = Rejected(TRUNCATED, "", None) if line is None else read_line(line)
+            if isinstance(told, Rejected):
+                self._reject(rows, told, partition)
+            elif self._is_wanted(told):
+                rows.add(told)
+            if rows.count >= _ROWS_MAX:
+                yield from rows.taken()
+        yield from rows.taken()
 
-    def _batch(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
-        columns = [pa.array([row.get(field.name) for row in rows], type=field.type) for field in self.arrow]
-        return pa.RecordBatch.from_arrays(columns, schema=self.arrow)
+    def _is_wanted(self, told: Record) -> bool:
+        return all(field_of(told, column) in words for column, words in self._words.items())
 
-    def _row(self, line: bytes | None, file: File) -> dict[str, Any] | None:
-        """The line as a row, or None if the filters leave it out. None stands for an end that is missing."""
-        if line is None:
-            return self._rejected(b"", TRUNCATED, file)
-        try:
-            line.decode()
-            head = _read_head(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._rejected(line, "unreadable", file)
-        if head.v is not None and head.v > VERSION:
-            return self._rejected(line, "newer-version", file)
-        topic = TOPICS.get(head.kind or "", "events")
-        for column, words in self._words.items():
-            if (topic if column == "topic" else getattr(head, column)) not in words:
-                return None
-        read = _read_kind.get(head.kind or "")
-        try:
-            if read is not None:
-                record = read(line)
-                row = {name: getattr(record, name, None) for name in self._names}
-                row["kind"] = head.kind
-            else:
-                # A kind of a later version: what every record has is known of it.
-                row = _read_any(line)
-                if any(row.get(name) is None for name in ("kind", *BASE)):
-                    return self._rejected(line, "incomplete", file)
-                row = {name: row[name] for name in ("kind", *BASE)}
-            at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=row_at(row, line))
-        except (msgspec.DecodeError, OverflowError):
-            return self._rejected(line, "incomplete", file)
-        row["time"] = at
-        row["day"] = at.date()
-        row["file"] = file.path
-        row["topic"] = topic
-        row["rejection"] = row["line"] = None
-        return row
-
-    def _rejected(self, line: bytes, reason: str, file: File) -> dict[str, Any] | None:
-        known = {"topic": "rejected", "pair": file.pair}
-        if any(known.get(column) not in words for column, words in self._words.items()):
-            return None
-        text = line.decode("utf-8", "replace")[:_LINE_LENGTH_MAX]
-        return {**known, "file": file.path, "day": file.day, "rejection": reason, "line": text}
+    def _reject(self, rows: Rows, told: Rejected, file: File) -> None:
+        known = {"topic": REJECTED, "pair": file.pair}
+        if all(known.get(column) in words for column, words in self._words.items()):
+            rows.reject(told, file.pair, file.day)
 
 
 class PushingReader(JournalReader):
@@ -259,19 +204,6 @@ class PushingReader(JournalReader):
         if not isinstance(given, GreaterThan | GreaterThanOrEqual):
             end = first if isinstance(given, LessThan) else last
             self._until = end if self._until is None else min(self._until, end)
-
-
-def row_at(row: dict[str, Any], line: bytes) -> int:
-    """The record's time in microseconds, whether its column is asked for or not."""
-    at = row.get("at")
-    return _read_at(line).at if at is None else int(at)
-
-
-class _At(msgspec.Struct):
-    at: int
-
-
-_read_at = msgspec.json.Decoder(_At).decode
 
 
 def _moments(value: object) -> tuple[datetime | None, datetime | None]:
@@ -332,25 +264,23 @@ def _files_at(path: str) -> list[Place]:
         system, inner = place.opened()
         told = system.get_file_info(inner)
         if told.type == pyarrow.fs.FileType.NotFound:
-            raise ConfigurationError(f"no journals to read: {path} does not exist")
+            raise ConfigurationError(NOWHERE.format(path))
         if told.is_file:
             # A pattern may take other files in; whoever names one wants it read.
-            infos = [told] if not is_pattern or _NAME.search(told.base_name) else []
+            infos = [told] if not is_pattern or _JOURNAL.fullmatch(told.base_name) else []
         else:
             infos = system.get_file_info(pyarrow.fs.FileSelector(inner, recursive=True))
-            infos = [info for info in infos if info.is_file and _NAME.search(info.base_name)]
+            infos = [info for info in infos if info.is_file and _JOURNAL.fullmatch(info.base_name)]
         found += [place.at(info.path) for info in infos]
     if not places:
-        raise ConfigurationError(f"no journals to read: nothing matches {path}")
+        raise ConfigurationError(NOWHERE.format(path))
     if not found:
-        raise ConfigurationError(
-            f"no journals to read: {path} holds no file named *.ndjson, *.ndjson.gz or *.ndjson.open"
-        )
+        raise ConfigurationError(EMPTY.format(path))
     return found
 
 
 def _lines(place: Place) -> Iterator[bytes | None]:
-    """The lines of a file; None for the end of a packed file that lacks it."""
+    """The whole lines of a file; None for what a packed file lacks: the rest of a line, and the end."""
     system, inner = place.opened()
     try:
         source = system.open_input_stream(inner, compression=None)
@@ -369,8 +299,6 @@ def _lines(place: Place) -> Iterator[bytes | None]:
     with source:
         for piece in _unpacked(source.read) if inner.endswith(".gz") else _pieces(source.read):
             if piece is None:
-                if rest:
-                    yield rest
                 yield None
                 return
             *lines, rest = (rest + piece).split(b"\n")

@@ -33,6 +33,9 @@ from bstar_pipeline.tables import TABLES
 TOPICS = {"request": "requests", "call": "calls", "execution": "executions", "durable": "durables"}
 """The kinds that come by the million, each with a topic of its own; all others are of topic "events"."""
 
+TIME_US_MAX = 4_102_444_800_000_000
+"""Times beyond the year 2100 are no times: adding to them would overflow, and one line stop a whole job."""
+
 REJECTED = "rejected"
 """The topic of lines that are no records."""
 

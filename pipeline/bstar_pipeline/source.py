@@ -7,7 +7,7 @@
 
 ``journal_source`` reads, ``request_sink`` writes, in batches and as a stream; this module holds what an
 option may say. Reading is for looking around: it opens only the files that the filters leave. The pipeline
-reads the same files with ``bronze.read``, which is Spark's own reader and many times as fast.
+reads the same files with Spark's own reader (``bronze``), which is many times as fast.
 """
 
 from collections.abc import Mapping

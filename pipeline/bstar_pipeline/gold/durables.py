@@ -94,9 +94,11 @@ def _lost(durables: DataFrame, records: DataFrame, runs: DataFrame, states: Data
     return judged.where("verdict IS NOT NULL AND count > 0").withColumn("rule", F.lit("durable-lost"))
 
 
+# One type for both: the second text cannot be null.
+_KIND = "STRUCT<verdict: STRING, count: BIGINT, text: STRING>"
 # ``known`` by the journals, of these ``sure``, ``told`` by the store; ``later`` than the store told.
-_JUDGEMENT = """array(
-    struct(
+_JUDGEMENT = f"""array(
+    CAST(struct(
         CASE WHEN sure > told THEN 'violated' WHEN known > told THEN 'unproven'
             WHEN state = 'pending' THEN 'excused' END AS verdict,
         if(known > told, known - told, known) AS count,
@@ -107,11 +109,11 @@ _JUDGEMENT = """array(
             WHEN known > told THEN format_string(
                 '%d are %s by the journals after entry %d, and the store of the %s has %d, '
                 || 'but a journal lacks something', known, state, entry, node, told)
-            ELSE 'pending when the journals end: the store has them' END AS text),
-    struct(
+            ELSE 'pending when the journals end: the store has them' END AS text) AS {_KIND}),
+    CAST(struct(
         if(state = 'pending', 'unproven', NULL) AS verdict,
         later AS count,
-        'pending when the journals end, after the last count of a store that led' AS text)
+        'pending when the journals end, after the last count of a store that led' AS text) AS {_KIND})
 )"""
 
 
