@@ -69,7 +69,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(
     monkeypatch.delitem(sys.modules, "bstar_pipeline.console", raising=False)
     monkeypatch.setitem(sys.modules, "pyspark", None)
     monkeypatch.setitem(sys.modules, "py4j.protocol", None)
-    assert main(["pipeline", verb, "nowhere"]) == exits.USAGE
+    assert main(["pipeline", verb, "nowhere", "--engine", "spark"]) == exits.USAGE
     told = capsys.readouterr().err
     assert "pip install 'bstar[spark]'" in told
     assert told.count("\n") == 1
@@ -86,6 +86,13 @@ def test_a_module_of_ours_that_is_missing_is_a_defect_and_not_an_extra() -> None
         (["audit", "x", "--from", "yesterday"], "--from yesterday: write a time like"),
         (["report", "x", "--to", "25:00"], "--to 25:00: write a time like"),
         (["incidents", "x", "--conf", "spark.ui.enabled"], "write --conf KEY=VALUE"),
+        (["run", "x", "--out", "y"], "no journals to read: x does not exist"),
+        (["run", "x", "--out", "s3a://y", "--engine", "local"], "folders of this machine"),
+        (["watch", "x", "--out", "y", "--engine", "local"], "cannot watch"),
+        (
+            ["report", "x", "--engine", "local", "--master", "local"],
+            "--engine local: --master is about Spark",
+        ),
         (["report", "x", "--out", "/no/such/folder/page.html"], "there is no folder /no/such/folder"),
         (["run", "x", "--out", "y", "--since", "monday"], "--since monday: write a day like"),
         (["tables", "gold.unheard"], "there is no table gold.unheard"),
@@ -104,7 +111,9 @@ def test_without_java_the_sentence_says_how_to_get_it(
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-m", "bstar_cli", "pipeline", "audit", "x"], capture_output=True, check=False
+        [sys.executable, "-m", "bstar_cli", "pipeline", "audit", "x", "--engine=spark"],
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == exits.USAGE
     assert b"openjdk-17-jre-headless" in done.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from bstar_cli import exits
 from bstar_cli.main import main
-from bstar_pipeline.report import folder
+from bstar_pipeline import amounts
 from bstar_pipeline.tables import TABLES
 from support.planted_tables import save
 
@@ -111,8 +111,8 @@ def test_an_option_about_spark_chooses_spark(
 def test_beyond_a_size_that_is_said_spark_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(folder, "BYTES_MAX", 100)
+    monkeypatch.setattr(amounts, "_TABLES_MAX", 100)
     assert main(["pipeline", "audit", str(_plant(tmp_path))]) == exits.USAGE
     told = capsys.readouterr().err
-    assert "beyond 0.0: Spark reads them" in told
+    assert "MB of tables: Spark reads what is more than 0 MB" in told
     assert "pip install 'bstar[spark]'" in told

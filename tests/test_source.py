@@ -126,7 +126,7 @@ def test_several_paths_and_patterns_are_read_and_each_file_once(journals: Path) 
     orders, others = f"{journals}/orders.primary.*", f"{journals}/{{stock.*,stray.*,*.backup.*}}"
     assert Counter(repr(row) for row in rows_of([orders, others, orders])) == every
     assert {row["pair"] for row in rows_of([orders])} == {"orders"}
-    with pytest.raises(ConfigurationError, match="nobody.* does not exist"):
+    with pytest.raises(ConfigurationError, match="does not exist"):
         rows_of([f"{journals}/nobody.*"])
 
 

@@ -84,18 +84,34 @@ class SparkOptions:
 
         ``amount`` finds out how much the command reads; None if the local engine cannot do it.
         """
-        name = f"bstar pipeline {what}"
-        if self.is_for_spark(amount):
-            with self._spark(name) as opened:
-                yield opened
-            return
-        from bstar_pipeline.console import local_session
-
-        with _progress("starting") as tell, local_session(name) as session:
+        settings = self._settings()
+        with _progress("starting") as tell:
             try:
-                yield session, tell
+                is_for_spark = self.is_for_spark(amount)
+                from bstar_pipeline import console
+            except ModuleNotFoundError as error:
+                told = missing_spark(error)
+                if told is None:
+                    raise
+                raise told from error
+            name = f"bstar pipeline {what}"
+            if is_for_spark:
+                opened = console.session(name, master=self.master, remote=self.remote, settings=settings)
+            else:
+                opened = console.local_session(name)
+            try:
+                with opened as session:
+                    yield session, tell
             except KeyboardInterrupt:
                 raise typer.Exit(exits.INTERRUPTED) from None
+
+    def _settings(self) -> dict[str, str]:
+        settings = {}
+        for assignment in self.conf or ():
+            key, separator, value = assignment.partition("=")
+            refuse(not separator or not key.strip(), f"--conf {assignment}: write --conf KEY=VALUE")
+            settings[key.strip()] = value
+        return settings
 
     def is_for_spark(self, amount: Callable[[], Amount | None]) -> bool:
         """Whether Spark does it; says so if it is for the amount alone."""
@@ -111,27 +127,6 @@ class SparkOptions:
             size, most = (f"{octets / 1e6:,.0f} MB" for octets in (found.octets, found.most))
             say(f"{size} of {found.what}: Spark reads what is more than {most}")
         return found is None or not found.is_small
-
-    @contextmanager
-    def _spark(self, name: str) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
-        settings = {}
-        for assignment in self.conf or ():
-            key, separator, value = assignment.partition("=")
-            refuse(not separator or not key.strip(), f"--conf {assignment}: write --conf KEY=VALUE")
-            settings[key.strip()] = value
-        with _progress("starting Spark") as tell:
-            try:
-                from bstar_pipeline.console import session
-            except ModuleNotFoundError as error:
-                told = missing_spark(error)
-                if told is None:
-                    raise
-                raise told from error
-            try:
-                with session(name, master=self.master, remote=self.remote, settings=settings) as spark:
-                    yield spark, tell
-            except KeyboardInterrupt:
-                raise typer.Exit(exits.INTERRUPTED) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +154,7 @@ _SPARKS = {"PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"}
 _WIDTH = 240
 NOTHING = "–"
 """A cell of a table about which there is nothing to tell."""
-_EXTRA = ("pyspark", "py4j", "pyarrow", "pandas", "numpy", "plotly", "grpc", "google", "zstandard")
+_EXTRA = ("pyspark", "pysail", "py4j", "pyarrow", "pandas", "numpy", "plotly", "grpc", "google", "zstandard")
 
 
 def missing_spark(error: ModuleNotFoundError) -> ConfigurationError | None:
