@@ -22,6 +22,10 @@ _OUTCOMES = ("returned", "lost", "poison", "expired", "late", "failed", "answere
 # The digest first: rows are sorted by whole numbers, and looked at further only where those are equal.
 _KEY = ("digest", "number", "client", "pair", "apart")
 _PLAIN = "mdp-"
+# One number for outcome, time and node, the greatest is the best: 3 bits, 52 and 8.
+_NAME = 1 << 8
+_END = (1 << 52) - 1
+_RANK = 1 << 60
 _TOPICS = ("requests", "calls", "executions")
 
 
@@ -85,12 +89,17 @@ def _grouped(rows: DataFrame, clock_error_us: int) -> DataFrame:
     took_us = F.when(is_run, F.col("busy_us")).otherwise(F.col("total_us"))
     began_us = F.col("end_us") - took_us
     is_answer = is_node & F.col("outcome").isin("answered", "failed")
+    # The record that tells most: the better outcome, then the earlier.
+    node = F.when(is_node, _rank() * _RANK + (_END - F.col("end_us")) * _NAME + _name())
+    call = F.when(is_call, F.col("end_us"))
+    run = F.when(is_run, -F.col("end_us"))
+    unmarked = F.when(is_run & ~F.col("is_repeated"), began_us)
+    marked = F.when(is_run & F.col("is_repeated"), F.col("end_us"))
     found = rows.groupBy(*_KEY).agg(
         F.max("day").alias("day"),
-        # The record that tells most: the better outcome, then the earlier.
-        F.max(F.when(is_node, F.struct(_rank(), -F.col("end_us"), *_NODE))).alias("n"),
-        F.max(F.when(is_call, F.struct("end_us", *_CALL))).alias("c"),
-        F.max(F.when(is_run, F.struct(-F.col("end_us"), *_RUN))).alias("x"),
+        *(F.max_by(name, node).alias(f"n_{name}") for name in _NODE),
+        *(F.max_by(name, call).alias(f"c_{name}") for name in _CALL),
+        *(F.max_by(name, run).alias(f"x_{name}") for name in _RUN),
         F.min(F.when(is_node, began_us)).alias("node_began_us"),
         F.min(F.when(is_run, began_us)).alias("run_began_us"),
         _count(is_node).alias("node_records"),
@@ -102,10 +111,10 @@ def _grouped(rows: DataFrame, clock_error_us: int) -> DataFrame:
         .alias("deliveries"),
         _count(is_run).alias("executions"),
         _count(is_run & ~F.col("is_repeated")).alias("unmarked"),
-        F.max(
-            F.when(is_run & ~F.col("is_repeated"), F.struct(began_us.alias("began_us"), "offset_us"))
-        ).alias("last_unmarked"),
-        F.min(F.when(is_run & F.col("is_repeated"), F.struct("end_us", "offset_us"))).alias("first_marked"),
+        F.max(unmarked).alias("last_unmarked_us"),
+        F.max_by("offset_us", unmarked).alias("unmarked_offset_us"),
+        F.min(marked).alias("first_marked_us"),
+        F.min_by("offset_us", marked).alias("marked_offset_us"),
         _count(is_call).alias("calls"),
         F.max("is_repeated").alias("is_repeated"),
         F.max("weight").alias("weight"),
@@ -125,7 +134,7 @@ _NODE = (
 )  # fmt: skip
 _CALL = (
     "service", "outcome", "epoch", "total_us", "attempts", "busy", "is_idempotent", "bytes_in", "bytes_out",
-    "reply_crc",
+    "reply_crc", "end_us",
 )  # fmt: skip
 _RUN = ("service", "epoch", "bytes_in", "bytes_out", "end_us")
 _CARRIED = (
@@ -136,9 +145,13 @@ _CARRIED = (
 
 def _rank() -> Column:
     """Where the outcome stands among those of nodes; one that is not known yet comes first."""
-    return F.array_position(F.array(*(F.lit(outcome) for outcome in _OUTCOMES)), F.col("outcome")).alias(
-        "rank"
-    )
+    known = F.array(*(F.lit(outcome) for outcome in _OUTCOMES))
+    return F.coalesce(F.array_position(known, F.col("outcome")), F.lit(0))
+
+
+def _name() -> Column:
+    """A small number of the node: of two records of one moment the same is chosen for each column."""
+    return F.pmod(F.xxhash64("node"), F.lit(_NAME))
 
 
 def _count(condition: Column) -> Column:
@@ -148,34 +161,34 @@ def _count(condition: Column) -> Column:
 def _columns(clock_error_us: int) -> dict[str, Column]:
     """The columns of the table; the best source comes first."""
     evidence = F.lit(0)
-    for bit, record in ((1, "n"), (2, "c"), (4, "x")):
-        evidence = evidence + F.when(F.col(record).isNotNull(), bit).otherwise(0)
+    for bit, count in ((1, "node_records"), (2, "calls"), (4, "executions")):
+        evidence = evidence + F.when(F.col(count) > 0, bit).otherwise(0)
 
-    unmarked, marked = F.col("last_unmarked"), F.col("first_marked")
     # Runs with one offset are of one machine.
-    allowed_us = F.when(unmarked.offset_us == marked.offset_us, SAME_CLOCK_ERROR_US).otherwise(clock_error_us)
-    is_after = unmarked.began_us - marked.end_us > allowed_us
+    is_one = F.col("unmarked_offset_us") == F.col("marked_offset_us")
+    allowed_us = F.when(is_one, SAME_CLOCK_ERROR_US).otherwise(clock_error_us)
+    is_after = F.col("last_unmarked_us") - F.col("first_marked_us") > allowed_us
 
     def best(field: str, *of: str) -> Column:
-        return F.coalesce(*(F.col(f"{record}.{field}") for record in of))
+        return F.coalesce(*(F.col(f"{record}_{field}") for record in of))
 
     return {
         "client": F.col("client"),
         "number": F.col("number"),
         "service": best("service", "n", "c", "x"),
-        "sender": F.col("n.sender"),
-        "node": F.col("n.node"),
-        "worker": F.col("n.worker"),
+        "sender": F.col("n_sender"),
+        "node": F.col("n_node"),
+        "worker": F.col("n_worker"),
         "outcome": best("outcome", "c", "n"),
         "evidence": evidence,
         "accepted_at_us": F.coalesce(
-            "node_began_us", F.col("c.end_us") - F.col("c.total_us"), "run_began_us"
+            "node_began_us", F.col("c_end_us") - F.col("c_total_us"), "run_began_us"
         ),
         "ended_at_us": best("end_us", "c", "n", "x"),
         "epoch": best("epoch", "n", "c", "x"),
-        "total_us": F.col("n.total_us"),
-        "queued_us": F.col("n.queued_us"),
-        "busy_us": F.col("n.busy_us"),
+        "total_us": F.col("n_total_us"),
+        "queued_us": F.col("n_queued_us"),
+        "busy_us": F.col("n_busy_us"),
         "deliveries": F.col("deliveries"),
         "is_repeated": F.coalesce("is_repeated", F.lit(False)),
         "node_records": F.col("node_records"),
@@ -185,14 +198,14 @@ def _columns(clock_error_us: int) -> dict[str, Column]:
         # The first run needs no mark. A run after the end of a marked one is not the first.
         "unmarked": F.greatest(F.col("unmarked") - 1, F.when(is_after, 1).otherwise(0)).cast("int"),
         "calls": F.col("calls"),
-        "call_outcome": F.col("c.outcome"),
-        "call_total_us": F.col("c.total_us"),
-        "attempts": F.col("c.attempts").cast("int"),
-        "busy": F.col("c.busy").cast("int"),
-        "is_idempotent": F.col("c.is_idempotent"),
+        "call_outcome": F.col("c_outcome"),
+        "call_total_us": F.col("c_total_us"),
+        "attempts": F.col("c_attempts").cast("int"),
+        "busy": F.col("c_busy").cast("int"),
+        "is_idempotent": F.col("c_is_idempotent"),
         "bytes_in": best("bytes_in", "n", "c", "x"),
         "bytes_out": best("bytes_out", "n", "c", "x"),
-        "reply_crc": F.col("c.reply_crc"),
+        "reply_crc": F.col("c_reply_crc"),
         "execution_crcs": F.col("execution_crcs"),
         "weight": F.col("weight"),
         "day": F.col("day"),
