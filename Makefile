@@ -41,11 +41,11 @@ durable-demo: $(PROGRAM) ## submit durable requests, kill everything, start it a
 	@$(BIN)/bstar durable-demo
 
 # Its status is the audit's.
-pipeline-demo: $(JAVA) $(SPARK) ## the demo with journals, and what the pipeline on Spark makes of them
+pipeline-demo: $(SPARK) ## the demo with journals, and what the pipeline makes of them
 	@rm -rf $(PLAYED)
 	@mkdir -p $(PLAYED)
 	@$(BIN)/bstar demo --journal $(PLAYED)/journal
-	@echo "make: reading the journals with Spark, which takes half a minute or more"
+	@echo "make: reading the journals"
 	@$(BIN)/bstar pipeline run $(PLAYED)/journal --out $(PLAYED)/tables
 	@echo "make: writing the report; its path:"
 	@$(BIN)/bstar pipeline report $(PLAYED)/tables --out $(PLAYED)/report.html
