@@ -138,16 +138,20 @@ _TABLES = (
     Table(
         "gold",
         "incidents",
-        "What moved the role or ended a node. kind is crash (killed, or gone without a word), stop (in good "
-        "order), handover, pause (the process was away), partition (both nodes lived and did not hear each "
-        "other), both-active or start (the pair begins). began_at_us is when it happened, began_error_us "
+        "What moved the role, ended a node, or left requests without an answer. kind is crash (killed, or "
+        "gone without a word; of both nodes within 10 s one), stop (in good order), handover, pause (the "
+        "process was away), partition (both nodes lived and did not hear each other), both-active, start "
+        "(the pair begins) or outage (requests waited and no worker was at work on one, with nothing else "
+        "to explain it). began_at_us is when it happened, began_error_us "
         "how far that may be off. detected_at_us is the first sign at another process, taken_over_at_us "
         "when the other node served, recovered_at_us when both nodes were there again. outage_us is the "
-        "longest time without an answer that clients saw around it. retried, refused, unknown and affected "
+        "longest time around it in which a request waited and none was answered, outage_at_us when that "
+        "began. retried, refused, unknown and affected "
         "count requests.",
         "id STRING, kind STRING, node STRING, boot STRING, successor STRING, epoch BIGINT, "
         "began_at_us BIGINT, began_error_us BIGINT, detected_at_us BIGINT, taken_over_at_us BIGINT, "
         "recovered_at_us BIGINT, detection_us BIGINT, takeover_us BIGINT, outage_us BIGINT, "
+        "outage_at_us BIGINT, "
         "retried BIGINT, refused BIGINT, unknown BIGINT, affected BIGINT, cause STRING",
     ),
     Table(

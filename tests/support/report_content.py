@@ -74,6 +74,7 @@ def _incident(
         "detection_us": round(detected * SECOND),
         "takeover_us": round(taken * SECOND),
         "outage_us": round(taken * SECOND) + 4_000,
+        "outage_at_us": None,
         "retried": 41,
         "refused": 0,
         "unknown": 0,

@@ -88,7 +88,7 @@ class SparkOptions:
         with _progress("starting") as tell:
             try:
                 is_for_spark = self.is_for_spark(amount)
-                from bstar_pipeline import console
+                from bstar_pipeline.console import local_session, session
             except ModuleNotFoundError as error:
                 told = missing_spark(error)
                 if told is None:
@@ -96,12 +96,12 @@ class SparkOptions:
                 raise told from error
             name = f"bstar pipeline {what}"
             if is_for_spark:
-                opened = console.session(name, master=self.master, remote=self.remote, settings=settings)
+                opened = session(name, master=self.master, remote=self.remote, settings=settings)
             else:
-                opened = console.local_session(name)
+                opened = local_session(name)
             try:
-                with opened as session:
-                    yield session, tell
+                with opened as spark:
+                    yield spark, tell
             except KeyboardInterrupt:
                 raise typer.Exit(exits.INTERRUPTED) from None
 

@@ -11,6 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from bstar_pipeline.gold.serving import both_serving
 from bstar_pipeline.gold.told import CUT_OFF, FOREVER, Told, text
 
+# Two nodes that crash within this time went down together.
+_BOTH_US = 10_000_000
 _MIDDLE = "floor(({0} + {1}) / 2)"
 _HALF = "ceil(({1} - {0}) / 2)"
 
@@ -76,7 +78,7 @@ def ends(told: Told) -> DataFrame:
         )
     )
     began = "coalesce(exact_us, if(is_refused, until_us, NULL), broken_at_us, {})"
-    return dated.select(
+    found = dated.select(
         "pair",
         F.expr("if(is_clean AND NOT is_fatal, 'stop', 'crash') AS kind"),
         "node",
@@ -86,6 +88,37 @@ def ends(told: Told) -> DataFrame:
         F.col("next_started_us").alias("ended_at_us"),
         F.col("loss.lost_at_us").alias("lost_at_us"),
         text(_TEXT_OF_END).alias("text"),
+    )
+    return _of_both(found)
+
+
+def _of_both(found: DataFrame) -> DataFrame:
+    """Ends, where the crash of the second node while the first was gone is part of the first one's."""
+    in_order = Window.partitionBy("pair").orderBy("began_at_us", "node")
+    peer = ("kind", "node", "began_at_us", "began_error_us", "ended_at_us", "text")
+    placed = found.select(
+        "*",
+        *(F.lag(name).over(in_order).alias(f"before_{name}") for name in peer),
+        *(F.lead(name).over(in_order).alias(f"after_{name}") for name in peer),
+    )
+    is_second = _is_second("before_", "")
+    is_first = _is_second("", "after_")
+    of_both = "concat(text, ' ', after_text, ' So no node was there.')"
+    return placed.where(f"NOT coalesce({is_second}, false)").selectExpr(
+        *(name for name in found.columns if name != "text"), f"if({is_first}, {of_both}, text) AS text"
+    )
+
+
+def _is_second(first: str, second: str) -> str:
+    """Whether the end with the prefix ``second`` is of the peer of the one that crashed just before.
+
+    The later start of the first would have told its death, so what nobody told was while nobody was there.
+    """
+    at_first = f"({second}began_at_us - {second}began_error_us)"
+    return (
+        f"({first}kind = 'crash' AND {second}kind = 'crash' AND {first}node <> {second}node "
+        f"AND {at_first} <= {first}began_at_us + {first}began_error_us + {_BOTH_US} "
+        f"AND {at_first} <= coalesce({first}ended_at_us, {FOREVER}))"
     )
 
 
@@ -148,7 +181,7 @@ def partitions(told: Told) -> DataFrame:
     dated = first.select(
         "pair", "began_at_us", "began_error_us", "ended_at_us", "lost_at_us", why.alias("text")
     )
-    return _at_the_active(told, dated).withColumn("kind", F.lit("partition"))
+    return at_the_active(told, dated).withColumn("kind", F.lit("partition"))
 
 
 def _unexplained(told: Told) -> DataFrame:
@@ -177,7 +210,7 @@ def _unexplained(told: Told) -> DataFrame:
     )
 
 
-def _at_the_active(told: Told, dated: DataFrame) -> DataFrame:
+def at_the_active(told: Told, dated: DataFrame) -> DataFrame:
     """Add the node (and boot) that was active last before each incident's beginning."""
     roles = told.roles.where("is_active").selectExpr("pair", "node", "boot", "at_us AS role_at_us")
     columns = dated.columns
@@ -203,12 +236,13 @@ def handovers(told: Told) -> DataFrame:
 
 
 def starts(told: Told) -> DataFrame:
-    """The first node of a pair of which none was there."""
+    """The first node of a pair of which none was there. After a crash it is the end of that incident."""
     before = (
         Window.partitionBy("pair").orderBy("started_at_us", "boot").rowsBetween(Window.unboundedPreceding, -1)
     )
-    alone = told.runs.select("*", F.max("last_at_us").over(before).alias("others_until_us")).where(
-        "NOT began_before AND (others_until_us IS NULL OR others_until_us < started_at_us)"
+    last = F.max(F.struct("last_at_us", "is_clean")).over(before)
+    alone = told.runs.select("*", last.alias("last")).where(
+        "NOT began_before AND (last IS NULL OR (last.last_at_us < started_at_us AND last.is_clean))"
     )
     why = text("The pair began: {node} was started, and no node was there.")
     return _exact(alone.withColumn("text", why), "start", "started_at_us")

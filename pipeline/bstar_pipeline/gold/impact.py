@@ -19,8 +19,9 @@ _CLIENT = 2
 
 
 def impact(incidents: DataFrame, requests: DataFrame, refusals: DataFrame) -> DataFrame:
-    """Add outage_us, retried, refused, unknown and affected to ``incidents`` (id, pair, began_at_us,
-    began_error_us, detected_at_us, taken_over_at_us). ``refusals`` (pair, at_us, count) are those of nodes.
+    """Add outage_us, outage_at_us, retried, refused, unknown and affected to ``incidents`` (id, pair,
+    began_at_us, began_error_us, detected_at_us, taken_over_at_us). ``refusals`` (pair, at_us, count) are
+    those of nodes.
     """
     since = F.col("began_at_us") - F.col("began_error_us")
     served = F.greatest(
@@ -40,6 +41,7 @@ def impact(incidents: DataFrame, requests: DataFrame, refusals: DataFrame) -> Da
         .selectExpr(
             *incidents.columns,
             "outage_us",
+            "outage_at_us",
             "coalesce(retried, 0L) AS retried",
             "if(coalesce(has_calls, false), refused_calls, coalesce(refused_at_nodes, 0L)) AS refused",
             "coalesce(unknown, 0L) AS unknown",
@@ -78,15 +80,24 @@ def _around(spans: DataFrame, requests: DataFrame) -> DataFrame:
 
 def _counts(told: DataFrame) -> DataFrame:
     """The outage and the counts of each incident, of the requests near it."""
-    of_incident = Window.partitionBy("id")
+    in_order = Window.partitionBy("id").orderBy("ended_at_us")
+    before, after = (Window.unboundedPreceding, -1), (0, Window.unboundedFollowing)
     is_answer = F.col("outcome").isin("answered", "failed")
     answer_us = F.when(is_answer, F.col("ended_at_us"))
-    before = F.max(answer_us).over(
-        of_incident.orderBy("ended_at_us").rowsBetween(Window.unboundedPreceding, -1)
+    accepted_us = F.coalesce("accepted_at_us", "ended_at_us")
+    gaps = told.select(
+        "*",
+        F.max(answer_us).over(in_order.rowsBetween(*before)).alias("before_us"),
+        # The first of those that had not ended yet.
+        F.min(accepted_us).over(in_order.rowsBetween(*after)).alias("waits_since_us"),
+        F.count(answer_us).over(in_order.rowsBetween(*before)).alias("gap"),
     )
-    gaps = told.select("*", before.alias("before_us"))
+    of_gap = Window.partitionBy("id", "gap")
+    waited = F.greatest("before_us", F.min("waits_since_us").over(of_gap)).alias("waited_from_us")
+    gaps = gaps.select("*", waited)
     # Gaps that have anything to do with it: they end after it began, and begin before service was back.
     is_around = is_answer & F.expr("ended_at_us > since_us AND before_us <= served_us")
+    waited_us = F.when(is_around, F.col("ended_at_us") - F.col("waited_from_us"))
     is_within = (
         f"ended_at_us >= since_us AND coalesce(accepted_at_us, ended_at_us) <= served_us + {_SETTLE_US}"
     )
@@ -96,7 +107,8 @@ def _counts(told: DataFrame) -> DataFrame:
     is_delayed = "(accepted_at_us <= since_us AND ended_at_us >= served_us)"
     is_affected = f"({is_retried} OR {is_refused} OR {is_unknown} OR {is_delayed})"
     return gaps.groupBy("id").agg(
-        F.max(F.when(is_around, F.col("ended_at_us") - F.col("before_us"))).alias("outage_us"),
+        F.max(waited_us).alias("outage_us"),
+        F.max_by("waited_from_us", waited_us).alias("outage_at_us"),
         F.expr(f"count_if({is_within} AND {is_retried}) AS retried"),
         F.expr(f"count_if({is_within} AND {is_refused}) AS refused_calls"),
         F.expr(f"count_if({is_within} AND {is_unknown}) AS unknown"),

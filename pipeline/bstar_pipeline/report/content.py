@@ -67,6 +67,7 @@ class Incident:
     detection_us: int | None
     takeover_us: int | None
     outage_us: int | None
+    outage_at_us: int | None
     retried: int
     refused: int
     unknown: int

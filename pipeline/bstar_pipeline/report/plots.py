@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bstar_pipeline.report.content import Capacity, Content, Heat, Interval, Objective
+from bstar_pipeline.report.content import Capacity, Content, Heat, Incident, Interval, Objective
 from bstar_pipeline.report.words import KINDS, count, date_and_time, duration, is_one_day, moment, share
 
 Figure = dict[str, Any]
@@ -35,6 +35,7 @@ MARKS = {
     "pause": ("circle", "●"),
     "partition": ("diamond-open", "◇"),
     "both-active": ("star", "★"),
+    "outage": ("hourglass", "⧗"),
 }
 _OTHER_MARK = ("triangle-down", "▼")
 _STARTING = ("PRIMARY", "BACKUP")
@@ -106,7 +107,7 @@ def timeline(content: Content) -> Figure:
     shapes = [
         shape
         for each in content.incidents
-        for shape in _marks(_ms(each.began_at_us), each.outage_us)
+        for shape in _marks(each)
         if content.from_us <= each.began_at_us <= content.until_us
     ]
     return _figure(
@@ -178,13 +179,15 @@ def _rates(content: Content) -> list[Figure]:
     return traces
 
 
-def _marks(at_ms: float, outage_us: int | None) -> Iterable[Figure]:
-    place = {"xref": "x", "yref": "paper", "x0": at_ms, "y0": 0}
+def _marks(incident: Incident) -> Iterable[Figure]:
+    place = {"xref": "x", "yref": "paper", "y0": 0}
+    at_ms = _ms(incident.began_at_us)
     dotted = {"color": "--bad", "width": 1, "dash": "dot"}
-    yield place | {"type": "line", "x1": at_ms, "y1": 1, "line": dotted}
-    if outage_us:
-        area = {"line": {"width": 0}, "fillcolor": "--bad", "opacity": 0.25}
-        yield place | area | {"type": "rect", "x1": at_ms + outage_us / 1000, "y1": 0.42}
+    yield place | {"type": "line", "x0": at_ms, "x1": at_ms, "y1": 1, "line": dotted}
+    if incident.outage_us:
+        began_us = incident.began_at_us if incident.outage_at_us is None else incident.outage_at_us
+        span = {"x0": _ms(began_us), "x1": _ms(began_us + incident.outage_us), "y1": 0.42}
+        yield place | span | {"type": "rect", "line": {"width": 0}, "fillcolor": "--bad", "opacity": 0.25}
 
 
 def heat(content: Content, heat: Heat) -> Figure:

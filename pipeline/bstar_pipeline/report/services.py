@@ -35,12 +35,15 @@ def objectives(tables: Tables) -> tuple[Shown[Objective], float | None]:
     at_us = F.unix_micros("minute")
     inside = (at_us > tables.from_us - MINUTE_US) & (at_us < tables.until_us)
     minutes = tables.of_pair("gold.objectives").where(inside).withColumn("at_us", at_us)
+    # Of a minute that the period has in part the rate is not that of a minute.
+    is_whole = (at_us >= tables.from_us) & (at_us + MINUTE_US <= tables.until_us)
+    period_s = (tables.until_us - tables.from_us) / 1e6
     is_burning = F.col("burn_rate").isNotNull()
     worst = F.when(is_burning, F.struct("burn_rate", -F.col("at_us")))
     services = minutes.groupBy("pair", "service").agg(
         F.sum("requests").alias("requests"),
         F.sum("errors").alias("errors"),
-        F.max("rate").alias("peak_per_s"),
+        F.coalesce(F.max(F.when(is_whole, F.col("rate"))), F.sum("requests") / period_s).alias("peak_per_s"),
         _mean_burn().alias("burn_rate"),
         F.max("burn_rate").alias("worst_burn_rate"),
         F.max_by("at_us", worst).alias("worst_at_us"),

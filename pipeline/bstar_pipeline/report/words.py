@@ -73,6 +73,7 @@ KINDS = {
     "partition": "was cut off from its peer",
     "both-active": "served beside its peer",
     "start": "started",
+    "outage": "served, but nobody was answered",
 }
 """What a node did in an incident of each kind."""
 
