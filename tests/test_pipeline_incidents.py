@@ -9,6 +9,7 @@ planted scenarios, of durable requests and of a directory with all that can be w
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import subprocess
@@ -154,9 +155,16 @@ def test_spark_connect_comes_to_the_same_tables(
 
 
 def sorted_rows(root: Path, name: str) -> list[str]:
-    """The rows of a table as text, in order; the last digits of a fraction are each engine's own."""
+    """The rows of a table as text, in order."""
+
+    def text(value: Any) -> str:
+        # The last digits of a fraction are each engine's own, and so is how a file spells that times are UTC.
+        if isinstance(value, float):
+            return f"{value:.9g}"
+        return f"{value:%Y-%m-%dT%H:%M:%S.%f}" if isinstance(value, dt.datetime) else repr(value)
+
     return sorted(
-        repr([f"{value:.9g}" if isinstance(value, float) else value for value in vars(row).values()])
+        " ".join(f"{key}={text(value)}" for key, value in sorted(vars(row).items()))
         for row in rows(root, name)
     )
 

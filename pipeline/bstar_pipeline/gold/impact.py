@@ -94,10 +94,11 @@ def _counts(told: DataFrame) -> DataFrame:
     )
     of_gap = Window.partitionBy("id", "gap")
     waited = F.greatest("before_us", F.min("waits_since_us").over(of_gap)).alias("waited_from_us")
-    gaps = gaps.select("*", waited)
     # Gaps that have anything to do with it: they end after it began, and begin before service was back.
     is_around = is_answer & F.expr("ended_at_us > since_us AND before_us <= served_us")
     waited_us = F.when(is_around, F.col("ended_at_us") - F.col("waited_from_us"))
+    gaps = gaps.select("*", waited).withColumn("waited_us", waited_us)
+    gaps = gaps.withColumn("longest_us", F.max("waited_us").over(Window.partitionBy("id")))
     is_within = (
         f"ended_at_us >= since_us AND coalesce(accepted_at_us, ended_at_us) <= served_us + {_SETTLE_US}"
     )
@@ -107,8 +108,8 @@ def _counts(told: DataFrame) -> DataFrame:
     is_delayed = "(accepted_at_us <= since_us AND ended_at_us >= served_us)"
     is_affected = f"({is_retried} OR {is_refused} OR {is_unknown} OR {is_delayed})"
     return gaps.groupBy("id").agg(
-        F.max(waited_us).alias("outage_us"),
-        F.max_by("waited_from_us", waited_us).alias("outage_at_us"),
+        F.max("waited_us").alias("outage_us"),
+        F.expr("min(if(waited_us = longest_us, waited_from_us, NULL)) AS outage_at_us"),
         F.expr(f"count_if({is_within} AND {is_retried}) AS retried"),
         F.expr(f"count_if({is_within} AND {is_refused}) AS refused_calls"),
         F.expr(f"count_if({is_within} AND {is_unknown}) AS unknown"),

@@ -72,16 +72,7 @@ def runs(records: DataFrame, before: DataFrame | None = None) -> DataFrame:
         known = F.broadcast(before.withColumnRenamed("start", "known"))
         told = told.join(known, "boot", "left").withColumn("start", F.coalesce("start", "known"))
     told = told.withColumn("clock", F.coalesce(F.col("start.machine"), F.col("boot")))
-    # The median: half of the records are up to there.
-    of_clock = Window.partitionBy("clock")
-    upto = of_clock.orderBy("offset_us").rangeBetween(Window.unboundedPreceding, Window.currentRow)
-    ranked = told.select(
-        "clock",
-        "offset_us",
-        F.sum("records").over(upto).alias("upto"),
-        F.sum("records").over(of_clock).alias("whole"),
-    )
-    clocks = ranked.where("upto * 2 >= whole").groupBy("clock").agg(F.min("offset_us").alias("offset_us"))
+    clocks = _medians(told)
     of_run = told.groupBy("pair", "boot", "node", "clock").agg(
         F.max("start").alias("start"),
         *(F.min(name).alias(name) for name in ("day", "first_seq", "first_mono")),
@@ -111,6 +102,19 @@ def runs(records: DataFrame, before: DataFrame | None = None) -> DataFrame:
         "is_sampled": (F.col("weighted") > 0) | (F.coalesce(F.col("start.sample"), F.lit(1.0)) < 1),
     }
     return shaped(of_run.join(clocks, "clock").withColumns(columns), "silver.runs")
+
+
+def _medians(told: DataFrame) -> DataFrame:
+    """Of each ``clock`` the offset up to which half of its records are."""
+    of_clock = Window.partitionBy("clock")
+    upto = of_clock.orderBy("offset_us").rangeBetween(Window.unboundedPreceding, Window.currentRow)
+    ranked = told.select(
+        "clock",
+        "offset_us",
+        F.sum("records").over(upto).alias("upto"),
+        F.sum("records").over(of_clock).alias("whole"),
+    )
+    return ranked.where("upto * 2 >= whole").groupBy("clock").agg(F.min("offset_us").alias("offset_us"))
 
 
 def _first() -> Column:
