@@ -55,7 +55,8 @@ def test_watch_has_examples_and_exit_codes_too(capsys: pytest.CaptureFixture[str
 def test_the_command_starts_without_loading_spark() -> None:
     program = (
         "import sys; from bstar_cli.main import main; main(['pipeline', 'tables']); "
-        "sys.stderr.write(' '.join({'pyspark', 'pandas', 'pyarrow', 'numpy', 'plotly'} & set(sys.modules)))"
+        "heavy = {'pyspark', 'pysail', 'pandas', 'pyarrow', 'numpy', 'duckdb'}; "
+        "sys.stderr.write(' '.join(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "gold.incidents" in done.stdout

@@ -146,7 +146,7 @@ def report(
 ) -> None:
     """Write one HTML page about a pair: what happened, and what will be needed.
 
-    The page needs no network, is about 5 MB, and reads well on a phone. It is of one pair: name it if the
+    The page needs no network and no script, and reads well on a phone. It is of one pair: name it if the
     tables are about several. Its path is printed.
 
     Exit codes: 0 written, whatever it says (bstar pipeline audit judges); 2 wrong usage, or nothing to show;

@@ -24,14 +24,6 @@ class Column(Generic[_Item]):
     cell: Callable[[_Item], Cell]
 
 
-def plot(figure: str, description: str, *, place: str | None = None) -> str:
-    """Where the script draws a figure; ``description`` is for those who do not see it."""
-    return (
-        f'<div class=plot id="{place or f"{figure}-plot"}" data-figure="{figure}" role=img '
-        f'aria-label="{escape(description)}"></div>'
-    )
-
-
 def table(columns: Sequence[Column[_Item]], items: Iterable[_Item]) -> str:
     """A table with a row for each item. A narrow screen shows each row as a card."""
     head = "".join(f'<th scope=col class="{column.kind}">{escape(column.label)}</th>' for column in columns)

@@ -1,11 +1,9 @@
-"""The report as one HTML page: words and tables that need no script, and figures that a script draws.
+"""The report as one HTML page: words, tables and drawings, without a script.
 
-Nothing is loaded from anywhere: the style, the script, the plotting library and the data are in the page, and
-its content security policy forbids the rest. Whatever came from the wire is escaped on the way in, by
-``html.escape`` in text and by ``_json`` in the script's data.
+Nothing is loaded from anywhere: the style is in the page, and its content security policy forbids the rest.
+Whatever came from the wire is escaped on the way in.
 """
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -32,8 +30,7 @@ from bstar_pipeline.report.words import (
 
 def render(content: Content, *, made_at_us: int) -> str:
     """The page, as text in UTF-8; ``made_at_us`` is told in its footer."""
-    figures: sections.Figures = {}
-    parts = [(key, heading, section(content, figures)) for key, heading, section in sections.SECTIONS]
+    parts = [(key, heading, section(content)) for key, heading, section in sections.SECTIONS]
     links = "".join(f'<a href="#{key}">{escape(heading)}</a>' for key, heading, _ in parts)
     title = f"{content.pair}: {date_and_time(content.from_us, to='minutes')} UTC"
     return "\n".join(
@@ -46,7 +43,7 @@ def render(content: Content, *, made_at_us: int) -> str:
             # A page of a mail or a share has no business on any network.
             (
                 '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-                "style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:\">"
+                "style-src 'unsafe-inline'\">"
             ),
             '<meta name="color-scheme" content="light dark">',
             f"<title>{escape(title)}</title>",
@@ -58,10 +55,6 @@ def render(content: Content, *, made_at_us: int) -> str:
             _banner(judge(content.verdicts, content.requests)),
             _tiles(content),
             _warnings(content),
-            (
-                "<noscript><p class=note>The plots need JavaScript; the tables have the same figures.</p>"
-                "</noscript>"
-            ),
             f"<nav>{links}</nav>",
             *(
                 f'<section id="{key}"><h2>{escape(heading)}</h2>\n{body}</section>'
@@ -73,9 +66,6 @@ def render(content: Content, *, made_at_us: int) -> str:
                 f"{date_and_time(made_at_us, to='minutes')} UTC from the journals of pair "
                 f"{escape(content.pair)}. All times are UTC.</footer>"
             ),
-            f'<script type="application/json" id="figures">{_json(figures)}</script>',
-            f"<script>{_plotly()}</script>",
-            f"<script>{_resource('page.js')}</script>",
             "</body>",
             "</html>",
             "",
@@ -187,18 +177,6 @@ def _was(number: int) -> str:
     return "was" if number == 1 else "were"
 
 
-def _json(figures: sections.Figures) -> str:
-    """JSON in which nothing can end the script element or start a comment in it."""
-    text = json.dumps(figures, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 @cache
 def _resource(name: str) -> str:
     return files("bstar_pipeline.report").joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def _plotly() -> str:
-    """plotly.js as its package ships it; there is one bundle, the whole."""
-    return files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The sections of a report, as HTML. Each puts its figures into ``figures`` by name."""
+"""The sections of a report, as HTML."""
 
 from html import escape
 from itertools import count as numbers
@@ -15,7 +15,7 @@ from bstar_pipeline.report.content import (
     Run,
     Verdicts,
 )
-from bstar_pipeline.report.elements import Cell, Column, cut, plot, table
+from bstar_pipeline.report.elements import Cell, Column, cut, table
 from bstar_pipeline.report.words import (
     KINDS,
     alerts,
@@ -31,12 +31,9 @@ from bstar_pipeline.report.words import (
     share,
 )
 
-Figures = dict[str, plots.Figure]
 
-
-def timeline(content: Content, figures: Figures) -> str:
+def timeline(content: Content) -> str:
     """What each node was, and the requests beneath."""
-    figures["timeline"] = plots.timeline(content)
     columns: list[Column[Interval]] = [
         Column("state", "head", lambda each: (f"{each.node} {_state(each)}", each.text or each.event)),
         Column("since", "when", lambda each: moment(content, each.since_at_us)),
@@ -46,7 +43,7 @@ def timeline(content: Content, figures: Figures) -> str:
     return (
         "<p class=note>Above what each node was, below requests per second in steps of "
         f"{duration(content.step_us)}. Marks and dotted lines are incidents, red areas outages.</p>"
-        + plot("timeline", plots.describe(content))
+        + plots.timeline(content)
         + _legend(content)
         + f"<details><summary>The states as a table ({len(content.intervals)})</summary>"
         + table(columns, content.intervals)
@@ -69,13 +66,11 @@ def _legend(content: Content) -> str:
         keys.append(("not answered", "--bad"))
     items = [f'<li><i style="background: var({colour})"></i>{word}</li>' for word, colour in keys]
     kinds = {each.kind for each in content.incidents}
-    items += [
-        f"<li><b>{sign}</b>{escape(kind)}</li>" for kind, (_, sign) in plots.MARKS.items() if kind in kinds
-    ]
+    items += [f"<li><b>{sign}</b>{escape(kind)}</li>" for kind, sign in plots.MARKS.items() if kind in kinds]
     return f"<ul class=legend>{''.join(items)}</ul>"
 
 
-def incidents(content: Content, figures: Figures) -> str:
+def incidents(content: Content) -> str:
     """What moved the role or ended a node."""
     if not content.incidents:
         return "<p>None: neither a node ended nor did the role move.</p>"
@@ -104,36 +99,31 @@ def incidents(content: Content, figures: Figures) -> str:
         Column("unknown", "n", lambda each: count(each.unknown)),
     ]
     return (
-        "<p class=note>Outage: the longest time without an answer that clients saw around it. Durations "
-        "count from when it happened. Unknown: requests whose outcome their client never learned.</p>"
+        "<p class=note>Outage: the longest time around it in which a request waited and none was answered. "
+        "Durations count from when it happened. Unknown: requests whose outcome their client never "
+        "learned.</p>"
         + table(columns, content.incidents)
         + cut(content.incidents, "incidents", "those with the longest outages")
     )
 
 
-def latency(content: Content, figures: Figures) -> str:
+def latency(content: Content) -> str:
     """How long requests took, over time."""
     if not content.heats:
         return "<p>No request was timed in this period.</p>"
-    options = []
-    for index, each in enumerate(content.heats):
-        figures[f"heat-{index}"] = plots.heat(content, each)
-        options.append(f'<option value="heat-{index}">{escape(each.service or "all services")}</option>')
-    choose = (
-        f"<label class=choose>Service <select data-plot=latency-plot>{''.join(options)}</select></label>"
-        if len(options) > 2
-        else ""
-    )
-    about = "Latency of requests over time; the table of objectives has the percentiles."
-    return (
+    every, *services = content.heats
+    body = (
         "<p class=note>From acceptance to the end of each request. The more a field stands out, "
         f"the more requests took so long in these {duration(content.step_us)}.</p>"
-        + choose
-        + plot("heat-0", about, place="latency-plot")
+        f'<div id="latency-plot">{plots.heat(content, every)}</div>'
     )
+    # Of one service alone it would be the same once more.
+    for each in services if len(services) > 1 else ():
+        body += f"<details><summary>{escape(each.service)}</summary>{plots.heat(content, each)}</details>"
+    return body
 
 
-def objectives(content: Content, figures: Figures) -> str:
+def objectives(content: Content) -> str:
     """Each service against its objectives."""
     if not content.objectives:
         return "<p>No request was recorded by a node in this period.</p>"
@@ -161,8 +151,7 @@ def objectives(content: Content, figures: Figures) -> str:
     figure = plots.burn(content, content.objectives)
     drawn = ""
     if figure is not None and any(rate for each in content.objectives for _, rate in each.burn):
-        figures["burn"] = figure
-        drawn = "<h3>Burn rate</h3>" + plot("burn", "Burn rate of the error budget over time, by service.")
+        drawn = f"<h3>Burn rate</h3>{figure}"
     return (
         "<p class=note>Burn rate: the share of requests that missed the objective over the share that "
         "may. At 1 × the error budget lasts exactly for its period.</p>"
@@ -176,7 +165,7 @@ def _times(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f} ×" if value >= 100 else f"{value:.2g} ×"
 
 
-def capacity(content: Content, figures: Figures) -> str:
+def capacity(content: Content) -> str:
     """How much the workers have to do."""
     if not content.capacity:
         return "<p>The nodes told nothing about their load in this period.</p>"
@@ -202,9 +191,7 @@ def capacity(content: Content, figures: Figures) -> str:
     figure = plots.capacity(content, [each for each in content.capacity if len(each.hours) > 1])
     drawn = ""
     if figure is not None:
-        figures["capacity"] = figure
-        about = "Utilisation of the workers by hour, by service, with its trend."
-        drawn = "<h3>Utilisation of the workers</h3>" + plot("capacity", about)
+        drawn = f"<h3>Utilisation of the workers</h3>{figure}"
     return (
         "<p class=note>The last hour of each service. Utilisation: the share of what all workers "
         "can take at once that they held. The forecast is a straight line through all hours.</p>"
@@ -214,7 +201,7 @@ def capacity(content: Content, figures: Figures) -> str:
     )
 
 
-def clients(content: Content, figures: Figures) -> str:
+def clients(content: Content) -> str:
     """Who asked."""
     if not content.clients:
         return "<p>No client asked anything in this period.</p>"
@@ -243,7 +230,7 @@ def clients(content: Content, figures: Figures) -> str:
     )
 
 
-def audit(content: Content, figures: Figures) -> str:
+def audit(content: Content) -> str:
     """What the audit found, rule by rule and one by one."""
     body = f"<p>{escape(judge(content.verdicts, content.requests).headline)}</p>"
     if content.verdicts:
@@ -269,7 +256,7 @@ def audit(content: Content, figures: Figures) -> str:
     return body
 
 
-def quality(content: Content, figures: Figures) -> str:
+def quality(content: Content) -> str:
     """What of the journals could not be read or is missing."""
     quality = content.quality
     files = ", ".join(f"{count(number)} {state}" for state, number in quality.files)
@@ -299,7 +286,7 @@ def quality(content: Content, figures: Figures) -> str:
     return body
 
 
-def processes(content: Content, figures: Figures) -> str:
+def processes(content: Content) -> str:
     """The runs of processes that kept a journal."""
     columns: list[Column[Run]] = [
         Column(
