@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -161,3 +162,10 @@ def test_every_exception_from_ruffs_counts_is_needed() -> None:
     needed = {(str(Path(each["filename"]).relative_to(ROOT)), each["code"]) for each in json.loads(told)}
     unneeded = sorted(listed - needed)
     assert not unneeded, f"not exceeded, so take them out of pyproject.toml: {unneeded}"
+
+
+def test_no_frame_of_a_window_begins_anew_at_every_row() -> None:
+    """Spark adds up such a frame again for each row: of a day's seconds, four thousand million times."""
+    for path in (ROOT / "pipeline" / "bstar_pipeline").rglob("*.py"):
+        found = re.findall(r"(?:rows|range)Between\((.*?), Window\.unboundedFollowing\)", path.read_text())
+        assert set(found) <= {"Window.unboundedPreceding"}, path

@@ -81,16 +81,22 @@ def _around(spans: DataFrame, requests: DataFrame) -> DataFrame:
 def _counts(told: DataFrame) -> DataFrame:
     """The outage and the counts of each incident, of the requests near it."""
     in_order = Window.partitionBy("id").orderBy("ended_at_us")
-    before, after = (Window.unboundedPreceding, -1), (0, Window.unboundedFollowing)
+    before = in_order.rowsBetween(Window.unboundedPreceding, -1)
+    # Backwards, because Spark begins anew at every row for a frame that ends with the last one.
+    after = (
+        Window.partitionBy("id")
+        .orderBy(F.desc("ended_at_us"))
+        .rangeBetween(Window.unboundedPreceding, Window.currentRow)
+    )
     is_answer = F.col("outcome").isin("answered", "failed")
     answer_us = F.when(is_answer, F.col("ended_at_us"))
     accepted_us = F.coalesce("accepted_at_us", "ended_at_us")
     gaps = told.select(
         "*",
-        F.max(answer_us).over(in_order.rowsBetween(*before)).alias("before_us"),
+        F.max(answer_us).over(before).alias("before_us"),
         # The first of those that had not ended yet.
-        F.min(accepted_us).over(in_order.rowsBetween(*after)).alias("waits_since_us"),
-        F.count(answer_us).over(in_order.rowsBetween(*before)).alias("gap"),
+        F.min(accepted_us).over(after).alias("waits_since_us"),
+        F.count(answer_us).over(before).alias("gap"),
     )
     of_gap = Window.partitionBy("id", "gap")
     waited = F.greatest("before_us", F.min("waits_since_us").over(of_gap)).alias("waited_from_us")

@@ -71,7 +71,8 @@ def _gaps(requests: DataFrame) -> DataFrame:
     of_pair = Window.partitionBy("pair")
     in_order = of_pair.orderBy("second")
     before = in_order.rowsBetween(Window.unboundedPreceding, -1)
-    later = in_order.rowsBetween(0, Window.unboundedFollowing)
+    # Backwards, because Spark begins anew at every row for a frame that ends with the last one.
+    later = of_pair.orderBy(F.desc("second")).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     # A gap is what ended after one answer, up to the next second with an answer.
     gaps = by_second.select(
         "*",

@@ -96,8 +96,8 @@ class Told:
         """One row for each time that a node missed its peer, and when it heard it again."""
         later = (
             Window.partitionBy("pair", "node")
-            .orderBy("at_us", "seq")
-            .rowsBetween(1, Window.unboundedFollowing)
+            .orderBy(F.desc("at_us"), F.desc("seq"))
+            .rowsBetween(Window.unboundedPreceding, -1)
         )
         seen = F.when(F.col("kind") == "peer-seen", F.struct("at_us", "peer_boot"))
         return (
