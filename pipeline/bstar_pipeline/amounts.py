@@ -8,10 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bstar_pipeline.memory import octets_here
 from bstar_pipeline.tables import TABLES
 
 _JOURNALS_MAX = 1 << 30
 _TABLES_MAX = 4 << 30
+# A job takes four times as much memory as there are journals.
+_MEMORY_SHARE = 6
 # How many times as long journals become when they are unpacked.
 _PACKED = 15
 
@@ -43,7 +46,7 @@ def of_journals(inputs: Sequence[str], root: str) -> Amount | None:
     for path in find(inputs):
         size = Path(path).stat().st_size
         octets += size * _PACKED if path.endswith(".gz") else size
-    return Amount("journals", octets, _JOURNALS_MAX)
+    return Amount("journals", octets, min(_JOURNALS_MAX, octets_here() // _MEMORY_SHARE))
 
 
 def of_tables(root: str, names: Iterable[str] = TABLES) -> Amount | None:

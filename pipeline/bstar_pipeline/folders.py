@@ -6,6 +6,7 @@ and those that they replace are removed after that.
 
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _STAGING = ".writing-"
+_ABANDONED_S = 86_400.0
 # What Spark does not leave as it is in the name of a partition's folder.
 _UNSAFE = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 
@@ -24,6 +26,10 @@ _UNSAFE = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 def staged(table: Path) -> Iterator[Path]:
     """A folder to write partitions to; they replace those of the table when the block ends well."""
     table.mkdir(parents=True, exist_ok=True)
+    for left in table.parent.glob(f"{_STAGING}*"):
+        # Of a job that was killed; nobody writes one table for a day.
+        if left.stat().st_mtime < time.time() - _ABANDONED_S:
+            shutil.rmtree(left, ignore_errors=True)
     staging = table.parent / f"{_STAGING}{uuid4().hex}"
     try:
         yield staging

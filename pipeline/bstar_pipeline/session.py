@@ -16,6 +16,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from bstar.errors import ConfigurationError
+from bstar_pipeline.memory import octets_here
 
 JAVA_MIN = 17
 """Spark 4 runs on Java 17 and newer."""
@@ -54,8 +55,6 @@ _PARTITIONS = "spark.sql.shuffle.partitions"
 _LOCAL_PARTITIONS = 32
 _DRIVER_MEMORY_MAX = 4 << 30
 _DRIVER_MEMORY_MIN = 1 << 30
-# A container's limit, of cgroups version 2 and 1; "max" or a huge number if there is none.
-_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _JAVA_TIMEOUT_S = 30
 
 
@@ -138,12 +137,4 @@ def open_session(
 
 def _driver_memory() -> int:
     """Octets for the JVM that runs the driver, and in local mode the whole job."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for file in _MEMORY_LIMITS:
-        try:
-            limit = file.read_text().strip()
-        except OSError:
-            continue
-        if limit.isdecimal():
-            there = min(there, int(limit))
-    return max(_DRIVER_MEMORY_MIN, min(_DRIVER_MEMORY_MAX, there // 2))
+    return max(_DRIVER_MEMORY_MIN, min(_DRIVER_MEMORY_MAX, octets_here() // 2))
