@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline import bronze, copies, silver, store
+from bstar_pipeline import bronze, clocks, copies, silver, store
 from bstar_pipeline.bronze import REJECTION
 from bstar_pipeline.engine import settled
 from bstar_pipeline.gold.audit import audit
@@ -51,6 +51,8 @@ _MARGIN = "margin-"
 _OF_REQUESTS = ("requests", "calls", "executions")
 # Every executor gets this many digests of requests.
 _REPEATED_MAX = 500_000
+# Of two machines each whose clocks are compared.
+_LINKS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ def run(
     records = _bronze(job, inputs, since)
     with ThreadPoolExecutor(1, "services") as other:
         told = other.submit(_services, job, records, slo)
-        runs = job.write("silver.runs", silver.runs(records, job.earlier))
+        runs = job.write("silver.runs", _with_right_clocks(job, records, clock_error_us))
         states = job.write("silver.states", silver.states(records, runs))
         requests = _requests(job, records, runs, clock_error_us, since)
         further = [node_findings(records, runs), *_durables(job, records, runs, states, clock_error_us)]
@@ -270,6 +272,22 @@ def _files(job: _Job, journals: Inputs, ranges: DataFrame, since: dt.date | None
     store.replace(found, job.root, "bronze.files", job.seen)
     named = found.select("day", "pair").distinct().collect()
     job.seen |= frozenset((row.day, row.pair) for row in named)
+
+
+def _with_right_clocks(job: _Job, records: DataFrame, clock_error_us: int) -> DataFrame:
+    """``silver.runs``, where the times of machines whose clocks are wrong are put right."""
+    runs = silver.runs(records, job.earlier)
+    if "requests" not in job.topics or not job.topics & {"calls", "executions"}:
+        return runs
+    runs = settled(runs)
+    found = silver.links(records, runs).orderBy("node", "other").limit(_LINKS_MAX).collect()
+    off = clocks.wrong(clocks.Link(*row) for row in found)
+    for machine, (ahead_us, unsure_us) in off.items():
+        if abs(ahead_us) > clock_error_us:
+            job.tell(f"putting right the clock of machine {machine}, which is off by {ahead_us / 1e6:+.3f} s")
+        if unsure_us > clock_error_us:
+            job.tell(f"the clock of machine {machine} drifted by {unsure_us / 1e6:.3f} s against the others")
+    return silver.corrected(runs, off)
 
 
 def _services(job: _Job, records: DataFrame, slo: Objectives | None) -> None:

@@ -79,16 +79,19 @@ _TABLES = (
         "runs",
         "One row for each run of a process. offset_us turns its monotonic clock into the common timeline: "
         "it is the median of at - mono, so steps of the wall clock do not matter; processes of one machine "
-        "share it. source is broker, client or worker, or unknown if nothing that is here says so. is_clean: "
-        "the process said that it stopped. began_before: its first record here is not its first. before "
-        "counts the records that it wrote before the first one here and that the job did not read, missing "
-        "those that lack after that (gaps in seq). conflicts counts records that have the number of another "
-        "one: two processes ran with one boot id. dropped counts records that it could not write. "
+        "share it. clock_off_us is what that clock was ahead of those of other machines, by the requests "
+        "that both recorded: all times have it taken off; clock_unsure_us, by how much that changed "
+        "meanwhile. source is broker, client or worker, or unknown if nothing that is here says so. "
+        "is_clean: the process said that it stopped. began_before: its first record here is not its first. "
+        "before counts the records that it wrote before the first one here and that the job did not read, "
+        "missing those that lack after that (gaps in seq). conflicts counts records that have the number of "
+        "another one: two processes ran with one boot id. dropped counts records that it could not write. "
         "is_sampled: its records of requests are a sample.",
         "node STRING, boot STRING, source STRING, machine STRING, host STRING, version STRING, config "
         "STRING, service STRING, heartbeat_us BIGINT, failover_timeout_us BIGINT, offset_us BIGINT, "
-        "started_at_us BIGINT, last_at_us BIGINT, is_clean BOOLEAN, began_before BOOLEAN, records BIGINT, "
-        "before BIGINT, missing BIGINT, conflicts BIGINT, dropped BIGINT, is_sampled BOOLEAN",
+        "clock_off_us BIGINT, clock_unsure_us BIGINT, started_at_us BIGINT, last_at_us BIGINT, "
+        "is_clean BOOLEAN, began_before BOOLEAN, records BIGINT, before BIGINT, missing BIGINT, "
+        "conflicts BIGINT, dropped BIGINT, is_sampled BOOLEAN",
     ),
     Table(
         "silver",

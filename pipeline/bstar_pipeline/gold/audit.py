@@ -65,6 +65,7 @@ def audit(
         _coverage(requests),
         _gaps(runs, states),
         _both_active(states, runs, clock_error_us),
+        _unsure(runs, clock_error_us),
         *further,
     ]
     return reduce(DataFrame.unionByName, [shaped(part, "gold.audit") for part in parts])
@@ -232,5 +233,23 @@ def _both_active(states: DataFrame, runs: DataFrame, clock_error_us: int) -> Dat
         F.lit(1).alias("count"),
         why.alias("text"),
         F.to_date(F.timestamp_micros("since_at_us")).alias("day"),
+        "pair",
+    )
+
+
+def _unsure(runs: DataFrame, clock_error_us: int) -> DataFrame:
+    """Nodes whose clocks went differently from others': whether they served at once is not known."""
+    why = text(
+        "the clock of {node} drifted by {clock_unsure_us:s} against others: shorter times cannot be told"
+    )
+    return runs.where(f"source = 'broker' AND clock_unsure_us > {clock_error_us}").select(
+        F.lit("both-active").alias("rule"),
+        F.lit("unproven").alias("verdict"),
+        "node",
+        F.col("started_at_us").alias("at_us"),
+        F.col("clock_unsure_us").alias("duration_us"),
+        F.lit(1).alias("count"),
+        why.alias("text"),
+        "day",
         "pair",
     )

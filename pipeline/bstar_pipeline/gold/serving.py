@@ -1,7 +1,7 @@
 """When two nodes of a pair served at once, allowing for what their clocks may differ by.
 
 Nodes on one machine read the same monotonic clock, so next to nothing is allowed for; on two machines it is
-the clock error that the caller states.
+the clock error that the caller states, and by how much their clocks drifted apart meanwhile.
 """
 
 from pyspark.sql import DataFrame, Window
@@ -20,7 +20,7 @@ def both_serving(states: DataFrame, runs: DataFrame, clock_error_us: int = CLOCK
     Columns: pair, since_at_us, until_at_us; node, boot and epoch of the one that had served before, and
     successor, successor_epoch of the one that came to it.
     """
-    machines = runs.where("source = 'broker'").select("pair", "boot", "machine")
+    machines = runs.where("source = 'broker'").select("pair", "boot", "machine", "clock_unsure_us")
     by_node = Window.partitionBy("pair", "node")
     in_order = by_node.orderBy("since_at_us", "until_at_us")
     before = in_order.rowsBetween(Window.unboundedPreceding, -1)
@@ -45,7 +45,7 @@ def both_serving(states: DataFrame, runs: DataFrame, clock_error_us: int = CLOCK
         .drop("turn")
         .join(F.broadcast(machines), ["pair", "boot"], "left")
     )
-    columns = ("node", "boot", "machine", "epoch", "since_at_us", "until_at_us")
+    columns = ("node", "boot", "machine", "clock_unsure_us", "epoch", "since_at_us", "until_at_us")
     old = serving.select("pair", *(F.col(name).alias(f"old_{name}") for name in columns))
     new = serving.select("pair", *(F.col(name).alias(f"new_{name}") for name in columns))
     is_same_time = F.col("old_since_at_us") == F.col("new_since_at_us")
@@ -62,7 +62,7 @@ def both_serving(states: DataFrame, runs: DataFrame, clock_error_us: int = CLOCK
             F.when(
                 F.col("old_machine") == F.col("new_machine"), F.lit(min(SAME_CLOCK_ERROR_US, clock_error_us))
             )
-            .otherwise(F.lit(clock_error_us))
+            .otherwise(clock_error_us + F.greatest("old_clock_unsure_us", "new_clock_unsure_us"))
             .alias("allowed_us"),
         )
         .where(F.col("until_at_us") - F.col("since_at_us") > F.col("allowed_us"))

@@ -3,9 +3,10 @@
 Each table is a function of bronze records, batch DataFrames in and out, without an action.
 """
 
+from bstar_pipeline.silver.clocks import corrected, links
 from bstar_pipeline.silver.durables import durables
 from bstar_pipeline.silver.requests import repeated, requests
 from bstar_pipeline.silver.runs import earlier, runs
 from bstar_pipeline.silver.states import states
 
-__all__ = ["durables", "earlier", "repeated", "requests", "runs", "states"]
+__all__ = ["corrected", "durables", "earlier", "links", "repeated", "requests", "runs", "states"]

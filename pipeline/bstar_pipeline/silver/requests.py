@@ -34,8 +34,9 @@ def requests(
 ) -> DataFrame:
     """``silver.requests`` of bronze records and ``silver.runs``.
 
-    A request is of the day on which its last record was written. With ``again``, what ``repeated`` found of
-    the same records, which are all of nodes then, and few of the requests have more than one.
+    A request is of the day on which its last record was written; what a clock was ahead is taken off. With
+    ``again``, what ``repeated`` found of the same records, which are all of nodes then, and few of the
+    requests have more than one.
     """
     rows = _rows(records, runs)
     if again is None:
@@ -66,15 +67,16 @@ def _apart() -> Column:
 
 def _rows(records: DataFrame, runs: DataFrame) -> DataFrame:
     told = records.where(F.col("topic").isin(*_TOPICS)).join(
-        F.broadcast(runs.select("boot", "offset_us")), "boot"
+        F.broadcast(runs.select("boot", "offset_us", "clock_off_us")), "boot"
     )
+    right_day = F.to_date(F.timestamp_micros(F.col("at") - F.col("clock_off_us")))
     return told.select(
         _digest().alias("digest"),
         "pair",
         "client",
         "number",
         _apart().alias("apart"),
-        "day",
+        F.when(F.col("clock_off_us") == 0, F.col("day")).otherwise(right_day).alias("day"),
         "topic",
         "offset_us",
         (F.col("mono") + F.col("offset_us")).alias("end_us"),

@@ -4,7 +4,7 @@ Every record has two times. The wall clock may be set while a process runs; the 
 it says nothing by itself. A run's ``offset_us`` turns the second into the first. It is the median of at -
 mono over all its records. So records with a wrong wall clock do not matter while they are fewer than half.
 Processes of one machine share a monotonic clock and so an offset: between them, times are exact. Between
-machines they are as exact as the machines' clocks are set.
+machines they are as exact as the machines' clocks are set, unless requests tell more (``corrected``).
 """
 
 from pyspark.sql import Column, DataFrame, Window
@@ -99,6 +99,8 @@ def runs(records: DataFrame, before: DataFrame | None = None) -> DataFrame:
         # Each number comes once, unless the same process went on twice, as a restored snapshot does.
         "conflicts": F.greatest(F.col("records") - F.col("last_seq") + F.col("first_seq") - 1, F.lit(0)),
         "dropped": F.coalesce(F.col("dropped"), F.lit(0)),
+        "clock_off_us": F.lit(0),
+        "clock_unsure_us": F.lit(0),
         "is_sampled": (F.col("weighted") > 0) | (F.coalesce(F.col("start.sample"), F.lit(1.0)) < 1),
     }
     return shaped(of_run.join(clocks, "clock").withColumns(columns), "silver.runs")
