@@ -18,6 +18,9 @@ PAGES = sorted(
         ROOT / "chaos-tests" / "README.md",
     ]
 )
+ROOMS = [
+    ROOT / room for room in ("bstar", "broker", "client", "cli", "pipeline", "examples", "configs", "deploy")
+]
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
@@ -52,6 +55,42 @@ def test_a_page_opens_with_a_sentence(page: Path) -> None:
 def test_a_long_line_is_found() -> None:
     text = "a " * 60 + "\n\n    " + "b " * 60 + "\n\n| " + "c " * 60 + "|\n\n```\n" + "d " * 60 + "\n```\n"
     assert [number for number, line in prose(text) if len(line) > WIDTH] == [1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_row_of_a_table_stands_on_one_line_and_has_all_cells(page: Path) -> None:
+    assert not broken_tables(page.read_text("utf-8"))
+
+
+def broken_tables(text: str) -> list[str]:
+    """Lines within a table that are no row, and rows with more or fewer cells than the first."""
+    broken, cells = [], 0
+    for line in re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE).splitlines():
+        row = line.strip()
+        is_row = row.startswith("|") and not line.startswith("    ")
+        count = row.replace("\\|", "").count("|")
+        if (is_row and (not row.endswith("|") or count != (cells or count))) or (
+            cells and row and not is_row
+        ):
+            broken.append(line)
+        cells = count if is_row else 0
+    return broken
+
+
+def test_a_wrapped_table_is_found() -> None:
+    assert not broken_tables("a\n\n  | b | c |\n  |---|---|\n  | `d \\| e` | f |\n\ng\n")
+    assert broken_tables("| b | c | |---|---| |\n  d | e |\n") == ["  d | e |"]
+    assert broken_tables("| b | c |\n|---|---|\n| d |\n") == ["| d |"]
+
+
+def test_no_page_installs_from_an_index_what_is_not_published() -> None:
+    told = [
+        path for room in ROOMS for path in room.rglob("*") if path.suffix in {".py", ".md", ".yaml", ".html"}
+    ]
+    named = [
+        path for path in (*PAGES, *told) if re.search(r"pip install +['\"]?bstar", path.read_text("utf-8"))
+    ]
+    assert not named
 
 
 def anchors(page: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""What ``pip install bstar`` brings: enough for an application, and a command that says what it lacks."""
+"""What ``pip install .`` brings: enough for an application, and a command that says what it lacks."""
 
 import re
 import subprocess
@@ -55,6 +55,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_readme_counts_the_packages_of_the_base() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [Requirement(line).name for line in project["dependencies"]]
+    packages = set().union(*map(_with_its_requirements, listed))
+    word = {3: "three", 4: "four", 5: "five"}[len(packages)]
+    for page in ("README.md", "docs/clients.md"):
+        assert f"brings {word} small packages" in " ".join((ROOT / page).read_text().split())
+
+
 def run(base: Path, program: str) -> subprocess.CompletedProcess[str]:
     """Run a program that finds our packages and those in ``base``, and no others."""
     paths = f"import sys; sys.path[:0] = {[*ROOMS, str(base)]!r}\n"
@@ -76,9 +85,13 @@ def test_a_server_of_ones_own_needs_the_base_dependencies_alone(base: Path) -> N
 def test_the_command_says_in_one_line_what_to_install(base: Path) -> None:
     done = run(base, COMMAND)
     assert (done.returncode, done.stdout) == (exits.USAGE, "")
-    assert re.fullmatch(r"bstar: \w+ is not installed: pip install 'bstar\[server\]'\n", done.stderr)
+    assert re.fullmatch(
+        r"bstar: \w+ is not installed: pip install '\.\[server\]' in a clone of bstar\n", done.stderr
+    )
 
 
 def test_reading_a_configuration_says_what_to_install(base: Path) -> None:
     done = run(base, "from bstar.settings import load_fleet")
-    assert done.stderr.endswith("needs PyYAML, which is not installed: pip install 'bstar[server]'\n")
+    assert done.stderr.endswith(
+        "needs PyYAML, which is not installed: pip install '.[server]' in a clone of bstar\n"
+    )

@@ -31,7 +31,7 @@ def test_the_help_lists_every_verb_and_how_to_get_spark(capsys: pytest.CaptureFi
     assert main(["pipeline", "--help"]) == 0
     shown = capsys.readouterr().out
     assert all(verb in shown for verb in VERBS)
-    assert "pip install 'bstar[spark]'" in shown
+    assert "pip install '.[spark]'" in shown
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -72,7 +72,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(
     monkeypatch.setitem(sys.modules, "py4j.protocol", None)
     assert main(["pipeline", verb, "nowhere", "--engine", "spark"]) == exits.USAGE
     told = capsys.readouterr().err
-    assert "pip install 'bstar[spark]'" in told
+    assert "pip install '.[spark]'" in told
     assert told.count("\n") == 1
 
 

@@ -105,7 +105,7 @@ def test_an_option_about_spark_chooses_spark(
     tmp_path: Path, option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["pipeline", "audit", str(_plant(tmp_path)), *option]) == exits.USAGE
-    assert "pip install 'bstar[spark]'" in capsys.readouterr().err
+    assert "pip install '.[spark]'" in capsys.readouterr().err
 
 
 def test_beyond_a_size_that_is_said_spark_reads(
@@ -115,4 +115,4 @@ def test_beyond_a_size_that_is_said_spark_reads(
     assert main(["pipeline", "audit", str(_plant(tmp_path))]) == exits.USAGE
     told = capsys.readouterr().err
     assert "MB of tables: Spark reads what is more than 0 MB" in told
-    assert "pip install 'bstar[spark]'" in told
+    assert "pip install '.[spark]'" in told

@@ -258,7 +258,7 @@ except ModuleNotFoundError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("501 ")
-    assert done.stdout.count("pip install 'bstar[server]'") == 2
+    assert done.stdout.count("pip install '.[server]'") == 2
 
 
 # --- the arbiter and the command --------------------------------------------------------------------------

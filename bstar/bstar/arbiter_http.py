@@ -20,7 +20,7 @@ try:
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
-    text = "an arbiter's --http needs prometheus-client, which is not installed: pip install 'bstar[server]'"
+    text = "--http needs prometheus-client, which is missing: pip install '.[server]' in a clone of bstar"
     raise ConfigurationError(text) from error
 
 _OPEN_PATHS = ("/healthz", "/readyz")

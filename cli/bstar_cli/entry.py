@@ -34,7 +34,9 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA_MODULES:
             raise
-        sys.stderr.write(f"bstar: {error.name} is not installed: pip install 'bstar[server]'\n")
+        sys.stderr.write(
+            f"bstar: {error.name} is not installed: pip install '.[server]' in a clone of bstar\n"
+        )
         return _USAGE
     except KeyboardInterrupt:
         return _INTERRUPTED

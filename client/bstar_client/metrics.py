@@ -25,7 +25,9 @@ try:
     from prometheus_client.metrics_core import HistogramMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
-    text = "metrics need prometheus-client, which is not installed: pip install 'bstar[server]'"
+    text = (
+        "metrics need prometheus-client, which is not installed: pip install '.[server]' in a clone of bstar"
+    )
     raise ModuleNotFoundError(text, name=error.name) from error
 
 from bstar.errors import ConfigurationError

@@ -73,7 +73,7 @@ def exposition_of(subject: object) -> Exposition:
 
         from bstar_client.metrics import register  # noqa: PLC0415
     except ModuleNotFoundError:
-        why = "metrics need prometheus-client, which is not installed: pip install 'bstar[server]'"
+        why = "metrics need prometheus-client, which is missing: pip install '.[server]' in a clone of bstar"
         return lambda accept: said(HTTPStatus.NOT_IMPLEMENTED, why)
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)

@@ -31,7 +31,7 @@ try:
         set_span_in_context,
     )
 except ModuleNotFoundError as error:
-    text = "traces need opentelemetry-api, which is not installed: pip install 'bstar[otel]'"
+    text = "traces need opentelemetry-api, which is not installed: pip install '.[otel]' in a clone of bstar"
     raise ModuleNotFoundError(text, name=error.name) from error
 
 from bstar.errors import BstarError

@@ -43,7 +43,7 @@ def scratch(spark: SparkSession) -> Path:
 def local_session(app: str) -> Iterator[SparkSession]:
     """A session of the local engine for the block. Raises ConfigurationError if it is not installed."""
     if not is_there():
-        raise ConfigurationError("the local engine needs pysail: pip install 'bstar[spark]'")
+        raise ConfigurationError("the local engine needs pysail: pip install '.[spark]' in a clone of bstar")
     # It logs to stderr what it raises as an error, too.
     os.environ.setdefault("RUST_LOG", "off")
     from pysail.spark import SparkConnectServer

@@ -59,7 +59,9 @@ def _files() -> Iterator[tuple[str, Path]]:
     for package in _PACKAGES:
         spec = find_spec(package)
         if spec is None or spec.origin is None:
-            raise ConfigurationError(f"the package {package} is not there; pip install 'bstar[spark]'")
+            raise ConfigurationError(
+                f"the package {package} is not there; pip install '.[spark]' in a clone of bstar"
+            )
         root = Path(spec.origin).parent
         yield from _wanted((f"{package}/{file.relative_to(root)}", file) for file in root.rglob("*"))
     for name in _distributions():
@@ -87,7 +89,7 @@ def _distributions() -> list[str]:
         except metadata.PackageNotFoundError:
             if name in _ALSO:
                 raise ConfigurationError(
-                    f"{name} is not installed in {sys.prefix}; pip install 'bstar[spark]'"
+                    f"{name} is not installed in {sys.prefix}; pip install '.[spark]' in a clone of bstar"
                 ) from None
             # Of another platform or version of Python: bstar runs here without it.
             continue

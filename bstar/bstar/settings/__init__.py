@@ -13,7 +13,7 @@ An application that gets its endpoints elsewhere needs nothing of this package, 
 try:
     import yaml as _yaml  # noqa: F401 - the first import tells what is missing
 except ModuleNotFoundError as error:
-    text = "a configuration needs PyYAML, which is not installed: pip install 'bstar[server]'"
+    text = "a configuration needs PyYAML, which is not installed: pip install '.[server]' in a clone of bstar"
     raise ModuleNotFoundError(text, name="yaml") from error
 
 from bstar.settings.client import load_fleet, sample_client_configuration

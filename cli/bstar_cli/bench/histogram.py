@@ -24,7 +24,7 @@ def _library() -> Any:  # it has no types
     try:
         from hdrh.histogram import HdrHistogram
     except ImportError as error:
-        text = "bstar bench needs hdrhistogram, which is not installed: pip install 'bstar[bench]'"
+        text = "bstar bench needs hdrhistogram, which is missing: pip install '.[bench]' in a clone of bstar"
         raise ConfigurationError(text) from error
     return HdrHistogram
 

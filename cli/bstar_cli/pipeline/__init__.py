@@ -16,7 +16,8 @@ pipeline = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Read the journals of pairs with Spark: what happened, was anything lost, what will be needed.\n\n"
-    "Needs the extra: pip install 'bstar\\[spark]', and Java 17 or newer. First run, then the rest:\n\n"
+    "Needs the extra: pip install '.\\[spark]' in a clone of bstar, and Java 17 or newer. First run, then "
+    "the rest:\n\n"
     "bstar pipeline run JOURNAL --out tables",
 )
 

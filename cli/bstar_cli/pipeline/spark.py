@@ -163,7 +163,8 @@ def missing_spark(error: ModuleNotFoundError) -> ConfigurationError | None:
     if name.partition(".")[0] not in _EXTRA:
         return None
     return ConfigurationError(
-        f"the pipeline needs {name}, which is not installed: pip install 'bstar[spark]' (about 1 GB)"
+        f"the pipeline needs {name}, which is not installed: pip install '.[spark]' in a clone of bstar "
+        "(about 1 GB)"
     )
 
 
