@@ -85,6 +85,54 @@ def test_without_anything_to_read_nothing_is_claimed(tmp_path: Path) -> None:
     assert Memory(tmp_path).left() is None
 
 
+GROUP = "sys/fs/cgroup/a/memory.max"
+
+
+def test_a_limit_that_an_operator_changes_holds_at_the_next_look(tmp_path: Path) -> None:
+    with system(tmp_path, "0::/a", {GROUP: "104857600"}) as memory:
+        assert memory.least().octets == 100 * MIB
+        (tmp_path / GROUP).write_text("52428800\n")
+        assert memory.least().octets == 50 * MIB
+        (tmp_path / GROUP).write_text("max\n")
+        assert "control group" not in memory.least().where
+
+
+def test_a_limit_counts_from_when_its_file_appears(tmp_path: Path) -> None:
+    with system(tmp_path, "0::/a", {}) as memory:
+        assert "control group" not in memory.least().where
+        system(tmp_path, "0::/a", {GROUP: "104857600"})
+        assert memory.least().octets == 100 * MIB
+
+
+def test_a_process_that_is_moved_to_another_control_group_obeys_that_one(tmp_path: Path) -> None:
+    with system(tmp_path, "0::/a", {GROUP: "104857600", "sys/fs/cgroup/b/memory.max": "209715200"}) as memory:
+        assert memory.least().octets == 100 * MIB
+        (tmp_path / "proc/self/cgroup").write_text("0::/b\n")
+        assert memory.least().octets == 200 * MIB
+
+
+def test_a_look_opens_no_file_that_was_read_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {GROUP: "104857600", "sys/fs/cgroup/memory.max": "max"}
+    with system(tmp_path, "0::/a", limits, resident=30 * MIB) as memory:
+        first = memory.left()
+
+        def refuse(*_: object, **__: object) -> int:
+            raise AssertionError("opened again")
+
+        monkeypatch.setattr("bstar.memory.os.open", refuse)
+        assert memory.left() == first == int(100 * MIB * (1 - RESERVE)) - 30 * MIB
+
+
+def test_a_closed_memory_keeps_no_descriptor(tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    memory = system(tmp_path, "0::/a", {GROUP: "104857600"})
+    memory.left()
+    assert len(list(Path("/proc/self/fd").iterdir())) > before
+    memory.close()
+    memory.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 # --- what the node says and refuses -------------------------------------------------------------------------
 
 
@@ -95,11 +143,13 @@ class Told(Memory):
         super().__init__()
         self.now_left = left
         self.limit = limit
+        self.looks = 0
 
     def least(self) -> MemoryLimit:
         return MemoryLimit(self.limit, "control group, /test", 1)
 
     def left(self) -> int | None:
+        self.looks += 1
         return self.now_left
 
 
@@ -152,6 +202,34 @@ def test_what_is_accepted_between_two_looks_is_bounded_by_what_was_left() -> Non
     assert desk.request(b"c", 9, b"x" * 100) == []
     assert desk.requests(b"c", [11, 12, 13], [b"x" * 5_000] * 3) == []
     assert desk.ledger.memory_left == 50 * MIB - 15_100 - REQUEST_BYTES
+
+
+def test_while_much_is_left_a_look_waits_for_growth_but_not_for_ever() -> None:
+    desk = Desk()
+    watch = MemoryWatch(desk.ledger, memory := Told(32 << 30))
+    watch.look(0.0)
+    for quarters in range(1, 20):
+        watch.look(quarters / 4)
+    assert memory.looks == 1
+    watch.look(5.0)
+    assert memory.looks == 2, "an operator may have lowered the limit"
+    desk.ledger.memory_left -= 1 << 30
+    watch.look(5.25)
+    assert memory.looks == 3, "requests took a sixteenth of what they may"
+    assert desk.ledger.memory_left == 16 << 30
+
+
+def test_while_little_is_left_no_look_is_left_out() -> None:
+    desk = Desk()
+    watch = MemoryWatch(desk.ledger, memory := Told(1 << 30), give_back=lambda: None)
+    for quarters in range(4):
+        watch.look(quarters / 4)
+    memory.now_left = -1
+    for quarters in range(4, 8):
+        watch.look(quarters / 4)
+    memory.now_left = 10 * MIB
+    watch.look(2.0)
+    assert desk.ledger.memory_left == 5 * MIB
 
 
 def test_a_frame_that_would_take_most_of_what_is_left_is_not_received() -> None:

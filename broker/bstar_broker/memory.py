@@ -1,12 +1,13 @@
 """A node's memory: a warning at its start, and the octets that requests may still take.
 
 Between two looks at the process's size the broker counts the octets that it accepts. So a burst cannot take
-more than was left.
+more than was left. The next look comes when much of what was left is taken, or may be.
 """
 
 import logging
 from collections.abc import Callable
 
+from bstar.closing import Closing
 from bstar.memory import Memory, give_back
 from bstar.settings import Settings
 from bstar_broker.core.admission import REQUEST_BYTES
@@ -15,6 +16,12 @@ from bstar_broker.core.ledger import Ledger
 _log = logging.getLogger("bstar.broker")
 
 LOOK_INTERVAL_S = 0.25
+# A look is left out while requests have taken less than this part of what the last one found,
+_PART_TAKEN = 16
+# and while all that the broker does not count (replies, queues of libzmq, connections, the store) cannot have
+# taken half of it: loopback brings some 2 GiB a second. An operator may lower a limit, so every 5 s at least.
+_GROWTH_BYTES_PER_S = 4 << 30
+_LOOK_INTERVAL_MAX_S = 5.0
 # To return freed memory takes some 50 ms for a heap of 1 GiB, so it is done at most this often.
 _GIVE_BACK_INTERVAL_S = 5.0
 # A node at its limit logs a warning at most this often.
@@ -41,13 +48,16 @@ def bytes_needed(settings: Settings) -> int:
     )
 
 
-class MemoryWatch:
-    """Call ``look`` every ``LOOK_INTERVAL_S`` seconds: it tells the broker what is left."""
+class MemoryWatch(Closing):
+    """Call ``look`` every ``LOOK_INTERVAL_S`` seconds: it sets what the broker may still take."""
 
     def __init__(self, ledger: Ledger, memory: Memory, *, give_back: Callable[[], None] = give_back) -> None:
         self._ledger = ledger
         self._memory = memory
         self._give_back = give_back
+        # What the last look gave the broker, and until when that holds.
+        self._given = 0
+        self._look_at = float("-inf")
         self._gave_back_at = float("-inf")
         self._warned_at = float("-inf")
 
@@ -82,7 +92,10 @@ class MemoryWatch:
         return wanted if left is None else min(wanted, max(left // 2, _FRAME_BYTES_MIN))
 
     def look(self, now: float) -> None:
-        """Tell the broker what requests may take until the next look."""
+        """Set what requests may take until the next look, unless the last look's figure still holds."""
+        taken = self._given - self._ledger.memory_left
+        if now < self._look_at and taken * _PART_TAKEN < self._given:
+            return
         left = self._memory.left()
         if left is None:
             return
@@ -92,7 +105,12 @@ class MemoryWatch:
             self._give_back()
             left = self._memory.left() or 0
         # Each octet may be in memory twice for a moment: as it was received, and as it is sent.
-        self._ledger.memory_left = left // 2
+        self._given = self._ledger.memory_left = left // 2
+        self._look_at = now + min(left / _GROWTH_BYTES_PER_S, _LOOK_INTERVAL_MAX_S)
         if left <= 0 and now - self._warned_at >= _WARNING_INTERVAL_S:
             self._warned_at = now
             _log.warning("memory is used up except for a reserve: new requests get BUSY until some is free")
+
+    def close(self) -> None:
+        """Close the files of the system. Idempotent."""
+        self._memory.close()

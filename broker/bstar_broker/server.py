@@ -134,6 +134,7 @@ class BrokerServer(Closing):
         self._pair = self._open_pair(machine.settings, security)
         self._open_control()
         self._memory = MemoryWatch(self.node.broker.ledger, Memory())
+        self._resources.callback(self._memory.close)
         self._memory.warn(settings)
         self.reactor.add_timer(LOOK_INTERVAL_S, self._memory.look)
         self._router = self._open_router()
