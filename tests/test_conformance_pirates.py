@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bstar.wire import native
-from bstar.wire.pirate import ADDRESS_BYTES, HEARTBEAT, READY
+from bstar.wire.pirate import ADDRESS_BYTES, HEARTBEAT, HEARTBEAT_WORD, READY, READY_WORD
 from bstar_broker.core.outputs import FrontSend
 from bstar_broker.fronts.ppp.machine import CLIENTS, WORKERS
 from support.pirates import LIVENESS, SERVICE, Harbour
@@ -80,6 +80,9 @@ def test_the_least_recently_used_worker_is_next(harbour: Harbour) -> None:
         [b"", b"\x01", b""],
         [b"", b"\x01x"],
         [b"", b"\x02"],
+        [b"", b"READYx"],
+        [b"", b"HEARTBEAT"],
+        [b"", b"READY", b""],
         [b"", b""],
         [b""],
         [b"x", b"", READY],
@@ -166,6 +169,48 @@ def test_a_simple_worker_that_was_given_up_is_ready_with_its_late_reply(harbour:
     assert [frames[3:] for frames in harbour.taken(b"w")] == [[b"next"]]
 
 
+# --- workers that send words --------------------------------------------------------------------------------
+
+
+def test_a_simple_worker_may_say_ready_as_a_word(harbour: Harbour) -> None:
+    """As the guide's programs in PHP, C++, Lua, Tcl and C# do."""
+    harbour.say(b"w", b"", READY_WORD)
+    for number in range(3):
+        harbour.ask(b"c", b"", b"%d" % number)
+        [request] = harbour.taken(b"w")
+        harbour.say(b"w", *request)
+    assert harbour.taken(b"c") == [[b"", b"0"], [b"", b"1"], [b"", b"2"]]
+    assert harbour.drops == {}
+
+
+def test_a_paranoid_worker_that_sends_words_gets_words(harbour: Harbour) -> None:
+    """It counts the queue as lost if it gets octets. One that sends octets beside it gets those."""
+    worded = harbour.add(b"words", is_worded=True)
+    plain = harbour.add(b"octets")
+    harbour.wait(10.0)
+    for worker in (worded, plain):
+        assert (worker.sockets, worker.pauses) == (1, [])
+    assert harbour.heard[b"words-1"].count([HEARTBEAT_WORD]) == len(harbour.heard[b"words-1"]) >= 9
+    assert harbour.heard[b"octets-1"].count([HEARTBEAT]) == len(harbour.heard[b"octets-1"]) >= 9
+    harbour.heard.clear()
+    for number in range(4):
+        harbour.ask(b"c", b"", b"%d" % number)
+    assert harbour.taken(b"c") == [[b"", b"%d" % number] for number in range(4)]
+    assert {len(sent[-1]) for sent in harbour.sent_by.values()} == {3}, "each has answered"
+    assert harbour.drops == {}
+    assert harbour.solo.node.state(harbour.now).fronts[0].peers["paranoid_workers"] == 2
+
+
+def test_a_heartbeat_as_a_word_that_cannot_be_sent_takes_no_request_away(harbour: Harbour) -> None:
+    harbour.say(b"w", READY_WORD)
+    harbour.ask(b"c", b"", b"x")
+    [request] = harbour.taken(b"w")
+    beat = FrontSend("ppp", WORKERS, [b"w", HEARTBEAT_WORD])
+    harbour.solo.carry_out(harbour.solo.node.front_unsent(beat, harbour.now, is_gone=False))
+    harbour.say(b"w", *request)
+    assert harbour.taken(b"c") == [[b"", b"x"]]
+
+
 # --- Paranoid Pirate: the queue -----------------------------------------------------------------------------
 
 
@@ -228,7 +273,9 @@ def test_a_busy_worker_hears_heartbeats(harbour: Harbour) -> None:
 
 
 @requirement("PPP-B-06")
-@pytest.mark.parametrize("octets", [b"", b"\x00", b"\x03", b"\x01\x01", b"\x02 ", b"READY", bytes(5_000)])
+@pytest.mark.parametrize(
+    "octets", [b"", b"\x00", b"\x03", b"\x01\x01", b"\x02 ", b"READY ", b"ready", bytes(5_000)]
+)
 def test_one_frame_garbage_registers_nobody(harbour: Harbour, octets: bytes) -> None:
     """PPP-B-06: counted, never registered; a registered worker stays."""
     harbour.say(b"w", octets)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from bstar.wire.pirate import HEARTBEAT, READY
+from bstar.wire.pirate import HEARTBEAT, HEARTBEAT_WORD, READY, READY_WORD
 from bstar_broker.core.outputs import FrontSend
 from bstar_broker.fronts.ppp.machine import CLIENTS, WORKERS, PirateFront, PirateSettings
 from support.solo_store import SoloStore
@@ -24,7 +24,7 @@ class ParanoidWorker:
     It has the published timers: a heartbeat each second, liveness 3, a back-off that doubles from 1 s to
     32 s, and a new socket for each conversation. ``work`` gets the body's frames. With None as their result
     it is busy until ``finish``. ``is_threaded``: it sends heartbeats while it works, which the published one
-    does not.
+    does not. ``is_worded``: it sends and reads words, as the guide's PHP program does.
     """
 
     def __init__(
@@ -33,8 +33,10 @@ class ParanoidWorker:
         work: Callable[[list[bytes]], list[bytes] | None] = lambda body: body,
         *,
         is_threaded: bool = False,
+        is_worded: bool = False,
     ) -> None:
         self._work = work
+        self._ready, self._heartbeat = (READY_WORD, HEARTBEAT_WORD) if is_worded else (READY, HEARTBEAT)
         self._is_threaded = is_threaded
         self.sockets = 0
         self.pauses: list[float] = []
@@ -50,7 +52,7 @@ class ParanoidWorker:
         self._liveness = LIVENESS
         self._silent_at = self._beat_at = now + INTERVAL_S
         self._waiting.clear()
-        self.out: list[list[bytes]] = [[READY]]
+        self.out: list[list[bytes]] = [[self._ready]]
 
     def hear(self, frames: list[bytes], now: float) -> None:
         """A message has come; a busy worker reads it later."""
@@ -59,7 +61,7 @@ class ParanoidWorker:
             return
         self._backoff_s = BACKOFF_S
         self._silent_at = now + INTERVAL_S
-        if frames == [HEARTBEAT]:
+        if frames == [self._heartbeat]:
             self._liveness = LIVENESS
         elif len(frames) >= 3:
             self._liveness = LIVENESS
@@ -93,7 +95,7 @@ class ParanoidWorker:
                 return
         if now >= self._beat_at and (self._is_threaded or not self.jobs):
             self._beat_at = now + INTERVAL_S
-            self.out.append([HEARTBEAT])
+            self.out.append([self._heartbeat])
 
 
 class Harbour:

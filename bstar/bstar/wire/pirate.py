@@ -5,8 +5,12 @@
     client hears     [envelope…] [] [body…]             the same
     READY            [] [01]                            [01]
     HEARTBEAT                                           [02], both ways
+    as words         [] [READY]                         [READY] and [HEARTBEAT]
     REQUEST          [] [address] [] [body…]            [address] [] [body…]
     REPLY            [] [address] [] [body…]            [address] [] [body…]
+
+The guide's programs in C, Python, Go, Java, Haskell and Haxe send the octets, those in C++, PHP, Lua, Tcl and
+C# the words. A worker gets heartbeats in the form of its READY.
 
 The routing id stands before each. A REQ socket adds and strips the first empty frame. A client's envelope is
 what stands before that frame: REQ_CORRELATE's request id, or the addresses of proxies.
@@ -24,6 +28,8 @@ from bstar.wire.limits import ENVELOPE_FRAMES_MAX
 
 READY = b"\x01"
 HEARTBEAT = b"\x02"
+READY_WORD = b"READY"
+HEARTBEAT_WORD = b"HEARTBEAT"
 ADDRESS_BYTES = 24
 """Octets of a request's identity."""
 
@@ -31,6 +37,8 @@ SIMPLE: Envelope = (b"",)
 """What stands before each frame of a Simple Pirate worker's messages."""
 PARANOID: Envelope = ()
 """A Paranoid Pirate worker has nothing there."""
+WORDED: Envelope = (HEARTBEAT_WORD,)
+"""Stands for a Paranoid Pirate worker that sends words. It has nothing there, too."""
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
@@ -41,7 +49,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ready(msgspec.Struct, frozen=True, gc=False):
-    """A worker takes requests. ``envelope`` is SIMPLE or PARANOID."""
+    """A worker takes requests. ``envelope`` is SIMPLE, PARANOID or WORDED."""
 
     envelope: Envelope
 
@@ -85,9 +93,11 @@ def decode_worker(frames: Frames) -> Ready | Beat | Reply:
     shape = frames[1:]
     if shape == [READY]:
         return Ready(PARANOID)
-    if shape == [HEARTBEAT]:
+    if shape == [READY_WORD]:
+        return Ready(WORDED)
+    if shape in ([HEARTBEAT], [HEARTBEAT_WORD]):
         return Beat()
-    if shape == [b"", READY]:
+    if shape in ([b"", READY], [b"", READY_WORD]):
         return Ready(SIMPLE)
     envelope, rest = (SIMPLE, shape[1:]) if shape[:1] == [b""] else (PARANOID, shape)
     if len(rest) >= 3 and len(rest[0]) == ADDRESS_BYTES and rest[1] == b"":
@@ -99,12 +109,18 @@ def decode_worker(frames: Frames) -> Ready | Beat | Reply:
 
 def encode_request(to: bytes, envelope: Envelope, address: bytes, body: Frames) -> Frames:
     """REQUEST to a worker. It has one body frame at least, which published workers insist on."""
-    return [to, *envelope, address, b"", *(body or [b""])]
+    before = SIMPLE if envelope == SIMPLE else PARANOID
+    return [to, *before, address, b"", *(body or [b""])]
 
 
-def encode_heartbeat(to: bytes) -> Frames:
-    """HEARTBEAT to a Paranoid Pirate worker."""
-    return [to, HEARTBEAT]
+def encode_heartbeat(to: bytes, envelope: Envelope) -> Frames:
+    """HEARTBEAT to a Paranoid Pirate worker, in the form of its READY."""
+    return [to, HEARTBEAT_WORD if envelope == WORDED else HEARTBEAT]
+
+
+def is_heartbeat(frames: Frames) -> bool:
+    """True if this message to a worker, the routing id first, is a HEARTBEAT."""
+    return frames[1:] in ([HEARTBEAT], [HEARTBEAT_WORD])
 
 
 def encode_answer(to: bytes, envelope: Envelope, body: Frames) -> Frames:

@@ -151,8 +151,8 @@ class PirateFront:
         match order.verb:
             case Verb.REQUEST:
                 frames = pirate.encode_request(to, order.envelope, order.identity, order.body)
-            case Verb.HEARTBEAT if order.envelope == pirate.PARANOID:
-                frames = pirate.encode_heartbeat(to)
+            case Verb.HEARTBEAT if order.envelope != pirate.SIMPLE:
+                frames = pirate.encode_heartbeat(to, order.envelope)
             case Verb.FINAL:
                 self._counts["replies"] += 1
                 frames = pirate.encode_answer(to, order.envelope, order.body)
@@ -163,7 +163,7 @@ class PirateFront:
     def unsent(self, output: FrontSend, is_gone: bool, now: float) -> list[Output]:
         """A peer has no connection, or a full one."""
         peer = peer_id(NAME, output.door, output.frames[0])
-        if output.door == WORKERS and output.frames[1:] != [pirate.HEARTBEAT]:
+        if output.door == WORKERS and not pirate.is_heartbeat(output.frames):
             return self._inlet.worker_unreached(peer, now)
         return self._inlet.peer_unreached(peer, now, is_gone=is_gone)
 
