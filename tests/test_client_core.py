@@ -526,6 +526,7 @@ def test_no_active_node_until_the_deadline_means_not_executed_and_says_what_was_
     assert isinstance(error, NoActiveNodeError)
     assert not error.may_have_executed
     assert "tcp://primary: refused" in str(error)
+    assert error.unreached["tcp://primary"] == "refused"
     assert "tcp://backup" in str(error)
 
 

@@ -508,7 +508,7 @@ def test_every_node_is_looked_at_whichever_is_active() -> None:
         broker.on_request = lambda request: [final(request, b"200", b'{"is_active":true}')]
         reports = node_states([broker.endpoint, endpoint], timeout=WAIT_S)
     assert (reports[0].state, reports[0].error) == ({"is_active": True}, None)
-    assert (reports[1].state, reports[1].error) == (None, "connection refused")
+    assert (reports[1].state, reports[1].error) == (None, "connection refused: no process listens there")
     assert [message.service for message in broker.requests()] == [b"mmi.state"]
     assert broker.received(Ping) == []
 
@@ -521,6 +521,7 @@ def test_a_node_that_is_slow_to_shake_hands_is_not_taken_for_one_that_is_down() 
         [report] = node_states(endpoint, timeout=1.5)
         waited_s = time.monotonic() - began
         busy.accept()[0].close()
+        busy.accept()[0].close()  # that of the look at what is there
         busy.setblocking(False)
         with pytest.raises(BlockingIOError):
             busy.accept()  # it waited on one connection, and made no other
@@ -540,7 +541,7 @@ def test_a_connection_that_broke_is_made_again() -> None:
             assert not asked.done(), "somebody is there: that is no refusal"
             front.close()
             [report] = asked.result()
-    assert (report.state, report.error) == (None, "connection refused")
+    assert (report.state, report.error) == (None, "connection refused: no process listens there")
 
 
 # --- the end ------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ node. Edge code turns foreign errors (of a socket, a file, a parser) into these 
     └── ForkedError                     used in a child process after ``fork()``
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -130,10 +131,14 @@ class CallTimeoutError(CallError, TimeoutError):
 
 
 class NoActiveNodeError(CallTimeoutError):
-    """The deadline passed and no node had accepted the request: it was not executed."""
+    """The deadline passed and no node had accepted the request: it was not executed.
 
-    def __init__(self, text: str) -> None:
+    ``unreached``: the endpoints without a connection, and what the client knew of each.
+    """
+
+    def __init__(self, text: str, *, unreached: Mapping[str, str] | None = None) -> None:
         super().__init__(text, may_have_executed=False)
+        self.unreached = dict(unreached or {})
 
 
 class OutcomeUnknownError(CallError):

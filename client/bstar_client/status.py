@@ -5,7 +5,7 @@ Such a request is never a vote, so it changes nothing.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import zmq
@@ -46,6 +46,7 @@ def node_states(
     """Ask every node for its state; one report per endpoint, in their order, within ``timeout`` seconds.
 
     It returns as soon as every node has answered or refused the connection. A slow node has the whole time.
+    Where none answers, it looks what is there, for half a second more at most.
     The key of ``security`` has to be an operator's.
     """
     timeout = to_seconds(timeout, "timeout")
@@ -54,12 +55,12 @@ def node_states(
     settings = LinkSettings(handshake_ms=patience_ms, connect_timeout_ms=patience_ms, security=security)
     links = Links(listed, settings, None)
     try:
-        return _ask(links, listed, time.monotonic() + timeout)
+        return _ask(links, listed, time.monotonic() + timeout, has_keys=security is not None)
     finally:
         links.end()
 
 
-def _ask(links: Links, endpoints: Sequence[str], until: float) -> list[NodeReport]:
+def _ask(links: Links, endpoints: Sequence[str], until: float, *, has_keys: bool) -> list[NodeReport]:
     identity = native.identity(os.urandom(16), 1)
     question = native.encode_request(identity, Service.STATE.value, [b""])
     reports: dict[int, NodeReport] = {}
@@ -92,10 +93,22 @@ def _ask(links: Links, endpoints: Sequence[str], until: float) -> list[NodeRepor
     for index in range(len(endpoints)):
         if errors[index] == _UNCONNECTED and links[index].is_reached:
             errors[index] = _NO_HANDSHAKE
-    return [
-        reports.get(index) or NodeReport(endpoint, None, errors[index], is_denied=errors[index] == UNTRUSTED)
-        for index, endpoint in enumerate(endpoints)
-    ]
+    lacks = {index: error for index, error in enumerate(errors) if index not in reports}
+    reports.update(_explained(endpoints, lacks, has_keys=has_keys))
+    return [reports[index] for index in range(len(endpoints))]
+
+
+def _explained(
+    endpoints: Sequence[str], lacks: dict[int, str], *, has_keys: bool
+) -> Iterator[tuple[int, NodeReport]]:
+    """The reports of the nodes that did not answer: what is at their endpoints, if that is known."""
+    if lacks:
+        from bstar_client.endpoint_probe import look  # noqa: PLC0415 - only where something is wrong
+
+        found = look([endpoints[index] for index in lacks], has_keys=has_keys)
+        for index, lack in lacks.items():
+            endpoint = endpoints[index]
+            yield index, NodeReport(endpoint, None, found[endpoint] or lack, is_denied=lack == UNTRUSTED)
 
 
 def _read(endpoint: str, frames: list[bytes], identity: bytes) -> NodeReport | None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 from typing import Self
 
-from bstar.errors import ClosedError, ForkedError, LocalProtocolError
+from bstar.errors import ClosedError, ForkedError, LocalProtocolError, NoActiveNodeError
 from bstar_client.aio.client_loop import ClientLoop
 from bstar_client.aio.feeds import Answer, Feed, Source, reply_of
 from bstar_client.client_base import ClientBase
@@ -25,8 +25,17 @@ class AsyncCaller(ClientBase):
         await loop.begin(call)
         try:
             return reply_of(await answer.future)
+        except NoActiveNodeError as error:
+            await self._explain(error)
+            raise
         finally:
             loop.end(call)
+
+    async def _explain(self, error: NoActiveNodeError) -> None:
+        """Say in the error what is at the endpoints that the client did not reach."""
+        from bstar_client.endpoint_probe import explain_async  # noqa: PLC0415 - most programs never need it
+
+        await explain_async(error, has_keys=self._settings.link.security is not None)
 
     async def _outcomes_of(
         self,
@@ -65,6 +74,9 @@ class AsyncCaller(ClientBase):
                     loop.free(count - len(in_flight))
                 for outcome in window.ready():
                     yield outcome
+        except NoActiveNodeError as error:
+            await self._explain(error)
+            raise
         finally:
             await source.close()
             for call in in_flight.values():

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from typing import Any, Literal, Unpack, overload
 
+from bstar.errors import NoActiveNodeError
 from bstar.wire.mmi import OK, Service
 from bstar_client.aio.caller import AsyncCaller
 from bstar_client.aio.durable import DurableCalls
@@ -72,6 +73,9 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
                 yield reply
                 if reply.is_final:
                     return
+        except NoActiveNodeError as error:
+            await self._explain(error)
+            raise
         finally:
             loop.end(call)
 
@@ -143,6 +147,9 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
                 await loop.begin(call)
                 begun.append(call)
             replies = [reply_of(await answer.future) for answer in answers]
+        except NoActiveNodeError as error:
+            await self._explain(error)
+            raise
         finally:
             for call in begun:
                 loop.end(call)

@@ -37,7 +37,7 @@ from bstar_client.core.call_errors import (
 from bstar_client.core.calls import Call, Reply, is_pending
 from bstar_client.core.counters import Counters
 from bstar_client.core.events import ActiveFound, Connected, FailedOver
-from bstar_client.core.nodes import Endpoint
+from bstar_client.core.nodes import Endpoint, unreached
 from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Reset, Send
 from bstar_client.core.reply_reader import collect_partial, stream_partial
 from bstar_client.core.rota import Rota
@@ -265,7 +265,7 @@ class AttemptSession:
                 self._waiting.remove(call)
                 self._fail(call, not_begun(call, nodes, now), outputs)
                 continue
-            self._fail(call, overdue(call, call, nodes, now), outputs)
+            self._fail(call, overdue(call, call, nodes, now, unreached(self._nodes)), outputs)
             since = self._unanswered_since
             if self._is_sent and since is not None and now - since >= self._settings.attempt_timeout_s:
                 self._call = None
@@ -348,7 +348,8 @@ class AttemptSession:
             self._fail(call, broken(call, text), outputs)
             self._call = None
         elif is_spent:
-            self._fail(call, overdue(call, call, self._describe(), now), outputs)
+            error = overdue(call, call, self._describe(), now, unreached(self._nodes))
+            self._fail(call, error, outputs)
             self._call = None
         self._leave(reason, outputs, now)
         self._begin_next(outputs, now)

@@ -1,6 +1,7 @@
 """The errors of calls without a reply: what happened, to which service, and whether it may have executed."""
 
 import contextlib
+from collections.abc import Mapping
 
 from bstar.errors import (
     BstarError,
@@ -57,8 +58,13 @@ def attempts(count: int) -> str:
     return "1 attempt" if count == 1 else f"{count} attempts"
 
 
-def overdue(call: Call, sent: Call, nodes: str, now: float) -> BstarError:
-    """The deadline passed at the client. ``sent``: the call, or the call with its key that was sent."""
+def overdue(
+    call: Call, sent: Call, nodes: str, now: float, unreached: Mapping[str, str] | None = None
+) -> BstarError:
+    """The deadline passed at the client. ``sent``: the call, or the call with its key that was sent.
+
+    ``unreached``: the endpoints without a connection, as ``nodes`` describes them.
+    """
     begin, service = _waited(call, now), _service(call)
     if sent.may_have_executed:
         tried = attempts(sent.attempts)
@@ -69,7 +75,7 @@ def overdue(call: Call, sent: Call, nodes: str, now: float) -> BstarError:
         text = f"{begin}: the broker was busy for {service} until then ({busy}). Nodes: {nodes}"
         return BusyError(text, reason=busy)
     lack = f"no node was active for {service}" if call.service else "no server could be asked"
-    return NoActiveNodeError(f"{begin}: {lack}; it was not executed. Nodes: {nodes}")
+    return NoActiveNodeError(f"{begin}: {lack}; it was not executed. Nodes: {nodes}", unreached=unreached)
 
 
 def not_begun(call: Call, nodes: str, now: float) -> NoActiveNodeError:

@@ -5,7 +5,7 @@ moment on its own clock.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bstar.wire import native
 from bstar.wire.messages import NodeStatus
@@ -61,10 +61,19 @@ class Endpoint:
         self.is_connected = False
         self.trouble = ""
 
+    @property
+    def lack(self) -> str:
+        """Why there is no connection, for an error's text."""
+        return UNTRUSTED if self.trouble == "untrusted" else self.trouble or "not connected yet"
+
     def describe(self) -> str:
         """The node's state, for an error's text."""
-        state = "connected" if self.is_connected else self.trouble or "not connected yet"
-        return f"{self.endpoint}: {UNTRUSTED if state == 'untrusted' else state}"
+        return f"{self.endpoint}: {'connected' if self.is_connected else self.lack}"
+
+
+def unreached(nodes: Iterable[Endpoint]) -> dict[str, str]:
+    """The endpoints without a connection, and why, as their descriptions say it."""
+    return {node.endpoint: node.lack for node in nodes if not node.is_connected}
 
 
 class Node(Endpoint):

@@ -14,7 +14,7 @@ from bstar.errors import BstarError
 from bstar_client.core.call_errors import already_closed, closed, overdue, too_late, too_many_outstanding
 from bstar_client.core.calls import Call, Reply, is_pending
 from bstar_client.core.counters import Counters
-from bstar_client.core.nodes import Endpoint
+from bstar_client.core.nodes import Endpoint, unreached
 from bstar_client.core.outputs import Deliver, Fail, Output
 
 
@@ -140,7 +140,7 @@ class NumberedSession(ABC):
         for call in self._deadlines.pop_due(now):
             number = b"%d" % call.number
             nodes = "; ".join(self._describe(node) for node in range(len(self._nodes)))
-            self._fail(number, call, overdue(call, call, nodes, now), outputs)
+            self._fail(number, call, overdue(call, call, nodes, now, unreached(self._nodes)), outputs)
             self._note_overdue(number, call, outputs, now)
         self._deadlines.tidy(len(self._calls))
         return outputs

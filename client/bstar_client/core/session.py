@@ -27,7 +27,7 @@ from bstar_client.core.call_errors import broken, overdue
 from bstar_client.core.calls import Call
 from bstar_client.core.counters import Counters
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, FailedOver
-from bstar_client.core.nodes import Node, Nodes
+from bstar_client.core.nodes import Node, Nodes, unreached
 from bstar_client.core.outputs import Announce, Output
 from bstar_client.core.outstanding import Outstanding
 from bstar_client.core.reply_reader import REFUSED_PAUSE_S, ReplyReader
@@ -250,7 +250,8 @@ class Session:
             return []
         outputs: list[Output] = []
         for call in calls.pop_overdue(now):
-            calls.fail(call, overdue(call, call.leader or call, nodes.describe(now), now), outputs)
+            error = overdue(call, call.leader or call, nodes.describe(now), now, unreached(nodes))
+            calls.fail(call, error, outputs)
         for node in nodes.take_silent(now):
             self._leave(node, "silent", outputs, now)
         outputs += nodes.ping_due(now, is_idle=not calls.by_identity, is_found=self._target is not None)

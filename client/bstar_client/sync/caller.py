@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Self
 
-from bstar.errors import BstarError, ClosedError, ForkedError
+from bstar.errors import BstarError, ClosedError, ForkedError, NoActiveNodeError
 from bstar_client.client_base import ClientBase
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
@@ -57,6 +57,9 @@ class Caller(ClientBase):
                     if sink.empty():
                         break
                 yield from window.ready()
+        except NoActiveNodeError as error:
+            self._explain(error)
+            raise
         finally:
             self._abandon(*in_flight.values())
 
@@ -99,4 +102,12 @@ class Caller(ClientBase):
         if type(outcome) is Reply:
             return outcome
         assert isinstance(outcome, BstarError)
+        if isinstance(outcome, NoActiveNodeError):
+            self._explain(outcome)
         raise outcome
+
+    def _explain(self, error: NoActiveNodeError) -> None:
+        """Say in the error what is at the endpoints that the client did not reach."""
+        from bstar_client.endpoint_probe import explain  # noqa: PLC0415 - most programs never need it
+
+        explain(error, has_keys=self._settings.link.security is not None)
