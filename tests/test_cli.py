@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -365,6 +366,28 @@ def test_a_worker_that_keeps_its_replies_knows_a_key_again(node: Broker, tmp_pat
             done = run(*call, "other")
             assert done.returncode == 1
             assert b"another body" in done.stderr
+
+
+@pytest.mark.loopback
+def test_a_worker_says_that_it_serves_when_a_node_has_registered_it(node: Broker) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        wrong = f"tcp://127.0.0.1:{unused.getsockname()[1]}"
+    command = [*COMMAND, "worker", "--service", "echo", "--endpoints", wrong, "--log-format", "json"]
+    command += ["--http", "127.0.0.1:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            first, warning = (json.loads(process.stderr.readline()) for _ in range(2))
+        finally:
+            process.kill()
+    assert (first["event"], first["http"]) == ("connecting", "127.0.0.1:0")
+    said = (
+        f'the worker of service "echo" is not registered at {wrong}: connection refused: no process listens'
+    )
+    assert warning["event"].startswith(said)
+    with Child(node, "--service", "cli-serving") as child:
+        assert child.process.stderr is not None
+        assert json.loads(child.process.stderr.readline())["event"] == "serving"
 
 
 @pytest.mark.loopback

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -15,8 +16,10 @@ import zmq
 
 from bstar.errors import NoActiveNodeError
 from bstar.security import Security, new_key
-from bstar_client import AsyncHAClient, HAClient, endpoint_probe, node_states
+from bstar_client import AsyncHAClient, AsyncWorker, HAClient, Request, Worker, endpoint_probe, node_states
+from bstar_client.core import node_sessions
 from bstar_client.endpoint_probe import explain, look
+from bstar_client.failures import warn_unregistered
 from support.brokers import lone_broker
 from support.scripted import WAIT_S
 
@@ -243,3 +246,57 @@ def test_a_client_with_a_key_says_that_the_node_has_none(tmp_path: Path) -> None
         pytest.raises(NoActiveNodeError, match="it takes no keys, and this side has one"),
     ):
         client.request("echo", b"")
+
+
+def test_a_warning_says_where_a_worker_lacks_and_what_still_reaches_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", no_such_name)
+    begin = 'the worker of service "price" is not registered at '
+    warn_unregistered(b"price", {"tcp://brokr:1": ""}, ["tcp://b:2"], None)
+    warn_unregistered(b"price", {"inproc://a": "", "inproc://b": "silent"}, [], None)
+    assert [record.getMessage() for record in caplog.records] == [
+        (
+            f'{begin}tcp://brokr:1: name not found: "brokr" (Name or service not known); '
+            "requests reach it through tcp://b:2 alone"
+        ),
+        f"{begin}inproc://a: no registration yet; inproc://b: silent; no request reaches it",
+    ]
+
+
+@pytest.mark.parametrize("kind", [Worker, AsyncWorker])
+def test_a_worker_with_wrong_endpoints_warns_and_says_what_is_there(
+    kind: type[Worker | AsyncWorker],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(node_sessions, "UNREGISTERED_S", 0.2)
+    warned = threading.Event()
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "is not registered" in record.getMessage():
+                warned.set()
+
+    ear = Ear()
+    logging.getLogger("bstar_client").addHandler(ear)
+    try:
+        with lone_broker(tmp_path) as broker, http_server() as page:
+            endpoints = [broker.endpoint, page]
+            if kind is Worker:
+                with Worker(endpoints, "price", lambda request: b""):
+                    assert warned.wait(WAIT_S)
+            else:
+                asyncio.run(stand_by(endpoints, warned))
+    finally:
+        logging.getLogger("bstar_client").removeHandler(ear)
+    assert f"{page}: speaks HTTP" in caplog.text
+
+
+async def stand_by(endpoints: list[str], warned: threading.Event) -> None:
+    async def answer(request: Request) -> bytes:
+        return b""
+
+    async with AsyncWorker(endpoints, "price", answer):
+        assert await asyncio.to_thread(warned.wait, WAIT_S)

@@ -25,6 +25,7 @@ from bstar_client.core.worker_outputs import (
     Lost,
     Open,
     Registered,
+    Unregistered,
     WorkerOutput,
 )
 from bstar_client.core.worker_session import WorkerCore
@@ -124,6 +125,54 @@ def bench() -> Bench:
     bench = Bench()
     bench.connect(0, 1)
     return bench
+
+
+# --- warnings -----------------------------------------------------------------------------------------------
+
+
+def warnings(bench: Bench) -> list[tuple[str, ...]]:
+    found = [output.endpoints for output in bench.log if isinstance(output, Unregistered)]
+    bench.log.clear()
+    return found
+
+
+def test_it_warns_of_nodes_without_a_registration_after_5_s_and_then_every_minute() -> None:
+    bench = Bench()
+    bench.core.begin(bench.now)
+    bench.wait(4.9)
+    assert warnings(bench) == []
+    bench.wait(0.2)
+    assert warnings(bench) == [ENDPOINTS]
+    bench.wait(59.8)
+    assert warnings(bench) == []
+    bench.wait(120.0)
+    assert warnings(bench) == [ENDPOINTS] * 2
+
+
+def test_it_warns_of_the_node_alone_that_has_not_registered_it_and_of_a_lost_one_anew() -> None:
+    bench = Bench()
+    bench.core.begin(bench.now)
+    bench.connect(0, expiry_ms=100_000)
+    bench.wait(6.0)
+    assert warnings(bench) == [ENDPOINTS[1:]]
+    bench.connect(1, expiry_ms=100_000)
+    bench.wait(90.0)
+    assert warnings(bench) == []
+    bench.take(bench.core.disconnected(0, bench.now))
+    bench.wait(4.9)
+    assert warnings(bench) == []
+    bench.wait(0.2)
+    assert warnings(bench) == [ENDPOINTS[:1]]
+
+
+def test_a_worker_that_stops_warns_no_more() -> None:
+    bench = Bench(WorkerLimits(drain_timeout_s=100.0))
+    bench.core.begin(bench.now)
+    bench.connect(0, expiry_ms=100_000)
+    bench.request(0)
+    bench.take(bench.core.stop(bench.now))
+    bench.wait(50.0)
+    assert warnings(bench) == []
 
 
 # --- sessions -----------------------------------------------------------------------------------------------

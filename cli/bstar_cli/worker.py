@@ -11,6 +11,7 @@ import structlog
 import typer
 
 from bstar.errors import ConfigurationError
+from bstar.printable import printable
 from bstar.wire.limits import CREDIT_MAX
 from bstar_cli.logs import LogOptions
 from bstar_cli.options import DialectOption, KeptJournal, Nodes, ServedHttp, refuse
@@ -104,12 +105,11 @@ def worker(
     )
     served = {} if http.http is None else {"http": http.http}
     log.info(
-        "started",
+        "connecting",
         **served,
         service=service,
         handler=handler,
         endpoints=instance.endpoints,
-        http=http.http,
         pid=os.getpid(),
     )
     instance.run()
@@ -123,11 +123,25 @@ def _store(told: str | None) -> ReplyStore | None:
 
 
 class _Reports(WorkerHooks):
+    """Logs each registration, and when the worker begins to serve and when no node has it any more."""
+
     def __init__(self, log: structlog.stdlib.BoundLogger) -> None:
         self._log = log
+        self._endpoints: set[str] = set()
 
     def registered(self, worker: Worker, endpoint: str) -> None:
         self._log.info("registered", endpoint=endpoint)
+        if not self._endpoints:
+            self._log.info("serving", service=printable(worker.service))
+        self._endpoints.add(endpoint)
+
+    def lost(self, worker: Worker, endpoint: str, reason: str) -> None:
+        was_serving = bool(self._endpoints)
+        self._endpoints.discard(endpoint)
+        if was_serving and not self._endpoints:
+            self._log.warning(
+                "not serving: no node has registered this worker", service=printable(worker.service)
+            )
 
 
 def find_handler(name: str, *, seconds: float | None = None) -> Handler:

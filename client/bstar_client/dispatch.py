@@ -25,10 +25,19 @@ from bstar_client.core.worker_outputs import (
     Lost,
     Open,
     Registered,
+    Unregistered,
     WorkerOutput,
 )
 from bstar_client.core.worker_session import WorkerCore
-from bstar_client.failures import call_hook, report, report_given_up, report_lost, report_retry, warn_late
+from bstar_client.failures import (
+    call_hook,
+    report,
+    report_given_up,
+    report_lost,
+    report_retry,
+    warn_late,
+    warn_unregistered,
+)
 from bstar_client.handlers import Request, Retry
 from bstar_client.journal import WorkJournal
 from bstar_client.links import Links
@@ -100,6 +109,8 @@ class Dispatcher(ABC):
                     if journal is not None:
                         journal.unregistered(endpoint, reason)
                     self._announce(hooks.lost, endpoint, reason)
+                case Unregistered(endpoints):
+                    self._warn_unregistered(endpoints)
                 case Fenced(job, epoch_seen):
                     if journal is not None:
                         journal.fenced(job, epoch_seen)
@@ -115,6 +126,17 @@ class Dispatcher(ABC):
                     self._end(error)
                 case _:
                     assert_never(output)
+
+    def _warn_unregistered(self, endpoints: tuple[str, ...]) -> None:
+        """Log it in a thread of its own: it looks what is at these endpoints, which takes a while."""
+        lacks = {endpoint: self._losses.get(endpoint, "") for endpoint in endpoints}
+        others = [each.endpoint for each in self._core.sessions if each.is_registered]
+        threading.Thread(
+            target=warn_unregistered,
+            args=(self.settings.service, lacks, others, self.settings.link.security),
+            name="bstar-worker-warning",
+            daemon=True,
+        ).start()
 
     def _announce(self, hook: Callable[..., None], *arguments: object) -> None:
         self.announcing_in = threading.get_ident()

@@ -8,7 +8,7 @@ here.
 import logging
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bstar.printable import printable
 from bstar.security import Security
@@ -74,6 +74,26 @@ def report_lost(endpoint: str, reason: str, service: bytes, security: Security |
         "a worker without a key" if security is None else f"key {security.key.name}",
         printable(service),
     )
+
+
+def warn_unregistered(
+    service: bytes, lacks: dict[str, str], registered: Sequence[str], security: Security | None
+) -> None:
+    """Log which nodes have not registered the worker, and what is at their endpoints.
+
+    ``lacks``: why the last session with each of these nodes ended, if there was one. ``registered``: the
+    others. It takes ``endpoint_probe.WAIT_S`` at most.
+    """
+    from bstar_client.endpoint_probe import look  # noqa: PLC0415 - most workers never need it
+
+    found = look(lacks, has_keys=security is not None)
+    nodes = "; ".join(
+        f"{endpoint}: {found[endpoint] or lack or 'no registration yet'}" for endpoint, lack in lacks.items()
+    )
+    reach = (
+        f"requests reach it through {', '.join(registered)} alone" if registered else "no request reaches it"
+    )
+    _log.warning('the worker of service "%s" is not registered at %s; %s', printable(service), nodes, reach)
 
 
 def warn_late(late: Late, service: bytes, handler: Callable[..., object] | None) -> None:

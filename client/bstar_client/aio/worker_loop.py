@@ -56,6 +56,7 @@ class WorkerLoop(Dispatcher):
         try:
             self.journal = self._link_loop.holdings.journal = settings.open_journal()
             self._link_loop.start()
+            self._core.begin(time.monotonic())
             await self._ended
         except GeneratorExit:
             raise  # the event loop has ended before the worker, so nothing can be awaited: the guard warns

@@ -11,8 +11,20 @@ from bstar.wire.native import NO_IDENTITY
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker_dialects import Heard, Job, WorkerDialect
 from bstar_client.core.worker_jobs import WorkerLimits
-from bstar_client.core.worker_outputs import Close, KeepAlive, Late, Lost, Registered, WorkerOutput
+from bstar_client.core.worker_outputs import (
+    Close,
+    KeepAlive,
+    Late,
+    Lost,
+    Registered,
+    Unregistered,
+    WorkerOutput,
+)
 
+# A worker warns after this time without a registration at a node, and then each minute: a restart of a node
+# takes less.
+UNREGISTERED_S = 5.0
+REMINDER_S = 60.0
 # PINGs within the time to live of a keepalive.
 _PINGS = 4
 # libzmq counts that time in tenths of a second.
@@ -48,6 +60,8 @@ class NodeSession:
         self.connection = 0  # 0: not connected
         self.is_registered = False
         self.registered_at = 0.0
+        # When to warn that it is not registered; None: it is, or the worker has not begun.
+        self.warn_at: float | None = None
         self.has_left = False
         self.takes_batches = False
         self.heartbeat_s = 0.0
@@ -87,12 +101,27 @@ class NodeSessions:
         self._jitter = jitter
         self._name = name
         self._connections = 0
+        self._has_begun = False
 
     def __getitem__(self, node: int) -> NodeSession:
         return self._sessions[node]
 
     def __iter__(self) -> Iterator[NodeSession]:
         return iter(self._sessions)
+
+    def begin(self, now: float) -> None:
+        """The worker begins to connect: warn from now on of nodes that do not register it."""
+        self._has_begun = True
+        for session in self._sessions:
+            session.warn_at = now + UNREGISTERED_S
+
+    def warn(self, outputs: list[WorkerOutput], now: float) -> None:
+        """Warn, if it is time, of nodes that have not registered the worker."""
+        due = [each for each in self._sessions if each.warn_at is not None and now >= each.warn_at]
+        if due:
+            outputs.append(Unregistered(tuple(each.endpoint for each in due)))
+        for session in due:
+            session.warn_at = now + REMINDER_S
 
     def connect(self, session: NodeSession, now: float) -> bytes:
         """A connection is ready. Returns the name of its keepalive for READY."""
@@ -110,6 +139,7 @@ class NodeSessions:
         if not session.is_registered:
             session.is_registered = True
             session.registered_at = now
+            session.warn_at = None
             self.counters.registrations += 1
             outputs.append(Registered(session.endpoint))
 
@@ -137,6 +167,8 @@ class NodeSessions:
                 session.failures = 0
             session.is_registered = False
             self.counters.sessions_lost += 1
+            if self._has_begun:
+                session.warn_at = now + UNREGISTERED_S
         outputs.append(Lost(session.endpoint, reason))
 
     def close(self, session: NodeSession, outputs: list[WorkerOutput], now: float) -> None:
@@ -171,6 +203,8 @@ class NodeSessions:
         """When a heartbeat is due, a node counts as silent, or a socket is to be opened."""
         due: list[float] = []
         for session in self._sessions:
+            if session.warn_at is not None and not is_draining:
+                due.append(session.warn_at)
             if session.connection:
                 if not session.has_left:
                     due.append(min(session.heartbeat_at, session.expires_at))

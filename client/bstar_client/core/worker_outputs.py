@@ -79,10 +79,29 @@ class Lost(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
+class Unregistered(msgspec.Struct, frozen=True, gc=False):
+    """These nodes have not had the worker on their lists for some time: warn."""
+
+    endpoints: tuple[str, ...]
+
+
 class Ended(msgspec.Struct, frozen=True, gc=False):
     """The worker has ended: drained, or with an error."""
 
     error: BstarError | None = None
 
 
-WorkerOutput = Send | Open | Close | KeepAlive | Late | Begin | Abandon | Fenced | Registered | Lost | Ended
+WorkerOutput = (
+    Send
+    | Open
+    | Close
+    | KeepAlive
+    | Late
+    | Begin
+    | Abandon
+    | Fenced
+    | Registered
+    | Lost
+    | Unregistered
+    | Ended
+)

@@ -81,6 +81,10 @@ class WorkerCore:
 
     # --- the connections' side ----------------------------------------------------------------------------
 
+    def begin(self, now: float) -> None:
+        """The shell begins to connect: warn from now on of nodes that do not register the worker."""
+        self.sessions.begin(now)
+
     def connected(self, node: int, now: float) -> list[WorkerOutput]:
         """A new connection is ready: register."""
         session = self.sessions[node]
@@ -323,6 +327,8 @@ class WorkerCore:
             elif session.reopen_at is not None and now >= session.reopen_at and self._drain_ends_at is None:
                 session.reopen_at = None
                 outputs.append(Open(session.index))
+        if self._drain_ends_at is None:
+            self.sessions.warn(outputs, now)
         while (job := self._overdue(now)) is not None:
             self._give_up(job, outputs, now)
         self._end_if_drained(outputs, now)

@@ -89,6 +89,7 @@ class WorkerLoop(Dispatcher):
         reason = "stopped"
         try:
             links.open_all()
+            self._core.begin(_clock())
             self._stand_by()
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
