@@ -267,3 +267,28 @@ def test_owners_are_remembered_in_bounded_room(house: House) -> None:
     for number in range(450_000):
         authority.is_new_owner(b"%d" % number, "shop")
     assert len(authority._owners) + len(authority._older_owners) <= 400_000
+
+
+@pytest.mark.parametrize("user", ["shop", "ops"])
+def test_clients_and_operators_may_ask_the_store(house: House, user: str) -> None:
+    house.call(user, b"store.status")
+    house.call(user, b"store.status", client=b"other")
+    assert "call-not-allowed" not in house.drops
+
+
+@pytest.mark.parametrize("user", ["worker", "nobody"])
+def test_who_calls_nothing_does_not_ask_the_store(house: House, user: str) -> None:
+    (answer,) = house.call(user, b"store.status")
+    assert command(answer) == (b"client", native.ERROR, ErrorCode.NOT_ALLOWED)
+
+
+def test_an_owner_is_remembered_for_one_generation_after_its_last_message(house: House) -> None:
+    authority = house.node.authority
+    assert authority is not None
+    authority.is_new_owner(b"c1", "shop")
+    authority.is_new_owner(b"c2", "shop")
+    authority.tidy()
+    assert authority.is_new_owner(b"c1", "bank"), "its id was another's a generation ago"
+    authority.tidy()
+    assert authority.is_new_owner(b"c1", "shop"), "and is the other's since"
+    assert not authority.is_new_owner(b"c2", "bank"), "nobody sent anything from it in two generations"

@@ -215,3 +215,17 @@ def test_a_request_whose_attempts_have_all_failed_is_unknown() -> None:
     [*_, job] = [native.decode(each[1:]) for each in solo.say(*native.encode_ready(b"echo"), sender=b"n")]
     solo.say(*native.encode_error(job.identity, job.epoch, ErrorCode.HANDLER_FAILED, b"no"), sender=b"n")
     assert client.ask(REPLY, name) == [b"400"]
+
+
+@requirement("TSP-S-02")
+def test_a_request_that_lost_its_second_copy_on_the_way_is_not_acknowledged(solo: SoloStore) -> None:
+    client = Client(solo, "MDP/0.2")
+    solo.is_held = True
+    assert solo.say(*MDP02.encode_request(REQUEST, [b"echo", b"hello"]), sender=b"plain") == []
+    solo.replica.copies = 1
+    solo.release()
+    [reply] = client.told(solo.sent[-1:])
+    assert reply.body == [b"500"], "the client asks again (TSP-C-02)"
+    store = solo.node.store
+    assert store is not None
+    assert store.state(solo.now).acknowledged == 0

@@ -10,6 +10,11 @@ import pytest
 from bstar.wire import durable, native
 from bstar.wire.durable import Cause, Fetch, Missed, Repeat, Schedule, Service, Standing, State, Submit
 from bstar.wire.messages import ErrorCode
+from bstar_broker.core import Output
+from bstar_broker.core.admission import REQUEST_BYTES
+from bstar_broker.operations import Operations
+from bstar_broker.store.core import durable as durable_store
+from bstar_broker.store.core import runner
 from bstar_broker.store.core.settings import StoreSettings
 from bstar_broker.store.core.titanic import REQUEST
 from support.solo_store import DAY_MS, SoloStore
@@ -303,6 +308,81 @@ def test_a_node_without_memory_refuses_for_now_however_it_is_asked(solo: SoloSto
     assert solo.table.records == {}
 
 
+def test_each_submit_takes_its_part_of_the_memory_that_is_left(solo: SoloStore) -> None:
+    """Between two looks at the process's size a burst cannot take more than there was."""
+    solo.is_held = True
+    ledger = solo.node.broker.ledger
+    ledger.memory_left = 3 * (REQUEST_BYTES + 1_000)
+    for place in range(4):
+        request = durable.new_id(place, b"0123456789")
+        answers = solo.ask(Service.SUBMIT, durable.encode(Submit(request, b"work", [bytes(1_000)])))
+        assert [answer.command for answer in answers] == ([] if place < 3 else [native.BUSY])
+    assert ledger.memory_left == 0
+
+
+def test_the_headers_of_a_submit_take_memory_too(solo: SoloStore) -> None:
+    solo.node.broker.ledger.memory_left = REQUEST_BYTES + 1_000
+    row = durable.encode(Submit(ID, b"work", [b"x"], headers=bytes(1_000)))
+    [refused] = solo.ask(Service.SUBMIT, row)
+    assert refused.command == native.BUSY
+
+
+def test_a_request_that_its_predecessor_may_have_begun_is_marked_for_its_worker() -> None:
+    """It may have run there: a worker that is not idempotent must know."""
+    before = SoloStore()
+    before.submit(ID)
+    solo = successor(before)
+    [job] = ready(solo, credit=2)
+    assert job.flags & native.FLAG_REDELIVERED
+    before_submit = len(solo.sent)
+    solo.submit(OTHER)
+    [fresh] = jobs(solo.sent[before_submit:])
+    assert not fresh.flags & native.FLAG_REDELIVERED, "nobody else has had it"
+
+
+def successor(leader: SoloStore) -> SoloStore:
+    """The peer, which has copied all entries of this node and serves now."""
+    node = SoloStore()
+    node.step_down()
+    for entry in leader.log[len(node.log) :]:
+        node.carry_out(node.replica.propose(entry.commands, entry.at_ms, node.now))
+    node.miss_peer()
+    node.ask(Service.STATUS, durable.encode(Fetch(ID)))
+    assert node.node.is_active
+    return node
+
+
+def test_requests_that_the_broker_returns_take_no_room_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queue is full for long: each refusal gives back what the request took of the bound in octets."""
+    monkeypatch.setattr(runner, "_OCTETS_MAX", 5_000)
+    solo = SoloStore(queue_length_max=1)
+    [plain] = [native.encode_request(native.identity(b"p" * 16, 1), b"work", [b"fills the queue"], ttl_ms=0)]
+    assert ready(solo) == []
+    [busy] = jobs(solo.say(*plain, sender=b"plain"))
+    solo.say(*native.encode_request(native.identity(b"p" * 16, 2), b"work", [b"waits"]), sender=b"plain")
+    solo.submit(ID)
+    solo.wait(3.0)
+    store = solo.node.store
+    assert store is not None
+    assert store.state(solo.now).attempts["returned"] > 5
+    [waits] = jobs(answer(solo, busy))
+    answer(solo, waits)
+    before = len(solo.sent)
+    solo.wait(0.2)
+    assert [job.identity[:16] for job in jobs(solo.sent[before:])] == [ID]
+
+
+def test_all_that_expires_at_once_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One entry ends so many at most; the next one does not wait for the next minute."""
+    monkeypatch.setattr(durable_store, "_SWEEP_LIMIT", 10)
+    solo = SoloStore()
+    for place in range(35):
+        solo.submit(durable.new_id(place, b"0123456789"), expires_ms=1_000)
+    solo.wait(2.0)
+    assert solo.table.totals.pending == 0
+    assert solo.table.totals.dead == 35
+
+
 def test_a_node_that_steps_down_sends_those_who_wait_to_the_other(solo: SoloStore) -> None:
     solo.submit(ID)
     assert result(solo, wait_ms=60_000) == []
@@ -325,6 +405,30 @@ def test_a_store_whose_disk_works_again_goes_on_in_its_epoch(solo: SoloStore) ->
     solo.wait(0.1)
     assert solo.submit(OTHER).is_new
     assert len(ready(solo, credit=2)) == 2
+
+
+def test_an_operator_forces_a_store_that_does_not_lead_and_no_other(
+    solo: SoloStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that leads would drop what only the peer has, for nothing."""
+    forced: list[float] = []
+
+    def force(now: float) -> list[Output]:
+        forced.append(now)
+        solo.replica.is_leading, solo.replica.trouble = True, ""
+        return []
+
+    monkeypatch.setattr(solo.replica, "force", force)
+    operations = Operations(solo.node, solo.carry_out, lambda: solo.now)
+    assert operations.force_store() == ""
+    assert forced == []
+    solo.replica.is_leading, solo.replica.trouble = False, "start the peer"
+    assert operations.force_store() == ""
+    assert forced == [solo.now]
+    solo.replica.trouble = "start the peer"
+    solo.step_down()
+    assert "ask the one that does" in operations.force_store()
+    assert len(forced) == 1
 
 
 def test_a_batch_is_one_entry_and_one_answer(solo: SoloStore) -> None:

@@ -62,8 +62,11 @@ def test_an_address_has_so_many_handshakes_under_way() -> None:
     assert not budget.held
     accept(budget, HERE, 1)
     assert budget.held == {HERE}
-    for _ in range(NETWORK_UNDER_WAY // 2):
+    for _ in range(NETWORK_UNDER_WAY // 2 - 1):
         budget.authenticated(HERE)
+    budget.look(0.1)
+    assert budget.held == {HERE}, "more than half are still under way"
+    budget.authenticated(HERE)
     budget.look(0.1)
     assert not budget.held
 
@@ -99,14 +102,25 @@ def test_what_ends_after_a_long_time_had_shaken_hands() -> None:
     assert not budget.held
 
 
+def test_an_old_connection_that_ends_fails_no_handshake_of_another() -> None:
+    budget = HandshakeBudget(0.0)
+    accept(budget, HERE, NETWORK_BURST, 2 * HANDSHAKE_S_MAX)
+    for _ in range(NETWORK_BURST):
+        budget.ended(HERE, 0.0, 2 * HANDSHAKE_S_MAX)
+    assert not budget.held
+    for _ in range(NETWORK_BURST):
+        budget.ended(HERE, 2 * HANDSHAKE_S_MAX, 3 * HANDSHAKE_S_MAX)
+    assert budget.held == {HERE}, "those that are not older than a handshake may be do"
+
+
 def test_an_address_comes_in_again_with_tokens_for_a_second() -> None:
     budget = HandshakeBudget(0.0)
     fail(budget, HERE, NETWORK_BURST)
     budget.look(0.9)
     assert budget.held == {HERE}
-    budget.look(1.1)
+    budget.look(1.0)
     assert not budget.held
-    fail(budget, HERE, NETWORK_RATE_S + 10, 1.1)
+    fail(budget, HERE, NETWORK_RATE_S + 10, 1.0)
     assert budget.held == {HERE}
 
 

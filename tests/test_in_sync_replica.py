@@ -6,7 +6,7 @@ from typing import Literal
 
 from bstar.star.arbiter import Reply
 from bstar.star.in_sync import InSyncSets
-from bstar.wire.arbiter import Question, SetClaim
+from bstar.wire.arbiter import Question, SetAnswer, SetClaim
 from bstar_broker.core.outputs import Output
 from bstar_broker.store.core.entries import START, Position
 from bstar_broker.store.core.events import (
@@ -19,6 +19,7 @@ from bstar_broker.store.core.events import (
     Write,
     Written,
 )
+from bstar_broker.store.core.in_sync import InSync
 from bstar_broker.store.core.records import Totals
 from bstar_broker.store.core.replica import Replica, ReplicaSettings
 
@@ -36,6 +37,8 @@ class Node:
         self.outbox: list[list[bytes]] = []
         self.orders: list[Write] = []
         self.asked: list[AskArbiter] = []
+        # Its disk takes orders and syncs nothing.
+        self.is_held = False
         at = Position(1, last) if last else START
         epochs = [Position(1, 1)] if last else []
         self.do(self.replica.opened(Opened(mark, at, 1, last, 0, epochs, Totals(), {}), 0.0), 0.0)
@@ -48,6 +51,12 @@ class Node:
                 self.outbox.append(output.frames)
             elif isinstance(output, AskArbiter):
                 self.asked.append(output)
+        if not self.is_held:
+            self.release(now)
+
+    def release(self, now: float) -> None:
+        """The disk syncs what was ordered."""
+        self.is_held = False
         while self.orders:
             order = self.orders.pop(0)
             for number in range(self.replica.applied_to + 1, order.apply_to + 1):
@@ -300,3 +309,42 @@ def test_late_and_foreign_answers_change_nothing() -> None:
     assert primary.replica.arbiter_said(ArbiterSaid(99, None), 0.0) == []
     assert primary.replica.arbiter_said(ArbiterSaid(0, None), 0.0) == []
     assert primary.replica.trouble == ""
+
+
+def test_the_set_of_two_is_claimed_when_the_leaders_mark_is_on_its_disk() -> None:
+    """A crash before that brings back a node that was alone: the peer must not count as in the set."""
+    primary, backup = pair()
+    primary.do(primary.replica.propose(b"x", 1, 0.0), 0.0)
+    primary.outbox.clear()
+    primary.wait(2.5)
+    primary.hear_arbiter(2.5)
+    primary.do(primary.replica.peer_lost(2.6), 2.6)
+    backup.do(backup.replica.peer_lost(2.6), 2.6)
+    primary.is_held = True
+    for now in (2.6, 3.0, 3.3, 3.6):
+        for node in (primary, backup):
+            node.wait(now)
+        talk(primary, backup, now)
+        primary.hear_arbiter(now)
+    ordered = primary.replica.mark
+    assert ordered is not None
+    assert not ordered.is_alone, "it is ordered"
+    assert members(primary) == [["primary"]], "and not on the disk"
+    primary.release(3.7)
+    primary.hear_arbiter(3.7)
+    assert members(primary) == [["backup", "primary"]]
+
+
+def test_a_late_answer_of_the_arbiter_says_nothing_of_a_later_question() -> None:
+    part = InSync(is_on=True, heartbeat_s=0.25, timeout_s=2.0)
+    [first] = part.look(b"old", 0.0)
+    [second] = part.look(b"new", 0.1)
+    both: list[Role] = ["primary", "backup"]
+    assert part.hear(ArbiterSaid(first.number, SetAnswer(epoch=3, in_sync=both)), 0.2)
+    assert not part.is_answered(b"new")
+    assert part.is_member("primary", b"new") is None
+    assert part.hear(ArbiterSaid(second.number, SetAnswer(epoch=4, in_sync=["backup"])), 0.3)
+    assert part.is_answered(b"new")
+    assert part.is_member("primary", b"new") is False
+    assert not part.hear(ArbiterSaid(first.number, SetAnswer(epoch=3, in_sync=both)), 0.4)
+    assert part.is_member("primary", b"new") is False

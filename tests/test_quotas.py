@@ -280,3 +280,34 @@ def test_whose_key_left_the_list_is_hung_up_on_if_it_goes_on(house: House) -> No
     assert "nobody" in text
     assert "Z85KEY" in text
     assert "10.0.0.9" in text
+
+
+# --- a list that changes ------------------------------------------------------------------------------------
+
+
+def test_an_entry_with_another_rate_holds_from_the_next_request_on(house: House) -> None:
+    bound(house, requests_per_s=1)
+    assert house.call("shop", id_=numbered(1)) == []
+    (answer,) = house.call("shop", id_=numbered(2))
+    assert command(answer)[1] == native.BUSY
+    bound(house, requests_per_s=100)
+    assert house.call("shop", id_=numbered(2)) == []
+    bound(house)
+    for number in range(3, 300):
+        assert house.call("shop", id_=numbered(number)) == [], "its entry has no bound any more"
+
+
+def test_an_entry_that_is_read_again_unchanged_gives_no_new_tokens(house: House) -> None:
+    bound(house, requests_per_s=1)
+    assert house.call("shop", id_=numbered(1)) == []
+    bound(house, requests_per_s=1)
+    (answer,) = house.call("shop", id_=numbered(2))
+    assert command(answer)[1] == native.BUSY
+
+
+def test_what_is_outstanding_counts_on_when_the_entry_changes(house: House) -> None:
+    bound(house, outstanding=1)
+    assert house.call("shop", client=b"c1", id_=numbered(1)) == []
+    bound(house, outstanding=1, requests_per_s=100)
+    (answer,) = house.call("shop", client=b"c2", id_=numbered(2))
+    assert command(answer)[:2] == (b"c2", native.BUSY)

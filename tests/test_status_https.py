@@ -186,7 +186,9 @@ def test_tls_1_2_and_1_3_are_spoken(site: Site, made: Files, version: ssl.TLSVer
 
 
 def test_older_ones_are_not(made: Files) -> None:
-    assert read_tls(str(made.certificate), str(made.key)).minimum_version == ssl.TLSVersion.TLSv1_2
+    context = read_tls(str(made.certificate), str(made.key))
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert context.options & ssl.OP_NO_RENEGOTIATION, "each handshake costs the node, so a client has one"
 
 
 def test_a_request_in_the_clear_is_told_so_and_gets_no_page(site: Site) -> None:

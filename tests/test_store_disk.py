@@ -593,3 +593,28 @@ def test_it_looks_for_the_oldest_pending_request_while_nobody_asks_for_anything(
         platter.append(entry(1, submitted(submit(1))))
         platter.apply(1)
         wait_until(lambda: platter.disk.oldest_due_ms == 1_000, "the disk has looked")
+
+
+def test_a_store_is_in_use_only_when_a_crash_cannot_take_its_files_away(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of database and WAL, and of a new directory, are synced before the lock file says so."""
+    synced: list[Path] = []
+    sync, write = os.fsync, os.pwrite
+
+    def note_sync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        sync(descriptor)
+
+    def note_write(descriptor: int, text: bytes, offset: int) -> int:
+        if text == sqlite_file.IN_USE:
+            assert folder in synced
+            assert folder.parent in synced
+            synced.clear()
+        return write(descriptor, text, offset)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "pwrite", note_write)
+    with closing(sqlite_file.StoreFolder(folder)) as made:
+        made.note(sqlite_file.IN_USE)
+        assert synced == [folder / "store.lock"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
+from bstar_broker.core.outputs import Output
 from bstar_broker.store.core import feeder as feeders
 from bstar_broker.store.core.entries import START, Entry, Position
-from bstar_broker.store.core.events import Export, Exported, Opened, ToPeer
+from bstar_broker.store.core.events import Export, Exported, LogRead, Opened, ReadLog, ToPeer
 from bstar_broker.store.core.feeder import BATCH_BYTES, WINDOW_BYTES, Feeder
 from bstar_broker.store.core.log import Log
 from bstar_broker.store.core.records import Totals
@@ -90,3 +92,80 @@ def test_a_part_that_is_lost_begins_the_table_again() -> None:
     assert stage.pump(1.0 + feeders.PART_S_MAX) == []
     assert stage.pump(1.1 + feeders.PART_S_MAX) == [Export(0, BATCH_BYTES)]
     assert stage.feeder.base == START.number
+
+
+# --- entries that are not in memory -------------------------------------------------------------------------
+
+
+class Reader:
+    """A feeder of a log of 50 entries that are on the disk alone; ``sent`` has the numbers of those sent."""
+
+    def __init__(self) -> None:
+        log = Log(Opened(None, BASE, 1, 50, 0, [Position(1, 1)], Totals(), {}))
+        self.sent: list[int] = []
+        self.feeder = Feeder(log, 50e6, self._send_entries, _send_no_part)
+        assert self.feeder.begin(10, 10, needs_table=False) == []
+        [self.asked] = self.feeder.pump(0.0, is_paced=False)
+        assert isinstance(self.asked, ReadLog)
+
+    def _send_entries(self, prev: Position, entries: list[Entry]) -> ToPeer:
+        self.sent += [entry.number for entry in entries]
+        return ToPeer([b"entries"])
+
+    def read(self, *places: Position, token: int | None = None) -> list[Output]:
+        """The disk answers with these entries."""
+        assert isinstance(self.asked, ReadLog)
+        entries = [Entry.of(place, 0, b"x") for place in places]
+        given = LogRead(self.asked.begin, entries, self.asked.token if token is None else token)
+        return self.feeder.log_read(given, 0.0)
+
+
+def _send_no_part(given: Exported, index: int) -> ToPeer:
+    raise AssertionError("no table is needed")
+
+
+def test_entries_of_the_disk_go_to_the_peer_in_their_order() -> None:
+    reader = Reader()
+    reader.read(Position(1, 11), Position(1, 12))
+    assert reader.sent == [11, 12]
+    assert reader.feeder.acked == 10
+
+
+@pytest.mark.parametrize(
+    "places",
+    [(), (Position(1, 12),), (Position(1, 11), Position(2, 12))],
+    ids=["none", "a hole", "of a history that was dropped"],
+)
+def test_what_the_disk_has_not_as_the_log_does_goes_as_a_table(places: tuple[Position, ...]) -> None:
+    reader = Reader()
+    assert reader.read(*places) == [Export(0, BATCH_BYTES)]
+    assert reader.sent == []
+
+
+def test_the_answer_to_a_question_before_the_last_meeting_is_nothing() -> None:
+    reader = Reader()
+    reader.feeder.begin(20, 20, needs_table=False)
+    reader.feeder.pump(0.0, is_paced=False)
+    assert reader.read(Position(1, 11)) == []
+    assert reader.sent == []
+
+
+def test_an_export_that_the_disk_begins_again_is_sent_from_its_beginning() -> None:
+    """Parts of two tables would make one that never was."""
+    stage = Stage()
+    stage.read()
+    stage.pump()
+    later = Position(1, 51)
+    records = [msgspec.Raw(bytes(BATCH_BYTES))]
+    assert stage.feeder.exported(Exported(2, records, True, later, 0), 0.0) == [Export(0, BATCH_BYTES)]
+    assert stage.sent == [0]
+    stage.feeder.exported(Exported(1, records, True, later, 0), 0.0)
+    assert stage.sent == [0, 0]
+    stage.feeder.stored(1, later.number, 0.0)
+    assert stage.feeder.acked == later.number
+
+
+def test_a_table_that_begins_later_than_the_log_is_no_other_one() -> None:
+    stage = Stage()
+    stage.read()
+    assert stage.sent == [0], "its first part says which entry it is of"

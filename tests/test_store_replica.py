@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from bstar_broker.core.outputs import Output
+from bstar_broker.store.core.copies import Copies
 from bstar_broker.store.core.entries import START, Entry, Position
-from bstar_broker.store.core.events import Applied, Mark, Opened, ToPeer, Write, Written
+from bstar_broker.store.core.events import Applied, Mark, Opened, ToPeer, Trim, Write, Written
 from bstar_broker.store.core.history import History
 from bstar_broker.store.core.log import Log
 from bstar_broker.store.core.meeting import Source, source
@@ -27,7 +28,7 @@ class Node:
         self.replica = Replica(pair="p", role=role, settings=SETTINGS, new_store=role.encode() * 2, now=0.0)
         self.outbox: list[list[bytes]] = []
         self.orders: list[Write] = []
-        self.log: dict[int, int] = {}
+        self.trims: list[int] = []
         self.do(self.replica.opened(Opened(mark, START, 1, 0, 0, [], Totals(), {}), 0.0))
 
     def do(self, outputs: list[Output]) -> None:
@@ -36,6 +37,8 @@ class Node:
                 self.orders.append(output)
             elif isinstance(output, ToPeer):
                 self.outbox.append(output.frames)
+            elif isinstance(output, Trim):
+                self.trims.append(output.number)
 
     def sync(self, now: float = 0.0) -> None:
         while self.orders:
@@ -363,3 +366,70 @@ def test_what_was_applied_stays_until_the_table_comes() -> None:
     meets_a_later_leader(primary, is_alone=True)
     assert primary.replica.last == Position(1, 2)
     assert [type(decode(frames)) for frames in primary.outbox][-1] is Hello
+
+
+# --- what counts as a copy ----------------------------------------------------------------------------------
+
+
+def copies_of(log_to: int, *, is_alone: bool = False) -> Copies:
+    """The peer's copy beside a log of so many entries."""
+    known = Mark("p", "primary", b"s" * 16, True, is_alone, "primary")
+    opened = Opened(known, Position(1, log_to), 1, log_to, 0, [Position(1, 1)], Totals(), {})
+    return Copies(Log(opened), SETTINGS.peer_timeout_s)
+
+
+def standing(copies: Copies) -> Standing:
+    return copies.standing
+
+
+def test_a_node_that_leads_again_waits_until_its_peer_cannot_be_sure_of_its_copy() -> None:
+    """The peer heard in the last leadership that it is in sync: until then it may lead with what it has."""
+    copies = copies_of(5)
+    copies.lead(5, 0.0, is_heard=True)
+    copies.check(5, 5, 0.0, is_heard=True, is_sent=True)
+    copies.note_ack(Ack(b"r" * 12, 1, 1, 5, True), 1.0)
+    copies.leave()
+    copies.lead(6, 1.1, is_heard=False)
+    for now in (1.1, 2.9):
+        copies.check(5, 0, now, is_heard=False, is_sent=False)
+        assert standing(copies) == Standing.JOINING, now
+    copies.check(5, 0, 3.0, is_heard=False, is_sent=False)
+    assert standing(copies) == Standing.BEHIND
+
+
+def test_a_peer_that_is_silent_does_not_join_with_what_it_had() -> None:
+    copies = copies_of(5)
+    copies.lead(5, 0.0, is_heard=True)
+    assert not copies.check(5, 5, 0.5, is_heard=False, is_sent=True)
+    assert standing(copies) == Standing.JOINING
+    assert copies.check(5, 5, 0.6, is_heard=True, is_sent=True)
+    assert standing(copies) == Standing.IN_SYNC
+
+
+def test_a_peer_joins_with_the_first_entry_of_the_leadership_and_not_before() -> None:
+    copies = copies_of(5)
+    copies.lead(6, 0.0, is_heard=True)
+    assert not copies.check(5, 5, 0.1, is_heard=True, is_sent=True)
+    assert copies.check(5, 6, 0.2, is_heard=True, is_sent=True)
+    assert standing(copies) == Standing.IN_SYNC
+
+
+def test_the_log_keeps_what_a_peer_that_catches_up_has_yet_to_get() -> None:
+    primary, backup = pair()
+    goes_alone(primary, 2.5)
+    for number in range(3_000):
+        primary.do(primary.replica.propose(b"x", number, 2.5))
+    primary.sync(2.5)
+    assert primary.replica.applied_to == 3_001
+    primary.trims.clear()
+    primary.outbox.clear()
+    backup.outbox.clear()
+    backup.do(backup.replica.handle_timer(2.6))
+    talk(primary, backup, 2.6)
+    primary.do(primary.replica.handle_timer(2.9))
+    assert primary.replica.lag == 3_000
+    assert primary.trims == [], "its disk has none of them yet"
+    settle(primary, backup, 2.9)
+    assert backup.replica.last == primary.replica.last
+    primary.do(primary.replica.handle_timer(3.2))
+    assert primary.trims == [primary.replica.applied_to - 1_000], "it has; the last thousand stay"

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from bstar_broker.store.core.commands import (
     Swept,
 )
 from bstar_broker.store.core.memory_table import MemoryTable
-from bstar_broker.store.core.records import Totals, Wanted
+from bstar_broker.store.core.records import Record, Totals, Wanted
 from bstar_broker.store.sqlite_table import SqliteTable
 from support.entries import carry_out, name, submit, submitted
 
@@ -202,3 +203,37 @@ def test_what_is_asked_often_is_read_from_an_index_in_its_order(query: str, inde
         plan = [row[3] for row in database.execute(f"EXPLAIN QUERY PLAN {query}", (1,) * query.count("?"))]
     assert any(f"INDEX {index}" in step for step in plan), plan
     assert not any("B-TREE" in step for step in plan), plan
+
+
+def test_a_damaged_record_is_left_out_of_a_copy_and_named() -> None:
+    """The peer would take it for whole: only this disk knows its checksum."""
+    with sqlite() as (table, database):
+        carry_out(table, 1, submitted(submit(1), submit(2), submit(3)))
+        seqs = [seq for (seq,) in database.execute("SELECT seq FROM records ORDER BY seq")]
+        database.execute("UPDATE records SET checksum = checksum + 1 WHERE seq = ?", (seqs[1],))
+        records, after, has_more = table.export(0, MANY)
+        assert [msgspec.msgpack.decode(record, type=Record).id for record in records] == [name(1), name(3)]
+        assert (after, has_more) == (seqs[-1], False)
+        assert list(table.damaged) == [seqs[1]]
+
+
+def test_a_part_of_a_copy_has_so_many_octets_and_one_record_at_least() -> None:
+    with sqlite() as (table, database):
+        carry_out(table, 1, submitted(submit(1), submit(2), submit(3)))
+        sizes = [size for (size,) in database.execute("SELECT length(content) FROM records ORDER BY seq")]
+        assert [len(table.export(0, octets)[0]) for octets in (1, sum(sizes[:2]), sum(sizes))] == [1, 2, 3]
+        assert [table.export(0, octets)[2] for octets in (1, sum(sizes))] == [True, False]
+
+
+def test_the_content_of_another_record_is_damage_although_its_checksum_is_right() -> None:
+    """Two pages that a disk wrote to each other's place."""
+    with sqlite() as (table, database):
+        carry_out(table, 1, submitted(submit(1), submit(2)))
+        database.execute(
+            "UPDATE records SET (checksum, content) = (SELECT checksum, content FROM records WHERE id = ?)",
+            (name(2),),
+        )
+        with pytest.raises(StoreError, match="its octets are those of record 1048577"):
+            table.get(name(1))
+        assert table.get(name(2)) is not None
+        assert [record.id for record in table.page(0, Wanted(), 10, MANY)[0]] == [name(2)]

@@ -131,10 +131,9 @@ class HandshakeBudget:
         return account
 
     def look(self, now: float) -> None:
-        """Let in again whose handshakes have settled, and forget who has none."""
+        """Let in again whose handshakes have settled, and forget who has none: idle is settled."""
         self.held = frozenset(each for each in self.held if not self._accounts[each].is_settled(now))
         if self._all.is_settled(now):
             self.is_all_held = False
         for network in [each for each, account in self._accounts.items() if account.is_idle(now)]:
-            if network not in self.held:
-                del self._accounts[network]
+            del self._accounts[network]
