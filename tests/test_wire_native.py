@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from bstar import wire
 from bstar.errors import LocalProtocolError, RemoteProtocolError
 from bstar.wire import limits, native, native_broker
-from bstar.wire.extensions import attempt_extension, attempt_of
+from bstar.wire.extensions import attempt_extension, attempt_of, process_extension, process_of
 from bstar.wire.messages import (
     NEVER_MS,
+    NO_PROCESS,
     Disconnect,
     ErrorCode,
     Failure,
@@ -22,6 +23,7 @@ from bstar.wire.messages import (
     NodeStatus,
     Partial,
     Ping,
+    Process,
     Ready,
     Reason,
     Request,
@@ -117,6 +119,11 @@ SAID: list[tuple[str, list[bytes], object]] = [
         f"b5010900.{NOBODY}.0000000000000003.00000004.04.6563686f",
         native.encode_ready(b"echo", credit=4, epoch=3),
         Ready(b"id", 3, (), b"echo", 4, 3),
+    ),
+    (
+        f"b5010900.{NOBODY}.0000000000000003.00000004.04.6563686f.05.0007.0000012c.01.68.31",
+        native.encode_ready(b"echo", credit=4, epoch=3, extensions=process_extension(Process("h", 300, "1"))),
+        Ready(b"id", 3, (), b"echo", 4, 3, process=Process("h", 300, "1")),
     ),
     (
         f"b5010200.{ID}.0000000000000003.00000001.00 6869",
@@ -541,6 +548,44 @@ def test_a_status_reaches_its_reader_as_it_was_told(
     expiry_ms = heartbeat_ms + longer_ms
     welcome = native.decode(CODEC.welcome(b"w", (), status, heartbeat_ms, expiry_ms)[1:])
     assert native.decode_welcome(welcome) == native.Welcome(status, heartbeat_ms, expiry_ms)
+
+
+@pytest.mark.requirement("BSN-W-18")
+@given(st.text(max_size=100), st.integers(0, 2**40), st.text(max_size=50), extensions)
+def test_what_a_worker_tells_of_its_process_is_bounded_and_fit_for_a_terminal(
+    host: str, pid: int, version: str, behind: bytes
+) -> None:
+    said = process_extension(Process(host, pid, version))
+    assert len(said) <= 3 + 5 + limits.HOST_BYTES_MAX + limits.VERSION_BYTES_MAX
+    told = process_of(said + behind)
+    assert told.pid == min(pid, 2**32 - 1)
+    assert (told.host + told.version).isprintable()
+    if host.isprintable() and len(host.encode("utf-8", "replace")) <= limits.HOST_BYTES_MAX:
+        assert told.host == host.encode("utf-8", "replace").decode()
+
+
+@pytest.mark.requirement("BSN-W-18")
+@pytest.mark.parametrize(
+    "told",
+    [
+        "",
+        "05.0004.0000012c",  # without the length of the name
+        "05.0006.0000012c.02.68",  # a name longer than the extension
+        "05.0009.0000012c.01.68.31",  # torn
+        "40.0002.beef",
+    ],
+)
+def test_a_malformed_word_about_a_process_says_nothing_and_costs_no_registration(told: str) -> None:
+    ready = native.encode_ready(b"echo", extensions=bytes.fromhex(told.replace(".", "")))
+    assert wire.decode([b"w", *ready]) == Ready(b"w", 3, (), b"echo", process=NO_PROCESS)
+
+
+@pytest.mark.requirement("BSN-W-18")
+@given(extensions)
+def test_no_extension_of_a_ready_costs_a_registration(told: bytes) -> None:
+    ready = wire.decode([b"w", *native.encode_ready(b"echo", extensions=told)])
+    assert isinstance(ready, Ready)
+    assert len(ready.process.host) <= 10 * limits.HOST_BYTES_MAX
 
 
 @given(service, st.integers(1, 65_535), u64, st.sampled_from(Reason), identity)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TypeVar
 from unittest.mock import Mock
 
 import msgspec
 import pytest
 
+import bstar
 from bstar import records
 from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire import native
 from bstar.wire.dialect import Dialect
-from bstar.wire.messages import ErrorCode, Request
+from bstar.wire.messages import ErrorCode, Process, Ready, Request
 from bstar_broker.core import BrokerSettings, Node
 from bstar_broker.core.mailbox import STORE
 from bstar_broker.core.management import broker_state, worker_state
+from bstar_broker.core.outputs import Send
 from bstar_broker.core.records import Accepted, WorkerRecord, peer_label
 from bstar_broker.core.snapshot import RequestState
 from bstar_broker.journal.node_journal import NodeJournal
@@ -28,6 +32,7 @@ from bstar_broker.work_operations import (
     SHOW_REQUEST,
     ListWish,
     RequestsTold,
+    WorkersTold,
     WorkOperations,
     WorkWish,
 )
@@ -355,6 +360,23 @@ def test_a_node_that_does_not_serve_sends_the_operator_to_the_other(node: Node) 
         assert told.refusal == "this node does not serve: ask the one that does, on its machine"
 
 
+def test_a_listing_says_where_each_worker_runs_and_mmi_does_not(node: Node) -> None:
+    node.broker.ledger.address = lambda: "10.0.0.7"
+    process = Process("shop-3", 4711, "0.1.0")
+    node.broker.receive(Ready(b"ours", Dialect.NATIVE, (), b"price", process=process), 2.0)
+    node.broker.receive(Ready(b"foreign", Dialect.MDP02, (), b"price"), 2.5)
+    ours, foreign = order(node, LIST_WORKERS, ListWish("price"), WorkersTold).workers
+    assert (ours.host, ours.pid, ours.address, ours.version) == ("shop-3", 4711, "10.0.0.7", "0.1.0")
+    assert (foreign.host, foreign.pid, foreign.address, foreign.version) == ("", 0, "10.0.0.7", "")
+    assert (ours.registered_s, foreign.registered_s) == (-2.0, -2.5), "the operations' clock stands at 0"
+    asked = Request(b"client", Dialect.NATIVE, (), b"mmi.workers", [b"price"], ident(9))
+    [answer] = [
+        output.frames[-1] for output in node.receive_message(asked, 3.0, "") if isinstance(output, Send)
+    ]
+    assert len(msgspec.json.decode(answer)) == 2
+    assert not {b"shop-3", b"4711", b"10.0.0.7"} & set(re.findall(rb"[\w.-]+", answer))
+
+
 @pytest.mark.loopback
 def test_an_operator_drains_the_workers_and_cancels_what_waits_for_them() -> None:
     with standing_pair() as pair, pair.load() as load:
@@ -362,6 +384,10 @@ def test_an_operator_drains_the_workers_and_cancels_what_waits_for_them() -> Non
         status, text = run_command("workers ls", pair, "primary", "--json")
         workers = [msgspec.json.decode(line) for line in text.splitlines()]
         assert (status, len(workers)) == (0, len(pair.workers))
+        assert {each["pid"] for each in workers} == {each.pid for each in pair.workers}
+        assert {each["address"] for each in workers} == {"127.0.0.1"}
+        here = os.uname().nodename
+        assert {(each["host"], each["version"]) for each in workers} == {(here, bstar.__version__)}
         for each in workers:
             drained = run_command("workers drain", pair, "primary", each["worker"], "--reason", "its disk")
             assert drained[0] == 0, drained

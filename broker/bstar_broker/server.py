@@ -27,6 +27,7 @@ from bstar.io_threads import keep_apart, new_context
 from bstar.listener import Listener
 from bstar.memory import Memory
 from bstar.pair_shell import PairLinks, PairShell
+from bstar.printable import address_text
 from bstar.reactor import Reactor
 from bstar.security.zap import CLIENTS
 from bstar.settings import Settings
@@ -111,6 +112,10 @@ class BrokerServer(Closing):
             self._gate.security.on_change(
                 lambda _: self._carry_out(self.node.principals_changed(self.reactor.now()))
             )
+        # The first frame of the message in hand: it tells where the message comes from. The deque's method
+        # costs a third of one of ours, and each message pays for it.
+        self._last_frame: deque[zmq.Frame] = deque(maxlen=1)
+        self._look = self._last_frame.append if self._gate is None else self._gate.look
         self._stopped_because: str | None = "did not start"
         node_id = os.urandom(16)
         self._epochs = EpochKeeper(EpochFile(settings.state_dir)) if settings.state_dir is not None else None
@@ -229,6 +234,7 @@ class BrokerServer(Closing):
             observer=self._journal,
             find_principal=None if self._gate is None else self._gate.security.find,
             origin=None if self._gate is None else self._gate.origins,
+            address=self._address if self._gate is None else self._gate.origins.address,
             shell=self._shell_state,
             make_store=None if self._store is None else self._store.make,
         )
@@ -366,9 +372,16 @@ class BrokerServer(Closing):
         """The next message. One that does not fit into memory is refused, and the node lives."""
         while True:
             try:
-                return receive_bodies(socket, None if self._gate is None else self._gate.look)
+                return receive_bodies(socket, self._look)
             except NoMemoryError as error:
                 self._carry_out(self.node.receive_unread(error.frames))
+
+    def _address(self) -> str:
+        """Where the message in hand comes from; empty if its transport has no addresses."""
+        try:
+            return address_text(cast("str", self._last_frame[0].get("Peer-Address")))
+        except (IndexError, zmq.ZMQError):
+            return ""
 
     def _on_message(self, frames: list[bytes], now: float) -> bool:
         """True if it used the ROUTER only."""

@@ -9,10 +9,10 @@ import msgspec
 
 from bstar.printable import printable
 from bstar_broker.core import Node, Output
-from bstar_broker.core.management import worker_state
+from bstar_broker.core.management import listed_worker
 from bstar_broker.core.records import Accepted, ServiceRecord, WorkerRecord
 from bstar_broker.core.services import unknown_service
-from bstar_broker.core.snapshot import RequestState, WorkerState
+from bstar_broker.core.snapshot import ListedWorker, RequestState
 
 LIST_WORKERS: Final = b"list workers"
 DRAIN_WORKER: Final = b"drain a worker"
@@ -50,7 +50,7 @@ class WorkersTold(msgspec.Struct, frozen=True):
     """
 
     refusal: str = ""
-    workers: list[WorkerState] = []
+    workers: list[ListedWorker] = []
     total: int = 0
 
 
@@ -91,19 +91,19 @@ class WorkOperations:
         known = self._node.broker.ledger.workers.values()
         workers = [each for each in known if service in (None, each.service)]
         now = self._clock()
-        return WorkersTold("", [worker_state(each, now) for each in workers[: wish.count]], len(workers))
+        return WorkersTold("", [listed_worker(each, now) for each in workers[: wish.count]], len(workers))
 
     def _drain(self, wish: WorkWish) -> WorkersTold:
         worker = self._worker(wish.about)
         self._carry_out(self._node.broker.work_orders.drain(worker, wish.why, self._clock()))
-        return WorkersTold("", [worker_state(worker, self._clock())], 1)
+        return WorkersTold("", [listed_worker(worker, self._clock())], 1)
 
     def _resume(self, wish: WorkWish) -> WorkersTold:
         worker = self._worker(wish.about)
         if not worker.drain_why:
             raise _RefusedError(f"worker {wish.about} of {worker.service.title} is not drained")
         self._carry_out(self._node.broker.work_orders.resume(worker, wish.why, self._clock()))
-        return WorkersTold("", [worker_state(worker, self._clock())], 1)
+        return WorkersTold("", [listed_worker(worker, self._clock())], 1)
 
     def _worker(self, label: str) -> WorkerRecord:
         worker = self._node.broker.work_orders.find_worker(label)

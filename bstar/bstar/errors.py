@@ -33,7 +33,6 @@ node. Edge code turns foreign errors (of a socket, a file, a parser) into these 
     └── ForkedError                     used in a child process after ``fork()``
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -136,7 +135,7 @@ class NoActiveNodeError(CallTimeoutError):
     ``unreached``: the endpoints without a connection, and what the client knew of each.
     """
 
-    def __init__(self, text: str, *, unreached: Mapping[str, str] | None = None) -> None:
+    def __init__(self, text: str, *, unreached: dict[str, str] | None = None) -> None:
         super().__init__(text, may_have_executed=False)
         self.unreached = dict(unreached or {})
 

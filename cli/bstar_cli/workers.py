@@ -1,10 +1,11 @@
 """``bstar workers``: the workers of a node, and an operator who takes one out of work."""
 
+from datetime import datetime, timedelta
 from typing import Annotated
 
 import typer
 
-from bstar_broker.core.snapshot import WorkerState
+from bstar_broker.core.snapshot import ListedWorker
 from bstar_broker.work_operations import (
     DRAIN_WORKER,
     LIST_WORKERS,
@@ -39,7 +40,9 @@ def _ls(
     service: Annotated[str, typer.Option("--service", "-s", help="Only the workers of this service.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:
-    """List the workers of a node: which service each offers, what it holds, how it speaks.
+    """List the workers of a node: which service each offers, what it holds, how it speaks, where it runs.
+
+    HOST, PID and VERSION are what a worker of the client library tells; ADDRESS is where the node sees it.
 
     Run it on the machine of the node, as the user that runs the node. Both nodes know each worker, each
     by an id of its own.
@@ -58,10 +61,12 @@ def _ls(
             typer.echo(json_line(worker))
     elif told.workers:
         shown = table(("ID", "SERVICE", "SPEAKS"), ("HOLDS", "AT MOST"))
-        shown.add_column("NOTE")
+        for heading in ("HOST", "PID", "ADDRESS", "VERSION", "SINCE", "NOTE"):
+            shown.add_column(heading, justify="right" if heading == "PID" else "left")
+        now = datetime.now().astimezone()
         for worker in told.workers:
             values = (worker.worker, worker.service, worker.dialect, worker.in_flight, worker.credit)
-            shown.add_row(*map(cell, (*values, _note(worker))))
+            shown.add_row(*map(cell, (*values, *_process(worker), _since(worker, now), _note(worker))))
         print_tables(shown)
     else:
         typer.echo(f"the {settings.role} has no worker", err=True)
@@ -69,7 +74,19 @@ def _ls(
         typer.echo(f"the first {LISTED_MAX:,} of {told.total:,}; --service shows fewer", err=True)
 
 
-def _note(worker: WorkerState) -> str:
+def _process(worker: ListedWorker) -> tuple[object, ...]:
+    """Which process it is. Only a worker of ours says all of it."""
+    return worker.host or "-", worker.pid or "-", worker.address or "-", worker.version or "-"
+
+
+def _since(worker: ListedWorker, now: datetime) -> str:
+    """When it registered, by the clock of this machine, which is the node's."""
+    if worker.registered_s is None:
+        return "-"
+    return f"{now - timedelta(seconds=worker.registered_s):%Y-%m-%d %H:%M:%S}"
+
+
+def _note(worker: ListedWorker) -> str:
     if worker.drain_why:
         return f"drained by {worker.drain_why}"
     return f"stuck for {worker.silent_s:.0f} s" if worker.silent_s else ""
@@ -108,7 +125,7 @@ def _resume(worker: _Worker, node: NodeConfiguration, reason: Reason = "") -> No
     typer.echo(f"worker {worker} of {state.service} gets requests again, {state.credit} at most")
 
 
-def _order(node: NodeConfiguration, request: bytes, worker: str, reason: str) -> list[WorkerState]:
+def _order(node: NodeConfiguration, request: bytes, worker: str, reason: str) -> list[ListedWorker]:
     settings = settings_to_order(node, reason)
     return order(settings, request, WorkWish(worker, who(reason)), WorkersTold).workers
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import msgspec
 import zmq
 
+import bstar
 from bstar.errors import ClosedError, ConfigurationError, ForkedError, LocalProtocolError
 from bstar.fleet import Endpoints
 from bstar.printable import printable
 from bstar.security import Security
 from bstar.wire.limits import CREDIT_MAX
+from bstar.wire.messages import Process
 from bstar.wire.mmi import PREFIX
 from bstar_client.bodies import to_name
 from bstar_client.checks import (
@@ -157,7 +159,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         self._core = WorkerCore(
             self.endpoints,
             self.service,
-            Mdp02Worker(heartbeat_s, expiry_s) if is_plain else NativeWorker(),
+            Mdp02Worker(heartbeat_s, expiry_s) if is_plain else NativeWorker(process=_this_process()),
             jitter=random.random,
             limits=limits,
             # The name of its connections; a routing id of libzmq's own begins with a zero.
@@ -228,6 +230,11 @@ class BaseWorker(ABC, Generic[_HandlerT]):
     def _close_probes(self) -> None:
         if self._probes is not None:
             self._probes.close()
+
+
+def _this_process() -> Process:
+    """What operators get to see of this worker at a node (``bstar workers ls``)."""
+    return Process(os.uname().nodename, os.getpid(), bstar.__version__)
 
 
 def _place_of(told: "HttpPlace | str") -> "HttpPlace":

@@ -65,6 +65,8 @@ class Ledger:
         self.registrations = 0
         # How many octets requests may still take. The shell sets it; each accepted request lowers it.
         self.memory_left = 1 << 62
+        # Where the message in hand comes from, for listings. The shell knows it.
+        self.address: Callable[[], str] = str
         # Dropped messages, by reason.
         self.drops: Counter[str] = Counter()
         # Principals, each with a reason for which a message of theirs was dropped.

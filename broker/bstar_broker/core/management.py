@@ -13,7 +13,7 @@ from bstar.wire import mmi
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.records import COUNTERS, Held, ServiceRecord, WorkerRecord, peer_label
 from bstar_broker.core.services import recent
-from bstar_broker.core.snapshot import BrokerState, NodeState, ServiceState, WorkerState
+from bstar_broker.core.snapshot import BrokerState, ListedWorker, NodeState, ServiceState, WorkerState
 
 # A listing longer than this is cut; the counters in mmi.state are whole.
 _LISTED_MAX = 1_000
@@ -62,8 +62,20 @@ def _has_live_worker(ledger: Ledger, record: ServiceRecord, now: float) -> bool:
     return any(worker.service is record and now < worker.expires_at for worker in ledger.workers.values())
 
 
+def listed_worker(worker: WorkerRecord, now: float) -> ListedWorker:
+    """One worker for an operator."""
+    return ListedWorker(
+        **msgspec.structs.asdict(worker_state(worker, now)),
+        host=worker.process.host,
+        pid=worker.process.pid,
+        address=worker.address,
+        version=worker.process.version,
+        registered_s=round(now - worker.registered_at, 3),
+    )
+
+
 def worker_state(worker: WorkerRecord, now: float) -> WorkerState:
-    """One worker for a listing."""
+    """One worker as every client may see it, without its machine and process."""
     return WorkerState(
         worker=peer_label(worker.routing_id),
         service=worker.service.label,

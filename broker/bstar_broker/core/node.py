@@ -64,7 +64,8 @@ class Node:
     workers that still hold its requests. ``shell`` tells what only the shell knows, for ``state``;
     ``observer`` learns what becomes of requests and workers. With ``find_principal`` each
     message needs the ``user_id`` of its connection, and its principal must be allowed to send it. ``origin``
-    tells more of that connection. ``make_store`` makes the durable store of this node's broker.
+    tells more of that connection. ``address`` tells where the message in hand comes from, for listings.
+    ``make_store`` makes the durable store of this node's broker.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Node:
         observer: Observer | None = None,
         find_principal: Callable[[str], Principal | None] | None = None,
         origin: Origin | None = None,
+        address: Callable[[], str] | None = None,
         shell: Callable[[float], ShellState] | None = None,
         make_store: Callable[[Broker], Store] | None = None,
     ) -> None:
@@ -87,6 +89,8 @@ class Node:
         self.broker = Broker(settings, node_id=node_id, describe=machine.status, now=now, observer=observer)
         ledger = self.broker.ledger
         self.authority = None if find_principal is None else Authority(find_principal, ledger, origin)
+        if address is not None:
+            ledger.address = address
         self._message_bytes_max = settings.message_bytes_max
         self._message_frames_max = settings.message_frames_max
         self.parting = Parting(machine, self.broker, drain_timeout_s)

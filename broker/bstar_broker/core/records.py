@@ -17,6 +17,7 @@ import msgspec
 from bstar.printable import printable
 from bstar.wire import front
 from bstar.wire.dialect import BrokerCodec, ClientCodec, Envelope
+from bstar.wire.messages import NO_PROCESS, Process
 from bstar_broker.core.queues import FairQueue
 
 # How a request ends at a node. A service counts each outcome under this name.
@@ -176,6 +177,10 @@ class WorkerRecord:
     # The bundles that it holds, in order, and how many requests of them are unanswered.
     bundles: dict[Bundle, None] = field(default_factory=dict)
     bundled: int = 0
+    # For listings: what it tells of its process, where it connects from, and since when it is registered.
+    process: Process = NO_PROCESS
+    address: str = ""
+    registered_at: float = 0.0
     # True if its last dispatch was a batch.
     last_bundle: Bundle | None = None
 

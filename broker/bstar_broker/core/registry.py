@@ -130,6 +130,10 @@ class WorkerRegistry:
             given_at=now,
             sent_at=now - number % slots * self._sweep_interval_s,
             expires_at=now + lease.expiry_s,
+            process=message.process,
+            # Some workers behind a front come without a message of theirs.
+            address="" if is_front else self._ledger.address(),
+            registered_at=now,
         )
 
     def _front_lease(self, message: Ready, now: float) -> Lease:

@@ -69,6 +69,19 @@ class WorkerState(msgspec.Struct, frozen=True):
     drain_why: str = ""
 
 
+class ListedWorker(WorkerState, frozen=True):
+    """One worker for operators. ``host``, ``pid`` and ``version`` are its own words, empty and 0 if it told
+    none. ``address`` is where it connects from. It has been registered for ``registered_s``. An empty
+    ``address`` and None are those of a node that tells nothing of them.
+    """
+
+    host: str = ""
+    pid: int = 0
+    address: str = ""
+    version: str = ""
+    registered_s: float | None = None
+
+
 class RequestState(msgspec.Struct, frozen=True):
     """A request that waits or that a worker holds, or ``requests`` of one batch, the first of them named.
 

@@ -6,6 +6,10 @@ Trace Context have types of their own; every other header has its name in the va
 
     01 length traceparent         03 length [length of the name (1 octet)] [name] [text]
     02 length tracestate          04 0004 milliseconds: how long the node has had the request
+
+READY has one that tells of the worker's process (BSN-W-18):
+
+    05 length [pid (4 octets)] [length of the host's name (1 octet)] [host] [version]
 """
 
 import re
@@ -14,12 +18,23 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from bstar.errors import LocalProtocolError, RemoteProtocolError
-from bstar.wire.limits import EXTENSIONS_BYTES_MAX, HEADER_NAME_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX
+from bstar.printable import printable
+from bstar.wire.limits import (
+    EXTENSIONS_BYTES_MAX,
+    HEADER_NAME_BYTES_MAX,
+    HEADERS_BYTES_MAX,
+    HEADERS_MAX,
+    HOST_BYTES_MAX,
+    VERSION_BYTES_MAX,
+)
+from bstar.wire.messages import NO_PROCESS, Process
 
 _TRACEPARENT = 0x01
 _TRACESTATE = 0x02
 _HEADER = 0x03
 _AGE = 0x04
+_PROCESS = 0x05
+_PID_MAX = 0xFFFF_FFFF
 _ATTEMPT = 0x41
 _AGE_BYTES = 7
 
@@ -107,6 +122,24 @@ def age_of(extensions: bytes) -> int | None:
         if kind == _AGE and len(value) == 4:
             age_ms = int.from_bytes(value, "big")
     return age_ms
+
+
+def process_extension(process: Process) -> bytes:
+    """The extension of a READY that tells of the worker's process. Long names are cut."""
+    host = process.host.encode("utf-8", "replace")[:HOST_BYTES_MAX]
+    version = process.version.encode("utf-8", "replace")[:VERSION_BYTES_MAX]
+    value = struct.pack(">IB", min(process.pid, _PID_MAX), len(host)) + host + version
+    return struct.pack(">BH", _PROCESS, len(value)) + value
+
+
+def process_of(extensions: bytes) -> Process:
+    """What a READY tells of its worker's process; nothing if it does not, or if that is malformed."""
+    for kind, value in _walk(extensions):
+        if kind == _PROCESS and len(value) >= 5 and len(value) >= 5 + value[4]:
+            end = 5 + value[4]
+            host, version = value[5:end][:HOST_BYTES_MAX], value[end:][:VERSION_BYTES_MAX]
+            return Process(printable(host), int.from_bytes(value[:4], "big"), printable(version))
+    return NO_PROCESS
 
 
 def _walk(extensions: bytes) -> Iterator[tuple[int, bytes]]:

@@ -24,6 +24,10 @@ HEADER_NAME_BYTES_MAX = 128
 # All of them as extensions; the rest of the room is for what the broker adds.
 HEADERS_BYTES_MAX = 8_000
 
+# What a worker tells of its process goes into listings: a host's name (Linux has 64 octets), a release.
+HOST_BYTES_MAX = 64
+VERSION_BYTES_MAX = 32
+
 # A text that travels in an ERROR or BUSY message is for people.
 TEXT_BYTES_MAX = 4_096
 

@@ -118,6 +118,17 @@ class Ping(msgspec.Struct, gc=False):
     epoch: int
 
 
+class Process(msgspec.Struct, frozen=True, gc=False):
+    """What a worker tells of its process: words for people, which nothing relies on. Empty and 0: unknown."""
+
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+
+
+NO_PROCESS = Process()
+
+
 class Ready(msgspec.Struct, gc=False):
     """A worker registers for one service, ready for ``credit`` requests at once, in batches or not.
 
@@ -138,6 +149,7 @@ class Ready(msgspec.Struct, gc=False):
     expiry_ms: int = 0
     beats_while_busy: bool = False
     takes_extended: bool = False
+    process: Process = NO_PROCESS
 
 
 class Partial(msgspec.Struct, gc=False):

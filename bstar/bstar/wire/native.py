@@ -296,17 +296,20 @@ def encode_ready(
     takes_batches: bool = False,
     takes_extended: bool = False,
     keepalive: bytes = NO_IDENTITY,
+    extensions: bytes = b"",
 ) -> Frames:
     """``[header 09]`` with the service's name; ``credit`` is how many requests it takes at once.
 
     ``keepalive`` is the routing id of the worker's keepalive, 24 octets, the first of them not zero.
+    ``extensions``: what it tells of its process.
     """
     check_service(service)
     assert len(keepalive) == IDENTITY_BYTES
     if not 0 < credit <= CREDIT_MAX:
         raise LocalProtocolError(f"a worker's credit is 1 to {CREDIT_MAX}, not {credit}")
     flags = FLAG_BATCHES * takes_batches | FLAG_EXTENDED * takes_extended
-    return [header(READY, flags=flags, identity=keepalive, epoch=epoch, value=credit, service=service)]
+    head = header(READY, flags=flags, identity=keepalive, epoch=epoch, value=credit, service=service)
+    return [head + extensions]
 
 
 def encode_partial(identity: bytes, epoch: int, index: int, body: Frames) -> Frames:

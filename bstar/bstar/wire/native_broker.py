@@ -11,6 +11,7 @@ from bstar.errors import RemoteProtocolError
 from bstar.wire import native
 from bstar.wire.batches import final_rows, request_rows
 from bstar.wire.dialect import Asker, Dialect, Envelope, Frames, WorkRequest
+from bstar.wire.extensions import process_of
 from bstar.wire.limits import CREDIT_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX
 from bstar.wire.messages import (
     NEVER_MS,
@@ -149,6 +150,7 @@ def _read_ready(frames: Frames, fields: native.Fields, service: bytes) -> Ready:
         flags & native.FLAG_BATCHES != 0,
         keepalive,
         takes_extended=flags & native.FLAG_EXTENDED != 0,
+        process=process_of(frames[1][native.HEADER_BYTES + len(service) :]),
     )
 
 

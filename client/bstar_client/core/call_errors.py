@@ -1,7 +1,6 @@
 """The errors of calls without a reply: what happened, to which service, and whether it may have executed."""
 
 import contextlib
-from collections.abc import Mapping
 
 from bstar.errors import (
     BstarError,
@@ -59,7 +58,7 @@ def attempts(count: int) -> str:
 
 
 def overdue(
-    call: Call, sent: Call, nodes: str, now: float, unreached: Mapping[str, str] | None = None
+    call: Call, sent: Call, nodes: str, now: float, unreached: dict[str, str] | None = None
 ) -> BstarError:
     """The deadline passed at the client. ``sent``: the call, or the call with its key that was sent.
 

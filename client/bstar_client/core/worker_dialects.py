@@ -12,10 +12,10 @@ import msgspec
 
 from bstar.errors import RemoteProtocolError
 from bstar.wire import batches, native
-from bstar.wire.extensions import NO_HEADERS, age_of, headers_of
+from bstar.wire.extensions import NO_HEADERS, age_of, headers_of, process_extension
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.mdp import MDP02, WorkerVerb
-from bstar.wire.messages import OWN_BACKOFF, Reason
+from bstar.wire.messages import NO_PROCESS, OWN_BACKOFF, Process, Reason
 from bstar_client.core.candidacy import ACTIVE
 
 
@@ -104,14 +104,18 @@ _HEARTBEAT = Heard(Hearing.HEARTBEAT)
 class NativeWorker:
     """The native dialect: epochs, deadlines, errors.
 
-    ``heartbeat_s`` and ``expiry_s`` hold until a broker tells others in WELCOME.
+    ``heartbeat_s`` and ``expiry_s`` hold until a broker tells others in WELCOME. ``process``: what the broker
+    is told of the worker's process.
     """
 
     is_confirming = True  # the broker confirms a registration
 
-    def __init__(self, heartbeat_s: float = 1.0, expiry_s: float = 3.0) -> None:
+    def __init__(
+        self, heartbeat_s: float = 1.0, expiry_s: float = 3.0, process: Process = NO_PROCESS
+    ) -> None:
         self.heartbeat_s = heartbeat_s
         self.expiry_s = expiry_s
+        self._extensions = b"" if process == NO_PROCESS else process_extension(process)
 
     def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
         """Register: ``[header 09]``. A worker that takes one request at a time has no use for batches."""
@@ -122,6 +126,7 @@ class NativeWorker:
             takes_batches=credit > 1,
             takes_extended=credit > 1,
             keepalive=keepalive,
+            extensions=self._extensions,
         )
 
     def heartbeat(self, epoch: int) -> list[bytes]:
