@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from bstar.star import Leave, PeerMessage, Publish, Role, Stall, StarMachine, StarSettings, Tick
+from bstar.star import (
+    Leave,
+    PauseTakeovers,
+    PeerMessage,
+    Publish,
+    Role,
+    Stall,
+    StarMachine,
+    StarSettings,
+    Tick,
+)
 from bstar.wire import native
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node, Output, Send
@@ -137,6 +147,118 @@ def test_a_node_that_was_away_keeps_what_plain_clients_asked_until_it_serves_aga
     assert given_to_worker(b"second") in frames_of(outputs)
     assert reply_to(node, b"second", 4.2) == [answer_to(b"second")]
     assert node.state(4.2).broker.services[0].returned == 0
+
+
+def given(outputs: list[Output]) -> list[bytes]:
+    """The clients whose requests go to the plain worker, in order."""
+    return [frames[3] for frames in frames_of(outputs) if frames[:3] == [*WORKER, b"\x02"]]
+
+
+def test_what_plain_clients_ask_a_node_that_was_away_waits_until_the_peer_has_answered(node: Node) -> None:
+    """In order, behind what waited before; nothing is dispatched meanwhile, although a worker is idle."""
+    question = away(node)
+    reply_to(node, b"first", 4.0)
+    assert ask(node, b"third", 4.05) == []
+    assert given(node.receive_frames([b"fourth", b"", b"MDPC01", b"echo", b"x"], 4.06)) == []
+    assert not node.is_active
+    assert given(node.step(PeerMessage(word(3, 4, answers=question)), 4.1)) == [b"second"]
+    answered = [b"second", b"third", b"fourth"]
+    for client, following in zip(answered, [*answered[1:], b""], strict=True):
+        frames = node.receive_frames([*WORKER, b"\x04", client, b"", b"y"], 4.2)
+        assert given(frames) == [following] * (following != b"")
+    state = node.state(4.2).broker
+    assert (state.services[0].answered, state.services[0].returned, state.drops) == (4, 0, {})
+
+
+def test_an_idle_worker_gets_nothing_while_its_node_asks_the_peer(node: Node) -> None:
+    node.receive_frames([*WORKER, b"\x01", b"echo"], 1.0)
+    outputs = node.step(Stall(3.0), 4.0)
+    question = next(output.message.asks for output in outputs if isinstance(output, Publish))
+    assert ask(node, b"first", 4.0) == []
+    assert given(node.step(PeerMessage(word(3, 4, answers=question)), 4.1)) == [b"first"]
+
+
+def test_native_clients_learn_at_once_that_a_node_that_was_away_does_not_serve(node: Node) -> None:
+    away(node)
+    assert answers(node, 4.05) == [native.NOT_ACTIVE]
+    assert node.state(4.05).broker.queued == 1
+
+
+def test_what_waited_while_the_peer_took_over_is_dropped_and_counted(node: Node) -> None:
+    away(node)
+    ask(node, b"third", 4.05)
+    assert node.state(4.05).broker.queued == 2
+    node.step(PeerMessage(word(3, 3, epoch=2)), 4.1)
+    assert node.state(4.1).broker.queued == 0
+    assert node.state(4.1).broker.services[0].returned == 2
+    assert ask(node, b"fourth", 4.2) == []
+    assert node.state(4.2).broker.queued == 0, "the peer serves: nothing waits here"
+    assert node.state(4.2).broker.drops["not-active"] == 1
+
+
+def tick_until(node: Node, since: float, until: float) -> list[Output]:
+    outputs: list[Output] = []
+    now = since
+    while (due := node.next_deadline()) is not None and due <= until:
+        now = max(now, due)
+        outputs += node.step(Tick(), now)
+    return outputs
+
+
+def test_a_plain_request_that_waits_is_a_vote_when_the_peer_does_not_answer(node: Node) -> None:
+    away(node)
+    reply_to(node, b"first", 4.0)
+    ask(node, b"third", 4.05)
+    assert given(tick_until(node, 4.05, 5.9)) == [], "the peer has a whole timeout to answer"
+    assert given(tick_until(node, 5.9, 7.1)) == [b"second"]
+    assert node.is_active
+
+
+def test_the_last_word_of_a_dead_peer_releases_nothing(node: Node) -> None:
+    """It served until it died, and this node took over."""
+    node.step(PeerMessage(word(3, 3, epoch=2)), 0.5)
+    tick_until(node, 0.5, 3.0)
+    ask(node, b"first", 3.0)
+    assert node.is_active
+    node.step(Stall(3.0), 6.0)
+    ask(node, b"second", 6.1)
+    assert node.state(6.1).broker.queued == 2
+    tick_until(node, 6.1, 8.5)
+    assert node.is_active
+    assert node.state(8.5).broker.queued == 2
+
+
+def test_what_waited_before_a_node_was_away_is_no_vote(node: Node) -> None:
+    """Its client may have gone to the other node by now."""
+    away(node)
+    tick_until(node, 4.0, 30.0)
+    assert not node.is_active
+
+
+def test_plain_requests_wait_for_three_failover_timeouts_while_nobody_serves(node: Node) -> None:
+    away(node)
+    node.step(PauseTakeovers(60.0, "a test"), 4.0)
+    node.machine.epochs.hear_peer(2, 4.0)  # another node has served, so the pause holds
+    ask(node, b"third", 4.05)
+    tick_until(node, 4.05, 9.9)
+    assert node.state(9.9).broker.queued == 2
+    tick_until(node, 9.9, 11.1)
+    assert not node.is_active
+    assert node.state(11.1).broker.queued == 1, "what was there before keeps its own time"
+    ask(node, b"fourth", 11.2)
+    assert node.state(11.2).broker.drops["not-active"] == 1
+
+
+def test_what_waits_at_a_node_that_was_away_keeps_the_bounds_of_a_queue() -> None:
+    machine = StarMachine(StarSettings(pair="test", role=Role.PRIMARY), node="we", epoch=0, now=0.0)
+    settings = BrokerSettings(queue_length_max=10)
+    node = Node(machine, settings, node_id=bytes(16), drain_timeout_s=5.0, version="test", now=0.0)
+    node.step(PeerMessage(word(1, 2)), 0.0)
+    node.step(Stall(3.0), 4.0)
+    for number in range(20):
+        ask(node, b"client %d" % number, 4.0)
+    assert node.state(4.0).broker.queued == 10
+    assert node.state(4.0).broker.drops == {"queue-full": 10}
 
 
 def test_a_node_whose_peer_took_over_lets_go_of_what_waited(node: Node) -> None:

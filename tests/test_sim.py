@@ -513,6 +513,38 @@ def test_a_stalled_node_gives_out_nothing_when_it_goes_on() -> None:
     simulation.finish()
 
 
+PLAIN = (("client1", "mdp02"), ("client2", "mdp01"), ("client3", "mdp02"), ("client4", "mdp01"))
+
+
+def while_the_active_node_stalls() -> Simulation:
+    """Again and again, for twice the failover timeout. Plain clients ask it, and nobody asks its peer."""
+    workers = (("worker1", "mdp01", 1, 0.01), ("worker2", "mdp02", 1, 0.01))
+    simulation = pair(mood=Mood.PROCESSES, workers=workers, clients=PLAIN, calls_per_s=20.0)
+    for _ in range(10):
+        befall(simulation, Kind.STALL, "primary", 2 * TIMEOUT_S)
+        simulation.run_for(2.0)
+    assert simulation.primary.node.machine.counters.stalls == 10
+    assert simulation.checks.serving() == [simulation.primary]
+    return simulation
+
+
+def test_a_stall_without_a_takeover_loses_no_plain_request() -> None:
+    simulation = while_the_active_node_stalls()
+    assert simulation.checks.counts["kept while a node was away"] >= 10
+    ledger = simulation.primary.node.broker.ledger
+    assert ledger.drops["not-active"] == 0
+    assert all(service.tally.returned == 0 for service in ledger.services.values())
+    simulation.finish()
+
+
+def test_a_build_that_drops_plain_requests_while_it_asks_its_peer_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bstar_broker.core.broker.Broker.may_wait", lambda self, request: False)
+    with pytest.raises(Violation, match=r"\(l\)"):
+        while_the_active_node_stalls()
+
+
 def test_a_goodbye_in_the_backlog_of_a_stall_does_not_let_a_node_serve_beside_its_returned_peer() -> None:
     """The primary stops while the backup is frozen, comes back alone and serves; then the backup goes on."""
     simulation = pair(calls_per_s=20.0)

@@ -17,12 +17,14 @@ from bstar.errors import (
     PairError,
 )
 from bstar_broker.core import BrokerSettings, Send
+from bstar_broker.core.records import Accepted
+from bstar_broker.core.refusals import REFUSALS
 from bstar_client.core.calls import Reply
 from bstar_client.core.worker_dialects import Job
 from bstar_testing import rules
 from bstar_testing.rules import CallHistory
 from sim.client import Issued, SimClient
-from sim.dialects import ONE_REPLY, service_asked
+from sim.dialects import ONE_REPLY, plain_call, service_asked
 from sim.emq import SimEmqClient, SimManager, plain_of
 from sim.faults import Mood
 from sim.guard import Guard, is_outsider
@@ -35,6 +37,8 @@ from sim.world import World
 
 # A call ends at its deadline, not much later.
 LATE_MAX_S = 0.25
+# For so many failover timeouts a node that has stepped down keeps what plain clients ask.
+WAIT_TIMEOUTS = 3
 
 
 class Violation(AssertionError):  # noqa: N818 - it is what was found, not what went wrong with the simulator
@@ -78,6 +82,11 @@ class Checks:
         self._dual_since: float | None = None
         self._dual_number = 0
         self._calls: dict[str, Issued] = {}
+        # The node that became active last, and its run; since when it has not served, by its clock; and the
+        # plain calls that have reached it since then.
+        self._last: tuple[SimNode, int] | None = None
+        self._stopped_at: float | None = None
+        self._kept: set[str] = set()
         self._history = CallHistory()
         # None without a durable store.
         self.stored: StoredJobs | None = None
@@ -120,8 +129,37 @@ class Checks:
         if self.settled is not None:
             self._fail("f", f"{node.name} became active in epoch {epoch} long after the faults were over")
         self._check_alone(node, "became active")
+        if self._last == (node, node.runs):
+            self._check_kept(node)
+        self._last, self._stopped_at = (node, node.runs), None
+        self._kept.clear()
+
+    # --- (l): a stall without a takeover --------------------------------------------------------------------
+
+    def _check_kept(self, node: SimNode) -> None:
+        """It serves again, and no other node has meanwhile. With keys the list may have forbidden a call."""
+        if self._stopped_at is None or self.guard is not None:
+            return
+        stopped_s = node.clock() - self._stopped_at
+        if stopped_s >= WAIT_TIMEOUTS * node.node.machine.settings.failover_timeout_s:
+            return
+        if self.world.now - stopped_s < self.peer_unsound_until:
+            return  # a forged message may have said that the peer serves
+        ledger = node.node.broker.ledger
+        if any(ledger.drops[refusal.reason] for refusal in REFUSALS):
+            return
+        there = [request for service in ledger.services.values() for request in service.queue]
+        there += [request for worker in ledger.workers.values() for request in worker.in_flight.values()]
+        tokens = {each.body[0].split()[0].decode() for each in there if isinstance(each, Accepted)}
+        for token in sorted(self._kept & self._calls.keys() - tokens):
+            if not self._history.begins_of(token):
+                self._fail("l", f"{node.name} lost {token}, which came while it did not serve")
+        self.counts["kept while a node was away"] += len(self._kept)
 
     def node_changed(self, node: SimNode) -> None:
+        has_stopped = node.is_alive and not node.node.is_active
+        if has_stopped and self._stopped_at is None and self._last == (node, node.runs):
+            self._stopped_at = node.clock()
         for each in self.nodes:
             if each.is_serving:
                 self._serving_since.setdefault(each.name, self.world.now)
@@ -221,6 +259,10 @@ class Checks:
     # --- (h): several pairs ---------------------------------------------------------------------------------
 
     def node_heard(self, node: SimNode, frames: Frames) -> None:
+        if self._stopped_at is not None and self._last == (node, node.runs):
+            token = plain_call(frames)
+            if token is not None:
+                self._kept.add(token)
         if self.services is not None:
             service = service_asked(frames)
             if service is not None and service not in self.services:

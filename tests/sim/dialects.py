@@ -79,6 +79,12 @@ def service_asked(frames: Frames) -> bytes | None:
     return frames[-1] if service.startswith(mmi.PREFIX) else service
 
 
+def plain_call(frames: Frames) -> str | None:
+    """The token of the call whose plain MDP request this is; None if it is something else."""
+    is_plain = frames[0] == MDP02.client or frames[1:2] == [MDP01.client]
+    return None if not is_plain or frames[2].startswith(mmi.PREFIX) else frames[3].split()[0].decode()
+
+
 class Mdp01Worker(Mdp02Worker):
     """Plain MDP/0.1 (7/MDP)."""
 

@@ -27,7 +27,7 @@ ASKERS_MAX = 16
 
 
 class Admission:
-    """Decides about requests that this node may serve. It binds the tables of the ledger once.
+    """Decides about requests that this node serves or holds. It binds the tables of the ledger once.
 
     That saves an attribute look-up per use, 2 % of a request's time in the core.
     """
@@ -47,7 +47,7 @@ class Admission:
         self._codecs: tuple[ClientCodec, ...] = (*CODECS, ledger.mailbox)
 
     def receive(self, message: Request, now: float) -> list[Output]:
-        """Handle one request of a client."""
+        """Handle one request of a client. It waits if this node does not serve."""
         codec = self._codecs[message.dialect]
         service = self._services.get(message.service) or self._add_service(message.service, now)
         if service is None:
@@ -78,7 +78,8 @@ class Admission:
             is_repeated=message.is_repeated, is_urgent=message.is_urgent,
             is_once=message.is_once, is_whole=message.is_whole,
         )  # fmt: skip
-        if service.idle and not (queue.length or ledger.is_draining or service.pause_why):
+        is_first = not (queue.length or ledger.is_draining or service.pause_why)
+        if is_first and service.idle and ledger.is_serving:
             outputs: list[Output] = [self._dispatch(service.idle.popitem(last=False)[0], request, now)]
         elif (refusal := self._why_not_queued(sender, held + 1, queue.length + 1, size)) is not None:
             return self._refuse(message, codec, service, refusal)
@@ -207,7 +208,8 @@ class Admission:
         if self._accounts:
             ledger.charge(sender, count)
         outputs: list[Output] = []
-        if service.idle and not (service.queue.length or ledger.is_draining or service.pause_why):
+        is_first = not (service.queue.length or ledger.is_draining or service.pause_why)
+        if is_first and service.idle and ledger.is_serving:
             self._deal(bundle, count, outputs, now)
         rest = count - bundle.given
         if rest:

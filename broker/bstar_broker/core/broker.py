@@ -197,13 +197,15 @@ class Broker:
         """This node stops serving: each native client and the store get NOT_ACTIVE for each request.
 
         A plain client gets nothing. A request at a worker is answered when the worker answers. A queued
-        request waits until this node serves again (``resume``) or the other node does (``release``).
+        request waits until this node serves again (``resume``) or the other node does (``release``). So do
+        plain requests that ``receive`` gets meanwhile (``may_wait``).
         """
         ledger = self.ledger
         if not ledger.is_serving:
             return []
         ledger.is_serving = False
         ledger.is_suspended = True
+        ledger.suspended_at = now
         outputs: list[Output] = []
         self._endings.return_queued(lambda request: request.codec.is_told, now, outputs)
         status = ledger.status(now)
@@ -215,6 +217,12 @@ class Broker:
                     request.is_abandoned = True
         return outputs
 
+    def may_wait(self, request: messages.Request) -> bool:
+        """True if this request may wait at a node that does not serve: no node is known to serve, and its
+        dialect has no NOT_ACTIVE.
+        """
+        return self.ledger.is_suspended and not CODECS[request.dialect].is_told
+
     def resume(self, now: float) -> list[Output]:
         """This node serves again and no other node has meanwhile: dispatch plain clients' requests."""
         self.ledger.is_suspended = False
@@ -225,6 +233,13 @@ class Broker:
         self.ledger.is_suspended = False
         outputs: list[Output] = []
         self._endings.return_queued(lambda request: True, now, outputs)
+        return outputs
+
+    def release_late(self, now: float) -> list[Output]:
+        """No node has served for too long: drop what came since this one stopped. Its clients ask again."""
+        since = self.ledger.suspended_at
+        outputs: list[Output] = []
+        self._endings.return_queued(lambda request: request.accepted_at >= since, now, outputs)
         return outputs
 
     def drain(self) -> None:

@@ -59,8 +59,9 @@ class Dispatcher:
         return Dispatch(frames)
 
     def dispatch_queued(self, service: ServiceRecord, now: float, outputs: list[Output]) -> None:
-        """Dispatch queued requests while workers have credit."""
-        if self._ledger.is_draining or service.pause_why:
+        """Dispatch queued requests while this node serves and workers have credit."""
+        ledger = self._ledger
+        if not ledger.is_serving or ledger.is_draining or service.pause_why:
             return
         queue, idle = service.queue, service.idle
         while idle and queue.length:
@@ -71,7 +72,7 @@ class Dispatcher:
             assert type(request) is Accepted
             queue.pop()
             request.is_queued = False
-            self._ledger.waiting.leave(request.lane, 1, request.size)
+            ledger.waiting.leave(request.lane, 1, request.size)
             if now < request.expires_at or now < request.deadline:
                 outputs.append(self.dispatch(idle.popitem(last=False)[0], request, now))
             else:

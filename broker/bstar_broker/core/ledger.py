@@ -44,8 +44,9 @@ class Ledger:
         self.is_serving = False
         # No worker gets another request: this node is about to stop.
         self.is_draining = False
-        # This node stopped serving, and no other node is known to serve.
+        # This node stopped serving, at ``suspended_at``, and no other node is known to serve.
         self.is_suspended = False
+        self.suspended_at = now
         self.services = ServiceTable(settings.service_ttl_s, now)
         # By routing id.
         self.workers: dict[bytes, WorkerRecord] = {}

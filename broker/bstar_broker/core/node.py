@@ -55,6 +55,10 @@ _EPOCH_FAR_MIN = 1_000
 _EPOCH_TOLD_S = 60.0
 # Workers that one line of the log names, of those that a new list of principals sends away.
 _TOLD_MAX = 5
+# What plain clients ask a node that has stepped down waits for so many failover timeouts: one until the peer
+# has answered or is silent, one until a claimed majority is free, one to spare. Their clients send it again
+# (published ones after 2.5 s), so a request that waits for longer would be executed twice.
+_WAIT_TIMEOUTS = 3
 
 
 class Node:
@@ -95,6 +99,9 @@ class Node:
         self._message_frames_max = settings.message_frames_max
         self.parting = Parting(machine, self.broker, drain_timeout_s)
         self._far_epoch_told_at = -_EPOCH_TOLD_S
+        # Until when plain requests may wait here while no node serves, and whether one does.
+        self._waits_until = now
+        self._has_votes = False
         self._version = version
         self._shell = shell
         self.store: Store | None = None
@@ -241,6 +248,9 @@ class Node:
         if now >= self.machine.serve_until:
             outputs += self._expand(self.machine.step(Vote(), now), now)
             if now >= self.machine.serve_until:
+                if now < self._waits_until and not is_own and self.broker.may_wait(message):
+                    self._has_votes = True
+                    return outputs + self.broker.receive(message, now)
                 self._note_refused(message, now)
                 outputs += self.broker.refuse(message, now)
                 return outputs
@@ -352,6 +362,7 @@ class Node:
             self.broker.stalled(given.gap_s)  # type: ignore[union-attr]
         outputs = self._expand(self.machine.step(given, now), now)
         if kind is Tick:
+            outputs += self._tend_waiting(now)
             self.parting.end_farewell(now)
             outputs += self.broker.handle_timer(now)
             if self.store is not None:
@@ -359,6 +370,18 @@ class Node:
         elif kind is PeerMessage and self.store is not None and self.machine.peer.state is State.ACTIVE:
             outputs += self.store.peer_serves(now)
         return self._settled(outputs + self._part(now), now)
+
+    def _tend_waiting(self, now: float) -> list[Output]:
+        """Plain requests that wait while no node serves are votes once the peer is silent. At the end of
+        their time they are dropped.
+        """
+        ledger, outputs = self.broker.ledger, list[Output]()
+        if self._has_votes and ledger.is_suspended and self.machine.peer.is_silent(now):
+            outputs += self._expand(self.machine.step(Vote(), now), now)
+        if self._has_votes and ledger.is_suspended and now >= self._waits_until:
+            self._has_votes = False
+            outputs += self.broker.release_late(now)
+        return outputs
 
     def switch_over(self, now: float, *, is_if_healthy: bool = False) -> list[Output]:
         """Move the role to the peer: drain, then hand over. ``parting.switchover`` tells how it ends.
@@ -424,11 +447,13 @@ class Node:
                 if self.store is not None:
                     expanded += self.store.lead(output.epoch, now)
             elif type(output) is Deactivated:
+                self._waits_until = now + _WAIT_TIMEOUTS * self.machine.peer.pace.silence_s
+                self._has_votes = False
                 if self.store is not None:
                     expanded += self.store.follow(now)
                 expanded += self.broker.deactivate(now)
         if self.broker.ledger.is_suspended and (
-            self.machine.peer.state is State.ACTIVE or self.machine.is_leaving
+            self.machine.hears_active_peer(now) or self.machine.is_leaving
         ):
             expanded += self.broker.release(now)
         return expanded

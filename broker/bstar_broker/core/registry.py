@@ -102,8 +102,7 @@ class WorkerRegistry:
         welcome = codec.welcome(sender, message.envelope, ledger.status(now), heartbeat_ms, expiry_ms)
         if welcome is not None:
             outputs.append(Send(welcome))
-        if ledger.is_serving:
-            self._dispatch_queued(service, now, outputs)
+        self._dispatch_queued(service, now, outputs)
         return outputs
 
     def _record(self, message: Ready, codec: BrokerCodec, service: ServiceRecord, now: float) -> WorkerRecord:
@@ -238,7 +237,7 @@ class WorkerRegistry:
                 outputs += self._lose(worker, "unreachable", now)
         elif len(worker.in_flight) + worker.bundled < worker.credit and not worker.is_ahead:
             service.idle[worker] = None
-        if service.queue.length and self._ledger.is_serving:
+        if service.queue.length:
             self._dispatch_queued(service, now, outputs)
 
     def refuse_epoch(self, message: StaleEpoch, now: float) -> list[Output]:
@@ -339,8 +338,7 @@ class WorkerRegistry:
             request.deliveries -= 1
             self._endings.redeliver(request, _HOW["unreachable"], now, outputs)
         outputs += self.unreachable(routing_id, True, now)
-        if self._ledger.is_serving:
-            self._dispatch_queued(worker.service, now, outputs)
+        self._dispatch_queued(worker.service, now, outputs)
         return outputs
 
     def _lose(
@@ -366,8 +364,7 @@ class WorkerRegistry:
             request.deliveries -= is_unbegun
             self._endings.redeliver(request, _HOW[reason], now, outputs)
         worker.in_flight.clear()
-        if ledger.is_serving:
-            self._dispatch_queued(service, now, outputs)
+        self._dispatch_queued(service, now, outputs)
         return outputs
 
     # --- time -----------------------------------------------------------------------------------------------

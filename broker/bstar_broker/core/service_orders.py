@@ -36,8 +36,7 @@ class ServiceOrders:
         service.pause_why = ""
         service.paused_until = math.inf
         outputs = self._report(service, "resume", "is resumed", service.queue.length, 0.0, why, now)
-        if self._ledger.is_serving:
-            self._dispatcher.dispatch_queued(service, now, outputs)
+        self._dispatcher.dispatch_queued(service, now, outputs)
         return outputs
 
     def purge(self, service: ServiceRecord, why: str, now: float) -> tuple[int, list[Output]]:

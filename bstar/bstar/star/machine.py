@@ -282,7 +282,7 @@ class StarMachine(StarState):
 
     def _on_refusal(self, client: bytes, now: float, *, has_worker: bool) -> list[Output]:
         """A native client that asks here finds no active node."""
-        if self._hears_active_peer(now):
+        if self.hears_active_peer(now):
             self.cut_off.refuse(client, now, has_worker=has_worker)
         return []
 

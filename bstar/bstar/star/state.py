@@ -150,12 +150,13 @@ class StarState:
 
     def evidence(self, now: float) -> Evidence:
         """Evidence of clients that reach this passive node and not its active peer."""
-        if self._hears_active_peer(now):
+        if self.hears_active_peer(now):
             return self.cut_off.evidence(now)
         self.cut_off.forget()
         return Evidence()
 
-    def _hears_active_peer(self, now: float) -> bool:
+    def hears_active_peer(self, now: float) -> bool:
+        """True if this node stands by and knows that its peer serves, by a message that is not old."""
         return (
             self.state is State.PASSIVE
             and self.peer.state is State.ACTIVE
