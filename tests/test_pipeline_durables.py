@@ -148,13 +148,14 @@ def found(local: SparkSession) -> dict[str, list[Row]]:
         return local.createDataFrame(list(rows), table_schema(name))
 
     runs = settled(silver.runs(bronze).collect(), "silver.runs")
-    states = settled(silver.states(bronze, runs).collect(), "silver.states")
+    histories = silver.histories(bronze, runs)
+    states = settled(silver.states(histories).collect(), "silver.states")
     durables = settled(silver.durables(bronze, runs).collect(), "silver.durables")
     requests = settled(silver.requests(bronze, runs).collect(), "silver.requests")
     findings = durable_findings(durables, bronze, runs, states)
     return {
         "durables": durables.collect(),
-        "audit": audit(requests, runs, states, further=[findings]).collect(),
+        "audit": audit(requests, runs, states, silver.both_serving(histories), further=[findings]).collect(),
     }
 
 

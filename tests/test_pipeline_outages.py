@@ -124,9 +124,9 @@ def incidents(local: SparkSession) -> list[Row]:
 
     bronze = settled(frame(local, [run for case in CASES for run in case()]))
     runs = settled(silver.runs(bronze))
-    states = settled(silver.states(bronze, runs))
+    histories = settled(silver.histories(bronze, runs))
     requests = settled(silver.requests(bronze, runs))
-    return found(bronze, runs, states, requests).orderBy("pair", "began_at_us").collect()
+    return found(bronze, runs, requests, histories).orderBy("pair", "began_at_us").collect()
 
 
 def _of(incidents: list[Row], pair: str) -> list[Row]:
@@ -164,7 +164,7 @@ def test_an_outage_that_does_not_end_lasts_to_the_last_request(incidents: list[R
 
 def test_both_nodes_killed_is_one_incident(incidents: list[Row]) -> None:
     (found,) = _of(incidents, "killed")
-    assert (found.kind, found.node) == ("crash", "primary")
+    assert (found.kind, found.node) == ("both-crash", "primary")
     assert "primary ended without a word" in found.cause
     assert "backup ended without a word" in found.cause
     assert "So no node was there." in found.cause

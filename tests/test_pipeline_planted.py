@@ -280,9 +280,11 @@ def audited(local: SparkSession) -> list[Row]:
         return local.createDataFrame(table.collect(), table_schema(name))
 
     found = settled(silver.runs(bronze), "silver.runs")
-    states = settled(silver.states(bronze, found), "silver.states")
+    histories = silver.histories(bronze, found)
+    states = settled(silver.states(histories), "silver.states")
+    both = silver.both_serving(histories)
     requests = settled(silver.requests(bronze, found), "silver.requests")
-    rows = audit(requests, found, states, further=[node_findings(bronze, found)]).collect()
+    rows = audit(requests, found, states, both, further=[node_findings(bronze, found)]).collect()
     bronze.unpersist()
     return rows
 

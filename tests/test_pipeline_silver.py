@@ -89,7 +89,7 @@ def silver(local: SparkSession) -> dict[str, list[Row]]:
     runs = local.createDataFrame(rows, table_schema("silver.runs"))
     return {
         "runs": rows,
-        "states": module.states(bronze, runs).orderBy("node", "since_at_us").collect(),
+        "states": module.states(module.histories(bronze, runs)).orderBy("node", "since_at_us").collect(),
         "requests": module.requests(bronze, runs).collect(),
     }
 

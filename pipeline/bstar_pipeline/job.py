@@ -30,10 +30,10 @@ from bstar_pipeline.gold.audit import audit
 from bstar_pipeline.gold.capacity import capacity
 from bstar_pipeline.gold.clients import clients
 from bstar_pipeline.gold.durables import durable_findings
+from bstar_pipeline.gold.history import CLOCK_ERROR_US
 from bstar_pipeline.gold.incidents import incidents
 from bstar_pipeline.gold.nodes import node_findings
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
-from bstar_pipeline.gold.serving import CLOCK_ERROR_US
 from bstar_pipeline.inputs import Inputs, open_inputs
 from bstar_pipeline.schema import REJECTED, table_schema
 from bstar_pipeline.slo import Objectives
@@ -142,11 +142,13 @@ def run(
     with ThreadPoolExecutor(1, "services") as other:
         told = other.submit(_services, job, records, slo)
         runs = job.write("silver.runs", _with_right_clocks(job, records, clock_error_us))
-        states = job.write("silver.states", silver.states(records, runs))
+        histories = settled(silver.histories(records, runs, clock_error_us))
+        states = job.write("silver.states", silver.states(histories))
         requests = _requests(job, records, runs, clock_error_us, since)
         further = [node_findings(records, runs), *_durables(job, records, runs, states, clock_error_us)]
-        found = job.write("gold.incidents", incidents(records, runs, states, requests, clock_error_us))
-        findings = job.write("gold.audit", audit(requests, runs, states, clock_error_us, further))
+        found = job.write("gold.incidents", incidents(records, runs, requests, histories))
+        both = silver.both_serving(histories)
+        findings = job.write("gold.audit", audit(requests, runs, states, both, clock_error_us, further))
         told.result()
     store.clear(spark, root, "bronze.records", job.aside)
     job.tell("counting")

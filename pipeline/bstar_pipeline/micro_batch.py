@@ -20,14 +20,13 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from bstar_pipeline import bronze
 from bstar_pipeline.gold.objectives import objectives, sketches
 from bstar_pipeline.schema import REJECTED, table_schema
-from bstar_pipeline.silver import runs, states
+from bstar_pipeline.silver import both_serving, histories, runs
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.store import location, nothing
 from bstar_pipeline.tables import TABLES
 
 # Nothing else makes a node serve, or shows that it did not.
 _CHANGES = ("started", "state", "active", "inactive", "stall")
-_OF_STATE = ("node", "boot", "epoch", "since_at_us", "until_at_us")
 _TOPICS = ("requests", "calls", "executions", "durables", "events", REJECTED)
 
 
@@ -127,25 +126,15 @@ class MicroBatch:
         """Two nodes of a pair that served at once, in these days and the ones before."""
         needed = sorted({*days, *(day - timedelta(days=1) for day in days)})
         events = read(spark, self.root, "stream.records", needed)
-        serving = states(events, runs(events)).where("is_serving")
-        one = serving.selectExpr("pair", *(f"{name} AS one_{name}" for name in _OF_STATE))
-        other = serving.selectExpr("pair", *(f"{name} AS other_{name}" for name in _OF_STATE))
-        overlaps = (
-            one.join(other, "pair")
-            .selectExpr(
-                "*",
-                "greatest(one_since_at_us, other_since_at_us) AS at_us",
-                "least(one_until_at_us, other_until_at_us) AS until_us",
-            )
-            .where(f"one_node < other_node AND until_us - at_us > {self.clock_error_us}")
-        )
+        both = both_serving(histories(events, runs(events), self.clock_error_us))
         return _news(
-            overlaps,
+            both,
             "'both-active'",
-            "concat_ws(' ', pair, one_boot, one_epoch, other_boot, other_epoch)",
-            F.format_string("both served for at least %.3f s", F.expr("(until_us - at_us) / 1e6")),
-            day="to_date(timestamp_micros(at_us))",
-            node="concat_ws(' and ', one_node, other_node)",
+            "concat_ws(' ', pair, boot, epoch, successor, successor_epoch)",
+            F.format_string("both served for at least %.3f s", F.expr("(until_at_us - since_at_us) / 1e6")),
+            day="to_date(timestamp_micros(since_at_us))",
+            at_us="since_at_us",
+            node="concat_ws(' and ', least(node, successor), greatest(node, successor))",
         )
 
 

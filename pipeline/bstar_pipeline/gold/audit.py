@@ -15,9 +15,9 @@ from itertools import starmap
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from bstar_pipeline.gold.history import CLOCK_ERROR_US
 from bstar_pipeline.gold.rules import DURABLE_NUMBER, findings
-from bstar_pipeline.gold.serving import CLOCK_ERROR_US, both_serving
-from bstar_pipeline.gold.told import FOREVER, text
+from bstar_pipeline.gold.sentences import FOREVER, text
 from bstar_pipeline.schema import shaped
 
 # Bits of silver.requests.evidence.
@@ -49,10 +49,11 @@ def audit(
     requests: DataFrame,
     runs: DataFrame,
     states: DataFrame,
+    both: DataFrame,
     clock_error_us: int = CLOCK_ERROR_US,
     further: Sequence[DataFrame] = (),
 ) -> DataFrame:
-    """gold.audit of the silver tables, with ``further`` rows of it."""
+    """gold.audit of the silver tables and of ``silver.both_serving``, with ``further`` rows of it."""
     found = findings(_with_context(requests, runs))
     # Named one by one if violated, else counted.
     is_named = F.col("verdict") == "violated"
@@ -64,7 +65,7 @@ def audit(
         of_requests,
         _coverage(requests),
         _gaps(runs, states),
-        _both_active(states, runs, clock_error_us),
+        _both_active(both),
         _unsure(runs, clock_error_us),
         *further,
     ]
@@ -215,7 +216,7 @@ def _gaps(runs: DataFrame, states: DataFrame) -> DataFrame:
 # --- the pair -----------------------------------------------------------------------------------------------
 
 
-def _both_active(states: DataFrame, runs: DataFrame, clock_error_us: int) -> DataFrame:
+def _both_active(both: DataFrame) -> DataFrame:
     why = F.format_string(
         "%s (epoch %d) and %s (epoch %d) both served for %.1f ms",
         "node",
@@ -224,7 +225,7 @@ def _both_active(states: DataFrame, runs: DataFrame, clock_error_us: int) -> Dat
         "successor_epoch",
         F.expr("(until_at_us - since_at_us) / 1000D"),
     )
-    return both_serving(states, runs, clock_error_us).select(
+    return both.select(
         F.lit("both-active").alias("rule"),
         F.lit("violated").alias("verdict"),
         "node",

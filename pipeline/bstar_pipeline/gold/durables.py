@@ -12,8 +12,8 @@ from functools import reduce
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from bstar_pipeline.gold.serving import CLOCK_ERROR_US
-from bstar_pipeline.gold.told import FOREVER
+from bstar_pipeline.gold.history import CLOCK_ERROR_US
+from bstar_pipeline.gold.sentences import FOREVER
 from bstar_pipeline.schema import shaped
 
 # What a node that was killed may not have written.

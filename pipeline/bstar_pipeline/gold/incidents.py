@@ -1,108 +1,175 @@
 """What happened to the pair, when, who noticed, who took over, and what clients saw of it.
 
-Everything but the counts comes from records of events, which are few. When an incident began:
-
-* stop, handover: the node's own record of it (``stopping``, LEAVE, HANDOVER): exact.
-* pause: the node's ``stall`` record less its gap. The loop looks at the clock at least every half heartbeat
-  interval, so the pause began at most that much later.
-* crash: between the last sign of life and the first of death. Of life: the run's last record, and when the
-  peer last heard it (``peer-lost`` less ``silent_us``). Of death: the ``peer-lost`` itself; where that is
-  silence and no refused connection, one heartbeat interval after the last message, because a node that lives
-  speaks once in it; the first broken connection that a client or worker recorded in between. A refused and a
-  broken connection come at once, so the first of them counts; else the middle. ``began_error_us`` is half of
-  the distance. Without a peer that listened: the next start of the node, or one and a half intervals of the
-  node's own pulses after its last record.
-* partition: likewise, between the later one of the last messages that the nodes heard of each other and a
-  heartbeat interval after the earlier one.
-* both-active: when the second node began to serve.
-
-A node that fell silent is explained once: by its end, by a pause, and only if it did neither by a partition.
-A node without any journal explains nothing: its peer's records alone are no incident.
-
-* outage: requests waited for a second and more, nobody was at work on one, none was answered, and nothing of
-  the above explains it: the workers were away.
-
-The outage of an incident is read off the requests that ended around it (``WINDOW_US`` before and after): the
-longest time in which one waited and none was answered, by what clients recorded if the pair's clients keep
-journals, else by what nodes recorded. Where nobody asks is no outage.
+``gold.history`` puts each pair's events in order, ``gold.outages`` finds the times in which requests waited;
+here both become rows, with the number of requests that each incident touched.
 """
 
-from functools import reduce
+from __future__ import annotations
 
+import datetime as dt
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline.engine import settled
-from bstar_pipeline.gold import faults
-from bstar_pipeline.gold.aftermath import detections, recoveries, refusals, takeovers
-from bstar_pipeline.gold.impact import impact
-from bstar_pipeline.gold.outages import outages, unexplained
-from bstar_pipeline.gold.serving import CLOCK_ERROR_US
-from bstar_pipeline.gold.told import Told, text
+from bstar_pipeline.gold import outages
+from bstar_pipeline.gold.history import Incident, State
+from bstar_pipeline.pair_rows import columns, of_kind, per_pair, rows_of, together
 from bstar_pipeline.schema import shaped
 
-_BASE = ("pair", "kind", "node", "boot", "began_at_us", "began_error_us", "ended_at_us", "lost_at_us", "text")
+# Refusals are counted once in a while; the record comes at the end of the interval.
+_REFUSED_LATE_US = 10_000_000
+# A client's next attempt comes within this time after the other node serves.
+_RETRY_US = 1_000_000
+_MINUTE_US = 60_000_000
+_CLIENT = 2
 
-_CAUSE = (
-    "{text}"
-    "{CASE WHEN kind IN ('start', 'both-active', 'partition', 'handover', 'outage') THEN '' "
-    "WHEN was_serving THEN ' It was the active node.' ELSE ' It stood by.' END}"
-    "{CASE WHEN kind IN ('start', 'both-active', 'outage') THEN '' "
-    "WHEN taken_over_at_us IS NOT NULL THEN served "
-    "WHEN kind = 'partition' THEN ' The role stayed where it was.' "
-    "WHEN was_serving THEN ' Nobody took over.' ELSE '' END}"
-)
+_OF_OUTAGE = ("outage_at_us", "outage_us", "since_us", "until_us")
+_OUTAGES = columns(Incident, id="STRING", **dict.fromkeys(_OF_OUTAGE, "BIGINT"))
 
 
-def incidents(
-    records: DataFrame,
-    runs: DataFrame,
-    states: DataFrame,
-    requests: DataFrame,
-    clock_error_us: int = CLOCK_ERROR_US,
-) -> DataFrame:
-    """gold.incidents of bronze records and the silver tables."""
-    told = Told(records, runs, clock_error_us)
-    found = [
-        faults.ends(told),
-        faults.pauses(told),
-        faults.partitions(told),
-        faults.handovers(told),
-        faults.both_active(states, runs, clock_error_us),
-        faults.starts(told),
-    ]
-    base = reduce(DataFrame.unionByName, [part.select(*_BASE) for part in found])
-    base = settled(base.withColumn("id", _key()))
-    followed = settled(recoveries(told, detections(told, takeovers(told, base))))
-    followed = followed.unionByName(_outages(told, followed, requests), allowMissingColumns=True)
-    served = text(" {successor} served after {taken_over_at_us - began_at_us:s}.")
-    counted = impact(followed, requests, refusals(told)).withColumn("served", served)
+def incidents(records: DataFrame, runs: DataFrame, requests: DataFrame, histories: DataFrame) -> DataFrame:
+    """gold.incidents of bronze records, the silver tables and ``histories``."""
+    near = histories.where("what = 'minute'").select("pair", "minute")
+    slots = outages.slots(requests, near).withColumn("what", F.lit("slot"))
+    told = together(histories.where("what IN ('state', 'incident')"), slots)
+    found = settled(per_pair(told, _outages, _OUTAGES))
+    counted = found.join(_counts(found, requests), "id", "left").join(
+        _refused(found, records, runs), "id", "left"
+    )
+    is_alone = "kind = 'outage' OR NOT is_certain"
+    waiting = F.format_string(
+        "%d requests waited (%s), and for %.3f s no worker was at work on any, and none was answered.",
+        F.coalesce("waiting", F.lit(0)),
+        F.coalesce("services", F.lit("")),
+        (F.col("ended_at_us") - F.col("began_at_us")) / 1e6,
+    )
     columns = {
+        "retried": F.expr("coalesce(retried, 0L)"),
+        "refused": F.expr("if(coalesce(has_calls, false), refused_calls, coalesce(refused_at_nodes, 0L))"),
+        "unknown": F.expr("coalesce(unknown, 0L)"),
+        "affected": F.expr("coalesce(affected, 0L)"),
         "detection_us": F.col("detected_at_us") - F.col("began_at_us"),
         "takeover_us": F.col("taken_over_at_us") - F.col("began_at_us"),
-        "cause": text(_CAUSE),
+        "cause": F.when(F.col("kind") == "outage", waiting).otherwise(_cause()),
         "day": F.to_date(F.timestamp_micros("began_at_us")),
     }
-    return shaped(counted.withColumns(columns), "gold.incidents")
+    # A request that waits alone is no outage.
+    known = counted.where(f"NOT ({is_alone}) OR waiting > 1")
+    return shaped(known.withColumns(columns), "gold.incidents")
 
 
-def _key() -> Column:
-    at = F.date_format(F.timestamp_micros("began_at_us"), "yyyyMMdd'T'HHmmss.SSS")
-    return F.concat_ws(".", "pair", "kind", "node", at)
-
-
-def _outages(told: Told, incidents: DataFrame, requests: DataFrame) -> DataFrame:
-    """Times without an answer that no incident explains; ``node`` is the active one."""
-    why = text(
-        "{waiting} requests waited ({services}), and for {ended_at_us - began_at_us:s} no worker was at work "
-        "on any, and none was answered."
+def _cause() -> Column:
+    """The sentence of what happened, who was hit, and who took over."""
+    said = F.col("text")
+    role = F.expr(
+        "CASE WHEN kind IN ('start', 'both-active', 'both-crash', 'partition', 'handover') THEN '' "
+        "WHEN was_serving THEN ' It was the active node.' ELSE ' It stood by.' END"
     )
-    alone = settled(unexplained(outages(requests), incidents)).withColumn("text", why)
-    exact = {
-        "kind": F.lit("outage"),
-        "began_error_us": F.lit(0).cast("bigint"),
-        "recovered_at_us": F.col("ended_at_us"),
-        "was_serving": F.lit(True),
-    }
-    found = faults.at_the_active(told, alone).withColumns(exact)
-    return found.withColumn("id", _key())
+    served = F.format_string(
+        " %s served after %.3f s.", "successor", (F.col("taken_over_at_us") - F.col("began_at_us")) / 1e6
+    )
+    after = F.expr(
+        "CASE WHEN kind = 'partition' THEN ' The role stayed where it was.' "
+        "WHEN was_serving THEN ' No node took over.' ELSE '' END"
+    )
+    is_silent = F.col("kind").isin("start", "both-active")
+    took = F.when(is_silent, "").when(F.col("successor").isNotNull(), served).otherwise(after)
+    return F.concat(said, role, took)
+
+
+# --- requests -----------------------------------------------------------------------------------------------
+
+
+def _counts(found: DataFrame, requests: DataFrame) -> DataFrame:
+    """How many requests each incident touched: id, waiting, services, retried, refused_calls, unknown,
+    affected and has_calls.
+    """
+    ended = F.col("until_us") + _RETRY_US
+    minutes = F.sequence(F.expr(f"since_us DIV {_MINUTE_US}"), F.floor(ended / _MINUTE_US))
+    spans = found.select(
+        "id",
+        "pair",
+        "since_us",
+        "until_us",
+        "outage_at_us",
+        F.expr("outage_at_us + coalesce(outage_us, until_us - outage_at_us)").alias("outage_until_us"),
+        F.explode(minutes).alias("minute"),
+    )
+    near = (
+        requests.where(F.col("ended_at_us").isNotNull())
+        .withColumn("minute", F.expr(f"ended_at_us DIV {_MINUTE_US}"))
+        .join(F.broadcast(spans), ["pair", "minute"])
+        .where(F.col("ended_at_us").between(F.col("since_us"), ended))
+    )
+    asked = "coalesce(asked_at_us, ended_at_us)"
+    worked = "(ended_at_us - if(outcome IN ('answered', 'failed'), coalesce(busy_us, 0L), 0L))"
+    waits = f"(ended_at_us > outage_at_us AND {asked} < outage_until_us)"
+    long = f"(least({worked}, outage_until_us) - greatest({asked}, outage_at_us) >= {outages.OUTAGE_MIN_US})"
+    during = f"({asked} <= until_us)"
+    retried = f"({during} AND (coalesce(attempts, 1) > 1 OR coalesce(is_repeated, false)))"
+    refused = f"({during} AND coalesce(call_outcome IN ('busy', 'rejected', 'no-active'), false))"
+    lost = "('timeout', 'unknown', 'interrupted', 'closed', 'returned', 'late', 'lost')"
+    unknown = f"({during} AND coalesce(outcome IN {lost}, false))"
+    waited = f"coalesce({waits}, false)"
+    return near.groupBy("id").agg(
+        F.expr(f"count_if(coalesce({waits} AND {long}, false)) AS waiting"),
+        F.array_join(
+            F.array_sort(F.collect_set(F.expr(f"if({waited} AND {long}, service, NULL)"))), ", "
+        ).alias("services"),
+        F.expr(f"count_if({retried}) AS retried"),
+        F.expr(f"count_if({refused}) AS refused_calls"),
+        F.expr(f"count_if({unknown}) AS unknown"),
+        F.expr(f"count_if({waited} OR {retried} OR {refused} OR {unknown}) AS affected"),
+        F.max(F.col("evidence").bitwiseAND(_CLIENT) != 0).alias("has_calls"),
+    )
+
+
+def _refused(found: DataFrame, records: DataFrame, runs: DataFrame) -> DataFrame:
+    """What nodes refused meanwhile: id, refused_at_nodes."""
+    refusals = (
+        records.where("topic = 'events' AND kind = 'refused'")
+        .join(F.broadcast(runs.select("boot", "offset_us")), "boot")
+        .select("pair", (F.col("mono") + F.col("offset_us")).alias("at_us"), "count")
+    )
+    spans = found.select("id", "pair", "since_us", "until_us")
+    return (
+        refusals.join(F.broadcast(spans), "pair")
+        .where(F.col("at_us").between(F.col("since_us"), F.col("until_us") + _REFUSED_LATE_US))
+        .groupBy("id")
+        .agg(F.sum("count").alias("refused_at_nodes"))
+    )
+
+
+def _outages(pair: str, table: pa.Table) -> Iterator[dict[str, Any]]:
+    """What ``gold.outages`` finds in the states, incidents and slots of a pair."""
+    slots = of_kind(table, "slot").sort_by("slot")
+
+    def column(name: str, missing: int = 0) -> NDArray[np.int64]:
+        return np.asarray(pc.fill_null(slots[name], missing), np.int64)
+
+    gaps = outages.gaps(
+        column("asked_us"),
+        column("first_us", outages.NEVER),
+        column("last_us", -outages.NEVER),
+        column("work_us", outages.NEVER),
+        column("ended_us"),
+    )
+    states = [state for state in rows_of(table, "state", State) if state.state == "ACTIVE"]
+    serving = sorted((state.since_at_us, state.node, state.boot) for state in states)
+    is_sampled = pc.any(pc.greater(slots["weight"], 1)).as_py() or False
+    incidents = rows_of(table, "incident", Incident)
+    for each in outages.outages(incidents, gaps, serving, is_sampled=is_sampled):
+        incident = each.incident
+        at = dt.datetime.fromtimestamp(incident.began_at_us // 1_000_000, dt.UTC)
+        moment = f"{at:%Y%m%dT%H%M%S}.{incident.began_at_us // 1_000 % 1_000:03d}"
+        key = f"{pair}.{incident.kind}.{incident.node}.{moment}"
+        of_outage = {name: getattr(each, name) for name in _OF_OUTAGE}
+        yield {"what": "outage", "pair": pair, "id": key, **asdict(incident), **of_outage}

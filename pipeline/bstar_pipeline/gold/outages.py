@@ -1,66 +1,97 @@
-"""Times in which several requests waited, nobody was at work on any, and none was answered.
+"""Outages as clients saw them: times in which requests waited and none was answered.
 
-Requests are counted by second first, so of any number of them little is left to put in order. One that waits
-alone is no outage: it may be of a service without workers, or its caller's patience ended.
+A request waits from the moment when its client began the call, if its client keeps a journal, otherwise
+from its first acceptance (``silver.requests.asked_at_us``). Requests are counted by slots of time, so of any
+number of them little is left to put in order: of a thousandth of a second around an incident, of a tenth
+elsewhere. Each slot keeps its first and last answer to the microsecond, so a time without an answer that is
+longer than a slot is exact.
+
+* The outage of an incident is the longest such time that meets it.
+* A pause that neither the peer nor the failover timeout noticed is an incident if requests waited for it.
+* ``outage``: several requests waited, no worker was at work on one, none was answered, and nothing else
+  explains it.
+
+A request that waits alone is no outage: its service may have no workers, or its caller's patience ended. Of a
+pair whose requests are a sample nothing is said: those that are not here may have been answered meanwhile.
 """
 
-from pyspark.sql import Column, DataFrame, Window
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from bstar_pipeline.gold.told import FOREVER
+from bstar_pipeline.gold.history import Incident
 
-OUTAGE_MIN_US = 1_000_000
+OUTAGE_MIN_US = 100_000
 """Shorter waits are the business of the objectives."""
 
+_AROUND_US = 30_000_000
 # What was caught by an incident may be answered that much after the other node serves.
 _SETTLE_US = 2_000_000
-_SECOND_US = 1_000_000
+_FINE_US, _COARSE_US, _MINUTE_US = 1_000, 100_000, 60_000_000
+NEVER = 1 << 62
+"""Later than all times."""
 
 
-def outages(requests: DataFrame) -> DataFrame:
-    """One row for each, of ``silver.requests``: pair, began_at_us, ended_at_us, waiting (requests), services.
-
-    Not of pairs whose requests are a sample: those that are not here may have been answered meanwhile.
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A time between two answers in a row in which a request waited: until the next answer (none came if
+    ``is_open``), and until a worker was at work on one again.
     """
-    gaps = _gaps(requests)
-    waited = _waits().alias("waited_us")
-    slow = requests.select("pair", "service", "accepted_at_us", waited).where(
-        F.col("waited_us") >= OUTAGE_MIN_US
-    )
-    in_gap = F.least(F.col("accepted_at_us") + F.col("waited_us"), "ended_at_us") - F.greatest(
-        "accepted_at_us", "began_at_us"
+
+    began_at_us: int
+    answered_at_us: int
+    worked_at_us: int
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """An incident as clients saw it. What requests of ``since_us`` to ``until_us`` tell is counted for it."""
+
+    incident: Incident
+    outage_at_us: int | None
+    outage_us: int | None
+    since_us: int
+    until_us: int
+
+
+def around(incident: Incident) -> tuple[int, int]:
+    """From when to when an incident may have kept requests waiting."""
+    since_us = incident.began_at_us - incident.began_error_us
+    served_us = incident.taken_over_at_us
+    if incident.detected_at_us is not None:
+        detected_us = min(incident.detected_at_us, incident.began_at_us + _AROUND_US)
+        served_us = detected_us if served_us is None else max(served_us, detected_us)
+    return since_us, max(incident.began_at_us, served_us or 0)
+
+
+def slots(requests: DataFrame, near: DataFrame) -> DataFrame:
+    """What is left of ``silver.requests`` to find times without an answer.
+
+    Columns: pair, slot, asked_us (of the first that waits), first_us and last_us (answers), work_us (the
+    first work on one that was answered), ended_us, and weight.
+
+    ``near`` has the minutes around incidents: pair, minute.
+    """
+    ended_us, is_answer = F.col("ended_at_us"), F.col("outcome").isin("answered", "failed")
+    minute = F.expr(f"ended_at_us DIV {_MINUTE_US}")
+    slot = F.when(F.col("is_near"), F.expr(f"ended_at_us DIV {_FINE_US}")).otherwise(
+        F.expr(f"ended_at_us DIV {_COARSE_US} * {_COARSE_US // _FINE_US}")
     )
     return (
-        gaps.join(slow, "pair")
-        .where(in_gap >= OUTAGE_MIN_US)
-        .groupBy("pair", "began_at_us", "ended_at_us")
-        .agg(
-            F.count("*").alias("waiting"),
-            F.array_join(F.array_sort(F.collect_set("service")), ", ").alias("services"),
-        )
-        .where("waiting > 1")
-    )
-
-
-def _waits() -> Column:
-    """How long a request waited for a worker to begin."""
-    worked_us = F.when(_is_answer(), F.coalesce("busy_us", F.lit(0))).otherwise(0)
-    return F.col("ended_at_us") - F.col("accepted_at_us") - worked_us
-
-
-def _is_answer() -> Column:
-    return F.col("outcome").isin("answered", "failed")
-
-
-def _gaps(requests: DataFrame) -> DataFrame:
-    """Times between two answers in a row in which a request waited: pair, began_at_us, ended_at_us."""
-    is_answer = _is_answer()
-    ended_us = F.col("ended_at_us")
-    by_second = (
         requests.where(ended_us.isNotNull())
-        .groupBy("pair", F.expr(f"ended_at_us DIV {_SECOND_US}").alias("second"))
+        .withColumn("minute", minute)
+        .join(F.broadcast(near.withColumn("is_near", F.lit(True))), ["pair", "minute"], "left")
+        .groupBy("pair", slot.alias("slot"))
         .agg(
-            F.min(F.coalesce("accepted_at_us", ended_us)).alias("accepted_us"),
+            F.min(F.coalesce("asked_at_us", ended_us)).alias("asked_us"),
             F.min(F.when(is_answer, ended_us)).alias("first_us"),
             F.max(F.when(is_answer, ended_us)).alias("last_us"),
             F.min(F.when(is_answer, ended_us - F.coalesce("busy_us", F.lit(0)))).alias("work_us"),
@@ -68,36 +99,134 @@ def _gaps(requests: DataFrame) -> DataFrame:
             F.max("weight").alias("weight"),
         )
     )
-    of_pair = Window.partitionBy("pair")
-    in_order = of_pair.orderBy("second")
-    before = in_order.rowsBetween(Window.unboundedPreceding, -1)
-    # Backwards, because Spark begins anew at every row for a frame that ends with the last one.
-    later = of_pair.orderBy(F.desc("second")).rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    # A gap is what ended after one answer, up to the next second with an answer.
-    gaps = by_second.select(
-        "*",
-        F.max("weight").over(of_pair).alias("heaviest"),
-        F.count("last_us").over(before).alias("gap"),
-        F.max("last_us").over(before).alias("before_us"),
-        F.min("accepted_us").over(later).alias("waits_us"),
-        F.min("work_us").over(later).alias("works_us"),
-    ).where("heaviest <= 1 AND before_us IS NOT NULL")
-    found = gaps.groupBy("pair", "gap").agg(
-        F.greatest(F.max("before_us"), F.min("waits_us")).alias("began_at_us"),
-        F.coalesce(F.least(F.min("first_us"), F.min("works_us")), F.max("ended_us")).alias("ended_at_us"),
-    )
-    return found.where(F.col("ended_at_us") - F.col("began_at_us") >= OUTAGE_MIN_US).drop("gap")
 
 
-def unexplained(found: DataFrame, incidents: DataFrame) -> DataFrame:
-    """Those of ``found`` that are not part of an incident (pair, began_at_us, began_error_us, ended_at_us,
-    was_serving, detected_at_us, taken_over_at_us).
+def minutes(incidents: Iterable[Incident]) -> set[int]:
+    """The minutes around incidents."""
+    found: set[int] = set()
+    for incident in incidents:
+        since_us, until_us = around(incident)
+        found.update(range((since_us - _AROUND_US) // _MINUTE_US, (until_us + _AROUND_US) // _MINUTE_US + 1))
+    return found
+
+
+def gaps(
+    asked_us: NDArray[np.int64],
+    first_us: NDArray[np.int64],
+    last_us: NDArray[np.int64],
+    work_us: NDArray[np.int64],
+    ended_us: NDArray[np.int64],
+) -> list[Gap]:
+    """All gaps of one pair, of its slots in order. Without an answer, a slot's ``first_us`` and ``work_us``
+    are later than all times, and its ``last_us`` is earlier.
     """
-    over = f"if(was_serving, coalesce(taken_over_at_us, ended_at_us, {FOREVER}), began_at_us)"
-    spans = incidents.selectExpr(
-        "pair AS its_pair",
-        f"began_at_us - began_error_us - {_SETTLE_US} AS since_us",
-        f"greatest(began_at_us, detected_at_us, {over}) + {_SETTLE_US} AS until_us",
+    if not len(ended_us):
+        return []
+    # The first of those that ended in this slot or later.
+    waits_us = np.minimum.accumulate(asked_us[::-1])[::-1]
+    works_us = np.minimum.accumulate(work_us[::-1])[::-1]
+    has_answer = np.flatnonzero(first_us < NEVER)
+    if not len(has_answer):
+        return []
+    # A gap begins with the last answer of one slot, and ends with the first answer of the next one with any.
+    before, after = has_answer[:-1], has_answer[1:]
+    began_us = np.maximum(last_us[before], waits_us[before + 1])
+    answered_us = first_us[after]
+    worked_us = np.minimum(answered_us, works_us[before + 1])
+    found = [
+        Gap(int(began), int(answered), int(worked), False)
+        for began, answered, worked in zip(began_us, answered_us, worked_us, strict=True)
+        if answered > began
+    ]
+    last = int(has_answer[-1])
+    if last + 1 < len(ended_us):
+        began, ended = max(int(last_us[last]), int(waits_us[last + 1])), int(ended_us[last + 1 :].max())
+        if ended > began:
+            found.append(Gap(began, ended, ended, True))
+    return found
+
+
+def outages(
+    incidents: Sequence[Incident],
+    gaps: Sequence[Gap],
+    serving: Sequence[tuple[int, str, str]],
+    *,
+    is_sampled: bool = False,
+) -> list[Outage]:
+    """The incidents with what clients saw of them, and the outages that none explains, in order.
+
+    ``serving``: when each node began to serve, with its name and boot, in order. Pauses that neither a peer
+    nor a request noticed are left out. Whether several requests waited is for the caller to count.
+    """
+    starts = [gap.began_at_us for gap in gaps]
+    longest_us = max((gap.answered_at_us - gap.began_at_us for gap in gaps), default=0)
+
+    def meeting(since_us: int, until_us: int) -> list[Gap]:
+        low, high = bisect_left(starts, since_us - longest_us), bisect_right(starts, until_us)
+        return [gap for gap in gaps[low:high] if gap.answered_at_us > since_us]
+
+    found = []
+    for incident in incidents:
+        since_us, until_us = around(incident)
+        seen = [gap for gap in meeting(since_us, until_us) if not gap.is_open]
+        if not incident.is_certain and (is_sampled or not _has_waits(incident, seen)):
+            continue
+        worst = max(
+            seen, key=lambda gap: (gap.answered_at_us - gap.began_at_us, -gap.began_at_us), default=None
+        )
+        outage_us = None if worst is None else worst.answered_at_us - worst.began_at_us
+        ended_us = until_us if worst is None else max(until_us, worst.answered_at_us)
+        outage_at_us = None if worst is None else worst.began_at_us
+        found.append(Outage(incident, outage_at_us, outage_us, since_us, ended_us))
+    if not is_sampled:
+        alone = [gap for gap in gaps if gap.worked_at_us - gap.began_at_us >= OUTAGE_MIN_US]
+        found += _unexplained(alone, found, serving)
+    return sorted(found, key=lambda each: (each.incident.began_at_us, each.incident.node, each.incident.kind))
+
+
+def _has_waits(pause: Incident, seen: Iterable[Gap]) -> bool:
+    """Whether requests waited for a pause, for as long as an outage lasts."""
+    return pause.was_serving and any(
+        min(gap.worked_at_us, pause.ended_at_us or 0) - max(gap.began_at_us, pause.began_at_us)
+        >= OUTAGE_MIN_US
+        for gap in seen
     )
-    is_part = F.expr("pair = its_pair AND began_at_us <= until_us AND ended_at_us >= since_us")
-    return found.join(spans, is_part, "left_anti")
+
+
+def _unexplained(
+    gaps: Iterable[Gap], explained: Sequence[Outage], serving: Sequence[tuple[int, str, str]]
+) -> list[Outage]:
+    spans = sorted(map(_explains, explained))
+    found, place, until_us = [], 0, 0
+    for gap in gaps:
+        while place < len(spans) and spans[place][0] <= gap.worked_at_us:
+            until_us = max(until_us, spans[place][1])
+            place += 1
+        if gap.began_at_us <= until_us:
+            continue
+        active = bisect_right(serving, gap.began_at_us, key=lambda each: each[0])
+        _, node, boot = serving[active - 1] if active else (0, "", "")
+        incident = Incident(
+            "outage",
+            node,
+            boot,
+            gap.began_at_us,
+            "",
+            ended_at_us=gap.worked_at_us,
+            recovered_at_us=gap.worked_at_us,
+            was_serving=True,
+        )
+        outage_us = None if gap.is_open else gap.answered_at_us - gap.began_at_us
+        found.append(Outage(incident, gap.began_at_us, outage_us, gap.began_at_us, gap.answered_at_us))
+    return found
+
+
+def _explains(each: Outage) -> tuple[int, int]:
+    """From when to when an incident explains that requests wait."""
+    incident = each.incident
+    until_us = incident.began_at_us
+    if incident.was_serving:
+        back = (incident.taken_over_at_us, incident.ended_at_us)
+        until_us = next((at_us for at_us in back if at_us is not None), NEVER)
+    until_us = max(until_us, incident.detected_at_us or 0)
+    return each.since_us - _SETTLE_US, until_us + _SETTLE_US

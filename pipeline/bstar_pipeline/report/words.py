@@ -67,13 +67,14 @@ RULES = {
 
 KINDS = {
     "crash": "crashed",
+    "both-crash": "and its peer crashed",
     "stop": "was stopped",
     "handover": "handed over",
     "pause": "was away",
     "partition": "was cut off from its peer",
     "both-active": "served beside its peer",
     "start": "started",
-    "outage": "served, but nobody was answered",
+    "outage": "served, and no request was answered",
 }
 """What a node did in an incident of each kind."""
 

@@ -7,6 +7,9 @@ from bstar_pipeline.silver.clocks import corrected, links
 from bstar_pipeline.silver.durables import durables
 from bstar_pipeline.silver.requests import repeated, requests
 from bstar_pipeline.silver.runs import earlier, runs
-from bstar_pipeline.silver.states import states
+from bstar_pipeline.silver.states import both_serving, histories, states
 
-__all__ = ["corrected", "durables", "earlier", "links", "repeated", "requests", "runs", "states"]
+__all__ = [
+    "both_serving", "corrected", "durables", "earlier", "histories", "links", "repeated", "requests", "runs",
+    "states",
+]  # fmt: skip

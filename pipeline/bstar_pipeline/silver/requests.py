@@ -14,7 +14,7 @@ A request of a plain Majordomo client has no identity that others know; its reco
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from bstar_pipeline.gold.serving import CLOCK_ERROR_US, SAME_CLOCK_ERROR_US
+from bstar_pipeline.gold.history import CLOCK_ERROR_US, SAME_CLOCK_ERROR_US
 from bstar_pipeline.schema import table_schema
 
 # What a node says of a request's end, the best last.
@@ -186,6 +186,10 @@ def _columns(clock_error_us: int) -> dict[str, Column]:
         "accepted_at_us": F.coalesce(
             "node_began_us", F.col("c_end_us") - F.col("c_total_us"), "run_began_us"
         ),
+        "asked_at_us": F.coalesce(F.col("c_end_us") - F.col("c_total_us"), "node_began_us", "run_began_us"),
+        "asked_by": F.when(F.col("calls") > 0, "call")
+        .when(F.col("node_records") > 0, "node")
+        .otherwise("run"),
         "ended_at_us": best("end_us", "c", "n", "x"),
         "epoch": best("epoch", "n", "c", "x"),
         "total_us": F.col("n_total_us"),
@@ -228,6 +232,8 @@ def _columns_of_one() -> dict[str, Column]:
         **{name: F.lit(None) for name in nothing},
         "evidence": F.lit(1),
         "accepted_at_us": F.col("end_us") - F.col("total_us"),
+        "asked_at_us": F.col("end_us") - F.col("total_us"),
+        "asked_by": F.lit("node"),
         "ended_at_us": F.col("end_us"),
         "is_repeated": F.coalesce("is_repeated", F.lit(False)),
         "node_records": F.lit(1),

@@ -1,0 +1,848 @@
+"""The history of one pair, in plain Python: each node's states, and what happened to the pair.
+
+A pair's events are few, whatever its traffic, so no engine is needed to put them in order: both engines call
+``history`` with the runs of a pair's processes and their records of events. Requests are looked at in
+``gold.outages``.
+
+When an incident began:
+
+* stop, handover: the node's own record of it (``stopping``, LEAVE, HANDOVER): exact.
+* pause: the node's ``stall`` record less its gap. The loop looks at the clock at least every half heartbeat
+  interval, so the pause began at most that much later.
+* crash: between the last sign of life and the first of death. Of life: the run's last record, and when the
+  peer last heard it (``peer-lost`` less ``silent_us``). Of death: the ``peer-lost`` itself; where that is
+  silence and no refused connection, one heartbeat interval after the last message, because a node that
+  lives speaks once in it; the first broken connection that a client or worker recorded in between. A refused
+  and a broken connection come at once, so the first of them counts; otherwise the middle. ``began_error_us``
+  is half of the distance. Without a peer that listened: the next start of the node, or one and a half
+  intervals of the node's own pulses after its last record.
+* partition: likewise, between the later one of the last messages that the nodes heard of each other and a
+  heartbeat interval after the earlier one.
+* both-active: when the second node began to serve.
+
+A node that fell silent is explained once: by its end, by a pause, and only if it did neither by a partition.
+A node without any journal explains nothing: its peer's records alone are no incident. The crash of the second
+node while the first one is gone is part of the first one's: ``both-crash``.
+
+The state of a node. Between two changes, from the start of its run to its last sign of life, the state is the
+one that it recorded last. A run that begins before the input does is in the state that its first record about
+one names. A node that was away (SIGSTOP, a sleeping machine, a blocked loop) served nothing meanwhile: that
+time is cut out of the interval in which it lies. A run without a last word was killed if its node began
+another run, if its peer lost it afterwards and never saw it again, or if the pair's other journals go on for
+longer than this one ever was silent; otherwise its journal ends.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
+from operator import attrgetter
+from typing import Any
+
+CLOCK_ERROR_US = 10_000
+"""What the wall clocks of two machines may differ by, unless the caller says otherwise."""
+
+SAME_CLOCK_ERROR_US = 1_000
+"""On one machine: the time between a change and the moment that is recorded for it."""
+
+KINDS = (
+    "started", "state", "active", "inactive", "peer-seen", "peer-lost", "stall", "stopping", "stopped",
+    "fatal", "pulse", "disconnected", "active-lost", "unregistered",
+)  # fmt: skip
+"""The kinds of record that a history is made of."""
+
+FIELDS = (
+    "state", "old", "new", "event", "epoch", "reason", "text", "exit_code", "peer_boot", "silent_us",
+    "gap_us", "votes",
+)  # fmt: skip
+
+NOT_STARTED = "did not start"
+"""The reason of a node's ``stopped`` that ended before it served: a port was taken, or a file is invalid."""
+
+# Two nodes that crash within this time went down together.
+_BOTH_US = 10_000_000
+# An incident's first sign elsewhere comes within this time, or it is another incident's.
+_SIGN_MAX_US = 60_000_000
+# Nodes write a record every few seconds: so long a silence is no chance.
+_SILENT_MIN_US = 15_000_000
+# By these a client or worker tells that it lost a node.
+_CUT_OFF = ("disconnected", "active-lost", "unregistered")
+_AWAY = "STALL"
+_FOREVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a process, of ``silver.runs``."""
+
+    pair: str
+    node: str
+    boot: str
+    source: str
+    day: dt.date
+    started_at_us: int
+    last_at_us: int
+    is_clean: bool
+    began_before: bool
+    machine: str | None
+    heartbeat_us: int | None
+    failover_timeout_us: int | None
+    clock_unsure_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One record of an event, at a time of the common timeline."""
+
+    node: str
+    boot: str
+    seq: int
+    at_us: int
+    day: dt.date
+    kind: str
+    state: str | None = None
+    old: str | None = None
+    new: str | None = None
+    event: str | None = None
+    epoch: int | None = None
+    reason: str | None = None
+    text: str | None = None
+    exit_code: int | None = None
+    peer_boot: str | None = None
+    silent_us: int | None = None
+    gap_us: int | None = None
+    votes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """An interval of a node's state: a row of ``silver.states``."""
+
+    pair: str
+    day: dt.date
+    node: str
+    boot: str
+    state: str
+    is_serving: bool
+    epoch: int
+    since_at_us: int
+    until_at_us: int
+    event: str
+    text: str
+    ended_by: str
+    votes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two nodes served at once: ``node`` had served before, ``successor`` came to it."""
+
+    since_at_us: int
+    until_at_us: int
+    node: str
+    boot: str
+    epoch: int
+    successor: str
+    successor_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """What happened to a pair. ``ended_at_us``: the node is there again, or the link. ``lost_at_us``: the
+    peer missed the node. ``is_certain`` is False for a pause that neither the peer nor the failover timeout
+    noticed: it is an incident if requests waited for it.
+    """
+
+    kind: str
+    node: str
+    boot: str
+    began_at_us: int
+    text: str
+    began_error_us: int = 0
+    ended_at_us: int | None = None
+    lost_at_us: int | None = None
+    is_certain: bool = True
+    was_serving: bool = False
+    taken_over_at_us: int | None = None
+    successor: str | None = None
+    epoch: int = 0
+    detected_at_us: int | None = None
+    recovered_at_us: int | None = None
+
+
+@dataclass(slots=True)
+class _Loss:
+    """A node missed its peer, and when it heard it again."""
+
+    witness: str
+    witness_boot: str
+    lost_at_us: int
+    heard_at_us: int
+    how: str
+    seen_at_us: int | None
+    seen_boot: str | None
+
+    @property
+    def order(self) -> tuple[int, int, str, str]:
+        return self.lost_at_us, self.heard_at_us, self.how, self.witness
+
+
+@dataclass(slots=True)
+class _Node:
+    """One run of a broker, with what it recorded of itself."""
+
+    run: Run
+    events: list[Event] = field(default_factory=list)
+    next_started_us: int | None = None
+    loss: _Loss | None = None
+    """What tells of its end."""
+    is_over: bool = False
+
+    def first(self, kind: str) -> Event | None:
+        return next((each for each in self.events if each.kind == kind), None)
+
+    @property
+    def left_at_us(self) -> int | None:
+        """When it began to leave: it was asked to end, or gave the role up because of it."""
+        return min(
+            (each.at_us for each in self.events if each.kind == "stopping" or each.event == "LEAVE"),
+            default=None,
+        )
+
+    @property
+    def gone_at_us(self) -> int:
+        """Since when its peer may miss it."""
+        left_us = self.left_at_us if self.run.is_clean else None
+        return self.run.last_at_us if left_us is None else min(left_us, self.run.last_at_us)
+
+    @property
+    def pulse_us(self) -> float | None:
+        """The interval of its pulses."""
+        pulses = [each.at_us for each in self.events if each.kind == "pulse"]
+        return (pulses[-1] - pulses[0]) / (len(pulses) - 1) if len(pulses) > 1 else None
+
+
+class History:
+    """What happened to one pair, of its runs and their events."""
+
+    def __init__(
+        self, runs: Iterable[Run], events: Iterable[Event], clock_error_us: int = CLOCK_ERROR_US
+    ) -> None:
+        self.clock_error_us = clock_error_us
+        in_order = sorted(runs, key=attrgetter("started_at_us", "boot"))
+        self.runs = [run for run in in_order if run.source == "broker"]
+        self._lasts_us = max((run.last_at_us for run in in_order), default=0)
+        self._nodes = {run.boot: _Node(run) for run in self.runs}
+        self._brokers: list[Event] = []
+        cut_off = []
+        for event in sorted(events, key=attrgetter("boot", "seq")):
+            node = self._nodes.get(event.boot)
+            if node is not None:
+                node.events.append(event)
+                self._brokers.append(event)
+            elif event.kind in _CUT_OFF:
+                cut_off.append(event)
+        self._brokers.sort(key=attrgetter("at_us", "seq"))
+        self._cut_off = sorted(cut_off, key=attrgetter("at_us"))
+        for node in self._nodes.values():
+            later = [
+                run.started_at_us
+                for run in self.runs
+                if run.node == node.run.node and _is_later(run, node.run)
+            ]
+            node.next_started_us = min(later, default=None)
+        self._losses = self._find_losses()
+        self._roles = [each for each in self._brokers if each.kind in ("active", "inactive")]
+        for node in self._nodes.values():
+            self._find_end(node)
+
+    # --- states ---------------------------------------------------------------------------------------------
+
+    def states(self) -> list[State]:
+        """The intervals of all nodes' states, by node and time."""
+        return [state for run in self.runs for state in self._states_of(self._nodes[run.boot])]
+
+    def _states_of(self, node: _Node) -> Iterable[State]:
+        points = sorted(_points(node), key=lambda point: point[:3])
+        held: dict[str, Any] = {}
+        lasting: list[tuple[int, str, dict[str, Any]]] = []
+        for index, (at_us, _, _, mark, given) in enumerate(points):
+            held |= given
+            # What took no time was only a step to what followed at once.
+            if index + 1 == len(points) or points[index + 1][0] > at_us:
+                lasting.append((at_us, mark, {**held}))
+        ended_by = self._ended_by(node)
+        for index, (at_us, _, known) in enumerate(lasting):
+            is_last = index + 1 == len(lasting)
+            is_away = known["is_away"]
+            yield State(
+                node.run.pair,
+                known["day"],
+                node.run.node,
+                node.run.boot,
+                known["state"],
+                known["state"] == "ACTIVE" and not is_away,
+                known["epoch"],
+                at_us,
+                max(at_us, node.run.last_at_us) if is_last else lasting[index + 1][0],
+                _AWAY if is_away else known["event"],
+                "The process was away." if is_away else known["text"],
+                ended_by if is_last else lasting[index + 1][1],
+                known["votes"],
+            )
+
+    def _ended_by(self, node: _Node) -> str:
+        """How a run ended: stop, kill, or end (of its journal)."""
+        if node.run.is_clean:
+            return "stop"
+        times = [each.at_us for each in node.events]
+        longest_us = max((later - before for before, later in pairwise(times)), default=0)
+        words = [
+            each
+            for each in self._brokers
+            if each.node != node.run.node and each.kind in ("peer-seen", "peer-lost")
+        ]
+        is_lost = bool(words) and words[-1].kind == "peer-lost" and words[-1].at_us > node.run.last_at_us
+        is_silent = self._lasts_us - node.run.last_at_us > max(_SILENT_MIN_US, 2 * longest_us)
+        return "kill" if node.next_started_us is not None or is_lost or is_silent else "end"
+
+    # --- incidents ------------------------------------------------------------------------------------------
+
+    def incidents(self, states: Sequence[State]) -> list[Incident]:
+        """All of the pair but outages that nothing else explains, by their beginnings."""
+        found = [
+            *_of_both(self._ends()),
+            *self._pauses(),
+            *self._partitions(),
+            *self._handovers(),
+            *self._both_active(states),
+            *self._starts(),
+        ]
+        followed = (self._recovered(self._detected(self._taken_over(each))) for each in found)
+        return sorted(followed, key=attrgetter("began_at_us", "node", "kind"))
+
+    def _find_losses(self) -> list[_Loss]:
+        losses = []
+        seen: dict[str, Event] = {}
+        for event in reversed(self._brokers):
+            if event.kind == "peer-seen":
+                seen[event.node] = event
+            elif event.kind == "peer-lost":
+                again = seen.get(event.node)
+                losses.append(
+                    _Loss(
+                        event.node,
+                        event.boot,
+                        event.at_us,
+                        event.at_us - (event.silent_us or 0),
+                        event.reason or "",
+                        None if again is None else again.at_us,
+                        None if again is None else again.peer_boot,
+                    )
+                )
+        return losses[::-1]
+
+    def _losses_between(self, since_us: int, until_us: int) -> list[_Loss]:
+        return _between(self._losses, since_us, until_us, attrgetter("lost_at_us"))
+
+    def _find_end(self, node: _Node) -> None:
+        """Set the loss that tells of the run's end, and whether it ended."""
+        run, error = node.run, self.clock_error_us
+        until_us = (_FOREVER if node.next_started_us is None else node.next_started_us) + error
+        found = []
+        for loss in self._losses_between(max(run.started_at_us, node.gone_at_us - error), until_us):
+            # A partition ends no records: the node goes on writing after its peer stopped hearing it.
+            silent_us = loss.lost_at_us if loss.how == "gone" else (loss.heard_at_us + loss.lost_at_us) // 2
+            if loss.witness != run.node and (run.is_clean or run.last_at_us <= silent_us + error):
+                found.append(loss)
+        node.loss = min(found, key=attrgetter("order"), default=None)
+        came_back = (
+            node.loss is not None and node.loss.seen_at_us is not None and node.loss.seen_boot == run.boot
+        )
+        node.is_over = (
+            run.is_clean
+            or node.first("fatal") is not None
+            or node.next_started_us is not None
+            or (node.loss is not None and not came_back)
+        )
+
+    def _ends(self) -> list[Incident]:
+        """Crashes and stops."""
+        return [self._end_of(node) for node in self._nodes.values() if node.is_over]
+
+    def _end_of(self, node: _Node) -> Incident:
+        run, loss = node.run, node.loss
+        fatal, stopped = node.first("fatal"), node.first("stopped")
+        alive_us = run.last_at_us if loss is None else max(run.last_at_us, loss.heard_at_us)
+        # A machine refuses connections to a process from the moment that it is dead. A message that did not
+        # come in time says less: on a busy machine it may be late.
+        is_refused = loss is not None and loss.how == "gone"
+        signs = [node.next_started_us]
+        if loss is not None:
+            signs += [loss.lost_at_us]
+            if not is_refused and run.heartbeat_us is not None:
+                signs += [loss.heard_at_us + run.heartbeat_us]
+        elif node.pulse_us is not None:
+            signs += [run.last_at_us + int(node.pulse_us * 1.5)]
+        dead_us = max(alive_us, min((sign for sign in signs if sign is not None), default=alive_us))
+        # The first connection that broke in between is the nearest sign of death.
+        broken = _between(self._cut_off, alive_us, dead_us, attrgetter("at_us"))
+        broken_us = broken[0].at_us if broken else None
+        until_us = dead_us if broken_us is None else broken_us
+        exact_us = None
+        if fatal is not None:
+            exact_us = fatal.at_us
+        elif run.is_clean:
+            exact_us = node.gone_at_us if stopped is None else min(node.gone_at_us, stopped.at_us)
+        if exact_us is not None:
+            began_us, error_us = exact_us, 0
+        else:
+            is_sharp = is_refused or broken_us is not None
+            began_us = until_us if is_sharp else (alive_us + until_us) // 2
+            error_us = (until_us - alive_us + 1) // 2
+        return Incident(
+            "stop" if run.is_clean and fatal is None else "crash",
+            run.node,
+            run.boot,
+            began_us,
+            _text_of_end(node, fatal, stopped, exact_us, alive_us),
+            error_us,
+            node.next_started_us,
+            None if loss is None else loss.lost_at_us,
+        )
+
+    def _pauses(self) -> list[Incident]:
+        """A node that was away."""
+        found = []
+        for node in self._nodes.values():
+            heartbeat_us, timeout_us = node.run.heartbeat_us or 0, node.run.failover_timeout_us or 0
+            margin_us = heartbeat_us + self.clock_error_us
+            for stall in node.events:
+                if stall.kind != "stall" or stall.gap_us is None:
+                    continue
+                began_us = stall.at_us - stall.gap_us
+                noticed = [
+                    loss.lost_at_us
+                    for loss in self._losses_between(began_us, stall.at_us + margin_us)
+                    if loss.witness != node.run.node
+                    and loss.how != "left"
+                    and began_us - margin_us <= loss.heard_at_us <= stall.at_us
+                ]
+                found.append(
+                    Incident(
+                        "pause",
+                        node.run.node,
+                        node.run.boot,
+                        began_us,
+                        f"{node.run.node} stood still for {_seconds(stall.gap_us)}: stopped, starved of CPU, "
+                        "or its machine was suspended.",
+                        heartbeat_us // 2,
+                        stall.at_us,
+                        min(noticed, default=None),
+                        bool(noticed) or 0 < timeout_us <= stall.gap_us,
+                    )
+                )
+        return found
+
+    def _partitions(self) -> list[Incident]:
+        """Losses that neither an end nor a pause of the peer explains."""
+        turns: list[list[_Loss]] = []
+        until_us = -1
+        for loss in sorted(self._unexplained(), key=attrgetter("heard_at_us", "witness")):
+            if loss.heard_at_us > until_us:
+                turns.append([])
+            turns[-1].append(loss)
+            until_us = max(until_us, _FOREVER if loss.seen_at_us is None else loss.seen_at_us)
+        return [self._partition(turn) for turn in turns]
+
+    def _partition(self, turn: Sequence[_Loss]) -> Incident:
+        # The first loss of each node; later ones of a link that comes and goes are part of it.
+        first: dict[str, _Loss] = {}
+        for loss in sorted(turn, key=attrgetter("heard_at_us", "lost_at_us")):
+            first.setdefault(loss.witness, loss)
+        alive_us = max(loss.heard_at_us for loss in first.values())
+        cuts = [
+            loss.heard_at_us + (self._nodes[loss.witness_boot].run.heartbeat_us or 0)
+            for loss in first.values()
+        ]
+        cut_us = max(alive_us, min(cuts))
+        ended_us = (
+            None
+            if any(loss.seen_at_us is None for loss in turn)
+            else max(loss.seen_at_us or 0 for loss in turn)
+        )
+        began_us = (alive_us + cut_us) // 2
+        who = "The nodes did not hear each other" if len(first) > 1 else f"{min(first)} did not hear its peer"
+        lasted = (
+            " to the end of these journals" if ended_us is None else f" for {_seconds(ended_us - began_us)}"
+        )
+        node, boot = self.active_at(began_us)
+        return Incident(
+            "partition",
+            node,
+            boot,
+            began_us,
+            f"{who}{lasted}, and both lived: the link between them was cut or lost messages.",
+            (cut_us - alive_us + 1) // 2,
+            ended_us,
+            min(loss.lost_at_us for loss in first.values()),
+        )
+
+    def _unexplained(self) -> Iterable[_Loss]:
+        """Losses of a peer that lived and was awake."""
+        error = self.clock_error_us
+        stalls: dict[str, list[Incident]] = defaultdict(list)
+        for each in sorted(self._pauses(), key=attrgetter("began_at_us")):
+            if each.is_certain:
+                stalls[each.node].append(each)
+        for loss in self._losses:
+            witness = self._nodes.get(loss.witness_boot)
+            if loss.how == "left" or witness is None:
+                continue
+            peers = [node for node in self._nodes.values() if node.run.node != loss.witness]
+            is_death = any(
+                node.is_over
+                and node.gone_at_us - error
+                <= loss.lost_at_us
+                <= (_FOREVER if node.next_started_us is None else node.next_started_us) + error
+                for node in peers
+            )
+            is_pause = any(
+                self._is_within(loss.lost_at_us, of_node)
+                for name, of_node in stalls.items()
+                if name != loss.witness
+            )
+            both_there = any(
+                node.run.started_at_us <= loss.heard_at_us + error
+                and node.run.last_at_us >= loss.heard_at_us - error
+                for node in peers
+            )
+            if both_there and not is_death and not is_pause:
+                yield loss
+
+    def _is_within(self, at_us: int, stalls: Sequence[Incident]) -> bool:
+        """Whether a node was away then, or had been a moment before."""
+        place = bisect_right(stalls, at_us, key=attrgetter("began_at_us"))
+        if not place:
+            return False
+        last = stalls[place - 1]
+        heartbeat_us = self._nodes[last.boot].run.heartbeat_us or 0
+        return at_us <= (last.ended_at_us or 0) + heartbeat_us + self.clock_error_us
+
+    def active_at(self, at_us: int) -> tuple[str, str]:
+        """The node (and boot) that became active last before a moment; empty if none did."""
+        roles = _back_from(self._roles, at_us + 1)
+        return next(((each.node, each.boot) for each in roles if each.kind == "active"), ("", ""))
+
+    def _handovers(self) -> Iterable[Incident]:
+        """The operator moved the role, or it followed the clients."""
+        for each in self._brokers:
+            if each.kind == "state" and each.old == "ACTIVE":
+                if each.event == "HANDOVER":
+                    why = f"An operator had {each.node} hand the role over."
+                elif each.event == "CLIENTS_CUT_OFF":
+                    why = f"{each.node} handed the role over: clients reached its peer only."
+                else:
+                    continue
+                yield Incident("handover", each.node, each.boot, each.at_us, why)
+
+    def _starts(self) -> Iterable[Incident]:
+        """The first node of a pair of which none was there. After a crash it is the end of that incident."""
+        last: Run | None = None
+        for run in self.runs:
+            is_alone = last is None or (last.last_at_us < run.started_at_us and last.is_clean)
+            if is_alone and not run.began_before:
+                why = f"The pair began: {run.node} was started, and no node was there."
+                yield Incident("start", run.node, run.boot, run.started_at_us, why)
+            if last is None or (run.last_at_us, run.is_clean) > (last.last_at_us, last.is_clean):
+                last = run
+
+    def _both_active(self, states: Sequence[State]) -> Iterable[Incident]:
+        """Both nodes served at once."""
+        for each in overlaps(states, self.runs, self.clock_error_us):
+            lasted = _seconds(each.until_at_us - each.since_at_us)
+            why = (
+                f"Both nodes served for {lasted}: {each.successor} was made active while {each.node} served."
+            )
+            yield Incident(
+                "both-active", each.node, each.boot, each.since_at_us, why, ended_at_us=each.until_at_us
+            )
+
+    # --- what came of an incident ---------------------------------------------------------------------------
+
+    def _taken_over(self, each: Incident) -> Incident:
+        """Add was_serving, taken_over_at_us, successor and epoch."""
+        error, began_us = self.clock_error_us, each.began_at_us
+        mine = (role for role in _back_from(self._roles, began_us) if role.boot == each.boot)
+        was_serving = any(role.kind == "active" for role in islice(mine, 1))
+        active = (role for role in _back_from(self._roles, began_us) if role.kind == "active")
+        before = next(active, None)
+
+        def first(since_us: int, is_own: bool) -> Event | None:
+            later = (role for role in _from(self._roles, since_us) if role.kind == "active")
+            return next((role for role in later if (role.node == each.node) == is_own), None)
+
+        other, own = first(each.began_at_us - error, False), first(each.began_at_us + 1, True)
+        taken = None
+        if each.kind == "start":
+            taken = min(
+                (role for role in (own, other) if role is not None),
+                key=attrgetter("at_us", "node"),
+                default=None,
+            )
+        elif was_serving and other is not None and (own is None or other.at_us < own.at_us):
+            is_bounded = each.kind in ("partition", "both-active", "pause") and each.ended_at_us is not None
+            if not is_bounded or other.at_us <= (each.ended_at_us or 0) + error:
+                taken = other
+        return replace(
+            each,
+            was_serving=was_serving,
+            taken_over_at_us=None if taken is None else max(taken.at_us, each.began_at_us),
+            successor=None if taken is None or each.kind == "start" else taken.node,
+            epoch=(taken.epoch if taken is not None else before.epoch if before is not None else 0) or 0,
+        )
+
+    def _detected(self, each: Incident) -> Incident:
+        """Add detected_at_us: the first sign at another process."""
+        if each.kind == "start":
+            return replace(each, detected_at_us=each.taken_over_at_us)
+        if each.kind == "both-active":
+            return replace(each, detected_at_us=each.ended_at_us)
+        since_us, until_us = each.began_at_us - each.began_error_us, each.began_at_us + _SIGN_MAX_US
+        found = [
+            sign.at_us
+            for events in (self._brokers, self._cut_off)
+            for sign in _between(events, since_us, until_us, attrgetter("at_us"))
+            if sign.node != each.node
+            and (sign.kind in ("peer-lost", *_CUT_OFF) or (sign.kind == "state" and sign.new == "ACTIVE"))
+        ][:1]
+        found += [at_us for at_us in (each.lost_at_us, each.taken_over_at_us) if at_us is not None]
+        if not found and each.ended_at_us is None:
+            return each
+        return replace(each, detected_at_us=max(each.began_at_us, min(found, default=each.began_at_us)))
+
+    def _recovered(self, each: Incident) -> Incident:
+        """Add recovered_at_us: both nodes are there again and know it."""
+        if each.kind == "handover":
+            return replace(each, recovered_at_us=each.taken_over_at_us)
+        if each.kind in ("partition", "both-active") or (each.kind == "pause" and each.lost_at_us is None):
+            return replace(each, recovered_at_us=each.ended_at_us)
+        since_us = each.began_at_us
+        if each.kind == "pause":
+            since_us = (each.ended_at_us or since_us) - self.clock_error_us
+        elif each.kind in ("crash", "both-crash", "stop"):
+            since_us = next(
+                (at_us for at_us in (each.lost_at_us, each.ended_at_us) if at_us is not None), since_us
+            )
+        later = _from(self._brokers, since_us + 1)
+        seen = next(
+            (
+                one.at_us
+                for one in later
+                if one.kind == "peer-seen" and (each.kind == "start" or one.node != each.node)
+            ),
+            None,
+        )
+        return replace(each, recovered_at_us=seen)
+
+
+def overlaps(
+    states: Sequence[State], runs: Sequence[Run], clock_error_us: int = CLOCK_ERROR_US
+) -> list[Overlap]:
+    """The times in which two nodes served at once for longer than their clocks may differ by.
+
+    Nodes on one machine read the same monotonic clock, so next to nothing is allowed for; on two machines it
+    is the clock error that the caller states, and by how much their clocks drifted apart meanwhile.
+    """
+    of_boot = {run.boot: run for run in runs}
+    serving = sorted(_served(states), key=attrgetter("since_at_us", "node"))
+    found = []
+    for place, old in enumerate(serving):
+        for new in islice(serving, place + 1, None):
+            if new.since_at_us >= old.until_at_us:
+                break
+            if old.node == new.node:
+                continue
+            ours, theirs = of_boot.get(old.boot), of_boot.get(new.boot)
+            if ours is not None and theirs is not None and ours.machine and ours.machine == theirs.machine:
+                allowed_us = min(SAME_CLOCK_ERROR_US, clock_error_us)
+            else:
+                unsure = (run.clock_unsure_us for run in (ours, theirs) if run is not None)
+                allowed_us = clock_error_us + max(unsure, default=0)
+            until_us = min(old.until_at_us, new.until_at_us)
+            if until_us - new.since_at_us > allowed_us:
+                found.append(
+                    Overlap(new.since_at_us, until_us, old.node, old.boot, old.epoch, new.node, new.epoch)
+                )
+    return found
+
+
+def _served(states: Iterable[State]) -> list[State]:
+    """The times in which nodes served. A new epoch cuts an interval in two; for serving it is one."""
+    served: dict[str, list[State]] = defaultdict(list)
+    for each in sorted(states, key=attrgetter("node", "since_at_us", "until_at_us")):
+        if not each.is_serving or each.until_at_us <= each.since_at_us:
+            continue
+        of_node = served[each.node]
+        if of_node and each.since_at_us <= of_node[-1].until_at_us:
+            last = of_node[-1]
+            of_node[-1] = replace(
+                last, epoch=max(last.epoch, each.epoch), until_at_us=max(last.until_at_us, each.until_at_us)
+            )
+        else:
+            of_node.append(each)
+    return [each for of_node in served.values() for each in of_node]
+
+
+# --- the points of a run's states ---------------------------------------------------------------------------
+
+_Point = tuple[int, int, int, str, dict[str, Any]]
+"""A moment at which something changes: at_us, what comes first of one moment, seq, mark, and what changes."""
+
+
+def _points(node: _Node) -> Iterable[_Point]:
+    run = node.run
+    of_state = next((each.old for each in node.events if each.kind == "state"), None)
+    of_pulse = next((each.state for each in node.events if each.kind == "pulse"), None)
+    epoch = next((each.epoch for each in node.events if each.kind in ("started", "pulse")), None)
+    beginning = {
+        "day": run.day,
+        "state": of_state or of_pulse or run.node.upper(),
+        "epoch": epoch or 0,
+        "event": "START",
+        "text": "The process began.",
+        "votes": 0,
+        "is_away": False,
+    }
+    yield run.started_at_us, 0, 0, "start", beginning
+    changes = [each for each in node.events if each.kind in ("state", "active")]
+    for index, each in enumerate(changes):
+        before = changes[index - 1] if index else None
+        after = changes[index + 1] if index + 1 < len(changes) else None
+        change = {"day": each.day, "text": each.text or "", "votes": each.votes or 0}
+        if each.kind == "state":
+            # A node that becomes active says so twice: what it is now, and in which epoch it serves.
+            serves = each.new == "ACTIVE" and after is not None and after.kind == "active"
+            epoch = after.epoch if serves and after is not None else each.epoch
+            yield (
+                each.at_us,
+                2,
+                each.seq,
+                "state",
+                {**change, "state": each.new, "event": each.event} | _epoch(epoch),
+            )
+        elif before is None or before.kind != "state" or before.new != "ACTIVE":
+            yield (
+                each.at_us,
+                2,
+                each.seq,
+                "state",
+                {**change, "state": "ACTIVE", "event": "EPOCH"} | _epoch(each.epoch),
+            )
+    changes = [each for each in node.events if each.kind in ("stall", "state", "active")]
+    for index, each in enumerate(changes):
+        if each.kind == "stall":
+            # A node that steps down because of it does so before it serves anything: the moment between its
+            # two records is part of its absence.
+            after = changes[index + 1] if index + 1 < len(changes) else None
+            ended_us = after.at_us if after is not None and after.event == _AWAY else each.at_us
+            yield each.at_us - (each.gap_us or 0), 3, each.seq, "stall", {"day": each.day, "is_away": True}
+            yield ended_us, 1, each.seq, "stall", {"day": each.day, "is_away": False}
+
+
+def _epoch(epoch: int | None) -> dict[str, int]:
+    return {} if epoch is None else {"epoch": epoch}
+
+
+# --- ends ---------------------------------------------------------------------------------------------------
+
+
+def _text_of_end(
+    node: _Node, fatal: Event | None, stopped: Event | None, exact_us: int | None, alive_us: int
+) -> str:
+    """How a node ended, who missed it, and when it came back."""
+    run, loss, name = node.run, node.loss, node.run.node
+    if fatal is not None:
+        text = f"{name} gave up with exit status {fatal.exit_code}: {fatal.text}."
+    elif run.is_clean and stopped is not None and stopped.reason == NOT_STARTED:
+        text = (
+            f"{name} did not start: its log says why, for example that another process has one of its ports."
+        )
+    elif run.is_clean:
+        reason = f" ({stopped.reason})" if stopped is not None and stopped.reason else ""
+        text = f"{name} was stopped in good order{reason}."
+    else:
+        text = f"{name} ended without a word: killed, crashed, or its machine went down."
+    if loss is not None and loss.how == "gone":
+        text += f" {loss.witness} was refused a connection to it at once."
+    elif loss is not None and loss.how != "left":
+        text += f" {loss.witness} missed it after {_seconds(loss.lost_at_us - loss.heard_at_us)} of silence."
+    if node.next_started_us is None:
+        return f"{text} It was not started again in these journals."
+    # Of a death without a word, the last sign of life is what is certain.
+    since_us, certain = (
+        (alive_us, ", counted from its last sign of life.") if exact_us is None else (exact_us, ".")
+    )
+    return f"{text} It was started again after {_seconds(node.next_started_us - since_us)}{certain}"
+
+
+def _of_both(found: Iterable[Incident]) -> Iterable[Incident]:
+    """Ends, where the crash of the second node while the first was gone is part of the first one's."""
+    first: Incident | None = None
+    for each in sorted(found, key=attrgetter("began_at_us", "node")):
+        if first is not None and _is_second(first, each):
+            text = f"{first.text} {each.text} So no node was there."
+            ended = [at_us for at_us in (first.ended_at_us, each.ended_at_us) if at_us is not None]
+            yield replace(first, kind="both-crash", text=text, ended_at_us=min(ended, default=None))
+            first = None
+            continue
+        if first is not None:
+            yield first
+        first = each
+    if first is not None:
+        yield first
+
+
+def _is_second(first: Incident, second: Incident) -> bool:
+    """Whether ``second`` is of the peer of the node that crashed just before.
+
+    The later start of the first would have told its death, so what no node recorded was while none was there.
+    """
+    at_first_us = second.began_at_us - second.began_error_us
+    return (
+        first.kind == second.kind == "crash"
+        and first.node != second.node
+        and at_first_us <= first.began_at_us + first.began_error_us + _BOTH_US
+        and at_first_us <= (_FOREVER if first.ended_at_us is None else first.ended_at_us)
+    )
+
+
+# --- small things -------------------------------------------------------------------------------------------
+
+
+def _is_later(run: Run, other: Run) -> bool:
+    return (run.started_at_us, run.boot) > (other.started_at_us, other.boot)
+
+
+def _seconds(us: int) -> str:
+    return f"{us / 1e6:.3f} s"
+
+
+def _between(rows: Sequence[Any], since_us: int, until_us: int, at_us: Callable[[Any], int]) -> list[Any]:
+    """Of rows in the order of ``at_us`` those of this time, both ends included."""
+    return list(rows[bisect_left(rows, since_us, key=at_us) : bisect_right(rows, until_us, key=at_us)])
+
+
+def _from(events: Sequence[Event], since_us: int) -> Iterable[Event]:
+    """Of events in order those of this time and later."""
+    return map(events.__getitem__, range(bisect_left(events, since_us, key=attrgetter("at_us")), len(events)))
+
+
+def _back_from(events: Sequence[Event], until_us: int) -> Iterable[Event]:
+    """Of events in order those before this time, the latest first."""
+    place = bisect_left(events, until_us, key=attrgetter("at_us"))
+    return map(events.__getitem__, range(place - 1, -1, -1))
