@@ -17,9 +17,10 @@ pair whose requests are a sample nothing is said: those that are not here may ha
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +42,12 @@ NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time between two answers in a row in which a request waited: until the next answer (none came if
-    ``is_open``), and until a worker was at work on one again.
+    """A time between two answers in a row in which a request waited: since ``began_at_us``, until the next
+    answer (none came if ``is_open``), and until a worker was at work on one again. ``before_at_us`` is the
+    answer before it.
     """
 
+    before_at_us: int
     began_at_us: int
     answered_at_us: int
     worked_at_us: int
@@ -66,6 +69,8 @@ def around(incident: Incident) -> tuple[int, int]:
     """From when to when an incident may have kept requests waiting."""
     since_us = incident.began_at_us - incident.began_error_us
     served_us = incident.taken_over_at_us
+    if incident.kind == "both-crash" or (incident.kind == "pause" and served_us is None):
+        served_us = incident.ended_at_us
     if incident.detected_at_us is not None:
         detected_us = min(incident.detected_at_us, incident.began_at_us + _AROUND_US)
         served_us = detected_us if served_us is None else max(served_us, detected_us)
@@ -134,15 +139,17 @@ def gaps(
     answered_us = first_us[after]
     worked_us = np.minimum(answered_us, works_us[before + 1])
     found = [
-        Gap(int(began), int(answered), int(worked), False)
-        for began, answered, worked in zip(began_us, answered_us, worked_us, strict=True)
+        Gap(int(last), int(began), int(answered), int(worked), False)
+        for last, began, answered, worked in zip(
+            last_us[before], began_us, answered_us, worked_us, strict=True
+        )
         if answered > began
     ]
     last = int(has_answer[-1])
     if last + 1 < len(ended_us):
         began, ended = max(int(last_us[last]), int(waits_us[last + 1])), int(ended_us[last + 1 :].max())
         if ended > began:
-            found.append(Gap(began, ended, ended, True))
+            found.append(Gap(int(last_us[last]), began, ended, ended, True))
     return found
 
 
@@ -158,12 +165,10 @@ def outages(
     ``serving``: when each node began to serve, with its name and boot, in order. Pauses that neither a peer
     nor a request noticed are left out. Whether several requests waited is for the caller to count.
     """
-    starts = [gap.began_at_us for gap in gaps]
-    longest_us = max((gap.answered_at_us - gap.began_at_us for gap in gaps), default=0)
 
-    def meeting(since_us: int, until_us: int) -> list[Gap]:
-        low, high = bisect_left(starts, since_us - longest_us), bisect_right(starts, until_us)
-        return [gap for gap in gaps[low:high] if gap.answered_at_us > since_us]
+    def meeting(since_us: int, until_us: int) -> Sequence[Gap]:
+        low = bisect_right(gaps, since_us, key=attrgetter("answered_at_us"))
+        return gaps[low : bisect_right(gaps, until_us, key=attrgetter("before_at_us"))]
 
     found = []
     for incident in incidents:

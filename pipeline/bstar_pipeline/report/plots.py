@@ -28,7 +28,7 @@ STATES = {
 # How each kind of incident is marked.
 MARKS = {
     "crash": "✖",
-    "both-crash": "✖",
+    "both-crash": "✱",
     "stop": "■",
     "start": "▲",
     "handover": "◆",

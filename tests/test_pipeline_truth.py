@@ -1,0 +1,108 @@
+"""What the pipeline says of outages, broken promises and objectives, beside an independent reading.
+
+``support.plain_reading`` reads the same journals by a hundred lines of plain Python. Each scene of
+``support.scenes`` is a pair of its own, once with its clients' journals and once without.
+test_pipeline_incidents.py has both engines make the same tables of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import duckdb
+import pytest
+
+from bstar_pipeline.tables import TABLES
+from support import plain_reading, scenes
+from support.journals import AT_US, write
+
+pytestmark = [pytest.mark.spark, pytest.mark.loopback]
+
+SCENES = {scene.pair: (scene, plot) for scene, plot in scenes.scenes()}
+# By how much a time may differ: a share of it, or a time.
+_SHARE, _ERROR_US = 0.05, 2_000
+_MONO_US = AT_US - 5_000_000
+
+
+def plant(folder: Path) -> Path:
+    """The journals of all scenes."""
+    for scene, _ in SCENES.values():
+        for run in scene.runs:
+            write(folder / run.name(), run.lines())
+    return folder
+
+
+class Tables:
+    """The tables below a root, by pair."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def rows(self, name: str, pair: str) -> list[Any]:
+        files = f"{self.root}/{TABLES[name].path}/**/*.parquet"
+        query = f"FROM read_parquet('{files}', hive_partitioning = true, union_by_name = true) WHERE pair = ?"
+        found = duckdb.execute(query, [pair])
+        columns = [column[0] for column in found.description or ()]
+        return [SimpleNamespace(**dict(zip(columns, row, strict=True))) for row in found.fetchall()]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tables, dict[str, plain_reading.Reading]]:
+    from bstar_pipeline import job
+    from bstar_pipeline.engine import local_session
+
+    folder, root = plant(tmp_path_factory.mktemp("journals")), tmp_path_factory.mktemp("tables")
+    with local_session("bstar tests") as session:
+        job.run(session, [str(folder)], str(root))
+    return Tables(root), plain_reading.read(folder)
+
+
+Told = tuple[Tables, dict[str, plain_reading.Reading]]
+
+
+def incidents(told: Told, pair: str) -> list[Any]:
+    """Those beside the pair's start and the end of all in good order."""
+    found = sorted(told[0].rows("gold.incidents", pair), key=lambda each: each.began_at_us)
+    last_us = AT_US + scenes.END - scenes.S
+    return [each for each in found if each.kind != "start" and each.began_at_us < last_us]
+
+
+@pytest.mark.parametrize("pair", SCENES)
+def test_what_happened_is_found_and_nothing_else(told: Told, pair: str) -> None:
+    scene, plot = SCENES[pair]
+    kinds = plot.kinds if scene.has_calls or plot.without is None else plot.without
+    assert tuple(each.kind for each in incidents(told, pair)) == kinds
+
+
+@pytest.mark.parametrize("pair", SCENES)
+def test_outages_are_those_of_an_independent_reading(told: Told, pair: str) -> None:
+    truth = [(began + _MONO_US, lasted) for began, lasted in told[1][pair].outages]
+    found = [
+        (each.outage_at_us, each.outage_us)
+        for each in incidents(told, pair)
+        if each.outage_us is not None and each.outage_us >= plain_reading.OUTAGE_MIN_US
+    ]
+    assert len(found) == len(truth), (found, truth)
+    for (began, lasted), (true_began, true_lasted) in zip(found, truth, strict=True):
+        assert abs(lasted - true_lasted) <= max(_SHARE * true_lasted, _ERROR_US)
+        assert abs(began - true_began) <= max(_SHARE * true_lasted, _ERROR_US)
+
+
+@pytest.mark.parametrize("pair", SCENES)
+def test_broken_promises_are_those_of_an_independent_reading(told: Told, pair: str) -> None:
+    reading = told[1][pair]
+    named = {
+        rule: {
+            (each.client, each.number)
+            for each in told[0].rows("gold.audit", pair)
+            if each.rule == rule and each.verdict == "violated" and each.client
+        }
+        for rule in ("lost", "executed-twice", "answered-twice")
+    }
+    assert named == {
+        "lost": reading.lost,
+        "executed-twice": reading.executed_twice,
+        "answered-twice": reading.answered_twice,
+    }
