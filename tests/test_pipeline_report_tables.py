@@ -140,6 +140,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {
                 "service": "echo",
                 "minute": _time(NOON + minute * MINUTE),
+                "counted": "calls" if minute else "requests",
                 "requests": 100.0 * (minute + 1),
                 "rate": 5.0 + minute,
                 "errors": float(minute),

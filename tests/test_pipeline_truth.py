@@ -106,3 +106,16 @@ def test_broken_promises_are_those_of_an_independent_reading(told: Told, pair: s
         "executed-twice": reading.executed_twice,
         "answered-twice": reading.answered_twice,
     }
+
+
+@pytest.mark.parametrize("pair", SCENES)
+def test_objectives_count_what_clients_saw_where_they_keep_journals(told: Told, pair: str) -> None:
+    scene, _ = SCENES[pair]
+    reading, rows = told[1][pair], told[0].rows("gold.objectives", pair)
+    assert {row.counted for row in rows} == {"calls" if scene.has_calls else "requests"}
+    if scene.has_calls:
+        assert sum(row.requests for row in rows) == reading.calls["echo"]
+        assert sum(row.errors for row in rows) == reading.not_answered["echo"]
+    (budget,) = told[0].rows("gold.budgets", pair)
+    is_missed = reading.not_answered["echo"] > reading.calls["echo"] * (1 - budget.availability)
+    assert not is_missed or not budget.is_kept

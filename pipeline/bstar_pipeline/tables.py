@@ -173,26 +173,29 @@ _TABLES = (
     Table(
         "gold",
         "sketches",
-        "Mergeable histograms of the requests that ended at a node: one row for each service, minute, "
-        "outcome, measure (queued, busy, total) and bucket. Bucket b holds values in (G^(b-1), G^b] "
-        "microseconds, see bstar_pipeline.sketch. outcome is that of bstar.records, without returned and "
-        "late, because such requests did not end there; or the reason of a refusal (queue-full, ...), with "
-        "the measure total and no bucket.",
+        "Mergeable histograms of the requests that ended at a node, and of the calls that ended at a "
+        "client: one row for each service, minute, outcome, measure (queued, busy, total of a node, call of "
+        "a client) and bucket. Bucket b holds values in (G^(b-1), G^b] microseconds, see "
+        "bstar_pipeline.sketch. outcome is that of bstar.records, without returned and late, because such "
+        "requests did not end there; or the reason of a refusal (queue-full, ...), with the measure total "
+        "and no bucket.",
         _SKETCH,
     ),
     Table(
         "gold",
         "objectives",
-        "One row for each service and minute in which a request ended: requests per second, the share of "
-        "errors, the share of finished requests that were slower than the objective, and percentiles of the "
-        "finished requests in microseconds. A burn rate is a share over its budget: at 1 the budget lasts "
-        "exactly for its period. burn_rate is that of errors in this minute, burn_5m, burn_1h and burn_6h "
-        "those of the last 5 minutes, 1 and 6 hours, slow_burn_rate that of slow requests in this minute. "
-        "alert is fast (1 hour and 5 minutes burn fast: an hour costs 2 % of the budget), slow (6 hours and "
-        "1 hour: 5 %) or null, also while the longer window has too few requests, see bstar_pipeline.slo.",
-        "service STRING, minute TIMESTAMP, requests DOUBLE, rate DOUBLE, errors DOUBLE, error_share DOUBLE, "
-        "slow_share DOUBLE, queued_p50_us DOUBLE, queued_p95_us DOUBLE, queued_p99_us DOUBLE, "
-        "busy_p50_us DOUBLE, busy_p95_us DOUBLE, busy_p99_us DOUBLE, total_p50_us DOUBLE, "
+        "One row for each service and minute in which a request ended. counted is calls where clients of "
+        "the service keep journals on that day (what clients saw), else requests (what nodes recorded). "
+        "Then requests per second, the share of errors, the share of finished requests that were slower "
+        "than the objective, and percentiles of the finished requests in microseconds. A burn rate is a "
+        "share over its budget: at 1 the budget lasts exactly for its period. burn_rate is that of errors "
+        "in this minute, burn_5m, burn_1h and burn_6h those of the last 5 minutes, 1 and 6 hours, "
+        "slow_burn_rate that of slow requests in this minute. alert is fast (1 hour and 5 minutes burn "
+        "fast: an hour costs 2 % of the budget), slow (6 hours and 1 hour: 5 %) or null, also while the "
+        "longer window has too few requests, see bstar_pipeline.slo.",
+        "service STRING, minute TIMESTAMP, counted STRING, requests DOUBLE, rate DOUBLE, errors DOUBLE, "
+        "error_share DOUBLE, slow_share DOUBLE, queued_p50_us DOUBLE, queued_p95_us DOUBLE, queued_p99_us "
+        "DOUBLE, busy_p50_us DOUBLE, busy_p95_us DOUBLE, busy_p99_us DOUBLE, total_p50_us DOUBLE, "
         "total_p95_us DOUBLE, total_p99_us DOUBLE, burn_rate DOUBLE, slow_burn_rate DOUBLE, burn_5m DOUBLE, "
         "burn_1h DOUBLE, burn_6h DOUBLE, alert STRING",
     ),
@@ -201,10 +204,11 @@ _TABLES = (
         "budgets",
         "One row for each service and day: its objectives, the day's figures, and how much of the error "
         "budget and of the budget of slow requests the period up to this day has used (1 = all). is_kept: "
-        "neither budget is overdrawn. The period is as long as the objectives say, or as the input.",
-        "service STRING, availability DOUBLE, latency_us BIGINT, latency_share DOUBLE, requests DOUBLE, "
-        "errors DOUBLE, slow DOUBLE, period_requests DOUBLE, period_errors DOUBLE, period_slow DOUBLE, "
-        "budget_used DOUBLE, slow_budget_used DOUBLE, is_kept BOOLEAN",
+        "neither budget is overdrawn. counted is that of gold.objectives on that day. The period is as long "
+        "as the objectives say, or as the input.",
+        "service STRING, counted STRING, availability DOUBLE, latency_us BIGINT, latency_share DOUBLE, "
+        "requests DOUBLE, errors DOUBLE, slow DOUBLE, period_requests DOUBLE, period_errors DOUBLE, "
+        "period_slow DOUBLE, budget_used DOUBLE, slow_budget_used DOUBLE, is_kept BOOLEAN",
     ),
     Table(
         "gold",

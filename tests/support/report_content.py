@@ -121,6 +121,7 @@ def report_content(
         Objective(
             "orders",
             name,
+            "requests",
             504_000 / 4**n,
             14.0 if n == 0 else 0.0,
             460.0 / 4**n,

@@ -272,6 +272,19 @@ def _partition(scene: Scene) -> None:
         node.add(records.PeerSeen, 20 * S, peer="ACTIVE", peer_boot="")
 
 
+def _deadlines(scene: Scene) -> None:
+    """Both nodes are gone for 8 s, and calls end at their deadlines meanwhile."""
+    scene.serve(scene.primary, 2 * S, 4 * S)
+    scene.dead += [scene.primary, scene.backup]
+    for asked in range(4 * S, 12 * S, 200 * MS):
+        scene.expire(asked, asked + 2 * S)
+    again = scene.begin("primary", 11 * S)
+    scene.activate(again, 14 * S, "PRIMARY", "CLIENT_REQUEST", 3)
+    scene.wait(again, 13 * S, 14 * S + 20 * MS, epoch=3)
+    scene.serve(again, 14 * S + 50 * MS, 16 * S, epoch=3)
+    scene.begin("backup", 20 * S)
+
+
 def _not_started(scene: Scene) -> None:
     """The backup is killed, and another process has its port when it starts again."""
     _passive_killed(scene)
@@ -308,6 +321,7 @@ _SCENES = {
     "passive": Plot(_passive_killed, ("crash",)),
     "both": Plot(_both_killed, ("both-crash",)),
     "in-turn": Plot(_one_after_the_other, ("both-crash",)),
+    "deadlines": Plot(_deadlines, ("both-crash",)),
     "stalled": Plot(_stalled, ("pause",), ()),
     "moment": Plot(_stalled_for_a_moment, ()),
     "frozen": Plot(_frozen, ("pause",)),

@@ -5,6 +5,12 @@ the only step that sees requests one by one, it needs no join, and what it makes
 runs of it made. Everything else is computed from those sums. A request counts in the minute in which it
 ended, by the wall clock of the node that recorded it.
 
+**Whose view.** Of a service whose clients keep journals, requests and errors are its calls: what clients saw.
+A call that was not answered (timeout, unknown, interrupted, no-active) is an error whatever the objective
+names; ``busy`` is one if the objective names a reason of refusal. ``rejected``, ``closed`` and ``abandoned``
+are the caller's doing and do not count. Of other services they are the nodes' requests. ``counted`` says
+which.
+
 Requests that a node gave back ("returned", and "late" after it) did not end there: they are in the records of
 the node that answered them, and left out here. Percentiles and slowness are those of requests that a worker
 finished; the rest has no meaningful times, and is an error anyway.
@@ -23,6 +29,12 @@ MEASURES = ("queued", "busy", "total")
 SHARES = (0.5, 0.95, 0.99)
 FINISHED = ("answered", "failed")
 ENDED = (*FINISHED, "expired", "poison", "lost")
+UNANSWERED = ("timeout", "unknown", "interrupted", "no-active")
+"""Calls that ended so are errors."""
+
+CALL_ENDED = (*FINISHED, "busy", *UNANSWERED)
+CALL = "call"
+"""The measure of calls: from the beginning of the call to its outcome."""
 
 _MINUTE_US = 60_000_000
 _KEY = ("day", "pair", "service", "minute")
@@ -32,18 +44,21 @@ def sketches(records: DataFrame) -> DataFrame:
     """gold.sketches of bronze records. One pass: rows are added up where they lie, only sums are shuffled."""
     ended = (F.col("kind") == "request") & F.col("outcome").isin(*ENDED)
     refused = (F.col("kind") == "refused") & F.col("reason").isin(*REFUSALS) & (F.col("service") != "")
-    counted = records.where(F.col("topic").isin("requests", "events")).where(ended | refused)
+    called = (F.col("kind") == "call") & F.col("outcome").isin(*CALL_ENDED)
+    counted = records.where(F.col("topic").isin("requests", "calls", "events")).where(
+        ended | refused | called
+    )
     # Measures go by number until the sums are made: whole numbers are grouped faster than words.
     rows = counted.select(
         "pair",
         "service",
         F.expr(f"at DIV {_MINUTE_US}").alias("at_minute"),
-        F.when(ended, F.col("outcome")).otherwise(F.col("reason")).alias("outcome"),
-        F.when(ended, F.col("weight")).otherwise(F.col("count").cast("double")).alias("weight"),
+        F.when(ended | called, F.col("outcome")).otherwise(F.col("reason")).alias("outcome"),
+        F.when(ended | called, F.col("weight")).otherwise(F.col("count").cast("double")).alias("weight"),
         F.explode(
-            F.when(ended, F.array(*(_entry(i, f"{name}_us") for i, name in enumerate(MEASURES)))).otherwise(
-                F.array(_entry(MEASURES.index("total"), "CAST(NULL AS BIGINT)"))
-            )
+            F.when(ended, F.array(*(_entry(i, f"{name}_us") for i, name in enumerate(MEASURES))))
+            .when(called, F.array(_entry(len(MEASURES), "total_us")))
+            .otherwise(F.array(_entry(MEASURES.index("total"), "CAST(NULL AS BIGINT)")))
         ).alias("entry"),
     )
     sums = rows.groupBy(
@@ -55,7 +70,7 @@ def sketches(records: DataFrame) -> DataFrame:
         F.col("entry.bucket").alias("bucket"),
     ).agg(sketch.total("weight").alias("weight"))
     minute = F.timestamp_micros(F.col("at_minute") * _MINUTE_US)
-    names = F.array(*map(F.lit, MEASURES))
+    names = F.array(*map(F.lit, (*MEASURES, CALL)))
     return sums.select(
         "service",
         minute.alias("minute"),
@@ -95,6 +110,7 @@ def objectives(sketches: DataFrame, slo: Objectives | None = None) -> DataFrame:
     burning = minutes.select(
         *_KEY,
         "requests",
+        "counted",
         (F.col("requests") / 60).alias("rate"),
         "errors",
         error_share.alias("error_share"),
@@ -123,7 +139,7 @@ def budgets(sketches: DataFrame, slo: Objectives | None = None) -> DataFrame:
     slo = slo or Objectives()
     days = (
         _minutes(sketches, slo, with_percentiles=False)
-        .groupBy("day", "pair", "service")
+        .groupBy("day", "pair", "service", "counted")
         .agg(*(sketch.total(name).alias(name) for name in ("requests", "errors", "slow", "finished")))
     )
     period = (
@@ -151,20 +167,19 @@ def budgets(sketches: DataFrame, slo: Objectives | None = None) -> DataFrame:
 
 
 def _minutes(sketches: DataFrame, slo: Objectives, with_percentiles: bool = True) -> DataFrame:
-    """One row for each service and minute: requests, errors, finished, slow, and the percentiles."""
-    error = F.lit(False)
-    for service, objective in slo.services.items():
-        error = error | ((F.col("service") == service) & F.col("outcome").isin(*objective.errors))
-    error = error | (
-        ~F.col("service").isin(*slo.services) & F.col("outcome").isin(*slo.default.errors)
-        if slo.services
-        else F.col("outcome").isin(*slo.default.errors)
-    )
+    """One row for each service and minute: counted, requests, errors, finished, slow, and the percentiles."""
     finished = F.col("outcome").isin(*FINISHED)
+    is_call = F.col("measure") == CALL
+    has_calls = F.max(is_call).over(Window.partitionBy("day", "pair", "service"))
+    error = F.when(is_call, _is_failed_call(slo)).otherwise(_is_error(slo))
     # Refusals that the objective does not count as errors are no requests either: they came again.
-    ended = F.col("outcome").isin(*ENDED) | error
-    is_total = F.col("measure") == "total"
-    buckets = sketches.where(ended).groupBy(*_KEY, "measure", "bucket")
+    ended = F.when(is_call, F.col("outcome").isin(*CALL_ENDED)).otherwise(
+        F.col("outcome").isin(*ENDED) | error
+    )
+    rows = sketches.where(ended).withColumn("has_calls", has_calls)
+    # What requests and errors are counted by, and the total time.
+    is_total = F.col("measure") == F.when(F.col("has_calls"), CALL).otherwise("total")
+    buckets = rows.groupBy(*_KEY, "has_calls", "measure", "bucket")
     sums = buckets.agg(
         sketch.millionths("weight").alias("weight"),
         sketch.millionths(F.when(error, F.col("weight")).otherwise(0.0)).alias("errors"),
@@ -180,23 +195,26 @@ def _minutes(sketches: DataFrame, slo: Objectives, with_percentiles: bool = True
             ("slow", "finished", is_total & (F.col("bucket") > border)),
         )
     ]
+    counted = F.when(F.col("has_calls"), "calls").otherwise("requests").alias("counted")
     if not with_percentiles:
-        return sums.groupBy(*_KEY).agg(*counts)
+        return sums.groupBy(*_KEY, "has_calls").agg(*counts).where("requests > 0").select("*", counted)
     whole = Window.partitionBy(*_KEY, "measure")
     running = whole.orderBy("bucket").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     ranked = sums.select(
         "*", F.sum("finished").over(running).alias("running"), F.sum("finished").over(whole).alias("whole")
     )
+    measured = {name: F.col("measure") == name for name in MEASURES} | {"total": is_total}
     quantiles = [
-        sketch.percentile(
-            share, F.when(F.col("measure") == name, F.col("bucket")), F.col("running"), F.col("whole")
-        ).alias(f"{name}_p{share * 100:.0f}")
-        for name in MEASURES
+        sketch.percentile(share, F.when(condition, F.col("bucket")), F.col("running"), F.col("whole")).alias(
+            f"{name}_p{share * 100:.0f}"
+        )
+        for name, condition in measured.items()
         for share in SHARES
     ]
-    grouped = ranked.groupBy(*_KEY).agg(*counts, *quantiles)
+    grouped = ranked.groupBy(*_KEY, "has_calls").agg(*counts, *quantiles).where("requests > 0")
     return grouped.select(
         *_KEY,
+        counted,
         "requests",
         "errors",
         "finished",
@@ -207,6 +225,23 @@ def _minutes(sketches: DataFrame, slo: Objectives, with_percentiles: bool = True
             for share in SHARES
         ),
     )
+
+
+def _is_error(slo: Objectives) -> Column:
+    """Whether a node's outcome, or its reason of refusal, is an error of the row's service."""
+    error = F.lit(False)
+    for service, objective in slo.services.items():
+        error = error | ((F.col("service") == service) & F.col("outcome").isin(*objective.errors))
+    of_default = F.col("outcome").isin(*slo.default.errors)
+    return error | (~F.col("service").isin(*slo.services) & of_default if slo.services else of_default)
+
+
+def _is_failed_call(slo: Objectives) -> Column:
+    """The same of a call's outcome."""
+    busy = _of(slo, lambda objective: not set(objective.errors).isdisjoint(REFUSALS))
+    failed = _of(slo, lambda objective: "failed" in objective.errors)
+    outcome = F.col("outcome")
+    return outcome.isin(*UNANSWERED) | ((outcome == "busy") & busy) | ((outcome == "failed") & failed)
 
 
 def _of(slo: Objectives, field: Callable[[Objective], float]) -> Column:

@@ -136,12 +136,14 @@ class Promise:
 class Objective:
     """One service over the whole period; ``burn`` over time as (at_us, burn rate) is for the plot.
 
+    ``counted``: "calls" as clients saw them, "requests" as nodes did, or both, "calls, requests".
     ``promise`` is what was to be kept, None if nothing was said of it. ``alerts`` are minutes in which the
     budget burned so fast that somebody should be woken, the worst of them at ``worst_at_us``.
     """
 
     pair: str
     service: str
+    counted: str
     requests: float
     errors: float
     peak_per_s: float

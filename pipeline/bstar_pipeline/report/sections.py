@@ -137,6 +137,7 @@ def objectives(content: Content) -> str:
         Column("service", "head", lambda each: (each.service, promised(each.promise))),
         Column("alerts", "", alerts),
         Column("requests", "n", lambda each: count(each.requests)),
+        Column("counted by", "", lambda each: each.counted),
         Column("peak per s", "n", lambda each: f"{each.peak_per_s:,.0f}"),
         Column("errors", "n", lambda each: share(each.error_share)),
         Column(
@@ -154,7 +155,8 @@ def objectives(content: Content) -> str:
         drawn = f"<h3>Burn rate</h3>{figure}"
     return (
         "<p class=note>Burn rate: the share of requests that missed the objective over the share that "
-        "may. At 1 × the error budget lasts exactly for its period.</p>"
+        "may. At 1 × the error budget lasts exactly for its period. Counted by calls: what clients "
+        "recorded; by requests: what nodes recorded, where clients keep no journals.</p>"
         + table(columns, content.objectives)
         + cut(content.objectives, "services", "the busiest")
         + drawn

@@ -41,6 +41,7 @@ def objectives(tables: Tables) -> tuple[Shown[Objective], float | None]:
     is_burning = F.col("burn_rate").isNotNull()
     worst = F.when(is_burning, F.struct("burn_rate", -F.col("at_us")))
     services = minutes.groupBy("pair", "service").agg(
+        F.array_join(F.array_sort(F.collect_set("counted")), ", ").alias("counted"),
         F.sum("requests").alias("requests"),
         F.sum("errors").alias("errors"),
         F.coalesce(F.max(F.when(is_whole, F.col("rate"))), F.sum("requests") / period_s).alias("peak_per_s"),
