@@ -143,6 +143,17 @@ def test_a_stolen_routing_id_gets_nothing_that_waited(house: House) -> None:
     assert all(frames[0] != b"c1" for frames in house.hear("worker", b"worker", final))
 
 
+def test_a_plain_worker_answers_a_request_whose_client_lost_its_routing_id(house: House) -> None:
+    """It ignores a request without a client address, and would hold it for ever."""
+    house.call("shop", client=b"c1")
+    house.hear("bank", b"c1", native.encode_ping(ID[:16]))
+    [request] = house.hear("worker", b"worker", [b"MDPW02", b"\x01", b"price"])
+    address = request[3]
+    assert address not in (b"", b"c1")
+    house.hear("worker", b"worker", [b"MDPW02", b"\x04", address, b"", b"answer"])
+    assert all(worker.held == 0 for worker in house.node.broker.ledger.workers.values())
+
+
 @pytest.mark.parametrize("identity", [ID, native.keyed_identity(b"price", b"key")], ids=["own", "key"])
 def test_a_stolen_routing_id_gets_nothing_that_was_sent_again_from_it(house: House, identity: bytes) -> None:
     """The request waits where its first address put it."""

@@ -11,6 +11,7 @@ from bstar.wire import durable, emq, native
 from bstar.wire.durable import State
 from bstar.wire.emq_jobs import Headers
 from bstar_broker.core import Output
+from bstar_broker.core.outputs import FrontSend
 from bstar_broker.fronts.emq.desk import EmqSettings
 from bstar_broker.fronts.emq.jobs import to_result
 from bstar_broker.store.core.events import Opened, Replaced
@@ -141,6 +142,19 @@ def test_managers_that_die_with_a_job_use_its_attempts_up() -> None:
     [(_, _, value)] = replies(told)
     assert value is not None
     assert "workers were lost" in json.loads(value)["value"]
+
+
+def test_attempts_of_a_client_that_is_gone_are_forgotten(stage: EmqStage) -> None:
+    """One request waits in the queue, one for its next attempt, and the client hears of neither."""
+    stage.manager(slots=1)
+    stage.asks(b"q1", "reply-requested,retry-count:1")
+    stage.ends(b"q1", "TimeoutError")
+    stage.asks(b"q2", "reply-requested,retry-count:1")
+    stage.asks(b"other", "retry-count:1", client=b"c2")
+    gone = FrontSend("emq", "clients", [b"c1", *emq.encode(emq.Reply(b"k", b"q0"))])
+    stage.carry_out(stage.node.front_unsent(gone, stage.now, is_gone=True))
+    assert stage.front.state(stage.now).levels["retries"] == 1
+    assert requests(stage.waits(1.5)) == []
 
 
 def test_attempts_of_a_node_that_steps_down_are_the_other_nodes(stage: EmqStage) -> None:

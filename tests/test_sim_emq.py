@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from bstar.wire import emq
@@ -125,3 +126,23 @@ def test_a_build_that_counts_more_slots_than_processes_is_caught(monkeypatch: py
 
     monkeypatch.setattr(Managers, "_conclude", free_already)
     assert first_violation(Mood.QUIET).rule == "e"
+
+
+@pytest.mark.parametrize(
+    ("seed", "faults"),
+    [
+        # The request of a client that is gone is remembered for the sake of its attempts.
+        (976666188, (5, 10)),
+        # A node without a state directory counts its epochs anew; the store's own go on.
+        (1244190131, (24, 31, 32, 35)),
+    ],
+)
+def test_seeds_that_broke_a_rule_keep_it(seed: int, faults: tuple[int, ...]) -> None:
+    whole = setup_of(seed, emq=True)
+    setup = msgspec.structs.replace(whole, faults=tuple(whole.faults[number] for number in faults))
+    assert play(setup).violation is None
+
+
+def test_a_client_without_its_connection_is_forgotten_in_a_storm() -> None:
+    whole = setup_of(1064294383, arbiter=True)
+    assert play(msgspec.structs.replace(whole, faults=whole.faults[8:9])).violation is None

@@ -250,3 +250,10 @@ def test_a_build_that_serves_a_client_whose_key_is_gone_is_caught(monkeypatch: p
     befall(simulation, Kind.KEY_WITHDRAWN, "client1", 10.0)
     with pytest.raises(Violation, match=r"^\(j\) .*nobody asked for"):
         simulation.run_for(9.0)
+
+
+def test_a_request_whose_client_lost_its_routing_id_is_redelivered_to_a_plain_worker_and_ends() -> None:
+    """A plain worker ignores a request without a client address, and held it for ever."""
+    whole = setup_of(1541975727, keys=True)
+    faults = tuple(whole.faults[number] for number in (29, 33, 41, 42, 43, 47, 49))
+    assert play(msgspec.structs.replace(whole, faults=faults)).violation is None

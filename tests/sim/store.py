@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from bstar.wire.durable import State
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _DISK_S_MAX = 0.005
 # A run of a schedule that nobody ended, and one that is made just before its end is known.
 _SPARE_RUNS = 2
+# A node that another one superseded asks this often whether that one leads still.
+_LOOK_S = 0.1
 # In calm a schedule of one second has a run within this time.
 _SILENCE_S = 5.0
 
@@ -106,12 +109,13 @@ class StoredJobs:
 
 
 class Log:
-    """The entries of a pair, and the table that they make. ``epoch``: of the node that led last."""
+    """The entries of a pair, and the table that they make. ``leader``: who led last, in ``epoch``."""
 
     def __init__(self, jobs: StoredJobs) -> None:
         self.jobs = jobs
         self.entries: list[Entry] = []
         self.epoch = 0
+        self.leader: SimReplica | None = None
         self._table = MemoryTable()
 
     @property
@@ -136,20 +140,45 @@ class Log:
 
 
 class SimReplica(PlayedReplica):
-    """Leads while no other node has led since."""
+    """Leads from when its node serves until another node leads, and again when that one leads no more.
 
-    def __init__(self, log: Log) -> None:
+    As in real replication the epoch is the store's own, above all that the log has: a node without a state
+    directory begins to count its own epochs anew.
+    """
+
+    def __init__(self, log: Log, is_running: Callable[[], bool]) -> None:
         super().__init__()
         self._log = log
+        # False once the process of this run is gone.
+        self.is_running = is_running
+        self._is_wanted = False
+        self._looks_at = inf
 
     def lead(self, epoch: int, now: float) -> list[Output]:
-        if epoch < self._log.epoch:
-            self.trouble = "another node leads the store"
-            return []
-        self.trouble = ""
-        self.is_leading, self._epoch = True, epoch
-        self._log.epoch = epoch
+        self._is_wanted = True
+        return self._take_over(epoch, now)
+
+    def _take_over(self, epoch: int, now: float) -> list[Output]:
+        log = self._log
+        self.trouble, self._looks_at = "", inf
+        self.is_leading, self._epoch = True, max(epoch, log.epoch + 1)
+        log.epoch, log.leader = self._epoch, self
         return self.propose(commands.encode([Began("primary")]), self._at_ms(), now)
+
+    def follow(self, now: float) -> list[Output]:
+        self._is_wanted, self._looks_at = False, inf
+        return super().follow(now)
+
+    def next_deadline(self) -> float | None:
+        return None if self._looks_at == inf else self._looks_at
+
+    def handle_timer(self, now: float) -> list[Output]:
+        """Ask whether the node that superseded this one leads still."""
+        leader = self._log.leader
+        if leader is None or (leader.is_leading and leader.is_running()):
+            self._looks_at = now + _LOOK_S
+            return []
+        return self._take_over(self._epoch, now)
 
     def _at_ms(self) -> int:
         return self._log.entries[-1].at_ms if self._log.entries else DAY_MS
@@ -159,6 +188,8 @@ class SimReplica(PlayedReplica):
         if position is None:
             # The orders of this entry get no answer before the node ceases to lead.
             self.is_leading = False
+            self.trouble = "another node leads the store"
+            self._looks_at = now + _LOOK_S
             self.last = Position(self._epoch, self.last.number + 1)
             return []
         self.last = position
@@ -179,10 +210,11 @@ class SimDisk:
 
     def make_store(self, broker: Broker) -> DurableStore:
         """The store of a new run."""
+        node, run = self._node, self._node.runs
         return DurableStore(
             broker,
             StoreSettings(),
-            SimReplica(self._log),
+            SimReplica(self._log, lambda: node.is_alive and node.runs == run),
             wall_ms=lambda: DAY_MS + round(self._world.now * 1_000),
             random=self._rng.randbytes,
             now=self._node.clock(),

@@ -20,8 +20,9 @@ from bstar_broker.core.refusals import QUEUE_RETRY_MS
 _NOTICES_MAX = 10
 
 
-# The routing id of no connection: what is sent there is dropped and counted.
-NOBODY = b""
+# The routing id of no connection: what is sent there is dropped and counted. It has frames like any other: a
+# plain worker ignores a request whose client address is empty, and would hold it for ever.
+NOBODY = b"\x00nobody"
 
 
 class Endings:

@@ -163,6 +163,7 @@ class EmqFront:
         routing_id = output.frames[0]
         if output.door == CLIENTS and is_gone:
             self._schedulers.forget(routing_id)
+            self._requests.forget(peer_id(NAME, CLIENTS, routing_id))
         return self._desk.inlet.peer_unreached(peer_id(NAME, output.door, routing_id), now, is_gone=is_gone)
 
     def connected(self, door: str, count: int, now: float) -> list[Output]:

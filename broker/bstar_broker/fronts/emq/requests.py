@@ -53,11 +53,12 @@ _FOR_GOOD = frozenset((ErrorCode.INVALID.value, ErrorCode.NOT_ALLOWED.value))
 
 
 class Attempts(msgspec.Struct):
-    """A request with attempts left, as it was asked."""
+    """A request with attempts left, as it was asked. ``is_over``: its client is gone."""
 
     request: Request
     user_id: str
     left: int
+    is_over: bool = False
 
 
 class Requests:
@@ -69,8 +70,9 @@ class Requests:
         self._managers = managers
         self._run = run
         self._numbers = 0
-        # By identity, while the broker has it; and those that wait for their next attempt, by time.
-        self._attempts: dict[bytes, Attempts] = {}
+        # By client and identity; and those of them that wait for their next attempt, by time.
+        self._attempts: dict[bytes, dict[bytes, Attempts]] = {}
+        self._count = 0
         self._pauses: deque[tuple[float, Attempts]] = deque()
 
     def receive(self, asker: Asker, request: emq.Request, now: float) -> list[Output]:
@@ -115,10 +117,23 @@ class Requests:
     def _begin(self, attempts: Attempts, now: float) -> list[Output]:
         """Ask with an identity of its own, by which the answer is known."""
         self._numbers += 1
-        identity = self._run + self._numbers.to_bytes(8, "big")
-        attempts.request.identity = identity
-        self._attempts[identity] = attempts
+        attempts.request.identity = self._run + self._numbers.to_bytes(8, "big")
+        self._keep(attempts)
         return self._ask(msgspec.structs.replace(attempts.request), attempts.user_id, now)
+
+    def _keep(self, attempts: Attempts) -> None:
+        request = attempts.request
+        self._attempts.setdefault(request.sender, {})[request.identity] = attempts
+        self._count += 1
+
+    def _take(self, client: bytes, identity: bytes) -> Attempts | None:
+        known = self._attempts.get(client, {})
+        attempts = known.pop(identity, None)
+        if attempts is not None:
+            self._count -= 1
+            if not known:
+                del self._attempts[client]
+        return attempts
 
     def _ask(self, request: Request, user_id: str, now: float) -> list[Output]:
         # What a vote makes the broker dispatch is not this request for certain.
@@ -135,13 +150,14 @@ class Requests:
         """The end of a request, or the answer of the store."""
         kind = order.envelope[0]
         if order.verb is Verb.NOT_ACTIVE:
-            self._attempts.pop(order.identity, None)
+            self._take(order.peer, order.identity)
             return [self._desk.not_active(order)]
         if kind == RESULT:
             return self._stored_result(order, now)
-        attempts = self._attempts.pop(order.identity, None) if order.identity else None
+        attempts = self._take(order.peer, order.identity)
         if attempts is not None and attempts.left and self._is_failure(order):
             attempts.left -= 1
+            self._keep(attempts)
             self._pauses.append((now + _RETRY_PAUSE_S, attempts))
             return []
         return self._submitted(order, now) if kind == SUBMIT else self._end(order)
@@ -193,7 +209,10 @@ class Requests:
         """Begin the attempts whose pause is over."""
         outputs: list[Output] = []
         while self._pauses and now >= self._pauses[0][0]:
-            outputs += self._begin(self._pauses.popleft()[1], now)
+            attempts = self._pauses.popleft()[1]
+            if not attempts.is_over:
+                self._take(attempts.request.sender, attempts.request.identity)
+                outputs += self._begin(attempts, now)
         return outputs
 
     def next_deadline(self) -> float | None:
@@ -202,16 +221,25 @@ class Requests:
 
     def stop(self) -> list[Output]:
         """This node serves no more: clients whose attempts wait ask the other one."""
-        asked = [each.request for _, each in self._pauses]
+        asked = [each.request for _, each in self._pauses if not each.is_over]
         self._pauses.clear()
+        for each in asked:
+            self._take(each.sender, each.identity)
         # Their last attempt has failed, and the client allows another one.
         return [
             self._desk.goodbye(CLIENTS, split_peer_id(each.sender)[2], each.envelope[1]) for each in asked
         ]
 
+    def forget(self, client: bytes) -> None:
+        """This client is gone: it gets no further attempt, and the broker drops what it asked."""
+        known = self._attempts.pop(client, {})
+        self._count -= len(known)
+        for attempts in known.values():
+            attempts.is_over = True
+
     def count(self) -> int:
         """Requests with attempts left."""
-        return len(self._attempts) + len(self._pauses)
+        return self._count
 
 
 def why(order: Order) -> str:
