@@ -20,6 +20,7 @@ from bstar_broker.store.core.events import (
     Written,
 )
 from bstar_broker.store.core.in_sync import InSync
+from bstar_broker.store.core.peer import Hello, Part, decode, encode
 from bstar_broker.store.core.records import Totals
 from bstar_broker.store.core.replica import Replica, ReplicaSettings
 
@@ -105,8 +106,13 @@ def members(node: Node) -> list[list[str]]:
     return [sorted(known.in_sync) for known in node.sets.all.values()]
 
 
-def mark(role: Role, *, is_in_sync: bool = True, is_alone: bool = False, leader: Role = "primary") -> Mark:
-    return Mark("p", role, b"store" * 2, is_in_sync, is_alone, leader)
+def mark(role: Role, *, is_in_sync: bool = True, is_alone: bool = False, is_doubtful: bool = False) -> Mark:
+    return Mark("p", role, b"store" * 2, is_in_sync, is_alone, "primary", is_doubtful)
+
+
+def doubtful(role: Role) -> Mark:
+    """A copy that was in sync, and whose leader may have gone on alone."""
+    return mark(role, is_in_sync=False, is_doubtful=True)
 
 
 def register(sets: InSyncSets, role: Role, in_sync: list[Role], epoch: int = 1) -> None:
@@ -293,6 +299,123 @@ def test_a_new_disk_does_not_take_over_a_copy_that_may_lack_something() -> None:
     meet(primary, backup)
     assert not leads(primary)
     assert "the disk of this node is new" in primary.replica.trouble
+
+
+def test_a_doubtful_copy_in_the_set_is_taken_over() -> None:
+    """Its leader was not granted to go on alone: neither mark vouches for anything, and the set decides."""
+    sets = InSyncSets({}, now=0.0)
+    register(sets, "backup", ["backup"])
+    primary = Node("primary", sets, doubtful("primary"), last=5)
+    backup = Node("backup", sets, doubtful("backup"), last=5)
+    primary.do(primary.replica.lead(3, 0.0), 0.0)
+    meet(primary, backup)
+    assert leads(primary)
+    assert primary.replica.committed == 6
+
+
+def test_a_doubtful_copy_in_the_set_leads_beside_one_outside_of_it() -> None:
+    sets = InSyncSets({}, now=0.0)
+    register(sets, "backup", ["backup"])
+    primary = Node("primary", sets, mark("primary"), last=7)
+    backup = Node("backup", sets, doubtful("backup"), last=5)
+    backup.do(backup.replica.lead(2, 0.0), 0.0)
+    meet(primary, backup)
+    assert leads(backup)
+    assert backup.replica.committed == 6
+
+
+def test_a_doubtful_member_that_starts_alone_leads() -> None:
+    sets = InSyncSets({}, now=0.0)
+    register(sets, "primary", ["primary", "backup"])
+    backup = Node("backup", sets, doubtful("backup"), last=5)
+    backup.do(backup.replica.lead(2, 0.0), 0.0)
+    for now in (2.5, 3.0):
+        backup.wait(now)
+        backup.hear_arbiter(now)
+    assert leads(backup)
+
+
+def test_of_two_doubtful_members_the_one_with_more_entries_is_the_source() -> None:
+    sets = InSyncSets({}, now=0.0)
+    register(sets, "primary", ["primary", "backup"])
+    primary = Node("primary", sets, doubtful("primary"), last=5)
+    backup = Node("backup", sets, doubtful("backup"), last=7)
+    primary.do(primary.replica.lead(3, 0.0), 0.0)
+    meet(primary, backup)
+    # This backup has no disk to read its entries from.
+    assert "this copy takes over what the peer's has" in primary.replica.trouble
+    primary.do(primary.replica.follow(2.0), 2.0)
+    backup.do(backup.replica.lead(4, 2.0), 2.0)
+    meet(primary, backup)
+    assert leads(backup)
+
+
+def test_two_doubtful_copies_wait_for_an_operator_where_the_arbiter_knows_nothing() -> None:
+    sets = InSyncSets({}, now=0.0)
+    primary = Node("primary", sets, doubtful("primary"), last=5)
+    backup = Node("backup", sets, doubtful("backup"), last=5)
+    primary.do(primary.replica.lead(3, 0.0), 0.0)
+    meet(primary, backup)
+    assert not leads(primary)
+    assert "neither this copy nor the peer's" in primary.replica.trouble
+
+
+def test_a_new_disk_in_the_set_is_no_doubtful_one() -> None:
+    """The arbiter counts the node, and the disk that it had is lost."""
+    sets = InSyncSets({}, now=0.0)
+    register(sets, "backup", ["backup"])
+    primary = Node("primary", sets, doubtful("primary"), last=5)
+    backup = Node("backup", sets, mark("backup", is_in_sync=False), last=3)
+    for node, epoch in ((primary, 3), (backup, 4)):
+        node.do(node.replica.lead(epoch, 0.0), 0.0)
+        meet(primary, backup)
+        assert not leads(node)
+        node.do(node.replica.follow(2.0), 2.0)
+
+
+def test_a_follower_is_doubtful_when_its_leader_may_go_on_alone_and_not_when_its_content_is_replaced() -> (
+    None
+):
+    primary, backup = pair()
+    backup.do(backup.replica.peer_serves(5.0), 5.0)
+    kept = backup.replica.mark
+    assert kept is not None
+    assert (kept.is_in_sync, kept.is_doubtful) == (False, True)
+    hello = decode(primary.replica._site.say_hello(asks=False).frames)
+    assert isinstance(hello, Hello)
+    part = Part(hello.run, hello.leads, 0, False, [], None)
+    backup.do(backup.replica.receive(encode(part), 5.0), 5.0)
+    kept = backup.replica.mark
+    assert kept is not None
+    assert (kept.is_in_sync, kept.is_doubtful) == (False, False)
+
+
+def test_a_new_disk_joins_only_a_leader_that_is_granted_to_be_alone() -> None:
+    """The disk before it may have gone on alone, and this leader does not know."""
+    primary, _ = pair()
+    primary.hear_arbiter(0.0)
+    # The backup led in between, alone, and lost its disk.
+    claim = SetClaim(_store(primary), 2, ["backup"])
+    primary.sets.receive(Question("look", "p", "backup", "former", 9, 2_000, claim), claim, 0.0)
+    primary.do(primary.replica.peer_lost(3.0), 3.0)
+    new = Node("backup", primary.sets)
+    for now in (3.0, 3.5, 4.0):
+        for node in (primary, new):
+            node.wait(now)
+        talk(primary, new, now)
+    assert leads(primary)
+    assert primary.replica.copies == 1
+    primary.do(primary.replica.propose(b"x", 1, 4.0), 4.0)
+    talk(primary, new, 4.0)
+    assert primary.replica.committed == 1
+    primary.hear_arbiter(4.0)
+    assert not leads(primary)
+
+
+def _store(node: Node) -> str:
+    kept = node.replica.mark
+    assert kept is not None
+    return kept.store.hex()
 
 
 def test_a_new_disk_takes_over_from_a_member() -> None:

@@ -90,6 +90,22 @@ def test_nodes_that_begin_at_once_found_one_store() -> None:
     assert [mark.store for mark in marks if mark is not None] == [b"primary" * 2] * 2
 
 
+def test_nothing_is_sent_in_an_epoch_that_the_own_disk_does_not_know_yet() -> None:
+    """After a crash the node would use the epoch again, for other entries."""
+    primary, backup = pair()
+    primary.do(primary.replica.follow(1.0))
+    settle(primary, backup, 1.0)
+    primary.do(primary.replica.lead(3, 1.0))
+    talk(primary, backup, 1.0)
+    primary.do(primary.replica.propose(b"x", 1, 1.0))
+    backup.do(backup.replica.follow(1.0))
+    talk(primary, backup, 1.0)
+    assert primary.replica.epoch == 3
+    assert backup.replica.last == Position(1, 1)
+    settle(primary, backup, 1.0)
+    assert backup.replica.last == Position(3, 3)
+
+
 def test_an_entry_is_committed_when_both_disks_have_it() -> None:
     primary, backup = pair()
     primary.do(primary.replica.propose(b"x", 1, 0.0))

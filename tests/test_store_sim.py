@@ -70,3 +70,20 @@ def test_cut_links_lose_nothing_with_an_arbiter() -> None:
 def test_an_arbiter_that_forgets_its_sets_costs_no_more_than_none() -> None:
     for seed in range(1, 31):
         _check(seed, FAULTS + ARBITER_FAULTS, "forgetful")
+
+
+# What each of them broke, in the words of ADR 23.
+_SEEDS = {
+    1244190146: "a follower doubted its copy because of a leader outside the set, and nobody led",
+    1064294437: "the same after the leader had taken over from a copy that was alone",
+    1064294393: "the same with both nodes killed",
+    770003500: "a leader sent entries of an epoch that its own disk did not have, and used it again",
+    770001359: "a new disk joined a leader that did not know what the one before it had",
+    772006066: "the same, and the Acks of the new disk alone made its entries count",
+    771001314: "an entry that was on both disks is applied long after one of them was lost",
+}
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_seeds_that_broke_a_promise_with_an_arbiter_keep_it(seed: int) -> None:
+    _check(seed, FAULTS + ARBITER_FAULTS, "kept")

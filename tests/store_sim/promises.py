@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bstar_broker.store.core.entries import Position
+from bstar_broker.store.core.history import History
 from sim.checks import Violation
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Promises:
         # Since when a node commits alone, 0 if it does not; and whether the other heard of it since.
         self._alone_since: dict[str, float] = {"primary": 0.0, "backup": 0.0}
         self._has_heard: dict[str, bool] = {"primary": False, "backup": False}
+        # Of each node: the log that the other's disk had when it was lost. What was there was on both disks.
+        self._lost: dict[str, History] = {"primary": History(), "backup": History()}
         # Both nodes have gone on apart, and have not met since.
         self.is_split = False
 
@@ -101,6 +104,8 @@ class Promises:
         position = durable.history.epoch_at(number)
         if other.disk.durable.history.epoch_at(number) == position:
             return
+        if self._lost[node.name].epoch_at(number) == position:
+            return
         if durable.mark is None or not durable.mark.is_alone:
             if self._is_just_lost(node):
                 return
@@ -156,7 +161,8 @@ class Promises:
 
     def replaced(self, node: SimNode) -> None:
         """Its disk is lost: what the other disk has not may be lost."""
-        other = self.other(node).disk.durable
+        other, lost = self.other(node).disk.durable, node.disk.durable.history
+        self._lost[self.other(node).name] = History(lost.epochs, lost.last)
         for each in self.acknowledged:
             if each.excuse or other.has(each.number, each.body):
                 continue

@@ -21,7 +21,8 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     ``is_in_sync``: nothing that was acknowledged, as far as this node can know, is missing here.
     ``is_alone``: it leads, or led last, and what it acknowledged since may be on its disk only. ``leader``:
     the role that led when it last knew. ``pair`` and ``store`` (16 octets, random) name the pair and its
-    first store: disks of two pairs never mix.
+    first store: disks of two pairs never mix. ``is_doubtful``: it was in sync, its content was not replaced
+    since, and a leader may have committed without it: the arbiter's set decides.
     """
 
     pair: str
@@ -30,6 +31,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     is_in_sync: bool
     is_alone: bool
     leader: str = ""
+    is_doubtful: bool = False
 
 
 class Write(StoreOutput, frozen=True, gc=False):

@@ -52,7 +52,8 @@ class Follower:
             outputs += self._report(message, common)
             # From now on the old copy lacks something. The disk keeps it until the peer's table is whole.
             self.following.is_sure = False
-            outputs.append(log.write(mark=site.mark(is_in_sync=False, is_alone=False)))
+            mark = site.mark(is_in_sync=False, is_alone=False, is_replaced=True)
+            outputs.append(log.write(mark=mark))
         order = self.following.take_part(message)
         if order is None:
             return list(site.ask(now))

@@ -11,6 +11,7 @@ from bstar_broker.store.core.events import AskArbiter, Exported, LogRead, ToPeer
 from bstar_broker.store.core.feeder import Feeder
 from bstar_broker.store.core.history import History
 from bstar_broker.store.core.in_sync import BOTH
+from bstar_broker.store.core.meeting import NOTHING, rank
 from bstar_broker.store.core.peer import EPOCHS_MAX, Ack, Entries, Hello, Part, Standing
 from bstar_broker.store.core.records import Record
 from bstar_broker.store.core.site import Site
@@ -27,6 +28,11 @@ class Leader:
         settings = site.settings
         self.copies = Copies(site.log, settings.peer_timeout_s)
         self.feeder = Feeder(site.log, settings.catch_up_octets_s, self._entries, self._part)
+        # The first entry of this epoch until it is synced, then 0. Nothing is sent in the epoch before: after
+        # a crash this disk would not know of the epoch, and the next run would use it again.
+        self._began = 0
+        # With an arbiter: the peer's disk vouches for nothing, and was not in sync since.
+        self._is_peer_new = False
 
     # --- the leadership -------------------------------------------------------------------------------------
 
@@ -39,20 +45,19 @@ class Leader:
         site.is_forced = is_alone
         mark = site.mark(is_in_sync=True, is_alone=is_alone or self.was_alone)
         write = log.write([entry], mark=mark)
+        self._began = at.number
         self.feeder.stop()
         site.in_sync.lead(site.epoch, is_forced=is_alone)
         self.copies.lead(at.number, now, is_heard=site.peer.is_heard)
         hello = site.peer.hello
         is_met = site.peer.is_fresh and hello is not None
-        outputs: list[Output] = [write, site.say_hello(asks=not is_met)]
-        if is_met and hello is not None:
-            outputs += self.feed(hello, now)
-        return outputs + self.advance(now)
+        return [write, site.say_hello(asks=not is_met), *self.advance(now)]
 
     def leave(self) -> None:
         """Lead no more; what is not committed may be dropped."""
         self._site.epoch = 0
         self._site.is_forced = False
+        self._began = 0
         self.copies.leave()
         self.feeder.stop()
 
@@ -68,11 +73,14 @@ class Leader:
 
     def feed(self, hello: Hello, now: float) -> list[Output]:
         """Send the peer what it lacks, by what its Hello says that it has."""
-        log = self._site.log
+        if self._began:
+            return self.advance(now)
+        site, log = self._site, self._site.log
         common = log.history.common(History(hello.epochs, hello.last)).number
         needs_table = hello.applied > common
         synced = min(common, hello.synced)
-        if needs_table or synced < self._site.committed:
+        self._is_peer_new = site.in_sync.is_on and rank(hello) == NOTHING and not hello.is_doubtful
+        if needs_table or synced < site.committed or not self._may_join:
             self.copies.leave()
         outputs: list[Output] = [*self.feeder.begin(common, synced, needs_table=needs_table)]
         return [*outputs, *self.pump(now), *self.advance(now), *self.heartbeat()]
@@ -91,6 +99,15 @@ class Leader:
         self.feeder.acknowledge(ack.number)
         self.feeder.stored(ack.parts, ack.number, now)
         return [*self.pump(now), *self.advance(now)]
+
+    def written(self, now: float) -> list[Output]:
+        """More is synced here."""
+        site = self._site
+        if not self._began or site.log.synced < self._began:
+            return self.advance(now)
+        self._began = 0
+        hello = site.peer.hello
+        return self.feed(hello, now) if hello is not None and site.peer.is_fresh else self.advance(now)
 
     def pump(self, now: float) -> list[Output]:
         """Send what may be sent now."""
@@ -118,10 +135,13 @@ class Leader:
             return []
         outputs: list[Output] = []
         is_sent = self.feeder.is_on and self.feeder.table is None and self.feeder.next > log.last.number
+        is_sent = is_sent and self._may_join
         is_heard = site.peer.is_heard and not site.peer.error
-        acked = self.feeder.acked
+        acked = self.feeder.acked if self._may_join else 0
         while copies.check(site.committed, acked, now, is_heard=is_heard, is_sent=is_sent):
             outputs += self.heartbeat()
+        if copies.standing == Standing.IN_SYNC:
+            self._is_peer_new = False
         outputs += self._claim(now)
         mark = self._new_mark()
         if mark is not None:
@@ -132,6 +152,13 @@ class Leader:
             site.committed = committed
             outputs.append(log.write(apply_to=committed))
         return outputs
+
+    @property
+    def _may_join(self) -> bool:
+        """True if the peer's copy may count. A new disk proves nothing of the one before it, which may have
+        gone on alone: it joins a leader that was granted to be alone, or that begins a new store.
+        """
+        return not self._is_peer_new or self.was_alone or self._site.committed == 0
 
     @property
     def was_alone(self) -> bool:

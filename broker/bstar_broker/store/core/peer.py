@@ -51,7 +51,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 
     ``leads`` is the epoch in which it leads the store, 0 if it does not; ``wants``: its node serves, so it
     would lead. ``last`` is the last entry of its log, ``synced`` the number up to which that is on its disk,
-    ``applied`` up to which it applies. ``asks``: answer it.
+    ``applied`` up to which it applies. ``asks``: answer it. ``is_doubtful``: so says its mark.
     """
 
     pair: _Name
@@ -67,6 +67,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     synced: _Number
     applied: _Number
     epochs: _History
+    is_doubtful: bool = False
 
 
 class Entries(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):

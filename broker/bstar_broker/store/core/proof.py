@@ -3,11 +3,15 @@
 A disk in the in-sync set that has its mark has everything. Marks alone prove it only if both disks are there:
 a disk that was lost may have been the only one. So with an arbiter a copy in sync does not lead, and is not
 taken over, beside a disk that vouches for nothing, before the arbiter has said who is in the set.
+
+A follower takes its mark back as soon as its leader may have gone on alone. If the leader was not granted
+that, the set still has the follower: a doubtful copy in the set is whole.
 """
 
 from bstar_broker.store.core.events import AskArbiter
 from bstar_broker.store.core.meeting import ALONE, IN_SYNC, NOTHING, Source, rank, source
-from bstar_broker.store.core.site import Site
+from bstar_broker.store.core.peer import Hello
+from bstar_broker.store.core.site import Role, Site
 
 
 def store_of(site: Site) -> bytes:
@@ -36,35 +40,34 @@ def may_lead_unheard(site: Site) -> bool:
     if mark is None or is_outside(site):
         return False
     is_member = site.in_sync.is_member(site.role, mark.store) is True
-    return site.led_alone or (is_member and (mark.is_in_sync or mark.is_alone))
+    return site.led_alone or (is_member and (mark.is_in_sync or mark.is_alone or mark.is_doubtful))
 
 
-def may_lead_heard(site: Site) -> bool:
-    """True if this copy is the better one, by what the peer's Hello says."""
+def better(site: Site) -> Source:
+    """Whose copy a node that is to lead goes on from, by the peer's Hello; NEITHER if none is proved whole.
+
+    The set decides as soon as one of the copies vouches for nothing.
+    """
     hello = site.peer.hello
     assert hello is not None
     own = site.hello(asks=False)
-    if source(own, hello) != Source.OWN:
-        return False
-    is_proved = not (rank(own) == IN_SYNC and rank(hello) == NOTHING)
-    return is_proved or _is_confirmed(site, own.store, is_own=True)
+    by_marks, ranks, store = source(own, hello), (rank(own), rank(hello)), store_of(site)
+    if not site.in_sync.is_on or ALONE in ranks or NOTHING not in ranks or not store:
+        return by_marks
+    if not site.in_sync.is_answered(store):
+        return Source.NEITHER
+    is_own, is_peers = _is_whole(site, site.role, own, store), _is_whole(site, site.other, hello, store)
+    if is_own and is_peers:
+        if by_marks != Source.NEITHER:
+            return by_marks
+        return Source.OWN if own.last >= hello.last else Source.PEER
+    return Source.OWN if is_own else Source.PEER if is_peers else Source.NEITHER
 
 
-def may_take_over(site: Site) -> bool:
-    """True if this node, which is to lead, may go on from the peer's copy."""
-    hello = site.peer.hello
-    assert hello is not None
-    is_proved = rank(hello) == ALONE or rank(site.hello(asks=False)) != NOTHING or not hello.store
-    return is_proved or _is_confirmed(site, hello.store, is_own=False)
-
-
-def _is_confirmed(site: Site, store: bytes, *, is_own: bool) -> bool:
-    in_sync = site.in_sync
-    if not in_sync.is_on:
-        return True
-    is_member = in_sync.is_member(site.role if is_own else site.other, store)
+def _is_whole(site: Site, role: Role, said: Hello, store: bytes) -> bool:
+    is_member = site.in_sync.is_member(role, store)
     # A store of which the arbiter knows nothing has its marks alone.
-    return in_sync.is_answered(store) and is_member is not False
+    return is_member is not False and (rank(said) == IN_SYNC or (is_member is True and said.is_doubtful))
 
 
 def why_not(site: Site) -> str:
@@ -72,18 +75,19 @@ def why_not(site: Site) -> str:
     in_sync = site.in_sync
     if not in_sync.is_on:
         return ""
-    if is_outside(site) and not site.epoch:
+    hello, store = site.peer.hello, store_of(site)
+    whose = Source.NEITHER if hello is None or not site.peer.is_heard else better(site)
+    if is_outside(site) and not site.epoch and whose != Source.PEER:
         return (
             f"the arbiter counts the {site.other}'s copy alone: it may have what this one lacks; start the "
             f"{site.other} with its disk, or force this copy"
         )
-    store = store_of(site)
     if not site.epoch and not in_sync.is_answered(store):
         return in_sync.problem and f"nothing proves that this copy is whole, and {in_sync.problem}"
     if site.epoch and not in_sync.may_be_alone:
         return in_sync.problem and f"this node cannot go on alone: {in_sync.problem}"
-    hello = site.peer.hello
-    if not site.epoch and hello is not None and not may_take_over(site):
+    is_peers_better = hello is not None and source(site.hello(asks=False), hello) == Source.PEER
+    if not site.epoch and is_peers_better and better(site) == Source.NEITHER:
         return (
             "the disk of this node is new, and the arbiter counts the one before it alone: put that back, or "
             f"make the {site.other} active and force its copy"

@@ -6,7 +6,8 @@ apply it. Two nodes are no majority, so their disks keep marks that prove which 
 
 1. *Log matching.* In one epoch one node appends, in one run, to one log. So an epoch and a number name one
    entry, and logs that have it are the same up to it. An epoch has the parity of its role and is above all
-   that this log or the peer's last Hello has, so no epoch is used twice.
+   that this log or the peer's last Hello has, and its first entry is synced before anything of it is sent.
+   So no epoch is used twice.
 2. *A committed entry is on both disks, or the leader's disk says that it is alone.* ``Copies`` commits
    without the peer only while the mark ``is_alone`` is stored, and the mark is taken back only after the peer
    has stored that it is in sync.
@@ -114,7 +115,7 @@ class Replica:
             )
         if peer.hello.leads:
             return f"the peer leads the store in epoch {peer.hello.leads}"
-        if source(self._site.hello(asks=False), peer.hello) == Source.NEITHER:
+        if proof.better(self._site) == Source.NEITHER:
             return (
                 "neither this copy nor the peer's is known to have all that was acknowledged: put the "
                 "missing disk back, or run bstar store force"
@@ -246,7 +247,7 @@ class Replica:
             return self._begin(now) if is_silent and proof.may_lead_unheard(site) else []
         if not peer.is_fresh or peer.hello is None:
             return []
-        return self._begin(now) if proof.may_lead_heard(site) else []
+        return self._begin(now) if proof.better(site) == Source.OWN else []
 
     def _begin(self, now: float, *, is_alone: bool = False) -> list[Output]:
         self._follower.following.leave()
@@ -271,7 +272,7 @@ class Replica:
         """Orders are synced, or fail."""
         self._site.log.written(given)
         if self._site.epoch:
-            return self._leader.advance(now)
+            return self._leader.written(now)
         return [*self._follower.written(now), *self._finish(now)]
 
     def applied(self, given: Applied, now: float) -> list[Output]:
@@ -321,7 +322,7 @@ class Replica:
             if not self._outranks(message.is_alone, message.epoch):
                 return list(site.ask(now))
             self._leave()
-        if message.epoch == 0 and (site.wanted is None or hello.leads or not proof.may_take_over(site)):
+        if message.epoch == 0 and (site.wanted is None or hello.leads or proof.better(site) != Source.PEER):
             # Of a source, and nobody asked for it.
             return []
         if isinstance(message, Part):
@@ -361,11 +362,17 @@ class Replica:
             outputs.append(site.say_hello(asks=True))
         if hello.leads:
             outputs += self._follower.note_life(now)
-        elif hello.wants and source(site.hello(asks=False), hello) == Source.OWN and site.wanted is None:
+        elif hello.wants and site.wanted is None and self._may_be_better(hello):
             return [*outputs, *self._leader.feed(hello, now)]
         else:
             self._leader.feeder.stop()
         return [*outputs, *self._decide(now)]
+
+    def _may_be_better(self, hello: Hello) -> bool:
+        """True if the peer, which is to lead, may go on from this copy."""
+        own = self._site.hello(asks=False)
+        whose = source(own, hello)
+        return whose == Source.OWN or (whose == Source.NEITHER and own.is_doubtful)
 
     def _knows_more(self, hello: Hello) -> bool:
         """True if a leader must give way to the peer."""

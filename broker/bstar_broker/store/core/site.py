@@ -98,18 +98,20 @@ class Site:
         mark = self.log.mark
         return mark is not None and mark.is_alone and mark.leader == self.role
 
-    def mark(self, *, is_in_sync: bool, is_alone: bool) -> Mark:
-        """A mark for this node as it is."""
-        store = b"" if self.log.mark is None else self.log.mark.store
+    def mark(self, *, is_in_sync: bool, is_alone: bool, is_replaced: bool = False) -> Mark:
+        """A mark for this node as it is. ``is_replaced``: the peer's table takes the place of its content."""
+        old = self.log.mark
+        store = b"" if old is None else old.store
+        was_whole = old is not None and (old.is_in_sync or old.is_alone or old.is_doubtful)
         hello = self.peer.hello
         if not store and hello is not None and not hello.store:
             # A new pair. Its nodes name one store, even if both begin at once.
             store = self.run if self.role == "primary" else hello.run
         elif not store:
             store = self.run if self.epoch or hello is None else hello.store
-        return Mark(
-            self.pair, self.role, store, is_in_sync, is_alone, self.role if self.epoch else self.other
-        )
+        leader = self.role if self.epoch else self.other
+        is_doubtful = was_whole and not is_in_sync and not is_replaced
+        return Mark(self.pair, self.role, store, is_in_sync, is_alone, leader, is_doubtful)
 
     def next_epoch(self) -> int:
         """The least epoch of this role that is not below ``wanted``, and above all that are known."""
@@ -138,6 +140,7 @@ class Site:
             log.synced,
             log.apply_to,
             log.history.epochs[-EPOCHS_MAX:],
+            mark is not None and mark.is_doubtful,
         )
 
     def say_hello(self, *, asks: bool) -> ToPeer:
