@@ -40,6 +40,7 @@ from bstar.star import (
     TakeoversPaused,
     TakeoversResumed,
     Tick,
+    TimeoutAdapted,
     Vote,
 )
 from bstar.wire.arbiter import Answer
@@ -86,6 +87,12 @@ LINES: list[tuple[Any, int, str]] = [
         WARNING,
         "peer is gone: its endpoint refuses connections, 0.010 s after its last message",
     ),
+    (
+        TimeoutAdapted(0.3, 0.7),
+        INFO,
+        "the failover timeout is 0.7 s now, it was 0.3 s: state messages come late",
+    ),
+    (TimeoutAdapted(2.0, 0.3), INFO, "0.3 s now, it was 2 s: state messages come in time"),
     (PeerAsked(WHY), INFO, "asked the peer whether it serves: The reason."),
     (PeerRejected("pair", "Other name."), logging.ERROR, "peer rejected: Other name."),
     (HandoverRefused("No peer."), WARNING, "the role stays: No peer."),
@@ -141,7 +148,7 @@ def run(log: PairLog, machine: StarMachine, begin: float, end: float) -> None:
 
 def test_a_lone_backup_says_what_it_waits_for_and_says_it_again(caplog: pytest.LogCaptureFixture) -> None:
     machine = machine_of(Role.BACKUP)
-    log = PairLog(0.3, 0.0)
+    log = PairLog(0.0)
     run(log, machine, 0, FIRST_S - 1)
     assert not caplog.records
     run(log, machine, FIRST_S, 3 * REMIND_S)
@@ -159,7 +166,7 @@ def test_a_lone_backup_says_what_it_waits_for_and_says_it_again(caplog: pytest.L
 
 def test_a_node_without_peer_and_arbiter_says_so(caplog: pytest.LogCaptureFixture) -> None:
     machine = machine_of(Role.PRIMARY, arbiter="tcp://c:5010")
-    log = PairLog(0.3, 0.0)
+    log = PairLog(0.0)
     run(log, machine, 0, REMIND_S)
     told = [record.getMessage() for record in caplog.records if "for 5 s" in record.getMessage()]
     assert len(told) == 1
@@ -171,7 +178,7 @@ def test_a_node_without_peer_and_arbiter_says_so(caplog: pytest.LogCaptureFixtur
 def test_a_claim_that_each_request_repeats_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(INFO, logger="bstar.pair")
     machine = machine_of(Role.PRIMARY, arbiter="tcp://c:5010")
-    log = PairLog(0.3, 0.0)
+    log = PairLog(0.0)
     claims = 0
     for step in range(1, 601):  # a minute; a request every three seconds, a heartbeat ten times a second
         now = step / 10
@@ -203,7 +210,7 @@ def test_a_pause_is_told_with_its_length_and_the_age_that_decides(
     gap_s: float, age_s: float, is_heeded: bool, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    PairLog(0.3, 0.0).stalled(gap_s, age_s, is_heeded=is_heeded)
+    PairLog(0.0).stalled(gap_s, age_s, 0.3, is_heeded=is_heeded)
     [record] = caplog.records
     assert record.levelno == level
     assert record.getMessage() == (

@@ -21,21 +21,21 @@ SPAN_S = TTL_S * (1 - DRIFT_MAX)
 
 def settled(now: float = 0.0) -> Quorum:
     """A node's part, long after its start."""
-    return Quorum(TTL_S, now=now - TTL_S)
+    return Quorum(TTL_S, TTL_S, now=now - TTL_S)
 
 
 # --- the node's own ballot ----------------------------------------------------------------------------------
 
 
 def test_a_node_that_has_just_started_takes_its_ballot_for_its_peers_for_one_ttl() -> None:
-    quorum = Quorum(TTL_S, now=10.0)
+    quorum = Quorum(TTL_S, TTL_S, now=10.0)
     assert not quorum.claim(10.0 + TTL_S - 0.001)
     assert quorum.claim(10.0 + TTL_S)
 
 
 def test_a_ballot_that_is_the_peers_is_not_ours_before_it_runs_out() -> None:
     quorum = settled()
-    assert quorum.hear_claim("they", 7, 5.0)
+    assert quorum.hear_claim("they", 7, TTL_S, 5.0)
     assert (quorum.granted, quorum.granted_to) == (7, "they")
     assert not quorum.claim(5.0 + TTL_S - 0.001)
     assert quorum.claim(5.0 + TTL_S)
@@ -44,15 +44,15 @@ def test_a_ballot_that_is_the_peers_is_not_ours_before_it_runs_out() -> None:
 def test_a_ballot_that_is_ours_is_given_to_nobody() -> None:
     quorum = settled()
     assert quorum.claim(0.0)
-    assert not quorum.hear_claim("they", 7, 5.0)
+    assert not quorum.hear_claim("they", 7, TTL_S, 5.0)
     assert (quorum.granted, quorum.granted_to) == (0, "")
     quorum.release()
-    assert quorum.hear_claim("they", 8, 5.1)
+    assert quorum.hear_claim("they", 8, TTL_S, 5.1)
 
 
 def test_a_peer_that_claims_nothing_gives_our_ballot_back_at_once() -> None:
     quorum = settled()
-    quorum.hear_claim("they", 7, 5.0)
+    quorum.hear_claim("they", 7, TTL_S, 5.0)
     quorum.hear_no_claim()
     assert quorum.claim(5.0)
 
@@ -60,7 +60,7 @@ def test_a_peer_that_claims_nothing_gives_our_ballot_back_at_once() -> None:
 def test_the_word_of_another_run_does_not_end_a_promise() -> None:
     """Somebody may speak in the peer's name; the run that has our ballot serves on it."""
     quorum = settled()
-    quorum.hear_claim("they", 7, 5.0)
+    quorum.hear_claim("they", 7, TTL_S, 5.0)
     for word, is_free in (("another", False), ("they", True)):
         said = PeerState(3, "test", "backup", word, 8, 1, heartbeat_ms=1000, timeout_ms=2000, claims=False)
         assert not quorum.hear_ballot(said, "we", 5.1)
@@ -69,12 +69,12 @@ def test_the_word_of_another_run_does_not_end_a_promise() -> None:
 
 def test_time_in_which_we_were_away_is_added_to_a_promise_but_not_to_one_long_over() -> None:
     quorum = settled()
-    quorum.hear_claim("they", 7, 5.0)
+    quorum.hear_claim("they", 7, TTL_S, 5.0)
     quorum.was_away(0.5, 7.1)
     assert not quorum.claim(5.0 + TTL_S + 0.5 - 0.001)
     assert quorum.claim(5.0 + TTL_S + 0.5)
     quorum = settled()
-    quorum.hear_claim("they", 7, 5.0)
+    quorum.hear_claim("they", 7, TTL_S, 5.0)
     quorum.was_away(0.5, 100.0)
     assert quorum.claim(100.0)
 
@@ -82,7 +82,7 @@ def test_time_in_which_we_were_away_is_added_to_a_promise_but_not_to_one_long_ov
 def test_a_promise_ends_although_the_node_pauses_again_and_again() -> None:
     """A backup on a busy machine, whose primary had just been killed, did not take over for a minute."""
     quorum = settled()
-    quorum.hear_claim("they", 7, 5.0)
+    quorum.hear_claim("they", 7, TTL_S, 5.0)
     now = 5.0
     while not quorum.claim(now):
         now += 1.0
@@ -98,7 +98,7 @@ def test_a_lease_counts_from_the_asking_and_not_from_the_answer(voter: str) -> N
     quorum = settled()
     quorum.claim(0.0)
     quorum.sent(1, 1.0)
-    quorum.hear_grant(getattr(quorum, voter), 1)
+    quorum.hear_grant(getattr(quorum, voter), 1, TTL_S)
     assert quorum.until == pytest.approx(1.0 + SPAN_S)
 
 
@@ -107,9 +107,9 @@ def test_the_longer_of_both_leases_counts_and_an_old_grant_shortens_nothing() ->
     quorum.claim(0.0)
     for number in (1, 2, 3):
         quorum.sent(number, float(number))
-    quorum.hear_grant(quorum.peer, 3)
-    quorum.hear_grant(quorum.peer, 1)
-    quorum.hear_grant(quorum.arbiter, 2)
+    quorum.hear_grant(quorum.peer, 3, TTL_S)
+    quorum.hear_grant(quorum.peer, 1, TTL_S)
+    quorum.hear_grant(quorum.arbiter, 2, TTL_S)
     assert quorum.until == pytest.approx(3.0 + SPAN_S)
 
 
@@ -118,7 +118,7 @@ def test_a_grant_of_an_early_question_counts_from_then() -> None:
     quorum.claim(0.0)
     quorum.sent(1, 1.0)
     quorum.sent(2, 1.5)
-    quorum.hear_grant(quorum.arbiter, 1)
+    quorum.hear_grant(quorum.arbiter, 1, TTL_S)
     assert quorum.until == pytest.approx(1.0 + SPAN_S)
 
 
@@ -129,7 +129,7 @@ def test_a_grant_of_an_earlier_claim_or_of_a_number_never_sent_is_worth_nothing(
     quorum.release()
     quorum.claim(1.1)
     for number in (0, 1, 2):
-        quorum.hear_grant(quorum.arbiter, number)
+        quorum.hear_grant(quorum.arbiter, number, TTL_S)
     assert quorum.until == -math.inf
 
 
@@ -137,7 +137,7 @@ def test_a_message_that_was_no_claim_cannot_be_granted() -> None:
     quorum = settled()
     quorum.sent(1, 1.0)
     quorum.claim(1.0)
-    quorum.hear_grant(quorum.peer, 1)
+    quorum.hear_grant(quorum.peer, 1, TTL_S)
     assert quorum.until == -math.inf
 
 
@@ -145,12 +145,12 @@ def test_whoever_releases_has_nothing_left() -> None:
     quorum = settled()
     quorum.claim(0.0)
     quorum.sent(1, 1.0)
-    quorum.hear_grant(quorum.peer, 1)
+    quorum.hear_grant(quorum.peer, 1, TTL_S)
     quorum.release()
     assert quorum.until == -math.inf
     assert quorum.is_release_due
     # Nor does a grant that comes late bring a lease back, in which monitors would see one.
-    quorum.hear_grant(quorum.arbiter, 1)
+    quorum.hear_grant(quorum.arbiter, 1, TTL_S)
     assert quorum.peer.until == quorum.arbiter.until == -math.inf
 
 
@@ -195,9 +195,9 @@ def test_a_lease_ends_before_the_promise_behind_it_whatever_clocks_and_delays_ar
     holder = settled(asked_at)
     holder.claim(asked_at)
     holder.sent(1, asked_at)
-    voter = Quorum(TTL_S, now=-1e9)
-    voter.hear_claim("we", 1, offset + (asked_at + delay_s) * rate)
-    holder.hear_grant(holder.peer, 1)
+    voter = Quorum(TTL_S, TTL_S, now=-1e9)
+    voter.hear_claim("we", 1, TTL_S, offset + (asked_at + delay_s) * rate)
+    holder.hear_grant(holder.peer, 1, TTL_S)
     promise_ends = (voter.peers_until - offset) / rate
     assert holder.until <= promise_ends + 1e-6
 

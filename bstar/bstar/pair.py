@@ -35,6 +35,7 @@ class BinaryStar(Closing):
 
     ``role`` is "primary" or "backup". ``local`` is the endpoint where this node publishes its state (bound),
     ``remote`` the peer's (connected to). Both nodes must agree on ``pair`` and on the timing, in seconds.
+    With a ``failover_timeout_max_s`` above ``failover_timeout_s`` they adapt the timeout between the two.
     ``state_dir`` keeps the epoch across restarts. ``on_dual_active`` is "yield" or "exit".
     ``expire_on_refused``: a peer whose connection broke and whose endpoint then refuses connections is dead
     at once, without the failover timeout. It needs a direct link: a proxy or firewall that refuses in the
@@ -54,6 +55,7 @@ class BinaryStar(Closing):
         pair: str = "bstar",
         heartbeat_interval_s: float = 1.0,
         failover_timeout_s: float = 2.0,
+        failover_timeout_max_s: float = 0.0,
         on_dual_active: str = "yield",
         expire_on_refused: bool = True,
         arbiter: str | Arbiter | None = None,
@@ -69,6 +71,7 @@ class BinaryStar(Closing):
             role=_role(role),
             heartbeat_interval_s=heartbeat_interval_s,
             failover_timeout_s=failover_timeout_s,
+            failover_timeout_max_s=failover_timeout_max_s,
             on_dual_active=on_dual_active,  # type: ignore[arg-type]  # the settings check it
             arbiter=arbiter if isinstance(arbiter, str) else "" if arbiter is None else arbiter.name,
         )

@@ -20,8 +20,7 @@ REMIND_S = 60.0
 class PairLog:
     """Logs a node's events and its lasting troubles. Call ``remind`` each second."""
 
-    def __init__(self, failover_timeout_s: float, now: float) -> None:
-        self._failover_timeout_s = failover_timeout_s
+    def __init__(self, now: float) -> None:
         self._has_claimed = False
         self._trouble = ""
         self._trouble_since = now
@@ -37,11 +36,10 @@ class PairLog:
             self._has_claimed = False
         _log.log(level, "%s", output.text)
 
-    def stalled(self, gap_s: float, age_s: float, *, is_heeded: bool) -> None:
+    def stalled(self, gap_s: float, age_s: float, limit_s: float, *, is_heeded: bool) -> None:
         """The process was away for ``gap_s``, and its last state message is ``age_s`` old, by which the peer
-        judges it. ``is_heeded``: that changed something.
+        judges it: after ``limit_s`` the peer may take over. ``is_heeded``: that changed something.
         """
-        limit_s = self._failover_timeout_s
         level = logging.WARNING if is_heeded or age_s >= limit_s else logging.DEBUG
         text = (
             "the process was away for %.3f s; its last state message is %.3f s old, the failover timeout %g s"

@@ -81,6 +81,10 @@ class PairMachine(Protocol[Out_co]):
     def next_deadline(self) -> float | None:
         """When ``Tick`` is due."""
 
+    @property
+    def absence_s(self) -> float:
+        """How old this node's last state message may be before its peer may take over."""
+
     def has_left(self, now: float) -> bool:
         """After ``Leave``: True if the process may end."""
 
@@ -125,7 +129,7 @@ class PairShell(Generic[Out]):
         self._epochs = epochs
         self._pauses = None if epochs is None else PauseFile(epochs.file.path.parent)
         self._reactor = reactor
-        self._log = PairLog(settings.failover_timeout_s, reactor.now())
+        self._log = PairLog(reactor.now())
         self._last_word: PeerState | None = None
         self._link: PeerLink | None = None
         self._arbiter: Arbiter | None = None
@@ -230,9 +234,10 @@ class PairShell(Generic[Out]):
         self.step(ArbiterAnswer(answer), self._reactor.now())
 
     def _on_stall(self, gap_s: float, now: float) -> None:
-        age_s = now - self._machine.published_at
+        age_s, limit_s = now - self._machine.published_at, self._machine.absence_s
         outputs = self._machine.step(Stall(gap_s), now)
-        self._log.stalled(gap_s, age_s, is_heeded=any(type(output) is StateChanged for output in outputs))
+        is_heeded = any(type(output) is StateChanged for output in outputs)
+        self._log.stalled(gap_s, age_s, limit_s, is_heeded=is_heeded)
         self._carry_out(outputs)
 
     # --- what follows ---------------------------------------------------------------------------------------

@@ -120,7 +120,13 @@ _DECIDES_NOTHING = frozenset(
         "pause",  # nobody pauses takeovers here
         "quorum",  # None: there is no arbiter here
         "serve_until",  # for ever while active
-        "peer.pace",  # there are no published peers here
+        # The failover timeout is fixed here, and there are no published peers.
+        "_failover_timeout_s",
+        "peer.detector",
+        "peer.pace",
+        "peer._is_peer_adaptive",
+        "peer._is_published",
+        "peer._silent_since",
         "peer._settings",
         "peer.fronts_apart",  # a text for people
         "peer._is_published_awaited",

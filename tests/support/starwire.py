@@ -43,6 +43,7 @@ from bstar.star import (
     TakeoversPaused,
     TakeoversResumed,
     Tick,
+    TimeoutAdapted,
     Vote,
 )
 from bstar.wire.peer import PeerState, decode, encode
@@ -369,7 +370,7 @@ def describe(output: Output) -> str:
             return f"  refuses to hand over: {text}"
         case ClientsCutOff(clients, _, for_s, verdict):
             return f"  {clients} clients reach only the passive node for {for_s:.1f} s: {verdict}"
-        case TakeoversPaused() | TakeoversResumed() | Drained() | Rejoined():
+        case TakeoversPaused() | TakeoversResumed() | Drained() | Rejoined() | TimeoutAdapted():
             return f"  {output.text}"
         case PersistPause() | AskArbiter() | Claimed() | ArbiterSeen() | ArbiterLost():
             return ""

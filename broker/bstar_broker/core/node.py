@@ -350,6 +350,11 @@ class Node:
         """When this node last told its peer how it stands."""
         return self.machine.published_at
 
+    @property
+    def absence_s(self) -> float:
+        """How old this node's last state message may be before its peer may take over."""
+        return self.machine.absence_s
+
     def step(self, given: Input, now: float) -> list[Output]:
         """Handle an event of the pair or of this process."""
         kind = type(given)

@@ -26,7 +26,7 @@ def pair_state(machine: StarMachine, epoch_error: str, now: float) -> PairState:
         quorum=_quorum_state(machine, now),
         peers_gone=machine.counters.peers_gone,
         retry_after_s=machine.retry_after_s(now),
-        failover_timeout_s=machine.settings.failover_timeout_s,
+        failover_timeout_s=machine.failover_timeout_s,
         stalls=machine.counters.stalls,
         requests_refused=machine.counters.requests_refused,
         peer_messages=machine.counters.peer_messages,

@@ -2,10 +2,10 @@
 
 ``rules`` is the table, ``machine`` does what it says, ``outputs`` are what a shell carries out. ``chart``
 checks the table with a library; docs/binary-star.md shows both. The machine's parts: ``settings`` has a
-node's configuration, ``pace`` its timing. ``peer`` decides whose messages count, ``epochs`` whose claim is
-better, ``quorum`` who has the majority. ``questions`` asks and answers, ``cut_off`` notices clients that
-reach one node only, ``takeover_pause`` holds the role where it is. ``texts`` has the texts for operators.
-``arbiter`` is the third voter.
+node's configuration, ``pace`` its timing, which ``failure_detector`` adapts. ``peer`` decides whose messages
+count, ``epochs`` whose claim is better, ``quorum`` who has the majority. ``questions`` asks and answers,
+``cut_off`` notices clients that reach one node only, ``takeover_pause`` holds the role where it is. ``texts``
+has the texts for operators. ``arbiter`` is the third voter.
 """
 
 from bstar.star.machine import StarMachine
@@ -33,6 +33,7 @@ from bstar.star.outputs import (
     StateChanged,
     TakeoversPaused,
     TakeoversResumed,
+    TimeoutAdapted,
 )
 from bstar.star.peer import Ignored
 from bstar.star.rules import (
@@ -77,5 +78,5 @@ __all__ = [
     "PeerMessage", "PeerRefused", "PeerRejected", "PeerSeen", "PersistEpoch", "PersistPause", "Promotion",
     "Publish", "Refusal", "Rejoin", "Rejoined", "Report", "ResumeTakeovers", "Role", "Rule", "Stall",
     "StarMachine", "StarSettings", "State", "StateChanged", "Subscription", "TakeoversPaused",
-    "TakeoversResumed", "Tick", "Vote", "holds",
+    "TakeoversResumed", "Tick", "TimeoutAdapted", "Vote", "holds",
 ]  # fmt: skip

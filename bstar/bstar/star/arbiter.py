@@ -5,7 +5,7 @@ to that node. The ballot then belongs to the node for the ttl that it asked for,
 arbiter never decides who should serve. It only never says yes to two nodes at once.
 
 It keeps nothing across restarts, so it does not know its earlier promises. A new arbiter grants nothing until
-one ttl has passed since its start. That costs nothing while the nodes hear each other.
+the longest ttl of the pair has passed since its start. That costs nothing while the nodes hear each other.
 
 It does not speak first, does not know whether nodes live, and tells a node about the other only who holds the
 ballot.
@@ -134,7 +134,7 @@ class ArbiterMachine:
         self, question: Question, ballot: _Ballot | None, now: float, outputs: list[ArbiterOutput]
     ) -> bool:
         ttl_s = question.ttl_ms / 1000
-        is_new = now < self._started_at + ttl_s
+        is_new = now < self._started_at + _ttl_max_s(question)
         is_others = ballot is not None and ballot.is_given and ballot.node != question.node
         if is_new or is_others:
             self.refusals += 1
@@ -166,7 +166,7 @@ class ArbiterMachine:
     def _answer(self, question: Question, is_granted: bool, now: float) -> Answer:
         ballot = self._ballots.get(question.pair)
         is_given = ballot is not None and ballot.is_given
-        free_at = self._started_at + question.ttl_ms / 1000
+        free_at = self._started_at + _ttl_max_s(question)
         if ballot is not None and ballot.is_given:
             free_at = max(free_at, ballot.until)
         return Answer(
@@ -175,4 +175,10 @@ class ArbiterMachine:
             is_granted,
             ballot.role if is_given and ballot is not None else "",  # type: ignore[arg-type]  # as it was asked
             max(0, ceil((free_at - now) * 1000)),
+            ttl_max_ms=question.ttl_max_ms,
         )
+
+
+def _ttl_max_s(question: Question) -> float:
+    """How long an earlier run of this arbiter may have promised the ballot of the pair."""
+    return max(question.ttl_ms, question.ttl_max_ms) / 1000

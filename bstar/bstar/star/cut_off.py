@@ -73,11 +73,15 @@ class CutOff:
         self.handovers = 0
         self._is_off = is_off
         self._reported = ""
+        self.adapt(failover_timeout_s)
+        self._moved_at = -math.inf
+        self._clients: dict[bytes, _Client] = {}
+
+    def adapt(self, failover_timeout_s: float) -> None:
+        """Set the failover timeout of the pair."""
         self._patience_s = PATIENCE * failover_timeout_s
         self._lone_patience_s = LONE_PATIENCE * failover_timeout_s
         self._settling_s = SETTLING * failover_timeout_s
-        self._moved_at = -math.inf
-        self._clients: dict[bytes, _Client] = {}
 
     # --- the passive node -----------------------------------------------------------------------------------
 

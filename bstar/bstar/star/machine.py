@@ -155,7 +155,7 @@ class StarMachine(StarState):
             return outputs + self._reject(*misfit, message, now)
 
         is_peer_fresh = not peer.is_silent(now)
-        if peer.recognise(message):
+        if peer.recognise(message, self.node, now):
             self.questions.forget()
         if peer.is_taken(message, self.node, now) and not self.is_leaving:
             why = rivalry(message.hears, self.settings)
@@ -190,6 +190,7 @@ class StarMachine(StarState):
                 # It neither serves nor votes any more, so clients need not wait for its silence. In a backlog
                 # that is old: the peer may have come back and serve.
                 peer.expires_at = now
+        outputs += self._adapt()
         if self.publisher.is_answer_due:
             outputs += self._publish(now)
         return outputs
@@ -249,6 +250,8 @@ class StarMachine(StarState):
         """A new subscriber gets the state at once."""
         if is_published:
             self.peer.await_published(now)
+        else:
+            self.peer.doubt()
         return self._notice_absence(now) or self._publish(now)
 
     def _on_link_lost(self, now: float) -> list[Output]:

@@ -179,6 +179,19 @@ class PeerLost(Report, frozen=True, gc=False):
         return f"peer silent for {self.silent_s:.3f} s"
 
 
+class TimeoutAdapted(Report, frozen=True, gc=False):
+    """The failover timeout went from ``old_s`` to ``new_s``: messages between the nodes were late, or have
+    not been for minutes.
+    """
+
+    old_s: float
+    new_s: float
+
+    def __str__(self) -> str:
+        why = "state messages come late" if self.new_s > self.old_s else "state messages come in time"
+        return f"the failover timeout is {self.new_s:g} s now, it was {self.old_s:g} s: {why}"
+
+
 class PeerRejected(Report, frozen=True, gc=False):
     """A node that cannot be our peer speaks. ``why`` names both values and what to change. Once per run of
     that node and reason.
@@ -297,6 +310,7 @@ Output = (
     | PeerAsked
     | PeerSeen
     | PeerLost
+    | TimeoutAdapted
     | PeerRejected
     | HandoverRefused
     | TakeoversPaused

@@ -1,7 +1,8 @@
 """How often a node publishes, and how long a silence means death. Both depend on the peer's dialect.
 
-A native peer has the timing of this node, or the two are not a pair. A published peer tells no timing, so the
-published pattern's applies: it speaks once a second and counts a node as dead after two.
+A native peer has the timing of this node, or the two are not a pair. Both may adapt the failover timeout
+(``failure_detector``). A published peer tells no timing, so the published pattern's applies: it speaks once a
+second and counts a node as dead after two.
 """
 
 import msgspec
@@ -24,7 +25,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def paces_of(settings: StarSettings) -> tuple[Pace, Pace]:
-    """The pace towards a published peer, and towards a native one."""
+    """The pace towards a published peer, and towards a native one whose timeout is fixed."""
     published = Pace(
         heartbeat_interval_s=min(settings.heartbeat_interval_s, PUBLISHED_HEARTBEAT_S),
         silence_s=max(settings.failover_timeout_s, PUBLISHED_TIMEOUT_S),

@@ -10,8 +10,9 @@ to a peer that was heard breaks (``LinkLost``) and its endpoint then refuses a n
 """
 
 from bstar.star.epochs import Epochs, is_highest_claim
+from bstar.star.failure_detector import Detector
 from bstar.star.outputs import PeerLost, PeerRejected, PeerSeen
-from bstar.star.pace import paces_of
+from bstar.star.pace import Pace, paces_of
 from bstar.star.peer import Ignored, PeerRuns, Rival, Strangers
 from bstar.star.rules import State
 from bstar.star.settings import StarSettings
@@ -33,15 +34,14 @@ class PeerView:
 
     ``state`` is what it said last, and ``heard_at`` when. It is silent from ``expires_at`` on. ``is_gone``:
     silent because its endpoint refused us. ``dual_since``: both nodes have said ACTIVE since then.
-    ``fronts_apart``: a text if it serves other protocols on sockets of their own than this node.
+    ``fronts_apart``: a text if it serves other protocols on sockets of their own than this node. ``detector``
+    is None if the failover timeout is fixed.
     """
 
     def __init__(self, settings: StarSettings, now: float) -> None:
         self._settings = settings
         self.state: State | None = None
         self.heard_at: float | None = None
-        # A primary waits one expiry before a lone start: an active backup must have had the time to speak up.
-        self.expires_at = now + settings.failover_timeout_s
         self.is_gone = False
         self.has_left = False
         self.fronts_apart = ""
@@ -51,8 +51,35 @@ class PeerView:
         self.is_seen = False  # its silence was not reported yet
         self.link_lost_at: float | None = None
         self._rival = Rival()
-        self.pace = paces_of(self._settings)[True]
+        self.detector = Detector(settings, now) if settings.is_adaptive else None
+        # What is known of the peer before it speaks is what this node's own configuration says.
+        self._is_published = False
+        self._is_peer_adaptive = True
+        self.pace = self._pace()
+        # A primary waits one expiry before a lone start: an active backup must have had the time to speak up.
+        self.expires_at = now + self.pace.silence_s
+        # Since when its silence counts; None before it was heard.
+        self._silent_since: float | None = None
         self._is_published_awaited = False
+
+    @property
+    def failover_timeout_s(self) -> float:
+        """The failover timeout of the pair as it is now. A published peer does not change it."""
+        if self.detector is None or not self._is_peer_adaptive:
+            return self._settings.failover_timeout_s
+        return self.detector.silence_ms / 1000
+
+    def _pace(self) -> Pace:
+        published, native = paces_of(self._settings)
+        if self._is_published:
+            return published
+        if self.detector is None or not self._is_peer_adaptive:
+            return native
+        return Pace(
+            heartbeat_interval_s=native.heartbeat_interval_s,
+            silence_s=self.detector.silence_ms / 1000,
+            absence_s=self.detector.absence_ms / 1000,
+        )
 
     # --- its silence ----------------------------------------------------------------------------------------
 
@@ -78,12 +105,15 @@ class PeerView:
         """Give the peer a whole timeout from now on."""
         self.expires_at = now + self.pace.silence_s
         self.is_gone = False
+        self._silent_since = now
 
     def put_off(self, gap_s: float, now: float) -> None:
         """This node did not listen for ``gap_s``: that time is not the peer's silence."""
         self.link_lost_at = None
         if not self.is_gone:
             self.expires_at = max(self.expires_at, min(self.expires_at + gap_s, now + self.pace.silence_s))
+            if self._silent_since is not None:
+                self._silent_since = min(self._silent_since + gap_s, now)
 
     def await_published(self, now: float) -> None:
         """A published server has subscribed. It may be the peer, which speaks once a second."""
@@ -129,17 +159,40 @@ class PeerView:
         if message.epoch is not None and message.epoch > EPOCH_MAX:
             return Ignored.EPOCH
         may_return = now >= self.expires_at or is_highest_claim(message, epochs.own, epochs.seen)
-        is_late = self.runs.is_late(message, now, self.pace.silence_s, may_return=may_return)
+        # Longer than any lease of an earlier claim.
+        streak_s = max(self.pace.silence_s, self._settings.failover_timeout_max_ms / 1000)
+        is_late = self.runs.is_late(message, now, streak_s, may_return=may_return)
         return Ignored.STALE if is_late else None
 
-    def recognise(self, message: PeerState) -> bool:
-        """Note which run speaks. True if it is a new one."""
+    def recognise(self, message: PeerState, node: str, now: float) -> bool:
+        """Note which run speaks, and what it says of the failover timeout. True if it is a new run."""
         is_other = self.runs.recognise(message)
         if is_other:
             self.is_seen = False
             self.dual_since = None
-        self.pace = paces_of(self._settings)[self.runs.is_native]
+            self._silent_since = None
+        self._is_published = not self.runs.is_native
+        self._is_peer_adaptive = message.timeout_max_ms != 0
+        if self.detector is not None and message.timeout_max_ms:
+            self.detector.hear(message, node, now, is_new_run=is_other)
+        self.pace = self._pace()
         return is_other
+
+    def needs_ms(self, number: int) -> int:
+        """Message ``number`` goes out. Returns the need that it carries (``Detector``); 0 if the failover
+        timeout is fixed.
+        """
+        if self.detector is None:
+            return 0
+        needs_ms = self.detector.publish(number)
+        self.pace = self._pace()
+        return needs_ms
+
+    def doubt(self) -> None:
+        """Somebody has subscribed to this node's state: perhaps a run of the peer that heard nothing yet."""
+        if self.detector is not None:
+            self.detector.doubt()
+            self.pace = self._pace()
 
     def is_taken(self, message: PeerState, node: str, now: float) -> bool:
         """True if the peer keeps hearing another node, not ``node``."""
@@ -155,6 +208,9 @@ class PeerView:
         self.state = State(message.state)
         names = message.fronts[:_FRONTS_CHARS_MAX].split(",")
         self.fronts_apart = fronts_apart(self._settings, frozenset(filter(str.isalnum, names)))
+        if self.detector is not None and message.timeout_max_ms and self._silent_since is not None:
+            self.detector.observe(now - self._silent_since, now)
+            self.pace = self._pace()
         self.wait(now)
         if self.is_seen or message.leaving:
             return []

@@ -75,6 +75,7 @@ class Publisher:
         self.seq += 1
         self.is_grant_due = False
         settings, quorum, pause = self._settings, self._quorum, self._pause
+        hears = (self._peer.runs.node or "") if self._peer.is_heard(now) else ""
         message = PeerState(
             state=int(state),
             pair=settings.pair,
@@ -92,12 +93,20 @@ class Publisher:
             claims=quorum is not None and quorum.is_claiming,
             cut_off=evidence.clients,
             cut_off_ms=milliseconds(evidence.for_s) if evidence.clients else 0,
-            hears=(self._peer.runs.node or "") if self._peer.is_heard(now) else "",
+            hears=hears,
             pause=pause.number,
             paused_ms=milliseconds(pause.rest_s(now)),
             pause_why=pause.why,
             fronts=",".join(settings.fronts),
         )
+        if settings.is_adaptive:
+            message = msgspec.structs.replace(
+                message,
+                timeout_max_ms=settings.failover_timeout_max_ms,
+                needs_ms=self._peer.needs_ms(self.seq),
+                hears_seq=self._peer.runs.seq if hears else 0,
+                lease_ms=milliseconds(quorum.ttl_s) if quorum is not None and quorum.is_claiming else 0,
+            )
         if quorum is None:
             return [Publish(message)]
         quorum.sent(self.seq, now)
@@ -109,6 +118,11 @@ class Publisher:
         verb: Verb = "claim" if quorum.is_claiming else "release" if quorum.is_release_due else "look"
         quorum.is_release_due = False
         settings = self._settings
+        ttl_ms, ttl_max_ms = settings.failover_timeout_ms, 0
+        if settings.is_adaptive:
+            ttl_max_ms = settings.failover_timeout_max_ms
+            # An arbiter that knows no maximum would forget a longer promise when it is started again.
+            ttl_ms = milliseconds(quorum.ttl_s) if quorum.is_maximum_known else ttl_max_ms
         return Question(
-            verb, settings.pair, settings.role.value, self.node, self.seq, settings.failover_timeout_ms
+            verb, settings.pair, settings.role.value, self.node, self.seq, ttl_ms, ttl_max_ms=ttl_max_ms
         )

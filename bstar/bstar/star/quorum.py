@@ -11,7 +11,8 @@ that its peer holds its ballot, for one ttl.
 **A lease** is the holder's knowledge of another voter's ballot. It counts from the moment when the holder
 SENT the message that the grant answers, and is shorter than the promise by ``DRIFT_MAX``. So it ends before
 the promise, without synchronised clocks and for every network delay. A grant counts only for a message of the
-present claim; a node that gives a claim up forgets the messages of it.
+present claim; a node that gives a claim up forgets the messages of it. Every claim says how long it is for:
+the failover timeout when it was sent, which may be another one than the voter's.
 
 No clock, no socket: time comes in, and ``StarMachine`` says what goes out.
 """
@@ -37,29 +38,34 @@ _CLAIMS_MAX = 256
 class Lease:
     """Another voter's ballot, on which its holder may rely until ``until`` on its own clock."""
 
-    __slots__ = ("_span_s", "until")
+    __slots__ = ("until",)
 
-    def __init__(self, ttl_s: float) -> None:
+    def __init__(self) -> None:
         self.until = -math.inf
-        self._span_s = ttl_s * (1.0 - DRIFT_MAX)
 
-    def extend(self, sent_at: float) -> None:
-        """The voter has granted what was asked at ``sent_at``."""
-        self.until = max(self.until, sent_at + self._span_s)
+    def extend(self, sent_at: float, ttl_s: float) -> None:
+        """The voter has granted for ``ttl_s`` what was asked at ``sent_at``."""
+        self.until = max(self.until, sent_at + ttl_s * (1.0 - DRIFT_MAX))
 
 
 class Quorum:
-    """One node's part: its own ballot, its claim, and its leases. ``ttl_s`` is the failover timeout."""
+    """One node's part: its own ballot, its claim, and its leases.
 
-    def __init__(self, ttl_s: float, *, now: float) -> None:
+    ``ttl_s`` is the failover timeout as it is, between ``ttl_min_s`` and ``ttl_max_s``.
+    ``is_maximum_known``: the arbiter heeds the maximum.
+    """
+
+    def __init__(self, ttl_min_s: float, ttl_max_s: float, *, now: float) -> None:
+        self.ttl_s = ttl_max_s
+        self.is_maximum_known = False
         self.is_claiming = False  # our own ballot is ours
         self.wanted_until = -math.inf  # a reason to serve stands until then
         # Until when the peer holds our own ballot. An earlier run may have promised it.
-        self.peers_until = now + ttl_s
+        self.peers_until = now + ttl_max_s
         self.granted = 0
         self.granted_to = ""
-        self.peer = Lease(ttl_s)
-        self.arbiter = Lease(ttl_s)
+        self.peer = Lease()
+        self.arbiter = Lease()
         self.is_release_due = False
         self.ask_again_at = math.inf
         # None until it is known whether the arbiter answers.
@@ -67,18 +73,20 @@ class Quorum:
         self.arbiter_heard_at = now
         self._refused_until = -math.inf
         self._claimed_at = now
-        self._ttl_s = ttl_s
-        self._sent: dict[int, float] = {}
+        self._ttl_min_s = ttl_min_s
+        self._ttl_max_s = ttl_max_s
+        # When a claim was sent, and for how long it is.
+        self._sent: dict[int, tuple[float, float]] = {}
 
     # --- our own ballot -------------------------------------------------------------------------------------
 
-    def hear_claim(self, node: str, number: int, now: float) -> bool:
-        """The peer's message ``number`` says that it claims: extend the ballot that is its own or free.
-        False if the ballot is ours.
+    def hear_claim(self, node: str, number: int, ttl_s: float, now: float) -> bool:
+        """The peer's message ``number`` says that it claims for ``ttl_s``: extend the ballot that is its own
+        or free. False if the ballot is ours.
         """
         if self.is_claiming:
             return False
-        self.peers_until = max(self.peers_until, now + self._ttl_s)
+        self.peers_until = max(self.peers_until, now + min(ttl_s, self._ttl_max_s))
         self.granted, self.granted_to = number, node
         return True
 
@@ -88,12 +96,15 @@ class Quorum:
         if message.claims:
             assert message.node is not None, "a published peer is a mismatch"
             assert message.seq is not None
-            is_granted = self.hear_claim(message.node, message.seq, now)
+            # A peer whose timeout is fixed has the configured one.
+            ttl_s = message.lease_ms / 1000 if message.timeout_max_ms else self._ttl_min_s
+            is_granted = self.hear_claim(message.node, message.seq, ttl_s, now)
         elif self.granted_to in ("", message.node):
             # What another run says does not end the promise to this one.
             self.hear_no_claim()
         if message.granted_to == node:
-            self.hear_grant(self.peer, message.granted)
+            ttl_max_s = self._ttl_max_s if message.timeout_max_ms else self._ttl_min_s
+            self.hear_grant(self.peer, message.granted, ttl_max_s)
         return is_granted
 
     def hear_no_claim(self) -> None:
@@ -108,13 +119,13 @@ class Quorum:
         sees its promise end.
         """
         if self.peers_until > now - gap_s:
-            self.peers_until = max(self.peers_until, min(self.peers_until + gap_s, now + self._ttl_s))
+            self.peers_until = max(self.peers_until, min(self.peers_until + gap_s, now + self._ttl_max_s))
 
     # --- our claim ------------------------------------------------------------------------------------------
 
     def want(self, now: float) -> None:
         """There is a reason to serve; it holds for one ttl."""
-        self.wanted_until = now + self._ttl_s
+        self.wanted_until = now + self.ttl_s
 
     def claim(self, now: float) -> bool:
         """Take our own ballot; False while it is the peer's."""
@@ -145,15 +156,17 @@ class Quorum:
         if not self.is_claiming:
             return
         sent = self._sent
-        while sent and (len(sent) >= _CLAIMS_MAX or now - next(iter(sent.values())) > self._ttl_s):
+        while sent and (len(sent) >= _CLAIMS_MAX or now - next(iter(sent.values()))[0] > self._ttl_max_s):
             del sent[next(iter(sent))]
-        sent[number] = now
+        sent[number] = now, self.ttl_s
 
-    def hear_grant(self, lease: Lease, number: int) -> None:
-        """A voter has granted our claim ``number``. A number that is not of this claim changes nothing."""
-        sent_at = self._sent.get(number)
-        if sent_at is not None:
-            lease.extend(sent_at)
+    def hear_grant(self, lease: Lease, number: int, ttl_max_s: float) -> None:
+        """A voter has granted our claim ``number``, and grants none for longer than ``ttl_max_s``. A number
+        that is not of this claim changes nothing.
+        """
+        if number in self._sent:
+            sent_at, ttl_s = self._sent[number]
+            lease.extend(sent_at, min(ttl_s, ttl_max_s))
 
     def hear_refusal(self, free_in_s: float, now: float) -> None:
         """Another node holds the arbiter's ballot for that long. Ask again when it may be free."""
@@ -167,8 +180,9 @@ class Quorum:
         is_news = not self.is_arbiter_there
         self.is_arbiter_there = True
         self.arbiter_heard_at = now
+        self.is_maximum_known = answer.ttl_max_ms == round(self._ttl_max_s * 1000)
         if answer.is_granted:
-            self.hear_grant(self.arbiter, answer.number)
+            self.hear_grant(self.arbiter, answer.number, self._ttl_max_s)
         else:
             self.hear_refusal(answer.free_in_ms / 1000, now)
         return [ArbiterSeen()] if is_news else []
@@ -176,7 +190,7 @@ class Quorum:
     def miss_arbiter(self, now: float) -> list[ArbiterLost]:
         """Report once that the arbiter has not answered for a whole ttl."""
         silent_s = now - self.arbiter_heard_at
-        if self.is_arbiter_there is False or silent_s < self._ttl_s:
+        if self.is_arbiter_there is False or silent_s < self.ttl_s:
             return []
         self.is_arbiter_there = False
         return [ArbiterLost(silent_s)]

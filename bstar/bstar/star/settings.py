@@ -20,7 +20,9 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     ``heartbeat_interval_s`` is the time between state messages (0.01 to 30). ``failover_timeout_s`` is the
     silence after which the peer counts as dead, at least two intervals (BST-S-02). It should exceed the
-    longest pause of a process or the network that must not move the role. ``on_dual_active`` says what
+    longest pause of a process or the network that must not move the role. With a greater
+    ``failover_timeout_max_s`` it is the minimum, and the nodes adapt the timeout to how late messages come
+    (``failure_detector``); 0: the timeout is fixed. ``on_dual_active`` says what
     happens when both nodes turn out to be active: ``yield`` lets the one with the lower epoch step down,
     ``exit`` ends the process. ``on_clients_cut_off`` says what the active node does when clients reach its
     peer and nobody reaches it: ``handover`` or ``stay``. ``arbiter`` names the third voter: a node serves
@@ -32,6 +34,7 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     heartbeat_interval_s: float = 1.0
     failover_timeout_s: float = 2.0
+    failover_timeout_max_s: float = 0.0
     on_dual_active: OnDualActive = "yield"
     on_clients_cut_off: OnClientsCutOff = "handover"
     arbiter: str = ""
@@ -49,6 +52,14 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"failover_timeout_s is {self.failover_timeout_s:g}: choose at least two times "
                 f"heartbeat_interval_s ({self.heartbeat_interval_s:g}), or one lost message moves the role"
             )
+        if (
+            self.failover_timeout_max_s
+            and round(self.failover_timeout_max_s * 1000) < self.failover_timeout_ms
+        ):
+            raise ConfigurationError(
+                f"failover_timeout_max_s is {self.failover_timeout_max_s:g}: choose at least "
+                f"failover_timeout_s ({self.failover_timeout_s:g}), or 0 for a fixed timeout"
+            )
         if self.on_dual_active not in get_args(OnDualActive):
             raise ConfigurationError(f"on_dual_active is {self.on_dual_active!r}: choose 'yield' or 'exit'")
         if self.on_clients_cut_off not in get_args(OnClientsCutOff):
@@ -63,5 +74,15 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failover_timeout_ms(self) -> int:
-        """The failover timeout in state messages."""
+        """The failover timeout in state messages: the fixed one, or the minimum."""
         return round(self.failover_timeout_s * 1000)
+
+    @property
+    def failover_timeout_max_ms(self) -> int:
+        """The maximum in state messages; the timeout itself if it is fixed."""
+        return max(self.failover_timeout_ms, round(self.failover_timeout_max_s * 1000))
+
+    @property
+    def is_adaptive(self) -> bool:
+        """True if the nodes adapt the timeout."""
+        return self.failover_timeout_max_ms > self.failover_timeout_ms

@@ -21,6 +21,7 @@ from bstar.star.outputs import (
     PeerAsked,
     Rejoined,
     StateChanged,
+    TimeoutAdapted,
 )
 from bstar.star.peer import Ignored
 from bstar.star.peer_view import PeerView
@@ -72,15 +73,22 @@ class StarState:
         self.counters = Counters()
         self.peer = PeerView(settings, now)
         self.epochs = Epochs(settings.role, epoch)
-        # In whole milliseconds, as it travels: both sides of a lease count the same time.
-        self.quorum = Quorum(settings.failover_timeout_ms / 1000, now=now) if settings.arbiter else None
+        self.quorum: Quorum | None = None
+        if settings.arbiter:
+            # In whole milliseconds, as they travel: both sides of a lease count the same time.
+            ttl_min_s, ttl_max_s = (
+                settings.failover_timeout_ms / 1000,
+                settings.failover_timeout_max_ms / 1000,
+            )
+            self.quorum = Quorum(ttl_min_s, ttl_max_s, now=now)
         self.questions = Questions(node)
         self.pause = TakeoverPause(settings.role)
         self.publisher = Publisher(
             settings, node, self.peer, self.questions, quorum=self.quorum, pause=self.pause, now=now
         )
         is_off = settings.on_clients_cut_off == "stay"
-        self.cut_off = CutOff(settings.failover_timeout_s, now, is_off=is_off)
+        self._failover_timeout_s = self.peer.failover_timeout_s
+        self.cut_off = CutOff(self._failover_timeout_s, now, is_off=is_off)
 
     # --- what a node knows of itself ------------------------------------------------------------------------
 
@@ -93,6 +101,16 @@ class StarState:
     def drained_why(self) -> str:
         """Why an operator has taken this node out of the pair; "" otherwise."""
         return self.publisher.drained_why
+
+    @property
+    def failover_timeout_s(self) -> float:
+        """The failover timeout of the pair as it is now."""
+        return self.peer.failover_timeout_s
+
+    @property
+    def absence_s(self) -> float:
+        """How old this node's last state message may be before its peer may take over."""
+        return self.peer.pace.absence_s
 
     @property
     def published_at(self) -> float:
@@ -139,7 +157,7 @@ class StarState:
             peer_age_ms=NEVER_MS if peer.heard_at is None else milliseconds(now - peer.heard_at),
             retry_after_ms=NEVER_MS if retry_after_s is None else milliseconds(retry_after_s),
             heartbeat_ms=self.settings.heartbeat_ms,
-            failover_timeout_ms=self.settings.failover_timeout_ms,
+            failover_timeout_ms=milliseconds(self.failover_timeout_s),
         )
 
     def trouble(self, now: float) -> str:
@@ -284,6 +302,17 @@ class StarState:
         self.publisher.drained_why = ""
         self.peer.wait(now)
         return [*self._publish(now), Rejoined(why)]
+
+    def _adapt(self) -> list[Output]:
+        """Let everything follow the failover timeout, if it has changed."""
+        old_s, new_s = self._failover_timeout_s, self.failover_timeout_s
+        if new_s == old_s:
+            return []
+        self._failover_timeout_s = new_s
+        self.cut_off.adapt(new_s)
+        if self.quorum is not None:
+            self.quorum.ttl_s = new_s
+        return [TimeoutAdapted(old_s, new_s)]
 
     def _publish(self, now: float) -> list[Output]:
         return [

@@ -38,6 +38,11 @@ def mismatch(message: PeerState, ours: StarSettings, node: str) -> tuple[str, st
         return "heartbeat", _unequal("heartbeat_interval_s", ours.heartbeat_ms, message.heartbeat_ms, " ms")
     if message.timeout_ms != ours.failover_timeout_ms:
         return "timeout", _unequal("failover_timeout_s", ours.failover_timeout_ms, message.timeout_ms, " ms")
+    # A peer whose timeout is fixed fits, and then ours is fixed as well.
+    if ours.is_adaptive and message.timeout_max_ms not in (0, ours.failover_timeout_max_ms):
+        return "timeout-max", _unequal(
+            "failover_timeout_max_s", ours.failover_timeout_max_ms, message.timeout_max_ms, " ms"
+        )
     if message.arbiter != ours.arbiter:
         return "arbiter", _unequal(
             "endpoints.arbiter", ours.arbiter or "none", (message.arbiter or "none")[:_TEXT_MAX]

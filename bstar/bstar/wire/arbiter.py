@@ -66,7 +66,8 @@ class Question(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A node's question. ``claim``: grant or extend the ballot for ``ttl_ms``. ``release``: free it.
     ``look``: report the ballot, and change nothing.
 
-    ``node`` names one run of one process of ``role`` in ``pair``; ``number`` counts its questions.
+    ``node`` names one run of one process of ``role`` in ``pair``; ``number`` counts its questions. No
+    question of the pair has a longer ttl than ``ttl_max_ms``; 0: all have the same.
     """
 
     verb: Verb
@@ -76,12 +77,13 @@ class Question(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     number: _Count
     ttl_ms: _Ttl
     store: SetClaim | None = None
+    ttl_max_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 0
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The arbiter's answer to question ``number`` of ``node``. ``is_granted``: the ballot is that node's for
     the ttl it asked for. ``holder`` is the role that has the ballot, empty if it is free; ``free_in_ms`` is
-    the rest of its time.
+    the rest of its time. ``ttl_max_ms`` repeats the question's: the arbiter heeds it.
     """
 
     node: _Name
@@ -90,6 +92,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     holder: Literal["", "primary", "backup"] = ""
     free_in_ms: _Milliseconds = 0
     store: SetAnswer | None = None
+    ttl_max_ms: _Milliseconds = 0
 
 
 _encode = msgspec.json.Encoder().encode

@@ -58,6 +58,10 @@ class _Detail(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     paused_ms: _Milliseconds = 0
     pause_why: str = ""
     fronts: str = ""
+    timeout_max_ms: _Milliseconds = 0
+    needs_ms: _Milliseconds = 0
+    hears_seq: _Count = 0
+    lease_ms: _Milliseconds = 0
 
 
 class PeerState(msgspec.Struct, frozen=True, gc=False):
@@ -82,6 +86,10 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
     that order, and why.
 
     ``fronts`` names the protocols that the sender serves on sockets of their own, with commas between.
+
+    ``timeout_max_ms`` is 0 if the sender's failover timeout is fixed: ``timeout_ms``. Otherwise the nodes
+    adapt it between the two. ``needs_ms`` is the timeout that the sender needs for the reader, and
+    ``hears_seq`` the number of the last message of ``hears`` that it has read. A claim is for ``lease_ms``.
     """
 
     state: int
@@ -107,6 +115,10 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
     paused_ms: int = 0
     pause_why: str = ""
     fronts: str = ""
+    timeout_max_ms: int = 0
+    needs_ms: int = 0
+    hears_seq: int = 0
+    lease_ms: int = 0
 
 
 _decode_detail = msgspec.json.Decoder(_Detail).decode
