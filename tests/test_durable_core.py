@@ -15,6 +15,7 @@ from bstar_broker.core.admission import REQUEST_BYTES
 from bstar_broker.operations import Operations
 from bstar_broker.store.core import durable as durable_store
 from bstar_broker.store.core import runner
+from bstar_broker.store.core.desk import ENTRY_OCTETS_MAX
 from bstar_broker.store.core.settings import StoreSettings
 from bstar_broker.store.core.titanic import REQUEST
 from support.solo_store import DAY_MS, SoloStore
@@ -381,6 +382,60 @@ def test_all_that_expires_at_once_ends_at_once(monkeypatch: pytest.MonkeyPatch) 
     solo.wait(2.0)
     assert solo.table.totals.pending == 0
     assert solo.table.totals.dead == 35
+
+
+def submits(solo: SoloStore, count: int, octets: int) -> list[native.Message]:
+    """The answers to so many submits, each of a body with so many octets."""
+    ids = (durable.new_id(number, b"%10d" % octets) for number in range(count))
+    rows = (Submit(each, b"work", [bytes(octets)]) for each in ids)
+    return [told for row in rows for told in solo.ask(Service.SUBMIT, durable.encode(row))]
+
+
+def test_large_submits_leave_in_entries_of_bounded_octets(solo: SoloStore) -> None:
+    """However many wait: both nodes copy an entry and compute its checksum within one turn."""
+    solo.is_held = True
+    before = len(solo.log)
+    assert submits(solo, 30, 1_000_000) == []
+    solo.release()
+    sizes = [len(entry.commands) for entry in solo.log[before:]]
+    assert sum(sizes) > 30_000_000
+    assert max(sizes) <= ENTRY_OCTETS_MAX
+    assert solo.table.totals.pending == 30
+
+
+def test_an_entry_has_one_order_however_large(solo: SoloStore) -> None:
+    assert submits(solo, 2, ENTRY_OCTETS_MAX + 1)[1].command == native.FINAL
+
+
+def test_what_waits_for_the_disks_is_bounded_in_octets_and_taken_again_when_they_have_it(
+    solo: SoloStore,
+) -> None:
+    solo.is_held = True
+    refused = submits(solo, 20, 4 << 20)
+    assert [told.command for told in refused] == [native.BUSY] * 5, "64 MiB are taken"
+    assert b"wait for the disks" in refused[0].body[0]
+    solo.release()
+    assert solo.table.totals.pending == 15
+    assert [told.command for told in submits(solo, 20, 4 << 20)] == [native.FINAL] * 20
+    # A new leader does not count what the former one had.
+    solo.is_held = True
+    submits(solo, 40, 4 << 20)
+    solo.step_down()
+    assert solo.node.store is not None
+    assert solo.node.store._desk.waiting_octets == 0  # type: ignore[attr-defined]
+
+
+def test_a_submit_is_refused_while_what_it_becomes_on_its_way_does_not_fit(solo: SoloStore) -> None:
+    """A small one needs little: a node of little memory takes it."""
+    ledger = solo.node.broker.ledger
+    ledger.memory_left = 20 << 20
+    [large] = submits(solo, 1, 1 << 20)
+    assert (large.command, large.body) == (native.BUSY, [b"the node's memory is used up"])
+    assert [told.command for told in submits(solo, 5, 1_000)] == [native.FINAL] * 5
+    ledger.memory_left = 40 << 20
+    [large] = submits(solo, 1, 1 << 20)
+    assert large.command == native.FINAL
+    assert ledger.memory_left < 39 << 20
 
 
 def test_a_node_that_steps_down_sends_those_who_wait_to_the_other(solo: SoloStore) -> None:

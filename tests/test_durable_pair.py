@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from bstar.errors import DeadLetterError, RejectedError, UnknownRequestError
+from bstar.errors import DeadLetterError, RejectedError, StoreEndedError, UnknownRequestError
 from bstar_client import HAClient, Request, Retry, RetryPolicy, Task, Worker
+from bstar_testing import Pair
 from support.brokers import BrokerPair
 from support.stored_pair import stored_pair
 
@@ -26,11 +28,40 @@ LIMIT_S = 120.0
 
 Handler = Callable[[Request], bytes]
 
+# ``bstar serve`` whose disk thread ends with the first entry that has a body, as without memory.
+FRAIL = """
+import sys
+from bstar_broker.store.disk import Disk
+from bstar_cli.entry import main
+
+turn = Disk._turn
+
+def frail(disk):
+    if any(getattr(order, "apply_to", 0) > 1 for order in disk._waiting):
+        raise AssertionError("a fault of this test")
+    turn(disk)
+
+Disk._turn = frail
+sys.exit(main())
+"""
+
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[BrokerPair]:
     with stored_pair(tmp_path) as pair:
         yield pair
+
+
+def test_a_node_whose_disk_thread_has_ended_gives_its_role_away_and_ends(tmp_path: Path) -> None:
+    commands = {"primary": (sys.executable, "-c", FRAIL)}
+    settings = {"store.when_alone": "accept"}
+    with Pair(tmp_path, has_store=True, settings=settings, commands=commands) as pair:
+        pair.start()
+        with HAClient(pair.endpoints, timeout=LIMIT_S) as client:
+            stored = client.submit("price", b"apple")
+            assert pair.primary.wait_exit(LIMIT_S) == StoreEndedError.exit_code
+            assert pair.active() is pair.backup
+            assert client.status_of(stored).state == "pending"
 
 
 def test_a_node_that_got_the_whole_table_runs_what_is_in_it(tmp_path: Path) -> None:

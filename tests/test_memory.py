@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import resource
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +22,8 @@ from bstar_broker.core import Node, Output
 from bstar_broker.core.admission import REQUEST_BYTES
 from bstar_broker.memory import MemoryWatch, bytes_needed
 from bstar_broker.server import BrokerServer
-from bstar_testing import LoopbackHost
+from bstar_client import BusyError, CallTimeoutError, HAClient
+from bstar_testing import LoopbackHost, Pair
 from support.desk import Desk, heard, ident
 from support.pairs import NEVER, standing_pair
 from support.waiting import LIMIT_S, Socket
@@ -166,7 +169,7 @@ def test_limits_that_allow_more_than_there_is_are_warned_of_with_keys_and_figure
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings = node_settings()
-    MemoryWatch(Desk().ledger, Told(0, limit=512 * MIB)).warn(settings)
+    MemoryWatch(Desk().ledger, Told(0, limit=512 * MIB)).begin(settings)
     (record,) = caplog.records
     said = record.getMessage()
     assert record.levelno == logging.WARNING
@@ -182,7 +185,7 @@ def test_limits_that_allow_more_than_there_is_are_warned_of_with_keys_and_figure
 
 def test_limits_that_fit_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     small = node_settings(queue_bytes_max=64 * MIB, message_bytes_max=8 * MIB, queue_length_max=20_000)
-    MemoryWatch(Desk().ledger, Told(0, limit=512 * MIB)).warn(small)
+    MemoryWatch(Desk().ledger, Told(0, limit=512 * MIB)).begin(small)
     assert caplog.records == []
 
 
@@ -219,6 +222,17 @@ def test_while_much_is_left_a_look_waits_for_growth_but_not_for_ever() -> None:
     assert desk.ledger.memory_left == 16 << 30
 
 
+def test_a_large_message_is_not_judged_by_an_old_look() -> None:
+    desk = Desk()
+    watch = MemoryWatch(desk.ledger, memory := Told(32 << 30))
+    for at in (0.0, 0.1, 0.2):
+        watch.arrived(at)
+    assert memory.looks == 1
+    memory.now_left = 10 * MIB
+    watch.arrived(0.3)
+    assert desk.ledger.memory_left == 5 * MIB
+
+
 def test_while_little_is_left_no_look_is_left_out() -> None:
     desk = Desk()
     watch = MemoryWatch(desk.ledger, memory := Told(1 << 30), give_back=lambda: None)
@@ -237,6 +251,11 @@ def test_a_frame_that_would_take_most_of_what_is_left_is_not_received() -> None:
     assert MemoryWatch(ledger, Told(50 * MIB)).frame_bytes_max(64 * MIB) == 25 * MIB
     assert MemoryWatch(ledger, Told(500 * MIB)).frame_bytes_max(64 * MIB) == 64 * MIB
     assert MemoryWatch(ledger, Told(-1)).frame_bytes_max(64 * MIB) == 2 * MIB
+
+
+@pytest.mark.parametrize(("left", "messages"), [(0, 16), (400 * MIB, 25), (8 << 30, 512), (1 << 40, 10_000)])
+def test_libzmq_holds_fewer_messages_of_a_connection_where_memory_is_little(left: int, messages: int) -> None:
+    assert MemoryWatch(Desk().ledger, Told(left)).receive_queue() == messages
 
 
 def test_a_worker_does_not_make_room_that_is_not_there() -> None:
@@ -379,3 +398,49 @@ def test_a_node_with_little_memory_refuses_what_it_cannot_hold_and_stays() -> No
         assert state.broker.drops["memory-full"] >= answers[native.BUSY]
         assert state.pair.state == "ACTIVE"
         assert state.pair.epoch == 1
+
+
+# --- durable requests ---------------------------------------------------------------------------------------
+
+
+# Runs a node that may have 300 MiB of data; an idle one has 85.
+LIMITED = (
+    sys.executable,
+    "-c",
+    f"""import os, resource, sys
+resource.setrlimit(resource.RLIMIT_DATA, ({300 * MIB}, {300 * MIB}))
+os.execv(sys.executable, [sys.executable, "-m", "bstar_cli", *sys.argv[1:]])""",
+)
+
+
+def submit_all(pair: Pair, count: int, ids: list[str], errors: list[Exception]) -> None:
+    """Submit so many bodies of a megabyte, all at once; the ids of those that were acknowledged."""
+    with HAClient(pair.endpoints) as client:
+        try:
+            bodies = (os.urandom(16) + bytes(1_000_000) for _ in range(count))
+            ids.extend(client.submit_many("nobody", bodies, window=count, timeout=2 * LIMIT_S))
+        except (BusyError, CallTimeoutError) as error:
+            errors.append(error)
+
+
+@pytest.mark.loopback
+def test_clients_with_many_large_submits_do_not_end_a_node_with_little_memory(tmp_path: Path) -> None:
+    """Three clients offer 240 MB at once. What is not acknowledged is refused as busy."""
+    limited = {"primary": LIMITED, "backup": LIMITED}
+    with Pair(tmp_path, profile="wan", has_store=True, commands=limited) as pair:
+        pair.start()
+        ids: list[str] = []
+        errors: list[Exception] = []
+        threads = [threading.Thread(target=submit_all, args=(pair, 80, ids, errors)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(ids) == 240 or errors
+        assert ids
+        assert pair.odd_ends == []
+        drops = sum((Counter(node.state().broker.drops) for node in pair.nodes), Counter[str]())
+        assert drops["memory-full"] + drops["store-busy"] > 0, "they offer more than there is room for"
+        assert pair.active().state().broker.drops.keys() <= {"memory-full", "store-busy", "undeliverable"}
+        with HAClient(pair.endpoints) as client:
+            assert {client.status_of(each, timeout=LIMIT_S).state for each in ids} == {"pending"}

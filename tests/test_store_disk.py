@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from bstar.errors import ClosedError, ConfigurationError, StoreError
 from bstar.wire.durable import State
 from bstar_broker.store import disk as disk_module
 from bstar_broker.store import sqlite_file
+from bstar_broker.store import writer as writer_module
 from bstar_broker.store.core.commands import Answered, Began, Cancelled, Closed
 from bstar_broker.store.core.entries import START, Entry, Position
 from bstar_broker.store.core.events import (
@@ -37,6 +38,7 @@ from bstar_broker.store.core.events import (
 from bstar_broker.store.core.memory_table import MemoryTable
 from bstar_broker.store.core.records import Record, Totals
 from bstar_broker.store.disk import Disk
+from bstar_broker.store.sqlite_log import SqliteLog
 from bstar_testing.processes import wait_until
 from support.entries import apply, entry, name, submit, submitted
 from support.store_disk import PAIR, Platter, decoded, mark
@@ -405,6 +407,24 @@ def test_results_are_handed_out_once_though_their_commit_fails(
     assert platter.disk.errors >= 1
 
 
+def test_a_transaction_without_memory_is_tried_again(
+    platter: Platter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, failures = SqliteLog.append, [MemoryError(), MemoryError()]
+
+    def perhaps(log: SqliteLog, entries: Sequence[Entry]) -> None:
+        if failures:
+            raise failures.pop()
+        append(log, entries)
+
+    monkeypatch.setattr(SqliteLog, "append", perhaps)
+    platter.put(Write((numbered(1),)))
+    assert "no memory" in platter.wait(Written, lambda written: bool(written.error)).error
+    assert platter.wait(Written, lambda written: not written.error).last == (1, 1)
+    assert platter.disk.errors == 2
+    assert not platter.disk.has_ended
+
+
 def test_after_a_failed_sync_everything_is_written_again(
     platter: Platter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,6 +485,37 @@ def test_a_fault_of_the_program_is_told(platter: Platter) -> None:
     assert "a fault of this program" in written.error
     assert "restart" in platter.disk.error
     assert platter.disk.file_bytes() > 0
+    wait_until(lambda: platter.disk.has_ended, "the thread has ended")
+
+
+def test_a_closed_disk_has_not_ended_by_itself(platter: Platter) -> None:
+    assert not platter.disk.has_ended
+    platter.close()
+    assert not platter.disk.has_ended
+
+
+def test_records_that_wait_for_the_loop_are_bounded_in_octets(platter: Platter) -> None:
+    """However many ask for them at once."""
+    body = bytes(1 << 20)
+    for number in range(1, 4):
+        platter.carry_out(number, submitted(submit(number, body=body)))
+    platter.disk.take()
+    platter.put(*(Find(name(1 + token % 3), token) for token in range(60)))
+    tokens: list[int] = []
+    most = 0
+
+    def has_all() -> bool:
+        # A loop that is late: the disk has done what it may before it looks.
+        wait_until(lambda: platter.disk._answers._octets or len(tokens) == 60, "some are read")
+        found = [answer for answer in platter.disk.take() if isinstance(answer, Found)]
+        nonlocal most
+        most = max(most, sum(record.octets for answer in found for record in answer.records))
+        tokens.extend(answer.token for answer in found)
+        return len(tokens) == 60
+
+    wait_until(has_all, "all are answered")
+    assert tokens == list(range(60)), "in order, each once"
+    assert most <= disk_module._FOUND_OCTETS_MAX + writer_module._FOUND_OCTETS_MAX + (1 << 21)
 
 
 # --- opening ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from bstar.closing import Closing
-from bstar.memory import Memory, give_back
+from bstar.memory import Memory, give_back, return_large
 from bstar.settings import Settings
 from bstar_broker.core.admission import REQUEST_BYTES
 from bstar_broker.core.ledger import Ledger
@@ -22,6 +22,8 @@ _PART_TAKEN = 16
 # taken half of it: loopback brings some 2 GiB a second. An operator may lower a limit, so every 5 s at least.
 _GROWTH_BYTES_PER_S = 4 << 30
 _LOOK_INTERVAL_MAX_S = 5.0
+# A node with less memory than it is configured for returns freed blocks of this size to the system at once.
+_RETURNED_BYTES = 128 << 10
 # To return freed memory takes some 50 ms for a heap of 1 GiB, so it is done at most this often.
 _GIVE_BACK_INTERVAL_S = 5.0
 # A node at its limit logs a warning at most this often.
@@ -33,6 +35,12 @@ _NODE_BYTES = 64 << 20
 _MESSAGES_BESIDE = 4
 
 _MIB = 1 << 20
+# Requests that wait in one connection's pipe before TCP pushes back on the client: enough that libzmq's
+# thread and the loop need not wait for each other, and no more than this part of the memory if each has a
+# mebibyte.
+_RECEIVE_QUEUE_MAX = 10_000
+_RECEIVE_QUEUE_MIN = 16
+_RECEIVE_QUEUE_PART = 16
 # A node always reads frames of this size: batches, and requests for its state.
 _FRAME_BYTES_MIN = 2 * _MIB
 
@@ -57,15 +65,16 @@ class MemoryWatch(Closing):
         self._give_back = give_back
         # What the last look gave the broker, and until when that holds.
         self._given = 0
-        self._look_at = float("-inf")
+        self._look_at = self._looked_at = float("-inf")
         self._gave_back_at = float("-inf")
         self._warned_at = float("-inf")
 
-    def warn(self, settings: Settings) -> None:
-        """Log a warning if the limits allow more than the machine has."""
+    def begin(self, settings: Settings) -> None:
+        """If the limits allow more than the machine has, log a warning, and keep no freed memory."""
         least, needed = self._memory.least(), bytes_needed(settings)
         if needed <= least.octets:
             return
+        return_large(_RETURNED_BYTES)
         limits = settings.limits
         _log.warning(
             "memory: this node may use %d MiB (%s), but its configuration allows it to hold %d MiB: "
@@ -91,11 +100,27 @@ class MemoryWatch(Closing):
         left = self._memory.left()
         return wanted if left is None else min(wanted, max(left // 2, _FRAME_BYTES_MIN))
 
+    def receive_queue(self) -> int:
+        """How many messages of one connection libzmq may hold before the loop has read them.
+
+        It fills these queues while the loop is busy, and nobody can refuse what is in them.
+        """
+        left = self._memory.left()
+        fits = _RECEIVE_QUEUE_MAX if left is None else left // _RECEIVE_QUEUE_PART // _MIB
+        return min(max(fits, _RECEIVE_QUEUE_MIN), _RECEIVE_QUEUE_MAX)
+
+    def arrived(self, now: float) -> None:
+        """A large message came: what the last look found holds for ``LOOK_INTERVAL_S`` at most."""
+        if now - self._looked_at >= LOOK_INTERVAL_S:
+            self._look_at = now
+        self.look(now)
+
     def look(self, now: float) -> None:
         """Set what requests may take until the next look, unless the last look's figure still holds."""
         taken = self._given - self._ledger.memory_left
         if now < self._look_at and taken * _PART_TAKEN < self._given:
             return
+        self._looked_at = now
         left = self._memory.left()
         if left is None:
             return

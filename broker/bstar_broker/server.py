@@ -70,8 +70,8 @@ _log = logging.getLogger("bstar.broker")
 # A client's pipe has room for the answers to all requests that it may have here, and for this many more. What
 # does not fit, PARTIALs for a client that stopped reading, is dropped and counted.
 _SPARE_ANSWERS = 10_000
-# Requests that wait in one connection's pipe before TCP pushes back on the client.
-_RECEIVE_QUEUE_MESSAGES = 10_000
+# Before a message of this size is handled, the node sees how much memory is left.
+_LARGE_BYTES = 64 << 10
 # Thousands of clients may come back in the same moment. The kernel takes net.core.somaxconn if that is less.
 _LISTEN_BACKLOG = 65_535
 # Replies that were sent must leave the process even if it ends right afterwards.
@@ -140,7 +140,7 @@ class BrokerServer(Closing):
         self._open_control()
         self._memory = MemoryWatch(self.node.broker.ledger, Memory())
         self._resources.callback(self._memory.close)
-        self._memory.warn(settings)
+        self._memory.begin(settings)
         self.reactor.add_timer(LOOK_INTERVAL_S, self._memory.look)
         self._router = self._open_router()
         self.reactor.add_reader(self._router, self._on_message, keeps_to_itself=True, read=self._read)
@@ -287,7 +287,7 @@ class BrokerServer(Closing):
         # With CURVE that would let one principal end another's connection and get its replies.
         socket.set(zmq.ROUTER_HANDOVER, self._gate is None)
         socket.sndhwm = self.settings.limits.requests_per_client_max + _SPARE_ANSWERS
-        socket.rcvhwm = _RECEIVE_QUEUE_MESSAGES
+        socket.rcvhwm = self._memory.receive_queue()
         # libzmq closes the connection on a frame beyond its limit; the broker answers its own limit with an
         # error.
         frame_bytes_max = max(self.settings.limits.message_bytes_max, MESSAGE_BYTES_MAX)
@@ -336,9 +336,11 @@ class BrokerServer(Closing):
         self._stopped_because = None
         try:
             self._pair.run()
+            if self._store is not None and self._store.failure is not None:
+                raise self._store.failure
             self._stopped_because = "asked to"
         except PairError as error:
-            self._stopped_because = f"the pair cannot go on: exit status {error.exit_code}"
+            self._stopped_because = f"this node cannot go on: exit status {error.exit_code}"
             raise
         finally:
             # This comes first, because the rest takes a while. Clients that still ask here see their
@@ -386,6 +388,8 @@ class BrokerServer(Closing):
     def _on_message(self, frames: list[bytes], now: float) -> bool:
         """True if it used the ROUTER only."""
         is_calm = True
+        if len(frames[-1]) >= _LARGE_BYTES:
+            self._memory.arrived(now)
         try:
             user_id = "" if self._gate is None else self._gate.user_id
             outputs = self.node.receive_frames(frames, now, user_id)

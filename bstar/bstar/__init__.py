@@ -31,6 +31,7 @@ from bstar.errors import (
     RejectedError,
     RemoteProtocolError,
     RequestCancelledError,
+    StoreEndedError,
     StoreError,
     StreamInterruptedError,
     UnknownRequestError,
@@ -48,8 +49,9 @@ __all__ = [
     "ConfigurationError", "DeadLetterError", "DualActiveError", "DualPassiveError", "DurableError",
     "ForkedError", "HandlerError", "LocalProtocolError", "NoActiveNodeError", "OutcomeUnknownError",
     "PairError", "PeerMismatchError", "PipelineError", "ProtocolError", "Reactor", "RefusedError",
-    "RejectedError", "RemoteProtocolError", "RequestCancelledError", "Role", "State", "StoreError",
-    "StreamInterruptedError", "UnknownRequestError", "WorkerError", "__version__",
+    "RejectedError", "RemoteProtocolError", "RequestCancelledError", "Role", "State",
+    "StoreEndedError", "StoreError", "StreamInterruptedError", "UnknownRequestError", "WorkerError",
+    "__version__",
 ]  # fmt: skip
 
 __version__ = "0.1.0"

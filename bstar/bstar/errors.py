@@ -11,7 +11,8 @@ node. Edge code turns foreign errors (of a socket, a file, a parser) into these 
     ├── PairError                       the pair cannot go on; the process ends with ``exit_code``
     │   ├── DualActiveError
     │   ├── DualPassiveError
-    │   └── PeerMismatchError
+    │   ├── PeerMismatchError
+    │   └── StoreEndedError
     ├── CallError                       a request failed; ``may_have_executed`` says what is known of it
     │   ├── RefusedError                never executed
     │   │   ├── BusyError
@@ -89,6 +90,12 @@ class PeerMismatchError(PairError):
     """The configurations of the two nodes do not form a pair."""
 
     exit_code: ClassVar[int] = 72
+
+
+class StoreEndedError(PairError):
+    """The thread of the durable store's disk has ended: this node cannot keep requests, and its peer can."""
+
+    exit_code: ClassVar[int] = 73
 
 
 class CallError(BstarError):

@@ -27,6 +27,8 @@ RESERVE = 0.1
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # A control group without a limit shows a number that no machine has.
 _NO_LIMIT = 1 << 60
+# Of glibc's <malloc.h>.
+_M_MMAP_THRESHOLD = -3
 # The longest is ``/proc/self/cgroup``: a line for each hierarchy, with a path.
 _FILE_BYTES_MAX = 1 << 14
 
@@ -156,3 +158,14 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def return_large(octets: int) -> None:
+    """From now on return each freed block of so many octets to the system at once (mallopt(3)).
+
+    By itself glibc does so only until the first such block was freed. Then blocks of up to 32 MiB stay in its
+    heaps, count as used, and are of no use to other threads. It costs the page faults of each such block.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, octets)

@@ -44,7 +44,7 @@ READER_GONE = 141
 
 
 def code_of(error: BstarError) -> int:
-    """The exit code for an error that ends the command. 70, 71 and 72 are those of PairError."""
+    """The exit code for an error that ends the command. 70 to 73 are those of PairError."""
     if isinstance(error, PairError):
         return error.exit_code
     if isinstance(error, (ConfigurationError, LocalProtocolError)):

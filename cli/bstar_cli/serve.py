@@ -34,7 +34,8 @@ def serve(node: NodeConfiguration) -> None:
     is ready, how it stands, and that its loop turns.
 
     Exit codes: 0 stopped as asked; 2 wrong configuration; 70 both nodes were active and on_dual_active is
-    exit; 71 both nodes were passive; 72 the nodes cannot be a pair as they are configured.
+    exit; 71 both nodes were passive; 72 the nodes cannot be a pair as they are configured;
+    73 the disk thread of the durable store has ended.
 
     Examples:
 

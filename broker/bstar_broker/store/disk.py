@@ -21,7 +21,7 @@ from typing import Final
 
 from bstar.closing import Closing
 from bstar.errors import ClosedError, ConfigurationError, StoreError
-from bstar_broker.store.core.events import DiskInput, DiskOutput, Due, Find, Import, Write
+from bstar_broker.store.core.events import DiskInput, DiskOutput, Due, DueFound, Find, Found, Import, Write
 from bstar_broker.store.disk_jobs import Jobs
 from bstar_broker.store.faults import explain, free_bytes
 from bstar_broker.store.sqlite_file import StoreFile
@@ -31,6 +31,9 @@ _log = logging.getLogger("bstar.store")
 
 # One transaction appends so much at most: the next waits for its sync.
 _TURN_OCTETS_MAX: Final = 8 << 20
+
+# Records that were read for somebody wait for the loop up to so many octets; then no more are read.
+_FOUND_OCTETS_MAX: Final = 8 << 20
 
 _RETRY_S: Final = 1.0
 
@@ -52,6 +55,7 @@ class _Orders:
 
     def __init__(self) -> None:
         self.is_closed = False
+        self._is_stirred = False
         self._changed = threading.Condition()
         self._orders: deque[DiskOutput] = deque()
 
@@ -71,12 +75,19 @@ class _Orders:
         taken: list[DiskOutput] = []
         octets = 0
         with self._changed:
-            if not self._orders and not self.is_closed:
+            if not (self._orders or self.is_closed or self._is_stirred):
                 self._changed.wait(wait_s)
+            self._is_stirred = False
             while self._orders and octets < _TURN_OCTETS_MAX:
                 taken.append(self._orders.popleft())
                 octets += _octets_of(taken[-1])
         return taken
+
+    def stir(self) -> None:
+        """End the wait for an order."""
+        with self._changed:
+            self._is_stirred = True
+            self._changed.notify()
 
     def close(self) -> None:
         """Take no more."""
@@ -93,21 +104,33 @@ class _Answers:
         self._lock = threading.Lock()
         self._answers: list[DiskInput] = []
         self._is_woken = False
+        # Of the records that were found.
+        self._octets = 0
 
     def put(self, answer: DiskInput, *, is_awaited: bool = True) -> None:
         """Add one. One that nobody awaits is taken with the next that somebody does."""
+        octets = 0
+        if isinstance(answer, Found | DueFound):
+            octets = sum([record.octets for record in answer.records])
         with self._lock:
+            self._octets += octets
             self._answers.append(answer)
             wakes = is_awaited and not self._is_woken
             self._is_woken = self._is_woken or is_awaited
         if wakes:
             self._wake()
 
+    @property
+    def is_full(self) -> bool:
+        """True if nothing more is to be read for anybody."""
+        return self._octets >= _FOUND_OCTETS_MAX
+
     def take(self) -> list[DiskInput]:
         """All that wait."""
         with self._lock:
             taken, self._answers = self._answers, []
             self._is_woken = False
+            self._octets = 0
         return taken
 
 
@@ -158,7 +181,16 @@ class Disk(Closing):
 
     def take(self) -> list[DiskInput]:
         """The answers since the last call, in order."""
-        return self._answers.take()
+        was_full = self._answers.is_full
+        taken = self._answers.take()
+        if was_full:
+            self._orders.stir()
+        return taken
+
+    @property
+    def has_ended(self) -> bool:
+        """True if its thread has ended, for whatever reason, although nobody has closed it."""
+        return not (self._thread.is_alive() or self._orders.is_closed)
 
     @property
     def orders_waiting(self) -> int:
@@ -215,10 +247,10 @@ class Disk(Closing):
             self._jobs.forget_copy(is_idle_only=False)
             self._file.close()
         except Exception as error:  # noqa: BLE001  # the node must hear of whatever it is: it waits
-            _log.exception("the store's disk has ended by a fault of this program")
-            self._file.close()
             text = f"the store's disk has ended by a fault of this program: {error!r}; restart the node"
             self._answers.put(self._writer.fault(text))
+            _log.exception("the store's disk has ended by a fault of this program")
+            self._file.close()
 
     def _patience_s(self) -> float:
         """How long to wait for the next order."""
@@ -228,7 +260,10 @@ class Disk(Closing):
             return 0.0
         if self._writer.wal_octets > _WAL_IDLE_OCTETS:
             return _REST_S
-        return _RETRY_S if self._waiting else _LOOK_INTERVAL_S
+        if self._waiting:
+            # Reads that are left: for the next turn, or until the loop has taken those before them.
+            return _RETRY_S if self._answers.is_full else 0.0
+        return _LOOK_INTERVAL_S
 
     def _turn(self) -> None:
         orders, self._waiting = self._waiting, deque()
@@ -256,12 +291,16 @@ class Disk(Closing):
         for order in orders:
             if not isinstance(order, Write | Find | Due | Import):
                 self._jobs.add(order)
+        left: deque[Find | Due] = deque()
+        if self._answers.is_full:
+            left, reads = reads, left
         if not writes and not reads:
+            self._waiting.extend(left)
             return True
         is_well = self._writer.write(writes, reads)
         if not is_well:
             self._waiting.extend(writes)
-        self._waiting.extend(reads)
+        self._waiting.extend(reads or left)
         return is_well
 
     def _rest(self, *, is_idle: bool) -> None:
@@ -274,7 +313,7 @@ class Disk(Closing):
             is_idle = is_idle and not self._orders and not self._jobs
             if self._writer.wal_octets > (_WAL_IDLE_OCTETS if is_idle else _WAL_OCTETS_MAX):
                 self._checkpoint()
-        except (sqlite3.Error, StoreError) as error:
+        except (sqlite3.Error, MemoryError, StoreError) as error:
             self._writer.fail(error)
 
     def _look(self) -> None:

@@ -17,6 +17,11 @@ def explain(error: Exception, directory: Path) -> str:
     """What this error of SQLite or of the system means for the store in ``directory``."""
     if isinstance(error, StoreError):
         return str(error)
+    if isinstance(error, MemoryError):
+        return (
+            "the process has no memory for a transaction; the store tries again every second. Raise the "
+            "process's limit, or lower limits.queue_bytes_max and limits.message_bytes_max"
+        )
     # Any: only errors of SQLite have it.
     name: Any = getattr(error, "sqlite_errorname", None) or ""
     text = f"{error} ({name})" if name else str(error)

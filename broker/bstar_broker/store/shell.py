@@ -3,6 +3,7 @@
 The disk's thread wakes the loop once for a heap of answers. Orders of one turn go to the disk together.
 """
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import zmq
 from bstar.agenda import LAG_BOUNDS_S
 from bstar.arbiter_link import ArbiterLink
 from bstar.closing import Closing
-from bstar.errors import ClosedError
+from bstar.errors import ClosedError, StoreEndedError
 from bstar.reactor import Reactor
 from bstar.settings.schema import Settings
 from bstar.wire.arbiter import Answer, Question
@@ -42,6 +43,10 @@ from bstar_broker.store.link import open_link
 if TYPE_CHECKING:
     from bstar.curve import Gate
 
+_log = logging.getLogger("bstar.store")
+
+# Whether the disk's thread lives is checked this often.
+_CHECK_INTERVAL_S = 0.5
 # The disk is asked for its free room this often.
 _LOOK_INTERVAL_S = 5.0
 
@@ -71,6 +76,9 @@ class StoreShell(Closing):
         self._free_bytes = 0
         self._looked_at = -inf
         self._orders: list[DiskOutput] = []
+        # Set if the disk's thread has ended: then the reactor is asked to stop, so the node hands its role
+        # over and ends.
+        self.failure: StoreEndedError | None = None
         with ExitStack() as resources:
             self._disk = Disk(options.directory, pair=settings.pair, wake=self._wake)
             resources.callback(self._disk.close)
@@ -90,7 +98,16 @@ class StoreShell(Closing):
             if settings.endpoints.arbiter is not None:
                 self._arbiter = self._connect(context, settings.endpoints.arbiter, gate)
                 resources.callback(self._arbiter.close)
+            resources.callback(reactor.add_timer(_CHECK_INTERVAL_S, self._check).cancel)
             self._resources = resources.pop_all()
+
+    def _check(self, now: float) -> None:
+        if self._disk.has_ended and self.failure is None:
+            self.failure = StoreEndedError(
+                self._disk.error or "the thread of the store's disk has ended; restart the node"
+            )
+            _log.critical("this node gives its role away and ends: %s", self.failure)
+            self._reactor.stop()
 
     def _connect(
         self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, gate: "Gate | None"

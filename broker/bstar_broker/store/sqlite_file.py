@@ -24,6 +24,7 @@ import msgspec
 
 from bstar.closing import Closing
 from bstar.errors import ConfigurationError, StoreError
+from bstar.memory import Memory
 from bstar_broker.store import sqlite_log, sqlite_table
 from bstar_broker.store.faults import FROM_PEER, explain
 
@@ -48,7 +49,10 @@ _META = (
 _CHECKED_BYTES_MAX: Final = 64 << 20
 
 _WAL_BYTES_MAX: Final = 64 << 20
-_CACHE_KIB: Final = 64 << 10
+# SQLite's cache of pages, and the part of the memory that is left at the start that it may have.
+_CACHE_BYTES_MAX: Final = 64 << 20
+_CACHE_BYTES_MIN: Final = 2 << 20
+_CACHE_PART: Final = 16
 
 
 class StoreFolder(Closing):
@@ -149,7 +153,7 @@ class StoreFile(Closing):
         database.execute("PRAGMA wal_autocheckpoint = 0")
         # It grows beyond while a copy of the table is read, and gives the room back afterwards.
         database.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
-        database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        database.execute(f"PRAGMA cache_size = -{_cache_bytes() >> 10}")
         database.execute("PRAGMA synchronous = FULL")
         return database
 
@@ -261,6 +265,13 @@ class StoreFile(Closing):
         problems = [" ".join(row[0].split()) for row in self.database.execute("PRAGMA quick_check(3)")]
         if problems != ["ok"]:
             raise StoreError(f"{path} is damaged: {'; '.join(problems)}; {FROM_PEER}")
+
+
+def _cache_bytes() -> int:
+    with Memory() as memory:
+        left = memory.left()
+    fits = _CACHE_BYTES_MAX if left is None else left // _CACHE_PART
+    return min(max(fits, _CACHE_BYTES_MIN), _CACHE_BYTES_MAX)
 
 
 def _sync_folder(path: Path) -> None:

@@ -50,6 +50,9 @@ _APPLIED_OCTETS_MAX: Final = 4 << 20
 # Appended entries that are kept to be applied without reading them back.
 _CACHE_OCTETS_MAX: Final = 32 << 20
 
+# A turn reads so many octets of records for those who ask at most; the rest come in the next turns.
+_FOUND_OCTETS_MAX: Final = 4 << 20
+
 # What a transaction writes to the WAL beside its commands: index pages, the marks.
 _WAL_OCTETS_MIN: Final = 16 << 10
 
@@ -273,13 +276,17 @@ class Writer:
     def _read(self, reads: "deque[Find | Due]") -> None:
         if self._state.applied.number < self._handed_out:
             return
-        while reads:
+        octets = 0
+        while reads and octets < _FOUND_OCTETS_MAX:
             order = reads[0]
+            answer: DueFound | Found
             if isinstance(order, Due):
                 found = self.table.due(order.service, order.now_ms, order.limit, order.octets, order.skip)
-                self._answer(DueFound(order.service, *found))
+                answer = DueFound(order.service, *found)
             else:
-                self._answer(self._find(order))
+                answer = self._find(order)
+            octets += sum([record.octets for record in answer.records])
+            self._answer(answer)
             reads.popleft()
 
     def _find(self, order: Find) -> Found:
@@ -321,7 +328,7 @@ class Writer:
             reach(Point.BEFORE_COMMIT)
             took_s = self.file.commit()
             reach(Point.AFTER_COMMIT)
-        except (sqlite3.Error, OSError, BstarError) as error:
+        except (sqlite3.Error, OSError, MemoryError, BstarError) as error:
             self.fail(error)
             return False
         self.figures.commits += 1

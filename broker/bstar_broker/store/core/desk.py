@@ -42,6 +42,16 @@ from bstar_broker.store.core.settings import StoreSettings
 FETCH_WAIT_MS_MAX = 60_000
 # Operations that wait for an answer, of all clients.
 _WAITING_MAX = 200_000
+# Octets of commands that wait for the disks: half a second of a fast disk. More of them would only be memory.
+_WAITING_OCTETS_MAX = 64 << 20
+# A large submit travels in an entry, with others: up to four times its own octets, of ``ENTRY_OCTETS_MAX`` in
+# all. Each octet is in so many places on its way: twice for each of command, entry, message to the peer,
+# SQLite's pages and the record that is applied; ``Ledger.memory_left`` is half of what is left.
+_LARGE_OCTETS = 64 << 10
+_ENTRY_PART = 4
+_PLACES = 6
+# Both loops copy an entry and compute its checksum in one turn: 10 ms. One order may have more.
+ENTRY_OCTETS_MAX = 4 << 20
 
 # Makes the answer to a question of the records that the disk found.
 Answer = Callable[[Request, list[Record], float], list[Output]]
@@ -65,13 +75,15 @@ class Wait(msgspec.Struct, gc=False):
 class Order(msgspec.Struct):
     """A command, how many changes it makes, and who waits for them.
 
-    ``done(changes, is_kept)`` makes the answer. ``is_kept``: on as many disks as submits must be.
+    ``done(changes, is_kept)`` makes the answer. ``is_kept``: on as many disks as submits must be. ``octets``
+    of bodies count as waiting until it is applied.
     """
 
     command: Command
     changes: int
     asker: Request | Batch | None = None
     done: Callable[[Sequence[Change], bool], list[Output]] | None = None
+    octets: int = 0
 
 
 class Desk:
@@ -97,6 +109,8 @@ class Desk:
             round(settings.expires_s * 1000),
         )
         self.orders: list[Order] = []
+        # Of submits that were taken and are not applied.
+        self.waiting_octets = 0
         self.acknowledged = 0
         self.observer: StoreObserver | None = None
         # Questions to the disk, by token: who asks, and what becomes of the records.
@@ -139,8 +153,15 @@ class Desk:
         """Close a request for the node itself; False if too many operations wait."""
         if self._is_full:
             return False
-        self.orders.append(Order(Closed([request]), 1))
+        self.take(Order(Closed([request]), 1))
         return True
+
+    def take(self, order: Order) -> None:
+        """Let an order wait to be proposed. What it asks for is in its command: the message lets go of it."""
+        if isinstance(order.asker, Request):
+            order.asker.body = []
+        self.waiting_octets += order.octets
+        self.orders.append(order)
 
     def receive_batch(self, message: Requests, principal: Principal | None) -> list[Output]:
         """Submits that came together stay together: one command, one answer."""
@@ -161,7 +182,8 @@ class Desk:
         if rows:
             batch = Batch(message.sender, message.client_id, numbers)
             command = self.submitted(rows, principal)
-            self.orders.append(Order(command, len(rows), batch, partial(self._say_batch, batch)))
+            done = partial(self._say_batch, batch)
+            self.take(Order(command, len(rows), batch, done, sum(map(len, rows))))
         return outputs
 
     def _submit(self, message: Request, principal: Principal | None, now: float) -> list[Output]:
@@ -170,7 +192,7 @@ class Desk:
         if refusal is not None:
             return self.refuse(message, refusal)
         command = self.submitted([msgspec.Raw(frame)], principal)
-        self.orders.append(Order(command, 1, message, partial(self._say_receipt, message)))
+        self.take(Order(command, 1, message, partial(self._say_receipt, message), len(frame)))
         return []
 
     def _schedule(self, message: Request, principal: Principal | None, now: float) -> list[Output]:
@@ -187,7 +209,7 @@ class Desk:
             return self.refuse(message, never("invalid-durable", "the schedule has no time to come"))
         owner = "" if principal is None else principal.name
         command = Scheduled(owner, msgspec.Raw(frame), first_ms, self._defaults)
-        self.orders.append(Order(command, 1, message, partial(self._say_receipt, message)))
+        self.take(Order(command, 1, message, partial(self._say_receipt, message), len(frame)))
         return []
 
     def why_not(self, submit: Submit, principal: Principal | None) -> Refusal | None:
@@ -202,7 +224,13 @@ class Desk:
         if why := self._why_no_submit():
             return later("store-refuses", why)
         octets = sum(map(len, submit.body)) + len(submit.headers) + REQUEST_BYTES
-        if octets > self._ledger.memory_left:
+        if self.waiting_octets and self.waiting_octets + octets > _WAITING_OCTETS_MAX:
+            text = f"{self.waiting_octets} octets of submits wait for the disks, as many as may"
+            return later("store-busy", text)
+        needed = octets
+        if octets >= _LARGE_OCTETS:
+            needed = _PLACES * max(octets, min(_ENTRY_PART * octets, ENTRY_OCTETS_MAX))
+        if needed > self._ledger.memory_left:
             return refusals.MEMORY_FULL
         self._ledger.memory_left -= octets
         return None
@@ -247,7 +275,7 @@ class Desk:
             [change] = changes
             return [self._say(message, _standing(change.id, change.new or change.old))]
 
-        self.orders.append(Order(command, 1, message, done))
+        self.take(Order(command, 1, message, done))
         return []
 
     def _list(self, message: Request, principal: Principal | None, now: float) -> list[Output]:
@@ -361,6 +389,7 @@ class Desk:
         askers += [message for message, _ in self._questions.values()]
         askers += [wait.message for waits in self._waits.values() for wait in waits]
         self.orders.clear()
+        self.waiting_octets = 0
         self._questions.clear()
         self._waits.clear()
         self.waiting = 0

@@ -22,7 +22,7 @@ from bstar_broker.core.outputs import Output, StoreInput
 from bstar_broker.core.snapshot import DiskState, StoreState
 from bstar_broker.store.core import commands, schedules, titanic
 from bstar_broker.store.core.commands import Answered, Failed, Swept
-from bstar_broker.store.core.desk import Desk, Order, rows_of
+from bstar_broker.store.core.desk import ENTRY_OCTETS_MAX, Desk, Order, rows_of
 from bstar_broker.store.core.events import (
     Applied,
     ArbiterSaid,
@@ -213,6 +213,7 @@ class DurableStore:
             if order.done is not None:
                 outputs += order.done(applied.changes[at : at + order.changes], is_kept)
             at += order.changes
+            self._desk.waiting_octets -= order.octets
         if self.replica.copies < 2:
             self._tally.acknowledged_alone += self._desk.acknowledged - acknowledged
         if len(applied.changes) >= _SWEEP_LIMIT and isinstance(applied.changes[-1].command, Swept):
@@ -306,7 +307,9 @@ class DurableStore:
         if runner.is_stirred():
             outputs += runner.look(self._wall_ms(), now)
         if runner.collect(now):
-            orders += [Order(command, 1) for command in runner.commands]
+            for command in runner.commands:
+                octets = sum(map(len, command.frames)) if isinstance(command, Answered) else 0
+                self._desk.take(Order(command, 1, octets=octets))
             runner.commands.clear()
             outputs += runner.look(self._wall_ms(), now)
         while orders and len(self._under_way) < _UNDER_WAY_MAX and self.replica.is_leading:
@@ -314,11 +317,13 @@ class DurableStore:
         return outputs
 
     def _take_orders(self) -> list[Order]:
-        orders, rows, count = self._desk.orders, 0, 0
+        orders, rows, octets, count = self._desk.orders, 0, 0, 0
         for order in orders:
-            if rows and rows + order.changes > _ENTRY_ROWS_MAX:
+            is_much = rows + order.changes > _ENTRY_ROWS_MAX or octets + order.octets > ENTRY_OCTETS_MAX
+            if count and is_much:
                 break
             rows += order.changes
+            octets += order.octets
             count += 1
         taken = orders[:count]
         del orders[:count]

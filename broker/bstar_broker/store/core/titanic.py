@@ -83,9 +83,8 @@ class Titanic:
             self._desk.acknowledged += 1
             return self._say(message, OK, request.hex().encode())
 
-        self._desk.orders.append(
-            Order(self._desk.submitted([msgspec.Raw(frame)], principal), 1, message, done)
-        )
+        command = self._desk.submitted([msgspec.Raw(frame)], principal)
+        self._desk.take(Order(command, 1, message, done, len(frame)))
         return []
 
     def _close(self, message: Request, request: bytes | None, principal: Principal | None) -> list[Output]:
@@ -95,7 +94,7 @@ class Titanic:
         def done(changes: Sequence[Change], is_kept: bool) -> list[Output]:
             return self._say(message, OK)
 
-        self._desk.orders.append(Order(Closed([request], only(principal)), 1, message, done))
+        self._desk.take(Order(Closed([request], only(principal)), 1, message, done))
         return []
 
     def _say(self, message: Request, *body: bytes) -> list[Output]:
