@@ -372,7 +372,8 @@ def test_a_worker_that_keeps_its_replies_knows_a_key_again(node: Broker, tmp_pat
 def test_a_worker_says_that_it_serves_when_a_node_has_registered_it(node: Broker) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         wrong = f"tcp://127.0.0.1:{unused.getsockname()[1]}"
-    command = [*COMMAND, "worker", "--service", "echo", "--endpoints", wrong, "--log-format", "json"]
+    endpoints = f"{wrong},ipc://no-such-socket"
+    command = [*COMMAND, "worker", "--service", "echo", "--endpoints", endpoints, "--log-format", "json"]
     command += ["--http", "127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -26,6 +26,8 @@ async def serve(worker):
         await asyncio.sleep(0.01)
 def threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("bstar")]
+import logging
+logging.getLogger("bstar_client.endpoints").setLevel("ERROR")  # one node is right here
 """
 
 # What is warned of, and the program.

@@ -36,6 +36,8 @@ node. Edge code turns foreign errors (of a socket, a file, a parser) into these 
 
 from typing import ClassVar
 
+_REPR_CHARS_MAX = 300
+
 
 class BstarError(Exception):
     """The root: ``except BstarError`` catches everything that bstar raises on purpose."""
@@ -104,6 +106,14 @@ class CallError(BstarError):
     def __init__(self, text: str, *, may_have_executed: bool) -> None:
         super().__init__(text)
         self.may_have_executed = may_have_executed
+
+    def __repr__(self) -> str:
+        """With what is known of the request. A long text is cut: it may hold words of a handler."""
+        request_id = getattr(self, "request_id", None)
+        of = "" if request_id is None else f", request_id={request_id!r}"
+        text = str(self)
+        text = text if len(text) <= _REPR_CHARS_MAX else f"{text[:_REPR_CHARS_MAX]}…"
+        return f"{type(self).__name__}({text!r}, may_have_executed={self.may_have_executed}{of})"
 
 
 class RefusedError(CallError):

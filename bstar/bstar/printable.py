@@ -4,6 +4,11 @@ A service's name and an error's text may hold anything. Characters that a termin
 newlines, changes of direction) are written as escapes, and so are octets that are no UTF-8.
 """
 
+import msgspec
+
+# A repr shows so much of a body: enough to recognise it, too little to leak or to flood a log.
+_BRIEF_BYTES = 32
+
 # People read this much; a log line stays one line.
 _CHARS_MAX = 500
 
@@ -27,3 +32,33 @@ def printable(text: str | bytes, chars_max: int = _CHARS_MAX) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
     )
+
+
+def brief(body: object) -> str:
+    """A body for a repr: how its first frame begins, and how much more there is."""
+    if isinstance(body, bytes | bytearray | memoryview):
+        text = repr(bytes(body[:_BRIEF_BYTES]))
+        return text if len(body) <= _BRIEF_BYTES else f"{text}… ({len(body):,} bytes)"
+    if isinstance(body, list | tuple):
+        if len(body) == 1:
+            return brief(body[0])
+        return f"{len(body)} frames: {brief(body[0])}, …" if body else "no frames"
+    return f"<{type(body).__name__}>"
+
+
+def compact(struct: msgspec.Struct, **shown: str) -> str:
+    """The repr of a struct: the fields in ``shown`` as they are there, of the others those that are set.
+
+    An empty text in ``shown`` leaves the field out.
+    """
+    fields, defaults = struct.__struct_fields__, struct.__struct_defaults__
+    first = len(fields) - len(defaults)
+    parts = []
+    for place, name in enumerate(fields):
+        value = getattr(struct, name)
+        if name in shown:
+            if shown[name]:
+                parts.append(f"{name}={shown[name]}")
+        elif place < first or value != defaults[place - first]:
+            parts.append(f"{name}={value!r}")
+    return f"{type(struct).__name__}({', '.join(parts)})"

@@ -69,6 +69,7 @@ def configure_logs(level: str, form: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.getLogger("bstar_client.endpoints").setLevel(logging.NOTSET)
     # The state machine's library tells each of its steps; the pair logs what they mean.
     logging.getLogger("transitions").setLevel(logging.WARNING)
 

@@ -5,6 +5,7 @@ without a traceback; a traceback is a defect of ours.
 """
 
 import contextlib
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -130,6 +131,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
+    # Who names one node to a command means that one. Commands that stay switch this warning on again.
+    logging.getLogger("bstar_client.endpoints").setLevel(logging.ERROR)
     try:
         app(arguments, prog_name="bstar")
     except SystemExit as end:

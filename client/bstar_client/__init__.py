@@ -40,6 +40,7 @@ from bstar.on_demand import on_demand
 
 if TYPE_CHECKING:
     from bstar.fleet import Fleet, Pair
+    from bstar.security import Security
     from bstar_client.aio.brokerless import AsyncFreelance, AsyncLazyPirateClient, AsyncStarClient
     from bstar_client.aio.client import AsyncHAClient
     from bstar_client.aio.worker import AsyncHandler, AsyncWorker
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from bstar_client.handlers import Handler, Request, Retry, WorkerHooks
     from bstar_client.journal import JournalSettings
     from bstar_client.replies import ReplyMemory, ReplyStore
+    from bstar_client.reply_file import ReplyFile
     from bstar_client.settings import LinkSettings
     from bstar_client.status import NodeReport, node_states
     from bstar_client.sync.brokerless import Freelance, LazyPirateClient, StarClient
@@ -100,6 +102,7 @@ __all__ = [
     "RejectedError",
     "RemoteProtocolError",
     "Reply",
+    "ReplyFile",
     "ReplyMemory",
     "ReplyStore",
     "Request",
@@ -108,6 +111,7 @@ __all__ = [
     "Result",
     "Retry",
     "RetryPolicy",
+    "Security",
     "StarClient",
     "StreamInterruptedError",
     "Task",
@@ -122,6 +126,7 @@ __getattr__ = on_demand(
     __name__,
     {
         "bstar.fleet": ["Fleet", "Pair"],
+        "bstar.security": ["Security"],
         "bstar_client.aio.brokerless": ["AsyncFreelance", "AsyncLazyPirateClient", "AsyncStarClient"],
         "bstar_client.aio.client": ["AsyncHAClient"],
         "bstar_client.aio.worker": ["AsyncHandler", "AsyncWorker"],
@@ -139,6 +144,7 @@ __getattr__ = on_demand(
         "bstar_client.handlers": ["Handler", "Request", "Retry", "WorkerHooks"],
         "bstar_client.journal": ["JournalSettings"],
         "bstar_client.replies": ["ReplyMemory", "ReplyStore"],
+        "bstar_client.reply_file": ["ReplyFile"],
         "bstar_client.settings": ["LinkSettings"],
         "bstar_client.status": ["NodeReport", "node_states"],
         "bstar_client.sync.brokerless": ["Freelance", "LazyPirateClient", "StarClient"],

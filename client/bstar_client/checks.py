@@ -5,6 +5,7 @@ ConfigurationError. A bool is not a number here.
 """
 
 import inspect
+import logging
 import math
 import numbers
 import os
@@ -19,6 +20,9 @@ import zmq
 from bstar.errors import CallTimeoutError, ConfigurationError, LocalProtocolError
 from bstar.fleet import Endpoints, Fleet
 from bstar_client.settings import LinkSettings
+
+# A logger of its own: a program that wants one node alone can silence it.
+_log = logging.getLogger("bstar_client.endpoints")
 
 # A longer timeout counts as no limit: system calls refuse times of more than some decades.
 _TIMEOUT_S_MAX = 1e9
@@ -154,6 +158,27 @@ def check_shared(
         if match["port"] is not None and not 1 <= int(match["port"]) <= 65_535:
             raise ConfigurationError(f"cannot connect to {endpoint!r}: its port is 1 to 65535")
     return fleet
+
+
+def warn_of_lone_nodes(fleet: Fleet, owner: object) -> None:
+    """Log that a pair has not two endpoints: with one nothing stands by, and no third node exists."""
+    for pair in fleet.pairs:
+        count, name = len(pair.endpoints), type(owner).__name__
+        if count == 1:
+            _log.warning(
+                "%s has one endpoint, %s: when that node is down no other one is asked; name both nodes of "
+                "the pair",
+                name,
+                pair.endpoints[0],
+            )
+        elif count > 2:
+            _log.warning(
+                "%s has %d endpoints in one list, %s, and a pair has two: several pairs are a list of lists "
+                "(docs/fleet.md)",
+                name,
+                count,
+                ", ".join(pair.endpoints),
+            )
 
 
 def check_store(value: object) -> None:

@@ -17,6 +17,7 @@ from bstar_client.checks import (
     to_seconds,
     to_seconds_or_none,
     to_timeout,
+    warn_of_lone_nodes,
 )
 from bstar_client.client_base import ClientBase
 from bstar_client.core.calls import CallTracer
@@ -75,6 +76,8 @@ class Client(ClientBase):
             to_seconds(settle_delay_s, "settle_delay_s", may_be_zero=True),
         )
         is_native = dialect == "native"
+        if is_native:
+            warn_of_lone_nodes(self.fleet, self)
         link = secured(link or LinkSettings(high_water_mark=max(session.outstanding_max, 1_000)), security)
         self._settings = ClientSettings(
             self.fleet, is_native, timeout, session.outstanding_max, link, context, journal
@@ -104,6 +107,15 @@ class Client(ClientBase):
         core = self._core
         actives = core.actives if isinstance(core, FleetSession) else [core.active]
         return {pair.identity: active for pair, active in zip(self.fleet.pairs, actives, strict=True)}
+
+    def _standing(self) -> list[str]:
+        actives = list(self.actives.values())
+        found = [each for each in actives if each is not None]
+        if len(actives) > 1:
+            active = f"{len(found)} of {len(actives)} pairs have an active node"
+        else:
+            active = f"active: {found[0] if found else 'not known'}"
+        return [active, *super()._standing()]
 
     def figures(self) -> ClientFigures:
         """The client at this moment, for metrics. Any thread may ask."""

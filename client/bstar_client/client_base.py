@@ -38,6 +38,22 @@ class ClientBase:
         size = check_map(bodies, window, ordered, errors)
         return Window(size, self.counters, name, is_ordered=ordered, is_returning=errors == "return")
 
+    def __repr__(self) -> str:
+        """Its servers, and how many calls are under way."""
+        name = type(self).__name__
+        if not hasattr(self, "_delivery"):
+            return f"<{name}, not made>"
+        words = [", ".join(self.endpoints), *self._standing()]
+        if self._settings.link.security is not None:
+            words.append(f"key {self._settings.link.security.key.name}")
+        return f"<{name} {'; '.join(words)}>"
+
+    def _standing(self) -> list[str]:
+        """How it is, in words for its repr. Any thread may ask."""
+        counters = self.counters
+        in_flight = max(0, counters.requests - counters.replies - counters.failures)
+        return [f"{in_flight} in flight"]
+
     @property
     def counters(self) -> Counters:
         """Counts of events so far, as plain integers."""

@@ -12,7 +12,7 @@ from datetime import datetime
 import msgspec
 
 from bstar.errors import ConfigurationError, LocalProtocolError
-from bstar.printable import printable
+from bstar.printable import brief, compact, printable
 from bstar.wire import durable, mmi
 from bstar.wire.durable import Missed, Repeat, Schedule, Submit
 from bstar_client.bodies import to_frames, to_name
@@ -51,6 +51,10 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     retries: RetryPolicy | None = None
     priority: int = 0
     headers: Mapping[str, str] | None = None
+
+    def __repr__(self) -> str:
+        """With the beginning of the body, and the names of the headers."""
+        return compact(self, body=brief(self.body), headers=str(sorted(self.headers)) if self.headers else "")
 
 
 # The extensions of a request's headers: ``Requests.carried`` adds the caller's trace.

@@ -17,7 +17,7 @@ from bstar.errors import (
     RequestCancelledError,
     UnknownRequestError,
 )
-from bstar.printable import printable
+from bstar.printable import brief, compact, printable
 from bstar.wire import durable
 from bstar.wire.durable import Cause, Fetch, Filter, Listing, Receipt, Standing, State
 from bstar_client.bodies import to_name
@@ -48,6 +48,10 @@ class Result(msgspec.Struct, frozen=True, gc=False):
     attempts: int
     submitted_at: float
     ended_at: float
+
+    def __repr__(self) -> str:
+        """With the beginning of the body."""
+        return compact(self, frames=brief(self.frames))
 
     @property
     def body(self) -> bytes:
@@ -84,6 +88,14 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     answer_bytes: int = 0
     frames: tuple[bytes, ...] = ()
     last_at: float | None = None
+
+    def __repr__(self) -> str:
+        """With the beginning of the body, if it was asked for, and of the text."""
+        return compact(
+            self,
+            frames=brief(self.frames) if self.frames else "",
+            text=repr(printable(self.text, 100)) if self.text else "",
+        )
 
 
 def to_id(request_id: object) -> bytes:

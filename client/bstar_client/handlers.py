@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from bstar.printable import brief, compact
 from bstar.wire.extensions import NO_HEADERS
 from bstar.wire.messages import NEVER_MS, OWN_BACKOFF
 from bstar_client.checks import to_milliseconds
@@ -38,6 +39,16 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
     attempt: int = 1
     headers: Mapping[str, str] = NO_HEADERS
     accepted_at: float | None = None
+
+    def __repr__(self) -> str:
+        """With the beginning of the body, and the names of the headers."""
+        return compact(
+            self,
+            frames=brief(self.frames),
+            identity=self.identity.hex(),
+            extensions=f"{len(self.extensions)} bytes" if self.extensions else "",
+            headers=str(sorted(self.headers)) if self.headers else "",
+        )
 
     @property
     def body(self) -> bytes:

@@ -26,6 +26,7 @@ from bstar_client.checks import (
     to_count,
     to_seconds,
     to_seconds_or_none,
+    warn_of_lone_nodes,
 )
 from bstar_client.core.figures import WorkerFigures, figures_of
 from bstar_client.core.handler_times import HandlerTimes
@@ -113,6 +114,8 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         check_instance(hooks, WorkerHooks, "hooks")
         check_store(dedupe)
         is_plain = dialect == "mdp02"
+        if not is_plain:
+            warn_of_lone_nodes(fleet, self)
         if threads is not None:
             threads = to_count(threads, "threads", 1, THREADS_MAX)
         if credit is None:
@@ -193,6 +196,24 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         """Keep a histogram of the handlers' seconds from now on (``bstar_client.metrics``)."""
         if self._core.times is None:
             self._core.times = HandlerTimes()
+
+    def __repr__(self) -> str:
+        """Its service, and which nodes have registered it."""
+        name = type(self).__name__
+        if not hasattr(self, "_core"):
+            return f"<{name}, not made>"
+        figures = self.figures()
+        registered = [node for node, is_registered in figures.registered.items() if is_registered]
+        words = [
+            f'"{figures.service}" at {", ".join(self.endpoints)}',
+            f"registered at {', '.join(registered) or 'no node'}",
+            f"{figures.held} requests",
+        ]
+        if figures.is_stopping:
+            words.append("stopping")
+        if self._settings.link.security is not None:
+            words.append(f"key {self._settings.link.security.key.name}")
+        return f"<{name} {'; '.join(words)}>"
 
     @property
     def http_url(self) -> str | None:

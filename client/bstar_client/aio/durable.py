@@ -206,8 +206,8 @@ class DurableCalls(Client, ABC):
 
     def requests(
         self,
-        *,
         service: str | bytes | None = None,
+        *,
         state: str | None = None,
         older: float | None = None,
         bodies: bool = False,
@@ -229,8 +229,8 @@ class DurableCalls(Client, ABC):
 
     def dead_letters(
         self,
-        *,
         service: str | bytes | None = None,
+        *,
         older: float | None = None,
         bodies: bool = False,
         timeout: Timeout = DEFAULT,

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from bstar.errors import BstarError
+from bstar.printable import brief, compact
 
 # The body of a request or a reply: one frame, or several.
 Body: TypeAlias = bytes | Sequence[bytes]
@@ -29,6 +30,10 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     service: str | bytes | None = None
     urgent: bool = False
     headers: Mapping[str, str] | None = None
+
+    def __repr__(self) -> str:
+        """With the beginning of the body, and the names of the headers."""
+        return compact(self, body=brief(self.body), headers=str(sorted(self.headers)) if self.headers else "")
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
@@ -49,6 +54,12 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     endpoint: str = ""
     is_final: bool = True
     elapsed_s: float = 0.0
+
+    def __repr__(self) -> str:
+        """With the beginning of the body."""
+        return compact(
+            self, frames=brief(self.frames), partials=f"{len(self.partials)} of them" if self.partials else ""
+        )
 
     @property
     def body(self) -> bytes:

@@ -57,8 +57,8 @@ class Worker(BaseWorker[Handler]):
     that run in it. A handler past its time keeps its thread, and a new one takes its place.
 
     ``dedupe``: a store of replies by ``request.identity``; it answers a repeated request, which is not
-    executed again. ``ReplyMemory()`` is for this process, ``bstar_client.reply_file.ReplyFile(path)`` for all
-    workers of a machine and across restarts (docs/guarantees.md, "One answer per key").
+    executed again. ``ReplyMemory()`` is for this process, ``ReplyFile(path)`` for all workers
+    of a machine and across restarts (docs/guarantees.md, "One answer per key").
 
     ``dialect="mdp02"`` speaks plain MDP/0.2 to any broker. ``heartbeat_s`` and ``liveness`` must be the
     broker's; in the native dialect the broker tells both.
