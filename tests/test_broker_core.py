@@ -10,7 +10,7 @@ from bstar.wire import batches, decode, native
 from bstar.wire.messages import ErrorCode, Reason
 from bstar_broker.core import NodeState, Notice
 from bstar_broker.core.admission import ASKERS_MAX
-from bstar_broker.core.management import answer, broker_state
+from bstar_broker.core.management import Management, Pictures, broker_state
 from bstar_broker.core.records import Bundle
 from support.desk import Desk, heard, ident, sent
 
@@ -18,7 +18,7 @@ DISCONNECT02 = [b"MDPW02", b"\x06"]
 HEARTBEAT02 = [b"MDPW02", b"\x05"]
 
 
-def no_state() -> NodeState:
+def no_state(now: float) -> NodeState:
     raise AssertionError("nobody asked for mmi.state")
 
 
@@ -942,7 +942,8 @@ def test_a_services_workers_are_listed_however_many_others_there_are() -> None:
     for number in range(1_001):
         desk.ready(b"w%d" % number, b"common")
     desk.ready(b"late", b"rare")
-    _, listed = answer(desk.ledger, b"mmi.workers", [b"rare"], no_state, desk.now)
+    management = Management(desk.ledger, no_state)
+    _, listed = management.answer(b"mmi.workers", [b"rare"], Pictures(), desk.now)
     digest = blake2b(b"late", digest_size=8).hexdigest()
     assert [worker["worker"] for worker in json.loads(listed)] == [digest]
 

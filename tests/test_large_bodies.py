@@ -16,7 +16,7 @@ from bstar.sockets import VIEW_BYTES_MIN
 from bstar.wire import native, native_broker
 from bstar_broker.core import Node, Output
 from bstar_broker.core.admission import is_same_body
-from bstar_broker.core.management import answer
+from bstar_broker.core.management import Management, Pictures
 from bstar_broker.server import BrokerServer
 from bstar_testing import LoopbackHost
 from fuzz.fuzz_wire import read_corpus
@@ -92,7 +92,8 @@ def test_bodies_are_compared_to_the_last_octet_whether_views_or_not(size: int) -
 def test_management_requests_may_name_anything() -> None:
     desk = Desk()
     for service in (b"mmi.service", b"mmi.workers", b"mmi.services", b"mmi.unknown"):
-        body = answer(desk.ledger, service, [view(LARGE)], lambda: pytest.fail("not asked"), 0.0)
+        management = Management(desk.ledger, lambda now: pytest.fail("not asked"))
+        body = management.answer(service, [view(LARGE)], Pictures(), 0.0)
         assert body[0] in (b"200", b"404", b"501")
 
 

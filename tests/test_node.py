@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -332,3 +333,72 @@ def test_a_stopping_node_waits_for_its_workers_no_longer_than_it_may(node: Node)
         assert node.is_active
     node.step(Tick(), 1.0 + 5.0)
     assert not node.is_active
+
+
+# --- management requests ------------------------------------------------------------------------------------
+
+
+def with_services(node: Node, count: int) -> None:
+    for number in range(count):
+        node.receive_frames([b"worker %d" % number, b"MDPW02", b"\x01", b"service-%d" % number], 1.0)
+
+
+def batch_of(service: bytes, bodies: list[bytes]) -> list[bytes]:
+    numbers = range(1, len(bodies) + 1)
+    return native.encode_requests(bytes(range(16)), service, numbers, [0] * len(bodies), bodies)
+
+
+@pytest.mark.parametrize("service", [b"mmi.state", b"mmi.services", b"mmi.workers"])
+def test_a_batch_of_management_requests_costs_one_picture(node: Node, service: bytes) -> None:
+    """300 snapshots of 1,000 services took seconds, and the peer took the role over."""
+    with_services(node, 1_000)
+    outputs = node.receive_frames([CLIENT, *batch_of(service, [b""] * 300)], 1.1)
+    assert node.management.made == 1
+    said = [native.decode(frames[1:]).command for frames in frames_of(outputs)]
+    assert set(said) <= {native.FINAL, native.BUSY}
+    answered = [frames for frames in frames_of(outputs) if frames[-1].startswith((b"[", b"{"))]
+    assert len(answered) == said.count(native.FINAL) > 30
+    assert len({frames[-1] for frames in answered}) == 1
+
+
+def test_a_batch_is_answered_until_its_answers_are_too_large_and_the_rest_may_come_again(node: Node) -> None:
+    with_services(node, 1_000)
+    frames = frames_of(node.receive_frames([CLIENT, *batch_of(b"mmi.state", [b""] * 1_000)], 1.1))
+    said = [native.decode(each[1:]).command for each in frames]
+    answered = said.count(native.FINAL)
+    assert said == [native.FINAL] * answered + [native.BUSY] * (1_000 - answered)
+    octets = sum(len(frame) for each in frames[:answered] for frame in each)
+    assert 16 << 20 <= octets < 17 << 20
+    assert node.state(1.1).broker.drops == {"client-full": 1_000 - answered}
+
+
+def test_a_batch_that_asks_for_many_services_looks_at_the_workers_once(node: Node) -> None:
+    with_services(node, 1_000)
+    for number in range(1_000):  # all of them are busy
+        client = b"client %d" % number
+        node.receive_frames([client, b"MDPC02", b"\x01", b"service-%d" % number, b"x"], 1.0)
+    names = [b"service-%d" % number for number in range(1_000)]
+    frames = frames_of(node.receive_frames([CLIENT, *batch_of(b"mmi.service", names)], 1.1))
+    assert [each[-1] for each in frames] == [b"200"] * 1_000
+    assert node.management.made == 1
+
+
+def state_of(node: Node, now: float) -> Any:
+    (frames,) = frames_of(node.receive_frames([b"operator", b"MDPC02", b"\x01", b"mmi.state", b""], now))
+    return json.loads(frames[-1])
+
+
+def test_a_snapshot_of_many_services_takes_a_tenth_of_the_time(node: Node) -> None:
+    with_services(node, 1_000)
+    for number in range(100):
+        state_of(node, 1.0 + number / 100)
+    assert node.management.made == 15, "of 6.6 ms each"
+    node.receive_frames([b"late", b"MDPW02", b"\x01", b"service-0"], 2.0)
+    assert state_of(node, 2.2)["broker"]["workers"] == 1_001
+
+
+def test_a_snapshot_of_few_services_is_always_of_now(node: Node) -> None:
+    with_services(node, 5)
+    assert state_of(node, 1.0)["broker"]["workers"] == 5
+    node.receive_frames([b"late", b"MDPW02", b"\x01", b"service-0"], 1.0)
+    assert state_of(node, 1.0)["broker"]["workers"] == 6

@@ -135,7 +135,7 @@ class Broker:
 
     def _deny(self, request: messages.Request, denial: Denial) -> list[Output]:
         code = None if denial.retry_after_ms else messages.ErrorCode.NOT_ALLOWED
-        return self._refuse(request, Refusal(denial.reason, denial.text, code, denial.retry_after_ms))
+        return self.refuse_for(request, Refusal(denial.reason, denial.text, code, denial.retry_after_ms))
 
     def refuse_unread(self, frames: list[bytes]) -> list[Output]:
         """Refuse a message for which there was no memory; ``frames`` were read."""
@@ -156,9 +156,10 @@ class Broker:
 
     def refuse_durable(self, message: messages.Request) -> list[Output]:
         """Refuse a durable operation: this node has no store."""
-        return self._refuse(message, refusals.NO_STORE)
+        return self.refuse_for(message, refusals.NO_STORE)
 
-    def _refuse(self, message: messages.Request, refusal: Refusal) -> list[Output]:
+    def refuse_for(self, message: messages.Request, refusal: Refusal) -> list[Output]:
+        """Refuse a request and tell its client why, if the dialect can."""
         outputs = self.ledger.note(refusal.reason, refusal.text)
         frames = refusal.frames(CODECS[message.dialect], message, self.ledger.epoch)
         return outputs if frames is None else [*outputs, Send(frames)]

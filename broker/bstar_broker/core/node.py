@@ -33,9 +33,10 @@ from bstar.star import (
 from bstar.wire import CODECS, decode, mmi
 from bstar.wire.dialect import Dialect
 from bstar.wire.messages import FromPeer, Heartbeat, Partial, Ping, Ready, Request, Requests, StaleEpoch
+from bstar_broker.core import refusals
 from bstar_broker.core.authority import Authority
 from bstar_broker.core.broker import Broker
-from bstar_broker.core.management import answer, broker_state
+from bstar_broker.core.management import Management, Pictures, broker_state
 from bstar_broker.core.observer import Observer
 from bstar_broker.core.outputs import HangUp, Notice, Output, Send, StoreInput
 from bstar_broker.core.pair_state import pair_state
@@ -55,6 +56,9 @@ _EPOCH_FAR_MIN = 1_000
 _EPOCH_TOLD_S = 60.0
 # Workers that one line of the log names, of those that a new list of principals sends away.
 _TOLD_MAX = 5
+# A batch of management requests is answered up to here, some 40 snapshots of 1,000 services: a few
+# milliseconds for the copies. Its client sends the others again.
+_ANSWERS_BYTES_MAX = 16 << 20
 # What plain clients ask a node that has stepped down waits for so many failover timeouts: one until the peer
 # has answered or is silent, one until a claimed majority is free, one to spare. Their clients send it again
 # (published ones after 2.5 s), so a request that waits for longer would be executed twice.
@@ -102,6 +106,7 @@ class Node:
         # Until when plain requests may wait here while no node serves, and whether one does.
         self._waits_until = now
         self._has_votes = False
+        self.management = Management(ledger, self.state)
         self._version = version
         self._shell = shell
         self.store: Store | None = None
@@ -243,8 +248,7 @@ class Node:
         outputs: list[Output] = []
         is_own = message.service.startswith(self._reserved)
         if is_own and message.service.startswith(mmi.PREFIX):
-            outputs += self._manage(message, now)
-            return outputs
+            return outputs + self._manage(message, Pictures(), now)
         if now >= self.machine.serve_until:
             outputs += self._expand(self.machine.step(Vote(), now), now)
             if now >= self.machine.serve_until:
@@ -275,7 +279,7 @@ class Node:
         """A batch is one vote. Otherwise it is handled like single requests."""
         outputs: list[Output] = []
         if message.service.startswith(mmi.PREFIX):
-            return outputs + self.broker.receive_singly(message, self._manage, now)
+            return outputs + self._manage_batch(message, now)
         if now >= self.machine.serve_until:
             outputs += self._expand(self.machine.step(Vote(), now), now)
             if now >= self.machine.serve_until:
@@ -294,7 +298,21 @@ class Node:
             has_worker = service is not None and service.workers > 0
             self.machine.step(Refusal(message.sender, has_worker), now)
 
-    def _manage(self, message: Request, now: float) -> list[Output]:
+    def _manage_batch(self, message: Requests, now: float) -> list[Output]:
+        """Answer the requests of a batch until the answers are too large for one turn; refuse the others."""
+        pictures, octets = Pictures(is_shared=True), 0
+
+        def manage(request: Request, now: float) -> list[Output]:
+            nonlocal octets
+            if octets >= _ANSWERS_BYTES_MAX:
+                return self.broker.refuse_for(request, refusals.CLIENT_FULL)
+            outputs = self._manage(request, pictures, now)
+            octets += sum(len(frame) for output in outputs if type(output) is Send for frame in output.frames)
+            return outputs
+
+        return self.broker.receive_singly(message, manage, now)
+
+    def _manage(self, message: Request, pictures: Pictures, now: float) -> list[Output]:
         """Answer a management request. Native clients ask the active node, except for a node's own state."""
         if (
             message.dialect == Dialect.NATIVE
@@ -302,7 +320,7 @@ class Node:
             and message.service != mmi.Service.STATE.value
         ):
             return self.broker.refuse(message, now)
-        body = answer(self.broker.ledger, message.service, message.body, lambda: self.state(now), now)
+        body = self.management.answer(message.service, message.body, pictures, now)
         codec = CODECS[message.dialect]
         return [Send(codec.final(message, message.service, self.machine.epoch, 0, body, b""))]
 
