@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from bstar.records.role import RoleChange
+from bstar_broker.core.snapshot import PeerChange
 from support.busy_node import BusyNode
 from support.chromium import chromium
 from support.status_site import running
@@ -35,13 +36,20 @@ def past() -> list[RoleChange]:
     ]
 
 
+def past_of_peer() -> list[PeerChange]:
+    """What the node has heard of its peer since it started, three hours ago."""
+    now_us = time.time_ns() // 1_000
+    heard = ((3.0, "PASSIVE"), (2.5, "ACTIVE"), (1.2, "SILENT"), (1.1, "PASSIVE"))
+    return [PeerChange(now_us - round(hours * 3.6e9), state) for hours, state in heard]
+
+
 def main() -> int:
     """Write the pictures."""
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as profile, chromium(Path(profile)) as browser:
         for name, width, is_phone in SHOTS:
             node = BusyNode()
-            node.history = past()
+            node.history, node.peer_history = past(), past_of_peer()
             with running(node) as site:
                 shown = browser.open(
                     f"{site.server.url}/",

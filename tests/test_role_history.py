@@ -51,6 +51,21 @@ def line(number: int) -> bytes:
     return msgspec.json.encode(change(number)) + b"\n"
 
 
+def test_it_keeps_what_the_node_hears_of_its_peer_and_no_more_than_a_page_shows(machine: StarMachine) -> None:
+    with kept(machine, None) as history:
+        for now in (1.0, 2.0, 10.0, 11.0):
+            history.note_peer(now)
+        heard = [(each.at, each.state) for each in history.peer_changes]
+        assert heard == [(WALL_S * 1e6, "ACTIVE"), (WALL_S * 1e6, "SILENT")]
+        for number in range(2 * LATEST_MAX):
+            at = 20.0 + 10.0 * number
+            said = PeerState(State.ACTIVE, "test", "primary", "they", 2 + number, 5, 1000, 2000)
+            machine.step(PeerMessage(said), at)
+            history.note_peer(at)
+            history.note_peer(at + 9.0)
+        assert len(history.peer_changes) == LATEST_MAX
+
+
 def test_a_takeover_says_since_when_the_peer_was_not_heard(machine: StarMachine) -> None:
     with kept(machine, None, now=4.5) as history:
         for tenth in range(10, 45):

@@ -18,6 +18,7 @@ from bstar import http_server
 from bstar.records.role import RoleChange
 from bstar.settings import Http
 from bstar_broker import page, status
+from bstar_broker.core.snapshot import PeerChange
 from support.busy_node import BusyNode, busy_state
 from support.chromium import chromium
 from support.node_states import node_state, service_state
@@ -135,6 +136,42 @@ def test_streams_are_bounded_and_leave_room_for_probes(monkeypatch: pytest.Monke
         assert site.probe("/events")[0] == 503
         assert site.probe("/healthz")[0] == 200
         for each in watching:
+            each.close()
+
+
+def watch(site: Site, address: str) -> socket.socket | None:
+    """A stream that is read from this address; None if there are too many."""
+    place = ("127.0.0.1", int(site.server.url.rpartition(":")[2]))
+    reader = socket.create_connection(place, timeout=LIMIT_S, source_address=(address, 0))
+    reader.sendall(b"GET /events HTTP/1.1\r\n\r\n")
+    if reader.recv(65_536).startswith(b"HTTP/1.1 200 "):
+        return reader
+    reader.close()
+    return None
+
+
+@pytest.mark.loopback
+def test_one_address_cannot_hold_all_streams_and_those_that_share_keep_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "STREAMS_MAX", 3)
+    monkeypatch.setattr(status, "EVENT_INTERVAL_S", 0.05)
+    with running(BusyNode()) as site:
+        greedy = [watch(site, "127.0.0.1") for _ in range(3)]
+        first, second, third = greedy
+        assert first is not None
+        assert watch(site, "127.0.0.1") is None
+        other = watch(site, "127.0.0.2")
+        assert other is not None
+        while first.recv(65_536):
+            pass  # the oldest one of the greedy address has ended
+        assert watch(site, "127.0.0.2") is None, "1 of 3 is its share while the other has 2"
+        assert watch(site, "127.0.0.1") is None
+        another = watch(site, "127.0.0.3")
+        assert another is not None
+        assert watch(site, "127.0.0.4") is None, "each has one"
+        for each in (first, second, third, other, another):
+            assert each is not None
             each.close()
 
 
@@ -281,6 +318,47 @@ def test_the_table_is_sorted_and_filtered_from_the_keyboard(browser: Browser) ->
         assert shown.evaluate(names) == ["mail"]
         shown.press("Escape")
         assert len(shown.evaluate(names)) == 4
+
+
+@pytest.mark.loopback
+def test_a_phone_sorts_by_one_choice_and_shows_no_ten_headings(browser: Browser) -> None:
+    hidden = "getComputedStyle(document.querySelector('{}')).display === 'none'"
+    with running(BusyNode()) as site:
+        at_a_desk = show(browser, site)
+        assert at_a_desk.evaluate(hidden.format("#sorting"))
+        assert not at_a_desk.evaluate(hidden.format("thead"))
+        shown = show(browser, site, width=390)
+        wait(shown, "document.querySelectorAll('tbody tr').length === 4")
+        assert shown.evaluate(hidden.format("thead"))
+        assert not shown.evaluate(hidden.format("#sorting"))
+        choices = shown.evaluate("[...document.getElementById('sort').options].map(each => each.text)")
+        assert choices[:3] == ["service", "queued", "in flight"]
+        assert len(choices) == 10
+        shown.evaluate(
+            "{const sort = document.getElementById('sort'); sort.selectedIndex = 3;"
+            "sort.dispatchEvent(new Event('change'))}"
+        )
+        names = "[...document.querySelectorAll('tbody tr td:first-child')].map(td => td.textContent)"
+        assert shown.evaluate(names) == ["price", "invoice", "mail", "search"], "most workers first"
+        assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.loopback
+def test_the_peer_s_bar_begins_with_what_the_node_has_heard_and_is_pale_before(browser: Browser) -> None:
+    node = BusyNode()
+    now_us, hour_us = time.time_ns() // 1_000, 3_600_000_000
+    node.history = [RoleChange(now_us - 4 * hour_us, "primary", "PRIMARY", "ACTIVE", "VOTE", "Begin.", 1)]
+    node.peer_history = [PeerChange(now_us - 2 * hour_us, "PASSIVE"), PeerChange(now_us - hour_us, "SILENT")]
+    bars = (
+        "[...document.querySelectorAll('#timeline rect')].filter(each => each.getAttribute('y') > 30)"
+        ".map(each => [each.getAttribute('class'), Math.round(each.getAttribute('width') / 10)])"
+    )
+    with running(node) as site:
+        shown = show(browser, site)
+        wait(shown, "document.querySelectorAll('#timeline rect').length >= 4")
+        assert shown.evaluate(bars)[:3] == [["before", 50], ["passive", 25], ["unknown", 25]]
+        assert "pale: not known" in shown.evaluate("document.getElementById('span').textContent")
+        assert "peer: SILENT" in shown.evaluate("document.getElementById('changes').textContent")
 
 
 @pytest.mark.loopback

@@ -8,6 +8,7 @@ line that cannot be read is left out. Without a ``state_dir`` the history lasts 
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from bstar.records.role import RoleChange
 from bstar.star import Output, StarMachine, State, StateChanged
 from bstar.whole_file import write_whole
 from bstar_broker.core.parting import Switchover
+from bstar_broker.core.snapshot import PeerChange
 
 _log = logging.getLogger("bstar.pair")
 
@@ -68,6 +70,8 @@ class RoleHistory(Closing):
         # Replaced at each change, so the thread may read it at any time.
         self._changes = self._load()
         self._switchover: Switchover | None = None
+        self.peer_changes: deque[PeerChange] = deque(maxlen=LATEST_MAX)
+        """The peer since this process began, the latest change last."""
         self._is_due = threading.Event()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="bstar-history", daemon=True)
@@ -112,6 +116,13 @@ class RoleHistory(Closing):
                 changes[place] = msgspec.structs.replace(changes[place], waited_us=waited_us)
                 break
         self._keep(tuple(changes))
+
+    def note_peer(self, now: float) -> None:
+        """Keep the peer's state if it has changed since the last call."""
+        peer = self._machine.peer
+        state = peer.state.name if peer.state is not None and peer.is_heard(now) else "SILENT"
+        if not self.peer_changes or self.peer_changes[-1].state != state:
+            self.peer_changes.append(PeerChange(round(self._wall_clock() * _US), state))
 
     def close(self) -> None:
         """Store what is not stored yet, in bounded time. Idempotent."""

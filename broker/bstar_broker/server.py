@@ -169,8 +169,12 @@ class BrokerServer(Closing):
         history = RoleHistory(folder, machine, self.reactor.now)
         self._resources.callback(history.close)
         self._observers.append(history.observe)
-        self.reactor.add_timer(1.0, lambda now: history.note_switchover(self.node.parting.switchover))
+        self.reactor.add_timer(1.0, partial(self._note_history, history))
         return history
+
+    def _note_history(self, history: RoleHistory, now: float) -> None:
+        history.note_switchover(self.node.parting.switchover)
+        history.note_peer(now)
 
     def _open_hook(self, machine: StarMachine) -> None:
         if self.settings.hooks.on_role_change is not None:
@@ -247,6 +251,7 @@ class BrokerServer(Closing):
             journal=None if self._journal is None else self._journal.state(),
             security=security_state(self._gate, http),
             history=self._history.latest(),
+            peer_history=list(self._history.peer_changes),
         )
 
     def _open_journal(self, node_id: bytes, epoch: int) -> NodeJournal | None:

@@ -19,6 +19,7 @@ import socketserver
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from http.client import HTTPException
@@ -28,6 +29,7 @@ from typing import cast
 
 import msgspec
 
+from bstar.connections import network_of
 from bstar.http_access import HttpAccess
 from bstar.security.files import LOOK_INTERVAL_S
 
@@ -44,6 +46,7 @@ PIECE_S_MAX = 5.0
 # Request line and headers together.
 REQUEST_BYTES_MAX = 16 * 1024
 # Tabs that somebody watches. A stream takes one of the connections, and most of them stay for probes.
+# Addresses (IPv6: /64) share them, so that one reader cannot hold all.
 STREAMS_MAX = 8
 # Then its reader connects again, and shows its credentials again.
 STREAM_S_MAX = 600.0
@@ -211,6 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
 class _Connection(msgspec.Struct, eq=False):
     socket: socket.socket
     began_at: float
+    network: bytes | None = None
     has_asked: bool = False
     is_stream: bool = False
 
@@ -261,7 +265,7 @@ class BoundedServer(HTTPServer):
         """Answer in a thread of its own; if there are too many, the oldest slow one makes room."""
         assert isinstance(request, socket.socket)
         now = time.monotonic()
-        connection = _Connection(request, now)
+        connection = _Connection(request, now, network_of(cast("tuple[str, int]", client_address)[0]))
         thread = threading.Thread(
             target=self._serve, args=(connection, client_address), name="bstar-status-request", daemon=True
         )
@@ -295,14 +299,25 @@ class BoundedServer(HTTPServer):
                 connection.has_asked = True
 
     def may_stream(self) -> bool:
-        """True if this thread's connection is a stream from now on; False if there are too many."""
+        """True if this thread's connection is a stream from now on; False if there are too many.
+
+        If there are, the network with the most of them gives up its oldest one, unless the new one would
+        only take its place.
+        """
         with self._lock:
             connection = self._connections.get(threading.current_thread())
-            if (
-                connection is None
-                or sum(each.is_stream for each in self._connections.values()) >= STREAMS_MAX
-            ):
+            if connection is None:
                 return False
+            streams = [(thread, each) for thread, each in self._connections.items() if each.is_stream]
+            if len(streams) >= STREAMS_MAX:
+                count_of = Counter(each.network for _, each in streams)
+                most, count = count_of.most_common(1)[0]
+                if count < count_of[connection.network] + 2:
+                    return False
+                thread, oldest = next((thread, each) for thread, each in streams if each.network == most)
+                # Its thread ends when it writes the next event.
+                del self._connections[thread]
+                _cut(oldest.socket)
             connection.is_stream = True
             return True
 

@@ -8,7 +8,7 @@ import msgspec
 
 from bstar.records.role import RoleChange
 from bstar_broker.core.records import LATENCY_BOUNDS_S
-from bstar_broker.core.snapshot import FrontState, NodeState, QuorumState, SecurityState
+from bstar_broker.core.snapshot import FrontState, NodeState, PeerChange, QuorumState, SecurityState
 from support.node_states import node_state, service_state, store_state
 from support.status_site import FakeNode
 
@@ -24,13 +24,14 @@ class BusyNode(FakeNode):
         self.changes: dict[str, Any] = changes
         self.names = ["price", "invoice", "mail", "search"]
         self.history: list[RoleChange] = []
+        self.peer_history: list[PeerChange] = []
 
     def snapshot(self, timeout_s: float) -> NodeState:
         if isinstance(self.state, Exception):
             raise self.state
         self.asked += 1
         state = busy_state(self.asked, self.names, **self.changes)
-        return msgspec.structs.replace(state, history=self.history)
+        return msgspec.structs.replace(state, history=self.history, peer_history=self.peer_history)
 
 
 def busy_state(seconds: int, names: list[str], **changes: Any) -> NodeState:

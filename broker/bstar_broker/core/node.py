@@ -497,4 +497,5 @@ class Node:
             security=shell.security,
             store=self.store.state(now) if self.store is not None else None,
             history=shell.history,
+            peer_history=shell.peer_history,
         )

@@ -403,6 +403,13 @@ class FrontState(msgspec.Struct, frozen=True):
     levels: dict[str, int] = {}
 
 
+class PeerChange(msgspec.Struct, frozen=True):
+    """The peer as this node hears it: its state, or SILENT. ``at``: Unix microseconds."""
+
+    at: int
+    state: str
+
+
 class ShellState(msgspec.Struct, frozen=True):
     """What only the shell of a node knows: ``epoch_error`` of ``PairState``, and fields of ``NodeState``."""
 
@@ -411,12 +418,14 @@ class ShellState(msgspec.Struct, frozen=True):
     journal: JournalState | None = None
     security: SecurityState | None = None
     history: list[RoleChange] = []
+    peer_history: list[PeerChange] = []
 
 
 class NodeState(msgspec.Struct, frozen=True):
     """A whole node. ``loop`` is None where no event loop carries it (a simulator, a test),
     ``journal`` where none is kept, ``security`` where no sockets are, ``store`` without a durable store.
-    ``history`` has the last changes of its role, the latest one last.
+    ``history`` has the last changes of its role, the latest one last; ``peer_history`` those of the peer
+    since this node started.
     """
 
     version: str
@@ -429,3 +438,4 @@ class NodeState(msgspec.Struct, frozen=True):
     store: StoreState | None = None
     fronts: list[FrontState] = []
     history: list[RoleChange] = []
+    peer_history: list[PeerChange] = []

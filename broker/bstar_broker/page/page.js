@@ -149,6 +149,10 @@ const timeline = (now) => {
   const first = Math.min(...all.map((each) => each.at)), since = Math.max(first, now - 12 * 3600_000);
   const x = (at) => 1000 * (Math.max(at, since) - since) / Math.max(now - since, 1000);
   const parts = [];
+  Object.values(lanes).forEach((lane, i) => {
+    const known = lane.length ? lane[0].at : now;
+    if (known > since) parts.push([0, 4 + 32 * i, x(known), "before"]);
+  });
   Object.values(lanes).forEach((lane, i) => lane.forEach((each, j) => {
     const until = j + 1 < lane.length ? lane[j + 1].at : now;
     if (until >= since) parts.push([x(each.at), 4 + 32 * i, Math.max(x(until) - x(each.at), 1.5), kind(each.state)]);
@@ -159,7 +163,8 @@ const timeline = (now) => {
     if (!rect) svg.append(rect = document.createElementNS("http://www.w3.org/2000/svg", "rect"));
     for (const [key, value] of Object.entries({ x: left, y: top, width, height: 24, class: name })) rect.setAttribute(key, value);
   });
-  put(get("span"), `above this node, below its peer, ${lasts((now - since) / 1000)}`);
+  const pale = Object.values(lanes).some((lane) => lane.length && lane[0].at > since + 1000) ? ", pale: not known" : "";
+  put(get("span"), `above this node, below its peer, ${lasts((now - since) / 1000)}${pale}`);
   put(get("scale").firstChild, clock(since));
   const last = (lane) => lane.length ? lane[lane.length - 1].state : "unknown";
   svg.setAttribute("aria-label", `This node is ${last(lanes.here)}, its peer ${last(lanes.peer)}; the list of changes says since when.`);
@@ -221,6 +226,8 @@ const heads = () => {
         table();
       });
     }
+    const choice = get("sort").children[i] || make("option", title, get("sort"));
+    choice.selected = sort.column === i;
     if (sort.column === i) head.setAttribute("aria-sort", sort.isUp ? "ascending" : "descending");
     else head.removeAttribute("aria-sort");
   });
@@ -279,6 +286,7 @@ const draw = (view) => {
   while (past.length && past[0].at < at - WINDOW_MS) past.shift();
   const history = state.history;
   if (!lanes.here.length) for (const each of history) remember(lanes.here, each.at / 1000, each.new);
+  if (!lanes.peer.length) for (const each of state.peer_history) remember(lanes.peer, each.at / 1000, each.state);
   remember(lanes.here, at, pair.state);
   remember(lanes.peer, at, pair.is_peer_fresh ? pair.peer_state : "SILENT");
   document.title = `${pair.state} · ${pair.role} · ${pair.pair} · bstar`;
@@ -324,6 +332,12 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && event.target === get("filter")) { get("filter").value = ""; table(); }
 });
 get("filter").addEventListener("input", table);
+get("sort").addEventListener("change", () => {
+  const column = get("sort").selectedIndex;
+  sort = { column, isUp: column === 0 };
+  heads();
+  table();
+});
 heads();
 listen();
 })();
