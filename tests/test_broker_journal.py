@@ -638,6 +638,11 @@ _OUTPUTS = [
         {"for_us": 2_000_000, "text": "who: why"},
     ),
     (star.TakeoversResumed("who: why"), records.TakeoversResumed, {"text": "who: why"}),
+    (
+        star.TimeoutAdapted(0.3, 0.7),
+        records.TimeoutAdapted,
+        {"timeout_us": 700_000, "text": star.TimeoutAdapted(0.3, 0.7).text},
+    ),
     (star.Drained("who: why"), records.Drained, {"text": "who: why"}),
     (star.Rejoined("who: why"), records.Rejoined, {"text": "who: why"}),
     (star.Claimed("why"), records.Claimed, {"text": "why"}),

@@ -311,6 +311,7 @@ def test_all_problems_are_reported_at_once_each_with_its_place(node_yaml: Path) 
     "broken",
     [
         {"timing__heartbeat_interval_s": 0.2},
+        {"timing__failover_timeout_s": 0.5, "timing__failover_timeout_max_s": 0.4},
         {"timing__worker_heartbeat_interval_s": 0.1, "timing__worker_liveness": 3},
         {"timing__failover_timeout_s": 8, "timing__worker_liveness": 100},
         {"timing__busy_timeout_s": 7},
@@ -330,6 +331,19 @@ def test_each_relation_between_keys_is_checked_and_gives_its_reason(broken: dict
 def test_two_times_the_heartbeat_is_enough_for_the_failover_timeout() -> None:
     timing = {"timing__heartbeat_interval_s": 0.15, "timing__failover_timeout_s": 0.3}
     assert from_mapping(minimal(**timing)).timing.failover_timeout_s == 0.3
+
+
+def test_the_timeout_of_the_profile_auto_adapts() -> None:
+    timing = from_mapping(minimal(profile="auto")).timing
+    assert timing.failover_timeout_max_s > timing.failover_timeout_s
+
+
+def test_a_failover_timeout_of_ones_own_is_fixed_unless_its_maximum_is_given() -> None:
+    """The operator's number is the bound on a failover."""
+    own = {"profile": "auto", "timing__failover_timeout_s": 1.5}
+    assert from_mapping(minimal(**own)).timing.failover_timeout_max_s == 1.5
+    bounded = from_mapping(minimal(**own, timing__failover_timeout_max_s=2.2)).timing
+    assert (bounded.failover_timeout_s, bounded.failover_timeout_max_s) == (1.5, 2.2)
 
 
 # --- who may be reached ---
@@ -583,7 +597,10 @@ def both(**backup: Any) -> list[str]:
         ({"pair": "other"}, "pair: bstar on primary, other on backup; they must be the same"),
         ({"on_dual_active": "exit"}, "on_dual_active: yield on primary, exit on backup"),
         ({"on_clients_cut_off": "stay"}, "on_clients_cut_off: handover on primary, stay on backup"),
-        ({"timing__failover_timeout_s": 0.4}, "timing.failover_timeout_s: 0.3 on primary, 0.4 on backup"),
+        (
+            {"timing__failover_timeout_s": 0.2, "timing__failover_timeout_max_s": 0.3},
+            "timing.failover_timeout_s: 0.3 on primary, 0.2 on backup",
+        ),
         ({"timing__worker_liveness": 5}, "timing.worker_liveness: 4 on primary, 5 on backup"),
         (
             {"endpoints__state": "tcp://127.0.0.1:6004"},

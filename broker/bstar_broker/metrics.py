@@ -78,6 +78,8 @@ _OF_PAIR: tuple[Row, ...] = (
      "Epochs told by workers or state messages that are too far above to be believed."),
     (Gauge, "bstar_peer_fresh", "is_peer_fresh",
      "1 if the peer was heard within the failover timeout and is not known to have gone since."),
+    (Gauge, "bstar_failover_timeout_seconds", "failover_timeout_s",
+     "The silence after which this node counts its peer as dead, as it is now."),
     (Gauge, "bstar_peer_age_seconds", "peer_age_s",
      "Time since the peer's last message; absent before the first."),
     (Counter, "bstar_peers_gone", "peers_gone",

@@ -99,7 +99,7 @@ class BrokerServer(Closing):
         self._context = new_context(3)  # I/O threads for what is bound, for the peer, for the arbiter
         self._context.setsockopt(zmq.IPV6, 1)  # of every socket made from it
         self._resources.callback(self._context.destroy, linger=_LINGER_MS)
-        self.reactor = Reactor(stop_timeout_s=timing.drain_timeout_s + 2 * timing.failover_timeout_s)
+        self.reactor = Reactor(stop_timeout_s=timing.drain_timeout_s + 2 * timing.failover_timeout_max_s)
         self._resources.callback(self.reactor.close)
         self._started_at = self.reactor.now()
         security = NodeSecurity.of(settings.security)
@@ -210,6 +210,7 @@ class BrokerServer(Closing):
                 role=Role(settings.role),
                 heartbeat_interval_s=timing.heartbeat_interval_s,
                 failover_timeout_s=timing.failover_timeout_s,
+                failover_timeout_max_s=timing.failover_timeout_max_s,
                 on_dual_active=settings.on_dual_active,
                 on_clients_cut_off=settings.on_clients_cut_off,
                 arbiter=settings.endpoints.arbiter or "",

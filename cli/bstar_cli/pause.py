@@ -82,7 +82,7 @@ def _order(node: NodeConfiguration, request: bytes, wish: PauseWish) -> tuple[Se
     is_nothing_given = node.config is None and not node.assignments
     refuse(is_nothing_given, "no configuration: name the node's with --config FILE or BSTAR_CONFIG")
     settings = node.settings()
-    until = time.monotonic() + 2 * settings.timing.failover_timeout_s
+    until = time.monotonic() + 2 * settings.timing.failover_timeout_max_s
     try:
         with control_of(settings) as ask:
             answer = ask(request, msgspec.json.encode(wish))

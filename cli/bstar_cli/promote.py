@@ -83,7 +83,7 @@ def _ask(settings: Settings, *, is_forced: bool) -> str | None:
                 return refusal
             answer = answer_to(request)
         # A claim takes until the ballots of the dead primary have run out, and one question to the arbiter.
-        until = time.monotonic() + 4 * settings.timing.failover_timeout_s + 1.0
+        until = time.monotonic() + 4 * settings.timing.failover_timeout_max_s + 1.0
         while answer == control.CLAIMING:
             if time.monotonic() > until:
                 return (

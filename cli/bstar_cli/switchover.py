@@ -71,7 +71,7 @@ def switchover(
 def _move(settings: Settings, wish: SwitchoverWish) -> SwitchoverTold:
     """Ask for the switchover, and wait for its end. NobodyError if no node got the request."""
     timing = settings.timing
-    until = time.monotonic() + timing.drain_timeout_s + 4 * timing.failover_timeout_s
+    until = time.monotonic() + timing.drain_timeout_s + 4 * timing.failover_timeout_max_s
     with control_of(settings) as ask:
         try:
             answer = ask(SWITCH_OVER, msgspec.json.encode(wish))

@@ -203,6 +203,7 @@ class SimNode(Process):
                 role=self.role,
                 heartbeat_interval_s=timing.heartbeat_interval_s,
                 failover_timeout_s=timing.failover_timeout_s,
+                failover_timeout_max_s=timing.failover_timeout_max_s,
                 on_dual_active=self.on_dual_active,
                 arbiter="simulated" if self.arbiter_link is not None else "",
             ),
@@ -272,7 +273,7 @@ class SimNode(Process):
             self.world.note(f"{self.name} is asked to stop")
             self.is_stopping = True
             now = self.clock()
-            self._stop_by = now + self._timing.drain_timeout_s + 2 * self._timing.failover_timeout_s
+            self._stop_by = now + self._timing.drain_timeout_s + 2 * self._timing.failover_timeout_max_s
             self._turn(lambda: self.node.step(Leave(), now))
 
     def handover(self) -> None:

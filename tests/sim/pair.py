@@ -72,18 +72,18 @@ class SimPair:
                 node.arbiter_link = self.arbiter_links[node.name] = ArbiterLink(
                     node, self.arbiter, there, back
                 )
-        timeout_s = timing.failover_timeout_s
+        timeout_s, timeout_max_s = timing.failover_timeout_s, timing.failover_timeout_max_s
         # Until a subscriber is connected again after a fault of the link, and one more expiry.
-        self.settle_s = 3 * timeout_s + 2 * max(0.2, timeout_s) + timing.heartbeat_interval_s
+        self.settle_s = 3 * timeout_max_s + 2 * max(0.2, timeout_s) + timing.heartbeat_interval_s
         worker_expiry_s = timing.worker_heartbeat_interval_s * timing.worker_liveness
         plain_expiry_s = timing.mdp_heartbeat_interval_s * timing.mdp_liveness
         # Half-open connections are found by heartbeats, then workers come back after a pause.
-        self.recovery_s = 10 * timeout_s + 3 * worker_expiry_s + 8.0
+        self.recovery_s = 10 * timeout_max_s + 3 * worker_expiry_s + 8.0
         if setup.is_plain:
             self.recovery_s += 3 * plain_expiry_s + 10.0
         if "emq" in setup.fronts:
             self.recovery_s += EMQ_RECOVERY_S
-        self.settle_bound_s = 10 * timeout_s + 3.0
+        self.settle_bound_s = 10 * timeout_max_s + 3.0
         if setup.on_dual_active == "exit":
             # The link heals, both find the other active, say a last word and are started again.
             self.settle_bound_s += LAST_WORD_S + RESTART_MAX_S

@@ -121,7 +121,7 @@ class Simulation:
                 pair=pair.name,
             )
             self._link(self.workers[name], pair.nodes, "ppp.workers" if dialect == "ppp" else "")
-        timeout_s = self.timing.failover_timeout_s
+        timeout_s = self.timing.failover_timeout_max_s
         # A call must be able to outlast a failover, and the time in which a dead worker is found.
         self.load = Load(setup.calls_per_s, 4 * timeout_s, 20 * timeout_s + 15.0)
         self.clients: dict[str, SimClient | SimEmqClient] = {}
@@ -240,7 +240,7 @@ class Simulation:
         self.run_for(settle_bound_s)
         for pair in pairs:
             pair.checks.check_settled()
-        self.run_for(recovery_s + 10 * self.timing.failover_timeout_s)
+        self.run_for(recovery_s + 10 * self.timing.failover_timeout_max_s)
         for client in self.clients.values():
             client.load = Load(1e-9, 1.0, 1.0)
             if isinstance(client, SimEmqClient):

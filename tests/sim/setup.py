@@ -15,9 +15,10 @@ from sim.dialects import Dialect
 from sim.faults import Fault, Mood, attacks, lies, plan
 
 STORM_TIMEOUTS = 220
-# Of all runs, those in which pairs have an arbiter, those with several pairs, and those with keys. Of the
-# others with one pair, those with Pirates; of the rest, those with peers of EventMQ.
+# Of all runs, those in which pairs have an arbiter, those of the profile auto, those with several pairs, and
+# those with keys. Of the others with one pair, those with Pirates; of the rest, those with peers of EventMQ.
 ARBITER_SHARE = 1 / 3
+ADAPTIVE_SHARE = 1 / 2
 FLEET_SHARE = 1 / 8
 KEYS_SHARE = 1 / 2
 PIRATES_SHARE = 1 / 3
@@ -121,6 +122,9 @@ def setup_of(
     rng = random.Random(f"{seed}/setup")
     drawn_mood = rng.choices(list(Mood), (2, 4, 3, 4))[0]
     drawn_profile: ProfileName = rng.choices(("lan", "guide", "wan"), (6, 1, 1))[0]
+    # A draw of its own, so that a seed stands for what it stood for otherwise.
+    if random.Random(f"{seed}/adaptive").random() < ADAPTIVE_SHARE:
+        drawn_profile = "auto"
     mood, profile = mood or drawn_mood, profile or drawn_profile
     timing = timing_of(profile)
     is_plain = rng.random() < 0.25

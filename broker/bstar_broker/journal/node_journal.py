@@ -54,6 +54,10 @@ PAIR_RECORDS: dict[type, Callable[[Any, StarMachine], _Record]] = {
         {"for_us": round(it.for_s * _US), "text": it.why},
     ),
     star.TakeoversResumed: lambda it, _: (records.TakeoversResumed, {"text": it.why}),
+    star.TimeoutAdapted: lambda it, _: (
+        records.TimeoutAdapted,
+        {"timeout_us": round(it.new_s * _US), "text": it.text},
+    ),
     star.Drained: lambda it, _: (records.Drained, {"text": it.why}),
     star.Rejoined: lambda it, _: (records.Rejoined, {"text": it.why}),
     star.Claimed: lambda it, _: (records.Claimed, {"text": it.reason}),

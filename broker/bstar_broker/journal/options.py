@@ -41,7 +41,7 @@ def open_journal(
             "endpoints": settings.endpoints.clients,
             "epoch": epoch,
             "heartbeat_us": round(settings.timing.heartbeat_interval_s * _US),
-            "failover_timeout_us": round(settings.timing.failover_timeout_s * _US),
+            "failover_timeout_us": round(settings.timing.failover_timeout_max_s * _US),
         },
         **seams,
     )

@@ -132,7 +132,7 @@ class StoreShell(Closing):
     def _ask(self, asked: AskArbiter) -> None:
         assert self._arbiter is not None, "a replica with an arbiter needs a shell with one"
         settings = self._settings
-        ttl_ms = round(settings.timing.failover_timeout_s * 1000)
+        ttl_ms = round(settings.timing.failover_timeout_max_s * 1000)
         question = Question(
             "look", settings.pair, settings.role, self._run.hex(), asked.number, ttl_ms, asked.claim
         )  # fmt: skip

@@ -53,6 +53,7 @@ from bstar.records.pair import (
     StateChanged,
     TakeoversPaused,
     TakeoversResumed,
+    TimeoutAdapted,
 )
 from bstar.records.process import (
     ClockStepped,
@@ -75,7 +76,7 @@ __all__ = [
     "Load", "PeerAsked", "PeerLost", "PeerRejected", "PeerSeen", "Pulse", "Record", "Refused",
     "Registered", "Rejoined", "Request", "SegmentClosed", "ServiceOrdered", "Stalled", "Started",
     "StateChanged", "Stopped", "Stopping", "StorePulse", "TakeoversPaused", "TakeoversResumed",
-    "Unregistered", "WorkerLost", "WorkerRegistered", "decode", "encode",
+    "TimeoutAdapted", "Unregistered", "WorkerLost", "WorkerRegistered", "decode", "encode",
 ]  # fmt: skip
 
 Record = ProcessRecord | PairRecord | BrokerRecord | StoreRecord | ClientRecord | WorkerRecord

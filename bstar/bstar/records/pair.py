@@ -92,6 +92,13 @@ class TakeoversResumed(Base, frozen=True, tag="takeovers-resumed"):
     text: str
 
 
+class TimeoutAdapted(Base, frozen=True, tag="timeout-adapted"):
+    """The failover timeout is ``timeout_us`` from now on; ``text`` says why."""
+
+    timeout_us: int
+    text: str
+
+
 class Drained(Base, frozen=True, tag="drained"):
     """An operator has taken the node out of the pair; ``text`` says who and why."""
 
@@ -129,6 +136,6 @@ class Fatal(Base, frozen=True, tag="fatal"):
 
 PairRecord = (
     StateChanged | Activated | Deactivated | PeerSeen | PeerLost | PeerAsked | PeerRejected |
-    HandoverRefused | TakeoversPaused | TakeoversResumed | Drained | Rejoined | Claimed | ClientsCutOff |
-    ArbiterSeen | ArbiterLost | Fatal
+    HandoverRefused | TakeoversPaused | TakeoversResumed | TimeoutAdapted | Drained | Rejoined | Claimed |
+    ClientsCutOff | ArbiterSeen | ArbiterLost | Fatal
 )  # fmt: skip

@@ -145,6 +145,9 @@ def _build(given: _Given, source: str) -> Settings:
     for path in wrong:
         values[path] = None if FIELDS[path].from_profile else stand_ins[path]
     profile = PROFILES[msgspec.convert(values["profile"], FIELDS["profile"].annotation)]
+    if values["timing.failover_timeout_max_s"] is None:
+        # A timeout of the operator's own is what it says: fixed.
+        values["timing.failover_timeout_max_s"] = values["timing.failover_timeout_s"]
     for path, field in FIELDS.items():
         if field.from_profile and values[path] is None:
             values[path] = profile[field.name]

@@ -72,19 +72,27 @@ RELATIONS = (
         reason="one late or lost state message must not look like a dead peer",
     ),
     Relation(
+        left="failover_timeout_max_s",
+        is_strict=False,
+        right="failover_timeout_s",
+        paths=("timing.failover_timeout_max_s", "timing.failover_timeout_s"),
+        values=lambda s: (s.timing.failover_timeout_max_s, s.timing.failover_timeout_s),
+        reason="it bounds the timeout, of which the other is the minimum",
+    ),
+    Relation(
         left="worker_heartbeat_interval_s × worker_liveness",
         is_strict=True,
-        right="failover_timeout_s",
-        paths=(*_WORKER, "timing.failover_timeout_s"),
-        values=lambda s: (_worker_expiry_s(s), s.timing.failover_timeout_s),
+        right="failover_timeout_max_s",
+        paths=(*_WORKER, "timing.failover_timeout_max_s", "timing.failover_timeout_s"),
+        values=lambda s: (_worker_expiry_s(s), s.timing.failover_timeout_max_s),
         reason="a pause too short for a failover must not cost the active node its workers",
     ),
     Relation(
         left="mdp_heartbeat_interval_s × mdp_liveness",
         is_strict=True,
-        right="failover_timeout_s",
-        paths=(*_MDP, "timing.failover_timeout_s"),
-        values=lambda s: (_mdp_expiry_s(s), s.timing.failover_timeout_s),
+        right="failover_timeout_max_s",
+        paths=(*_MDP, "timing.failover_timeout_max_s", "timing.failover_timeout_s"),
+        values=lambda s: (_mdp_expiry_s(s), s.timing.failover_timeout_max_s),
         reason="a pause too short for a failover must not cost the active node its workers",
     ),
     Relation(
@@ -294,7 +302,7 @@ _ALIKE = {
     ),
     **{
         path: "the nodes compare it and refuse to be a pair"
-        if path in ("timing.heartbeat_interval_s", "timing.failover_timeout_s")
+        if path.startswith(("timing.heartbeat_interval_s", "timing.failover_timeout_"))
         else "clients and workers must meet the same after a failover"
         for path in FIELDS
         if path.startswith("timing.") or (path.startswith("fronts.emq.") and path not in FRONT_DOORS)

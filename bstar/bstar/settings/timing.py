@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from bstar.wire.limits import HEARTBEAT_S_MAX, HEARTBEAT_S_MIN
 
-ProfileName = Literal["lan", "wan", "guide"]
+ProfileName = Literal["auto", "lan", "wan", "guide"]
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +35,18 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "at least 2 × heartbeat_interval_s. Shorter fails over faster, and more often "
             "without cause. Clients need a longer deadline than this, or their calls end before "
             "the other node may serve them.",
+        ),
+    ]
+    failover_timeout_max_s: Annotated[
+        float,
+        Meta(
+            ge=2 * HEARTBEAT_S_MIN,
+            le=600,
+            description="If it is above failover_timeout_s, that one is only the minimum: the nodes measure "
+            "how late each other's state messages come and adapt the timeout, up to this maximum. A node "
+            "that has not heard its peer yet waits for this long. The same as failover_timeout_s: the "
+            "timeout is fixed. It is fixed as well if you set failover_timeout_s and not this key. It "
+            "must be the same on both nodes.",
         ),
     ]
     expire_on_refused: Annotated[
@@ -152,9 +164,21 @@ _COMMON = {
     "drain_timeout_s": 5.0,
 }
 PROFILES: dict[ProfileName, dict[str, float]] = {
+    "auto": {
+        # As in lan, so that nodes of both profiles are a pair while one after the other changes.
+        "heartbeat_interval_s": 0.1,
+        "failover_timeout_s": 0.3,
+        "failover_timeout_max_s": 2.0,
+        "expire_on_refused": True,
+        # Longer than the maximum: a pause too short for a failover must not cost the workers.
+        "worker_heartbeat_interval_s": 0.5,
+        "worker_liveness": 5,
+        **_COMMON,
+    },
     "lan": {
         "heartbeat_interval_s": 0.1,
         "failover_timeout_s": 0.3,
+        "failover_timeout_max_s": 0.3,
         "expire_on_refused": True,
         "worker_heartbeat_interval_s": 0.25,
         "worker_liveness": 4,
@@ -163,6 +187,7 @@ PROFILES: dict[ProfileName, dict[str, float]] = {
     "wan": {
         "heartbeat_interval_s": 1.0,
         "failover_timeout_s": 4.0,
+        "failover_timeout_max_s": 4.0,
         # What lies between two sites is rarely a cable.
         "expire_on_refused": False,
         "worker_heartbeat_interval_s": 2.0,
@@ -172,6 +197,7 @@ PROFILES: dict[ProfileName, dict[str, float]] = {
     "guide": {
         "heartbeat_interval_s": 1.0,
         "failover_timeout_s": 2.0,
+        "failover_timeout_max_s": 2.0,
         "expire_on_refused": True,
         "worker_heartbeat_interval_s": 2.5,
         "worker_liveness": 3,
