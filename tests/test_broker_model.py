@@ -36,6 +36,8 @@ class BrokerModel(RuleBasedStateMachine):
         self.ends: Counter[bytes] = Counter()
         # What each worker was given last and still owes: the way to address its reply.
         self.owed: dict[bytes, list[tuple[bool, bytes]]] = {}
+        # Since when a request waits beside a worker that could have it.
+        self.stuck_since: dict[bytes, float] = {}
 
     def note(self, told: list[list[bytes]]) -> None:
         """Watch what the broker sends: to clients the ends of requests, to workers their work."""
@@ -222,12 +224,27 @@ class BrokerModel(RuleBasedStateMachine):
         for worker in self.desk.ledger.workers.values():
             has_credit = worker.held < worker.credit
             assert worker.held <= worker.credit
-            assert (worker in worker.service.idle) == (has_credit and worker.gone_at is None)
+            may_have_more = worker.gone_at is None and not worker.crowd_max
+            assert (worker in worker.service.idle) == (has_credit and may_have_more)
 
     @invariant()
-    def no_request_waits_beside_an_idle_worker(self) -> None:
+    def only_a_suspect_waits_beside_an_idle_worker_and_for_an_empty_one(self) -> None:
         for service in self.desk.ledger.services.values():
-            assert not (service.queue.length and service.idle)
+            suspect = service.queue.head() if service.queue.length and service.idle else None
+            if isinstance(suspect, Accepted) and suspect.crowd_max and self.desk.now < suspect.apart_until:
+                assert all(worker.held >= suspect.crowd_max for worker in service.idle)
+                suspect = None
+            if suspect is None:
+                self.stuck_since.pop(service.name, None)
+            # A suspect that is late or has gone is noticed a few times in a heartbeat's interval.
+            else:
+                assert self.desk.now < self.stuck_since.setdefault(service.name, self.desk.now) + 1.0
+
+    @invariant()
+    def a_worker_with_a_suspect_has_nothing_else(self) -> None:
+        """No worker here holds eight requests, so a suspect is alone from the start."""
+        for worker in self.desk.ledger.workers.values():
+            assert not worker.crowd_max or (worker.held, len(worker.in_flight)) == (1, 1)
 
 
 pytestmark = pytest.mark.storm

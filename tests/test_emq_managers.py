@@ -6,6 +6,7 @@ import pytest
 
 from bstar.wire import emq, native
 from bstar.wire.emq import Kind, Queue
+from bstar.wire.messages import ErrorCode
 from bstar_broker.fronts.emq.desk import EmqSettings
 from support.emq import EmqStage, job, kinds, replies, requests, result
 
@@ -102,6 +103,66 @@ def test_a_job_that_is_not_utf8_never_reaches_a_manager(stage: EmqStage) -> None
     assert requests(stage.told(before)) == []
     assert native.decode(stage.sent[-1][1:]).command == native.ERROR
     assert requests(stage.asks(b"q1")) == [(b"m1", b"q1")]
+
+
+@pytest.mark.parametrize("body", [b"rubbish", b"{}", b"5", b"[]", b'["run"]', b'["run",NaN]', b'["run",{}'])
+def test_a_job_that_ends_the_published_manager_never_reaches_a_manager(stage: EmqStage, body: bytes) -> None:
+    """It reads a JSON array and takes its second element; anything else raises in its loop."""
+    stage.manager(slots=1)
+    before = len(stage.left)
+    native_request(stage, 1, body)
+    assert requests(stage.told(before)) == []
+    answer = native.decode(stage.sent[-1][1:])
+    assert (answer.command, answer.value) == (native.ERROR, ErrorCode.INVALID)
+    assert stage.node.broker.ledger.drops["emq-job-job"] == 1
+    assert requests(stage.asks(b"q1")) == [(b"m1", b"q1")]
+
+
+def test_a_job_without_a_reply_ends_thirty_seconds_after_its_timeout(stage: EmqStage) -> None:
+    """A published manager forgets a job whose process died. Its slot comes back with the next process."""
+    stage.manager(slots=2)
+    stage.asks(b"short", "reply-requested,timeout:5")
+    stage.asks(b"long", "reply-requested")
+    beats = [emq.Heartbeat(b"h", 1.0)] * 3
+    told = []
+    for turn in range(180):
+        told += stage.waits(2.0) + stage.says("workers", b"m1", beats[turn % 3])
+        ended = [msgid for _, msgid, value in replies(told) if value == result("TimeoutError")]
+        passed_s = 2 * (turn + 1)
+        assert ended == [b"short"] * (passed_s > 35) + [b"long"] * (passed_s > 330), passed_s
+    assert stage.node.broker.ledger.drops["emq-job-overdue"] == 2
+    assert stage.node.broker.ledger.workers, "the manager stays"
+    before = len(stage.left)
+    stage.ends(b"long", 7)
+    assert replies(stage.told(before)) == [], "a reply after that reaches nobody"
+    assert requests(stage.asks(b"next")) == []
+    assert requests(stage.ready()) == [(b"m1", b"next")]
+
+
+def test_a_job_that_its_manager_forgot_uses_an_attempt_up(stage: EmqStage) -> None:
+    stage.manager(slots=2)
+    stage.asks(b"q1", "reply-requested,retry-count:1,timeout:1")
+    told = []
+    for _ in range(18):
+        told += stage.waits(2.0) + stage.says("workers", b"m1", emq.Heartbeat(b"h", 1.0))
+    assert (requests(told), replies(told)) == ([(b"m1", b"q1")], [(b"c1", b"q1", None)])
+    assert replies(stage.ends(b"q1", 5)) == [(b"c1", b"q1", result(5))]
+
+
+def test_after_a_forgotten_job_no_reply_without_a_name_ends_another_one() -> None:
+    """By the specification a REPLY may name no request. It could be the late one."""
+    stage = EmqStage(EmqSettings(wire=emq.Wire.SPECIFICATION))
+    stage.manager(slots=2)
+    stage.asks(b"lost", "reply-requested,timeout:1")
+    for _ in range(18):
+        stage.waits(2.0)
+        stage.says("workers", b"m1", emq.Heartbeat(b"h", 1.0))
+    stage.asks(b"next", "reply-requested")
+    before = len(stage.left)
+    stage.says("workers", b"m1", emq.Reply(b"own", b"own", result("of the lost one")))
+    assert replies(stage.told(before)) == []
+    stage.says("workers", b"m1", emq.Reply(b"next", b"next", result(5)))
+    assert [value for _, _, value in replies(stage.told(before))] == [result(5)]
 
 
 def test_a_late_frame_of_another_dialect_is_no_header(stage: EmqStage) -> None:

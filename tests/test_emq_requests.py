@@ -193,6 +193,23 @@ def test_a_wrong_name_of_a_queue_is_told(stage: EmqStage, queue: str, text: str)
     assert text in json.loads(value)["value"]
 
 
+@pytest.mark.parametrize("headers", ["", "reply-requested", "guarantee", "retry-count:3"])
+@pytest.mark.parametrize("message", [b"rubbish", b"", b'["run", {]', b"[" * 5_000, b'{"a": NaN}'])
+def test_a_message_that_is_not_json_is_refused_at_the_door(
+    stage: EmqStage, headers: str, message: bytes
+) -> None:
+    """It would end the loop of a published job manager, with all jobs that the manager has."""
+    stage.manager(slots=1)
+    told = stage.asks(b"q1", headers, message=message)
+    assert requests(told) == []
+    [(_, msgid, value)] = replies(told)
+    assert value is not None
+    assert msgid == b"q1"
+    assert "refused: the message is not JSON" in json.loads(value)["value"]
+    assert stage.node.broker.ledger.drops["emq-json"] == 1
+    assert requests(stage.asks(b"q2")) == [(b"m1", b"q2")]
+
+
 def test_it_counts_what_could_not_be_read(stage: EmqStage) -> None:
     stage.sends("clients", b"c1", b"rubbish")
     stage.sends("workers", b"m1", b"", b"eMQP/1.0", b"INFORM", b"m")

@@ -51,9 +51,9 @@ def _without_the_rule_of_once() -> None:
     """A node gives what must not be executed twice to another worker when the first is lost."""
     sound = Endings.redeliver
 
-    def to_another(self: Endings, request: Any, how: str, now: float, outputs: Any) -> None:
+    def to_another(self: Endings, request: Any, how: str, now: float, outputs: Any, crowd: int = 0) -> None:
         request.is_once = False
-        sound(self, request, how, now, outputs)
+        sound(self, request, how, now, outputs, crowd)
 
     Endings.redeliver = to_another  # type: ignore[method-assign]
 

@@ -37,6 +37,7 @@ class Admission:
         self._bundles = bundles
         self._dispatch = dispatcher.dispatch
         self._deal = dispatcher.deal
+        self._dispatch_queued = dispatcher.dispatch_queued
         self._settings = ledger.settings
         self._services = ledger.services
         self._by_identity = ledger.by_identity
@@ -95,6 +96,9 @@ class Admission:
             ledger.charge(sender, 1)
         if identity:
             self._by_identity[identity] = request
+        if request.is_queued and service.idle:
+            # A suspect waits for an empty worker, and this one may stand before it.
+            self._dispatch_queued(service, now, outputs)
         return outputs
 
     def _add_service(self, name: bytes, now: float) -> ServiceRecord | None:
@@ -218,6 +222,8 @@ class Admission:
             self._bundles.add(bundle, bundle.numbers[bundle.given :] if bundle.given else bundle.numbers)
             service.queue.push(sender, bundle, rest)
             self._waiting.enter(bundle, rest, size - bundle.given_bytes, now)
+            if service.idle:
+                self._dispatch_queued(service, now, outputs)
         return outputs
 
     def _needs_decisions(self, message: Requests, service: ServiceRecord) -> bool:

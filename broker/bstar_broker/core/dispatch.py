@@ -1,6 +1,10 @@
 """Dispatches requests: the least recently used worker with credit gets the next one.
 
 A bundle is dealt out in slices, as equal as the credit of the workers allows.
+
+A suspect (``endings``) goes to a worker that holds fewer requests than its crowd may have, together with the
+suspects behind it as far as they fit. That worker gets nothing more until it is empty. A suspect at the head
+of the queue that finds no such worker holds up what is behind it, for some seconds at most.
 """
 
 from bstar.wire import native_broker
@@ -43,7 +47,7 @@ class Dispatcher:
             worker.expires_at = now + worker.lease.busy_s
         worker.sent_at = now
         worker.last_bundle = None
-        if len(worker.in_flight) + worker.bundled < worker.credit:
+        if len(worker.in_flight) + worker.bundled < worker.credit and not worker.crowd_max:
             request.service.idle[worker] = None
         frames = worker.codec.request(
             worker.routing_id,
@@ -70,13 +74,43 @@ class Dispatcher:
                 self._deal_queued(request, outputs, now)
                 continue
             assert type(request) is Accepted
-            queue.pop()
-            request.is_queued = False
-            ledger.waiting.leave(request.lane, 1, request.size)
-            if now < request.expires_at or now < request.deadline:
+            if request.crowd_max and now < request.apart_until:
+                if not self._dispatch_apart(service, request, now, outputs):
+                    return
+            elif self._take(service, request, now, outputs):
                 outputs.append(self.dispatch(idle.popitem(last=False)[0], request, now))
-            else:
-                outputs += self._endings.expire(request, now)
+
+    def _take(self, service: ServiceRecord, request: Accepted, now: float, outputs: list[Output]) -> bool:
+        """Remove the head of the queue. False if its time is over: then it has ended."""
+        service.queue.pop()
+        request.is_queued = False
+        self._ledger.waiting.leave(request.lane, 1, request.size)
+        if now < request.expires_at or now < request.deadline:
+            return True
+        outputs += self._endings.expire(request, now)
+        return False
+
+    def _dispatch_apart(
+        self, service: ServiceRecord, request: Accepted, now: float, outputs: list[Output]
+    ) -> bool:
+        """Dispatch the suspects at the head of the queue to one worker. False if none is empty enough."""
+        worker = next((each for each in service.idle if each.crowd < request.crowd_max), None)
+        if worker is None:
+            return False
+        crowd_max, is_used = request.crowd_max, False
+        while worker.held < worker.credit and worker.crowd < crowd_max:
+            if self._take(service, request, now, outputs):
+                is_used = True
+                for fellow in worker.fellows:
+                    fellow.crowd_max = crowd_max
+                    fellow.service.idle.pop(fellow, None)
+                outputs.append(self.dispatch(worker, request, now))
+            head = service.queue.head() if service.queue.length else None
+            if type(head) is not Accepted or not head.crowd_max:
+                break
+            request, crowd_max = head, min(crowd_max, head.crowd_max)
+        assert is_used or worker in service.idle
+        return True
 
     def _deal_queued(self, bundle: Bundle, outputs: list[Output], now: float) -> None:
         """Deal this queued bundle: it is its turn, and its service has workers with credit."""

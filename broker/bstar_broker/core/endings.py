@@ -3,6 +3,12 @@
 A request expires in the queue, its worker is lost for the last time, its client is gone, or this node gives
 up its role. Each way is counted and reported to the observer. A native client gets an error. A client of
 plain MDP gets nothing, so its timeout applies.
+
+A request that kills workers (poison) must end, and what shares its workers must not end with it. So a loss is
+*charged* to a request that was alone at its worker; ``deliveries_max`` charges are poison. A loss with others
+is charged to none of them. A request that is lost a second time is a *suspect*: from then on it shares a
+worker with an eighth of the requests that shared its last one (group testing), and is alone after some more
+losses. ``dispatch`` keeps suspects apart.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,6 +25,13 @@ from bstar_broker.core.refusals import QUEUE_RETRY_MS
 # Log lines for each service and kind: a lost worker may have held tens of thousands of requests.
 _NOTICES_MAX = 10
 
+
+# A suspect's next crowd is its last one divided by this. With 8 a request among 1,000 is alone after four
+# losses, and 15 others wait for a turn of their own; with 2 it would cost ten workers.
+_CROWD_DIVISOR = 8
+# How long a suspect waits for a worker that is empty enough. Handlers that take longer must not hold up a
+# service.
+_APART_S = 10.0
 
 # The routing id of no connection: what is sent there is dropped and counted. It has frames like any other: a
 # plain worker ignores a request whose client address is empty, and would hold it for ever.
@@ -83,12 +96,17 @@ class Endings:
 
     # --- a lost worker --------------------------------------------------------------------------------------
 
-    def redeliver(self, request: Accepted, how: str, now: float, outputs: list[Output]) -> None:
+    def redeliver(
+        self, request: Accepted, how: str, now: float, outputs: list[Output], crowd: int = 0
+    ) -> None:
         """Its worker was lost: queue the request for another worker, or end it if it must not run again.
 
-        ``how``: how the worker was lost, for the client's error.
+        ``how``: how the worker was lost, for the client's error. ``crowd``: how many requests it held, 0 if
+        it cannot have begun this one.
         """
         ledger, service = self._ledger, request.service
+        if crowd:
+            self._charge(request, crowd)
         if request.is_abandoned:
             ledger.forget(request)
         elif not (ledger.is_serving or ledger.is_suspended):
@@ -100,7 +118,7 @@ class Endings:
         elif request.partials and not request.is_whole:
             # PARTIALs cannot be recalled, so a second run would be mixed with the first (MDP2-R-02).
             self._lose(request, f"the worker {how} after sending PARTIALs", now, outputs)
-        elif request.deliveries >= ledger.settings.deliveries_max:
+        elif request.losses >= ledger.settings.deliveries_max:
             service.tally.poisoned += 1
             ledger.drop("poison")
             text = f"all of them were lost, the last one {how} (poison)"
@@ -118,10 +136,22 @@ class Endings:
             if request.deadline and (request.deliveries or request.deadline < may_wait_until):
                 may_wait_until = request.deadline
             request.expires_at = may_wait_until
+            request.apart_until = now + _APART_S
             service.tally.redelivered += 1
             service.queue.push_front(request.lane, request, is_urgent=request.is_urgent)
             request.is_queued = True
             ledger.waiting.enter(request, 1, request.size, now)
+
+    def _charge(self, request: Accepted, crowd: int) -> None:
+        """Its worker was lost with ``crowd`` requests."""
+        crowd_max = request.crowd_max
+        is_alone = crowd == 1 or crowd_max == 1  # or no worker was empty in time
+        # With 1 no request ever gets a second worker.
+        if is_alone or self._ledger.settings.deliveries_max == 1:
+            request.losses += 1
+        if request.crowd:
+            request.crowd_max = max(1, min(crowd, crowd_max or crowd) // _CROWD_DIVISOR)
+        request.crowd = crowd
 
     def _lose(self, request: Accepted, text: str, now: float, outputs: list[Output]) -> None:
         tally = request.service.tally

@@ -54,6 +54,9 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     keeps them for a client that takes one reply only. ``dispatched_at`` and ``worker`` (its routing id) are
     of the last dispatch. ``is_abandoned``: a worker still has the request, but this node will not answer it,
     and its client knows.
+
+    ``losses`` counts what is charged to it, ``crowd`` is how many requests its last lost worker held, and
+    ``crowd_max`` how many may be at a worker with it (0: any number), until ``apart_until`` (``endings``).
     """
 
     sender: bytes
@@ -69,6 +72,10 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     expires_at: float
     deadline: float
     deliveries: int = 0
+    losses: int = 0
+    crowd: int = 0
+    crowd_max: int = 0
+    apart_until: float = 0.0
     partials: int = 0
     held: list[bytes] | None = None
     held_bytes: int = 0
@@ -183,6 +190,10 @@ class WorkerRecord:
     registered_at: float = 0.0
     # True if its last dispatch was a batch.
     last_bundle: Bundle | None = None
+    # Above 0 while it holds a suspect: it gets nothing more until it is empty (``dispatch``).
+    crowd_max: int = 0
+    # The workers that are lost with it (``Ready.group``).
+    group: "Group | None" = None
 
     @property
     def dialect(self) -> str:
@@ -193,6 +204,24 @@ class WorkerRecord:
     def held(self) -> int:
         """How many requests it has."""
         return len(self.in_flight) + self.bundled
+
+    @property
+    def crowd(self) -> int:
+        """How many requests it has, its group included."""
+        return self.held if self.group is None else sum(each.held for each in self.group.workers)
+
+    @property
+    def fellows(self) -> "list[WorkerRecord]":
+        """The workers of its group, itself included."""
+        return [self] if self.group is None else self.group.workers
+
+
+class Group(msgspec.Struct, eq=False):
+    """Workers that are lost together. ``lost``: how many requests they had when the first of them was."""
+
+    key: bytes
+    workers: list[WorkerRecord] = []
+    lost: int = 0
 
 
 class Held(msgspec.Struct):

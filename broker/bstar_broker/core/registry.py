@@ -24,7 +24,7 @@ from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.observer import LostBecause
 from bstar_broker.core.outcasts import Outcasts
 from bstar_broker.core.outputs import Output, Send
-from bstar_broker.core.records import Lease, ServiceRecord, WorkerRecord
+from bstar_broker.core.records import Group, Lease, ServiceRecord, WorkerRecord
 from bstar_broker.core.refusals import SERVICES_FULL
 
 # The registry checks all workers at steps of a fraction of the shortest interval. So thousands of deadlines
@@ -56,6 +56,8 @@ class WorkerRegistry:
         self._endings = endings
         self._dispatch_queued = dispatcher.dispatch_queued
         self._keepalives = Keepalives(ledger)
+        # Those that workers name, by their keys.
+        self._groups: dict[bytes, Group] = {}
         self._outcasts = Outcasts(
             quiet_s=settings.mdp_heartbeat_interval_s * settings.mdp_liveness, count_max=settings.workers_max
         )
@@ -89,10 +91,14 @@ class WorkerRegistry:
             service = ledger.services.add(message.service, now)
         worker = self._record(message, codec, service, now)
         self._workers[sender] = worker
+        if message.group:
+            worker.group = self._groups.setdefault(message.group, Group(message.group))
+            worker.group.workers.append(worker)
+            worker.crowd_max = worker.group.workers[0].crowd_max
         if message.keepalive:
             self._keepalives.add(worker, message.keepalive)
         service.workers += 1
-        if worker.credit:
+        if worker.credit and not worker.crowd_max:
             service.idle[worker] = None
         if ledger.observer is not None:
             ledger.observer.registered(worker, now)
@@ -232,13 +238,28 @@ class WorkerRegistry:
         service = worker.service
         if worker.silent_since is not None:
             self._keepalives.heard(worker, now, outputs)
+        if worker.crowd_max and not worker.crowd:
+            self._release(worker, now, outputs)
         if worker.gone_at is not None:
             if not worker.held:
                 outputs += self._lose(worker, "unreachable", now)
-        elif len(worker.in_flight) + worker.bundled < worker.credit and not worker.is_ahead:
+        elif (
+            len(worker.in_flight) + worker.bundled < worker.credit
+            and not worker.is_ahead
+            and not worker.crowd_max
+        ):
             service.idle[worker] = None
         if service.queue.length:
             self._dispatch_queued(service, now, outputs)
+
+    def _release(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> None:
+        """The suspects of its group have ended: it gets requests as before."""
+        fellows = list(worker.fellows)
+        for fellow in fellows:
+            fellow.crowd_max = 0
+        for fellow in fellows:
+            if fellow is not worker and fellow.silent_since is None:
+                self.has_room(fellow, now, outputs)
 
     def refuse_epoch(self, message: StaleEpoch, now: float) -> list[Output]:
         """STALE_EPOCH: the worker knows of a later activation and refuses a request.
@@ -347,6 +368,12 @@ class WorkerRegistry:
         """Forget a worker and give its requests to others. ``is_unbegun``: it has begun none of them."""
         ledger = self._ledger
         self._bundles.unfold_worker(worker)
+        crowd = worker.crowd
+        if (group := worker.group) is not None:
+            group.lost = crowd = max(group.lost, crowd)
+            group.workers.remove(worker)
+            if not group.workers:
+                del self._groups[group.key]
         if ledger.observer is not None:
             ledger.observer.lost(worker, reason, now)
         del self._workers[worker.routing_id]
@@ -362,7 +389,7 @@ class WorkerRegistry:
         for request in reversed(worker.in_flight.values()):
             service.tally.busy_s += now - request.dispatched_at
             request.deliveries -= is_unbegun
-            self._endings.redeliver(request, _HOW[reason], now, outputs)
+            self._endings.redeliver(request, _HOW[reason], now, outputs, 0 if is_unbegun else crowd)
         worker.in_flight.clear()
         self._dispatch_queued(service, now, outputs)
         return outputs
@@ -397,6 +424,11 @@ class WorkerRegistry:
                         worker.codec.heartbeat(worker.routing_id, worker.envelope, status.state, status.epoch)
                     )
                 )
+        if ledger.is_serving:
+            # A suspect has waited long enough for a worker of its own.
+            for service in ledger.services.values():
+                if service.idle and service.queue.length:
+                    self._dispatch_queued(service, now, outputs)
         for worker in expired:
             ledger.drop("worker-expired")
             reason: LostBecause = "unreachable" if worker.gone_at is not None else "expired"

@@ -139,6 +139,15 @@ class EmqOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
             description="Intervals of silence after which a job manager or a scheduler counts as lost.",
         ),
     ] = 3
+    job_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=604_800,
+            description="How long job managers run a job without the header timeout:n; GLOBAL_TIMEOUT of the "
+            "published program. A job without a REPLY 30 s after its timeout ends as TimeoutError.",
+        ),
+    ] = 300.0
     scheduler: Annotated[
         Literal["internal", "external"],
         Meta(

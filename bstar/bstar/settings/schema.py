@@ -133,9 +133,9 @@ class Limits(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=1_000,
-            description="How often one request is given to a worker before it ends as poison, so that a "
-            "request that kills its workers does not kill them all. 1 never gives a request to "
-            "a second worker.",
+            description="After so many lost workers that had it alone a request ends as poison, so that a "
+            "request that kills its workers does not kill them all. A worker that is lost with many requests "
+            "counts for none of them; they are then kept apart. 1 never gives a request to a second worker.",
         ),
     ] = 5
     message_bytes_max: Annotated[

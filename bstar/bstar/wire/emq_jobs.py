@@ -112,6 +112,10 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=False):
     class_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+# They look at the whole message and keep nothing of it.
+_skip_json = msgspec.json.Decoder(msgspec.Raw).decode
+_skip_call = msgspec.json.Decoder(tuple[msgspec.Raw, msgspec.Raw]).decode
+
 # The word in front is not checked, as the published program does not.
 _decode_job = msgspec.json.Decoder(tuple[Any, Job]).decode
 _decode_json = msgspec.json.Decoder().decode
@@ -128,6 +132,23 @@ def encode_job(job: Job) -> bytes:
     """The JSON of the message frame, ASCII. Arguments that are not JSON raise TypeError or ValueError."""
     # Not msgspec's encoder: it would turn a date into text, and the published program refuses it.
     return json.dumps(["run", msgspec.structs.asdict(job)], allow_nan=False).encode("ascii")
+
+
+def check_json(message: bytes) -> None:
+    """Raise RemoteProtocolError if the message frame is not JSON."""
+    try:
+        _skip_json(message)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RemoteProtocolError("json", f"the message is not JSON: {error}") from error
+
+
+def check_call(message: bytes) -> None:
+    """Raise RemoteProtocolError if a published job manager cannot read this message, which ends its loop."""
+    try:
+        _skip_call(message)
+    except (msgspec.DecodeError, RecursionError) as error:
+        text = f'the message is no JSON array of two, such as ["run", {{…}}]: {error}'
+        raise RemoteProtocolError("job", text) from error
 
 
 def decode_job(message: bytes) -> Job:

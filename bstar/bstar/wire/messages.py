@@ -134,7 +134,7 @@ class Ready(msgspec.Struct, gc=False):
 
     ``keepalive``: the routing id of a second connection of its process, empty without one. Through a front:
     ``heartbeat_ms`` and ``expiry_ms`` are its lease, and ``beats_while_busy``: it is never silent. A worker
-    with ``expiry_ms`` NEVER_MS may be silent while it is idle.
+    with ``expiry_ms`` NEVER_MS may be silent while it is idle. Workers of one ``group`` are lost together.
     """
 
     sender: bytes
@@ -150,6 +150,7 @@ class Ready(msgspec.Struct, gc=False):
     beats_while_busy: bool = False
     takes_extended: bool = False
     process: Process = NO_PROCESS
+    group: bytes = b""
 
 
 class Partial(msgspec.Struct, gc=False):

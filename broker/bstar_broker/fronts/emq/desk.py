@@ -23,6 +23,7 @@ class EmqSettings(msgspec.Struct, frozen=True, kw_only=True):
     keeps_unknown_queues: bool = False
     heartbeat_s: float = 3.0
     expires_s: float = 9.0
+    job_timeout_s: float = 300.0
     has_external_scheduler: bool = False
     has_store: bool = False
     may_disconnect: bool = False

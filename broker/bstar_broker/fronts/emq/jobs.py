@@ -17,6 +17,7 @@ from bstar.wire.emq_jobs import (
     HEADERS_BYTES_MAX,
     NO_HEADERS,
     Headers,
+    check_call,
     decode_result,
     encode_result,
     parse_headers,
@@ -25,7 +26,7 @@ from bstar.wire.limits import SERVICE_BYTES_MAX
 from bstar.wire.messages import ErrorCode
 
 # What the published job manager has as the value of a job that ran past its time.
-_TIMEOUT = "TimeoutError"
+TIMEOUT = "TimeoutError"
 # What a full job manager of ours has as the value begins with it.
 _REFUSED = "refused: "
 
@@ -39,13 +40,14 @@ def from_body(body: Sequence[bytes], queue: str, msgid: bytes) -> emq.Request:
     """The REQUEST for a job manager. ``queue`` and ``msgid`` stand in for missing or unfit frames.
 
     It always asks for a reply: the end of a job has no other sign. RemoteProtocolError if the job message is
-    not UTF-8, which ends the published program (EMQ-R-02).
+    not UTF-8 (EMQ-R-02) or no JSON array of two: the published program raises, and loses all its jobs.
     """
     frames = [*map(bytes, body[:4]), *[b""] * (4 - len(body))]
     try:
         frames[0].decode()
     except UnicodeDecodeError:
         raise RemoteProtocolError("text", "the job message is not UTF-8") from None
+    check_call(frames[0])
     headers = _headers(frames[1])
     if _is_name(frames[2], SERVICE_BYTES_MAX):
         queue = frames[2].decode()
@@ -78,14 +80,14 @@ def failure_of(result: bytes) -> tuple[ErrorCode, str] | None:
     An exception's text is a value like any other. A value ``TimeoutError`` and one that begins with
     ``refused: `` are failures.
     """
-    if _TIMEOUT.encode() not in result and _REFUSED.encode() not in result:
+    if TIMEOUT.encode() not in result and _REFUSED.encode() not in result:
         return None
     try:
         value = decode_result(result)
     except RemoteProtocolError:
         return None
-    if value == _TIMEOUT:
-        return ErrorCode.HANDLER_TIMEOUT, _TIMEOUT
+    if value == TIMEOUT:
+        return ErrorCode.HANDLER_TIMEOUT, TIMEOUT
     if isinstance(value, str) and value.startswith(_REFUSED):
         return ErrorCode.RETRY, value
     return None

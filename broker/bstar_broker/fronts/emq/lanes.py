@@ -20,11 +20,12 @@ from bstar_broker.core.outputs import Dispatch, Output
 
 
 class Job(msgspec.Struct):
-    """A request at a manager."""
+    """A request at a manager. After ``ends_at`` the manager has forgotten it."""
 
     lane: "Lane"
     identity: bytes
     began_at: float
+    ends_at: float
 
 
 class Tier(msgspec.Struct, eq=False):
@@ -67,6 +68,7 @@ class Manager(msgspec.Struct, eq=False):
     """One job manager. ``held``: requests beyond its slots. ``jobs``: by msgid, in order of dispatch.
 
     ``lanes`` have the highest weights first. ``free`` is changed by ``Lanes`` alone.
+    ``has_overdue``: a job of it was ended without its reply.
     """
 
     routing_id: bytes
@@ -80,6 +82,7 @@ class Manager(msgspec.Struct, eq=False):
     jobs: dict[bytes, Job] = {}
     processed: int = 0
     is_dismissed: bool = False
+    has_overdue: bool = False
 
 
 class Lanes:

@@ -4,6 +4,9 @@
 those with higher weights get a slot first. One input can make the broker fill several lanes at once; what is
 beyond the slots waits here for the next READY.
 
+A job ends without its manager's REPLY some time after its timeout. A published manager forgets a job whose
+process died, and only the manager's own loss would free its client.
+
 A manager that is silent for too long, says KBYE or cannot be reached is forgotten, and the broker redelivers
 its jobs. The published router loses them.
 
@@ -19,11 +22,12 @@ import msgspec
 from bstar.errors import RemoteProtocolError
 from bstar.wire import emq, front
 from bstar.wire.dialect import Dialect
+from bstar.wire.emq_jobs import encode_result
 from bstar.wire.front import Order, Verb, peer_id
 from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, FromPeer, Heartbeat, Ready
 from bstar_broker.core.outputs import Dispatch, FrontSend, Output
 from bstar_broker.fronts.emq.desk import NAME, WORKERS, Desk, label
-from bstar_broker.fronts.emq.jobs import failure_of, from_body
+from bstar_broker.fronts.emq.jobs import TIMEOUT, failure_of, from_body
 from bstar_broker.fronts.emq.lanes import Job, Lanes, Manager
 
 # A READY without end must not become credit without end.
@@ -32,6 +36,8 @@ SLOTS_MAX = 10_000
 _DEFAULT_WEIGHT = 10
 # A manager without a connection has this time for unread messages and a new connection.
 _GONE_S = 0.5
+# A manager ends a job at its timeout. Its REPLY has so long to come.
+_OVERDUE_S = 30.0
 # The front expires managers itself: the broker's lease of a lane is renewed by its own heartbeats.
 _LEASE_BEAT_MS = 3_600_000
 _LEASE_MS = 24 * _LEASE_BEAT_MS
@@ -107,6 +113,7 @@ class Managers:
                 heartbeat_ms=_LEASE_BEAT_MS,
                 expiry_ms=_LEASE_MS,
                 beats_while_busy=True,
+                group=b"%d" % self._registrations,
             )
             outputs += self.receive(ready, now, user_id)
         outputs.append(self._send(manager, emq.Ack(self._desk.new_id(), inform.msgid), now))
@@ -148,7 +155,8 @@ class Managers:
 
     def _end_job(self, manager: Manager, reply: emq.Reply, now: float) -> list[Output]:
         msgid = reply.about
-        if self._desk.settings.wire is emq.Wire.SPECIFICATION and msgid not in manager.jobs:
+        is_nameless = self._desk.settings.wire is emq.Wire.SPECIFICATION and msgid not in manager.jobs
+        if is_nameless and not manager.has_overdue:
             # A manager that gives its REPLY a msgid of its own names no request: the oldest one has ended.
             msgid = next(iter(manager.jobs), b"")
         job = manager.jobs.pop(msgid, None)
@@ -249,7 +257,8 @@ class Managers:
         if request.msgid in manager.jobs:
             # Two clients may use the same words.
             request = msgspec.structs.replace(request, msgid=order.identity.hex().encode())
-        manager.jobs[request.msgid] = Job(lane, order.identity, now)
+        timeout_s = request.headers.timeout_s or self._desk.settings.job_timeout_s
+        manager.jobs[request.msgid] = Job(lane, order.identity, now, now + timeout_s + _OVERDUE_S)
         return [self._send(manager, request, now)]
 
     def _send(self, manager: Manager, message: emq.Message, now: float) -> FrontSend:
@@ -281,6 +290,7 @@ class Managers:
         settings = self._desk.settings
         keeps = self._keeps(now)
         for manager in list(self.by_id.values()):
+            outputs += self._end_overdue(manager, now)
             if now >= manager.heard_at + settings.expires_s:
                 outputs += self._desk.note("manager-expired", "a job manager is silent")
                 outputs += self.forget(manager, now)
@@ -288,6 +298,15 @@ class Managers:
                 outputs += self._dismiss(manager)
             elif now >= manager.sent_at + settings.heartbeat_s or (keeps and manager.is_dismissed):
                 outputs += self._greet(manager, now) if keeps else [self._beat(manager, now)]
+        return outputs
+
+    def _end_overdue(self, manager: Manager, now: float) -> list[Output]:
+        """Its slot stays taken: a manager says READY when it has a new process."""
+        outputs: list[Output] = []
+        for msgid in [msgid for msgid, job in manager.jobs.items() if now >= job.ends_at]:
+            manager.has_overdue = True
+            outputs += self._desk.note("job-overdue", "a job manager does not end a job at its timeout")
+            outputs += self._conclude(manager.jobs.pop(msgid), encode_result(TIMEOUT), now)
         return outputs
 
     def _beat(self, manager: Manager, now: float) -> FrontSend:
@@ -302,6 +321,8 @@ class Managers:
         """The process was away, and managers' messages are unread."""
         for manager in self.by_id.values():
             manager.heard_at += gap_s
+            for job in manager.jobs.values():
+                job.ends_at += gap_s
 
     def gone(self, routing_id: bytes, now: float) -> None:
         """Its connection has ended. Its last messages may be unread, and it may come back at once."""

@@ -31,6 +31,7 @@ def plans(settings: Settings) -> list[Plan]:
         keeps_unknown_queues=options.unknown_queue == "keep",
         heartbeat_s=options.heartbeat_interval_s,
         expires_s=options.heartbeat_interval_s * options.liveness,
+        job_timeout_s=options.job_timeout_s,
         has_external_scheduler=options.scheduler == "external",
         has_store=settings.store.directory is not None,
         may_disconnect=options.allow_disconnect,

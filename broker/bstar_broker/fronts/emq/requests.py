@@ -20,11 +20,12 @@ from contextlib import suppress
 
 import msgspec
 
+from bstar.errors import RemoteProtocolError
 from bstar.printable import printable
 from bstar.wire import durable, emq, mmi
 from bstar.wire.dialect import Dialect
 from bstar.wire.durable import Fetch, Receipt, Service, Standing, State, Submit
-from bstar.wire.emq_jobs import encode_result
+from bstar.wire.emq_jobs import check_json, encode_result
 from bstar.wire.front import Order, Verb, split_peer_id
 from bstar.wire.messages import ErrorCode, Request
 from bstar_broker.core.outputs import Output
@@ -81,6 +82,10 @@ class Requests:
         service = self.service_of(request.queue)
         if (trouble := why_no_queue(request.queue)) is not None:
             return self._desk.refuse(asker, "queue", trouble)
+        try:
+            check_json(request.message)
+        except RemoteProtocolError as error:
+            return self._desk.refuse(asker, error.reason, error.text)
         asks = _ASKS if headers.reply_requested else b""
         body = to_body(request)
         if headers.guarantee:
