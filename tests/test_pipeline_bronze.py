@@ -103,6 +103,7 @@ def test_files_say_what_became_of_them(files: dict[str, Row]) -> None:
         "stock.worker-1.20261102T000000Z.c0c0c0c0.0002.ndjson.gz": "truncated",
         "stock.worker-1.20261102T000000Z.c0c0c0c0.0003.ndjson": "open",
         "shop.east.primary.20261104T000000Z.0a0b0c0d.0001.ndjson": "open",
+        "joined.joined-1.20261102T000000Z.d0d0d0d0.0001.ndjson.gz": "whole",
     }
     assert files[whole.name()].duplicates == 23
     assert files["orders.backup.20261102T000000Z.b0b0b0b0.0002.ndjson.open"].duplicates == 4

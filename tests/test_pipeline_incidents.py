@@ -30,6 +30,7 @@ from support.journals import write
 from support.spark_fixtures import need_java
 from test_pipeline_durables import begun, changed, doubtful, good, lost
 from test_pipeline_planted import PLANTED, Cast
+from test_pipeline_truth import plant
 
 # It ends a hang; a busy machine takes its time.
 LIMIT_S = 1_800.0
@@ -122,7 +123,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     for number, run in enumerate([*planted, *good(), *lost(), *doubtful(), *begun(), *changed()]):
         # Two runs may have one name: a snapshot that was restored.
         write(others / str(number) / run.name(), run.lines())
-    journals.append(str(others))
+    journals += [str(others), str(plant(tmp_path_factory.mktemp("scenes")))]
     root = tmp_path_factory.mktemp("local") / "tables"
     with local_session("incidents") as session:
         summary = job.run(session, journals, str(root))

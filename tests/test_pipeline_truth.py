@@ -119,3 +119,15 @@ def test_objectives_count_what_clients_saw_where_they_keep_journals(told: Told, 
     (budget,) = told[0].rows("gold.budgets", pair)
     is_missed = reading.not_answered["echo"] > reading.calls["echo"] * (1 - budget.availability)
     assert not is_missed or not budget.is_kept
+
+
+def test_the_only_file_may_be_torn(tmp_path: Path) -> None:
+    from bstar_pipeline import job
+    from bstar_pipeline.engine import local_session
+
+    scene, _ = SCENES["whole-calls"]
+    path = write(tmp_path / scene.client.name(suffix=".ndjson.gz"), scene.client.lines())
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with local_session("bstar tests") as session:
+        assert job.run(session, [str(path)], str(tmp_path / "tables")).files == {"truncated": 1}

@@ -41,7 +41,8 @@ def ranges(typed: DataFrame) -> DataFrame:
         F.sum(F.when(is_record, F.shiftright("seq", _HALF_BITS))).alias("high_seqs"),
         F.min(F.when(is_record, F.col("at"))).alias("first_at_us"),
         F.max(F.when(is_record, F.col("at"))).alias("last_at_us"),
-        F.max(F.when(is_record & (F.col("kind") == "closed"), F.col("lines"))).alias("closed_lines"),
+        # One file may be several that somebody put together.
+        F.sum(F.when(is_record & (F.col("kind") == "closed"), F.col("lines") + 1)).alias("closed_lines"),
     )
     seqs = F.col("high_seqs").cast("decimal(38,0)") * _HALF + F.col("low_seqs")
     in_range = F.col("last_seq") - F.col("first_seq") + 1
@@ -151,18 +152,15 @@ def files(ranges: DataFrame, listing: DataFrame, unpacked: DataFrame | None = No
     A packed file without a last record has lost its end, unless it is one of ``unpacked`` (``file``).
     """
     of_file = ranges.groupBy("file").agg(
-        *(
-            F.max(name).alias(name)
-            for name in ("pair", "node", "boot", "last_seq", "last_at_us", "closed_lines")
-        ),
-        *(F.sum(name).alias(name) for name in ("lines", "rejected", "duplicates")),
+        *(F.max(name).alias(name) for name in ("pair", "node", "boot", "last_seq", "last_at_us")),
+        *(F.sum(name).alias(name) for name in ("lines", "rejected", "duplicates", "closed_lines")),
         *(F.min(name).alias(name) for name in ("first_seq", "first_at_us")),
         F.min(_is_copied()).alias("is_copy"),
     )
     is_packed = F.col("file").endswith(".gz")
     state = (
         F.when(F.col("is_copy"), "duplicate")
-        .when(F.col("closed_lines") + 1 == F.col("lines"), "whole")
+        .when(F.col("closed_lines") == F.col("lines"), "whole")
         .when(F.col("closed_lines").isNotNull() | (is_packed & ~F.col("is_unpacked")), "truncated")
         .otherwise("open")
     )

@@ -108,7 +108,7 @@ class _Local:
         return self._named([file for file in packed if file not in self._torn])
 
     def _named(self, files: Sequence[str]) -> DataFrame:
-        return self._spark.createDataFrame(pa.table({"file": pa.array(files, pa.string())}))
+        return self._spark.createDataFrame(pa.table({"file": pa.array(files, pa.string())}), "file STRING")
 
 
 def _uri(path: str) -> str:

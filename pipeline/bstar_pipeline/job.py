@@ -340,11 +340,12 @@ def _clamped(frame: DataFrame, scope: frozenset[Part]) -> DataFrame:
     days_of: dict[str, list[dt.date]] = {}
     for day, pair in scope:
         days_of.setdefault(pair, []).append(day)
-    clamped = F.col("day")
+    # One CASE with a branch for each pair: one in the other, a hundred are too deep for a plan.
+    clamped = F.when(F.lit(False), F.col("day"))
     for pair, days in days_of.items():
         in_range = F.greatest(F.least(F.col("day"), F.lit(max(days))), F.lit(min(days)))
-        clamped = F.when(F.col("pair") == pair, in_range).otherwise(clamped)
-    return frame.withColumn("day", clamped)
+        clamped = clamped.when(F.col("pair") == pair, in_range)
+    return frame.withColumn("day", clamped.otherwise(F.col("day")))
 
 
 def _counts(frame: DataFrame, column: str) -> dict[str, int]:

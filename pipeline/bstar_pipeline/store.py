@@ -12,6 +12,7 @@ import datetime as dt
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -90,10 +91,15 @@ def within(scope: Collection[Part]) -> Column:
     days_of: dict[str, list[dt.date]] = {}
     for day, pair in sorted(scope):
         days_of.setdefault(pair, []).append(day)
-    within = F.lit(False)
+    # Pairs of the same days together: a hundred conditions, one in the other, are too deep for a plan.
+    pairs_of: dict[tuple[dt.date, ...], list[str]] = {}
     for pair, days in days_of.items():
-        within = within | ((F.col("pair") == pair) & F.col("day").isin(days))
-    return within
+        pairs_of.setdefault(tuple(days), []).append(pair)
+    return reduce(
+        Column.__or__,
+        (F.col("pair").isin(pairs) & F.col("day").isin(list(days)) for days, pairs in pairs_of.items()),
+        F.lit(False),
+    )
 
 
 @dataclass(frozen=True, slots=True)

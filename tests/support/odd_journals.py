@@ -3,7 +3,7 @@
 import gzip
 from pathlib import Path
 
-from bstar.records import Refused
+from bstar.records import Refused, SegmentClosed
 from support.journals import Run, closed, write
 
 _HEAD = b'"pair":"orders","node":"x","boot":"b","seq":1,"mono":1'
@@ -53,6 +53,16 @@ def plant(root: Path) -> None:
         parts.request(1_000 * (number + 1), "c2", number)
     write(root / parts.name(1, suffix=".ndjson.open"), parts.lines()[:8])
     write(root / parts.name(2, suffix=".ndjson.open"), parts.lines()[4:])
+    # Two files in one.
+    joined = Run("joined-1", boot="d0" * 16, pair="joined")
+    joined.start()
+    closed(joined, 1_000)
+    middle = len(joined.records)
+    joined.state(40_000, "PRIMARY", "ACTIVE", "PEER_BACKUP", epoch=1)
+    joined.add(SegmentClosed, 50_000, lines=1)
+    both = (joined.lines()[:middle], joined.lines()[middle:])
+    path = root / joined.name(suffix=".ndjson.gz")
+    path.write_bytes(b"".join(gzip.compress(b"".join(line + b"\n" for line in part)) for part in both))
     cut = Run("worker-1", boot="c0" * 16, pair="stock")
     cut.start(source="worker")
     for number in range(2_000):

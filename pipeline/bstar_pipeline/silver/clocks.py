@@ -72,13 +72,12 @@ def links(records: DataFrame, runs: DataFrame) -> DataFrame:
 def corrected(runs: DataFrame, off: Mapping[str, Off]) -> DataFrame:
     """``silver.runs`` with the clocks of these machines put right."""
     clock = F.coalesce("machine", "boot")
-    ahead_us, unsure_us = F.lit(0), F.lit(0)
+    ahead_us = unsure_us = F.when(F.lit(False), F.lit(0))
     for name, known in off.items():
-        ahead_us = F.when(clock == name, known.ahead_us).otherwise(ahead_us)
-        unsure_us = F.when(clock == name, known.unsure_us).otherwise(unsure_us)
-    moved = runs.withColumns(
-        {"clock_off_us": ahead_us.cast("bigint"), "clock_unsure_us": unsure_us.cast("bigint")}
-    )
+        ahead_us = ahead_us.when(clock == name, known.ahead_us)
+        unsure_us = unsure_us.when(clock == name, known.unsure_us)
+    told = {"clock_off_us": ahead_us, "clock_unsure_us": unsure_us}
+    moved = runs.withColumns({name: column.otherwise(0).cast("bigint") for name, column in told.items()})
     return moved.withColumns(
         {name: F.col(name) - F.col("clock_off_us") for name in ("offset_us", "started_at_us", "last_at_us")}
     )
