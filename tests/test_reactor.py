@@ -375,6 +375,74 @@ def test_readers_that_use_only_their_own_sockets_spare_asking_the_others(
         assert len(polls) == 1
 
 
+def test_what_a_reader_kept_back_leaves_after_the_first_message_and_at_the_end_of_a_burst(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    """A single message is answered at once; many wake the other side once."""
+    here, there = pipe(context, "a")
+    with Reactor() as reactor, here, there:
+        events: list[str] = []
+
+        def handle(frames: list[bytes], now: float) -> bool:
+            events.append(frames[0].decode())
+            return True
+
+        def flush() -> bool:
+            events.append("flush")
+            return True
+
+        reactor.add_reader(here, handle, keeps_to_itself=True, flush=flush)
+        for name in (b"a", b"b", b"c"):
+            there.send(name)
+        reactor.turn()
+        assert events == ["a", "flush", "b", "c", "flush"]
+
+
+def test_what_a_reader_kept_back_leaves_although_its_handler_fails(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    here, there = pipe(context, "a")
+    with Reactor() as reactor, here, there:
+        kept: list[bytes] = []
+        left: list[bytes] = []
+
+        def handle(frames: list[bytes], now: float) -> bool:
+            if frames == [b"bad"]:
+                raise ZeroDivisionError
+            kept.append(frames[0])
+            return True
+
+        def flush() -> bool:
+            left.extend(kept)
+            kept.clear()
+            return True
+
+        reactor.add_reader(here, handle, keeps_to_itself=True, flush=flush)
+        for name in (b"a", b"b", b"bad"):
+            there.send(name)
+        with pytest.raises(ZeroDivisionError):
+            reactor.turn()
+        assert left == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("results", "is_asked"),
+    [([True, True], False), ([False, True], True), ([True, False], True)],
+    ids=["neither", "after the first message", "at the end"],
+)
+def test_a_flush_that_uses_other_sockets_makes_the_loop_ask_them(
+    context: zmq.Context[zmq.Socket[bytes]], results: list[bool], is_asked: bool
+) -> None:
+    here, there = pipe(context, "a")
+    with Reactor() as reactor, here, there:
+        left = list(results)
+        reactor.add_reader(here, lambda frames, now: True, keeps_to_itself=True, flush=lambda: left.pop(0))
+        there.send(b"a")
+        reactor.turn()
+        assert left == []
+        assert reactor._sources.is_stirred is is_asked
+
+
 def test_a_message_whose_sign_another_handler_swallowed_is_found(
     context: zmq.Context[zmq.Socket[bytes]], impatient: Callable[[Reactor], object]
 ) -> None:

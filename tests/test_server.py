@@ -10,7 +10,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from bstar.settings import Settings, from_mapping
+from bstar_broker import server as server_module
 from bstar_broker.connections import HAS_TCP_INFO
+from bstar_broker.core import Dispatch, Output, Send
 from bstar_broker.server import BrokerServer
 from bstar_testing import LoopbackHost
 from bstar_testing.processes import wait_until
@@ -69,3 +71,67 @@ def test_a_node_watches_each_connection_for_as_long_as_it_lives(settings: Settin
         finally:
             server.stop()
             thread.join(LIMIT_S)
+
+
+# --- what waits for the end of a burst ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What the node sends through its ROUTER, by the first frame; "gone" has no connection."""
+    seen: list[bytes] = []
+
+    def note(socket: Socket, frames: list[bytes]) -> None:
+        if frames[0] == b"gone":
+            raise zmq.ZMQError(zmq.EHOSTUNREACH)
+        seen.append(frames[0])
+
+    monkeypatch.setattr(server_module, "send", note)
+    return seen
+
+
+def test_messages_of_a_burst_leave_in_their_order_and_before_what_comes_later(
+    settings: Settings, sent: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with BrokerServer(settings) as server:
+        answers: list[list[Output]] = [[Send([b"1"])], [Send([b"2"]), Dispatch([b"3"])], []]
+        monkeypatch.setattr(server.node, "receive_frames", lambda frames, now, user_id: answers.pop(0))
+        for _ in range(3):
+            assert server._on_message([b"c"], 0.0)
+        assert sent == []
+        server._carry_out([Send([b"4"])])
+        assert sent == [b"1", b"2", b"3", b"4"]
+        assert server._flush()
+        assert sent == [b"1", b"2", b"3", b"4"], "once"
+
+
+def test_what_waits_is_bounded_in_number_and_in_time(
+    settings: Settings, sent: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with BrokerServer(settings) as server:
+        monkeypatch.setattr(server.node, "receive_frames", lambda frames, now, user_id: [Send([frames[0]])])
+        for number in range(server_module._BURST_MESSAGES):
+            assert len(sent) == 0
+            server._on_message([b"%d" % number], 0.0)
+        assert len(sent) == server_module._BURST_MESSAGES
+        server._on_message([b"early"], 1.0)
+        server._on_message([b"late"], 1.0 + server_module._BURST_S)
+        assert sent[-2:] == [b"early", b"late"]
+
+
+def test_a_message_of_a_burst_that_cannot_be_sent_is_told_to_the_core(
+    settings: Settings, sent: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[bytes] = []
+
+    def undelivered(routing_id: bytes, now: float) -> list[Output]:
+        lost.append(routing_id)
+        return [Dispatch([b"another"])]
+
+    with BrokerServer(settings) as server:
+        monkeypatch.setattr(server.node, "undelivered", undelivered)
+        outputs: list[Output] = [Send([b"1"]), Dispatch([b"gone"]), Send([b"2"])]
+        monkeypatch.setattr(server.node, "receive_frames", lambda frames, now, user_id: outputs)
+        server._on_message([b"c"], 0.0)
+        assert not server._flush(), "other sockets may have been used"
+        assert (lost, sent) == ([b"gone"], [b"1", b"another", b"2"])

@@ -156,6 +156,7 @@ class Reactor(Closing):
         *,
         keeps_to_itself: bool = False,
         read: "Callable[[zmq.Socket[bytes]], list[bytes]] | None" = None,
+        flush: Callable[[], bool] | None = None,
     ) -> None:
         """Call ``handler(frames, now)`` for every message. Sockets take turns in order of registration.
 
@@ -164,13 +165,16 @@ class Reactor(Closing):
 
         With ``keeps_to_itself`` the handler's result counts: True means that it used only this socket, so the
         loop need not ask the others.
+
+        ``flush`` sends what the handler kept back; its result counts like the handler's. It comes after the
+        first message of a burst, so that a single one is answered at once, and at the burst's end.
         """
 
         if read is None:
             read = receive_routed if socket.type == zmq.ROUTER else receive
         sources = self._sources
 
-        def drain(now: float) -> None:
+        def drain_burst(now: float) -> None:
             began_at = now
             for count in range(self._drain_max):
                 # Most turns bring a few messages; then a question is cheaper than zmq.Again.
@@ -182,7 +186,10 @@ class Reactor(Closing):
                     return
                 if count:
                     now = self._look()
-                if not (handler(frames, now) and keeps_to_itself):
+                is_calm = handler(frames, now)
+                if flush is not None and not count:
+                    is_calm = flush() and is_calm
+                if not (is_calm and keeps_to_itself):
                     sources.is_stirred = True
                 if socket not in sources.handlers:
                     return
@@ -191,6 +198,15 @@ class Reactor(Closing):
             # There may be more.
             sources.is_stirred = True
 
+        def drain_and_flush(now: float) -> None:
+            assert flush is not None
+            try:
+                drain_burst(now)
+            finally:
+                if not flush():
+                    sources.is_stirred = True
+
+        drain = drain_burst if flush is None else drain_and_flush
         sources.drains[sources.add(socket, drain)] = drain
 
     def add_source(self, source: "zmq.Socket[bytes] | int", handler: TimeHandler) -> None:
