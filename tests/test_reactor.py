@@ -156,6 +156,38 @@ def test_lag_is_what_deadlines_were_late(reactor: Reactor, clock: Clock) -> None
     assert lag.max_s == 0.25
 
 
+def test_a_deadline_that_is_set_into_the_past_is_as_late_as_the_loop(reactor: Reactor, clock: Clock) -> None:
+    """A store that begins to lead finds a deadline of the time in which it had none."""
+    deadlines = [1_000.0]
+    fired: list[float] = []
+
+    def fire(now: float) -> None:
+        fired.append(now)
+        deadlines[0] = 1_000.0
+
+    def lead(now: float) -> None:
+        clock.now = 146.25  # its handler takes a quarter of a second
+        deadlines[0] = 100.0
+
+    reactor.add_machine(lambda: deadlines[0], fire)
+    turn(reactor)
+    clock.now = 146.0  # idle until then
+    reactor.call_threadsafe(lambda: lead(clock.now))
+    reactor.turn()
+    turn(reactor)
+    assert fired == [146.25]
+    assert reactor.lag.max_s == 0.25
+
+
+def test_a_sleep_that_lasts_too_long_is_late(reactor: Reactor, clock: Clock) -> None:
+    """The process stood still while it slept: it had to do what became due meanwhile."""
+    reactor.add_timer(1.0, lambda now: None)
+    turn(reactor)
+    clock.now = 105.0
+    turn(reactor)
+    assert reactor.lag.max_s == 4.0
+
+
 def test_the_last_bucket_takes_what_is_above_every_bound() -> None:
     lag = Lag()
     lag.observe(LAG_BOUNDS_S[-1] + 1)

@@ -13,7 +13,7 @@ LAG_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 
 
 class Lag:
-    """How late deadlines were served, in seconds."""
+    """How late deadlines were served, in seconds: time in which the loop had something to do."""
 
     __slots__ = ("_peak_s", "counts", "last_s", "max_s", "sum_s")
 
@@ -93,13 +93,16 @@ class Agenda:
                 latest = deadline
         return latest
 
-    def fire_due(self, now: float) -> None:
-        """Serve everything whose time has come."""
+    def fire_due(self, now: float, idle_until: float) -> None:
+        """Serve everything whose time has come. The loop had nothing to do until ``idle_until``.
+
+        A deadline that was set into the past since then is as late as the loop.
+        """
         while self._timers and self._timers[0][0] <= now:
             when, _, timer = heapq.heappop(self._timers)
             if timer.is_cancelled:
                 continue
-            self._lag.observe(now - when)
+            self._lag.observe(now - max(when, idle_until))
             timer.fire(now)
             if timer.interval_s is not None and not timer.is_cancelled:
                 # Counted from its due time, so that it does not drift. After a stall there is no burst.
@@ -110,5 +113,5 @@ class Agenda:
         for next_deadline, fire in self._machines:
             deadline = next_deadline()
             if deadline is not None and deadline <= now:
-                self._lag.observe(now - deadline)
+                self._lag.observe(now - max(deadline, idle_until))
                 fire(now)

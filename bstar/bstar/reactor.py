@@ -141,6 +141,8 @@ class Reactor(Closing):
         self._seen_at = clock()
         # When to check the deadlines next: no message is handled after a due deadline.
         self._alarm_at = self._seen_at
+        # When its last sleep ended, or was to end.
+        self._idle_until = self._seen_at
         self.add_source(self._calls.descriptor, self._calls.run)
 
     # --- what is served -----------------------------------------------------------------------------------
@@ -287,7 +289,7 @@ class Reactor(Closing):
         self._alarm_at = alarm_at = self._due_at(now)
         timeout_ms = 0
         if alarm_at > now:
-            self._seen_at = alarm_at
+            self._seen_at = self._idle_until = alarm_at
             # Rounded up: a loop that wakes too early only sleeps again.
             timeout_ms = int((alarm_at - now) * 1000) + 1
         sources = self._sources
@@ -296,9 +298,11 @@ class Reactor(Closing):
             sources.is_stirred = False
             events = self._poll(timeout_ms)
             now = self._look()
+            self._idle_until = min(self._idle_until, now)
         else:
             seen = watch.poll(timeout_ms / 1000)
             now = self._look()
+            self._idle_until = min(self._idle_until, now)
             drain = sources.drains.get(seen[0][0]) if len(seen) == 1 else None
             if drain is not None:
                 drain(now)
@@ -326,7 +330,7 @@ class Reactor(Closing):
         self._seen_at = now
         if now >= self._alarm_at:
             self._sources.is_stirred = True
-            self._agenda.fire_due(now)
+            self._agenda.fire_due(now, self._idle_until)
             self._alarm_at = self._due_at(now)
             # Handlers take time, and it counts.
             now = self._clock()
