@@ -538,6 +538,39 @@ def test_an_accepted_request_without_a_reply_may_have_been_executed(served: Desk
     assert error.may_have_executed
 
 
+def vote_without_an_answer(desk: Desk, service: bytes) -> BstarError:
+    """A passive node refuses the first attempt. The second has no answer when the deadline passes."""
+    desk.disconnect(0)
+    desk.connect(1, status(PASSIVE, retry_after_ms=0))
+    call = desk.call(service=service, timeout=1.0)
+    assert len(desk.requests(1)) == 1
+    desk.refuse(1, call, status(PASSIVE, retry_after_ms=0))
+    desk.wait(1.0)
+    assert len(desk.requests(1)) == 2
+    return desk.error_of(call)
+
+
+def test_a_vote_without_an_answer_may_have_made_the_node_active_and_been_executed(desk: Desk) -> None:
+    error = vote_without_an_answer(desk, b"echo")
+    assert type(error) is CallTimeoutError
+    assert error.may_have_executed
+
+
+def test_a_management_request_is_executed_by_no_worker_whether_it_is_answered_or_not(desk: Desk) -> None:
+    error = vote_without_an_answer(desk, b"mmi.service")
+    assert isinstance(error, NoActiveNodeError)
+    assert not error.may_have_executed
+
+
+def test_a_management_request_that_the_active_node_does_not_answer_times_out(served: Desk) -> None:
+    call = served.call(service=b"mmi.service", timeout=0.2)
+    served.wait(0.2)
+    error = served.error_of(call)
+    assert type(error) is CallTimeoutError
+    assert not error.may_have_executed
+    assert "no worker executes it" in str(error)
+
+
 def test_a_deadline_that_has_passed_sends_nothing(served: Desk) -> None:
     call = served.call(timeout=-1.0)
     error = served.error_of(call)

@@ -58,17 +58,27 @@ def attempts(count: int) -> str:
 
 
 def overdue(
-    call: Call, sent: Call, nodes: str, now: float, unreached: dict[str, str] | None = None
+    call: Call,
+    sent: Call,
+    nodes: str,
+    now: float,
+    unreached: dict[str, str] | None = None,
+    *,
+    is_followed: bool = True,
 ) -> BstarError:
     """The deadline passed at the client. ``sent``: the call, or the call with its key that was sent.
 
-    ``unreached``: the endpoints without a connection, as ``nodes`` describes them.
+    ``unreached``: the endpoints without a connection, as ``nodes`` describes them. ``is_followed``: a node
+    has said that it serves.
     """
     begin, service = _waited(call, now), _service(call)
     if sent.may_have_executed:
         tried = attempts(sent.attempts)
         text = f"{begin}: {service} has not answered; {tried}, it may have been executed. Nodes: {nodes}"
         return CallTimeoutError(text, may_have_executed=True)
+    if is_followed and sent.sent_to:
+        text = f"{begin}: {service} has not answered; no worker executes it. Nodes: {nodes}"
+        return CallTimeoutError(text, may_have_executed=False)
     if sent.busy_count:
         busy = printable(sent.busy_text)
         text = f"{begin}: the broker was busy for {service} until then ({busy}). Nodes: {nodes}"

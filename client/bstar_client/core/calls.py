@@ -12,6 +12,7 @@ import msgspec
 
 from bstar.errors import BstarError
 from bstar.printable import brief, compact
+from bstar.wire.mmi import PREFIX
 
 # The body of a request or a reply: one frame, or several.
 Body: TypeAlias = bytes | Sequence[bytes]
@@ -143,8 +144,11 @@ class Call(msgspec.Struct, eq=False, gc=False):
 
     @property
     def may_have_executed(self) -> bool:
-        """True if an attempt may have reached a worker."""
-        return bool(self.sent_to or self.lost_on or self.was_dispatched)
+        """True if an attempt may have reached a worker. The node itself answers management requests, and
+        nothing happens by them.
+        """
+        is_open = bool(self.sent_to or self.lost_on or self.was_dispatched)
+        return is_open and not self.service.startswith(PREFIX)
 
     @property
     def is_bound(self) -> bool:

@@ -250,7 +250,8 @@ class Session:
             return []
         outputs: list[Output] = []
         for call in calls.pop_overdue(now):
-            error = overdue(call, call.leader or call, nodes.describe(now), now, unreached(nodes))
+            sent, is_followed = call.leader or call, self._target is not None
+            error = overdue(call, sent, nodes.describe(now), now, unreached(nodes), is_followed=is_followed)
             calls.fail(call, error, outputs)
         for node in nodes.take_silent(now):
             self._leave(node, "silent", outputs, now)
