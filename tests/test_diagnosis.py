@@ -318,6 +318,26 @@ def test_the_documented_table_has_every_reason_with_its_exit_status() -> None:
     assert len(rows) == len(Reason)
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            "speaks HTTP: clients and workers connect to endpoints.clients",
+            f"; correct the list: {A} speaks HTTP",
+        ),
+        ("is a state port (XPUB): connect elsewhere", f"; correct the list: {A} is a state port (XPUB)"),
+        ('name not found: "brokr" (unknown)', f"; correct the list: {A} name not found"),
+        (REFUSED, ""),
+    ],
+)
+def test_an_address_that_is_no_node_s_is_to_be_corrected(error: str, said: str) -> None:
+    wrong = Seen.of(NodeReport(A, None, error))
+    for others in ([backup], [seen(B, **SERVING)], [gone(B)]):
+        verdict = judge([wrong, *others])
+        assert verdict == judge([gone(A), *others]) if not said else verdict.why.endswith(said)
+        assert verdict.reason is judge([gone(A), *others]).reason
+
+
 def test_a_store_that_leads_with_two_copies_beside_its_follower_is_well() -> None:
     follower = store_state(is_leading=False, copies=1)
     assert judge([seen(A, store=store_state(), **SERVING), seen(B, store=follower)]).reason is Reason.SERVED

@@ -99,7 +99,7 @@ def test_a_broker_is_nothing_odd_and_another_socket_is() -> None:
     with zmq_socket(zmq.ROUTER) as router, zmq_socket(zmq.PULL) as pull:
         assert look([router, pull], has_keys=False) == {
             router: "",
-            pull: "is a PULL socket, which is no broker",
+            pull: "is another ZeroMQ socket (PULL), which is no broker",
         }
 
 

@@ -36,6 +36,7 @@ from bstar_broker.work_operations import (
     WorkOperations,
     WorkWish,
 )
+from bstar_cli import workers as listing
 from bstar_cli.trouble import ServiceView, troubles
 from support.desk import Desk, heard, ident, sent
 from support.pairs import standing_pair
@@ -375,6 +376,18 @@ def test_a_listing_says_where_each_worker_runs_and_mmi_does_not(node: Node) -> N
     ]
     assert len(msgspec.json.decode(answer)) == 2
     assert not {b"shop-3", b"4711", b"10.0.0.7"} & set(re.findall(rb"[\w.-]+", answer))
+
+
+def test_a_listing_without_workers_names_the_service(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(listing, "settings_to_order", lambda node: Mock(role="primary"))
+    monkeypatch.setattr(listing, "order", lambda *asked: WorkersTold())
+    for service in ("", "ec\x1bo"):
+        listing._ls(Mock(), service)
+    assert capsys.readouterr().err == (
+        'the primary has no worker\nthe primary has no worker of service "ec\\x1bo"\n'
+    )
 
 
 @pytest.mark.loopback

@@ -16,6 +16,7 @@ from bstar.fleet import Fleet
 from bstar_cli import exits
 from bstar_cli.trouble import Trouble, troubles
 from bstar_cli.views import NodeView, PairView
+from bstar_client.endpoint_probe import is_elsewhere
 from bstar_client.status import NodeReport
 
 
@@ -167,6 +168,10 @@ def judge(nodes: Sequence[Seen], name: str | None = None) -> Verdict:
         )
         return Verdict.of(Reason.NOT_ALLOWED, text)
     verdict = _judge_active(nodes, active[0]) if active else _judge_inactive(nodes)
+    wrong = [seen for seen in nodes if seen.error is not None and is_elsewhere(seen.error)]
+    if wrong:
+        found = " and ".join(f"{seen.endpoint} ({(seen.error or '').partition(':')[0]})" for seen in wrong)
+        verdict = Verdict.of(verdict.reason, f"{verdict.why}; correct the list: {found}")
     if verdict.code == exits.OK and name is not None and names != {name}:
         text = f"{verdict.why}, but it is listed as {name} and calls itself {names.pop()}; use one name"
         return Verdict.of(Reason.WRONG_PAIR, text)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from bstar.printable import printable
 from bstar_broker.core.snapshot import ListedWorker
 from bstar_broker.work_operations import (
     DRAIN_WORKER,
@@ -69,7 +70,8 @@ def _ls(
             shown.add_row(*map(cell, (*values, *_process(worker), _since(worker, now), _note(worker))))
         print_tables(shown)
     else:
-        typer.echo(f"the {settings.role} has no worker", err=True)
+        of = f' of service "{printable(service)}"' if service else ""
+        typer.echo(f"the {settings.role} has no worker{of}", err=True)
     if told.total > len(told.workers):
         typer.echo(f"the first {LISTED_MAX:,} of {told.total:,}; --service shows fewer", err=True)
 

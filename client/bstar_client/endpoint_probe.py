@@ -39,6 +39,9 @@ _NULL_MECHANISM = b"NULL".ljust(20, b"\0") + bytes(32)
 _GREETING_BYTES = 64
 _READY_BYTES_MAX = 512
 
+# How the words begin that tell of something else than a node.
+_ELSEWHERE = ("speaks ", "is a state port", "is another", "name not found")
+
 _kept: "dict[tuple[str, bool], tuple[float, Future[str]]]" = {}
 _lock = threading.Lock()
 
@@ -74,6 +77,11 @@ def look(endpoints: Iterable[str], *, has_keys: bool) -> dict[str, str]:
     return {
         endpoint: _result(probe, max(0.0, until - time.monotonic())) for endpoint, probe in probes.items()
     }
+
+
+def is_elsewhere(what: str) -> bool:
+    """True if these words of ``look`` say that the endpoint is none of a node's for clients."""
+    return what.startswith(_ELSEWHERE)
 
 
 def _result(probe: "Future[str]", wait_s: float) -> str:
@@ -198,8 +206,8 @@ def _what_greets(connection: socket.socket, first: bytes, until: float, has_keys
     connection.sendall(_NULL_MECHANISM)
     kind = _socket_type(_read(connection, _READY_BYTES_MAX, until, least=1) or b"")
     if kind in ("PUB", "XPUB"):
-        return f"is a state port (a {kind} socket): {_CLIENTS_PORT}, not to endpoints.state"
-    return f"is a {kind} socket, which is no broker" if kind and kind != "ROUTER" else ""
+        return f"is a state port ({kind}): {_CLIENTS_PORT}, not to endpoints.state"
+    return f"is another ZeroMQ socket ({kind}), which is no broker" if kind and kind != "ROUTER" else ""
 
 
 def _socket_type(ready: bytes) -> str:
