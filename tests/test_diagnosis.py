@@ -321,12 +321,9 @@ def test_the_documented_table_has_every_reason_with_its_exit_status() -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (
-            "speaks HTTP: clients and workers connect to endpoints.clients",
-            f"; correct the list: {A} speaks HTTP",
-        ),
-        ("is a state port (XPUB): connect elsewhere", f"; correct the list: {A} is a state port (XPUB)"),
-        ('name not found: "brokr" (unknown)', f"; correct the list: {A} name not found"),
+        ("speaks HTTP: clients connect elsewhere", f"; correct the list: {A} (speaks HTTP)"),
+        ("is a state port (XPUB): connect elsewhere", f"; correct the list: {A} (is a state port (XPUB))"),
+        ('name not found: "brokr" (unknown)', f"; correct the list: {A} (name not found)"),
         (REFUSED, ""),
     ],
 )
