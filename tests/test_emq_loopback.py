@@ -6,16 +6,18 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 import pytest
 import zmq
 
 from bstar.wire import emq
-from bstar.wire.emq_jobs import Headers, Job, decode_report, decode_result, encode_job
+from bstar.wire.emq_jobs import Headers, Job, decode_job, decode_report, decode_result, encode_job
 from bstar_client.core.emq_manager import ManagerSettings
 from bstar_client.emq import EmqJobManager
 from bstar_testing import Pair, wait_until
@@ -171,3 +173,68 @@ def said(folder: Path) -> str:
     """What the page's program prints."""
     command = [sys.executable, "emq_ask.py"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+class PublishedManager(threading.Thread):
+    """A job manager that behaves as the published one: one address, whatever KBYE says, and one process.
+
+    It takes the router for dead after ``silence_s`` without a message (there 15 s), and says INFORM to the
+    same address with a fresh identity. It is ready from the first HEARTBEAT on.
+    """
+
+    def __init__(self, router: str, silence_s: float = 1.5) -> None:
+        super().__init__()
+        self.router, self.silence_s = router, silence_s
+        self.jobs = 0
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._is_over.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._is_over.is_set():
+            with dealer(self.router, str(uuid.uuid4()).encode()) as socket:
+                socket.send_multipart(emq.encode(emq.Inform(b"i", emq.Kind.WORKER)))
+                self._converse(socket)
+
+    def _converse(self, socket: Socket) -> None:
+        heard_at, is_ready = time.monotonic(), False
+        while not self._is_over.is_set() and time.monotonic() < heard_at + self.silence_s:
+            if not socket.poll(100):
+                socket.send_multipart(emq.encode(emq.Heartbeat(b"h", time.time())))
+                continue
+            message = emq.decode(socket.recv_multipart())
+            heard_at = time.monotonic()
+            if isinstance(message, emq.Request):
+                self.jobs += 1
+                value = decode_job(message.message).args[0]
+                socket.send_multipart(emq.encode(emq.Reply(b"e", message.msgid, result(value))))
+            if isinstance(message, emq.Request) or (isinstance(message, emq.Heartbeat) and not is_ready):
+                is_ready = True
+                socket.send_multipart(emq.encode(emq.Ready(b"r")))
+
+
+def test_published_managers_one_at_each_node_serve_before_and_after_kill_9(tmp_path: Path) -> None:
+    """The one at the passive node is registered, is told nothing, and serves when its node does."""
+    with Pair(tmp_path, doors=DOORS, settings=SETTINGS) as pair:
+        pair.start()
+        clients, workers = pair.doors("fronts.emq.clients"), pair.doors("fronts.emq.workers")
+        headers = Headers(reply_requested=True)
+        with PublishedManager(workers[0]) as one, PublishedManager(workers[1]) as other:
+            with dealer(clients[0]) as client:
+                for number in range(20):
+                    ask(client, b"a%d" % number, number, headers)
+                    assert result_of(client, b"a%d" % number) == number
+            assert (one.jobs, other.jobs) == (20, 0)
+            pair.primary.kill()
+            with dealer(clients[1]) as client:
+                pair.backup.wait_for_silence()
+                for number in range(20):
+                    ask(client, b"b%d" % number, number, headers)
+                    assert result_of(client, b"b%d" % number) == number
+            assert (one.jobs, other.jobs) == (20, 20)
