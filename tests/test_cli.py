@@ -36,6 +36,7 @@ from bstar_cli.main import main
 from bstar_cli.options import DEFAULT_ENDPOINTS, fleet_of, parse_set
 from bstar_cli.worker import find_handler
 from bstar_client import HAClient, Request
+from bstar_testing import Pair
 from bstar_testing.nodes import COMMAND
 from support.brokers import Broker, lone_broker
 
@@ -186,6 +187,56 @@ def test_a_front_on_one_node_only_is_a_warning(tmp_path: Path, capsys: pytest.Ca
         "warning: fronts.ppp.clients: the backup has it and the primary has not, so these peers lose service "
         "when the backup ends\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("edits", "is_warned"),
+    [
+        ({"when_alone: refuse": "when_alone: accept"}, True),
+        ({}, False),
+        (
+            {"when_alone: refuse": "when_alone: accept", "arbiter: null": "arbiter: tcp://127.0.0.1:5009"},
+            False,
+        ),
+        (
+            {
+                "when_alone: refuse": "when_alone: accept",
+                "directory: store\n  link: tcp://127.0.0.1:5005": "link: null",
+            },
+            False,
+        ),
+    ],
+)
+def test_a_store_that_accepts_alone_without_an_arbiter_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], edits: dict[str, str], is_warned: bool
+) -> None:
+    files = []
+    for role in ("primary", "backup"):
+        main(["sample-config", "--role", role])
+        store = "store:\n  directory: store\n  link: tcp://127.0.0.1:5005\n  when_alone: refuse\n"
+        text = capsys.readouterr().out.partition("\nstore:\n")[0] + "\n" + store
+        for old, new in edits.items():
+            assert old in text
+            text = text.replace(old, new)
+        file = tmp_path / f"{role}.yaml"
+        file.write_text(text.replace("directory: store", f"directory: {tmp_path / role}"))
+        files.append(str(file))
+    for some in (files[:1], files):
+        assert main(["check-config", *some]) == 0
+        told = capsys.readouterr().err.splitlines()
+        assert [line.partition(" loses ")[0] for line in told] == is_warned * [
+            "warning: store.when_alone: accept without endpoints.arbiter"
+        ]
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("when_alone", ["accept", "refuse"])
+def test_a_node_that_accepts_alone_without_an_arbiter_logs_a_warning(tmp_path: Path, when_alone: str) -> None:
+    with Pair(tmp_path, has_store=True, settings={"store.when_alone": when_alone}) as pair:
+        pair.start()
+        lines = [json.loads(line) for line in (tmp_path / "primary.log").read_text().splitlines()]
+    told = [line["level"] for line in lines if "accept without endpoints.arbiter" in line["event"]]
+    assert told == ["warning"] * (when_alone == "accept")
 
 
 def test_two_of_the_same_role_are_no_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from bstar.settings import (
     check_pair,
     load,
     load_fleet,
+    node_warnings,
     pair_warnings,
     sample_client_configuration,
     sample_configuration,
@@ -52,10 +53,12 @@ def check_config(
     for file, settings in zip(files, loaded, strict=True):
         _check_keys(file, settings, is_alone=len(files) == 1)
         _check_http(file, settings.http, is_alone=len(files) == 1)
+    warnings = [warning for settings in loaded for warning in node_warnings(settings)]
     if len(loaded) == 2:
         check_pair(*loaded)
-        for warning in pair_warnings(*loaded):
-            typer.echo(f"warning: {warning}", err=True)
+        warnings += pair_warnings(*loaded)
+    for warning in dict.fromkeys(warnings):
+        typer.echo(f"warning: {warning}", err=True)
     for file, settings in zip(files, loaded, strict=True):
         typer.echo(f"{file}: right, the {settings.role} of the pair {settings.pair}")
     if len(loaded) == 2:

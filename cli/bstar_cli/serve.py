@@ -11,7 +11,7 @@ import structlog
 import bstar
 from bstar.errors import PairError
 from bstar.service_manager import ServiceManager
-from bstar.settings import RESERVED_VARIABLES
+from bstar.settings import RESERVED_VARIABLES, node_warnings
 from bstar_cli.logs import configure_logs
 from bstar_cli.options import NodeConfiguration, refuse
 
@@ -69,6 +69,8 @@ def serve(node: NodeConfiguration) -> None:
         from bstar_broker.supervision import Supervision  # noqa: PLC0415
 
         raise_limit()
+        for warning in node_warnings(settings):
+            log.warning(warning)
         with manager or nullcontext(), BrokerServer(settings) as server:
             log.info(
                 "ready",

@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 from bstar.settings.client import load_fleet, sample_client_configuration
 from bstar.settings.fields import flatten
 from bstar.settings.load import from_mapping, load, variable_of
-from bstar.settings.relations import check_pair, pair_problems, pair_warnings
+from bstar.settings.relations import check_pair, node_warnings, pair_problems, pair_warnings
 from bstar.settings.sample import sample_configuration, sample_settings
 from bstar.settings.schema import (
     RESERVED_VARIABLES,
@@ -37,6 +37,6 @@ from bstar.settings.timing import PROFILES, ProfileName, Timing
 __all__ = [
     "PROFILES", "RESERVED_VARIABLES", "Endpoints", "Hooks", "Http", "Journal", "Limits", "Log", "ProfileName",
     "RoleName", "Settings", "Timing", "check_pair", "flatten", "from_mapping", "load", "load_fleet",
-    "pair_problems", "pair_warnings", "sample_client_configuration", "sample_configuration",
+    "node_warnings", "pair_problems", "pair_warnings", "sample_client_configuration", "sample_configuration",
     "sample_settings", "variable_of",
 ]  # fmt: skip

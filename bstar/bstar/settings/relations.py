@@ -372,6 +372,19 @@ def pair_problems(one: Settings, other: Settings) -> list[str]:
     return problems
 
 
+def node_warnings(settings: Settings) -> list[str]:
+    """What this node's settings allow that its operator may not mean: one sentence each."""
+    store = settings.store
+    if store.directory is None or store.when_alone != "accept" or settings.endpoints.arbiter is not None:
+        return []
+    text = (
+        "store.when_alone: accept without endpoints.arbiter loses acknowledged requests and fetched answers "
+        "of one node if the nodes are cut off from each other and clients reach both; name an arbiter on "
+        "both nodes, or say refuse"
+    )
+    return [text]
+
+
 def pair_warnings(one: Settings, other: Settings) -> list[str]:
     """What these two nodes of a pair may have by mistake: one sentence each."""
     ours, theirs = flatten(one), flatten(other)
