@@ -438,6 +438,43 @@ def test_a_submit_is_refused_while_what_it_becomes_on_its_way_does_not_fit(solo:
     assert ledger.memory_left < 39 << 20
 
 
+def test_a_client_that_does_not_read_gets_no_more_answers_and_others_do(solo: SoloStore) -> None:
+    """It hears BUSY, which is small, and asks again. Without memory nobody gets an answer."""
+    solo.submit(ID)
+    [job] = ready(solo)
+    answer(solo, job, bytes(1 << 20))
+    fetch = durable.encode(Fetch(ID))
+    ledger = solo.node.broker.ledger
+    before = ledger.memory_left
+    [whole] = solo.ask(Service.RESULT, fetch)
+    assert whole.body[1] == bytes(1 << 20)
+    assert ledger.memory_left == before - (1 << 20)
+    ledger.waiting.unread[b"client"] = 32 << 20
+    [refused] = solo.ask(Service.RESULT, fetch)
+    assert (refused.command, refused.body[0][:8]) == (native.BUSY, b"33554432")
+    assert ledger.drops["unread-replies"] == 1
+    request = native.encode_request(native.identity(b"c" * 16, 9_999), b"titanic.reply", [ID.hex().encode()])
+    [asked_again] = solo.say(*request)
+    assert native.decode(asked_again[1:]).body == [b"500"]
+    assert solo.status(ID).state == State.ANSWERED, "what is small is answered"
+    [other] = solo.ask(Service.RESULT, fetch, sender=b"other")
+    assert other.command == native.FINAL
+    ledger.memory_left = 1_000
+    [refused] = solo.ask(Service.RESULT, fetch, sender=b"other")
+    assert (refused.command, refused.body) == (native.BUSY, [b"the node's memory is used up"])
+
+
+def test_whoever_waits_for_an_answer_and_does_not_read_asks_again(solo: SoloStore) -> None:
+    solo.submit(ID)
+    assert solo.ask(Service.RESULT, durable.encode(Fetch(ID, 60_000))) == []
+    solo.node.broker.ledger.waiting.unread[b"client"] = 32 << 20
+    [job] = ready(solo)
+    told = [
+        native.decode(frames[1:]) for frames in answer(solo, job, bytes(1 << 20)) if frames[0] == b"client"
+    ]
+    assert [message.command for message in told] == [native.BUSY]
+
+
 def test_a_node_that_steps_down_sends_those_who_wait_to_the_other(solo: SoloStore) -> None:
     solo.submit(ID)
     assert result(solo, wait_ms=60_000) == []

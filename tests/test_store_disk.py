@@ -20,6 +20,7 @@ from bstar_broker.store.core.commands import Answered, Began, Cancelled, Closed
 from bstar_broker.store.core.entries import START, Entry, Position
 from bstar_broker.store.core.events import (
     Applied,
+    DiskOutput,
     Due,
     DueFound,
     Export,
@@ -494,8 +495,18 @@ def test_a_closed_disk_has_not_ended_by_itself(platter: Platter) -> None:
     assert not platter.disk.has_ended
 
 
-def test_records_that_wait_for_the_loop_are_bounded_in_octets(platter: Platter) -> None:
-    """However many ask for them at once."""
+def test_records_that_wait_for_the_loop_are_bounded_in_octets(
+    platter: Platter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many ask for them at once. The disk does not rest while it may read more."""
+    take, rests = disk_module._Orders.take, list[float]()
+
+    def noted(orders: disk_module._Orders, wait_s: float) -> list[DiskOutput]:
+        if platter.disk._waiting:
+            rests.append(wait_s)
+        return take(orders, wait_s)
+
+    monkeypatch.setattr(disk_module._Orders, "take", noted)
     body = bytes(1 << 20)
     for number in range(1, 4):
         platter.carry_out(number, submitted(submit(number, body=body)))
@@ -515,6 +526,7 @@ def test_records_that_wait_for_the_loop_are_bounded_in_octets(platter: Platter) 
 
     wait_until(has_all, "all are answered")
     assert tokens == list(range(60)), "in order, each once"
+    assert set(rests) <= {0.0, disk_module._RETRY_S}
     assert most <= disk_module._FOUND_OCTETS_MAX + writer_module._FOUND_OCTETS_MAX + (1 << 21)
 
 

@@ -5,9 +5,11 @@ import zmq
 
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode
+from bstar_broker.unread import Unread
+from bstar_testing.processes import wait_until
 from support.desk import Desk, heard, ident, sent
 from support.pairs import NEVER, standing_pair
-from support.waiting import receive
+from support.waiting import LIMIT_S, receive
 
 FOREVER_MS = (1 << 32) - 1
 
@@ -31,6 +33,18 @@ def test_a_client_that_fills_the_queues_leaves_a_tenth_of_the_octets_to_others()
     assert desk.ledger.waiting.octets == 1_000
     desk.ready(b"w", credit=100)
     assert desk.ledger.waiting.octets == 0
+
+
+def test_replies_that_a_client_has_not_read_count_as_what_it_holds() -> None:
+    desk = Desk(queue_bytes_max=1_000)
+    waiting = desk.ledger.waiting
+    waiting.unread[b"greedy"] = waiting.unread_octets = 880
+    assert desk.request(b"greedy", 1, b"x" * 20) == []
+    assert heard(desk.request(b"greedy", 2, b"x" * 20)[0]).command == native.BUSY
+    assert ask_of_another(desk, 1, b"x" * 50) == []
+    waiting.unread.clear()
+    waiting.unread_octets = 0
+    assert desk.request(b"greedy", 3, b"x" * 20) == []
 
 
 def test_a_message_of_any_accepted_size_fits_into_empty_queues() -> None:
@@ -171,3 +185,39 @@ def test_what_waits_of_a_client_that_hung_up_leaves_the_queue_and_what_waits_of_
         told = native.decode(receive(clients[1]))
         assert (told.command, told.identity) == (native.PONG, native.NO_IDENTITY)
         clients[1].close()
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("octets", [20_000, 400_000])
+def test_what_a_client_has_not_read_is_counted_bounded_and_free_again_once_it_reads(octets: int) -> None:
+    """With a few large replies, and with smaller ones of which one is a marker now and then."""
+    waiting = Desk(queue_bytes_max=32 << 20).ledger.waiting
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as client:
+        client.linger = router.linger = 0
+        client.rcvhwm = 1
+        router.sndhwm = 1_000_000
+        client.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+        client.send(b"")
+        name, _ = router.recv_multipart()
+        unread = Unread(router, waiting)
+        count, is_refused = 0, False
+        while not is_refused:
+            try:
+                unread.send([name, b"head", bytes(octets)])
+                count += 1
+            except zmq.Again:
+                is_refused = True
+        assert waiting.unread == {name: waiting.unread_octets}
+        assert waiting.unread_octets + octets > 28 << 20, "nine tenths of the bound"
+        assert waiting.unread_octets <= 32 << 20
+        for _ in range(count):
+            assert client.poll(int(LIMIT_S * 1000))
+            assert len(client.recv_multipart()[1]) == octets
+
+        def is_free() -> bool:
+            unread.look(0.0)
+            return not waiting.unread
+
+        wait_until(is_free, "all is read")
+        assert waiting.unread_octets == 0
+        unread.send([name, b"head", bytes(octets)])

@@ -63,6 +63,7 @@ from bstar_broker.service_operations import ServiceOperations
 from bstar_broker.shell_state import loop_state, security_state
 from bstar_broker.status import StatusServer
 from bstar_broker.store.shell import StoreShell
+from bstar_broker.unread import COUNTED_BYTES_MIN, Unread
 from bstar_broker.work_operations import WorkOperations
 
 _log = logging.getLogger("bstar.broker")
@@ -321,6 +322,8 @@ class BrokerServer(Closing):
         self.reactor.add_reader(
             socket, self._on_message, keeps_to_itself=True, read=self._read, flush=self._flush
         )
+        self._unread = Unread(socket, node.broker.ledger.waiting)
+        self.reactor.add_timer(LOOK_INTERVAL_S, self._unread.look)
         return socket
 
     def _open_fronts(self, plans: Sequence[Plan]) -> FrontShell | None:
@@ -430,11 +433,17 @@ class BrokerServer(Closing):
         is_calm = True
         for output in unsent:
             try:
-                send(self._router, output.frames)
+                self._send(output)
             except zmq.ZMQError as error:
                 is_calm = False
                 self._carry_out(self._on_unsent(output, error))
         return is_calm
+
+    def _send(self, output: Send) -> None:
+        if len(output.frames[-1]) < COUNTED_BYTES_MIN or type(output) is Dispatch:
+            send(self._router, output.frames)
+        else:
+            self._unread.send(output.frames)
 
     def _carry_out(self, outputs: Sequence[Output]) -> None:
         """Carry the outputs out in order. What follows from a message that cannot be sent comes first."""
@@ -445,7 +454,7 @@ class BrokerServer(Closing):
             output = pending.popleft()
             if isinstance(output, Send):
                 try:
-                    send(self._router, output.frames)
+                    self._send(output)
                 except zmq.ZMQError as error:
                     pending.extendleft(reversed(self._on_unsent(output, error)))
             elif isinstance(output, FrontSend):

@@ -1,7 +1,8 @@
 """The waiting requests of all queues: how many, of which clients, and whether there is room for more.
 
 The bounds are fair. The last tenth of a queue's length, and of the octets in all queues, is for clients that
-hold less than that. So the broker refuses a flooding client before the others.
+hold less than that. So the broker refuses a flooding client before the others. Replies that a client has
+not read count as octets that it holds.
 
 Requests of a client that is gone must leave the queue. So the broker sends a PONG at intervals to each client
 with waiting requests. If its connection is gone, the shell tells the broker. Plain Majordomo has no PONG, so
@@ -33,13 +34,16 @@ class _Share(msgspec.Struct, gc=False):
 class Waiting:
     """Counts of waiting requests. A part that queues or removes a request calls ``enter`` or ``leave``."""
 
-    __slots__ = ("_settings", "_shares", "count", "deadlines", "octets")
+    __slots__ = ("_settings", "_shares", "count", "deadlines", "octets", "unread", "unread_octets")
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._shares: dict[bytes, _Share] = {}
         self.count = 0
         self.octets = 0
+        # Octets of replies that clients have not read, of each and of all. The shell counts them.
+        self.unread: dict[bytes, int] = {}
+        self.unread_octets = 0
         self.deadlines: Deadlines[Accepted | Bundle] = Deadlines(_is_due)
 
     def is_long(self, length: int, held: int) -> bool:
@@ -51,12 +55,13 @@ class Waiting:
     def is_heavy(self, client: bytes, octets: int) -> bool:
         """True if the queues may not hold ``octets`` more of this client. A tenth is for the others."""
         limit = self._settings.queue_bytes_max
-        total = self.octets + octets
+        total = self.octets + self.unread_octets + octets
         reserve = limit // _RESERVE_PART
         if total <= limit - reserve:
             return False
         share = self._shares.get(client)
-        return total > limit or (share is not None and share.octets > reserve)
+        held = self.unread.get(client, 0) + (0 if share is None else share.octets)
+        return total > limit or held > reserve
 
     def enter(self, item: Accepted | Bundle, count: int, octets: int, now: float) -> None:
         """One request, or several that came together, wait from now on."""

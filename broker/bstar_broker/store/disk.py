@@ -258,11 +258,11 @@ class Disk(Closing):
             return _RETRY_S
         if self._jobs or self._writer.has_to_apply:
             return 0.0
-        if self._writer.wal_octets > _WAL_IDLE_OCTETS:
-            return _REST_S
         if self._waiting:
             # Reads that are left: for the next turn, or until the loop has taken those before them.
             return _RETRY_S if self._answers.is_full else 0.0
+        if self._writer.wal_octets > _WAL_IDLE_OCTETS:
+            return _REST_S
         return _LOOK_INTERVAL_S
 
     def _turn(self) -> None:

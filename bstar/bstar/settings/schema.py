@@ -114,9 +114,10 @@ class Limits(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=KIB,
             le=1024 * GIB,
-            description="Octets of the bodies that wait in all queues together. Beyond it requests are "
-            "refused as busy. The last tenth is for clients that have fewer octets waiting than "
-            "that. At least message_bytes_max. The default is 1 GiB.",
+            description="Octets of the bodies that wait in all queues together, and of replies that clients "
+            "have not read. Beyond it requests are refused as busy, and replies are dropped. The last tenth "
+            "is for clients that have fewer octets waiting than that. At least message_bytes_max. The "
+            "default is 1 GiB.",
         ),
     ] = GIB
     requests_per_client_max: Annotated[

@@ -44,6 +44,8 @@ FETCH_WAIT_MS_MAX = 60_000
 _WAITING_MAX = 200_000
 # Octets of commands that wait for the disks: half a second of a fast disk. More of them would only be memory.
 _WAITING_OCTETS_MAX = 64 << 20
+# A client that has so many octets of replies unread gets no more answers: it asks again.
+_UNREAD_OCTETS_MAX = 32 << 20
 # A large submit travels in an entry, with others: up to four times its own octets, of ``ENTRY_OCTETS_MAX`` in
 # all. Each octet is in so many places on its way: twice for each of command, entry, message to the peer,
 # SQLite's pages and the record that is applied; ``Ledger.memory_left`` is half of what is left.
@@ -249,7 +251,7 @@ class Desk:
                 self._waits.setdefault(fetch.id, []).append(Wait(message, now + wait_s))
                 self.waiting += 1
                 return []
-            return [self._say_result(message, fetch.id, record)]
+            return self._say_result(message, fetch.id, record)
 
         return self.ask(message, fetch.id, principal, answer)
 
@@ -284,6 +286,9 @@ class Desk:
         def answer(message: Request, records: list[Record], now: float) -> list[Output]:
             after = records[-1].seq if records else 0
             bodies = [record.body for record in records] if wanted.with_bodies else []
+            octets = sum(record.octets for record in records) if wanted.with_bodies else 0
+            if (refusal := self.why_not_sent(message.sender, octets)) is not None:
+                return self.refuse(message, refusal)
             return [self._say(message, Listing([record.standing() for record in records], after, bodies))]
 
         return [
@@ -358,13 +363,13 @@ class Desk:
         """A request has an answer, or will never have one: tell all who wait for it."""
         waits = self._waits.pop(record.id, ())
         self.waiting -= len(waits)
-        return [self._say_result(wait.message, record.id, record) for wait in waits]
+        return [output for wait in waits for output in self._say_result(wait.message, record.id, record)]
 
     def closed(self, request: bytes) -> list[Output]:
         """A request was forgotten: nobody waits for it any longer."""
         waits = self._waits.pop(request, ())
         self.waiting -= len(waits)
-        return [self._say_result(wait.message, request, None) for wait in waits]
+        return [output for wait in waits for output in self._say_result(wait.message, request, None)]
 
     # --- time and roles -------------------------------------------------------------------------------------
 
@@ -422,9 +427,23 @@ class Desk:
     def _say(self, asker: Request, message: Receipt | Standing | Listing, *more: bytes) -> Send:
         return self.final(asker, [durable.encode(message), *more])
 
-    def _say_result(self, asker: Request, request: bytes, record: Record | None) -> Send:
+    def why_not_sent(self, client: bytes, octets: int) -> Refusal | None:
+        """Why this client does not get so many octets now; None if it does, and they take their memory."""
+        ledger = self._ledger
+        unread = ledger.waiting.unread.get(client, 0)
+        if unread and unread + octets > _UNREAD_OCTETS_MAX:
+            return later("unread-replies", f"{unread} octets of replies wait for this client to read them")
+        if octets > ledger.memory_left:
+            return refusals.MEMORY_FULL
+        ledger.memory_left -= octets
+        return None
+
+    def _say_result(self, asker: Request, request: bytes, record: Record | None) -> list[Output]:
+        answer = record.answer if record is not None else ()
+        if (refusal := self.why_not_sent(asker.sender, sum(map(len, answer)))) is not None:
+            return self.refuse(asker, refusal)
         self.note_fetched(record)
-        return self._say(asker, _standing(request, record), *(record.answer if record is not None else ()))
+        return [self._say(asker, _standing(request, record), *answer)]
 
     def note_fetched(self, record: Record | None) -> None:
         """Report that a client gets what is known of this record, if that is an answer."""

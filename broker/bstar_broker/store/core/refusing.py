@@ -4,7 +4,9 @@ from bstar.wire.messages import ErrorCode
 from bstar_broker.core.refusals import Refusal
 from bstar_broker.store.core.events import Change
 
-DESK_REASONS = frozenset(("store-waits", "store-refuses", "store-busy", "invalid-durable", "record-damaged"))
+DESK_REASONS = frozenset(
+    ("store-waits", "store-refuses", "store-busy", "invalid-durable", "record-damaged", "unread-replies")
+)
 
 _RETRY_MS = 1_000
 

@@ -57,8 +57,12 @@ class Titanic:
             return self._say(message, UNKNOWN)
 
         def answer(record: Record | None, now: float) -> list[Output]:
+            reply = _reply(record)
+            refusal = self._desk.why_not_sent(message.sender, sum(map(len, reply[1:])))
+            if refusal is not None:
+                return self._desk.note(refusal) + self._say(message, ERROR)
             self._desk.note_fetched(record)
-            return self._say(message, *_reply(record))
+            return self._say(message, *reply)
 
         return self._desk.ask(message, request, principal, answer)
 

@@ -1,0 +1,79 @@
+"""Counts the octets of replies that clients have not read, and bounds them.
+
+libzmq bounds a connection's queue in messages only. It releases the memory of a frame that it did not copy
+once that frame has left the queue. So the last of some frames to a client is sent uncopied, as a marker: the
+queue is in order, so when a marker is released, all before it have left as well. What the kernel has from
+libzmq counts as read.
+"""
+
+from collections import deque
+
+import msgspec
+import zmq
+
+from bstar.sockets import send
+from bstar_broker.core.waiting import Waiting
+
+# Smaller messages are not counted: the queue's length bounds them.
+COUNTED_BYTES_MIN = 4 << 10
+# A marker costs some microseconds, so it stands for this many octets at least.
+_MARKED_BYTES = 256 << 10
+
+
+class _Queue(msgspec.Struct):
+    """What waits for one client: markers with the octets up to each, and the octets after the last."""
+
+    markers: deque[tuple[zmq.MessageTracker, int]]
+    octets: int = 0
+
+
+class Unread:
+    """Sends large messages through ``socket``, and keeps ``waiting.unread``."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]", waiting: Waiting) -> None:
+        self._socket = socket
+        self._waiting = waiting
+        self._queues: dict[bytes, _Queue] = {}
+
+    def send(self, frames: list[bytes]) -> None:
+        """As ``bstar.sockets.send``. ``zmq.Again`` also if this client has too much unread."""
+        client, octets = frames[0], sum(map(len, frames))
+        queue = self._queues.get(client)
+        if queue is None:
+            queue = self._queues[client] = _Queue(deque())
+        self._settle(client, queue)
+        if self._waiting.unread.get(client) and self._waiting.is_heavy(client, octets):
+            raise zmq.Again
+        if queue.octets + octets < _MARKED_BYTES:
+            send(self._socket, frames)
+            self._count(client, octets)
+            queue.octets += octets
+            return
+        marker = zmq.Frame(frames[-1], track=True, copy=False)
+        send(self._socket, [*frames[:-1], marker])  # type: ignore[list-item]  # a Frame is sent as it is
+        assert isinstance(marker.tracker, zmq.MessageTracker)
+        self._count(client, octets)
+        queue.markers.append((marker.tracker, queue.octets + octets))
+        queue.octets = 0
+
+    def look(self, now: float) -> None:
+        """Take off what has been read."""
+        for client, queue in list(self._queues.items()):
+            self._settle(client, queue)
+            if not queue.markers:
+                # At most ``_MARKED_BYTES`` are left, and nothing tells when they leave.
+                self._count(client, -queue.octets)
+                del self._queues[client]
+
+    def _settle(self, client: bytes, queue: _Queue) -> None:
+        while queue.markers and queue.markers[0][0].done:
+            self._count(client, -queue.markers.popleft()[1])
+
+    def _count(self, client: bytes, octets: int) -> None:
+        waiting = self._waiting
+        waiting.unread_octets += octets
+        left = waiting.unread.get(client, 0) + octets
+        if left:
+            waiting.unread[client] = left
+        else:
+            waiting.unread.pop(client, None)
