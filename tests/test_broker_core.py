@@ -464,6 +464,23 @@ def test_a_worker_of_a_reserved_service_is_refused() -> None:
     assert desk.ledger.workers == {}
 
 
+def test_the_later_dialects_of_libmdp_are_dropped_and_their_workers_sent_away() -> None:
+    """They call themselves 0.2. There 03 ends a reply and 04 is HEARTBEAT, so a reply could be no PARTIAL."""
+    desk = Desk()
+    for client in ([b"", b"MDPC02"], [b"", b"MDPC0X"], [b"\xaa\xa4\x01\x06MDPC02\x01\x04echo"]):
+        assert desk.send(b"c", *client, b"echo", b"body") == []
+    assert sum(desk.ledger.drops.values()) == 3
+    assert len(desk.notices) >= 1
+    for worker in ([b"", b"MDPW0X", b"\x01", b"echo"], [b"\xaa\xa4\x04\x06MDPW02\x01\x04echo"]):
+        desk.send(b"w", *worker)
+        assert desk.ledger.workers == {}
+    # The tag wire-protocol-0.2: its READY is one of 0.2 with an empty frame before it.
+    desk.send(b"w", b"", b"MDPW02", b"\x01", b"echo")
+    assert list(desk.ledger.workers) == [b"w"]
+    assert desk.send(b"w", b"", b"MDPW02", b"\x04") == [[b"w", b"", *DISCONNECT02]]
+    assert desk.ledger.workers == {}
+
+
 def test_an_unknown_worker_is_asked_to_register() -> None:
     desk = Desk()
     assert desk.send(b"w", *HEARTBEAT02) == [[b"w", *DISCONNECT02]]

@@ -13,6 +13,7 @@ from bstar.wire.mdp import MDP01, MDP02, ClientReply, WorkerVerb
 from bstar.wire.messages import ErrorCode
 from bstar_broker.store.core.settings import StoreSettings
 from bstar_broker.store.core.titanic import CLOSE, REPLY, REQUEST
+from support.desk import Desk
 from support.solo_store import SoloStore
 
 requirement = pytest.mark.requirement
@@ -186,6 +187,18 @@ def test_a_status_stands_alone_in_its_frame(client: Client) -> None:
 
 
 @requirement("TSP-R-04")
+@pytest.mark.parametrize("name", [b"titanic.request", b"titanic.foo", b"titanic."])
+def test_a_node_with_a_store_refuses_workers_for_all_names_of_titanic(solo: SoloStore, name: bytes) -> None:
+    """As for mmi. A node without a store takes them: then a Titanic of the user's own may register."""
+    for codec in CODECS.values():
+        [told] = solo.say(*codec.encode_ready(name), sender=b"worker")
+        command = codec.decode_for_worker(told[1:])
+        assert command.verb is WorkerVerb.DISCONNECT
+    desk = Desk()
+    assert desk.ready02(b"worker", name) == []
+    assert [worker.service.name for worker in desk.ledger.workers.values()] == [name]
+
+
 def test_a_slow_worker_gets_the_request_once(solo: SoloStore, client: Client) -> None:
     _, name = client.ask(REQUEST, b"echo", b"hello")
     worker = Worker(solo)
