@@ -45,8 +45,8 @@ pipeline-demo: $(SPARK) ## the demo with journals, and what the pipeline makes o
 	@rm -rf $(PLAYED)
 	@mkdir -p $(PLAYED)
 	@$(BIN)/bstar demo --journal $(PLAYED)/journal
-	@echo "make: reading the journals"
-	@$(BIN)/bstar pipeline run $(PLAYED)/journal --out $(PLAYED)/tables
+	@echo "make: reading the journals on Spark"
+	@$(BIN)/bstar pipeline run $(PLAYED)/journal --out $(PLAYED)/tables --engine spark
 	@echo "make: writing the report; its path:"
 	@$(BIN)/bstar pipeline report $(PLAYED)/tables --out $(PLAYED)/report.html
 	@if [ -n "$${DISPLAY:-}" ] && [ -t 1 ]; then $(BIN)/python -m webbrowser "file://$(CURDIR)/$(PLAYED)/report.html"; fi

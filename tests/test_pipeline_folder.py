@@ -114,5 +114,6 @@ def test_beyond_a_size_that_is_said_spark_reads(
     monkeypatch.setattr(amounts, "_TABLES_MAX", 100)
     assert main(["pipeline", "audit", str(_plant(tmp_path))]) == exits.USAGE
     told = capsys.readouterr().err
-    assert "MB of tables: Spark reads what is more than 0 MB" in told
+    assert "engine: Spark, because tables have" in told
+    assert "the local one is for 0 MB at most" in told
     assert "pip install '.[spark]'" in told

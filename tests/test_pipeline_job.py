@@ -350,7 +350,7 @@ def test_the_job_tells_what_it_does(done: Done) -> None:
 def test_a_job_without_a_request_has_passed_nothing(
     requests: int, findings: dict[str, int], verdict: str
 ) -> None:
-    summary = Summary("", (), 1, requests, 0, {}, {}, {}, findings, 0.0)
+    summary = Summary("", (), 1, requests, 0, {}, {}, {}, findings, "local", "Sail", (), 0.0)
     assert summary.verdict == verdict
 
 

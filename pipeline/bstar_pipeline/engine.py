@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
@@ -32,6 +33,11 @@ def is_there() -> bool:
 def is_local(spark: SparkSession) -> bool:
     """Whether this session is of the local engine."""
     return spark in _folders
+
+
+def version_of(spark: SparkSession) -> str:
+    """What does the work, as people call it: "Spark 4.2.1", "Sail 0.7.2"."""
+    return f"Sail {metadata.version('pysail')}" if is_local(spark) else f"Spark {spark.version}"
 
 
 def scratch(spark: SparkSession) -> Path:

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from bstar.errors import ConfigurationError
 from bstar_pipeline import bronze, clocks, copies, silver, store
 from bstar_pipeline.bronze import REJECTION
-from bstar_pipeline.engine import settled
+from bstar_pipeline.engine import is_local, settled, version_of
 from bstar_pipeline.gold.audit import audit
 from bstar_pipeline.gold.capacity import capacity
 from bstar_pipeline.gold.clients import clients
@@ -59,8 +59,10 @@ _LINKS_MAX = 10_000
 class Summary:
     """What a job read and found.
 
-    ``files`` by state, ``rejected`` by reason, ``incidents`` by kind, ``findings`` of the audit by verdict.
-    ``duplicates`` are records that were left out because they came in another file, too.
+    ``engine`` is "local" or "spark", ``version`` what it calls itself. ``steps``: what was done, and the
+    seconds until the next step began. ``files`` by state, ``rejected`` by reason, ``incidents`` by kind,
+    ``findings`` of the audit by verdict. ``duplicates`` are records that were left out because they came in
+    another file, too.
     """
 
     root: str
@@ -72,6 +74,9 @@ class Summary:
     rejected: dict[str, int]
     incidents: dict[str, int]
     findings: dict[str, int]
+    engine: str
+    version: str
+    steps: tuple[tuple[str, float], ...]
     took_s: float
 
     @property
@@ -105,13 +110,21 @@ class _Job:
     """What records of before the first day say of runs, see ``silver.earlier``."""
     margin: DataFrame | None = None
     """Records of single requests, of the last hour before the first day."""
+    steps: list[tuple[str, float]] = field(default_factory=list)
+    """What began, and when."""
     aside: dict[str, Part] = field(default_factory=dict)
     """Folders of the table of records that are taken out again at the end."""
 
     def tell(self, text: str) -> None:
         _log.info("%s", text)
+        self.steps.append((text, time.monotonic()))
         if self.progress is not None:
             self.progress(text)
+
+    def took(self) -> tuple[tuple[str, float], ...]:
+        """The steps and their seconds; of two that went on side by side, each until the next one began."""
+        ends = [*(began for _, began in self.steps[1:]), time.monotonic()]
+        return tuple((text, ended - began) for (text, began), ended in zip(self.steps, ends, strict=True))
 
     def write(self, name: str, frame: DataFrame) -> DataFrame:
         """Write a table for the job's days and pairs, and give back what is there then."""
@@ -168,6 +181,9 @@ def run(
         rejected=_counts(store.read(spark, root, "bronze.rejected", job.seen), "reason"),
         incidents=_counts(found, "kind"),
         findings=_counts(findings, "verdict"),
+        engine="local" if is_local(spark) else "spark",
+        version=version_of(spark),
+        steps=job.took(),
         took_s=time.monotonic() - job.began,
     )
 

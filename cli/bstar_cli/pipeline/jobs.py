@@ -100,9 +100,11 @@ def run(
         ("incidents", _counts(summary.incidents)),
         ("audit", _VERDICTS[summary.verdict]),
         ("findings of the audit", _counts(summary.findings)),
+        ("engine", f"{summary.engine}: {summary.version}"),
         ("took", f"{summary.took_s:.1f} s"),
     ]
     print_table(["", ""], told)
+    print_table(["step", "seconds"], [(text, f"{took_s:.1f}") for text, took_s in summary.steps], right=(1,))
     talk = Console(stderr=True, soft_wrap=True)
     talk.print(sentence(f"next: bstar pipeline report {summary.root} --out report.html"))
 

@@ -114,8 +114,11 @@ class SparkOptions:
         return settings
 
     def is_for_spark(self, amount: Callable[[], Amount | None]) -> bool:
-        """Whether Spark does it; says so if it is for the amount alone."""
-        if self.engine != "local" and (self.is_chosen or find_spec("pysail") is None):
+        """Whether Spark does it. What ``auto`` chooses, and why, goes to stderr."""
+        if self.engine != "local" and self.is_chosen:
+            return True
+        if self.engine == "auto" and find_spec("pysail") is None:
+            say("engine: Spark, because the local one (pysail) is not installed")
             return True
         found = amount()
         if self.engine == "local":
@@ -123,10 +126,15 @@ class SparkOptions:
             refuse(bool(about), f"--engine local: --{', --'.join(about)} is about Spark")
             refuse(found is None, "--engine local reads and writes folders of this machine, and cannot watch")
             return False
-        if found is not None and not found.is_small:
-            size, most = (f"{octets / 1e6:,.0f} MB" for octets in (found.octets, found.most))
-            say(f"{size} of {found.what}: Spark reads what is more than {most}")
-        return found is None or not found.is_small
+        if found is None:
+            say("engine: Spark, because not all is in folders of this machine")
+            return True
+        size, most = (f"{octets / 1e6:,.0f} MB" for octets in (found.octets, found.most))
+        if found.is_small:
+            say(f"engine: local, because {found.what} have {size}, and Spark is for more than {most}")
+        else:
+            say(f"engine: Spark, because {found.what} have {size}, and the local one is for {most} at most")
+        return not found.is_small
 
 
 @dataclass(frozen=True, kw_only=True)
