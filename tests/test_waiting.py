@@ -5,6 +5,7 @@ import zmq
 
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode
+from bstar_broker.core.snapshot import NodeState
 from bstar_broker.unread import Unread
 from bstar_testing.processes import wait_until
 from support.desk import Desk, heard, ident, sent
@@ -185,6 +186,45 @@ def test_what_waits_of_a_client_that_hung_up_leaves_the_queue_and_what_waits_of_
         told = native.decode(receive(clients[1]))
         assert (told.command, told.identity) == (native.PONG, native.NO_IDENTITY)
         clients[1].close()
+
+
+def test_what_waits_of_a_plain_client_leaves_the_queue_once_no_reply_can_reach_it() -> None:
+    desk = Desk()
+    desk.request02(b"\0made")
+    desk.request02(b"\0other")
+    desk.broker.sender_gone(b"\0made", desk.now)
+    assert desk.ledger.waiting.count == 1
+    assert desk.ledger.drops["client-gone"] == 1
+
+
+@pytest.mark.loopback
+def test_queues_that_a_plain_client_has_filled_are_free_once_it_has_left() -> None:
+    """What waits of a client that stays is not touched, nor is that of one that chose its routing id."""
+    bounds = {"limits.queue_bytes_max": 64 << 20}
+    with standing_pair(NEVER, workers=0, settings=bounds) as pair, zmq.Context() as context:
+        node = pair.primary
+        clients = {}
+        sent = 0
+        for name, count in (("left", 40), ("stays", 5), ("chosen", 5)):
+            client = clients[name] = context.socket(zmq.DEALER)
+            client.linger = 0
+            if name == "chosen":
+                client.routing_id = b"chosen"
+            client.connect(node.endpoint)
+            for _ in range(count):
+                client.send_multipart([b"MDPC02", b"\1", b"nobody", bytes(1 << 20)])
+            sent += count
+            node.wait_for("queued", lambda state, sent=sent: queued_of(state) == sent)  # type: ignore[misc]
+        clients["chosen"].close()
+        clients["left"].close()
+        node.wait_for("released", lambda state: queued_of(state) == 10)
+        clients["stays"].send_multipart([b"MDPC02", b"\1", b"nobody", b"x"])
+        node.wait_for("all others stay", lambda state: queued_of(state) == 11)
+        clients["stays"].close()
+
+
+def queued_of(state: NodeState) -> int:
+    return sum(service.queued for service in state.broker.services)
 
 
 @pytest.mark.loopback

@@ -16,12 +16,15 @@ import logging
 import os
 import struct
 import sys
+from collections.abc import Callable
 from itertools import islice
 from socket import IPPROTO_TCP, SHUT_RDWR, socket
 
 import zmq
 
+from bstar.listener import Listener
 from bstar.reactor import Reactor
+from bstar_broker.core.waiting import Waiting
 
 _log = logging.getLogger("bstar.broker")
 
@@ -33,6 +36,9 @@ _TCP_INFO = 11
 # A look at a connection takes some microseconds.
 _INTERVAL_S = 1.0
 _LOOKS_MAX = 1_000
+
+# Messages of a connection that has ended are read for so long at most.
+_UNREAD_S = 10.0
 
 # Of struct tcp_info: tcpi_retransmits at octet 2, tcpi_unacked at 24, tcpi_last_ack_recv at 56.
 _INFO = struct.Struct("=2xB21xI28xI")
@@ -96,3 +102,61 @@ class Connections:
             self.hang_ups += len(hung_up)
             text = "closed %d connection(s) that acknowledged nothing for %g s, the first from %s"
             _log.warning(text, len(hung_up), LIMIT_S, hung_up[0])
+
+
+class Senders:
+    """Takes what waits of a client out of the queues once its connection has ended.
+
+    A native client is asked whether it is there (``core.waiting``); a plain one cannot be asked. So while the
+    queues hold a tenth of what they may, the connections of those that send are noted. A client that chose
+    its routing id may come back with it, so its requests stay.
+    """
+
+    def __init__(self, listener: Listener, waiting: Waiting, on_gone: Callable[[bytes, float], None]) -> None:
+        self._listener = listener
+        self._waiting = waiting
+        self._on_gone = on_gone
+        self.is_on = False
+        # By descriptor, and by routing id.
+        self._names: dict[int, bytes] = {}
+        self._descriptors: dict[bytes, int] = {}
+        # Clients whose connections have ended, and until when messages of theirs may still be read.
+        self._gone: dict[bytes, float] = {}
+        listener.add_follower(self._follow)
+
+    def refresh(self) -> None:
+        """Note senders from now on, or no more."""
+        self.is_on = self._waiting.is_crowded
+
+    def note(self, name: bytes, frame: zmq.Frame, now: float) -> None:
+        """A message from this routing id; ``frame`` is one of its frames."""
+        if name in self._descriptors or name in self._gone or name[:1] != b"\0":
+            return
+        # What has happened to the descriptor before this connection got it is known after that.
+        self._listener.catch_up()
+        try:
+            descriptor = int(frame.get("__fd"))
+        except (zmq.ZMQError, ValueError):
+            return
+        if descriptor in self._listener.open:
+            self._names[descriptor] = name
+            self._descriptors[name] = descriptor
+        else:
+            self._gone[name] = now + _UNREAD_S
+
+    def _follow(self, event: int, descriptor: int) -> None:
+        name = self._names.pop(descriptor, None)
+        if name is not None:
+            self._descriptors.pop(name, None)
+            self._gone[name] = float("inf")
+
+    def look(self, now: float) -> None:
+        """Release what waits of those that are gone, and of the messages that were read since."""
+        self.refresh()
+        for name, until in list(self._gone.items()):
+            if self._waiting.holds(name):
+                self._on_gone(name, now)
+            if until == float("inf"):
+                self._gone[name] = now + _UNREAD_S
+            elif now >= until:
+                del self._gone[name]

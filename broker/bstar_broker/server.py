@@ -35,7 +35,7 @@ from bstar.sockets import NoMemoryError, new_router, receive_bodies, send, set_u
 from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar.zap_socket import serve
-from bstar_broker.connections import HAS_TCP_INFO, Connections
+from bstar_broker.connections import HAS_TCP_INFO, Connections, Senders
 from bstar_broker.control import ControlSocket, control_path
 from bstar_broker.core import (
     BrokerSettings,
@@ -322,6 +322,8 @@ class BrokerServer(Closing):
         self.reactor.add_reader(
             socket, self._on_message, keeps_to_itself=True, read=self._read, flush=self._flush
         )
+        self._senders = Senders(self._listener, node.broker.ledger.waiting, node.broker.sender_gone)
+        self.reactor.add_timer(LOOK_INTERVAL_S, self._senders.look)
         self._unread = Unread(socket, node.broker.ledger.waiting)
         self.reactor.add_timer(LOOK_INTERVAL_S, self._unread.look)
         return socket
@@ -407,6 +409,9 @@ class BrokerServer(Closing):
         """True if it used the ROUTER only. What it sends may wait for ``_flush``."""
         if len(frames[-1]) >= _LARGE_BYTES:
             self._memory.arrived(now)
+            self._senders.refresh()
+        if self._senders.is_on and self._gate is None:
+            self._senders.note(frames[0], self._last_frame[0], now)
         try:
             user_id = "" if self._gate is None else self._gate.user_id
             outputs = self.node.receive_frames(frames, now, user_id)

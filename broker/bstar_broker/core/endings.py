@@ -264,16 +264,16 @@ class Endings:
         for request in self._queued_of(client):
             _orphan(request, client)
 
-    def release_client(self, client: bytes, now: float) -> None:
+    def release_client(self, client: bytes, now: float, *, is_new_each_time: bool = False) -> None:
         """The connection of a client, native or behind a front, is gone: its requests leave the queue
-        (BSN-B-21).
+        (BSN-B-21). Those of a plain one as well if its routing id ``is_new_each_time``: no reply reaches it.
 
         A request stays if the client sent it again from another address, if others wait for it, or if a
         worker had it.
         """
         ledger = self._ledger
         is_native = ledger.settings.client_check_interval_s and ledger.waiting.is_native(client)
-        if not is_native and not is_behind_front(client):
+        if not (is_new_each_time or is_native or is_behind_front(client)):
             return
         for request in self._queued_of(client):
             if request.sender != client or request.askers or request.deliveries:

@@ -52,6 +52,11 @@ class Waiting:
         reserve = limit // _RESERVE_PART
         return length > (limit - reserve if held > reserve else limit)
 
+    @property
+    def is_crowded(self) -> bool:
+        """True if the queues hold a tenth of the octets that they may."""
+        return self.octets > self._settings.queue_bytes_max // _RESERVE_PART
+
     def is_heavy(self, client: bytes, octets: int) -> bool:
         """True if the queues may not hold ``octets`` more of this client. A tenth is for the others."""
         limit = self._settings.queue_bytes_max
@@ -95,6 +100,10 @@ class Waiting:
             share.octets -= octets
         else:
             del self._shares[client]
+
+    def holds(self, client: bytes) -> bool:
+        """True if a request of this client waits."""
+        return client in self._shares
 
     def is_native(self, client: bytes) -> bool:
         """True if a request of this client waits and the client speaks the native dialect."""
