@@ -194,9 +194,9 @@ def test_a_build_that_redelivers_what_must_not_be_executed_twice_is_caught(
 ) -> None:
     sound = Endings.redeliver
 
-    def forgets_the_rule(self: Endings, request: Accepted, how: str, now: float, outputs: Any) -> None:
+    def forgets_the_rule(self: Endings, request: Accepted, *arguments: Any) -> None:
         request.is_once = False
-        sound(self, request, how, now, outputs)
+        sound(self, request, *arguments)
 
     monkeypatch.setattr(Endings, "redeliver", forgets_the_rule)
     assert first_violation(Mood.PROCESSES, range(1, 41)).rule == "i"
@@ -222,7 +222,7 @@ def test_a_build_whose_workers_never_follow_a_pair_below_what_a_liar_made_of_it_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("bstar_client.core.fence.EPOCH_STEP_MAX", 2**64)
-    assert play(setup_of(11, pirates=False, emq=False)).rule == "f"
+    assert play(setup_of(16, pirates=False, emq=False)).rule == "f"
 
 
 def test_the_shrinker_leaves_only_faults_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,9 +427,7 @@ def test_what_dying_workers_held_is_done_by_others_in_time() -> None:
 
 
 def test_a_build_that_forgets_what_dying_workers_held_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Endings, "redeliver", lambda self, request, how, now, outputs: self._ledger.forget(request)
-    )
+    monkeypatch.setattr(Endings, "redeliver", lambda self, request, *arguments: self._ledger.forget(request))
     assert while_workers_die() > 0
 
 
@@ -454,9 +452,9 @@ def test_parts_for_a_client_of_mdp01_are_of_one_worker() -> None:
 def test_a_build_that_mixes_the_parts_of_two_workers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Endings.redeliver
 
-    def keeps_the_parts(self: Endings, request: Accepted, how: str, now: float, outputs: Any) -> None:
+    def keeps_the_parts(self: Endings, request: Accepted, *arguments: Any) -> None:
         held = request.held
-        sound(self, request, how, now, outputs)
+        sound(self, request, *arguments)
         request.held = held
 
     monkeypatch.setattr(Endings, "redeliver", keeps_the_parts)
