@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from bstar.star import PeerMessage, Publish, Stall
 from bstar.wire import durable, emq, native
 from bstar.wire.durable import State
 from bstar.wire.emq_jobs import Headers
+from bstar.wire.peer import PeerState
 from bstar_broker.core import Output
 from bstar_broker.core.outputs import FrontSend
 from bstar_broker.fronts.emq.desk import EmqSettings
@@ -54,6 +56,29 @@ def test_a_request_that_waits_gets_no_reply_then_or_later(stage: EmqStage) -> No
     """EMQ-R-08: the submission's REPLY is absent for a buffered request."""
     assert stage.asks(b"q1") == []
     assert kinds(stage.manager(slots=1)) == ["Ack", "Heartbeat", "Request"]
+
+
+def test_a_request_waits_while_a_node_that_was_away_asks_its_peer(stage: EmqStage) -> None:
+    stage.manager(slots=1)
+    outputs = stage.node.step(Stall(3.0), 3.0)
+    question = next(output.message.asks for output in outputs if isinstance(output, Publish))
+    stage.now = 3.0
+    assert stage.asks(b"q1", "reply-requested") == []
+    answer = PeerState(4, "test", "backup", "they", 90_000, 0, 1_000, 2_000, answers=question)
+    before = len(stage.left)
+    stage.carry_out(stage.node.step(PeerMessage(answer), 3.1))
+    assert requests(stage.told(before)) == [(b"m1", b"q1")]
+    assert replies(stage.ends(b"q1", 42)) == [(b"c1", b"q1", result(42))]
+
+
+def test_a_request_that_waited_while_the_peer_took_over_goes_to_the_peer(stage: EmqStage) -> None:
+    stage.manager(slots=1)
+    stage.now = 3.0
+    stage.carry_out(stage.node.step(Stall(3.0), 3.0))
+    stage.asks(b"q1", "reply-requested")
+    before = len(stage.left)
+    stage.step_down()
+    assert [each for each in stage.told(before) if each[0] == b"c1"] == [(b"c1", emq.Goodbye(b"q1"))]
 
 
 def test_an_unknown_queue_is_the_default_queue_where_somebody_offers_that(stage: EmqStage) -> None:
