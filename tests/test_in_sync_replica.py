@@ -471,3 +471,29 @@ def test_a_late_answer_of_the_arbiter_says_nothing_of_a_later_question() -> None
     assert part.is_member("primary", b"new") is False
     assert not part.hear(ArbiterSaid(first.number, SetAnswer(epoch=3, in_sync=both)), 0.4)
     assert part.is_member("primary", b"new") is False
+
+
+def test_a_new_leader_claims_the_set_of_two_when_its_peer_has_its_first_entry() -> None:
+    primary, backup = pair()
+    primary.wait(0.25)
+    talk(primary, backup, 0.25)
+    backup.do(backup.replica.lead(2, 0.5), 0.5)
+    assert backup.replica.is_leading
+    assert [len(asked.claim.in_sync) for asked in backup.asked] == []
+    backup.outbox.clear()
+    primary.do(primary.replica.follow(0.6), 0.6)
+    for now in (0.75, 1.0, 1.25):
+        for node in (primary, backup):
+            node.wait(now)
+        talk(primary, backup, now)
+    assert backup.replica.copies == 2
+    assert [sorted(asked.claim.in_sync) for asked in backup.asked][-1:] == [["backup", "primary"]]
+
+
+def test_an_answer_to_a_question_that_was_not_asked_is_none() -> None:
+    part = InSync(is_on=True, heartbeat_s=0.25, timeout_s=2.0)
+    [asked] = part.look(b"store", 0.0)
+    assert not part.hear(ArbiterSaid(asked.number + 1, SetAnswer(epoch=9, in_sync=["backup"])), 0.1)
+    assert part.epoch == 0
+    assert part.hear(ArbiterSaid(asked.number, SetAnswer(epoch=1, in_sync=["primary"])), 0.2)
+    assert part.is_member("primary", b"store")

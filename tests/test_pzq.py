@@ -18,6 +18,7 @@ from bstar.settings.fields import nested
 from bstar.wire import durable, pzq
 from bstar_broker.core.outputs import FrontSend
 from bstar_broker.fronts.plans import plans_of
+from bstar_broker.fronts.pzq.deliveries import Deliveries
 from bstar_broker.fronts.pzq.front import PzqSettings
 from bstar_broker.store.core.settings import StoreSettings
 from support.pzq_stage import Stage
@@ -462,3 +463,25 @@ def test_garbage_raises_remote_protocol_error_and_nothing_else(frames: list[byte
     for read in readers:
         with suppress(RemoteProtocolError):
             read(frames)
+
+
+def test_the_octets_of_what_has_ended_are_given_back() -> None:
+    deliveries = Deliveries()
+    deliveries.add(b"a", b"id", [b"xx"])
+    deliveries.add(b"b", b"id", [b"y", b"yy"])
+    assert deliveries.take(5.0) is not None
+    deliveries.end(b"a")
+    assert (deliveries.octets, deliveries.late_at(), len(deliveries)) == (3, None, 1)
+    deliveries.end(b"b")
+    assert deliveries.end(b"b") is None
+    assert (deliveries.octets, deliveries.held, len(deliveries)) == (0, 0, 0)
+
+
+def test_a_message_that_comes_again_with_its_key_has_a_turn_of_its_own() -> None:
+    deliveries = Deliveries()
+    deliveries.add(b"a", b"id", [b"first"])
+    deliveries.add(b"b", b"id", [b"other"])
+    deliveries.end(b"a")
+    deliveries.add(b"a", b"id", [b"again"])
+    taken = [deliveries.take(5.0) for _ in range(3)]
+    assert [None if each is None else each.body for each in taken] == [[b"other"], [b"again"], None]

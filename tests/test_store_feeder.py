@@ -112,12 +112,11 @@ class Reader:
         self.sent += [entry.number for entry in entries]
         return ToPeer([b"entries"])
 
-    def read(self, *places: Position, token: int | None = None) -> list[Output]:
+    def read(self, *places: Position, now: float = 0.0, octets: int = 1) -> list[Output]:
         """The disk answers with these entries."""
         assert isinstance(self.asked, ReadLog)
-        entries = [Entry.of(place, 0, b"x") for place in places]
-        given = LogRead(self.asked.begin, entries, self.asked.token if token is None else token)
-        return self.feeder.log_read(given, 0.0)
+        entries = [Entry.of(place, 0, bytes(octets)) for place in places]
+        return self.feeder.log_read(LogRead(self.asked.begin, entries, self.asked.token), now)
 
 
 def _send_no_part(given: Exported, index: int) -> ToPeer:
@@ -169,3 +168,34 @@ def test_a_table_that_begins_later_than_the_log_is_no_other_one() -> None:
     stage = Stage()
     stage.read()
     assert stage.sent == [0], "its first part says which entry it is of"
+
+
+def test_a_peer_has_no_more_than_it_was_sent_and_loses_nothing_that_it_had() -> None:
+    reader = Reader()
+    reader.read(Position(1, 11), Position(1, 12))
+    reader.feeder.acknowledge(99)
+    assert reader.feeder.acked == 12
+    reader.feeder.acknowledge(11)
+    assert reader.feeder.acked == 12
+
+
+def test_an_idle_time_gives_the_pace_no_credit() -> None:
+    """Else a burst of hours would take disk and link from the requests of others."""
+    reader = Reader()
+    assert reader.read(Position(1, 11), now=3_600.0, octets=BATCH_BYTES) != []
+    assert reader.feeder.pump(3_600.0, is_paced=True) == []
+    later = 3_600.0 + BATCH_BYTES / 50e6
+    assert reader.feeder.deadline() == pytest.approx(later)
+    [asked] = reader.feeder.pump(later + 0.001, is_paced=True)
+    assert isinstance(asked, ReadLog)
+
+
+def test_an_answer_to_an_export_that_was_given_up_is_no_part_of_the_next() -> None:
+    stage = Stage()
+    assert stage.feeder.begin(0, 0, needs_table=True) == [Export(0, BATCH_BYTES)]
+    stage.read()
+    assert stage.sent == [], "it is of the one before"
+    stage.read()
+    assert stage.sent == [0]
+    stage.read()
+    assert stage.sent == [0], "nothing was asked"

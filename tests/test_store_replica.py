@@ -449,3 +449,34 @@ def test_the_log_keeps_what_a_peer_that_catches_up_has_yet_to_get() -> None:
     assert backup.replica.last == primary.replica.last
     primary.do(primary.replica.handle_timer(3.2))
     assert primary.trims == [primary.replica.applied_to - 1_000], "it has; the last thousand stay"
+
+
+def test_what_the_peer_stored_in_an_earlier_leadership_does_not_count_in_the_next() -> None:
+    """Its mark of then may be gone: the leader's own stays until the peer has stored it again."""
+    copies = copies_of(5, is_alone=True)
+    copies.lead(5, 0.0, is_heard=True)
+    copies.note_ack(Ack(b"r" * 12, 1, 1, 5, True), 0.5)
+    before = (copies.is_marked, copies.heard)
+    copies.leave()
+    copies.lead(6, 1.0, is_heard=True)
+    assert (before, (copies.is_marked, copies.heard)) == ((True, 5), (False, 0))
+
+
+def test_a_peer_that_did_not_join_in_time_waits_before_it_may_again() -> None:
+    """Commits wait for a peer that joins: one that cannot keep up must not hold them up all the time."""
+    copies = copies_of(5, is_alone=True)
+    copies.lead(5, 0.0, is_heard=True)
+    assert copies.check(5, 0, 0.0, is_heard=True, is_sent=True)
+    assert standing(copies) == Standing.JOINING
+    assert copies.check(5, 0, 2.0, is_heard=True, is_sent=True)
+    assert standing(copies) == Standing.BEHIND
+    assert not copies.check(5, 0, 2.1, is_heard=True, is_sent=True)
+    assert copies.check(5, 0, 100.0, is_heard=True, is_sent=True)
+    assert standing(copies) == Standing.JOINING
+
+
+def test_a_silent_peer_does_not_begin_to_join() -> None:
+    copies = copies_of(5, is_alone=True)
+    copies.lead(5, 0.0, is_heard=False)
+    assert not copies.check(5, 5, 1.0, is_heard=False, is_sent=True)
+    assert standing(copies) == Standing.BEHIND
