@@ -159,6 +159,16 @@ def test_a_grant_to_somebody_else_or_for_nothing_we_said_is_none(grant: dict[str
     assert not machine.is_active
 
 
+def test_a_grant_of_a_peer_that_says_it_serves_is_none() -> None:
+    """It would serve beside us, and its ballot is its own: the word is forged."""
+    machine, peer = machine_of(), Peer()
+    [message] = published(machine.step(PeerMessage(peer.says(BACKUP)), 0.1))
+    forged = peer.says(ACTIVE, epoch=2, claims=False, granted=message.seq, granted_to="we")
+    outputs = machine.step(PeerMessage(forged), 0.2)
+    assert Activated not in kinds(outputs)
+    assert not machine.is_active
+
+
 def test_an_answer_to_another_run_is_none() -> None:
     machine, peer = machine_of(), Peer()
     [message] = published(machine.step(PeerMessage(peer.says(BACKUP)), 0.1))

@@ -20,6 +20,7 @@ No clock, no socket: time comes in, and ``StarMachine`` says what goes out.
 import math
 
 from bstar.star.outputs import ArbiterLost, ArbiterSeen
+from bstar.star.rules import State
 from bstar.wire.arbiter import Answer
 from bstar.wire.peer import PeerState
 
@@ -102,7 +103,8 @@ class Quorum:
         elif self.granted_to in ("", message.node):
             # What another run says does not end the promise to this one.
             self.hear_no_claim()
-        if message.granted_to == node:
+        # A peer that serves holds its own ballot: a word that says both is forged.
+        if message.granted_to == node and message.state != State.ACTIVE:
             ttl_max_s = self._ttl_max_s if message.timeout_max_ms else self._ttl_min_s
             self.hear_grant(self.peer, message.granted, ttl_max_s)
         return is_granted
