@@ -24,7 +24,7 @@ JAVA := $(VENV)/.java-found
 # What the demo of the pipeline leaves: journal/, tables/, report.html.
 PLAYED := build/pipeline-demo
 
-.PHONY: help setup setup-dev demo durable-demo pipeline-demo check audit test mutants sim chaos compose-test bench bench-failover failover-picture bench-peers bench-pipeline docs page-pictures clean
+.PHONY: help setup setup-dev demo durable-demo pipeline-demo check audit test mutants sim store-sim chaos compose-test bench bench-failover failover-picture bench-peers bench-pipeline docs page-pictures clean
 
 help: ## this list
 	@printf 'bstar: make VERB\n\n'
@@ -132,7 +132,16 @@ else
 	  $(if $(PROFILE),--profile $(PROFILE)) $(if $(ARBITER),--arbiter $(ARBITER)) $(if $(FLEET),--fleet $(FLEET)) \
 	  $(if $(KEYS),--keys $(KEYS)) \
 	  $(if $(PIRATES),--pirates $(PIRATES)) $(if $(EMQ),--emq $(EMQ)) \
-	  $(if $(PAIRS),--pairs $(PAIRS)) $(if $(TRACE),--trace)
+	  $(if $(PAIRS),--pairs $(PAIRS)) $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(TRACE),--trace)
+endif
+
+store-sim: $(TOOLS) ## simulated replicas of the durable store under faults: 1000 seeds; or SEED=7, RUNS=100, HOURS=10, ARBITER=kept; or EXPLORE=4: every order of 4 faults
+ifdef EXPLORE
+	@PYTHONPATH=tests $(BIN)/python -m store_sim.explore --depth $(EXPLORE)
+else
+	@PYTHONPATH=tests $(BIN)/python -m store_sim $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) \
+	  $(if $(HOURS),--hours $(HOURS)) $(if $(ARBITER),--arbiter $(ARBITER)) $(if $(FAULTS),--faults '$(FAULTS)') \
+	  $(if $(PROCESSES),--processes $(PROCESSES))
 endif
 
 chaos: export CHAOS_KEYS = $(KEYS)

@@ -6,6 +6,11 @@ from collections import Counter
 
 import pytest
 
+from bstar_broker.store.core import proof
+from bstar_broker.store.core.meeting import IN_SYNC, rank
+from bstar_broker.store.core.peer import Hello
+from bstar_broker.store.core.site import Role, Site
+from store_sim.explore import Found, explore
 from store_sim.run import ARBITER_FAULTS, FAULTS, Arbitration, play
 
 pytestmark = pytest.mark.storm
@@ -17,8 +22,8 @@ SEEDS_OF_ONE_KIND = 3
 
 def _check(seed: int, kinds: tuple[str, ...], arbiter: Arbitration = "none") -> Counter[str]:
     outcome = play(seed, kinds, arbiter)
-    repeat = f"PYTHONPATH=tests python -m store_sim --seed {seed} --faults '{','.join(kinds)}'"
-    repeat += f" --arbiter {arbiter}"
+    repeat = f"make store-sim SEED={seed} FAULTS='{','.join(kinds)}'"
+    repeat += f" ARBITER={arbiter}"
     assert not outcome.violation, f"{outcome.violation}\nrepeat: {repeat}"
     return outcome.counts
 
@@ -87,3 +92,24 @@ _SEEDS = {
 @pytest.mark.parametrize("seed", _SEEDS)
 def test_seeds_that_broke_a_promise_with_an_arbiter_keep_it(seed: int) -> None:
     _check(seed, FAULTS + ARBITER_FAULTS, "kept")
+
+
+# --- every order of a few faults ----------------------------------------------------------------------------
+
+
+def test_after_any_two_faults_a_node_leads_and_nothing_is_lost() -> None:
+    situations, steps = explore(2)
+    assert situations > 150
+    assert steps > 300
+
+
+def test_without_the_rule_for_doubtful_copies_three_steps_leave_a_pair_without_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proof, "_is_whole", _is_in_sync_member)
+    with pytest.raises(Found, match="does not lead with both copies: the arbiter counts the primary's"):
+        explore(3)
+
+
+def _is_in_sync_member(site: Site, role: Role, said: Hello, store: bytes) -> bool:
+    return site.in_sync.is_member(role, store) is not False and rank(said) == IN_SYNC

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from itertools import count
+from functools import partial
 
 import msgspec
 
 from bstar.settings.timing import PROFILES
+from sim.campaign import Campaign, Result
 from sim.checks import Violation
 from sim.faults import Mood
 from sim.growth import Growth
-from sim.run import Outcome, play, shrink
+from sim.run import play, shrink
 from sim.setup import Setup, setup_of
 
 RUNS = 200
-PROGRESS_S = 5.0
 PAIRS_MAX = 1_000
-# Seeds handed to a process at once: enough to keep it busy while another is told of.
-_BATCH = 4
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,7 +38,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, help="the first seed; alone: run just this one and show it")
     parser.add_argument("--runs", type=int, help=f"how many seeds (default {RUNS})")
-    parser.add_argument("--hours", type=float, help="simulated hours instead of a number of seeds")
+    parser.add_argument("--hours", type=float, help="simulated hours, not seeds; goes on where it was ended")
     parser.add_argument("--faults", help="with one seed: only these of its faults, as numbers 0,3,4; or none")
     parser.add_argument("--mood", choices=[mood.value for mood in Mood], help="this kind of faults only")
     parser.add_argument("--profile", choices=list(PROFILES), help="this timing only")
@@ -92,10 +86,10 @@ def _setup(seed: int, options: argparse.Namespace) -> Setup:
     )
 
 
-def _play(seed: int, options: argparse.Namespace) -> Outcome:
+def _play(seed: int, options: argparse.Namespace) -> Result:
     outcome = play(_setup(seed, options))
-    outcome.trace = []
-    return outcome
+    counts = {**outcome.counts, "runs with keys": int(outcome.setup.has_keys)}
+    return Result(seed, outcome.violation or "", outcome.simulated_s, counts, outcome.dual_s_max)
 
 
 def command(setup: Setup, faults: tuple[int, ...] | None, options: argparse.Namespace) -> str:
@@ -158,13 +152,12 @@ def _one(options: argparse.Namespace) -> int:
         return 0
     print(f"VIOLATION {outcome.violation}")
     if numbers is None:
-        _explain(outcome, options)
+        _explain(whole, options)
     return 1
 
 
-def _explain(outcome: Outcome, options: argparse.Namespace) -> None:
+def _explain(whole: Setup, options: argparse.Namespace) -> None:
     """Say which faults it takes."""
-    whole = outcome.setup
     small, result = shrink(whole)
     numbers = tuple(whole.faults.index(fault) for fault in small.faults)
     print(f"It takes {len(small.faults)} of the {len(whole.faults)} faults:")
@@ -174,80 +167,29 @@ def _explain(outcome: Outcome, options: argparse.Namespace) -> None:
     print(f"repeat:     {command(whole, numbers, options)}")
 
 
-def _seeds(options: argparse.Namespace) -> Iterator[int]:
-    first = options.seed if options.seed is not None else 1
-    if options.hours is not None and options.runs is None:
-        return count(first)
-    return iter(range(first, first + (options.runs if options.runs is not None else RUNS)))
-
-
 def _many(options: argparse.Namespace) -> int:
-    seeds = _seeds(options)
-    began = told = time.perf_counter()
-    counts: Counter[str] = Counter()
-    runs, runs_with_keys, simulated_s, dual_s_max = 0, 0, 0.0, 0.0
-    wanted_s = float("inf") if options.hours is None else options.hours * 3600
-    broken: list[Outcome] = []
-    futures: set[Future[Outcome]] = set()
-
-    def tell(end: str = "\n") -> None:
-        real_s = time.perf_counter() - began
-        print(
-            f"{runs} runs, {runs_with_keys} of them with keys, "
-            f"{simulated_s / 3600:.1f} simulated hours in {real_s:.0f} s "
-            f"({simulated_s / 3600 / real_s:.2f} simulated hours per second), "
-            f"{counts['faults']} faults, {counts['calls']} calls, {len(broken)} violations",
-            end=end,
-            flush=True,
-        )
-
-    is_interrupted = False
-    # Ctrl-C goes to every process of the terminal; only this one acts on it, and says what came of it so far.
-    with ProcessPoolExecutor(options.processes, initializer=_ignore_interrupts) as pool:
-        try:
-            is_exhausted = False
-            while True:
-                while (
-                    not is_exhausted and len(futures) < _BATCH * options.processes and simulated_s < wanted_s
-                ):
-                    seed = next(seeds, None)
-                    if seed is None:
-                        is_exhausted = True
-                    else:
-                        futures.add(pool.submit(_play, seed, options))
-                if not futures:
-                    break
-                done, futures = wait(futures, return_when=FIRST_COMPLETED)
-                for future in done:
-                    outcome = future.result()
-                    runs += 1
-                    runs_with_keys += outcome.setup.has_keys
-                    simulated_s += outcome.simulated_s
-                    dual_s_max = max(dual_s_max, outcome.dual_s_max)
-                    counts.update(outcome.counts)
-                    if outcome.violation is not None:
-                        broken.append(outcome)
-                        print(f"\nseed {outcome.setup.seed}: VIOLATION {outcome.violation}", flush=True)
-                        print(f"repeat:     {command(outcome.setup, None, options)}", flush=True)
-                if time.perf_counter() - told > PROGRESS_S:
-                    told = time.perf_counter()
-                    tell()
-        except KeyboardInterrupt:
-            is_interrupted = True
-            pool.shutdown(cancel_futures=True)
-            print("\ninterrupted; what was complete by then:", flush=True)
-    tell()
-    _summarise(counts, dual_s_max)
-    if broken:
+    runs = options.runs
+    if runs is None and options.hours is None:
+        runs = RUNS
+    campaign = Campaign(
+        partial(_play, options=options),
+        first=1 if options.seed is None else options.seed,
+        runs=runs,
+        hours=options.hours if runs is None else None,
+        # ``processes`` changes nothing, and a later call may want more hours.
+        key="" if runs is not None else repr({**vars(options), "processes": 0, "hours": 0}),
+        processes=options.processes,
+        repeat=lambda seed: command(_setup(seed, options), None, options),
+    )
+    is_complete = campaign.run()
+    state = campaign.state
+    _summarise(Counter(state.counts), state.dual_s_max)
+    if state.violations:
         print("The first violation, with as few faults as it takes:")
-        _explain(broken[0], options)
-    if is_interrupted:
+        _explain(_setup(state.violations[0][0], options), options)
+    if not is_complete:
         return 130
-    return 1 if broken else 0
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return 1 if state.violations else 0
 
 
 def _summarise(counts: Counter[str], dual_s_max: float) -> None:
@@ -262,8 +204,9 @@ def _summarise(counts: Counter[str], dual_s_max: float) -> None:
         f"{counts['ended with status 70']}"
     )
     print(
-        f"keys:     {counts['messages of outsiders']} messages of outsiders, {counts['fault KEY_WITHDRAWN']} "
-        f"keys withdrawn and listed again, {counts['sent to silent successors']} messages to who claimed a "
+        f"keys:     {counts['runs with keys']} runs, {counts['messages of outsiders']} messages of "
+        f"outsiders, {counts['fault KEY_WITHDRAWN']} keys withdrawn and listed again, "
+        f"{counts['sent to silent successors']} messages to who claimed a "
         "routing id and was silent"
     )
     print(

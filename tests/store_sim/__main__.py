@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
-from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
-from store_sim.run import ARBITER_FAULTS, FAULTS, Arbitration, Outcome, play
+from sim.campaign import Campaign, Result
+from store_sim.run import ARBITER_FAULTS, FAULTS, Arbitration, play
 
 RUNS = 1_000
+_COMMAND = "make store-sim"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,6 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m store_sim", description=__doc__)
     parser.add_argument("--seed", type=int, help="the first seed; alone: this one, with what happened in it")
     parser.add_argument("--runs", type=int, help=f"how many seeds (default {RUNS})")
+    parser.add_argument("--hours", type=float, help="simulated hours, not seeds; goes on where it was ended")
     parser.add_argument("--faults", help=f"only these, with commas: {', '.join(FAULTS)}")
     parser.add_argument("--arbiter", choices=("none", "kept", "forgetful"), default="none")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -28,9 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = set(kinds) - set(known)
     if unknown:
         parser.error(f"no faults: {', '.join(sorted(unknown))}")
-    if options.seed is not None and options.runs is None:
+    if options.seed is not None and options.runs is None and options.hours is None:
         return _one(options.seed, kinds, options.arbiter)
-    return _many(options.seed or 1, options.runs or RUNS, kinds, options.arbiter, options.processes)
+    return _many(options, kinds)
 
 
 def _one(seed: int, kinds: tuple[str, ...], arbiter: Arbitration) -> int:
@@ -41,23 +42,31 @@ def _one(seed: int, kinds: tuple[str, ...], arbiter: Arbitration) -> int:
     return 1 if outcome.violation else 0
 
 
-def _many(first: int, runs: int, kinds: tuple[str, ...], arbiter: Arbitration, processes: int) -> int:
-    began, counts, broken = time.perf_counter(), Counter[str](), list[Outcome]()
-    with ProcessPoolExecutor(processes) as pool:
-        for outcome in pool.map(
-            play, range(first, first + runs), [kinds] * runs, [arbiter] * runs, chunksize=10
-        ):
-            counts += outcome.counts
-            if outcome.violation:
-                broken.append(outcome)
-                print(f"seed {outcome.seed}: VIOLATION {outcome.violation}", flush=True)
-                print(
-                    f"repeat: PYTHONPATH=tests python -m store_sim --seed {outcome.seed} --arbiter {arbiter}",
-                    flush=True,
-                )
-    print(f"{runs} runs in {time.perf_counter() - began:.0f} s, {len(broken)} violations")
-    print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
-    return 1 if broken else 0
+def _play(seed: int, kinds: tuple[str, ...], arbiter: Arbitration) -> Result:
+    outcome = play(seed, kinds, arbiter)
+    counts = {**outcome.counts, "faults": sum(outcome.counts[kind] for kind in kinds)}
+    return Result(seed, outcome.violation, outcome.simulated_s, counts)
+
+
+def _many(options: argparse.Namespace, kinds: tuple[str, ...]) -> int:
+    runs = options.runs
+    if runs is None and options.hours is None:
+        runs = RUNS
+    chosen = f" FAULTS='{options.faults}'" if options.faults else ""
+    campaign = Campaign(
+        partial(_play, kinds=kinds, arbiter=options.arbiter),
+        first=1 if options.seed is None else options.seed,
+        runs=runs,
+        hours=options.hours if runs is None else None,
+        key="" if runs is not None else f"store {options.arbiter} {kinds}",
+        processes=options.processes,
+        repeat=lambda seed: f"{_COMMAND} SEED={seed} ARBITER={options.arbiter}{chosen}",
+    )
+    is_complete = campaign.run()
+    print(", ".join(f"{name} {count}" for name, count in sorted(campaign.state.counts.items())))
+    if not is_complete:
+        return 130
+    return 1 if campaign.state.violations else 0
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ class Outcome(msgspec.Struct):
     violation: str
     counts: Counter[str]
     trace: list[str]
+    simulated_s: float
 
 
 class StoreSim:
@@ -369,4 +370,4 @@ def play(
         sim.run()
     except AssertionError as error:
         violation = f"{type(error).__name__}: {error}"
-    return Outcome(seed, violation, sim.counts, sim.world.trace or [])
+    return Outcome(seed, violation, sim.counts, sim.world.trace or [], sim.world.now)
