@@ -96,12 +96,12 @@ bench: $(TOOLS) ## benchmarks, printed as a table
 	@$(BIN)/python benchmarks/batches.py
 	@$(BIN)/python benchmarks/journal.py
 
-bench-failover: $(TOOLS) ## the outage that clients see: 30 trials of each fault, 25 minutes; or TRIALS=5, PROFILES=lan, FAULTS=kill,stop, OVERLOAD_S=60
-	@command='make bench-failover$(if $(TRIALS), TRIALS=$(TRIALS))$(if $(PROFILES), PROFILES=$(PROFILES))$(if $(FAULTS), FAULTS=$(FAULTS))$(if $(OVERLOAD_S), OVERLOAD_S=$(OVERLOAD_S))'; \
+bench-failover: $(TOOLS) ## the outage that clients see: 30 trials of each fault, 25 minutes; or TRIALS=5, PROFILES=lan, FAULTS=kill,stop, OVERLOAD_S=60, OVERLOAD_BYTES=1000000
+	@command='make bench-failover$(if $(TRIALS), TRIALS=$(TRIALS))$(if $(PROFILES), PROFILES=$(PROFILES))$(if $(FAULTS), FAULTS=$(FAULTS))$(if $(OVERLOAD_S), OVERLOAD_S=$(OVERLOAD_S))$(if $(OVERLOAD_BYTES), OVERLOAD_BYTES=$(OVERLOAD_BYTES))'; \
 	BSTAR_BENCH_COMMAND="$$command" PYTHONPATH=chaos-tests:benchmarks:tools $(BIN)/python -m failover \
 	  $(if $(TRIALS),--trials $(TRIALS)) $(if $(PROFILES),--profiles $(PROFILES)) $(if $(FAULTS),--faults $(FAULTS)) \
-	  $(if $(OVERLOAD_S),--overload-s $(OVERLOAD_S)) \
-	  $(if $(TRIALS)$(PROFILES)$(FAULTS)$(OVERLOAD_S),,--write docs/failover.md)
+	  $(if $(OVERLOAD_S),--overload-s $(OVERLOAD_S)) $(if $(OVERLOAD_BYTES),--overload-bytes $(OVERLOAD_BYTES)) \
+	  $(if $(TRIALS)$(PROFILES)$(FAULTS)$(OVERLOAD_S)$(OVERLOAD_BYTES),,--write docs/failover.md)
 
 failover-picture: $(TOOLS) ## measure a kill of ours and of the published pattern, and draw docs/failover-kill.svg; or TRIALS=10
 	@PYTHONPATH=chaos-tests:benchmarks:tools $(BIN)/python -m failover.picture --trials $(or $(TRIALS),5)

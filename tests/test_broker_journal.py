@@ -321,7 +321,7 @@ def test_a_node_begins_with_what_it_is(stand: Stand) -> None:
     [started] = stand.of(records.Started)
 
     assert (started.node, started.boot, started.source) == ("primary", NODE_ID.hex(), "broker")
-    assert (started.epoch, started.heartbeat_us, started.failover_timeout_us) == (4, 100_000, 300_000)
+    assert (started.epoch, started.heartbeat_us, started.failover_timeout_us) == (4, 100_000, 2_000_000)
     assert started.endpoints == "tcp://127.0.0.1:5001"
     assert started.config == config_digest(sample_settings("primary"))
 

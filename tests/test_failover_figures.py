@@ -98,6 +98,8 @@ def test_trials_of_one_kind_are_counted_together() -> None:
 # --- the report -------------------------------------------------------------------------------------------
 
 CALM = Overload(
+    profile="lan",
+    padding_bytes=0,
     seconds=600.0,
     busy=4,
     role_changes=0,
@@ -107,6 +109,7 @@ CALM = Overload(
     failed=0,
     lost=0,
     longest_gap_s=0.07,
+    timeout_max_s=0.3,
     load_average=6.0,
 )
 

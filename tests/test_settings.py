@@ -598,10 +598,10 @@ def both(**backup: Any) -> list[str]:
         ({"on_dual_active": "exit"}, "on_dual_active: yield on primary, exit on backup"),
         ({"on_clients_cut_off": "stay"}, "on_clients_cut_off: handover on primary, stay on backup"),
         (
-            {"timing__failover_timeout_s": 0.2, "timing__failover_timeout_max_s": 0.3},
+            {"timing__failover_timeout_s": 0.2, "timing__failover_timeout_max_s": 2.0},
             "timing.failover_timeout_s: 0.3 on primary, 0.2 on backup",
         ),
-        ({"timing__worker_liveness": 5}, "timing.worker_liveness: 4 on primary, 5 on backup"),
+        ({"timing__worker_liveness": 6}, "timing.worker_liveness: 5 on primary, 6 on backup"),
         (
             {"endpoints__state": "tcp://127.0.0.1:6004"},
             "endpoints.peer_state of primary is tcp://127.0.0.1:5004, but backup",

@@ -33,10 +33,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="failover", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trials", type=int, default=30, help="of each fault in each profile")
-    parser.add_argument("--profiles", default="lan,guide", help=f"of {', '.join(get_args(ProfileName))}")
+    parser.add_argument("--trials", type=int, default=30, help="of each fault in each profile; 0: none")
+    parser.add_argument("--profiles", default="auto,guide", help=f"of {', '.join(get_args(ProfileName))}")
     parser.add_argument("--faults", default=",".join(FAULTS), help=f"of {', '.join(FAULTS)}")
     parser.add_argument("--overload-s", type=float, default=600.0, help="length of the overload; 0: none")
+    parser.add_argument("--overload-bytes", type=int, default=0, help="more octets in each of its requests")
     parser.add_argument("--seed", type=int, default=1, help="of the moments at which faults are made")
     parser.add_argument("--write", type=Path, help="a page whose part between two markers is replaced")
     parser.add_argument("--keep", action="store_true", help="keep the histories and logs")
@@ -55,9 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write; the exit status."""
     asked = _parser().parse_args(arguments)
     profiles = cast("list[ProfileName]", _split(asked.profiles, get_args(ProfileName), "profile"))
-    faults = _split(asked.faults, list(FAULTS), "fault")
-    if asked.trials < 1:
-        sys.exit("at least one trial")
+    faults = _split(asked.faults, list(FAULTS), "fault") if asked.trials else []
+    if asked.trials < 0:
+        sys.exit("a number of trials, or 0 for the overload alone")
     folder = Path(tempfile.mkdtemp(prefix="bstar-failover-"))
     print(f"failover: histories and logs are in {folder}", flush=True)
     load_before = os.getloadavg()[0]
@@ -67,7 +68,9 @@ def main(arguments: list[str] | None = None) -> int:
     seen: overload.Overload | None = None
     if asked.overload_s > 0:
         try:
-            seen = overload.run(folder / "overload", asked.overload_s, campaign.say)
+            seen = overload.run(
+                folder / "overload", profiles[0], asked.overload_bytes, asked.overload_s, campaign.say
+            )
         except Exception as error:  # noqa: BLE001  # the table of what was measured must be written all the same
             traceback.print_exc()
             troubles.append(f"overload: did not come to its end: {type(error).__name__}: {error}")

@@ -1,8 +1,8 @@
 """Many trials: which stand runs which, one after the other or several pairs side by side.
 
-``lan`` runs one pair at a time. In ``guide`` most of a trial is waiting for seconds to pass, so several pairs
-run side by side, each with a share of the trials. Cutting the network takes hosts in network namespaces
-(``chaos.network``) and root; the other faults are made on the loopback interface.
+``auto`` and ``lan`` run one pair at a time. In ``guide`` most of a trial is waiting for seconds to pass, so
+several pairs run side by side, each with a share of the trials. Cutting the network takes hosts in network
+namespaces (``chaos.network``) and root; the other faults are made on the loopback interface.
 
 A trial after which the pair does not come to rest is kept as a failure; the pair is thrown away and the next
 trial begins with another. So one failure costs one trial, and three in one lane end that lane.
@@ -27,8 +27,8 @@ from failover.figures import Losses, Trial
 from failover.stand import Stand
 
 # Calls a second. Several pairs side by side must not make the machine their bottleneck.
-RATES: dict[ProfileName, float] = {"lan": 250.0, "wan": 100.0, "guide": 100.0}
-LANES: dict[ProfileName, int] = {"lan": 1, "wan": 4, "guide": 4}
+RATES: dict[ProfileName, float] = {"auto": 250.0, "lan": 250.0, "wan": 100.0, "guide": 100.0}
+LANES: dict[ProfileName, int] = {"auto": 1, "lan": 1, "wan": 4, "guide": 4}
 FAILURES_MAX = 3
 
 

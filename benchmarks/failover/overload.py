@@ -1,8 +1,8 @@
 """False failovers: an overloaded machine and a jittery state link must not move the role.
 
-Two busy processes per core compete with a ``lan`` pair under a steady load, and each state message takes
-50 ms ± 50 ms longer in either direction (Toxiproxy). Nothing fails, so every change of a node's state is a
-false one.
+Two busy processes per core compete with a pair under a steady load of requests, which may be large. Each
+state message takes 50 ms ± 50 ms longer in either direction (Toxiproxy). Nothing fails, so every change of a
+node's state is a false one.
 
 ``expire_on_refused`` stays on although the state link leads through a proxy: it takes a broken connection
 *and* a refused one, and this proxy delays and does neither. A proxy that may be stopped is another matter.
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from bstar.settings.timing import ProfileName
 from bstar_testing.pairs import STATE_LINKS
 from bstar_testing.processes import HarnessError, Process, wait_until
 from chaos.history import Writer
@@ -30,6 +31,8 @@ from failover.stand import Stand
 BUSY_PER_CORE = 2
 LATENCY_MS, JITTER_MS = 50, 50
 RATE = 100.0
+# Requests of a mebibyte: what leaves the machine time for other things.
+LARGE_RATE = 20.0
 _LOOK_S = 5.0
 _SAY_S = 60.0
 
@@ -43,8 +46,12 @@ while not select.select([sys.stdin], [], [], 0)[0]:
 
 
 class Overload(msgspec.Struct):
-    """What was seen. Lag is how late a deadline of a node's loop was served, at worst."""
+    """What was seen. Lag is how late a deadline of a node's loop was served, at worst; ``timeout_max_s`` the
+    longest failover timeout that a look found.
+    """
 
+    profile: str
+    padding_bytes: int
     seconds: float
     busy: int
     role_changes: int
@@ -54,10 +61,13 @@ class Overload(msgspec.Struct):
     failed: int
     lost: int
     longest_gap_s: float
+    timeout_max_s: float
     load_average: float
 
 
-def run(folder: Path, seconds: float, say: Callable[[str], None]) -> Overload:
+def run(
+    folder: Path, profile: ProfileName, padding_bytes: int, seconds: float, say: Callable[[str], None]
+) -> Overload:
     """Load the machine for so long, and count. A pair that fails is counted, not raised."""
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -69,7 +79,10 @@ def run(folder: Path, seconds: float, say: Callable[[str], None]) -> Overload:
         def route(link: str, address: str) -> str:
             return links.route(link, address) if link in STATE_LINKS else address
 
-        stand = stack.enter_context(Stand(folder / "pair", "lan", rate=RATE, seed=1, route=route))
+        rate = RATE if not padding_bytes else LARGE_RATE
+        stand = stack.enter_context(
+            Stand(folder / "pair", profile, rate=rate, seed=1, route=route, padding_bytes=padding_bytes)
+        )
         before = _changes(stand)
         for link in STATE_LINKS:
             stack.enter_context(links[link].latency(ms=LATENCY_MS, jitter_ms=JITTER_MS, stream=BOTH))
@@ -77,8 +90,8 @@ def run(folder: Path, seconds: float, say: Callable[[str], None]) -> Overload:
         stack.enter_context(_busy(folder, journal, count))
         stand.follower.wait_for_answers(5)
         began = time.monotonic()
-        say(f"overload: {count} busy processes and {JITTER_MS} ms jitter for {seconds:.0f} s")
-        _last(stand, began, seconds, before, say)
+        say(f"overload: {profile}, {count} busy processes and {JITTER_MS} ms jitter for {seconds:.0f} s")
+        timeout_max_s = _last(stand, began, seconds, before, say)
         until = time.monotonic()
         load_average = os.getloadavg()[0]
         states = [node.wait_for("any state", lambda _: True) for node in stand.cluster.nodes]
@@ -88,6 +101,8 @@ def run(folder: Path, seconds: float, say: Callable[[str], None]) -> Overload:
         stand.mark("overload", began, gap_s)
         losses = stand.losses()["overload"]
     return Overload(
+        profile=profile,
+        padding_bytes=padding_bytes,
         seconds=until - began,
         busy=count,
         role_changes=changes,
@@ -97,6 +112,7 @@ def run(folder: Path, seconds: float, say: Callable[[str], None]) -> Overload:
         failed=losses.failed,
         lost=losses.lost,
         longest_gap_s=gap_s,
+        timeout_max_s=timeout_max_s,
         load_average=load_average,
     )
 
@@ -107,16 +123,23 @@ def _changes(stand: Stand) -> int:
     return sum(count for state in states for count in state.pair.transitions.values())
 
 
-def _last(stand: Stand, began: float, seconds: float, before: int, say: Callable[[str], None]) -> None:
-    """Let the time pass that is to be measured; look on meanwhile that there is something to measure."""
+def _last(stand: Stand, began: float, seconds: float, before: int, say: Callable[[str], None]) -> float:
+    """Let the time pass that is to be measured; look on meanwhile that there is something to measure. The
+    longest failover timeout that was seen.
+    """
     said_at = began
+    timeout_max_s = 0.0
     while (now := time.monotonic()) < began + seconds:
         time.sleep(min(_LOOK_S, began + seconds - now))
         seen = len(stand.follower.reply_times)
         wait_until(lambda seen=seen: _has_more(stand, seen), "replies under overload")  # type: ignore[misc]
+        states = [node.wait_for("any state", lambda _: True) for node in stand.cluster.nodes]
+        timeout_max_s = max(timeout_max_s, *(state.pair.failover_timeout_s for state in states))
         if now - said_at >= _SAY_S:
             said_at = now
-            say(f"overload: {now - began:4.0f} s, {_changes(stand) - before} changes of state")
+            changes = _changes(stand) - before
+            say(f"overload: {now - began:4.0f} s, {changes} changes of state, timeout {timeout_max_s:g} s")
+    return timeout_max_s
 
 
 def _has_more(stand: Stand, seen: int) -> bool:

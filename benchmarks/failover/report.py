@@ -18,6 +18,10 @@ TARGETS: dict[tuple[str, str], float] = {
     ("lan", "stop"): 0.05,
     ("lan", "freeze"): 0.5,
     ("lan", "cut"): 0.5,
+    ("auto", "kill"): 0.3,
+    ("auto", "stop"): 0.05,
+    ("auto", "freeze"): 0.5,
+    ("auto", "cut"): 0.5,
     ("guide", "kill"): 0.5,
 }
 COLUMNS = (
@@ -87,13 +91,20 @@ def _overload_lines(overload: Overload | None) -> list[str]:
     if overload is None:
         return ["False failovers under overload: not measured in this run."]
     text = (
-        f"Overload (`lan`, {overload.busy} busy processes, 50 ms jitter on the state link, "
+        f"Overload (`{overload.profile}`, {overload.busy} busy processes, {_large(overload)}"
+        "50 ms jitter on the state link, "
         f"{overload.seconds:.0f} s, load average {overload.load_average:.1f}): "
         f"**{overload.role_changes} false failovers**. Longest loop lag {_ms(overload.lag_max_s)}, "
         f"{overload.stalls} stalls; {overload.calls:,} calls, {overload.failed:,} failed, "
-        f"{overload.lost:,} lost, longest time without a reply {_ms(overload.longest_gap_s)}."
+        f"{overload.lost:,} lost, longest time without a reply {_ms(overload.longest_gap_s)}; longest "
+        f"failover timeout {overload.timeout_max_s:g} s."
     )
     return [text]
+
+
+def _large(overload: Overload) -> str:
+    octets = overload.padding_bytes
+    return f"requests of {octets / 2**20:g} MiB, " if octets else ""
 
 
 def misses(

@@ -19,6 +19,7 @@ from typing import Self
 
 from bstar.settings import RoleName
 from bstar.settings.timing import ProfileName, timing_of
+from bstar.star.failure_detector import START_S
 from bstar_testing.hosts import Host
 from bstar_testing.nodes import Node
 from bstar_testing.pairs import Route, direct
@@ -86,7 +87,9 @@ class Follower:
 
 
 class Stand:
-    """A pair of one profile. ``isolate`` cuts a node off the network, where the hosts can do that."""
+    """A pair of one profile. ``isolate`` cuts a node off the network, where the hosts can do that.
+    ``padding_bytes`` makes the requests of its client so much longer.
+    """
 
     def __init__(
         self,
@@ -99,19 +102,26 @@ class Stand:
         clients_host: Host | None = None,
         route: Route = direct,
         isolate: Isolation | None = None,
+        padding_bytes: int = 0,
     ) -> None:
         self.profile = profile
         self.trials: list[Trial] = []
         self._isolate = isolate
         self._random = random.Random(seed)
-        self._heartbeat_s = timing_of(profile).heartbeat_interval_s
+        self._timing = timing_of(profile)
         self.cluster = Cluster(folder, profile=Profile(profile), hosts=hosts, route=route)
         try:
             self.cluster.start()
             for _ in range(WORKERS):
                 self.cluster.add_worker(host=clients_host, load=WORKER_LOAD)
             # As many threads as calls may wait during an outage, and enough of them to keep the rate.
-            load = ClientLoad(threads=max(4, int(rate / 20)), rate=rate, deadline_s=DEADLINE_S, bound_every=0)
+            load = ClientLoad(
+                threads=max(4, int(rate / 20)),
+                rate=rate,
+                deadline_s=DEADLINE_S,
+                bound_every=0,
+                padding_bytes=padding_bytes,
+            )
             self.client = self.cluster.add_client(host=clients_host, load=load)
             self.follower = Follower(self.client)
             self._restored(self.cluster.backup)
@@ -126,7 +136,7 @@ class Stand:
         assert state is not None, f"the {active.role} was active a moment ago"
         epoch = state.pair.epoch
         self.follower.wait_for_answers(ANSWERS_BEFORE)
-        time.sleep(self._random.uniform(0, self._heartbeat_s))
+        time.sleep(self._random.uniform(0, self._timing.heartbeat_interval_s))
         with FAULTS[fault](self, active) as fault_at:
             if fault == "none":
                 self.follower.wait_for_answers(ANSWERS_OF_CONTROL)
@@ -175,6 +185,7 @@ class Stand:
         fault_at = time.monotonic()
         active.pause()
         yield fault_at
+        self._outlast_maximum(fault_at)
         active.resume()
         self._restored(active)
 
@@ -185,7 +196,19 @@ class Stand:
         fault_at = time.monotonic()
         with self._isolate(active.role):
             yield fault_at
+            self._outlast_maximum(fault_at)
+        # TCP backs off: what it could not send goes out as much later as the network was cut.
+        self._outlast_maximum(time.monotonic())
         self._restored(active)
+
+    def _outlast_maximum(self, fault_at: float) -> None:
+        """Wait until the outage is longer than the maximum of a timeout that adapts. Then the pair learns
+        nothing from it, and the next trial finds it as this one did.
+        """
+        timing = self._timing
+        if timing.failover_timeout_max_s > timing.failover_timeout_s:
+            until = fault_at + timing.failover_timeout_max_s + 2 * timing.heartbeat_interval_s
+            time.sleep(max(0.0, until - time.monotonic()))
 
     def _start_again(self, node: Node) -> None:
         began = time.monotonic()
@@ -194,17 +217,23 @@ class Stand:
         self._restored(node)
 
     def _restored(self, passive: Node) -> None:
-        """Wait until this node stands by, and both know each other and all workers."""
+        """Wait until this node stands by, and both know each other, all workers, and how late they are."""
+        timing = self._timing
+        known_s = max(timing.failover_timeout_s, START_S - timing.heartbeat_interval_s)
         passive.wait_for(
             "PASSIVE beside its peer, with all workers",
             lambda state: (
-                state.pair.state == "PASSIVE" and state.pair.is_peer_fresh and state.broker.workers == WORKERS
+                state.pair.state == "PASSIVE"
+                and state.pair.is_peer_fresh
+                and state.pair.failover_timeout_s <= known_s
+                and state.broker.workers == WORKERS
             ),
         )
         self.cluster.peer_of(passive).wait_for(
             "ACTIVE beside its peer, with all workers",
             lambda state: (
                 state.pair.is_active
+                and state.pair.failover_timeout_s <= known_s
                 and state.pair.is_peer_fresh
                 and state.pair.peer_state == "PASSIVE"
                 and state.broker.workers == WORKERS

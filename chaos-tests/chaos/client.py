@@ -29,6 +29,7 @@ class _Caller:
         self._history = history
         self._client = client
         self._numbers = itertools.count(1)
+        self._padding = [bytes(options.padding_bytes)] if options.padding_bytes else []
         self._stopping = stopping
         # Each thread starts anywhere in its first pause, so that calls are spread over time.
         pause_s = options.threads / options.rate
@@ -72,7 +73,10 @@ class _Caller:
         )
         try:
             reply = self._client.request(
-                options.service, body.encode(), timeout=options.deadline, idempotent=is_idempotent
+                options.service,
+                [body.encode(), *self._padding],
+                timeout=options.deadline,
+                idempotent=is_idempotent,
             )
         except BstarError as error:
             if isinstance(error, CallError):
@@ -114,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--bound-every", type=int, default=5, help="each n-th call is not idempotent; 0: all are"
     )
+    parser.add_argument("--padding-bytes", type=int, default=0, help="a second frame of each request")
     return parser
 
 

@@ -18,13 +18,15 @@ BOTH: tuple[str, ...] = ROLES
 class ClientLoad:
     """What a client does: at most ``threads`` calls outstanding, ``rate`` calls a second.
 
-    Each ``bound_every``-th call is not idempotent (0: all are).
+    Each ``bound_every``-th call is not idempotent (0: all are). Each request is ``padding_bytes`` longer than
+    its body, by a second frame.
     """
 
     threads: int = 8
     rate: float = 80.0
     deadline_s: float = 5.0
     bound_every: int = 5
+    padding_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class ClientProcess(Historian):
             *("--endpoints", ",".join(pair.endpoints_of(name, nodes))),
             *("--threads", str(self.load.threads), "--rate", str(self.load.rate)),
             *("--deadline", str(self.load.deadline_s), "--bound-every", str(self.load.bound_every)),
+            *("--padding-bytes", str(self.load.padding_bytes)),
         )
         super().__init__(name, pair, "client", module, options, host)
 

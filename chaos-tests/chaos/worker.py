@@ -115,11 +115,12 @@ def main(arguments: list[str] | None = None) -> int:
         executions: dict[bytes, int] = {}
 
         def handle(request: Request) -> bytes:
-            number = executions[request.body]
+            body = request.frames[0]
+            number = executions[body]
             # The work itself. Of different lengths, so that replies come in another order than requests.
             time.sleep(lengths.uniform(0.2, 1.8) * options.work_ms / 1000)
             history.write(End(at=0.0, number=number))
-            return request.body + f"|{options.name}|{number}".encode()
+            return body + f"|{options.name}|{number}".encode()
 
         worker = Worker(
             list(endpoints),

@@ -107,7 +107,7 @@ def by_profile(field: Field) -> str:
     """The default of a key of ``timing``; by profile where they differ."""
     numbers = {name: numbers[field.name] for name, numbers in PROFILES.items()}
     if len(set(numbers.values())) == 1:
-        return _number(numbers["lan"])
+        return _number(numbers["auto"])
     return ", ".join(f"{name} {_number(number)}" for name, number in numbers.items())
 
 
