@@ -17,6 +17,7 @@ from bstar_client.core.outputs import Output
 from sim.__main__ import main
 from sim.checks import Checks, Violation
 from sim.client import Issued, SimClient
+from sim.dialects import body_of
 from sim.faults import Fault, Kind, Mood
 from sim.growth import Growth
 from sim.network import Frames
@@ -180,7 +181,7 @@ def test_a_client_has_connections_to_the_pairs_alone_whose_services_it_has_calle
     now = client.clock()
     issued = Issued("s1/hand.1", "client1", "echo", simulation.world.now, 1e9, False, "native", "s1", False)
     place = FLEET.fleet.place(b"s1")
-    call = Call(b"s1", [b"s1/hand.1 echo"], now + 5.0, sink=issued, pair=place)
+    call = Call(b"s1", [body_of("s1/hand.1", "echo")], now + 5.0, sink=issued, pair=place)
     client._open[place] += 1
     client._do(client.core.submit(call, now))
     simulation.run_for(1.0)

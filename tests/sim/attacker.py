@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bstar.wire import native
 from bstar.wire.mdp import MDP01, MDP02
 from bstar_broker.core.records import WorkerRecord
+from sim.dialects import body_of
 from sim.keys import user_of
 from sim.network import Frames, LinkOwner
 from sim.world import World
@@ -89,7 +90,7 @@ class Attacker(LinkOwner):
     def _ask(self, index: int, claimed: bytes) -> None:
         """A request, single or in a batch, of any dialect."""
         self._numbers += 1
-        body = b"%s.%d echo" % (self.name.encode(), self._numbers)
+        body = body_of(f"{self.name}.{self._numbers}", "echo")
         client_id = self.rng.randbytes(16)
         requests: tuple[Frames, ...] = (
             native.encode_request(native.identity(client_id, 1), self._service, [body], ttl_ms=5_000),

@@ -24,7 +24,7 @@ from bstar_client.core.worker_dialects import Job
 from bstar_testing import rules
 from bstar_testing.rules import CallHistory
 from sim.client import Issued, SimClient
-from sim.dialects import ONE_REPLY, plain_call, service_asked
+from sim.dialects import ONE_REPLY, plain_call, read_body, service_asked
 from sim.emq import SimEmqClient, SimManager, plain_of
 from sim.faults import Mood
 from sim.guard import Guard, is_outsider
@@ -150,7 +150,7 @@ class Checks:
             return
         there = [request for service in ledger.services.values() for request in service.queue]
         there += [request for worker in ledger.workers.values() for request in worker.in_flight.values()]
-        tokens = {each.body[0].split()[0].decode() for each in there if isinstance(each, Accepted)}
+        tokens = {read_body(each.body[0])[0] for each in there if isinstance(each, Accepted)}
         for token in sorted(self._kept & self._calls.keys() - tokens):
             if not self._history.begins_of(token):
                 self._fail("l", f"{node.name} lost {token}, which came while it did not serve")

@@ -17,7 +17,7 @@ from bstar_client.core.mdp02_session import Mdp02Session
 from bstar_client.core.outputs import Deliver, DeliverAll, Fail, Output, Reset, Send
 from bstar_client.core.session import Session
 from bstar_client.core.session_settings import SessionSettings
-from sim.dialects import ONE_REPLY, Dialect, from_wire, to_wire
+from sim.dialects import ONE_REPLY, Dialect, body_of, from_wire, to_wire
 from sim.network import Frames, Link, LinkOwner
 from sim.world import World
 
@@ -201,7 +201,7 @@ class SimClient(LinkOwner):
             asked,
             not is_idempotent,
         )
-        service, body = asked.encode(), [f"{token} {kind}".encode()]
+        service, body = asked.encode(), [body_of(token, kind)]
         if kind == "mmi":
             service, body = b"mmi.service", [service]
         issued.call = Call(service, body, now + timeout_s, is_idempotent, is_stream, 0, issued, pair=place)

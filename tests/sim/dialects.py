@@ -8,6 +8,7 @@ node, which has one service. EventMQ's peers have cores of their own: see ``sim.
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
 from bstar.errors import RemoteProtocolError
@@ -79,10 +80,24 @@ def service_asked(frames: Frames) -> bytes | None:
     return frames[-1] if service.startswith(mmi.PREFIX) else service
 
 
+def body_of(token: str, kind: str) -> bytes:
+    """The body of a call. It is JSON in the form of a job, which EventMQ insists on."""
+    return f'["{token}","{kind}"]'.encode()
+
+
+def read_body(body: bytes) -> tuple[str, str]:
+    """Token and kind of a call's body. A stored job is its own token."""
+    text = bytes(body).decode()
+    if text.startswith('["run",'):
+        return text, ""
+    token, kind = json.loads(text)
+    return token, kind
+
+
 def plain_call(frames: Frames) -> str | None:
     """The token of the call whose plain MDP request this is; None if it is something else."""
     is_plain = frames[0] == MDP02.client or frames[1:2] == [MDP01.client]
-    return None if not is_plain or frames[2].startswith(mmi.PREFIX) else frames[3].split()[0].decode()
+    return None if not is_plain or frames[2].startswith(mmi.PREFIX) else read_body(frames[3])[0]
 
 
 class Mdp01Worker(Mdp02Worker):

@@ -20,6 +20,7 @@ from bstar_client.core.emq_calls import CallOutput, CallSettings, EmqCalls, Fail
 from bstar_client.core.emq_manager import Close, ManagerSession, ManagerSettings, Open, Output, Run, Send
 from bstar_client.core.worker_dialects import Job
 from sim.client import OUTSTANDING_MAX, CallWatcher, Issued, Load
+from sim.dialects import body_of, read_body
 from sim.network import Frames, Link, LinkOwner
 from sim.worker import WorkWatcher
 from sim.world import World
@@ -260,7 +261,7 @@ class SimManager(EmqPeer):
                 self._carry_out(output)
 
     def _run(self, run: Run) -> None:
-        token = run.request.message.split()[0].decode()
+        token = read_body(run.request.message)[0]
         self._watcher.work_begun(self, token, Job(0, run.connection, b"", [run.request.message]))
         duration_s = self.rng.expovariate(1.0 / (self._handler_s * self.slowness))
         self.world.after(duration_s, partial(self._step, self.runs, run))
@@ -282,7 +283,7 @@ class SimManager(EmqPeer):
 
     def _tell(self, job: Run) -> None:
         now = self.clock()
-        token, _, kind = job.request.message.decode().partition(" ")
+        token, kind = read_body(job.request.message)
         value = ["500", token] if kind == "fail" else [token, "0"]
         self._do(self.core.ended(job, encode_result(value), now))
         self._do(self.core.freed(now))
@@ -373,7 +374,7 @@ class SimEmqClient(EmqPeer):
         )
         msgid = self._new_id()
         headers = Headers(reply_requested=True, retry_count=2 if is_retried else None)
-        asked = emq.Request(msgid, self._service, f"{issued.token} echo".encode(), headers)
+        asked = emq.Request(msgid, self._service, body_of(issued.token, "echo"), headers)
         self._open[msgid] = issued, is_retried
         self._watcher.call_made(issued)
         pending = Pending(msgid, emq.encode(asked), now + timeout_s, wants_result=True)

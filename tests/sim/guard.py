@@ -10,6 +10,7 @@ from bstar.wire.batches import bodies_of
 from bstar.wire.messages import Request, Requests
 from bstar_broker.core import Dispatch, Send
 from bstar_testing.rules import RightsHistory, Violation
+from sim.dialects import read_body
 from sim.network import Connection, Frames
 from sim.node import SimNode
 
@@ -49,7 +50,7 @@ class Guard:
         bodies = bodies_of(message.blob, message.lengths) if isinstance(message, Requests) else message.body
         may_call = node.view.may_call(user_id, message.service)
         for body in bodies:
-            self._history.asked(body.split()[0].decode(), may_call=may_call)
+            self._history.asked(read_body(body)[0], may_call=may_call)
 
     def handled(self, node: SimNode, user_id: str) -> Iterator[Violation]:
         """It has handled it."""

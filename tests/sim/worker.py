@@ -12,7 +12,7 @@ from bstar_client.core.worker_dialects import Job
 from bstar_client.core.worker_jobs import WorkerLimits
 from bstar_client.core.worker_outputs import Begin, Close, Ended, KeepAlive, Open, WorkerOutput
 from bstar_client.core.worker_session import WorkerCore
-from sim.dialects import ONE_REPLY, SILENT_AT_WORK, Dialect, worker_dialect
+from sim.dialects import ONE_REPLY, SILENT_AT_WORK, Dialect, read_body, worker_dialect
 from sim.network import Frames, LinkOwner
 from sim.world import World
 
@@ -254,7 +254,7 @@ class SimWorker(LinkOwner):
             self._begin(job)
 
     def _begin(self, job: Job) -> None:
-        token = job.body[0].split()[0].decode() if job.body else "?"
+        token = read_body(job.body[0])[0] if job.body else "?"
         self._watcher.work_begun(self, token, job)
         self._after_a_step(job, 0)
 
@@ -275,8 +275,9 @@ class SimWorker(LinkOwner):
         if not self.is_alive:
             return
         now = self.clock()
-        token, _, kind = job.body[0].partition(b" ")
-        has_parts = kind in (b"stream", b"parts") and self.dialect not in ONE_REPLY
+        name, kind = read_body(job.body[0])
+        token = name.encode()
+        has_parts = kind in ("stream", "parts") and self.dialect not in ONE_REPLY
         parts = 1 + token[-1] % PARTS_MAX if has_parts else 0
         if step < parts:
             self._do(self.core.partial(job, [token, b"%d" % step], now))
@@ -284,7 +285,7 @@ class SimWorker(LinkOwner):
                 self._after_a_step(job, step + 1)
             else:
                 self._end(job)
-        elif kind == b"fail":
+        elif kind == "fail":
             self._do(self.core.failed(job, token.decode(), now))
             self._end(job)
         else:
