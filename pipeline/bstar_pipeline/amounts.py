@@ -40,10 +40,10 @@ def of_journals(inputs: Sequence[str], root: str) -> Amount | None:
     """
     if not all(map(_is_here, [*inputs, root])):
         return None
-    from bstar_pipeline.journal_source import find
+    from bstar_pipeline.local_journals import files_at
 
     octets = 0
-    for path in find(inputs):
+    for path in (file.place.path for file in files_at(inputs)):
         size = Path(path).stat().st_size
         octets += size * _PACKED if path.endswith(".gz") else size
     return Amount("journals", octets, min(_JOURNALS_MAX, octets_here() // _MEMORY_SHARE))

@@ -1,7 +1,7 @@
 """The journals that a job reads, by the engine that reads them: their lines as typed rows, and their files.
 
 On Spark its own reader and parser do it, wherever the files are (``bronze``, ``journal_files``). For the
-local engine they are parsed here, by the parser of the records themselves, as ``format("bstar")`` does.
+local engine they are parsed here, by the parser of the records themselves.
 """
 
 import datetime as dt
@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline import bronze, engine, journal_files
-from bstar_pipeline.journal_source import ROWS, TRUNCATED, JournalReader
+from bstar_pipeline.local_journals import ROWS, TRUNCATED, files_at, read
 
 # Rows of one row group.
 _ROWS_MAX = 100_000
@@ -63,11 +63,10 @@ class _Local:
         if not paths:
             raise ConfigurationError("no journals to read: name at least one directory, file or pattern")
         self._spark = spark
-        self._reader = JournalReader(paths, ROWS, slack_s=0)
         self._files = [
             file
-            for file in self._reader.files()
-            if since is None or not journal_files.is_before(file.path, since)
+            for file in files_at(paths)
+            if since is None or not journal_files.is_before(str(file.place), since)
         ]
         if not self._files:
             raise ConfigurationError(
@@ -78,17 +77,16 @@ class _Local:
     def typed(self) -> DataFrame:
         """Of a file beside the tables, so that no size of journals is too much for memory."""
         lines = engine.scratch(self._spark) / "lines.parquet"
-        schema = self._reader.arrow
-        with pq.ParquetWriter(lines, schema, compression="lz4") as out:
+        with pq.ParquetWriter(lines, ROWS, compression="lz4") as out:
             waiting, count = [], 0
             for file in self._files:
-                for batch in self._reader.read(file):
-                    waiting.append(self._whole(batch, _uri(file.path)))
+                for batch in read(file):
+                    waiting.append(self._whole(batch, _uri(str(file.place))))
                     count += batch.num_rows
                     if count >= _ROWS_MAX:
-                        out.write_table(pa.Table.from_batches(waiting, schema))
+                        out.write_table(pa.Table.from_batches(waiting, ROWS))
                         waiting, count = [], 0
-            out.write_table(pa.Table.from_batches(waiting, schema))
+            out.write_table(pa.Table.from_batches(waiting, ROWS))
         return self._spark.read.parquet(str(lines))
 
     def _whole(self, batch: pa.RecordBatch, uri: str) -> pa.RecordBatch:
@@ -102,7 +100,7 @@ class _Local:
         return batch.set_column(place, "file", files)
 
     def listing(self) -> DataFrame:
-        return self._named([_uri(file.path) for file in self._files])
+        return self._named([_uri(str(file.place)) for file in self._files])
 
     def unpacked(self, packed: Sequence[str]) -> DataFrame:
         return self._named([file for file in packed if file not in self._torn])

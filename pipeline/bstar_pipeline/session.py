@@ -44,8 +44,6 @@ _SETTINGS = {
     "spark.sql.constraintPropagation.enabled": "false",
     # Else each operation on a column asks the JVM five times more, to note which line of Python it stands in.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # Else Spark refuses a Python data source that can take filters (format("bstar")).
-    "spark.sql.python.filterPushdown.enabled": "true",
 }
 # What a driver that is started here needs besides; a Connect server elsewhere has its own.
 _DRIVER_SETTINGS = {"spark.ui.showConsoleProgress": "false"}

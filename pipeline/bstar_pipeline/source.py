@@ -1,28 +1,22 @@
-"""The data source ``format("bstar")``: rows become requests, and journals become rows.
+"""The sink ``format("bstar")``: each row of a DataFrame becomes a request, in batches and as a stream.
 
     spark.dataSource.register(BstarDataSource)
-    spark.read.format("bstar").load("/var/lib/bstar/journal").where("pair = 'orders' AND kind = 'state'")
     orders.write.format("bstar").mode("append").options(endpoints="tcp://a:5555,tcp://b:5555", service="book",
                                                         body="json", key="order_id").save()
 
-``journal_source`` reads, ``request_sink`` writes, in batches and as a stream; this module holds what an
-option may say. Reading is for looking around: it opens only the files that the filters leave. The pipeline
-reads the same files with Spark's own reader (``bronze``), which is many times as fast.
+``request_sink`` sends the rows; this module holds what an option may say.
 """
 
 from collections.abc import Mapping
 
-import msgspec
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamWriter, DataSourceWriter
+from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline.bulk import BulkPlan
-from bstar_pipeline.journal_source import ROWS, JournalReader, PushingReader
 from bstar_pipeline.places import Place
 from bstar_pipeline.request_sink import RequestStreamWriter, RequestWriter, SinkPlan
 
-_READ_OPTIONS = ("path", "paths", "pushdown", "clockSlackSeconds")
 _WRITE_OPTIONS = (
     "endpoints", "service", "body", "key", "window", "timeout", "taskDeadline", "errorThreshold", "errorSpan",
     "idempotent", "replies",
@@ -32,39 +26,16 @@ _STREAM_OPTIONS = ("checkpointLocation", "path")
 
 
 class BstarDataSource(DataSource):
-    """See the module. Options of reading:
-
-    - ``path`` (or ``load(path)``, ``load([path, …])``): a directory, a file or a pattern, of this machine or
-      as a URI that pyarrow knows; journals below are read
-    - ``pushdown``: "false" for sessions without ``spark.sql.python.filterPushdown.enabled`` (``open_session``
-      sets it); every file is then read
-    - ``clockSlackSeconds`` (86400): by how much a record's wall clock may differ from the one in the file's
-      name; files further away than that from the time or day that is asked for are not opened
-
-    Options of writing: ``endpoints`` (separated by commas), ``service``, ``body`` ("body") and ``key`` (none)
-    name columns, ``window`` (64), ``timeout`` (30) seconds, ``taskDeadline``, ``errorThreshold`` (1: one row
-    without an answer fails the job), ``errorSpan`` (200), ``idempotent`` ("true"), ``replies``: a directory
-    (a path or URI) for Parquet files of the rows with their replies.
+    """See the module. Options: ``endpoints`` (separated by commas), ``service``, ``body`` ("body") and
+    ``key`` (none) name columns, ``window`` (64), ``timeout`` (30) seconds, ``taskDeadline``,
+    ``errorThreshold`` (1: one row without an answer fails the job), ``errorSpan`` (200), ``idempotent``
+    ("true"), ``replies``: a directory (a path or URI) for Parquet files of the rows with their replies.
     """
 
     @classmethod
     def name(cls) -> str:
         """What ``format`` is given."""
         return "bstar"
-
-    def schema(self) -> StructType:
-        """Of reading: the columns of ``bronze.records``, and ``rejection`` and ``line`` of other lines."""
-        return ROWS
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Read journals."""
-        self._check(_READ_OPTIONS)
-        paths = self._paths()
-        unknown = [name for name in schema.names if name not in ROWS.names]
-        if unknown:
-            raise ConfigurationError(f"a journal's line has no {', '.join(unknown)}")
-        kind = PushingReader if self._flag("pushdown", True) else JournalReader
-        return kind(paths, schema, slack_s=self._number("clockSlackSeconds", 86_400.0))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Write requests, in a batch."""
@@ -79,18 +50,6 @@ class BstarDataSource(DataSource):
         if overwrite:
             raise ConfigurationError("requests cannot be taken back: outputMode is append or update")
         return RequestStreamWriter(self._sink_plan(schema))
-
-    def _paths(self) -> list[str]:
-        """What ``load`` was given. Raises ConfigurationError if it is nothing that can be opened."""
-        path, several = self.options.get("path"), self.options.get("paths")
-        paths = [path] if path else []
-        # This is how Spark spells a list.
-        paths += msgspec.json.decode(several, type=list[str]) if several else []
-        if not paths:
-            raise ConfigurationError("no journals to read: load(path) names a directory or a file")
-        for each in paths:
-            Place.of(each)
-        return paths
 
     def _sink_plan(self, schema: StructType) -> SinkPlan:
         self._check((*_WRITE_OPTIONS, *_STREAM_OPTIONS))
