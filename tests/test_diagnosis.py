@@ -184,9 +184,16 @@ SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
     ),
     (
         "a record of the store has rotted",
-        [seen(A, store=store_state(disk=disk_state(damaged=3), copies=1), **SERVING), backup],
+        [
+            seen(
+                A,
+                store=store_state(disk=disk_state(damaged=3, damage="record 7 is damaged"), copies=1),
+                **SERVING,
+            ),
+            backup,
+        ],
         Reason.STORE_DAMAGED,
-        "3 records of the primary's store are damaged: run bstar store check there",
+        "the primary's store is damaged (record 7 is damaged): see that the other node runs",
     ),
     (
         "the node serves, and its store has not heard the peer's",

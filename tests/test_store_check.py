@@ -107,11 +107,11 @@ def test_a_part_of_a_copy_is_no_damage(folder: Path) -> None:
         ),
         (
             "UPDATE records SET service = x'00' WHERE seq = 5 << 20",
-            "records: record 5242880 is not what its index",
+            "records: record 5242880 is damaged: it is not what its index",
         ),
         (
             "UPDATE records SET place = 2 WHERE seq = 5 << 20",
-            "records: record 5242880 is not what its index says",
+            "records: record 5242880 is damaged: it is not what its index says",
         ),
         ("DELETE FROM records WHERE seq = 5 << 20", "records: counted Totals(pending=35"),
         ("UPDATE meta SET checksum = 0 WHERE key = 'mark'", "marks: the store's mark is damaged"),
@@ -139,6 +139,12 @@ def test_damaged_pages_are_found(folder: Path) -> None:
 
 
 def test_a_missing_file_is_found(folder: Path) -> None:
+    (folder / "store.lock").write_bytes(b"in use\n")  # another program has copied the WAL
+    assert check(folder).findings == []
+    (folder / "store.lock").unlink()
+    assert check(folder).findings == []
+    with closing(sqlite3.connect(folder / "store.db")) as database, database:
+        database.execute("DELETE FROM meta WHERE key = 'sequence'")  # of an earlier release
     (folder / "store.lock").write_bytes(b"in use\n")
     assert any("store.db-wal is missing" in text for text in texts(check(folder)))
     (folder / "store.db").unlink()
@@ -150,7 +156,11 @@ def test_a_hole_in_the_wal_is_found_and_a_torn_end_is_none(folder: Path, tmp_pat
     with Platter(folder) as platter:
         for number in range(41, 60):
             platter.append(entry(number, submitted(submit(number)), epoch=2))
+        reach = (folder / "store.reach").read_bytes()
+        platter.append(entry(60, submitted(submit(60)), epoch=2))
         shutil.copytree(folder, copy)
+        # As if the process had died before its last commit was synced.
+        (copy / "store.reach").write_bytes(reach)
     wal = copy / "store.db-wal"
     whole, frame = wal.read_bytes(), 24 + PAGE
     frames = scan(wal).frames
@@ -162,9 +172,19 @@ def test_a_hole_in_the_wal_is_found_and_a_torn_end_is_none(folder: Path, tmp_pat
     spoiled[32 + 5 * frame + 24 + 50] ^= 1
     wal.write_bytes(spoiled)
     assert scan(wal) == (5, frames - 6)
+    found = texts(check(copy))
     assert any(
-        f"frame 6 is damaged, and {frames - 6} frames behind it" in text for text in texts(check(copy))
+        f"frame 6 of store.db-wal is damaged, and {frames - 6} frames behind it" in text for text in found
     )
+    assert any("synced transactions are missing: the log had entry 59" in text for text in found)
+
+
+def test_a_missing_or_damaged_claim_is_found(folder: Path) -> None:
+    claim = folder / "store.reach"
+    claim.write_bytes(b"\0" + claim.read_bytes()[1:])
+    assert any("store.reach is damaged" in text for text in texts(check(folder)))
+    claim.unlink()
+    assert any("store.reach is missing" in text for text in texts(check(folder)))
 
 
 def test_a_store_in_use_is_not_checked(folder: Path) -> None:

@@ -95,6 +95,7 @@ def _is_whole(folder: Path, synced: int, said: list[tuple[str, int]]) -> int:
     with Platter(folder) as platter:
         opened = platter.opened
         assert opened.last.number >= synced
+        assert opened.damage == ""
         # What was handed out may be redone, and is never ahead of the log.
         assert opened.applied <= opened.last.number
         assert opened.first <= opened.applied + 1

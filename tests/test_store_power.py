@@ -63,6 +63,7 @@ def is_whole(folder: Path, synced: int) -> None:
     with Platter(folder) as platter:
         opened = platter.opened
         assert opened.last.number >= synced
+        assert opened.damage == ""
         assert platter.table() == table_after(opened.applied)
         if opened.last.number > opened.applied:
             platter.apply(opened.last.number)

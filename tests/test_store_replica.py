@@ -10,7 +10,17 @@ import pytest
 from bstar_broker.core.outputs import Output
 from bstar_broker.store.core.copies import Copies
 from bstar_broker.store.core.entries import START, Entry, Position
-from bstar_broker.store.core.events import Applied, Mark, Opened, ToPeer, Trim, Write, Written
+from bstar_broker.store.core.events import (
+    Applied,
+    Damaged,
+    Mark,
+    Opened,
+    Rebuild,
+    ToPeer,
+    Trim,
+    Write,
+    Written,
+)
 from bstar_broker.store.core.history import History
 from bstar_broker.store.core.log import Log
 from bstar_broker.store.core.meeting import Source, source
@@ -29,12 +39,21 @@ class Node:
         self.outbox: list[list[bytes]] = []
         self.orders: list[Write] = []
         self.trims: list[int] = []
+
+        self.rebuilt: list[Mark] = []
+        self.log: dict[int, int] = {}
         self.do(self.replica.opened(Opened(mark, START, 1, 0, 0, [], Totals(), {}), 0.0))
 
     def do(self, outputs: list[Output]) -> None:
         for output in outputs:
             if isinstance(output, Write):
                 self.orders.append(output)
+            elif isinstance(output, Rebuild):
+                # The disk drops what was ordered before, and opens an empty copy.
+                self.rebuilt.append(output.mark)
+                self.orders.clear()
+                opened = Opened(output.mark, START, 1, 0, 0, [], Totals(), {})
+                self.do(self.replica.opened(opened, 0.0))
             elif isinstance(output, ToPeer):
                 self.outbox.append(output.frames)
             elif isinstance(output, Trim):
@@ -480,3 +499,108 @@ def test_a_silent_peer_does_not_begin_to_join() -> None:
     copies.lead(5, 0.0, is_heard=False)
     assert not copies.check(5, 5, 1.0, is_heard=False, is_sent=True)
     assert standing(copies) == Standing.BEHIND
+
+
+# --- damage -------------------------------------------------------------------------------------------------
+
+
+def damaged(*, is_alone: bool) -> Node:
+    """A primary whose log ended with entry 9 and can be read up to entry 2."""
+    node = Node("primary")
+    mark = Mark("p", "primary", b"s" * 16, False, is_alone, "primary")
+    opened = Opened(
+        mark, Position(1, 2), 1, 2, 0, [Position(1, 1)], Totals(), {}, "its WAL is damaged", Position(1, 9)
+    )
+    node.do(node.replica.opened(opened, 0.0))
+    node.outbox.clear()
+    return node
+
+
+def of_the_backup(**fields: object) -> list[bytes]:
+    return encode(
+        hello(
+            "backup",
+            **{"last": Position(1, 9), "synced": 9, "applied": 9, "epochs": [Position(1, 1)], **fields},
+        )
+    )
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_damaged_copy_does_not_lead_unheard_and_says_why(is_alone: bool) -> None:
+    node = damaged(is_alone=is_alone)
+    node.do(node.replica.lead(3, 1.0))
+    for now in range(2, 60):
+        node.do(node.replica.handle_timer(float(now)))
+    assert not node.replica.is_leading
+    assert "this copy is damaged (its WAL is damaged)" in node.replica.trouble
+
+
+def test_a_damaged_copy_gives_way_to_one_that_has_all() -> None:
+    node = damaged(is_alone=False)
+    node.do(node.replica.lead(3, 1.0))
+    node.do(node.replica.receive(of_the_backup(), 1.0))
+    assert [(mark.is_in_sync, mark.is_alone) for mark in node.rebuilt] == [(False, False)]
+    assert not node.replica.is_leading
+    said = decode(node.outbox[-1])
+    assert isinstance(said, Hello)
+    assert (said.last, said.must, said.wants) == (START, None, True)
+
+
+@pytest.mark.parametrize(("last", "is_given_up"), [(9, True), (8, False)])
+def test_a_damaged_copy_that_was_alone_gives_way_only_to_a_log_that_has_its_last_entry(
+    last: int, is_given_up: bool
+) -> None:
+    node = damaged(is_alone=True)
+    node.do(node.replica.lead(3, 1.0))
+    node.do(node.replica.receive(of_the_backup(last=Position(1, last), synced=last, applied=last), 1.0))
+    assert bool(node.rebuilt) is is_given_up
+    assert not node.replica.is_leading
+    node.do(node.replica.force(2.0))
+    assert node.replica.epoch
+    assert is_given_up or any(order.is_mended for order in node.orders)
+
+
+def test_a_damaged_copy_takes_nothing_before_it_is_set_aside() -> None:
+    node = damaged(is_alone=True)
+    node.do(node.replica.receive(of_the_backup(leads=2, last=Position(1, 8), synced=8, applied=8), 1.0))
+    message = Entries(b"backup" * 2, 2, Position(1, 2), [], 2, 2, Standing.BEHIND, 0, False)
+    node.do(node.replica.receive(encode(message), 1.0))
+    taken = [order for order in node.orders if order.entries or order.keep_to is not None]
+    assert (taken, node.rebuilt, node.replica.last) == ([], [], Position(1, 2))
+
+
+def test_a_leader_feeds_no_damaged_copy() -> None:
+    primary, backup = pair()
+    backup.do(backup.replica.damaged(Damaged("a record"), 0.0))
+    said = next(each for frames in backup.outbox if isinstance(each := decode(frames), Hello))
+    assert said.must == Position(1, 1)
+    assert not said.is_in_sync
+    backup.outbox.clear()
+    primary.do(primary.replica.receive(encode(said), 0.0))
+    assert primary.replica.copies == 1
+    assert not any(isinstance(decode(frames), Entries) for frames in primary.outbox)
+
+
+def test_a_leader_with_damage_takes_the_peers_copy_and_leads_again() -> None:
+    primary, backup = pair()
+    primary.do(primary.replica.propose(b"\x90", 5, 0.0))
+    settle(primary, backup)
+    primary.do(primary.replica.damaged(Damaged("a record"), 0.0))
+    assert len(primary.rebuilt) == 1
+    assert primary.rebuilt[0].gave_up == Position(1, 2)
+    assert primary.replica.epoch == 0
+    settle(primary, backup)
+    assert primary.replica.epoch
+    assert (primary.replica.copies, primary.replica.last.number) == (2, 3)
+
+
+def test_a_leader_that_is_alone_goes_on_with_damage() -> None:
+    primary, _ = pair()
+    goes_alone(primary, 5.0)
+    primary.do(primary.replica.damaged(Damaged("a record"), 5.0))
+    assert (primary.replica.is_leading, primary.rebuilt) == (True, [])
+
+
+def test_two_damaged_copies_found_no_new_store() -> None:
+    own, peer = (hello(role, store=b"", must=START) for role in ("primary", "backup"))
+    assert source(own, peer) is Source.NEITHER

@@ -52,6 +52,16 @@ def test_without_a_lost_disk_and_with_links_between_nothing_is_lost_at_all() -> 
         assert _check(seed, kinds)["excused"] == 0
 
 
+@pytest.mark.parametrize("arbiter", ["none", "kept"])
+def test_damage_beside_a_whole_copy_loses_nothing_and_needs_no_operator(arbiter: Arbitration) -> None:
+    """Whether the nodes run, or both have died, and whichever comes first."""
+    counts: Counter[str] = Counter()
+    for kinds in (("crash both and damage", "crash", "cut store"), ("damage", "crash", "promote")):
+        for seed in range(1, 21):
+            counts += _check(seed, kinds, arbiter)
+    assert counts["damage beside a whole copy"] > 40
+
+
 def test_a_seed_is_reproducible() -> None:
     assert play(7, keep_trace=True).trace == play(7, keep_trace=True).trace
 

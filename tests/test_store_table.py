@@ -169,7 +169,7 @@ def test_a_damaged_record_is_named_and_never_served(column: str) -> None:
         carry_out(table, 1, submitted(submit(1), submit(2, delay_ms=5), submit(3, expires_ms=5)))
         wrong = {"content": "CAST(replace(content, 'body', 'bodY') AS BLOB)", "checksum": "checksum + 1"}
         database.execute(f"UPDATE records SET {column} = {wrong[column]}")
-        with pytest.raises(StoreError, match=r"record 1048576 is damaged: its checksum is wrong.*peer"):
+        with pytest.raises(StoreError, match=r"record 1048576 is damaged: its checksum is wrong"):
             table.get(name(1))
         assert table.due(b"price", 9_000, 10, MANY, ()) == ([], False, 0)
         assert table.page(0, Wanted(), 10, MANY) == ([], False)

@@ -177,7 +177,8 @@ _OF_DISK: tuple[Row, ...] = (
     (Gauge, "bstar_store_orders_waiting", "waiting", "Orders that wait for the disk's thread."),
     (Counter, "bstar_store_commits", "commits", "Transactions, each with one sync at most."),
     (Gauge, "bstar_store_damaged", "damaged",
-     "Records and entries of the store whose checksums were wrong."),
+     "Damaged records of the store; 1 at least while its copy is damaged or replaced by the peer's."),
+    (Counter, "bstar_store_repairs", "repairs", "Damaged copies that the peer's copy has replaced."),
     (Gauge, "bstar_store_disk_failing", "is_failing", "1 if the disk did not carry out the last order."),
 )
 _OF_SERVICES: tuple[Row, ...] = (

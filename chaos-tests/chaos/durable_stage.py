@@ -70,7 +70,13 @@ class DurableStage:
     """A run while it goes on. ``chance`` is drawn from the seed."""
 
     def __init__(
-        self, folder: Path, seed: int, settings: Mapping[str, object], launcher: Sequence[str] | None
+        self,
+        folder: Path,
+        seed: int,
+        settings: Mapping[str, object],
+        launcher: Sequence[str] | None,
+        *,
+        has_arbiter: bool = False,
     ) -> None:
         self.folder = folder
         self.seed = seed
@@ -81,6 +87,7 @@ class DurableStage:
             folder,
             profile=Profile(settings=settings, has_state_dir=True, has_store=True),
             commands={role: self._command(role, launcher) for role in ROLES},
+            has_arbiter=has_arbiter,
         )
         self.clients: list[DurableClient] = []
         self.deaths = 0
@@ -237,7 +244,7 @@ class DurableStage:
 
 
 @contextmanager
-def durable_stage(
+def durable_stage(  # noqa: PLR0913  # each is one thing that a test may want otherwise
     name: str,
     *,
     seed: int = 0,
@@ -246,6 +253,7 @@ def durable_stage(
     settings: Mapping[str, object] | None = None,
     launcher: Sequence[str] | None = None,
     is_judged: bool = True,
+    has_arbiter: bool = False,
 ) -> Iterator[DurableStage]:
     """One run. ``settings`` differ from the profile on both nodes. ``launcher``: the modules that run
     ``bstar`` on a node, without fail points. ``is_judged`` False: violations are left in ``violations``.
@@ -253,7 +261,7 @@ def durable_stage(
     need_power()
     folder = new_folder(name)
     began_at = time.monotonic()
-    run = DurableStage(folder, seed, {**_SETTINGS, **(settings or {})}, launcher)
+    run = DurableStage(folder, seed, {**_SETTINGS, **(settings or {})}, launcher, has_arbiter=has_arbiter)
     with run.cluster:
         try:
             run.begin(rate)

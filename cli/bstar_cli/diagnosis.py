@@ -269,8 +269,8 @@ def _store_complaints(views: Sequence[NodeView]) -> Iterator[tuple[Reason, str]]
             yield Reason.STORE_DAMAGED, text
         elif store.disk is not None and store.disk.damaged:
             text = (
-                f"{store.disk.damaged} records of the {pair.role}'s store are damaged: run bstar store check "
-                "there, and let it copy the other node's store"
+                f"the {pair.role}'s store is damaged ({store.disk.damage}): see that the other node runs; "
+                "its copy takes this one's place"
             )
             yield Reason.STORE_DAMAGED, text
     for pair, store in stores:

@@ -49,6 +49,7 @@ class _Loop(msgspec.Struct, frozen=True):
 class _Disk(msgspec.Struct, frozen=True):
     free_bytes: int = 0
     damaged: int = 0
+    damage: str = ""
     error: str = ""
 
 

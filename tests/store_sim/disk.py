@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from bstar_broker.store.core.entries import START, Entry, Position
 from bstar_broker.store.core.events import (
     Applied,
+    Damaged,
     DiskInput,
     Export,
     Exported,
@@ -22,6 +24,7 @@ from bstar_broker.store.core.events import (
     Mark,
     Opened,
     ReadLog,
+    Rebuild,
     Trim,
     Write,
     Written,
@@ -30,7 +33,7 @@ from bstar_broker.store.core.history import History
 from bstar_broker.store.core.records import Record, Totals
 from sim.world import World
 
-Order = Write | Import | Trim | ReadLog | Export
+Order = Write | Import | Trim | ReadLog | Export | Rebuild
 
 
 class State:
@@ -46,6 +49,8 @@ class State:
         self.table: dict[int, Record] = {}
         # Parts of the peer's table.
         self.staged: dict[int, Record] = {}
+        self.damage = ""
+        self.must = START
 
     def copy(self) -> State:
         """What a transaction works on."""
@@ -82,6 +87,8 @@ class SimDisk:
         self._export: list[Record] = []
         self._exported_at = START
         self.syncs = 0
+        # Earlier states: a damaged WAL ends with one of them.
+        self._before: deque[State] = deque(maxlen=60)
 
     # --- a process ------------------------------------------------------------------------------------------
 
@@ -96,9 +103,7 @@ class SimDisk:
         def opened() -> None:
             if run == self._run:
                 self._told = state.applied
-                history, mark = state.history, state.mark
-                applied, epochs = state.applied, list(history.epochs)
-                deliver(Opened(mark, history.last, state.first, applied, state.at_ms, epochs, Totals(), {}))
+                deliver(_opened(state))
 
         self._world.after(self._rng.uniform(0.001, 0.3), opened)
 
@@ -111,6 +116,43 @@ class SimDisk:
         self._orders.clear()
         self._pending = None
 
+    def damage(self, rng: random.Random) -> None:
+        """The process is gone, and what it synced last cannot be read: the disk knows how much that is."""
+        lost = rng.choice(self._before) if self._before else self.durable
+        state = lost.copy()
+        state.damage, state.must = "its WAL is damaged", max(self.durable.must, self.durable.history.last)
+        state.mark = self.durable.mark
+        self.replaced_at = self._world.now
+        self.durable = state
+        self._before.clear()
+
+    def find_damage(self) -> None:
+        """Something that was stored long ago cannot be read any more; nothing else is wrong."""
+        if self.durable.damage:
+            return
+        for state in (self.durable, *([] if self._pending is None else [self._pending[0]])):
+            state.damage, state.must = "a record is damaged", state.history.last
+        self._tell(Damaged("a record is damaged"), self._run)
+
+    def _rebuild(self, order: Rebuild) -> None:
+        self.crash_at_rebuild()
+        self.durable = State()
+        self.durable.mark = order.mark
+        self.replaced_at = self._world.now
+        self._told = 0
+        state, run, deliver = self.durable, self._run, self.deliver
+        assert deliver is not None
+        self._world.after(
+            self._rng.uniform(0.001, 0.1), lambda: deliver(_opened(state)) if run == self._run else None
+        )
+
+    def crash_at_rebuild(self) -> None:
+        """What was ordered before was for the copy that is set aside."""
+        self._run += 1
+        self._orders.clear()
+        self._before.clear()
+        self._pending = None
+
     def replace(self) -> None:
         """An empty disk takes its place."""
         self.replaced_at = self._world.now
@@ -120,6 +162,9 @@ class SimDisk:
 
     def give(self, order: Order) -> None:
         """Queue an order; those that wait together become one transaction."""
+        if isinstance(order, Rebuild):
+            self._rebuild(order)
+            return
         self._orders.append(order)
         if self._pending is None:
             self._begin()
@@ -152,6 +197,7 @@ class SimDisk:
             self._world.after(0.3, lambda: self._retry(run))
             return
         self.syncs += 1
+        self._before.append(self.durable)
         self.durable = state
         for _ in range(count):
             self._orders.popleft()
@@ -213,6 +259,8 @@ class SimDisk:
             state.at_ms = entry.at_ms
         if order.mark is not None:
             state.mark = order.mark
+        if order.is_mended:
+            state.damage, state.must = "", START
         return answers
 
     def _import(self, order: Import, state: State) -> None:
@@ -236,6 +284,16 @@ class SimDisk:
         after = part[-1].seq if part else order.after
         records = [msgspec.Raw(msgspec.msgpack.encode(record)) for record in part]
         return Exported(after, records, len(rest) == len(part), self._exported_at, state.at_ms)
+
+
+def _opened(state: State) -> Opened:
+    history, mark = state.history, state.mark
+    if state.damage and mark is not None:
+        mark = replace(mark, is_in_sync=False, is_doubtful=False)
+    return Opened(
+        mark, history.last, state.first, state.applied, state.at_ms, list(history.epochs), Totals(), {},
+        state.damage, max(state.must, history.last),
+    )  # fmt: skip
 
 
 def _record(entry: Entry) -> Record:

@@ -13,6 +13,7 @@ from bstar_broker.store.core.events import (
     Applied,
     ArbiterSaid,
     AskArbiter,
+    Damaged,
     DiskInput,
     Export,
     Exported,
@@ -20,6 +21,7 @@ from bstar_broker.store.core.events import (
     LogRead,
     Opened,
     ReadLog,
+    Rebuild,
     ToPeer,
     Trim,
     Write,
@@ -109,6 +111,8 @@ class SimNode(Process):
         match given:
             case Opened():
                 outputs = replica.opened(given, now)
+            case Damaged():
+                outputs = replica.damaged(given, now)
             case Written():
                 outputs = replica.written(given, now)
             case Applied():
@@ -196,7 +200,7 @@ class SimNode(Process):
                     f"{self.name} marks in_sync={mark.is_in_sync} alone={mark.is_alone} leader={mark.leader}"
                 )
             match output:
-                case Write() | Import() | Trim() | ReadLog() | Export():
+                case Write() | Import() | Trim() | ReadLog() | Export() | Rebuild():
                     self.disk.give(output)
                 case ToPeer():
                     self.link.send(output.frames)

@@ -29,7 +29,8 @@ _BEHIND_MAX = 10
 # Only with an arbiter.
 ARBITER_FAULTS = ("crash arbiter", "cut arbiter")
 FAULTS = (
-    "crash", "crash both", "crash and replace", "cut store", "cut pair", "cut all", "lossy", "slow link",
+    "crash", "crash both", "crash and replace", "crash and damage", "crash both and damage", "damage",
+    "cut store", "cut pair", "cut all", "lossy", "slow link",
     "freeze", "stall", "full disk", "promote", "dual", "clock",
 )  # fmt: skip
 
@@ -218,6 +219,36 @@ class StoreSim:
             self._may_force = True
             if self.rng.random() < 0.3 and other.is_alive:
                 node.epoch_max = 0
+
+    def _is_undamaged(self) -> bool:
+        """One node at a time: where both are damaged an operator must choose."""
+        return not any(node.disk.durable.damage for node in self.nodes)
+
+    def _note_damage(self, node: SimNode) -> None:
+        """If both copies were whole nothing may be lost by it, and no operator is needed."""
+        marks = [each.disk.durable.mark for each in self.nodes]
+        are_in_sync = all(mark is not None and mark.is_in_sync for mark in marks)
+        are_awake = all(each.is_awake for each in self.nodes)
+        if are_in_sync and are_awake and any(each.replica.is_peer_whole for each in self.nodes):
+            self.counts["damage beside a whole copy"] += 1
+        else:
+            self.promises.replaced(node)
+            self._may_force = True
+
+    def _do_crash_and_damage(self, node: SimNode) -> None:
+        if node.is_alive and self._is_undamaged():
+            self._note_damage(node)
+            self._crash(node)
+            node.disk.damage(self.rng)
+
+    def _do_crash_both_and_damage(self, node: SimNode) -> None:
+        self._do_crash_and_damage(node)
+        self._crash(self.promises.other(node))
+
+    def _do_damage(self, node: SimNode) -> None:
+        if node.is_alive and self._is_undamaged():
+            self._note_damage(node)
+            node.disk.find_damage()
 
     def _cut(self) -> None:
         for node in self.nodes:

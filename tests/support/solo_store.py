@@ -25,6 +25,7 @@ from bstar_broker.store.core.entries import START, Entry, Position
 from bstar_broker.store.core.events import (
     Applied,
     ArbiterSaid,
+    Damaged,
     Due,
     DueFound,
     Exported,
@@ -85,6 +86,9 @@ class PlayedReplica:
     def written(self, written: Written, now: float) -> list[Output]:
         self.committed = written.last.number
         return [Write(apply_to=self.committed)]
+
+    def damaged(self, damaged: Damaged, now: float) -> list[Output]:
+        raise AssertionError(damaged.text)
 
     def applied(self, applied: Applied, now: float) -> list[Output]:
         self.applied_to = applied.number

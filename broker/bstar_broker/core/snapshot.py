@@ -325,7 +325,9 @@ class DiskState(msgspec.Struct, frozen=True):
     """The disk of the durable store. ``sync_counts`` counts syncs by their seconds (``sync_bounds_s``, and
     one bucket above); ``error`` says why the last order failed, "" if it did not. ``damaged`` counts records
     and entries whose checksums were wrong. ``oldest_due_ms``: since when the request has been due that
-    has waited longest (Unix milliseconds, 0: none is due); it may be some seconds old.
+    has waited longest (Unix milliseconds, 0: none is due); it may be some seconds old. ``damage``: why this
+    copy is to be replaced by the peer's, "" if it is whole; ``repairs``: how often that was done since the
+    start, and ``repaired`` what was wrong then.
     """
 
     free_bytes: int
@@ -338,6 +340,9 @@ class DiskState(msgspec.Struct, frozen=True):
     damaged: int = 0
     error: str = ""
     oldest_due_ms: int = 0
+    damage: str = ""
+    repairs: int = 0
+    repaired: str = ""
 
     @property
     def is_failing(self) -> bool:

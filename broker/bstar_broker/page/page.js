@@ -127,7 +127,7 @@ const notes = (state, services) => {
   if (store && store.trouble) found.push(`Durable store: ${store.trouble}`);
   else if (store && store.is_leading && store.copies < 2) found.push("Durable requests are on one disk only.");
   if (store && store.disk && store.disk.error) found.push(`The store's disk: ${store.disk.error}`);
-  if (store && store.disk && store.disk.damaged) found.push(`${store.disk.damaged} records of the store are damaged.`);
+  if (store && store.disk && store.disk.damaged) found.push(`The store is damaged: ${store.disk.damage || store.disk.damaged + " records"}.`);
   if (security.error) found.push(`List of principals: ${security.error}`);
   if (http.error) found.push(`HTTP files: ${http.error}`);
   for (const each of state.fronts) if (each.error) found.push(`Front ${each.name}: ${each.error}`);

@@ -8,23 +8,24 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from bstar.errors import BstarError, ConfigurationError
+from bstar.errors import BstarError, ConfigurationError, StoreError
 from bstar.printable import printable
-from bstar.wire.durable import State
 from bstar_broker.store.core import commands
 from bstar_broker.store.core.entries import START, Entry, Position
 from bstar_broker.store.core.events import Mark
-from bstar_broker.store.core.records import Record, Totals
+from bstar_broker.store.core.records import Totals
 from bstar_broker.store.core.rules import ROWS_MAX
 from bstar_broker.store.faults import explain
+from bstar_broker.store.reach_file import Sequence, read, shortfall
 from bstar_broker.store.sqlite_file import FORMAT, IN_USE, UNSURE, value_of
 from bstar_broker.store.sqlite_log import SqliteLog
-from bstar_broker.store.sqlite_table import READY, WAITING, columns_of, record_of
+from bstar_broker.store.sqlite_table import VERIFIED_COLUMNS, fault_of, record_of
 from bstar_broker.store.wal_file import scan
 from bstar_broker.store.writer import TableState
 
@@ -87,6 +88,9 @@ def check(directory: Path, watch: Watcher = lambda part, done, count: None) -> R
     try:
         lock = os.open(directory / "store.lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
+        if path.exists():
+            # Only its name was lost: no process can have begun without it.
+            return _check(path, b"", watch)
         raise ConfigurationError(
             f"{directory} holds no store: store.lock: {error.strerror or error}; name a store.directory"
         ) from error
@@ -108,23 +112,21 @@ def _check(path: Path, state: bytes, watch: Watcher) -> Report:
     if not path.exists():
         _find(report, "files", f"{path} is missing")
         return report
-    if state == IN_USE and not wal.exists():
-        _find(report, "files", f"{wal} is missing, although the store was in use: what it held is lost")
     database = None
     try:
         report.octets = sum(file.stat().st_size for file in (path, wal) if file.exists())
         frames, lost = scan(wal)
-        if lost:
-            _find(
-                report,
-                "files",
-                f"{wal}: frame {frames + 1} is damaged, and {lost} frames behind it cannot be read: they "
-                "were not synced when the power failed, or entries that were acknowledged are lost",
-            )
         # Without a WAL nothing has to be recovered: no file is made or locked.
         mode = "mode=ro" if wal.exists() else "mode=ro&immutable=1"
         database = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None)
+        sequence = value_of(database, "sequence", Sequence)
+        if sequence is None and state == IN_USE and not wal.exists():
+            _find(report, "files", f"{wal} is missing, although the store was in use: what it held is lost")
+        for text in _reach(path.parent, sequence, lost, frames):
+            _find(report, "files", text)
         _read(database, report, watch)
+    except StoreError as error:
+        _find(report, "marks", str(error))
     except (sqlite3.Error, OSError) as error:
         _find(report, "pages", explain(error, path.parent))
     finally:
@@ -208,30 +210,38 @@ def _wrongs(entry: Entry, before: Entry | None, epochs: list[Position]) -> Itera
 
 
 def _records(database: sqlite3.Connection, report: Report, kept: TableState, watch: Watcher) -> None:
-    rows = database.execute(
-        "SELECT seq, checksum, content, id, service, owner, priority, expires_ms, place FROM records "
-        "ORDER BY seq"
-    )
+    rows = database.execute(f"SELECT {VERIFIED_COLUMNS} FROM records ORDER BY seq")  # noqa: S608
     totals = kept.totals
     count = totals.pending + totals.answered + totals.dead + totals.cancelled + totals.scheduled
-    for number, (seq, checksum, content, request, *columns, place) in enumerate(rows, 1):
+    for number, row in enumerate(rows, 1):
         if number % _WATCHED_ROWS == 0:
             watch("records", number, count)
+        seq, request = row[0], row[3]
         name = request.hex() if isinstance(request, bytes) else printable(str(request).encode(), 40)
-        try:
-            record = record_of((seq, checksum, content))
-        except BstarError as error:
-            _find(report, "records", f"record {seq} is damaged: {error}", name)
-            continue
-        report.totals.count(record, 1)
-        if columns_of(record) != (request, *columns) or not _is_place(place, record):
-            _find(report, "records", f"record {seq} is not what its index says", name)
-        elif seq // ROWS_MAX > kept.applied.number:
+        if text := fault_of(row):
+            _find(report, "records", f"record {seq} is damaged: {text}", name)
+        with suppress(BstarError):
+            report.totals.count(record_of(row[:3]), 1)
+        if seq // ROWS_MAX > kept.applied.number:
             _find(report, "records", f"record {seq} is of an entry that was not applied", name)
 
 
-def _is_place(place: int, record: Record) -> bool:
-    return place in (READY, WAITING) if record.state == State.PENDING else place == record.state
+def _reach(directory: Path, sequence: Sequence | None, lost: int, frames: int) -> Iterator[str]:
+    """What this copy lacks of what was synced."""
+    path = directory / "store.reach"
+    reach = read(path.read_bytes()) if path.exists() else None
+    if reach is None:
+        if sequence is not None:
+            what = "damaged" if path.exists() else "missing"
+            yield f"{path} is {what}: nothing proves that the rest is whole"
+        return
+    if reach.damage:
+        yield f"the store was found damaged, and takes the peer's copy when it runs: {reach.damage}"
+    text = shortfall(reach, sequence or Sequence(b"", 0), str(directory / "store.db"))
+    if text and lost:
+        yield f"frame {frames + 1} of store.db-wal is damaged, and {lost} frames behind it cannot be read"
+    if text:
+        yield text
 
 
 def _find(report: Report, part: str, text: str, name: str = "") -> None:

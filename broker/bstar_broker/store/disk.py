@@ -21,9 +21,20 @@ from typing import Final
 
 from bstar.closing import Closing
 from bstar.errors import ClosedError, ConfigurationError, StoreError
-from bstar_broker.store.core.events import DiskInput, DiskOutput, Due, DueFound, Find, Found, Import, Write
-from bstar_broker.store.disk_jobs import Jobs
-from bstar_broker.store.faults import explain, free_bytes
+from bstar_broker.store.core.events import (
+    DiskInput,
+    DiskOutput,
+    Due,
+    DueFound,
+    Find,
+    Found,
+    Import,
+    Opened,
+    Rebuild,
+    Write,
+)
+from bstar_broker.store.disk_jobs import Jobs, Scrub
+from bstar_broker.store.faults import explain, free_bytes, is_damage
 from bstar_broker.store.sqlite_file import StoreFile
 from bstar_broker.store.writer import SyncTimes, Writer
 
@@ -146,9 +157,8 @@ class Disk(Closing):
         self._answers = _Answers(wake)
         self._file = StoreFile(directory)
         try:
-            self._writer = Writer(self._file, self._answers.put)
-            opened = self._writer.opened()
-        except (sqlite3.Error, StoreError) as error:
+            opened = self._begin()
+        except (sqlite3.Error, StoreError, OSError) as error:
             self._file.close()
             raise StoreError(explain(error, self._file.folder.path)) from error
         if opened.mark is not None and opened.mark.pair != pair:
@@ -163,15 +173,32 @@ class Disk(Closing):
             directory, opened.last.number, opened.applied,
             totals.pending, totals.answered, totals.dead,
         )  # fmt: skip
-        self._jobs = Jobs(self._writer, self._answers.put)
         # Since when the pending request is due that has waited longest, Unix milliseconds; 0: none is due.
         self.oldest_due_ms = 0
         self._look_at = 0.0
+        # True if something was written since the disk was at rest.
+        self._is_unrested = False
+        self._busy_at = 0.0
         # Taken and not done.
         self._waiting: deque[DiskOutput] = deque()
         self._answers.put(opened)
         self._thread = threading.Thread(target=self._run, name="bstar-store-disk", daemon=True)
         self._thread.start()
+
+    def _begin(self) -> Opened:
+        """Read what the open file holds. If that cannot be done it is set aside."""
+        try:
+            self._writer = Writer(self._file, self._answers.put)
+            opened = self._writer.opened()
+        except (sqlite3.Error, StoreError) as error:
+            if not is_damage(error):
+                raise
+            self._file.set_aside(explain(error, self._file.folder.path))
+            self._writer = Writer(self._file, self._answers.put)
+            opened = self._writer.opened()
+        self._jobs = Jobs(self._writer, self._answers.put)
+        self._scrub = Scrub(self._writer)
+        return opened
 
     # --- for the loop -------------------------------------------------------------------------------------
 
@@ -219,8 +246,23 @@ class Disk(Closing):
 
     @property
     def damaged(self) -> int:
-        """How many damaged records were met."""
-        return len(self._writer.table.damaged)
+        """How many damaged records were met; one at least while the copy is damaged in another way."""
+        return max(len(self._writer.table.damaged), int(self._file.damage != ""))
+
+    @property
+    def damage(self) -> str:
+        """Why this copy is to be replaced by the peer's; "" if it is whole as far as it was read."""
+        return self._file.damage
+
+    @property
+    def repairs(self) -> int:
+        """How often the peer's copy took the place of a damaged one."""
+        return self._file.repairs
+
+    @property
+    def repaired(self) -> str:
+        """What was wrong with the copy that was replaced last."""
+        return self._file.repaired
 
     def free_bytes(self) -> int:
         """How much room the file system has. OSError if it does not tell."""
@@ -242,7 +284,10 @@ class Disk(Closing):
     def _run(self) -> None:
         try:
             while not self._orders.is_closed or len(self._orders):
-                self._waiting.extend(self._orders.take(self._patience_s()))
+                orders = self._orders.take(self._patience_s())
+                if orders:
+                    self._busy_at = time.monotonic()
+                self._waiting.extend(orders)
                 self._turn()
             self._jobs.forget_copy(is_idle_only=False)
             self._file.close()
@@ -261,12 +306,16 @@ class Disk(Closing):
         if self._waiting:
             # Reads that are left: for the next turn, or until the loop has taken those before them.
             return _RETRY_S if self._answers.is_full else 0.0
-        if self._writer.wal_octets > _WAL_IDLE_OCTETS:
-            return _REST_S
-        return _LOOK_INTERVAL_S
+        is_unrested = self._writer.wal_octets > _WAL_IDLE_OCTETS or self._is_unrested
+        return min(_REST_S if is_unrested else _LOOK_INTERVAL_S, self._scrub.patience_s())
 
     def _turn(self) -> None:
         orders, self._waiting = self._waiting, deque()
+        while any(isinstance(order, Rebuild) for order in orders):
+            # What was ordered before it was for the copy that is set aside.
+            order = orders.popleft()
+            if isinstance(order, Rebuild):
+                self._rebuild(order)
         is_well = True
         for is_import, group in groupby(orders, lambda order: isinstance(order, Import)):
             if not is_well:
@@ -280,7 +329,7 @@ class Disk(Closing):
         if not orders and (self._writer.has_to_apply or self._writer.is_behind):
             is_well = self._writer.write((), deque())
         if is_well:
-            self._rest(is_idle=not orders)
+            self._rest(is_idle=not orders and time.monotonic() >= self._busy_at + _REST_S)
         else:
             # It would keep the WAL from being emptied, which a failed sync needs.
             self._jobs.forget_copy(is_idle_only=False)
@@ -289,7 +338,7 @@ class Disk(Closing):
         writes = [order for order in orders if isinstance(order, Write)]
         reads = deque(order for order in orders if isinstance(order, Find | Due))
         for order in orders:
-            if not isinstance(order, Write | Find | Due | Import):
+            if not isinstance(order, Write | Find | Due | Import | Rebuild):
                 self._jobs.add(order)
         left: deque[Find | Due] = deque()
         if self._answers.is_full:
@@ -303,17 +352,26 @@ class Disk(Closing):
         self._waiting.extend(reads or left)
         return is_well
 
+    def _rebuild(self, order: Rebuild) -> None:
+        self._jobs.forget_copy(is_idle_only=False)
+        self._file.set_aside(self._file.damage, order.mark)
+        self._answers.put(self._begin())
+
     def _rest(self, *, is_idle: bool) -> None:
         """Do a slice of the jobs, and copy the WAL if it is time."""
         try:
             if self._jobs:
                 self._jobs.turn()
+            self._scrub.turn()
             self._jobs.forget_copy()
             self._look()
+            self._is_unrested = not is_idle
             is_idle = is_idle and not self._orders and not self._jobs
+            if is_idle:
+                self._file.rest()
             if self._writer.wal_octets > (_WAL_IDLE_OCTETS if is_idle else _WAL_OCTETS_MAX):
                 self._checkpoint()
-        except (sqlite3.Error, MemoryError, StoreError) as error:
+        except (sqlite3.Error, MemoryError, StoreError, OSError) as error:
             self._writer.fail(error)
 
     def _look(self) -> None:

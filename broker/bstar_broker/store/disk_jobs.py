@@ -2,6 +2,7 @@
 records, copies of the table for the peer, and trimming the log.
 """
 
+import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,9 +13,14 @@ import msgspec
 from bstar_broker.store.core.entries import Position
 from bstar_broker.store.core.events import DiskInput, Export, Exported, Found, LogRead, ReadLog, Search, Trim
 from bstar_broker.store.core.records import Record, Totals, Wanted
+from bstar_broker.store.faults import explain, is_damage
 from bstar_broker.store.sqlite_file import StoreFile, value_of
 from bstar_broker.store.sqlite_table import SqliteTable
 from bstar_broker.store.writer import TableState, Writer
+
+# Between two passes of the check that goes on, and how long it rests for each second that it reads.
+SCRUB_INTERVAL_S: Final = 3_600.0
+_SCRUB_REST: Final = 50
 
 # A slice of a search reads so many rows at most: 10 ms.
 _ROWS_MAX: Final = 20_000
@@ -36,7 +42,7 @@ class _Scan(msgspec.Struct):
 class _Copy:
     """The table as it was when this was made, read through a connection of its own."""
 
-    def __init__(self, file: StoreFile) -> None:
+    def __init__(self, file: StoreFile, on_damage: Callable[[str], object]) -> None:
         self.database = file.connect()
         try:
             self.database.execute("PRAGMA cache_size = -2048")
@@ -47,8 +53,61 @@ class _Copy:
             raise
         self.applied: Position = state.applied
         self.at_ms = state.at_ms
-        self.table = SqliteTable(self.database, Totals())
+        self.table = SqliteTable(self.database, Totals(), on_damage)
         self.asked_at = time.monotonic()
+
+
+class Scrub:
+    """Reads all of the copy bit by bit: records, their indices, the log. The first pass after opening takes
+    up to a half of the thread's time, later ones a fiftieth.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._part = 0
+        self._after: int = 0
+        self._after_id = b""
+        self._at = 0.0
+
+    def patience_s(self) -> float:
+        """How long until the next slice is due."""
+        return max(0.0, self._at - time.monotonic())
+
+    def turn(self) -> None:
+        """Read a slice if it is time. Raises sqlite3.Error if the disk fails."""
+        writer, began_at = self._writer, time.monotonic()
+        if began_at < self._at or writer.is_behind:
+            return
+        try:
+            is_over = self._read()
+        except sqlite3.Error as error:
+            if not is_damage(error):
+                raise
+            writer.damaged(explain(error, writer.file.folder.path))
+            is_over = True
+        now = time.monotonic()
+        self._at = now + (now - began_at) * (_SCRUB_REST if writer.is_verified else 1)
+        if is_over:
+            self._part = (self._part + 1) % 3
+            if not self._part:
+                self._at = now + SCRUB_INTERVAL_S
+                writer.verified()
+
+    def _read(self) -> bool:
+        """Read a slice; True if a part is over."""
+        writer = self._writer
+        if self._part == 0:
+            seq = writer.table.verify(self._after)
+            self._after = seq or 0
+            return seq is None
+        if self._part == 1:
+            request = writer.table.verify_index(self._after_id)
+            self._after_id = request or b""
+            return request is None
+        self._after, text = writer.log.verify(self._after)
+        if text:
+            writer.damaged(text)
+        return not self._after
 
 
 class Jobs:
@@ -119,7 +178,7 @@ class Jobs:
         if order.after == 0:
             self.forget_copy(is_idle_only=False)
         if self._copy is None:
-            self._copy = _Copy(self._writer.file)
+            self._copy = _Copy(self._writer.file, self._writer.damaged)
         copy = self._copy
         copy.asked_at = time.monotonic()
         records, after, has_more = copy.table.export(order.after, order.octets)

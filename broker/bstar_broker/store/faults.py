@@ -2,15 +2,11 @@
 
 import errno
 import os
+import sqlite3
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from bstar.errors import StoreError
-
-FROM_PEER: Final = (
-    "if the peer's store is whole, stop this node, move its store.directory away and start it: it gets "
-    "everything from the peer"
-)
 
 
 def explain(error: Exception, directory: Path) -> str:
@@ -38,8 +34,18 @@ def explain(error: Exception, directory: Path) -> str:
             "has made the file system read-only after an error of the disk"
         )
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return f"the store in {directory} is damaged: {text}; bstar store check says where; {FROM_PEER}"
+        return f"the store in {directory} is damaged: {text}; bstar store check says where"
     return f"the disk of {directory} has failed: {text}; see the system's log"
+
+
+def is_damage(error: Exception) -> bool:
+    """True if the content of the store's files is wrong, and not the disk or the program."""
+    name: Any = getattr(error, "sqlite_errorname", None) or ""
+    # SQLITE_ERROR: a table or column of the store is not there, or a text is none.
+    is_of_sqlite = isinstance(error, sqlite3.DatabaseError) and (
+        not name or name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_TOOBIG", "SQLITE_ERROR"))
+    )
+    return isinstance(error, StoreError) or is_of_sqlite
 
 
 def free_bytes(directory: Path) -> int:

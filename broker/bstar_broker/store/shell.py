@@ -236,6 +236,9 @@ class StoreShell(Closing):
             damaged=disk.damaged,
             error=disk.error,
             oldest_due_ms=disk.oldest_due_ms,
+            damage=disk.damage,
+            repairs=disk.repairs,
+            repaired=disk.repaired,
         )
 
     def close(self) -> None:

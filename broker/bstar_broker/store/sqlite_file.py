@@ -2,18 +2,21 @@
 
     DIRECTORY/store.db        table, log and marks; beside it SQLite's store.db-wal and store.db-shm
     DIRECTORY/store.lock      locked (flock) while a process has the store; says whether it was closed
+    DIRECTORY/store.reach     how far this copy must reach (``reach_file``)
+    DIRECTORY/damaged/        a damaged database, until the peer's copy has taken its place
 
 Durability: WAL. A transaction that appends or marks is synced (synchronous=FULL), one that only applies is
 not (NORMAL): the log can redo it. Checkpoints are ours, so that none comes while an order waits, unless the
 WAL is large; then it copies that much and no more.
 
-After a crash the WAL belongs to the store: without it the store does not open. A small file is then checked
-whole; of a large one, and always, the checksums of entries and records tell damage when they are read.
+After a crash a small file is checked whole. Of every file the disk's thread then reads each entry, record and
+index, and goes on to do so slowly (``disk_jobs.Scrub``).
 """
 
 import fcntl
 import logging
 import os
+import shutil
 import sqlite3
 import time
 from pathlib import Path
@@ -21,12 +24,16 @@ from typing import Final, TypeVar
 from zlib import crc32
 
 import msgspec
+from msgspec.structs import replace
 
 from bstar.closing import Closing
 from bstar.errors import ConfigurationError, StoreError
 from bstar.memory import Memory
 from bstar_broker.store import sqlite_log, sqlite_table
-from bstar_broker.store.faults import FROM_PEER, explain
+from bstar_broker.store.core.entries import START, Position
+from bstar_broker.store.core.events import Mark
+from bstar_broker.store.faults import explain, is_damage
+from bstar_broker.store.reach_file import Reach, ReachFile, Sequence, shortfall
 
 T = TypeVar("T")
 
@@ -62,6 +69,7 @@ class StoreFolder(Closing):
         self.path = Path(directory)
         self.database = self.path / "store.db"
         self.wal = self.path / "store.db-wal"
+        self.shm = self.path / "store.db-shm"
         try:
             self._is_new = not self.path.exists()
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -90,14 +98,24 @@ class StoreFolder(Closing):
         """What the lock file says; empty if no store was made here."""
         return os.pread(self._lock, len(IN_USE), 0)
 
+    def forget(self) -> None:
+        """Say that no store was made here. OSError if that cannot be stored."""
+        os.ftruncate(self._lock, 0)
+        os.fsync(self._lock)
+        _sync_folder(self.path)
+
     def note(self, state: bytes) -> None:
         """Say it in the lock file. OSError if that cannot be stored."""
+        self.sync_names()
+        os.pwrite(self._lock, state, 0)
+        os.fsync(self._lock)
+
+    def sync_names(self) -> None:
+        """Bring the names of the files to the disk. OSError if that fails."""
         _sync_folder(self.path)
         if self._is_new:
             # A crash must not take the directory itself away.
             _sync_folder(self.path.parent)
-        os.pwrite(self._lock, state, 0)
-        os.fsync(self._lock)
 
     def file_bytes(self) -> int:
         """The octets of database and WAL. OSError if the system does not tell."""
@@ -116,35 +134,69 @@ class StoreFolder(Closing):
 
 
 class StoreFile(Closing):
-    """The database, open for writing."""
+    """The database, open for writing, and what is known of damage to it (``reach``).
+
+    A database that cannot be opened is set aside. An empty one takes its place, which vouches for nothing.
+    """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """Raises ConfigurationError if the directory cannot be used, StoreError if the store in it is damaged
-        or not whole.
-        """
+        """Raises ConfigurationError if the directory cannot be used, StoreError if the disk fails."""
         self.folder = StoreFolder(directory)
-        self._is_full = True
-        self._is_ours = False
+        self._is_ours = self._had_wal = False
+        self._aside = self.folder.path / "damaged"
         try:
-            self._had_wal = self.folder.wal.exists()
-            is_new = self._prepare()
-            self.database = self.connect()
-            try:
-                self._make() if is_new else self._check()
-                # The WAL exists from here on.
-                self.put("format", FORMAT)
-                self.checkpoint()
-                self._is_ours = self._had_wal = True
-                self.folder.note(IN_USE)
-            except BaseException:
-                self.close()
-                raise
-        except sqlite3.Error as error:
+            self._reach = ReachFile(self.folder.path / "store.reach")
+        except OSError as error:
             self.folder.close()
             raise StoreError(explain(error, self.folder.path)) from error
+        # How often the peer's copy took the place of a damaged one, and what was wrong with the last.
+        self.repairs = 0
+        self.repaired = ""
+        try:
+            self._open_or_set_aside()
+        except (sqlite3.Error, OSError) as error:
+            self.close()
+            raise StoreError(explain(error, self.folder.path)) from error
         except BaseException:
-            self.folder.close()
+            self.close()
             raise
+
+    def _open_or_set_aside(self) -> None:
+        try:
+            self._open()
+        except (sqlite3.Error, StoreError) as error:
+            if not is_damage(error) and not self._is_unreadable(error):
+                raise
+            self.set_aside(explain(error, self.folder.path))
+
+    def _is_unreadable(self, error: Exception) -> bool:
+        """True if SQLite cannot use the files although the disk works: their headers are damaged."""
+        name = getattr(error, "sqlite_errorname", None) or ""
+        files = (self.folder.database, self.folder.wal)
+        if not name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+            return False
+        if not all(os.access(file, os.R_OK | os.W_OK) for file in files if file.exists()):
+            return False
+        self._reach.note(is_synced=True)
+        return True
+
+    def _open(self) -> None:
+        self._is_full = True
+        self._origin, self._sequence = os.urandom(8), 0
+        self._had_wal = self.folder.wal.exists()
+        base = _number_in(self.folder.database)
+        is_new = self._prepare()
+        self.database = self.connect()
+        self._make() if is_new else self._check(base)
+        # The WAL exists from here on.
+        self.begin(is_synced=True)
+        self.put("format", FORMAT)
+        self.commit()
+        self.reached()
+        self.checkpoint()
+        self._reach.sync()
+        self._is_ours = self._had_wal = True
+        self.folder.note(IN_USE)
 
     def connect(self) -> sqlite3.Connection:
         """A connection to the database."""
@@ -165,12 +217,25 @@ class StoreFile(Closing):
             self.database.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
             self._is_full = is_synced
         self.database.execute("BEGIN")
+        if is_synced:
+            self.put("sequence", Sequence(self._origin, self._sequence + 1))
 
     def commit(self) -> float:
-        """End it; how long that took, in seconds."""
+        """End it; how long that took, in seconds. After one that was synced call ``reached``."""
         began_at = time.monotonic()
         self.database.execute("COMMIT")
-        return time.monotonic() - began_at
+        took_s = time.monotonic() - began_at
+        self._sequence += self._is_full
+        return took_s
+
+    def reached(self, last: Position | None = None, mark: Mark | None = None) -> None:
+        """What was committed is synced. The log ends at ``last`` and ``mark`` is stored, None: as before.
+        OSError if that cannot be noted.
+        """
+        reach = self._reach.reach
+        reach.origin, reach.sequence = self._origin, self._sequence
+        reach.last, reach.mark = last or reach.last, mark or reach.mark
+        self._reach.note()
 
     def rollback(self) -> None:
         """Take it back, if there is one."""
@@ -179,8 +244,16 @@ class StoreFile(Closing):
 
     def checkpoint(self) -> int:
         """Copy the WAL into the database; the frames of the WAL that remain, because a copy is being read."""
+        sequence = self._sequence
         _, frames, copied = self.database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if frames == copied:
+            self._reach.reach.base = sequence
+            self._reach.note()
         return int(frames - copied)
+
+    def rest(self) -> None:
+        """Nothing waits: bring to the disk how far this copy reaches. OSError if that fails."""
+        self._reach.sync()
 
     def sync_all(self) -> None:
         """After a failed sync nobody knows what the kernel has kept: write everything into the database and
@@ -201,15 +274,104 @@ class StoreFile(Closing):
         """The value of this name, None if there is none. StoreError if it is damaged."""
         return value_of(self.database, key, kind)
 
+    # --- damage -------------------------------------------------------------------------------------------
+
+    @property
+    def damage(self) -> str:
+        """Why this copy must be replaced by the peer's; "" if it need not."""
+        return self._reach.reach.damage
+
+    @property
+    def must(self) -> Position:
+        """The last entry that this copy had before it was damaged."""
+        return self._reach.reach.must
+
+    @property
+    def is_rebuilt(self) -> bool:
+        """True if this copy began empty in the place of a damaged one, and was not in sync since."""
+        return self._reach.reach.is_rebuilt
+
+    def known_mark(self, mark: Mark | None) -> Mark | None:
+        """The mark that counts; ``mark`` is the database's. That of a damaged one may be an older one."""
+        if not self.damage:
+            return mark
+        known = self._reach.reach.mark or mark
+        return None if known is None else replace(known, is_in_sync=False, is_doubtful=False)
+
+    def note_damage(self, text: str, must: Position) -> bool:
+        """This copy is damaged, which remains known after a restart. False if it was known before."""
+        if self.damage and not self.is_rebuilt:
+            return False
+        _log.error(
+            "%s is damaged: %s; it is replaced by the peer's copy when that is whole", self.folder.path, text
+        )
+        self._reach.reach.is_rebuilt = False
+        self._reach.note_damage(text, must)
+        return True
+
+    def set_aside(self, text: str, mark: Mark | None = None) -> None:
+        """Move the damaged files to ``damaged/`` and open an empty database with this mark, which the peer's
+        copy will fill; without one with the last that is known, if the files cannot be opened. If files lie
+        there from before, they are kept.
+
+        Raises sqlite3.Error and OSError.
+        """
+        reach = self._reach.reach
+        text = reach.damage or text
+        is_rebuilt, must = mark is not None, max(reach.must, reach.last)
+        if mark is None and reach.mark is not None:
+            mark = replace(reach.mark, is_in_sync=False, is_doubtful=False)
+        if hasattr(self, "database"):
+            self.database.close()
+        self._reach.reach = Reach(mark=mark, is_rebuilt=is_rebuilt)
+        self._reach.note_damage(text, must)
+        is_kept = not self._aside.exists()
+        self._aside.mkdir(mode=0o700, exist_ok=True)
+        for file in (self.folder.wal, self.folder.shm, self.folder.database):
+            if file.exists() and is_kept:
+                file.rename(self._aside / file.name)
+            else:
+                file.unlink(missing_ok=True)
+        self.folder.forget()
+        _log.error(
+            "%s is damaged: %s; its files are in %s, and the store begins with an empty copy, which takes "
+            "the peer's", self.folder.path, text, self._aside,
+        )  # fmt: skip
+        self._open()
+        if mark is not None:
+            self.begin(is_synced=True)
+            self.put("mark", mark)
+            self.commit()
+            self.reached(START, mark)
+
+    def mend(self, *, is_forced: bool) -> None:
+        """The peer's copy has taken this one's place, or an operator goes on from this one (``is_forced``).
+        OSError if that cannot be stored.
+        """
+        if not self.damage:
+            return
+        how = "an operator goes on from it" if is_forced else "the peer's copy has taken its place"
+        _log.warning("%s was damaged, and %s: %s", self.folder.path, how, self.damage)
+        self.repairs += not is_forced
+        self.repaired = self.damage
+        reach = self._reach.reach
+        reach.damage, reach.must, reach.is_rebuilt = "", START, False
+        self._reach.note(is_synced=True)
+        if not is_forced and self._aside.exists():
+            shutil.rmtree(self._aside)
+
     def close(self) -> None:
         """Copy the WAL into the database, and leave it to others. Idempotent."""
         # The last connection copies and removes the WAL, if the disk lets it.
-        self.database.close()
+        if hasattr(self, "database"):
+            self.database.close()
         if self.folder.is_open and self._had_wal and not self.folder.wal.exists():
             try:
+                self._reach.sync()
                 self.folder.note(CLOSED if self._is_ours else UNSURE)
             except OSError as error:
                 _log.error("%s", explain(error, self.folder.path))
+        self._reach.close()
         self.folder.close()
 
     # --- opening ------------------------------------------------------------------------------------------
@@ -217,31 +379,38 @@ class StoreFile(Closing):
     def _prepare(self) -> bool:
         """See that the right files are there; True if there is no store yet and one may be made."""
         path = self.folder.database
-        if not self.folder.state:
+        if not self.folder.state and not self._reach.reach.sequence:
             # Nothing, or a beginning that a crash has interrupted.
             if path.exists() and _is_whole(path):
                 return False
-            for leftover in (path, self.folder.wal, path.with_name("store.db-shm")):
+            for leftover in (path, self.folder.wal, self.folder.shm):
                 leftover.unlink(missing_ok=True)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._reach.note(is_synced=True)
+            self._reach.fault = ""
+            # The names are there before anything is claimed of them.
+            self.folder.sync_names()
             return True
         if not path.exists():
-            raise StoreError(f"{path} is missing: put it back with its store.db-wal; or, {FROM_PEER}")
+            raise StoreError(f"{path} is missing")
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise StoreError(f"{path} is damaged: it is no SQLite database; {FROM_PEER}")
+                raise StoreError(f"{path} is no SQLite database")
         return False
 
     def _make(self) -> None:
-        self.begin(is_synced=True)
+        self.database.execute("BEGIN")
         for statement in (_META, *sqlite_log.SCHEMA, *sqlite_table.SCHEMA):
             self.database.execute(statement)
+        self.put("sequence", Sequence(self._origin, self._sequence + 1))
         self.put("format", FORMAT)
         self.commit()
         self.sync_all()
+        self.reached()
         _log.info("a store was made: %s", self.folder.database)
 
-    def _check(self) -> None:
+    def _check(self, base: Sequence | None) -> None:
+        """See whether this copy has all that was synced, and note what is wrong."""
         path = self.folder.database
         found = self.get("format", int)
         if found != FORMAT:
@@ -249,22 +418,43 @@ class StoreFile(Closing):
                 f"store.directory: {path} has the format {found}, and this program reads {FORMAT}: use the "
                 "program that wrote it"
             )
-        if self.folder.state in (CLOSED, b""):
-            return
-        if self.folder.state == IN_USE and not self._had_wal:
-            raise StoreError(
-                f"{self.folder.wal} is missing, although the store was in use: what it held is lost here. "
-                f"Put it back; if another program has opened the database since, which copies it, delete "
-                f"{self.folder.path / 'store.lock'}; or, {FROM_PEER}"
+        sequence = self.get("sequence", Sequence)
+        if sequence is not None:
+            self._origin, self._sequence = sequence
+        fault = self._shortfall(sequence, base) or self._problems()
+        if fault:
+            self._sequence = max(self._sequence, self._reach.reach.sequence)
+            self.note_damage(fault, self._reach.reach.last)
+
+    def _shortfall(self, sequence: Sequence | None, base: Sequence | None) -> str:
+        """What is missing here that was synced; "" if nothing is."""
+        reach, path = self._reach.reach, self.folder.database
+        if self._reach.fault:
+            return self._reach.fault
+        if sequence is None:
+            # Of a release that kept no number: only a WAL that is missing shows.
+            is_gone = self.folder.state == IN_USE and not self._had_wal
+            return f"{self.folder.wal} is missing, although the store was in use" if is_gone else ""
+        if self._reach.is_new:
+            return f"{self._reach.path} is missing: nothing proves that this copy has all that was synced"
+        if base is not None and (base.origin != reach.origin or base.number < reach.base):
+            return (
+                f"{path} is an older file, or another's: it has transaction {base.number}, not {reach.base}"
             )
+        return shortfall(reach, sequence, str(path))
+
+    def _problems(self) -> str:
+        """What a check of the whole file finds, if it was not closed and is small."""
+        path = self.folder.database
+        if self.folder.state in (CLOSED, b""):
+            return ""
         size = path.stat().st_size
         if size > _CHECKED_BYTES_MAX:
-            _log.warning("%s was not closed; %d MB are checked as they are read", path, size // 1_000_000)
-            return
+            _log.warning("%s was not closed; %d MB are checked as the store runs", path, size // 1_000_000)
+            return ""
         _log.warning("%s was not closed: checking %d MB", path, size // 1_000_000)
-        problems = [" ".join(row[0].split()) for row in self.database.execute("PRAGMA quick_check(3)")]
-        if problems != ["ok"]:
-            raise StoreError(f"{path} is damaged: {'; '.join(problems)}; {FROM_PEER}")
+        problems = [" ".join(row[0].split()) for row in self.database.execute("PRAGMA integrity_check(3)")]
+        return "" if problems == ["ok"] else f"{path}: {'; '.join(problems)}"
 
 
 def _cache_bytes() -> int:
@@ -282,12 +472,26 @@ def _sync_folder(path: Path) -> None:
         os.close(folder)
 
 
+def _number_in(path: Path) -> Sequence | None:
+    """The number of the last transaction in the database file itself, without its WAL; None if it cannot be
+    told: a crash may have torn the page while the WAL was copied.
+    """
+    try:
+        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+        try:
+            return value_of(database, "sequence", Sequence)
+        finally:
+            database.close()
+    except (sqlite3.Error, StoreError):
+        return None
+
+
 def value_of(database: sqlite3.Connection, key: str, kind: type[T]) -> T | None:
     """The value that this database has under a name, None if there is none. StoreError if it is damaged."""
     row = database.execute("SELECT checksum, value FROM meta WHERE key = ?", (key,)).fetchone()
     if row is None:
         return None
-    if crc32(row[1]) != row[0]:
+    if not isinstance(row[1], bytes) or crc32(row[1]) != row[0]:
         raise StoreError(f"the store's {key} is damaged: its checksum is wrong")
     try:
         return msgspec.msgpack.decode(row[1], type=kind)

@@ -2,11 +2,11 @@
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 from bstar.errors import StoreError
 from bstar_broker.store.core.entries import START, Entry, Position
-from bstar_broker.store.faults import FROM_PEER
 
 SCHEMA: Final = (
     """CREATE TABLE log (
@@ -85,17 +85,32 @@ class SqliteLog:
     def entries(self, begin: int, end: int) -> Iterator[Entry]:
         """The entries from ``begin`` to ``end`` as they are, whole or not."""
         query = f"SELECT {_COLUMNS} FROM log WHERE number BETWEEN ? AND ? ORDER BY number"  # noqa: S608
-        for row in self._run(query, (begin, end)):
-            yield Entry(*row)
+        for epoch, number, at_ms, content, checksum in self._run(query, (begin, end)):
+            is_sound = isinstance(content, bytes) and all(
+                type(each) is int for each in (epoch, at_ms, checksum)
+            )
+            yield Entry(epoch, number, at_ms, content, checksum) if is_sound else Entry(0, number, 0, b"", -1)
+
+    def verify(self, begin: int) -> tuple[int, str]:
+        """Read some entries from this number on. The number to go on with, 0 at the end; what is wrong."""
+        number, octets = max(begin, self.first), 0
+        for entry in self.entries(number, min(self.last.number, number + _TRIM_ROWS_MAX)):
+            if entry.number != number or not entry.is_whole:
+                break
+            number += 1
+            octets += len(entry.commands)
+            if octets > _TRIM_OCTETS_MAX:
+                return number, ""
+        else:
+            return (number if number <= self.last.number else 0), ""
+        return 0, f"log entry {number} is damaged or missing"
 
     def whole(self, number: int) -> Entry:
         """This entry. StoreError if it is missing or damaged."""
         for entry in self.entries(number, number):
             if entry.is_whole:
                 return entry
-        raise StoreError(
-            f"log entry {number} is damaged or missing, so nothing after it is applied: {FROM_PEER}"
-        )
+        raise StoreError(f"log entry {number} is damaged or missing, so nothing after it is applied")
 
     def trim(self, below: int) -> bool:
         """Drop some entries below this number, the earliest first; True if there are more."""
@@ -114,6 +129,19 @@ class SqliteLog:
         self._run("DELETE FROM log WHERE number <= ?", (end,))
         self.first = end + 1
         return end < min(below - 1, self.last.number)
+
+    def history_fault(self) -> str:
+        """What is wrong with the history of epochs, as far as the log shows it; "" if nothing is."""
+        epochs = self.epochs()
+        is_ordered = all(one.number < next_one.number for one, next_one in pairwise(epochs))
+        held = epochs[-1] if epochs else START
+        if not is_ordered or held.epoch != self.last.epoch or held.number > self.last.number:
+            return f"the history of epochs is damaged: it ends with {held}, and the log with {self.last}"
+        for epoch, number in epochs:
+            row = self._run("SELECT epoch FROM log WHERE number = ?", (number,)).fetchone()
+            if row is not None and row[0] != epoch:
+                return f"the history of epochs is damaged: entry {number} is of epoch {row[0]}, not {epoch}"
+        return ""
 
     def epochs(self) -> list[Position]:
         """The first number of each epoch, ascending."""

@@ -12,8 +12,8 @@ it. Totals are kept beside; whoever owns the transaction stores them with it.
 
 import logging
 import sqlite3
-from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Any, Final
 from zlib import crc32
 
 import msgspec
@@ -21,7 +21,6 @@ import msgspec
 from bstar.errors import StoreError
 from bstar.wire.durable import State
 from bstar_broker.store.core.records import Record, Totals, Wanted
-from bstar_broker.store.faults import FROM_PEER
 
 _log = logging.getLogger("bstar.store")
 
@@ -74,6 +73,13 @@ _FIRST = """SELECT time_ms, priority FROM records
     WHERE place = 0 AND service = ? AND priority < ? ORDER BY priority DESC, seq LIMIT 1"""
 _READY = "SELECT seq, id FROM records WHERE place = 0 AND service = ? ORDER BY priority DESC, seq"
 
+_INDICES = "SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = 'records'"
+VERIFIED_COLUMNS: Final = "seq, checksum, content, id, service, owner, priority, place, time_ms, expires_ms"
+_VERIFIED = f"SELECT {VERIFIED_COLUMNS} FROM records WHERE seq > ? ORDER BY seq"  # noqa: S608
+# What one slice of a check reads at most: some milliseconds.
+_VERIFIED_ROWS: Final = 200
+_VERIFIED_OCTETS: Final = 2 << 20
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Record).decode
 
@@ -86,8 +92,14 @@ _Row = tuple[int, int, bytes]
 class SqliteTable:
     """A ``records.Table`` in this database, whose owner begins and ends the transactions."""
 
-    def __init__(self, database: sqlite3.Connection, totals: Totals) -> None:
+    def __init__(
+        self,
+        database: sqlite3.Connection,
+        totals: Totals,
+        on_damage: Callable[[str], object] = lambda text: None,
+    ) -> None:
         self.totals = totals
+        self._on_damage = on_damage
         # Those of the staged table.
         self.staged = Totals()
         # By seq: what is wrong.
@@ -187,11 +199,11 @@ class SqliteTable:
         found: list[msgspec.Raw] = []
         query = "SELECT seq, checksum, content FROM records WHERE seq > ? ORDER BY seq"
         for seq, checksum, content in self._run(query, (after,)):
-            octets -= len(content)
+            octets -= len(content) if isinstance(content, bytes) else 0
             if found and octets < 0:
                 return found, after, True
             after = seq
-            if crc32(content) == checksum:
+            if isinstance(content, bytes) and crc32(content) == checksum:
                 found.append(msgspec.Raw(content))
             else:
                 self._note(seq, _WRONG_SUM)
@@ -245,6 +257,61 @@ class SqliteTable:
                 time_ms, priority = row
                 found.append(time_ms)
         return min((time_ms for time_ms in found if 0 < time_ms <= now_ms), default=0)
+
+    # --- looking for damage -------------------------------------------------------------------------------
+
+    def count_fault(self) -> str:
+        """What is wrong with the number of records; "" if nothing is."""
+        totals = self.totals
+        known = totals.pending + totals.answered + totals.dead + totals.cancelled + totals.scheduled
+        (count,) = self._run("SELECT count(*) FROM records").fetchone()
+        return f"the table has {count} records, and must have {known}" if count != known else ""
+
+    def verify(self, after: int) -> int | None:
+        """Read some rows above seq ``after``, and look each of them up by its indices. What is damaged is in
+        ``damaged``. The seq of the last; None if there are no more.
+        """
+        names = {name.removesuffix("_2"): name for (name,) in self._run(_INDICES)}
+        octets = 0
+        for rows, row in enumerate(self._run(_VERIFIED, (after,))):
+            if rows == _VERIFIED_ROWS or octets > _VERIFIED_OCTETS:
+                return after
+            after = row[0]
+            octets += len(row[2]) if isinstance(row[2], bytes) else 0
+            if why := fault_of(row) or self._unindexed(row, names):
+                self._note(after, why)
+        return None
+
+    def verify_index(self, after: bytes) -> bytes | None:
+        """See that some entries of the index of ids above ``after`` have their rows. The id of the last; None
+        if there are no more.
+        """
+        found = self._run("SELECT id, seq FROM records WHERE id > ? ORDER BY id", (after,))
+        for rows, (request, seq) in enumerate(found):
+            if rows == _VERIFIED_ROWS or not isinstance(request, bytes):
+                return after if isinstance(request, bytes) else None
+            after = request
+            if self._run("SELECT 1 FROM records WHERE seq = ?", (seq,)).fetchone() is None:
+                self._note(seq, f"the index of ids has {request.hex()}, and there is no such record")
+        return None
+
+    def _unindexed(self, row: tuple[object, ...], names: dict[str, str]) -> str:
+        """Which index lacks this row, which is whole; "" if none does."""
+        seq, _, _, request, service, _, priority, place, time_ms, expires_ms = row
+        looks: list[tuple[str, str, tuple[object, ...]]] = [("by_id", "id = ?", (request,))]
+        if place == READY:
+            looks.append(("ready", "place = 0 AND service = ? AND priority = ?", (service, priority)))
+        elif place == WAITING:
+            looks.append(("waiting", "place = 1 AND service = ? AND time_ms = ?", (service, time_ms)))
+        else:
+            looks.append(("ended", "place > 1 AND place = ? AND time_ms = ?", (place, time_ms)))
+        if expires_ms is not None:
+            looks.append(("expiring", "expires_ms IS NOT NULL AND expires_ms = ?", (expires_ms,)))
+        for index, where, values in looks:
+            query = f"SELECT seq FROM records INDEXED BY {names.get(index, index)} WHERE {where} AND seq = ?"  # noqa: S608
+            if self._run(query, (*values, seq)).fetchone() is None:
+                return f"the index {index} lacks it"
+        return ""
 
     # --- for copies of a table ----------------------------------------------------------------------------
 
@@ -304,15 +371,35 @@ class SqliteTable:
 
     def _note(self, seq: int, why: str) -> str:
         if seq not in self.damaged and len(self.damaged) < _DAMAGED_MAX:
-            self.damaged[seq] = f"record {seq} is damaged: {why}; it is not served: {FROM_PEER}"
+            self.damaged[seq] = f"record {seq} is damaged: {why}"
             _log.error("%s", self.damaged[seq])
+            self._on_damage(self.damaged[seq])
         return self.damaged.get(seq, why)
+
+
+def fault_of(row: tuple[int, int, bytes, object, object, object, object, object, object, object]) -> str:
+    """What is wrong with a row of seq, checksum, content, id, service, owner, priority, place, time_ms and
+    expires_ms; "" if nothing is.
+    """
+    seq, checksum, content, *columns = row
+    try:
+        record = record_of((seq, checksum, content))
+    except StoreError as error:
+        return str(error)
+    place = columns.pop(4)
+    is_placed = place in (READY, WAITING) if record.state == State.PENDING else place == record.state
+    made = _row_of(record)
+    if tuple(columns) != (*made[1:5], *made[6:8]) or not is_placed:
+        return "it is not what its index says"
+    return ""
 
 
 def record_of(row: _Row) -> Record:
     """The record of a row of seq, checksum and content. StoreError if it is damaged."""
     seq, checksum, content = row
-    if crc32(content) != checksum:
+    # Any: a damaged row may hold a value of any type.
+    octets: Any = content
+    if not isinstance(octets, bytes) or crc32(content) != checksum:
         raise StoreError(_WRONG_SUM)
     try:
         record = _decode(content)
@@ -321,12 +408,6 @@ def record_of(row: _Row) -> Record:
     if record.seq != seq:
         raise StoreError(f"its octets are those of record {record.seq}")
     return record
-
-
-def columns_of(record: Record) -> tuple[bytes, bytes, str, int, int | None]:
-    """What the columns id, service, owner, priority and expires_ms of this record hold."""
-    row = _row_of(record)
-    return row[1], row[2], row[3], row[4], row[7]
 
 
 def _row_of(record: Record) -> tuple[int, bytes, bytes, str, int, int, int, int | None, int, bytes]:

@@ -23,6 +23,7 @@ from bstar_broker.store.core import commands, rules
 from bstar_broker.store.core.entries import START, Entry, Position
 from bstar_broker.store.core.events import (
     Applied,
+    Damaged,
     DiskInput,
     Due,
     DueFound,
@@ -37,7 +38,7 @@ from bstar_broker.store.core.events import (
 )
 from bstar_broker.store.core.records import Totals
 from bstar_broker.store.fail_points import Point, reach
-from bstar_broker.store.faults import explain
+from bstar_broker.store.faults import explain, is_damage
 from bstar_broker.store.sqlite_file import StoreFile
 from bstar_broker.store.sqlite_log import SqliteLog
 from bstar_broker.store.sqlite_table import SqliteTable
@@ -52,6 +53,10 @@ _CACHE_OCTETS_MAX: Final = 32 << 20
 
 # A turn reads so many octets of records for those who ask at most; the rest come in the next turns.
 _FOUND_OCTETS_MAX: Final = 4 << 20
+
+# Questions for requests that are not found, which wait until all of the copy was read.
+_MISSES_MAX: Final = 10_000
+_UNREAD: Final = "the store was just opened and is being checked: ask again"
 
 # What a transaction writes to the WAL beside its commands: index pages, the marks.
 _WAL_OCTETS_MIN: Final = 16 << 10
@@ -126,8 +131,11 @@ class Writer:
         self.figures = Figures()
         self.wal_octets = 0
         self.log = SqliteLog(file.database)
-        self.table = SqliteTable(file.database, Totals())
+        self.table = SqliteTable(file.database, Totals(), self.damaged)
         self._answer = answer
+        # Every record, entry and index was read since the store was opened. Until then nothing is "unknown".
+        self.is_verified = False
+        self._misses: deque[Find] = deque()
         self._state = TableState()
         self._synced = START
         # The last order that was carried out.
@@ -140,6 +148,8 @@ class Writer:
         self._drop_staged()
         self._apply_to = self._handed_out = self._state.applied.number
         self._synced = self.log.last
+        if text := self.log.history_fault() or self.table.count_fault():
+            self.file.note_damage(text, self.log.last)
 
     def _drop_staged(self) -> None:
         """A process that ended has left part of the peer's table: the peer sends it from its start again."""
@@ -156,10 +166,17 @@ class Writer:
     def opened(self) -> Opened:
         """What was found. Raises StoreError if its mark is damaged."""
         state = self._state
+        mark = self.file.known_mark(self.file.get("mark", Mark))
+        damage = "" if self.file.is_rebuilt else self.file.damage
         return Opened(
-            self.file.get("mark", Mark), self.log.last, self.log.first, state.applied.number, self.log.at_ms,
-            self.log.epochs(), copy.copy(state.totals), self.table.next_due(),
+            mark, self.log.last, self.log.first, state.applied.number, self.log.at_ms, self.log.epochs(),
+            copy.copy(state.totals), self.table.next_due(), damage, max(self.file.must, self.log.last),
         )  # fmt: skip
+
+    def damaged(self, text: str) -> None:
+        """Something that was stored here is damaged: keep that in mind and tell the replica, once."""
+        if self.file.note_damage(text, self.log.last):
+            self._answer(Damaged(text))
 
     @property
     def has_to_apply(self) -> bool:
@@ -188,8 +205,13 @@ class Writer:
                 self._append(order)
 
         had_failed = self.figures.error != ""
-        if not self._transact(work, is_synced=is_synced):
+        mark = next((order.mark for order in reversed(writes) if order.mark is not None), None)
+        if not self._transact(work, is_synced=is_synced, mark=mark):
             return False
+        if any(order.is_mended for order in writes):
+            self.file.mend(is_forced=True)
+        elif mark is not None and mark.is_in_sync and self.file.is_rebuilt:
+            self.file.mend(is_forced=False)
         if writes:
             self._order = writes[-1].order
         # The end of an error is told even if no order waits: there may be none before it is heard.
@@ -286,7 +308,13 @@ class Writer:
             else:
                 answer = self._find(order)
             octets += sum([record.octets for record in answer.records])
-            self._answer(answer)
+            is_miss = isinstance(answer, Found) and not (answer.records or answer.error)
+            if not is_miss or self.is_verified:
+                self._answer(answer)
+            elif len(self._misses) < _MISSES_MAX:
+                self._misses.append(order)  # type: ignore[arg-type]
+            else:
+                self._answer(Found(answer.token, [], error=_UNREAD))  # type: ignore[union-attr]
             reads.popleft()
 
     def _find(self, order: Find) -> Found:
@@ -294,7 +322,16 @@ class Writer:
             record = self.table.get(order.id)
         except StoreError as error:
             return Found(order.token, [], error=str(error))
+        if record is None and self.file.damage and not self.file.is_rebuilt:
+            text = f"it is not known whether the request is stored: this copy is damaged ({self.file.damage})"
+            return Found(order.token, [], error=text)
         return Found(order.token, [] if record is None else [record])
+
+    def verified(self) -> None:
+        """All of this copy was read since it was opened: answer what waited for that."""
+        self.is_verified = True
+        while self._misses:
+            self._answer(self._find(self._misses.popleft()))
 
     def _append(self, order: Write) -> None:
         log, applied = self.log, self._state.applied
@@ -315,7 +352,7 @@ class Writer:
 
     # --- transactions -------------------------------------------------------------------------------------
 
-    def _transact(self, work: Callable[[], None], *, is_synced: bool) -> bool:
+    def _transact(self, work: Callable[[], None], *, is_synced: bool, mark: Mark | None = None) -> bool:
         try:
             if self._is_sync_unsure:
                 self.file.sync_all()
@@ -327,6 +364,8 @@ class Writer:
             work()
             reach(Point.BEFORE_COMMIT)
             took_s = self.file.commit()
+            if is_synced:
+                self.file.reached(self.log.last, mark)
             reach(Point.AFTER_COMMIT)
         except (sqlite3.Error, OSError, MemoryError, BstarError) as error:
             self.fail(error)
@@ -343,6 +382,8 @@ class Writer:
 
     def fail(self, error: Exception) -> None:
         """A transaction or a job has failed: tell, and take it back."""
+        if is_damage(error):
+            self.damaged(explain(error, self.file.folder.path))
         self._is_unsure = True
         name: str = getattr(error, "sqlite_errorname", None) or ""
         self._is_sync_unsure = self._is_sync_unsure or name.startswith("SQLITE_IOERR")

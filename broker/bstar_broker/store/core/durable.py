@@ -27,6 +27,7 @@ from bstar_broker.store.core.events import (
     Applied,
     ArbiterSaid,
     Change,
+    Damaged,
     DueFound,
     Exported,
     Found,
@@ -186,8 +187,10 @@ class DurableStore:
                 outputs = replica.log_read(given, now)
             case Exported():
                 outputs = replica.exported(given, now)
-            case PeerLost():
-                outputs = replica.peer_lost(now)
+            case PeerLost() | Damaged():
+                outputs = (
+                    replica.damaged(given, now) if isinstance(given, Damaged) else replica.peer_lost(now)
+                )
             case ArbiterSaid():
                 outputs = replica.arbiter_said(given, now)
             case Opened() | Replaced():

@@ -9,7 +9,7 @@ import msgspec
 from bstar.wire.arbiter import SetAnswer, SetClaim
 from bstar_broker.core.outputs import StoreInput, StoreOutput
 from bstar_broker.store.core.commands import Command
-from bstar_broker.store.core.entries import Entry, Position
+from bstar_broker.store.core.entries import START, Entry, Position
 from bstar_broker.store.core.records import Record, Totals
 
 # --- outputs: to the disk -----------------------------------------------------------------------------------
@@ -22,7 +22,8 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     ``is_alone``: it leads, or led last, and what it acknowledged since may be on its disk only. ``leader``:
     the role that led when it last knew. ``pair`` and ``store`` (16 octets, random) name the pair and its
     first store: disks of two pairs never mix. ``is_doubtful``: it was in sync, its content was not replaced
-    since, and a leader may have committed without it: the arbiter's set decides.
+    since, and a leader may have committed without it: the arbiter's set decides. ``gave_up``: this copy was
+    damaged while it led, and began anew; a copy that has this entry has all that was acknowledged.
     """
 
     pair: str
@@ -32,6 +33,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     is_alone: bool
     leader: str = ""
     is_doubtful: bool = False
+    gave_up: Position | None = None
 
 
 class Write(StoreOutput, frozen=True, gc=False):
@@ -49,6 +51,16 @@ class Write(StoreOutput, frozen=True, gc=False):
     apply_to: int = 0
     mark: Mark | None = None
     order: int = 0
+    # An operator goes on from this copy, which is damaged.
+    is_mended: bool = False
+
+
+class Rebuild(StoreOutput, frozen=True, gc=False):
+    """The peer has all that this damaged copy had: set it aside, drop the orders before this one, and begin
+    an empty copy with this mark. Answer: ``Opened``.
+    """
+
+    mark: Mark
 
 
 class Trim(StoreOutput, frozen=True, gc=False):
@@ -130,7 +142,7 @@ class Import(StoreOutput, frozen=True, gc=False):
     order: int = 0
 
 
-DiskOutput = Write | Trim | ReadLog | Find | Due | Search | Export | Import
+DiskOutput = Write | Trim | ReadLog | Find | Due | Search | Export | Import | Rebuild
 
 # --- outputs: to the peer -----------------------------------------------------------------------------------
 
@@ -168,6 +180,15 @@ class Opened(StoreInput, frozen=True):
     totals: Totals
     # Services with pending requests, and when the next of each is due.
     due: dict[bytes, int]
+    # Why this copy must be replaced by the peer's, "" if it need not; and the last entry that it had.
+    damage: str = ""
+    must: Position = START
+
+
+class Damaged(StoreInput, frozen=True):
+    """Something of this copy is damaged, which shows while it runs. It comes once; a restart knows of it."""
+
+    text: str
 
 
 class Replaced(StoreInput, frozen=True):
@@ -260,7 +281,7 @@ class Exported(StoreInput, frozen=True, gc=False):
     at_ms: int
 
 
-DiskInput = Opened | Replaced | Written | Applied | LogRead | Found | DueFound | Exported
+DiskInput = Opened | Damaged | Replaced | Written | Applied | LogRead | Found | DueFound | Exported
 
 # --- inputs: from the link ----------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ class Follower:
         site, hello = self._site, self._site.peer.hello
         if not site.is_alone or message.is_alone:
             return True
-        return hello is not None and hello.leads == message.epoch and self._peer_history().has(site.log.last)
+        return hello is not None and hello.leads == message.epoch and self._peer_history().has(site.log.must)
 
     def _report(self, message: Entries | Part, kept: int) -> list[Notice]:
         log = self._site.log

@@ -53,6 +53,12 @@ class InSync:
         return not self.is_on or (len(claim.members) == 1 and claim.is_granted)
 
     @property
+    def are_both_granted(self) -> bool:
+        """True if the arbiter knows that both copies are in sync, or there is none."""
+        claim = self._claim
+        return not self.is_on or (claim.members == BOTH and claim.is_granted)
+
+    @property
     def epoch(self) -> int:
         """That of the set; 0 if none is known."""
         return 0 if self._known is None else self._known[1].epoch

@@ -43,6 +43,7 @@ class Leader:
         at = Position(site.epoch, log.last.number + 1)
         entry = Entry.of(at, log.at_ms, commands.encode([Began(site.role)]))
         site.is_forced = is_alone
+        log.mend()
         mark = site.mark(is_in_sync=True, is_alone=is_alone or self.was_alone)
         write = log.write([entry], mark=mark)
         self._began = at.number
@@ -52,6 +53,13 @@ class Leader:
         hello = site.peer.hello
         is_met = site.peer.is_fresh and hello is not None
         return [write, site.say_hello(asks=not is_met), *self.advance(now)]
+
+    @property
+    def is_peer_whole(self) -> bool:
+        """True if both disks and the arbiter say that the peer's copy has all."""
+        is_marked = not self._site.is_alone and self._site.log.is_marked and not self.was_alone
+        is_in_sync = self.copies.standing == Standing.IN_SYNC and self.copies.is_marked
+        return is_in_sync and is_marked and self._site.in_sync.are_both_granted
 
     def leave(self) -> None:
         """Lead no more; what is not committed may be dropped."""
@@ -73,6 +81,11 @@ class Leader:
 
     def feed(self, hello: Hello, now: float) -> list[Output]:
         """Send the peer what it lacks, by what its Hello says that it has."""
+        if hello.must is not None:
+            # Its copy is damaged, and is set aside before it takes anything.
+            self.copies.leave()
+            self.feeder.stop()
+            return self.advance(now)
         if self._began:
             return self.advance(now)
         site, log = self._site, self._site.log

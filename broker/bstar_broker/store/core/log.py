@@ -63,6 +63,10 @@ class Log:
         # Orders under way and the number of the last entry that they leave.
         self._under_way: deque[tuple[int, int]] = deque()
         self._cache = _Cache()
+        # Why this copy lacks something that it had, "" if it does not; and the last entry that it had.
+        self.damage = opened.damage
+        self._must = opened.must
+        self._is_mended = False
         # Octets appended so far, now and then: (number, octets up to there).
         self._sizes: deque[tuple[int, int]] = deque([(opened.last.number, 0)])
 
@@ -85,6 +89,16 @@ class Log:
     def stored(self) -> Mark | None:
         """The mark that was stored last."""
         return self._marks.stored
+
+    @property
+    def must(self) -> Position:
+        """The last entry of this copy, or that it had before it was damaged."""
+        return max(self._must, self.last) if self.damage else self.last
+
+    def mend(self) -> None:
+        """An operator goes on from this copy as it is: the next mark stores that."""
+        self._is_mended = self.damage != ""
+        self.damage = ""
 
     def is_written(self, order: int) -> bool:
         """True if this order is synced."""
@@ -113,7 +127,9 @@ class Log:
         if mark is not None:
             self._marks.ordered = mark
             self._marks.under_way.append((order, mark))
-        return Write(tuple(entries), keep_to, apply_to, mark, order)
+        is_mended = self._is_mended and mark is not None
+        self._is_mended = self._is_mended and not is_mended
+        return Write(tuple(entries), keep_to, apply_to, mark, order, is_mended)
 
     def import_part(self, part: Part) -> Import:
         """The order for a part of the peer's table: the last replaces log and table."""

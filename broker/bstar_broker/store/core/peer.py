@@ -15,7 +15,7 @@ from msgspec import Meta
 from bstar.errors import RemoteProtocolError
 from bstar.wire.epochs import EPOCH_MAX
 from bstar.wire.limits import MESSAGE_BYTES_MAX
-from bstar_broker.store.core.entries import Entry, Position
+from bstar_broker.store.core.entries import START, Entry, Position
 from bstar_broker.store.core.records import Record
 
 HEADER = b"BSTR01"
@@ -51,7 +51,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 
     ``leads`` is the epoch in which it leads the store, 0 if it does not; ``wants``: its node serves, so it
     would lead. ``last`` is the last entry of its log, ``synced`` the number up to which that is on its disk,
-    ``applied`` up to which it applies. ``asks``: answer it. ``is_doubtful``: so says its mark.
+    ``applied`` up to which it applies. ``asks``: answer it. ``is_doubtful``, ``gave_up``: so says its mark.
+    ``must``: this copy is damaged, and had entries up to there; None if it is not.
     """
 
     pair: _Name
@@ -68,6 +69,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     applied: _Number
     epochs: _History
     is_doubtful: bool = False
+    must: Position | None = None
+    gave_up: Position | None = None
 
 
 class Entries(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
@@ -160,6 +163,8 @@ def _check(message: Message) -> None:
             _check_entries(message.prev, message.entries)
         case Hello():
             _check_positions([*message.epochs, message.last])
+            _check_positions([message.must or START])
+            _check_positions([message.gave_up or START])
         case Part(applied=Position() as applied):
             _check_positions([*message.epochs, applied])
 

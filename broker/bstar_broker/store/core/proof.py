@@ -37,7 +37,7 @@ def is_outside(site: Site) -> bool:
 def may_lead_unheard(site: Site) -> bool:
     """True if this copy has everything although the peer does not say what it has."""
     mark = site.log.mark
-    if mark is None or is_outside(site):
+    if mark is None or is_outside(site) or site.log.damage:
         return False
     is_member = site.in_sync.is_member(site.role, mark.store) is True
     return site.led_alone or (is_member and (mark.is_in_sync or mark.is_alone or mark.is_doubtful))

@@ -33,16 +33,28 @@ from functools import partial
 from math import inf
 from typing import Final
 
+from msgspec.structs import replace
+
 from bstar.errors import RemoteProtocolError
 from bstar.printable import printable
 from bstar_broker.core.outputs import Notice, Output
 from bstar_broker.store.core import peer as wire
 from bstar_broker.store.core import proof
 from bstar_broker.store.core.entries import START, Position
-from bstar_broker.store.core.events import Applied, ArbiterSaid, Exported, LogRead, Mark, Opened, Written
+from bstar_broker.store.core.events import (
+    Applied,
+    ArbiterSaid,
+    Damaged,
+    Exported,
+    LogRead,
+    Mark,
+    Opened,
+    Rebuild,
+    Written,
+)
 from bstar_broker.store.core.follower import Follower
 from bstar_broker.store.core.leader import Leader
-from bstar_broker.store.core.meeting import Source, mismatch, source
+from bstar_broker.store.core.meeting import Source, has_all_of, mismatch, source
 from bstar_broker.store.core.peer import Ack, Entries, Hello, Part, Standing
 from bstar_broker.store.core.records import Totals
 from bstar_broker.store.core.site import ReplicaSettings, Role, Site
@@ -103,7 +115,12 @@ class Replica:
         return self._why_not()
 
     def _why_not(self) -> str:
-        peer = self._site.peer
+        peer, log = self._site.peer, self._site.log
+        if log.damage:
+            return (
+                f"this copy is damaged ({log.damage}) and waits for the peer's, which takes its place: start "
+                "the peer with its store; if that is lost, bstar store force goes on from what is here"
+            )
         if peer.mismatch:
             return f"the peer's store cannot be used: {peer.mismatch}"
         if text := proof.why_not(self._site):
@@ -130,6 +147,11 @@ class Replica:
     def copies_of(self, number: int) -> int:
         """On how many disks this entry of the leader's log is for certain."""
         return (number <= self._site.log.synced) + (number <= self._leader.feeder.acked)
+
+    @property
+    def is_peer_whole(self) -> bool:
+        """True if this node leads, and both disks and the arbiter say that the peer's copy has all."""
+        return self._site.epoch > 0 and self._site.peer.is_heard and self._leader.is_peer_whole
 
     @property
     def mark(self) -> Mark | None:
@@ -170,14 +192,54 @@ class Replica:
         last = self._site.log.last.number if self._site.epoch else self._follower.following.peer_last
         return 1.0 - self.lag / max(last, 1)
 
+    # --- damage ---------------------------------------------------------------------------------------------
+
+    def damaged(self, given: Damaged, now: float) -> list[Output]:
+        """Something of this copy is damaged. A node that leads goes on until the peer's copy is whole."""
+        site = self._site
+        if not self._is_open:
+            return []
+        site.log.damage = given.text
+        self._follower.following.is_sure = False
+        return [site.say_hello(asks=True), *self._rebuild(now)]
+
+    def _rebuild(self, now: float) -> list[Output]:
+        """Begin an empty copy if this one is damaged and the peer has all that it had."""
+        site = self._site
+        if not site.log.damage or not self._is_peer_better():
+            return []
+        gave_up = None
+        if site.epoch:
+            gave_up = Position(site.log.history.epoch_at(site.committed), site.committed)
+            self._leave()
+        mark = replace(site.mark(is_in_sync=False, is_alone=False, is_replaced=True), gave_up=gave_up)
+        wanted, epoch_max = site.wanted, site.epoch_max
+        self._is_open = False
+        self._build(_UNREAD, now)
+        self._site.wanted, self._site.epoch_max = wanted, epoch_max
+        text = (
+            f"this copy is damaged ({site.log.damage}): the peer's has all that it had, and takes its place"
+        )
+        return [Notice(text), Rebuild(mark)]
+
+    def _is_peer_better(self) -> bool:
+        site, hello = self._site, self._site.peer.hello
+        if site.epoch:
+            return self.is_peer_whole
+        if hello is None or not site.peer.is_fresh or hello.must is not None:
+            return False
+        if hello.leads:
+            return has_all_of(site.hello(asks=False), hello)
+        return proof.better(site) == Source.PEER
+
     # --- the node's role ------------------------------------------------------------------------------------
 
     def opened(self, given: Opened, now: float) -> list[Output]:
         """The disk was read."""
-        wanted = self._site.wanted
+        before = self._site
         self._is_open = True
         self._build(given, now)
-        self._site.wanted = wanted
+        self._site.wanted, self._site.epoch_max = before.wanted, before.epoch_max
         self._tell_at = now + self._site.settings.heartbeat_s
         return [self._site.say_hello(asks=True), *self._decide(now)]
 
@@ -234,7 +296,7 @@ class Replica:
     def _decide(self, now: float) -> list[Output]:
         """May a node that serves lead, by what is known now?"""
         site, peer = self._site, self._site.peer
-        if site.wanted is None or site.epoch:
+        if site.wanted is None or site.epoch or site.log.damage:
             return []
         if peer.is_heard and peer.hello is not None and peer.hello.leads:
             is_next = self._follower.following.is_sure and site.wanted > peer.hello.leads
@@ -300,7 +362,7 @@ class Replica:
             return self._refuse(error.reason, error.text)
         site = self._site
         if isinstance(message, Hello):
-            return self._meet(message, now)
+            return [*self._meet(message, now), *self._rebuild(now)]
         if site.peer.hello is None or message.run != site.peer.hello.run:
             return list(site.ask(now))
         site.peer.note(now)
@@ -318,6 +380,9 @@ class Replica:
     def _take(self, message: Entries | Part, now: float) -> list[Output]:
         site, hello = self._site, self._site.peer.hello
         assert hello is not None
+        if site.log.damage and not site.epoch:
+            # This copy is set aside first.
+            return list(site.ask(now))
         if site.epoch:
             if not self._outranks(message.is_alone, message.epoch):
                 return list(site.ask(now))
@@ -379,7 +444,7 @@ class Replica:
         if self._outranks(hello.is_alone, hello.leads):
             return True
         site = self._site
-        if not hello.is_alone or site.log.history.has(hello.last):
+        if not hello.is_alone or site.log.history.has(hello.must or hello.last):
             return False
         # Both alone: the later epoch goes on, also if its node does not lead at this moment.
         return not site.is_alone or hello.last.epoch > site.epoch
@@ -441,9 +506,13 @@ class Replica:
             peer.lose()
             self._leader.feeder.stop()
         outputs += self._leader.advance(now)
+        if rebuilt := self._rebuild(now):
+            return [*outputs, *rebuilt]
         outputs += self._decide(now)
         outputs += self._leader.trim()
         if self._leader.feeder.is_on:
             return [*outputs, *self._leader.heartbeat()]
-        is_content = peer.is_fresh and (self._follower.following.is_on or site.wanted is None)
+        is_content = (
+            peer.is_fresh and not site.log.damage and (self._follower.following.is_on or site.wanted is None)
+        )
         return outputs if is_content else [*outputs, *site.ask(now)]

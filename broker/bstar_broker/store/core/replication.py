@@ -4,7 +4,7 @@ from typing import Protocol
 
 from bstar_broker.core.outputs import Output
 from bstar_broker.store.core.entries import Position
-from bstar_broker.store.core.events import Applied, ArbiterSaid, Exported, LogRead, Opened, Written
+from bstar_broker.store.core.events import Applied, ArbiterSaid, Damaged, Exported, LogRead, Opened, Written
 
 
 class Replication(Protocol):
@@ -69,6 +69,9 @@ class Replication(Protocol):
 
     def written(self, written: Written, now: float) -> list[Output]:
         """The disk has synced, or cannot."""
+
+    def damaged(self, damaged: Damaged, now: float) -> list[Output]:
+        """The disk has found damage."""
 
     def applied(self, applied: Applied, now: float) -> list[Output]:
         """The disk has applied an entry."""

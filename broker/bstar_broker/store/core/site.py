@@ -131,7 +131,7 @@ class Site:
             self.role,
             self.run,
             b"" if mark is None else mark.store,
-            mark is not None and mark.is_in_sync,
+            mark is not None and mark.is_in_sync and not log.damage,
             self.is_alone,
             self.epoch,
             self.wanted is not None,
@@ -140,7 +140,9 @@ class Site:
             log.synced,
             log.apply_to,
             log.history.epochs[-EPOCHS_MAX:],
-            mark is not None and mark.is_doubtful,
+            mark is not None and mark.is_doubtful and not log.damage,
+            log.must if log.damage else None,
+            None if mark is None else mark.gave_up,
         )
 
     def say_hello(self, *, asks: bool) -> ToPeer:
