@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,7 +34,7 @@ from bstar.star.failure_detector import (
     Lateness,
 )
 from bstar.star.quorum import DRIFT_MAX
-from bstar.wire.arbiter import Question
+from bstar.wire.arbiter import Answer, Question
 from bstar.wire.peer import PeerState
 from support.starwire import Node, Wire
 
@@ -404,33 +403,23 @@ def test_a_new_arbiter_waits_for_the_longest_promise_of_the_one_before() -> None
     assert [output.answer.is_granted for output in granted if isinstance(output, Reply)] == [True]
 
 
-def claiming(answer: Callable[[Question], ArbiterAnswer]) -> tuple[StarMachine, list[Question]]:
-    """A lone primary that claims with the votes of clients, and what it asked its arbiter."""
-    machine = StarMachine(settings_of(Role.PRIMARY, arbiter="third"), node="we", epoch=0, now=0.0)
-    asked: list[Question] = []
-    now = 0.0
-    for _ in range(40):
-        now += HEARTBEAT_S
-        outputs = [*machine.step(Tick(), now), *machine.step(Vote(), now)]
-        for output in outputs:
-            if isinstance(output, AskArbiter):
-                asked.append(output.question)
-                machine.step(answer(output.question), now)
-    return machine, asked
+def asked_by(machine: StarMachine, now: float) -> Question:
+    [asked] = [output for output in machine.step(Subscription(), now) if isinstance(output, AskArbiter)]
+    return asked.question
 
 
 def test_an_arbiter_that_knows_no_maximum_is_asked_for_it() -> None:
     """It would grant the ballot anew one ttl after its start: all must be the same."""
-    arbiter = ArbiterMachine(now=-10.0)
-
-    def answer(question: Question, *, is_old: bool) -> ArbiterAnswer:
-        replies = arbiter.receive(question, 0.0)
-        [reply] = [output.answer for output in replies if isinstance(output, Reply)]
-        return ArbiterAnswer(type(reply)(reply.node, reply.number, reply.is_granted) if is_old else reply)
-
-    machine, asked = claiming(lambda question: answer(question, is_old=True))
-    assert machine.is_active
-    assert {question.ttl_ms for question in asked} == {2000}
+    machine = StarMachine(settings_of(Role.PRIMARY, arbiter="third"), node="we", epoch=0, now=0.0)
+    assert machine.quorum is not None
+    machine.quorum.ttl_s = 0.7
+    first = asked_by(machine, 0.01)
+    assert (first.ttl_ms, first.ttl_max_ms) == (2000, 2000)
+    machine.step(ArbiterAnswer(Answer("we", first.number)), 0.02)
+    second = asked_by(machine, 0.03)
+    assert second.ttl_ms == 2000
+    machine.step(ArbiterAnswer(Answer("we", second.number, ttl_max_ms=2000)), 0.04)
+    assert asked_by(machine, 0.05).ttl_ms == 700
 
 
 def test_a_lease_is_as_long_as_its_claim_says_whatever_the_voter_needs() -> None:
