@@ -561,9 +561,11 @@ def test_a_damaged_copy_that_was_alone_gives_way_only_to_a_log_that_has_its_last
 
 
 def test_a_damaged_copy_takes_nothing_before_it_is_set_aside() -> None:
-    node = damaged(is_alone=True)
-    node.do(node.replica.receive(of_the_backup(leads=2, last=Position(1, 8), synced=8, applied=8), 1.0))
-    message = Entries(b"backup" * 2, 2, Position(1, 2), [], 2, 2, Standing.BEHIND, 0, False)
+    """Its peer leads and is damaged, too: an operator chooses between them."""
+    node = damaged(is_alone=False)
+    node.do(node.replica.receive(of_the_backup(leads=2, must=Position(1, 9)), 1.0))
+    entry = Entry.of(Position(1, 3), 0, b"\x90")
+    message = Entries(b"backup" * 2, 2, Position(1, 2), [entry], 3, 3, Standing.BEHIND, 0, False)
     node.do(node.replica.receive(encode(message), 1.0))
     taken = [order for order in node.orders if order.entries or order.keep_to is not None]
     assert (taken, node.rebuilt, node.replica.last) == ([], [], Position(1, 2))
