@@ -1,6 +1,6 @@
 """Which clocks are wrong, from bounds that requests set."""
 
-from bstar_pipeline.clocks import Link, Off, wrong
+from bstar_pipeline.clocks import Link, Off, Word, of_peers, wrong
 
 S = 1_000_000
 
@@ -56,3 +56,36 @@ def test_a_way_round_that_does_not_come_back_makes_its_ends_unsure() -> None:
     links = [Link("a", "c", 0, 0), Link("b", "c", 0, 0)]
     assert wrong(links) == {}
     assert wrong([*links, Link("a", "b", 3 * S, 3 * S)]) == {"b": Off(-3 * S, 3 * S), "c": Off(0, 3 * S)}
+
+
+def test_of_two_clocks_of_nodes_the_one_with_more_clients_and_workers_is_right() -> None:
+    links = [Link("a", "b", -180 * S, -180 * S)]
+    assert wrong(links, ["a", "b"], {"a": 1, "b": 3}) == {"a": Off(-180 * S, 0)}
+    assert wrong(links, ["a", "b"], {"a": 3, "b": 1}) == {"b": Off(180 * S, 0)}
+
+
+def test_of_two_clocks_of_nodes_that_nothing_tells_apart_both_are_unsure() -> None:
+    unsure = Off(0, 180 * S)
+    assert wrong([Link("a", "b", -180 * S, -180 * S)], ["a", "b"]) == {"a": unsure, "b": unsure}
+    assert wrong([Link("a", "b", -300, 300)], ["a", "b"]) == {}
+
+
+def test_nodes_tell_of_each_others_clocks() -> None:
+    """b's clock is 180 s ahead: a sees it before it began, and it finds a active 180 s late."""
+
+    def word(node: str, at_us: int, kind: str, **more: str) -> Word:
+        return Word(node, f"{node}1", at_us, kind, more.get("event"), more.get("peer_boot"))
+
+    words = [
+        word("a", 0, "started"),
+        word("a", 2 * S, "peer-seen", peer_boot="b1"),
+        word("a", 3 * S, "active"),
+        word("b", 181 * S, "started"),
+        word("b", 182 * S, "peer-seen", peer_boot="a1"),
+        word("b", 184 * S, "state", event="PEER_ACTIVE"),
+    ]
+    assert of_peers(words) == [Link("a", "b", -181 * S, -179 * S)]
+    # Without what b recorded after a's records only one side is bounded.
+    (link,) = of_peers(words[:4])
+    assert link.high_us == -179 * S
+    assert wrong([link], ["a", "b"], {"a": 1}) == {"b": Off(179 * S, 179 * S)}

@@ -79,6 +79,25 @@ def _drifting() -> _Pair:
     return pair
 
 
+def _nodes_alone() -> list[Run]:
+    """No client and no worker keeps a journal, and the backup is three minutes ahead."""
+    begin = Run("backup").at_us
+    primary, backup = (
+        Run(node, pair="alone", boot=name.encode().hex().ljust(32, "0"), machine=name, at_us=begin + ahead_us)
+        for node, name, ahead_us in (("primary", "alone-p", 0), ("backup", "alone-b", 180 * S))
+    )  # fmt: skip
+    for node, peer in ((primary, backup), (backup, primary)):
+        node.start(0, heartbeat_us=100_000, failover_timeout_us=300_000)
+        node.add(records.PeerSeen, 100_000, peer="READY", peer_boot=peer.boot)
+    primary.state(1 * S, "PRIMARY", "ACTIVE", "PEER_BACKUP", epoch=1)
+    primary.add(records.Activated, 1 * S, epoch=1, text="The backup waits.")
+    backup.state(1 * S + 50_000, "BACKUP", "PASSIVE", "PEER_ACTIVE")
+    primary.request(5 * S, "c1", 1)
+    for node in (primary, backup):
+        node.add(records.Stopped, 20 * S, reason="SIGTERM")
+    return [primary, backup]
+
+
 @pytest.fixture(scope="module")
 def table(local: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Row]]:
     pairs = [
@@ -94,6 +113,8 @@ def table(local: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Call
     for pair in pairs:
         for run in pair.runs.values():
             write(folder / "journals" / run.name(), run.lines())
+    for run in _nodes_alone():
+        write(folder / "journals" / run.name(), run.lines())
     root = str(folder / "tables")
     told: list[str] = []
     job.run(local, [str(folder / "journals")], root, progress=told.append)
@@ -126,16 +147,27 @@ def test_what_overlapped_is_found_and_what_did_not_is_not(table: Callable[[str],
 
 
 def test_of_a_clock_that_drifted_nothing_is_proven(table: Callable[[str], list[Row]]) -> None:
-    (row,) = (row for row in table("gold.audit") if row.rule == "both-active" and row.verdict == "unproven")
-    assert (row.pair, row.node) == ("drift", "backup")
-    assert row.text.startswith("the clock of backup drifted by 0.2")
+    found = [row for row in table("gold.audit") if row.rule == "both-active" and row.verdict == "unproven"]
+    (row,) = (row for row in found if row.pair == "drift")
+    assert row.node == "backup"
+    assert row.text.startswith("the clock of backup is unsure by 0.2")
+
+
+def test_of_two_nodes_that_disagree_and_nothing_else_neither_is_put_right(
+    table: Callable[[str], list[Row]],
+) -> None:
+    runs = [run for run in table("silver.runs") if run.pair == "alone"]
+    assert {run.clock_off_us for run in runs} == {0}
+    assert all(run.clock_unsure_us == pytest.approx(180 * S, abs=S) for run in runs)
+    found = [row for row in table("gold.audit") if row.pair == "alone" and row.rule == "both-active"]
+    assert {(row.node, row.verdict) for row in found} == {("primary", "unproven"), ("backup", "unproven")}
 
 
 def test_a_request_is_of_its_nodes_day_whatever_others_clocks_say(table: Callable[[str], list[Row]]) -> None:
     requests = table("silver.requests")
     assert {row.pair for row in requests} >= {"yesterday", "tomorrow"}
     assert {row.day for row in requests} == {dt.date(2026, 11, 2)}
-    assert {row.evidence for row in requests} == {7}
+    assert {row.evidence for row in requests if row.pair != "alone"} == {7}
 
 
 def test_no_order_of_things_is_lost_with_a_clock(table: Callable[[str], list[Row]]) -> None:

@@ -5,8 +5,14 @@ it in between. So each request that both ends recorded bounds what one clock is 
 the narrowest bounds are a fraction of a millisecond apart. From them the clocks of all machines are compared.
 Those that agree with the middle one are right; the others are put right by what they are off. Bounds that
 exclude each other are of clocks that drifted apart meanwhile: by so much what was found is unsure.
+
+Of two clocks, neither is in the middle. A node's is right beside one without nodes; of two with nodes the one
+with more clients and workers is. Where these are as many, neither is put right and both are unsure.
+
+Nodes tell of each other, too: a node sees its peer after that began, and finds it active after it became so.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,11 +26,26 @@ class Link(NamedTuple):
     high_us: int
 
 
+class Word(NamedTuple):
+    """A record of a node about itself or its peer, by its own clock; in the order of its run."""
+
+    clock: str
+    boot: str
+    at_us: int
+    kind: str
+    event: str | None
+    peer_boot: str | None
+
+
 class Off(NamedTuple):
     """A clock is ahead of the right time by ``ahead_us``, give or take ``unsure_us``."""
 
     ahead_us: int
     unsure_us: int
+
+
+# Farther than clocks are apart: what bounds one side alone.
+_FAR_US = 1 << 52
 
 
 class _Bounds(NamedTuple):
@@ -34,7 +55,10 @@ class _Bounds(NamedTuple):
 
     @property
     def centre(self) -> int:
-        return (self.low + self.high) // 2
+        """The best guess: of what is bounded on one side alone, the least that is possible."""
+        if self.high - self.low < _FAR_US // 2:
+            return (self.low + self.high) // 2
+        return min(max(0, self.low), self.high)
 
     def moved(self, low: int, high: int) -> "_Bounds":
         """These and further ones in a row."""
@@ -48,14 +72,59 @@ class _Bounds(NamedTuple):
         return _Bounds(min(low, high), max(low, high), max(self.unsure, other.unsure) + drift)
 
 
-def wrong(links: Iterable[Link]) -> dict[str, Off]:
-    """What clocks are ahead of the middle one of those that links connect; of those that surely are, or that
-    are unsure.
+def of_peers(words: Iterable[Word]) -> list[Link]:
+    """What the nodes of a pair tell of each other's clocks.
+
+    ``words``: records of kinds started, peer-seen, active and state.
     """
+    started: dict[str, Word] = {}
+    first_active: dict[str, Word] = {}
+    of_run: dict[str, list[Word]] = defaultdict(list)
+    for word in words:
+        of_run[word.boot].append(word)
+        if word.kind == "started":
+            started[word.boot] = word
+        elif word.kind == "active":
+            first_active.setdefault(word.boot, word)
+    # By how much a clock is ahead of another at most.
+    most: dict[tuple[str, str], int] = {}
+    for run in of_run.values():
+        peer = ""
+        for word in run:
+            if word.kind == "peer-seen" and word.peer_boot:
+                peer = word.peer_boot
+                cause = started.get(peer)
+            elif word.kind == "state" and word.event == "PEER_ACTIVE":
+                cause = first_active.get(peer) if peer in started else None
+            else:
+                continue
+            if cause is not None and cause.clock != word.clock:
+                key = word.clock, cause.clock
+                most[key] = min(word.at_us - cause.at_us, most.get(key, _FAR_US))
+    return [
+        Link(node, other, -most.get((other, node), _FAR_US), most.get((node, other), _FAR_US))
+        for node, other in sorted({min(key, key[::-1]) for key in most})
+    ]
+
+
+def wrong(
+    links: Iterable[Link], nodes: Iterable[str] = (), processes: Mapping[str, int] | None = None
+) -> dict[str, Off]:
+    """What clocks are ahead of the middle one of those that links connect; of those that surely are, or that
+    are unsure. ``nodes``: clocks by which a node goes, beside the first of each link. ``processes``: how many
+    clients and workers go by each clock.
+    """
+    counts, of_nodes = processes or {}, set(nodes)
     left = list(links)
     off: dict[str, Off] = {}
     while left:
-        middle = _middle(_ahead_of(left[0].node, left), {link.node for link in left})
+        found = _ahead_of(left[0].node, left)
+        middle = _middle(found, of_nodes | {link.node for link in left}, counts)
+        if middle is None:
+            low, high = sorted(bounds.centre for bounds in found.values())
+            off |= dict.fromkeys(found, Off(0, high - low))
+            left = [link for link in left if link.node not in found]
+            continue
         found = _ahead_of(middle, left)
         unsure = {name: bounds.unsure for name, bounds in found.items()}
         for link in left:
@@ -64,7 +133,8 @@ def wrong(links: Iterable[Link]) -> dict[str, Off]:
                     unsure[name] = max(unsure[name], _contradiction(link, found))
         for name, bounds in found.items():
             if unsure[name] or not bounds.low <= 0 <= bounds.high:
-                off[name] = Off(bounds.centre, unsure[name])
+                is_open = bounds.high - bounds.low >= _FAR_US // 2
+                off[name] = Off(bounds.centre, abs(bounds.centre) if is_open else unsure[name])
         left = [link for link in left if link.node not in found]
     return off
 
@@ -97,8 +167,15 @@ def _reach(reached: dict[str, _Bounds], name: str, bounds: _Bounds) -> None:
     reached[name] = bounds if known is None else known.narrowed(bounds)
 
 
-def _middle(found: Mapping[str, _Bounds], nodes: set[str]) -> str:
-    """The clock in the middle; of two that of a node, if one is."""
+def _middle(found: Mapping[str, _Bounds], nodes: set[str], processes: Mapping[str, int]) -> str | None:
+    """The clock in the middle; None if it is one of two that nothing tells apart."""
     in_order = sorted(found, key=lambda name: (found[name].centre, name not in nodes, name))
     middles = in_order[(len(in_order) - 1) // 2 : len(in_order) // 2 + 1]
-    return next((name for name in middles if name in nodes), middles[0])
+    of_nodes = [name for name in middles if name in nodes] or middles
+    if len(of_nodes) == 1:
+        return of_nodes[0]
+    most = max(processes.get(name, 0) for name in of_nodes)
+    chosen = [name for name in of_nodes if processes.get(name, 0) == most]
+    # In a larger group it is no matter: both stand near the middle.
+    may_agree = all(found[name].low <= 0 <= found[name].high for name in found)
+    return chosen[0] if len(chosen) == 1 or len(found) > 2 or may_agree else None

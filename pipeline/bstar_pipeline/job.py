@@ -294,17 +294,28 @@ def _files(job: _Job, journals: Inputs, ranges: DataFrame, since: dt.date | None
 
 def _with_right_clocks(job: _Job, records: DataFrame, clock_error_us: int) -> DataFrame:
     """``silver.runs``, where the times of machines whose clocks are wrong are put right."""
-    runs = silver.runs(records, job.earlier)
-    if "requests" not in job.topics or not job.topics & {"calls", "executions"}:
+    runs = settled(silver.runs(records, job.earlier))
+    links = silver.peer_links(records, runs)
+    if "requests" in job.topics and job.topics & {"calls", "executions"}:
+        links = links.unionByName(silver.links(records, runs))
+    found = [
+        clocks.Link(*row) for row in links.orderBy("node", "other", "low_us").limit(_LINKS_MAX).collect()
+    ]
+    if not found:
         return runs
-    runs = settled(runs)
-    found = silver.links(records, runs).orderBy("node", "other").limit(_LINKS_MAX).collect()
-    off = clocks.wrong(clocks.Link(*row) for row in found)
+    clock = F.coalesce("machine", "boot")
+    of_clock = runs.groupBy(clock.alias("clock")).agg(
+        F.count_if(F.col("source") == "broker").alias("nodes"),
+        F.count_if(F.col("source").isin("client", "worker")).alias("others"),
+    )
+    known = of_clock.collect()
+    nodes = [row.clock for row in known if row.nodes]
+    off = clocks.wrong(found, nodes, {row.clock: row.others for row in known})
     for machine, (ahead_us, unsure_us) in off.items():
         if abs(ahead_us) > clock_error_us:
             job.tell(f"putting right the clock of machine {machine}, which is off by {ahead_us / 1e6:+.3f} s")
         if unsure_us > clock_error_us:
-            job.tell(f"the clock of machine {machine} drifted by {unsure_us / 1e6:.3f} s against the others")
+            job.tell(f"the clock of machine {machine} is unsure by {unsure_us / 1e6:.3f} s")
     return silver.corrected(runs, off)
 
 

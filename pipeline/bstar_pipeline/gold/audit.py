@@ -241,7 +241,8 @@ def _both_active(both: DataFrame) -> DataFrame:
 def _unsure(runs: DataFrame, clock_error_us: int) -> DataFrame:
     """Nodes whose clocks went differently from others': whether they served at once is not known."""
     why = text(
-        "the clock of {node} drifted by {clock_unsure_us:s} against others: shorter times cannot be told"
+        "the clock of {node} is unsure by {clock_unsure_us:s}, because it drifted or because nothing tells "
+        "which of two is right: shorter times cannot be told"
     )
     return runs.where(f"source = 'broker' AND clock_unsure_us > {clock_error_us}").select(
         F.lit("both-active").alias("rule"),

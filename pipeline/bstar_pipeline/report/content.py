@@ -221,7 +221,8 @@ class Run:
 class Quality:
     """What could not be read. ``files`` and ``rejected``: (word, count), the most frequent first.
 
-    ``samples``: (file, reason, line's beginning) of a few rejected lines.
+    ``samples``: (file, reason, line's beginning) of a few rejected lines. ``clocks``: (process, by how many
+    microseconds its clock was ahead and was put right, by how many it is unsure).
     """
 
     files: list[tuple[str, int]]
@@ -232,6 +233,7 @@ class Quality:
     missing: int
     dropped: int
     is_sampled: bool
+    clocks: list[tuple[str, int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

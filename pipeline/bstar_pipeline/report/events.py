@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
+from bstar_pipeline.gold.history import CLOCK_ERROR_US
 from bstar_pipeline.gold.objectives import FINISHED
 from bstar_pipeline.report.content import Interval, Quality, Rate, Run, Shown
 from bstar_pipeline.report.reading import Tables, is_within, rows_of, shown, step_of
@@ -95,6 +96,15 @@ def quality(tables: Tables) -> Quality:
             F.coalesce(F.max("is_sampled"), F.lit(False)).alias("is_sampled"),
         )
     )[0]
+    is_off = (F.abs("clock_off_us") > CLOCK_ERROR_US) | (F.col("clock_unsure_us") > CLOCK_ERROR_US)
+    clocks = rows_of(
+        tables.of_pair("silver.runs")
+        .where(is_off)
+        .select("node", "clock_off_us", "clock_unsure_us")
+        .distinct()
+        .orderBy("node", "clock_off_us")
+        .limit(SAMPLES_MAX)
+    )
     return Quality(
         files=_most_first((row.state, row.files) for row in states),
         rejected=_most_first((row.reason, row.n) for row in reasons),
@@ -104,6 +114,7 @@ def quality(tables: Tables) -> Quality:
         missing=totals.missing,
         dropped=totals.dropped,
         is_sampled=totals.is_sampled,
+        clocks=[(row.node, row.clock_off_us, row.clock_unsure_us) for row in clocks],
     )
 
 

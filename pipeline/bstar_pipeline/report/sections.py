@@ -272,6 +272,9 @@ def quality(content: Content) -> str:
         "records dropped by a journal that could not keep up": count(quality.dropped),
         "requests sampled": "yes" if quality.is_sampled else "no",
     }
+    for node, off_us, unsure_us in quality.clocks:
+        put_right = f"was {off_us / 1e6:+.3f} s off and is put right" if off_us else "is not put right"
+        facts[f"clock of {node}"] = f"{put_right}; unsure by {unsure_us / 1e6:.3f} s"
     fact_columns: list[Column[tuple[str, str]]] = [
         Column("of the journals", "head", lambda each: each[0]),
         Column("", "", lambda each: each[1]),

@@ -3,13 +3,13 @@
 Each table is a function of bronze records, batch DataFrames in and out, without an action.
 """
 
-from bstar_pipeline.silver.clocks import corrected, links
+from bstar_pipeline.silver.clocks import corrected, links, peer_links
 from bstar_pipeline.silver.durables import durables
 from bstar_pipeline.silver.requests import repeated, requests
 from bstar_pipeline.silver.runs import earlier, runs
 from bstar_pipeline.silver.states import both_serving, histories, states
 
 __all__ = [
-    "both_serving", "corrected", "durables", "earlier", "histories", "links", "repeated", "requests", "runs",
-    "states",
+    "both_serving", "corrected", "durables", "earlier", "histories", "links", "peer_links", "repeated",
+    "requests", "runs", "states",
 ]  # fmt: skip

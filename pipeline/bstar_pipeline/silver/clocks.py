@@ -1,11 +1,14 @@
 """How far the wall clocks of machines are apart, by the requests that both ends recorded; see ``clocks``."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from bstar_pipeline.clocks import Off
+from bstar_pipeline.clocks import Link, Off, Word, of_peers
+from bstar_pipeline.pair_rows import columns, per_pair
 
 # So many requests of a client in a row, and then none until as many as the second number were sent: few to
 # bring together, and enough.
@@ -67,6 +70,38 @@ def links(records: DataFrame, runs: DataFrame) -> DataFrame:
             F.expr(f"percentile_disc({_SHARE}) WITHIN GROUP (ORDER BY high_us DESC) AS high_us"),
         )
     )
+
+
+def peer_links(records: DataFrame, runs: DataFrame) -> DataFrame:
+    """Bounds for each two machines of a pair's nodes, by what the nodes recorded of each other."""
+    clocks = F.broadcast(
+        runs.where("source = 'broker'").select(
+            "boot", F.coalesce("machine", "boot").alias("clock"), "offset_us"
+        )
+    )
+    words = (
+        records.where(
+            (F.col("topic") == "events") & F.col("kind").isin("started", "peer-seen", "active", "state")
+        )
+        .join(clocks, "boot")
+        .select(
+            F.lit("word").alias("what"),
+            *("pair", "seq", "clock", "boot", "kind", "event", "peer_boot"),
+            (F.col("mono") + F.col("offset_us")).alias("at_us"),
+        )
+    )
+    found = per_pair(
+        words, _peer_links, columns(node="STRING", other="STRING", low_us="BIGINT", high_us="BIGINT")
+    )
+    return found.select(*Link._fields)
+
+
+def _peer_links(pair: str, table: pa.Table) -> Iterator[dict[str, Any]]:
+    words = (
+        table.sort_by([("boot", "ascending"), ("seq", "ascending")]).select(list(Word._fields)).to_pylist()
+    )
+    for link in of_peers(Word(**word) for word in words):
+        yield {"what": "link", "pair": pair, **link._asdict()}
 
 
 def corrected(runs: DataFrame, off: Mapping[str, Off]) -> DataFrame:
