@@ -47,7 +47,7 @@ from bstar.star import (
     Tick,
     Vote,
 )
-from bstar.star.peer_view import VERDICT_RETRY_S, VERDICT_TIMEOUT_S
+from bstar.star.peer import VERDICT_RETRY_S, VERDICT_TIMEOUT_S
 from bstar.wire.messages import NEVER_MS
 from bstar.wire.peer import PeerState, decode
 

@@ -2,10 +2,11 @@
 
 ``rules`` is the table, ``machine`` does what it says, ``outputs`` are what a shell carries out. ``chart``
 checks the table with a library; docs/binary-star.md shows both. The machine's parts: ``settings`` has a
-node's configuration, ``pace`` its timing, which ``failure_detector`` adapts. ``peer`` decides whose messages
-count, ``epochs`` whose claim is better, ``quorum`` who has the majority. ``questions`` asks and answers,
-``cut_off`` notices clients that reach one node only, ``takeover_pause`` holds the role where it is. ``texts``
-has the texts for operators. ``arbiter`` is the third voter.
+node's configuration. ``peer`` knows whether the peer lives and whose messages count; ``failure_detector``
+adapts the failover timeout. ``epochs`` says whose claim is better, ``quorum`` who has the majority.
+``publisher`` speaks, asks and answers. ``cut_off`` notices clients that reach one node only,
+``takeover_pause`` holds the role where it is. ``texts`` has the texts for operators. ``arbiter`` is the
+third voter.
 """
 
 from bstar.star.machine import StarMachine
